@@ -34,7 +34,7 @@ use draftsmith_theory::{
 use self::tables::{Advanced, Advancing, Asked, Drafting, EndsWith, StopMap, Table};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::Drafter;
-use crate::sequence::Limits;
+use crate::sequence::{Limits, Request};
 use crate::target::Target;
 
 /// Rounding of sums of some thousand products of f64.
@@ -139,11 +139,13 @@ impl Case {
             let generation = decode_speculative(
                 &mut target.clone(),
                 &mut drafter.clone(),
-                &mut *rule(),
-                &self.decoding,
-                &[0],
-                &self.limits,
-                draws,
+                Request {
+                    prompt: &[0],
+                    decoding: self.decoding,
+                    limits: &self.limits,
+                    rule: Some(&mut *rule()),
+                    draws,
+                },
                 &mut |_| ControlFlow::Continue(()),
             )
             .expect("tables do not fail");
@@ -331,11 +333,13 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more
         let oracle = decode_speculative(
             &mut target,
             &mut draft,
-            &mut rule,
-            &greedy,
-            &[0],
-            &limits,
-            &mut draws,
+            Request {
+                prompt: &[0],
+                decoding: greedy,
+                limits: &limits,
+                rule: Some(&mut rule),
+                draws: &mut draws,
+            },
             observe,
         )
         .expect("tables do not fail");
@@ -502,11 +506,13 @@ fn greedy_output_is_plain_greedy_output_for_every_stop_map_limit_and_context() {
                     let speculative = decode_speculative(
                         &mut case.target.clone(),
                         &mut Drafting::from(&case.draft),
-                        &mut StopMap::new(3, 3, bits),
-                        &decoding,
-                        &[0],
-                        &case.limits,
-                        &mut draws,
+                        Request {
+                            prompt: &[0],
+                            decoding,
+                            limits: &case.limits,
+                            rule: Some(&mut StopMap::new(3, 3, bits)),
+                            draws: &mut draws,
+                        },
                         &mut |_| ControlFlow::Continue(()),
                     )
                     .expect("tables do not fail");

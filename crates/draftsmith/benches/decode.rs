@@ -15,7 +15,7 @@ use burn::tensor::Device;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use draftsmith_decode::{
-    DraftStep, Drafter, Limits, Logits, ModelSession, SeparateDraft, StepDrafter, Target,
+    DraftStep, Drafter, Limits, Logits, ModelSession, Request, SeparateDraft, StepDrafter, Target,
     Verification, decode_plain, decode_speculative,
 };
 use draftsmith_model::{
@@ -145,14 +145,14 @@ static DRAFT_AND_HEADS: LazyLock<(CausalLm, Vec<AcceptanceHead>)> = LazyLock::ne
 fn draft_step(bencher: Bencher, head: &str) {
     let (draft, heads) = &*DRAFT_AND_HEADS;
     let num_blocks = head.split(' ').next().and_then(|number| number.parse::<usize>().ok());
-    let mut drafter = SeparateDraft::new(draft, num_blocks.map(|i| &heads[i]), 4096, 256);
+    let mut drafter = SeparateDraft::new(draft, num_blocks.map(|i| &heads[i]), 4096, 256, 1);
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = prompt(61);
     drafter.begin(&mut (), 0, &tokens).expect("the prompt fits");
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
         drafter
-            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs)])
+            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs, &Decoding::GREEDY)])
             .expect("finite")
             .remove(0)
     });
@@ -179,7 +179,7 @@ fn signals(bencher: Bencher, signal: &str) {
         _ => None,
     };
     let head = reads.map(head_of_embedded);
-    let mut drafter = SeparateDraft::new(&*DRAFT, head.as_ref(), 1024, 256);
+    let mut drafter = SeparateDraft::new(&*DRAFT, head.as_ref(), 1024, 256, 1);
     let needs = SignalNeeds {
         acceptance_prob: head.is_some(),
         confidence: signal == "confidence",
@@ -191,14 +191,16 @@ fn signals(bencher: Bencher, signal: &str) {
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
         let drafted = drafter
-            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs)])
+            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs, &Decoding::GREEDY)])
             .expect("finite")
             .remove(0);
-        let candidate = argmax(&drafted.logits);
+        let candidate = argmax(drafted.logits());
         let said = match needs.acceptance_prob {
-            true => drafter
-                .predict_acceptance(&mut (), (0, 0), &drafted.logits, candidate)
-                .expect("finite"),
+            true => {
+                let logits = &drafted.own_logits;
+                StepDrafter::<()>::predict_acceptance(&mut drafter, (0, 0), logits, candidate)
+                    .expect("finite")
+            }
             false => None,
         };
         (drafted, said)
@@ -256,18 +258,20 @@ fn plain(bencher: Bencher) {
 fn speculative(bencher: Bencher, candidate_length: usize) {
     let prompt = prompt(40);
     let mut target = ModelSession::new(&TARGET, 256, "target");
-    let mut draft = SeparateDraft::new(&*DRAFT, None, TARGET.shape().vocab_size, 256);
+    let mut draft = SeparateDraft::new(&*DRAFT, None, TARGET.shape().vocab_size, 256, 1);
     let mut rule = FixedLength::new(candidate_length).expect("at least one");
     let mut draws = SeededDraws::new(0, &["greedy"]);
     bencher.counter(ItemsCount::new(NEW_TOKENS)).bench_local(|| {
         decode_speculative(
             &mut target,
             &mut draft,
-            &mut rule,
-            &Decoding::GREEDY,
-            &prompt,
-            &LIMITS,
-            &mut draws,
+            Request {
+                prompt: &prompt,
+                decoding: Decoding::GREEDY,
+                limits: &LIMITS,
+                rule: Some(&mut rule),
+                draws: &mut draws,
+            },
             &mut |_| ControlFlow::Continue(()),
         )
         .expect("decodes")

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use draftsmith_model::{CausalLm, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, FixedLengthConfig, RejectionThresholdConfig, Sampling, SeededDraws, StopRuleConfig,
+    Bounds, FixedLengthConfig, RejectionThresholdConfig, Sampling, SeededDraws, StopRule,
+    StopRuleConfig,
 };
 
 use super::*;
@@ -79,11 +80,7 @@ fn assert_each_as_alone<D: for<'m> Drafter<ModelSession<'m>>>(
             Some(mut rule) => decode_speculative(
                 &mut target,
                 &mut drafter,
-                &mut *rule,
-                &decoding,
-                prompt,
-                limits,
-                draws,
+                Request { prompt, decoding, limits, rule: Some(&mut *rule), draws },
                 observe,
             ),
         }
@@ -122,7 +119,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
                     None,
                     |slots| {
                         let head = Some(&models.head);
-                        SeparateDraft::with_slots(&models.target, head, 100, CONTEXT, slots)
+                        SeparateDraft::new(&models.target, head, 100, CONTEXT, slots)
                     },
                     Some(&rule),
                     decoding,
@@ -130,8 +127,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
                 let fixed = &StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 3 });
                 let self_drafts = [0, 1].map(|exit| {
                     let (target, adapter) = (&models.target, &models.adapter);
-                    let new =
-                        |slots| SelfDraft::with_slots(target, adapter, exit, None, CONTEXT, slots);
+                    let new = |slots| SelfDraft::new(target, adapter, exit, None, CONTEXT, slots);
                     assert_each_as_alone(target, Some(exit), new, Some(fixed), decoding)
                 });
                 for found in plain.iter().chain(&separate).chain(self_drafts.iter().flatten()) {

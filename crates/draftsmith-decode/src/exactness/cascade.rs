@@ -15,7 +15,7 @@ use super::tables::{Advanced, Advancing, Anew, Asked, Drafting, StopMap, Table};
 use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::sequence::{Generation, Request};
@@ -129,7 +129,12 @@ pub(super) fn run<T: Target>(
     draws: &mut dyn Draws,
 ) -> Result<Generation, DecodeError> {
     let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
-    decode_speculative(target, &mut drafter, rule, &decoding, &[0], &case.limits, draws, observe)
+    decode_speculative(
+        target,
+        &mut drafter,
+        Request { prompt: &[0], decoding, limits: &case.limits, rule: Some(rule), draws },
+        observe,
+    )
 }
 
 pub(super) fn distribution<T: Target + Clone>(
@@ -425,19 +430,18 @@ impl<T> StepDrafter<T> for Counted {
         &mut self,
         target: &mut T,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError> {
+    ) -> Result<Vec<DraftRow>, DecodeError> {
         COUNTED.set([COUNTED.get()[0] + 1, COUNTED.get()[1] + steps.len()]);
         self.0.draft(target, steps)
     }
 
     fn predict_acceptance(
         &mut self,
-        target: &mut T,
         at: (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        self.0.predict_acceptance(target, at, logits, candidate)
+        StepDrafter::<T>::predict_acceptance(&mut self.0, at, logits, candidate)
     }
 }
 

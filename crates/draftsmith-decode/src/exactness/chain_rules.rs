@@ -13,6 +13,7 @@ use super::cascade::{
 use super::tables::{Advanced, Asked, Drafting, StopMap};
 use super::{Case, HEADS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
+use crate::sequence::Request;
 
 /// Two models that review each other, the larger one in steps of one and of more.
 const VERTICAL: [[[usize; 3]; 3]; 2] =
@@ -130,11 +131,13 @@ fn a_chain_of_one_drafter_ends_where_its_rule_ends_rounds() {
                 let alone = decode_speculative(
                     &mut case.target.clone(),
                     &mut Drafting::from(&case.draft),
-                    &mut *rule.init().expect("valid"),
-                    &Decoding::GREEDY,
-                    &[0],
-                    &case.limits,
-                    unused,
+                    Request {
+                        prompt: &[0],
+                        decoding: Decoding::GREEDY,
+                        limits: &case.limits,
+                        rule: Some(&mut *rule.init().expect("valid")),
+                        draws: unused,
+                    },
                     observe,
                 )
                 .expect("tables do not fail");

@@ -70,11 +70,7 @@ fn alone<T: Target, D: Drafter<T>>(
         Some(mut rule) => decode_speculative(
             &mut target,
             &mut drafter,
-            &mut rule,
-            &decoding,
-            prompt,
-            limits,
-            draws,
+            Request { prompt, decoding, limits, rule: Some(&mut rule), draws },
             observe,
         ),
         None => decode_plain(&mut target, &decoding, prompt, limits, draws, observe),

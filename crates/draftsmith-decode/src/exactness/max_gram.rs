@@ -10,6 +10,7 @@ use super::tables::{Asked, StopMap};
 use super::{Case, STOPS, assert_same_distribution, rules, warped};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::max_gram::MaxGramDraft;
+use crate::sequence::Request;
 
 fn configs() -> [MaxGramConfig; 3] {
     [(SearchedText::Sequence, 1), (SearchedText::Sequence, 2), (SearchedText::Prompt, 1)]
@@ -78,11 +79,13 @@ fn greedy(
     let found = decode_speculative(
         target,
         &mut drafter.clone(),
-        &mut *rule.init().expect("valid"),
-        &Decoding::GREEDY,
-        prompt,
-        &case.limits,
-        unused,
+        Request {
+            prompt,
+            decoding: Decoding::GREEDY,
+            limits: &case.limits,
+            rule: Some(&mut *rule.init().expect("valid")),
+            draws: unused,
+        },
         observe,
     )
     .expect("tables do not fail");
@@ -122,11 +125,13 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let refused = decode_speculative(
         &mut case.target.clone(),
         &mut MaxGramDraft::new(MaxGramConfig::default(), None, 1),
-        &mut *rule,
-        &Decoding::GREEDY,
-        &[0],
-        &case.limits,
-        &mut SeededDraws::new(0, &["unused"]),
+        Request {
+            prompt: &[0],
+            decoding: Decoding::GREEDY,
+            limits: &case.limits,
+            rule: Some(&mut *rule),
+            draws: &mut SeededDraws::new(0, &["unused"]),
+        },
         &mut |_| ControlFlow::Continue(()),
     );
     let message = refused.expect_err("it cannot be asked").to_string();

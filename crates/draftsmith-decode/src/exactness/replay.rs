@@ -15,7 +15,7 @@ use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
-use crate::sequence::RoundTokens;
+use crate::sequence::{Request, RoundTokens};
 use crate::target::Target;
 
 /// The greatest number of candidates that is recorded.
@@ -45,11 +45,13 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         let generation = decode_speculative(
             &mut self.target.clone(),
             drafter,
-            rule,
-            &self.decoding,
-            &[0],
-            &self.case.limits,
-            draws,
+            Request {
+                prompt: &[0],
+                decoding: self.decoding,
+                limits: &self.case.limits,
+                rule: Some(rule),
+                draws,
+            },
             &mut go_on,
         )
         .expect("tables do not fail");

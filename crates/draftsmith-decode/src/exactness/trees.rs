@@ -35,7 +35,7 @@ pub(super) struct Trees<D>(pub(super) D, pub(super) TreeShape);
 
 impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        TreeDraft::new(&mut self.0, self.1).begin(target, slot, prompt)
+        TreeDraft::<T>::new(&mut self.0, self.1).begin(target, slot, prompt)
     }
 
     fn propose(
@@ -43,11 +43,11 @@ impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
         target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        TreeDraft::new(&mut self.0, self.1).propose(target, rounds)
+        TreeDraft::<T>::new(&mut self.0, self.1).propose(target, rounds)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        TreeDraft::new(&mut self.0, self.1).commit(slot, num_standing, path);
+        TreeDraft::<T>::new(&mut self.0, self.1).commit(slot, num_standing, path);
     }
 
     fn context(&self) -> usize {

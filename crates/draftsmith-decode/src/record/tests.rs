@@ -135,7 +135,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                 let separate = assert_each_as_alone(
                     &models.target,
                     None,
-                    |slots| SeparateDraft::with_slots(&models.target, head, 100, CONTEXT, slots),
+                    |slots| SeparateDraft::new(&models.target, head, 100, CONTEXT, slots),
                     &options(true),
                     is_exact,
                 );
@@ -144,7 +144,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                     Some(1),
                     |slots| {
                         let (target, adapter) = (&models.target, &models.adapter);
-                        SelfDraft::with_slots(target, adapter, 1, None, CONTEXT, slots)
+                        SelfDraft::new(target, adapter, 1, None, CONTEXT, slots)
                     },
                     &options(false),
                     is_exact,
@@ -177,12 +177,11 @@ fn without_labels_all_else_is_recorded_alike() {
             };
             let (target, adapter) = (&models.target, &models.adapter);
             let separate = |options: &RecordOptions| {
-                let new = |slots| SeparateDraft::with_slots(target, None, 100, CONTEXT, slots);
+                let new = |slots| SeparateDraft::new(target, None, 100, CONTEXT, slots);
                 assert_each_as_alone(target, None, new, options, is_exact)
             };
             let self_draft = |options: &RecordOptions, exit| {
-                let new =
-                    |slots| SelfDraft::with_slots(target, adapter, exit, None, CONTEXT, slots);
+                let new = |slots| SelfDraft::new(target, adapter, exit, None, CONTEXT, slots);
                 assert_each_as_alone(target, Some(exit), new, options, is_exact)
             };
             let [recorded, labelled] = [false, true].map(|labels| {
@@ -219,7 +218,7 @@ fn without_labels_all_else_is_recorded_alike() {
 fn what_is_broken_off_returns_what_was_recorded() {
     let models = &Models::both("broken off", 1, &HeadReads::default())[0];
     let mut target = ModelSession::with_slots(&models.target, CONTEXT, 2, "target");
-    let mut draft = SeparateDraft::with_slots(&models.target, None, 100, CONTEXT, 2);
+    let mut draft = SeparateDraft::new(&models.target, None, 100, CONTEXT, 2);
     let options = RecordOptions {
         decoding: Decoding::GREEDY,
         limits: Limits::new(9, Vec::new()),

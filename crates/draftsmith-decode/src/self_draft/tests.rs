@@ -16,18 +16,20 @@ use draftsmith_model::{
     WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
-    Bounds, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws, StopRule,
-    Trace,
+    Bounds, Calibration, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws,
+    StopRule, Trace,
 };
 
 use super::*;
+use crate::chain::propose_chain;
 use crate::decode::decode_speculative;
-use crate::logits::Logits;
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::error::DecodeError;
 use crate::separate_draft::SeparateDraft;
-use crate::sequence::{Finish, Generation, Limits};
-use crate::session::checked;
+use crate::sequence::{Finish, Generation, Limits, Request};
+use crate::session::ModelSession;
 use crate::session::tests::{go_on, greedy, greedy_plain};
-use crate::target::{Target, Verification};
+use crate::target::{Logits, Target, Verification};
 
 const EXIT_LAYERS: [usize; 3] = [0, 1, 2];
 /// Two behind each of them.
@@ -154,7 +156,7 @@ fn assert_greedy_is_plain(
             // Once with an end token that comes, if only as the last.
             let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
             let mut session = session_with_exit(model, exit, context);
-            let mut drafter = SelfDraft::new(model, adapter, exit, None, context);
+            let mut drafter = SelfDraft::new(model, adapter, exit, None, context, 1);
             for end in ends {
                 limits.eos_token_ids = end.into_iter().collect();
                 let plain = greedy_plain(plain_session, &prompt, &limits);
@@ -240,9 +242,9 @@ fn assert_a_few_rules_are_plain(model: &CausalLm, adapter: &Adapter, counts: &mu
     for prompt in prompts().iter().skip(2) {
         let plain = greedy_plain(&mut ModelSession::new(model, 96, "target"), prompt, &limits);
         let mut session = session_with_exit(model, exit_layer, 96);
-        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, 96);
+        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, 96, 1);
         // The target as its own draft.
-        let mut separate = SeparateDraft::new(model, None, 96, 96);
+        let mut separate = SeparateDraft::new(model, None, 96, 96, 1);
         for mut rule in rules().into_iter().step_by(3) {
             let found = greedy(&mut session, &mut self_draft, rule.as_mut(), prompt, &limits);
             assert_eq!(found.token_ids, plain.token_ids);
@@ -273,9 +275,9 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits::new(12, vec![]);
     let mut session = session_with_exit(&model, 1, 64);
-    let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64);
+    let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64, 1);
     // The target as its own draft: all candidates are accepted.
-    let mut separate = SeparateDraft::new(&model, None, 96, 64);
+    let mut separate = SeparateDraft::new(&model, None, 96, 64, 1);
     let mut rule = FixedLength::new(3).expect("a valid length");
     for prompt in prompts() {
         let plain = greedy_plain(&mut ModelSession::new(&model, 64, "target"), &prompt, &limits);
@@ -304,12 +306,14 @@ fn prompts_that_do_not_fit_are_refused() {
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
             &mut session_with_exit(&model, 1, context),
-            &mut SelfDraft::new(&model, &adapter, 1, None, adapters_context),
-            &mut FixedLength { candidate_length: 2 },
-            &Decoding::GREEDY,
-            &[5; 7],
-            &limits,
-            &mut SeededDraws::new(0, &["unused"]),
+            &mut SelfDraft::new(&model, &adapter, 1, None, adapters_context, 1),
+            Request {
+                prompt: &[5; 7],
+                decoding: Decoding::GREEDY,
+                limits: &limits,
+                rule: Some(&mut FixedLength { candidate_length: 2 }),
+                draws: &mut SeededDraws::new(0, &["unused"]),
+            },
             &mut go_on,
         );
         let expected = DecodeError::PromptTooLong { prompt: 7, context: 7, role };
@@ -434,21 +438,22 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         &mut self,
         target: &mut Watched<'m>,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError> {
+    ) -> Result<Vec<DraftRow>, DecodeError> {
         let drafted = target.counting(|session| self.0.draft(session, steps))?;
         let [DraftStep { tokens, .. }] = steps else { panic!("one sequence is watched") };
         let model = target.session.model();
         let ids = tokens.iter().map(|id| *id as i32).collect();
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
-        let features = model.all_hidden_states(ids).swap_remove(self.0.exit_layer);
+        let exit_layer =
+            StepDrafter::<ModelSession<'_>>::id(&self.0).exit_layer().expect("a self-draft");
+        let features = model.all_hidden_states(ids).swap_remove(exit_layer);
         let adapter = self.1;
         let normed: Rows = adapter.forward(features).into();
-        let expected = adapter.logits(&normed.last(1), model);
-        let expected = checked(expected, model.shape().vocab_size, "adapter", tokens.len())?;
-        assert_close(&drafted[0].logits, expected.row(0));
+        let [expected] = Rows::to_host([adapter.logits(&normed.last(1), model)]).expect("finite");
+        assert_close(&drafted[0].own_logits, &expected);
         // One feature of every token, the newest included.
-        assert_eq!(self.0.forwards.num_read(0), tokens.len());
+        assert_eq!(self.0.num_read(0), tokens.len());
         Ok(drafted)
     }
 }
@@ -468,7 +473,7 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
         let mut drafter =
-            WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64), &adapter);
+            WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64, 1), &adapter);
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {
                 // Of the fixed lengths and of the thresholds every third.
@@ -477,11 +482,13 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
                     let found = decode_speculative(
                         &mut target,
                         &mut drafter,
-                        rule.as_mut(),
-                        decoding,
-                        &prompt,
-                        &limits,
-                        &mut SeededDraws::new(number as u64, &["watched"]),
+                        Request {
+                            prompt: &prompt,
+                            decoding: *decoding,
+                            limits: &limits,
+                            rule: Some(rule.as_mut()),
+                            draws: &mut SeededDraws::new(number as u64, &["watched"]),
+                        },
                         &mut go_on,
                     )
                     .expect("decodes");

@@ -10,14 +10,15 @@ use draftsmith_theory::{
 };
 
 use super::*;
-use crate::logits::Logits;
+use crate::drafter::{Drafter, StepDrafter};
+use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::Limits;
 use crate::session::ModelSession;
 use crate::session::tests::{
     Models, draft_one, greedy, greedy_plain, predicted_for_candidates, tensor_of,
 };
-use crate::target::{Target, Verification};
+use crate::target::{Logits, Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
 
@@ -43,7 +44,8 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     for (nth, reads) in all_reads().iter().enumerate() {
         for models in &Models::both(&format!("whole-{nth}"), 1, reads) {
-            let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
+            let mut draft =
+                SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64, 1);
             draft.begin(&mut (), 0, &ids[..8]).expect("fits");
             // Two rounds of candidates that are what comes next, the first of which is cut back.
             for (start, end) in [(8, 13), (10, 20)] {
@@ -57,7 +59,12 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(&mut (), (0, 0), &drafted.logits, ids[at]);
+                    let drawn = StepDrafter::<()>::predict_acceptance(
+                        &mut draft,
+                        (0, 0),
+                        &drafted.own_logits,
+                        ids[at],
+                    );
                     found.extend(drawn.expect("finite"));
                 }
                 // A head that does not look ahead has yet to read the last candidate.
@@ -131,7 +138,7 @@ fn replay_is_decoding_with_a_head_of_any_form() {
     for (nth, reads) in all_reads().into_iter().enumerate() {
         let [_, models] = &Models::both(&format!("replay-{nth}"), 1, &reads);
         let mut target = Whimsical(ModelSession::new(&models.target, 64, "target"));
-        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
+        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64, 1);
         let draws = &mut SeededDraws::new(0, &["unused"]);
         let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;
         let options = RecordOptions {
@@ -185,10 +192,10 @@ fn a_draft_that_may_draw_few_tokens_draws_no_others_and_output_stays_the_targets
         let ids = (0..VOCAB_SIZE as u32).filter(|id| id % 2 == plain[0] % 2 && *id != plain[0]);
         let vocabulary = DraftVocabulary::new(ids.collect::<Vec<_>>());
         let narrow = DrafterModel::from(model).with_draft_vocabulary(vocabulary.clone());
-        let mut draft = SeparateDraft::new(narrow, None, VOCAB_SIZE, 64);
+        let mut draft = SeparateDraft::new(narrow, None, VOCAB_SIZE, 64, 1);
         draft.begin(&mut (), 0, &prompt).expect("fits");
         let drafted = draft_one(&mut draft, &mut (), &prompt, 0, SignalNeeds::default());
-        let is_possible = |id: u32| drafted.logits[id as usize].exp() > 0.0;
+        let is_possible = |id: u32| drafted.own_logits[id as usize].exp() > 0.0;
         assert!((0..VOCAB_SIZE as u32).all(|id| is_possible(id) == vocabulary.contains(id)));
 
         let rule = FixedLengthConfig { candidate_length: 3 };

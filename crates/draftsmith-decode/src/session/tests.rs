@@ -16,11 +16,11 @@ use draftsmith_theory::{
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
 use crate::decode::{decode_plain, decode_speculative};
-use crate::drafter::{DraftStep, Drafted, Drafter, StepDrafter};
-use crate::model_drafter::ModelDrafter;
+use crate::drafter::ModelDrafter;
+use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
-use crate::sequence::{Generation, Limits, RoundTokens};
+use crate::sequence::{Generation, Limits, Request, RoundTokens};
 use crate::target::{Target, Verification};
 
 const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
@@ -120,7 +120,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     }
 
     let needs = SignalNeeds { acceptance_prob: true, confidence: true, ..SignalNeeds::default() };
-    let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY);
+    let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY, 1);
     let draft_step = |len: usize| {
         draft.begin(&mut (), 0, &tokens[..len]).expect("fits");
         bytes(|| draft_one(&mut draft, &mut (), &tokens[..len], 1, needs))
@@ -129,7 +129,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
 
     let mut target = ModelSession::new(model, CAPACITY, "target");
     target.set_exit(Some(1));
-    let mut self_draft = SelfDraft::new(model, adapter, 1, None, CAPACITY);
+    let mut self_draft = SelfDraft::new(model, adapter, 1, None, CAPACITY, 1);
     let self_draft_step = |len: usize| {
         target.begin(0, &tokens[..len]).expect("fits");
         self_draft.begin(&mut target, 0, &tokens[..len]).expect("fits");
@@ -144,18 +144,18 @@ fn host_memory_and_tensors_give_the_same_draft_step_and_chance() {
     let tokens = tokens();
     let both = Models::both("draft-step", 1, &HeadReads::default());
     let [on_tensors, on_host] = both.each_ref().map(|models| {
-        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
+        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY, 1);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
         [30, 31, 33].map(|len| draft_one(&mut draft, &mut (), &tokens[..len], 1, needs))
     });
     for (found, expected) in on_host.iter().zip(&on_tensors) {
-        let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
+        let chance = |drafted: &DraftRow| match drafted.signals.acceptance_prob {
             Some(HeadEstimate::OfRead(prob)) => prob,
             other => panic!("{other:?}"),
         };
         // Sums of f32 in another order, of numbers near 1.
         assert!((chance(found) - chance(expected)).abs() < 1e-6);
-        for (a, b) in found.logits.iter().zip(&expected.logits) {
+        for (a, b) in found.own_logits.iter().zip(&expected.own_logits) {
             assert!((a - b).abs() < 1e-5, "{a} for {b}");
         }
     }
@@ -167,21 +167,21 @@ fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
     let tokens = tokens();
     let [models, _] = &Models::both("calibration", 1, &HeadReads::default());
     let calibration = Calibration::Platt(Platt::new(0.5, 1.25).expect("valid"));
-    let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
+    let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY, 1);
     let mut drafted = |calibration| {
         draft.set_calibration(calibration);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
         draft_one(&mut draft, &mut (), &tokens[..30], 1, needs)
     };
     let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
-    let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
+    let chance = |drafted: &DraftRow| match drafted.signals.acceptance_prob {
         Some(HeadEstimate::OfRead(prob)) => prob,
         other => panic!("{other:?}"),
     };
     assert_eq!(chance(&calibrated), calibration.apply(chance(&raw)));
     assert_ne!(chance(&calibrated), chance(&raw));
-    assert_eq!((chance(&again), &again.logits), (chance(&raw), &raw.logits));
-    assert_eq!(calibrated.logits, raw.logits);
+    assert_eq!((chance(&again), &again.own_logits), (chance(&raw), &raw.own_logits));
+    assert_eq!(calibrated.own_logits, raw.own_logits);
 }
 
 /// A draft step of the one sequence that a drafter has.
@@ -191,8 +191,8 @@ pub(crate) fn draft_one<T>(
     tokens: &[u32],
     num_candidates: usize,
     needs: SignalNeeds,
-) -> Drafted {
-    let step = DraftStep::in_chain(0, tokens, num_candidates, needs);
+) -> DraftRow {
+    let step = DraftStep::in_chain(0, tokens, num_candidates, needs, &Decoding::GREEDY);
     drafter.draft(target, &[step]).expect("finite").remove(0)
 }
 
@@ -266,6 +266,11 @@ pub(crate) fn greedy<T: Target>(
     limits: &Limits,
 ) -> Generation {
     let draws = &mut SeededDraws::new(0, &["unused"]);
-    decode_speculative(target, drafter, rule, &Decoding::GREEDY, prompt, limits, draws, &mut go_on)
-        .expect("decodes")
+    decode_speculative(
+        target,
+        drafter,
+        Request { prompt, decoding: Decoding::GREEDY, limits, rule: Some(rule), draws },
+        &mut go_on,
+    )
+    .expect("decodes")
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Incomplete, Prompts, ResponseRow, TextTokenizer, read_dir};
 use draftsmith_decode::{
-    Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
+    Generation, Limits, ModelSession, Request, SeparateDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::{CausalLm, HeadForm};
 use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
@@ -130,18 +130,20 @@ impl Ours {
         let mut target = self.session();
         let vocab_size = self.target.shape().vocab_size;
         let context = self.draft.shape().context;
-        let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context);
+        let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context, 1);
         let mut rule = FixedLength::new(CANDIDATE_LENGTH)?;
         let mut draws = SeededDraws::new(self.seed, &["greedy"]);
         self.decode(|prompt| {
             Ok(decode_speculative(
                 &mut target,
                 &mut draft,
-                &mut rule,
-                &Decoding::GREEDY,
-                prompt,
-                &self.limits,
-                &mut draws,
+                Request {
+                    prompt,
+                    decoding: Decoding::GREEDY,
+                    limits: &self.limits,
+                    rule: Some(&mut rule),
+                    draws: &mut draws,
+                },
                 &mut |_| ControlFlow::Continue(()),
             )?)
         })

@@ -26,8 +26,8 @@ fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
                 vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]],
             ] {
                 for leading in [1, 8] {
-                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context);
-                    let separate = SeparateDraft::new(&model, None, 96, context);
+                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context, 1);
+                    let separate = SeparateDraft::new(&model, None, 96, context, 1);
                     let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
                         vec![Box::new(self_draft)];
                     if lengths.len() > 2 {

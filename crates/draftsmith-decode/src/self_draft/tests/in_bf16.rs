@@ -66,10 +66,10 @@ fn whatever_the_family_greedy_output_is_plain_but_for_ties() {
         let head = AcceptanceHeadConfig::new(model.shape().hidden_size, 1, true).init(&device);
         let plain_session = &mut ModelSession::new(&model, CONTEXT, "target");
         let mut session = session_with_exit(&model, EXIT_LAYER, CONTEXT);
-        let mut self_draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), CONTEXT);
+        let mut self_draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), CONTEXT, 1);
         let vocab_size = model.shape().vocab_size;
         // The target as its own draft.
-        let mut separate = SeparateDraft::new(&model, Some(&head), vocab_size, CONTEXT);
+        let mut separate = SeparateDraft::new(&model, Some(&head), vocab_size, CONTEXT, 1);
         let bounds = Bounds { min: 1, max: 6 };
         let mut fixed = FixedLength::new(4).expect("a valid length");
         let mut threshold = RejectionThreshold::new(0.7, bounds).expect("a valid threshold");
@@ -144,7 +144,7 @@ fn what_rows_side_by_side_round_otherwise_is_forgiven_and_what_is_more_is_not() 
         for name in FAMILIES {
             let model = in_bf16(name);
             let vocab_size = model.shape().vocab_size;
-            let mut drafter = SeparateDraft::new(&model, None, vocab_size, CONTEXT);
+            let mut drafter = SeparateDraft::new(&model, None, vocab_size, CONTEXT, 1);
             let session = ModelSession::new(&model, CONTEXT, "target");
             let mut target = Uneven { session, share };
             for prompt in prompts() {

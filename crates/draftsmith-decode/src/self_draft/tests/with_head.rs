@@ -68,7 +68,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
         let head = head(&model, reads, &format!("whole-{nth}"));
         for calibration in [None, Some(&platt)] {
             let mut session = session_with_exit(&model, EXIT_LAYER, 64);
-            let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
+            let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64, 1);
             draft.set_calibration(calibration);
             Target::begin(&mut session, 0, &ids[..8]).expect("fits");
             draft.begin(&mut session, 0, &ids[..8]).expect("fits");
@@ -85,8 +85,12 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn =
-                        draft.predict_acceptance(&mut session, (0, 0), &drafted.logits, ids[at]);
+                    let drawn = StepDrafter::<ModelSession<'_>>::predict_acceptance(
+                        &mut draft,
+                        (0, 0),
+                        &drafted.own_logits,
+                        ids[at],
+                    );
                     found.extend(drawn.expect("finite"));
                 }
                 let proposal = &Proposal::certain_chain(&ids[start..end]);
@@ -115,7 +119,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
     let (mut num_accepted, mut lengths) = (0, std::collections::BTreeSet::new());
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("replay-{nth}"));
-        let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
+        let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64, 1);
         for prompt in &prompts()[1..3] {
             let plain = greedy_plain(&mut session, prompt, &limits).token_ids;
             let options = RecordOptions {
