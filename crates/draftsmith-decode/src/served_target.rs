@@ -23,7 +23,7 @@ impl<'m, 'a> ServedTarget<'m, 'a> {
     /// A target whose first `exit_layer` layers, or more, are in `layers`.
     ///
     /// # Panics
-    /// Unless `layers` has a layer behind the exit.
+    /// If `layers` ends at the exit.
     pub fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
         let (capacity, num_slots) = (answers.context(), answers.num_slots());
         let mut layers = ModelSession::with_slots(layers, capacity, num_slots, "target");

@@ -83,7 +83,7 @@ impl<'m> ModelSession<'m> {
     /// keeps their output, the features, until the deep layers and the drafter have read it.
     ///
     /// # Panics
-    /// If there is no layer behind the exit. Loading an adapter checks it against its target.
+    /// If the exit is not before the last layer. Loading an adapter checks it against its target.
     pub fn set_exit(&mut self, exit_layer: Option<usize>) {
         let num_slots = self.cache.num_slots();
         for slot in 0..num_slots {

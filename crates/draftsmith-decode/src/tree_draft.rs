@@ -2,7 +2,7 @@
 //! each node that was read has several children.
 //!
 //! Nodes that the drafter reads come first in the proposal, so drafter and target hold them in the same
-//! order. Siblings are tried in the order of their draws, regardless of which were read first. Products
+//! order. Siblings are tried in the order of their draws; the order in which they are read does not matter. Products
 //! of the drafter's probabilities decide which nodes are read and which fill the rest of the tree.
 
 use draftsmith_theory::{

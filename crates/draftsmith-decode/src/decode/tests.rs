@@ -1,4 +1,4 @@
-//! Many sequences of small models at once, against each by itself.
+//! Sequences of small models side by side, compared with each alone.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,8 @@ fn prompt(number: u32) -> Vec<u32> {
     (0..1 + number * 3 % 11).map(|at| 2 + (at * 37 + number * 13) % 90).collect()
 }
 
-/// Limits that end sequences after different numbers of rounds, one at once and one by the context.
+/// Limits that end sequences after different numbers of rounds: one before the first round and one at the
+/// context's end.
 fn limits(number: u32) -> Limits {
     let max_new_tokens = [9, 1, 20, 0, 64, 5, 13, 30][number as usize];
     Limits::new(max_new_tokens, vec![1, 7, 30, 55])
@@ -33,7 +34,7 @@ fn draws(number: u32) -> SeededDraws {
     SeededDraws::new(u64::from(number), &["many"])
 }
 
-/// Decodes all sequences over three slots, and each by itself over one.
+/// Decodes all sequences over three slots, and each alone over one.
 fn assert_each_as_alone<D: for<'m> Drafter<ModelSession<'m>>>(
     model: &CausalLm,
     exit_layer: Option<usize>,
@@ -100,7 +101,7 @@ fn decodings() -> [Decoding; 2] {
 }
 
 #[test]
-fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
+fn sequences_side_by_side_get_the_tokens_that_they_get_alone() {
     let bounds = Bounds { min: 1, max: 5 };
     let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
         stop_threshold: 0.8,
@@ -138,8 +139,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
             }
         }
     }
-    // They end for different reasons and after different numbers of rounds, and slots are used
-    // again.
+    // They end for different reasons and after different numbers of rounds, so slots are reused.
     assert!(finishes.len() == 2 && lengths.len() > 4, "{finishes:?}, {lengths:?}");
     assert!(num_accepted > 0);
 }

@@ -1,4 +1,4 @@
-//! Max-Gram leaves the target's output what it is: certain candidates, found in the sequence itself.
+//! Max-Gram, whose candidates are certain, leaves the target's distribution.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +17,7 @@ fn configs() -> [MaxGramConfig; 3] {
         .map(|(searched, min_match)| MaxGramConfig { searched, min_match })
 }
 
-/// A table for a vocabulary of two or three.
+/// Bigrams for a vocabulary of two or three.
 fn bigrams(vocab_size: usize) -> Bigrams {
     Bigrams::new([Some(1), None, Some(0)][..vocab_size].to_vec()).expect("of the vocabulary")
 }
@@ -64,7 +64,7 @@ fn warped_distributions_and_stop_strings_stay_exact() {
     }
 }
 
-/// A greedy run's tokens, candidates and those accepted.
+/// The tokens of a greedy run, and its numbers of drafted and accepted candidates.
 fn greedy(
     case: &Case,
     prompt: &[u32],
@@ -96,7 +96,7 @@ fn greedy(
 }
 
 #[test]
-fn greedy_output_is_plain_output_and_some_candidates_stand() {
+fn greedy_output_is_plain_greedy_output_and_some_candidates_are_accepted() {
     let (mut num_drafted, mut num_accepted) = (0, 0);
     for seed in 0..40 {
         for max_new_tokens in [1, 2, 40] {
@@ -134,6 +134,6 @@ fn a_rule_that_reads_probabilities_is_refused() {
         },
         &mut |_| ControlFlow::Continue(()),
     );
-    let message = refused.expect_err("it cannot be asked").to_string();
+    let message = refused.expect_err("Max-Gram has no probabilities").to_string();
     assert!(message.contains("`max_gram`") && message.contains("fixed length"), "{message}");
 }

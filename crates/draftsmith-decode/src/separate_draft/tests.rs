@@ -1,5 +1,5 @@
-//! Heads of every form: what they predict while drafting is what they predict for whole sequences,
-//! and replay is decoding.
+//! Heads of every form predict the same while drafting as for whole sequences, and replay gives the counts
+//! of decoding.
 
 use std::ops::ControlFlow;
 
@@ -29,8 +29,8 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// What the head predicts for each token of `ids` after the first `num_before`, candidates of one
-/// round, from one pass over the whole.
+/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// from one pass over the whole sequence.
 fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
     let hidden = draft.hidden_states(tensor_of(ids, draft));
@@ -39,7 +39,7 @@ fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64
 }
 
 #[test]
-fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequence() {
+fn a_head_predicts_the_same_while_drafting_as_for_the_whole_sequence() {
     let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     for (nth, reads) in all_reads().iter().enumerate() {
@@ -47,7 +47,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
             let mut draft =
                 SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64, 1);
             draft.begin(&mut (), 0, &ids[..8]).expect("fits");
-            // Two rounds of candidates that are what comes next, the first of which is cut back.
+            // Two rounds with the next tokens as candidates; the first round is partly rolled back.
             for (start, end) in [(8, 13), (10, 20)] {
                 Drafter::<()>::commit(&mut draft, 0, start - 1, &[]);
                 let expected = of_whole_sequence(models, &ids[..end], start);
@@ -78,7 +78,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
     }
 }
 
-/// A target that answers as the draft's own model does, but for one prefix in four.
+/// A target that agrees with the draft's model after three prefixes out of four.
 struct Whimsical<'m>(ModelSession<'m>);
 
 impl Target for Whimsical<'_> {
@@ -118,7 +118,7 @@ impl Target for Whimsical<'_> {
     }
 }
 
-/// The rules that read a head, at settings that stop now and then.
+/// Rules that read a head, with settings that sometimes stop.
 fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
     let threshold = |stop_threshold, without_lag| {
         StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
@@ -131,7 +131,7 @@ fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
 }
 
 #[test]
-fn replay_is_decoding_with_a_head_of_any_form() {
+fn replay_has_the_counts_of_decoding_with_a_head_of_any_form() {
     let bounds = Bounds { min: 1, max: 5 };
     let limits = Limits::new(24, vec![1]);
     let prompt = [5, 17, 42];

@@ -1,4 +1,4 @@
-//! Cascades of models: greedy output is plain, with a chain alone and with other first tokens beside it.
+//! Cascades of models: greedy output is plain greedy output, with a chain and with several first tokens.
 
 use draftsmith_theory::{DrafterId, MaxGramConfig};
 
@@ -7,7 +7,7 @@ use crate::cascade::{Cascade, CascadeConfig};
 use crate::max_gram::MaxGramDraft;
 
 #[test]
-fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
+fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
     let mut num_rounds = [0; 2];
     for name in FAMILIES {
         let model = target_of(name);

@@ -1,4 +1,4 @@
-//! Looking up before models draft: greedy output is plain, whoever proposes.
+//! Look-ups before models: greedy output is plain greedy output.
 
 use draftsmith_theory::DrafterId;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::lookup_first::LookupFirstDraft;
 
 #[test]
-fn whatever_the_family_greedy_output_behind_look_ups_is_plain_greedy_output() {
+fn greedy_output_with_look_ups_first_is_plain_greedy_output_in_every_family() {
     let mut num_rounds = [0; 2];
     for name in FAMILIES {
         let model = target_of(name);

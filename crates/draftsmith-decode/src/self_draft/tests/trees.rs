@@ -1,5 +1,5 @@
-//! Trees of models: greedy output is plain, and what a draft gives of a node is what it gives of the
-//! node's path alone.
+//! Trees of models: greedy output is plain greedy output, and a node's row equals the row after the node's
+//! path read as a chain.
 
 use draftsmith_theory::{SignalNeeds, TreeShape};
 
@@ -13,8 +13,7 @@ fn shape(text: &str) -> TreeShape {
     text.parse().expect("a shape")
 }
 
-/// Decodes greedily with trees; rounds are counted that proposed more than a chain, of which something
-/// stood.
+/// Decodes greedily with trees. Counts the rounds that proposed more than a chain and accepted a candidate.
 fn assert_trees_are_plain(
     model: &CausalLm,
     adapter: &Adapter,
@@ -48,7 +47,7 @@ fn assert_trees_are_plain(
 }
 
 #[test]
-fn whatever_the_family_greedy_output_of_trees_is_plain_greedy_output() {
+fn greedy_output_of_trees_is_plain_greedy_output_in_every_family() {
     let mut num_branched = 0;
     for name in FAMILIES {
         let model = target_of(name);
@@ -74,7 +73,7 @@ fn whatever_the_family_greedy_output_of_trees_is_plain_greedy_output() {
 ///   └ 3
 /// 2
 /// ```
-/// Read behind what stands, in three steps: the first two nodes, two more, and two more.
+/// Read in three steps after the sequence: node 0, nodes 1 to 3, and nodes 4 and 5.
 const PARENTS: [Option<usize>; 6] = [None, Some(0), None, Some(0), Some(1), Some(1)];
 const STEPS: [std::ops::Range<usize>; 4] = [0..0, 0..1, 1..4, 4..6];
 
@@ -84,7 +83,7 @@ fn path_to(node: usize) -> Vec<usize> {
     path
 }
 
-/// What a drafter gives of the last token of each path, each as a tree's node or each in a chain.
+/// Compares a drafter's rows and predictions after each node with those after the node's path as a chain.
 fn assert_nodes_are_their_paths<T: Target>(
     target: &mut T,
     drafter: &mut impl StepDrafter<T>,
@@ -152,7 +151,7 @@ fn assert_nodes_are_their_paths<T: Target>(
 }
 
 #[test]
-fn what_a_draft_and_its_head_say_of_a_node_is_what_they_say_of_its_path() {
+fn a_draft_and_its_head_give_the_same_for_a_node_as_for_its_path() {
     let model = target();
     let exit_layer = exit_layer_of(&model);
     let adapter =
