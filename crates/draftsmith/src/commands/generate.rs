@@ -12,7 +12,9 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
-use draftsmith_decode::{Drafters, Generation, RoundTokens, decode_plain, decode_speculative};
+use draftsmith_decode::{
+    Drafters, Generation, Request, RoundTokens, decode_plain, decode_speculative,
+};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
 use serde::Serialize;
@@ -288,11 +290,13 @@ fn generate(
                 Ok(decode_speculative(
                     target,
                     drafter,
-                    rule.as_mut(),
-                    &decoding,
-                    &prompt_ids,
-                    &limits,
-                    &mut draws,
+                    Request {
+                        prompt: &prompt_ids,
+                        decoding,
+                        limits: &limits,
+                        rule: Some(rule.as_mut()),
+                        draws: &mut draws,
+                    },
                     &mut observe,
                 )?)
             })?
