@@ -1,7 +1,6 @@
-//! Distributions over the vocabulary, raw: softmax at temperature 1, overlap, entropies.
+//! Raw distributions over the vocabulary: softmax at temperature 1, overlap, entropies.
 //!
-//! Logits come in as the model's f32; everything after them is f64. What a recipe's sampling does
-//! to a distribution is in `sampling`.
+//! Logits are the model's f32; everything computed from them is f64. `sampling` warps distributions.
 
 use crate::exponentials;
 
@@ -17,8 +16,7 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()
 }
 
-/// The index of the largest of `logits`; the first of equals, as the greedy decoders of the field
-/// choose.
+/// The index of the largest of `logits`; among equals the first, as in common greedy decoders.
 ///
 /// # Panics
 /// If no logit is finite, or the largest is +∞.
@@ -41,8 +39,7 @@ pub fn overlap(p: &[f64], q: &[f64]) -> f64 {
     p.iter().zip(q).map(|(p, q)| p.min(*q)).sum()
 }
 
-/// Entropy −Σ q log q in nats, from natural log-probabilities; a log-probability of −∞ counts
-/// nothing.
+/// Entropy −Σ q log q in nats, from natural log-probabilities; a log-probability of −∞ adds 0.
 pub fn entropy_of_log_probs(log_probs: &[f64]) -> f64 {
     cross_entropy(log_probs, log_probs)
 }
@@ -67,7 +64,7 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
     terms.sum()
 }
 
-/// The largest logit, checked to be finite. NaNs are passed over: the sum that follows meets them.
+/// The largest logit, checked to be finite. NaNs are skipped; checks of the sum find them.
 pub(crate) fn checked_max(logits: &[f32]) -> f32 {
     let (sixteens, rest) = logits.as_chunks::<16>();
     // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide
@@ -137,13 +134,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "largest logit must be finite")]
-    fn a_row_without_a_finite_logit_is_refused() {
+    fn a_row_without_a_finite_logit_is_a_bug() {
         argmax(&[f32::NEG_INFINITY, f32::NAN]);
     }
 
     #[test]
     #[should_panic(expected = "must not be NaN")]
-    fn a_nan_logit_is_refused() {
+    fn a_nan_logit_is_a_bug() {
         log_softmax(&[0.0, f32::NAN]);
     }
 

@@ -63,7 +63,7 @@ mod ridge;
 mod round_costs;
 mod sampling;
 mod select;
-mod split;
+mod serialized;
 mod stop_rule;
 #[cfg(test)]
 mod threshold_policy;
@@ -84,7 +84,7 @@ pub use cascade::{
     vertical_cascade_improvement,
 };
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
-pub use cost::{CostModel, Fit, Observation};
+pub use cost::{CostFit, CostModel};
 pub use decoding::{Decoding, TokenChoice};
 pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
 pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, Drawn, EndBehind, TextEnd};
@@ -98,7 +98,7 @@ pub use losslessness::{LosslessnessTest, Rounding};
 pub use max_gram::{
     BigramCounts, Bigrams, Continuation, LookupFirst, MaxGram, MaxGramConfig, SearchedText,
 };
-pub use mixing::{acceptance_prob, keep_target};
+pub use mixing::{acceptance_prob, in_validation, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
     CostOptimum, LookUpCascade, LookUps, PredictedProb, RecordedCandidate, RecordedPlace,
@@ -108,15 +108,13 @@ pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::{DraftSeconds, RoundCosts};
 pub use sampling::Sampling;
-pub use split::in_validation;
 pub use stop_rule::{
-    AcceptanceSignal, Bounds, CandidateProbThreshold, CandidateProbThresholdConfig,
-    ConfidenceThreshold, ConfidenceThresholdConfig, CostOptimal, CostOptimalConfig, DraftSignals,
-    EntropyThreshold, EntropyThresholdConfig, FixedLength, FixedLengthConfig, Grid, HeadEstimate,
-    HeadTiming, Heuristic, HeuristicConfig, JointConfidence, JointConfidenceConfig, KeyValues,
-    Oracle, RecipeKey, RejectionThreshold, RejectionThresholdConfig, RoundEnd, RuleFamily,
-    RuleSettings, SignalNeeds, SoftmaxSummary, StepFunction, StopRule, StopRuleConfig,
-    StopRuleEntry, StopRuleName, Sweep, largest_prob, setting_text, stop_rules,
+    AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
+    CostOptimalConfig, DraftSignals, EntropyThresholdConfig, FixedLengthConfig, Grid, HeadEstimate,
+    HeadTiming, HeuristicConfig, JointConfidenceConfig, KeyValues, Oracle, RecipeKey,
+    RejectionThresholdConfig, RoundEnd, RuleFamily, RuleSettings, SignalNeeds, SoftmaxSummary,
+    StepFunction, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, largest_prob,
+    setting_text, stop_rules,
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};

@@ -27,11 +27,9 @@ impl Lenience {
     /// # Errors
     /// If it is below 1 or not finite.
     pub fn new(lenience: f64) -> Result<Self, TheoryError> {
-        if lenience >= 1.0 && lenience.is_finite() {
-            Ok(Self(lenience))
-        } else {
-            Err(TheoryError::Lenience(lenience))
-        }
+        let is_valid = lenience >= 1.0 && lenience.is_finite();
+        TheoryError::check(is_valid, "lenience", "be 1 or more and finite", lenience)?;
+        Ok(Self(lenience))
     }
 
     fn forgives(self) -> bool {
@@ -291,7 +289,7 @@ mod tests {
     #[test]
     fn a_reviewer_may_be_no_stricter_than_its_own_distribution() {
         for lenience in [0.0, 0.99, f64::NAN, f64::INFINITY] {
-            assert!(matches!(Lenience::new(lenience), Err(TheoryError::Lenience(_))));
+            assert!(Lenience::new(lenience).is_err());
         }
         assert_eq!(Lenience::new(1.0), Ok(Lenience::NONE));
     }

@@ -96,7 +96,7 @@ impl OptimalPolicy {
     /// it always stops, which no h can say.
     ///
     /// Under [`Predicted::AllButNewest`] this is the threshold for
-    /// [`RejectionThreshold`](crate::RejectionThreshold), if the head's estimates are right.
+    /// [`RejectionThresholdConfig`](crate::RejectionThresholdConfig), if the head's estimates are right.
     pub(crate) fn stop_threshold(&self) -> Option<f64> {
         (self.least_product <= 1.0).then_some(1.0 - self.least_product)
     }

@@ -1,26 +1,25 @@
-//! When a sequence is looked up before a drafter with a model is asked.
+//! Look-ups that replace a drafter with a model in some rounds.
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
 use super::{MaxGramConfig, SearchedText};
 use crate::TheoryError;
+use crate::serialized::serialize_as_string;
 
-/// What a look-up must find to go before a drafter with a model. In names and settings `2x4`: behind a
-/// match of two tokens or more, up to four candidates.
+/// The condition under which a look-up replaces the drafter's model. `2x4` in names and settings: after
+/// a match of at least two tokens, up to four candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LookupFirst {
-    /// The fewest tokens of a match, 1 or more. Longer matches are found less often and are right more
-    /// often.
+    /// The minimum length of a match in tokens, at least 1. Longer matches are rarer and more often
+    /// right.
     pub min_match: usize,
-    /// The most candidates, 1 or more.
+    /// The maximum number of candidates, at least 1.
     pub most: usize,
 }
 
 impl LookupFirst {
-    /// How a sequence is looked up: all of it.
+    /// A look-up in the whole sequence.
     pub fn config(self) -> MaxGramConfig {
         MaxGramConfig { searched: SearchedText::Sequence, min_match: self.min_match }
     }
@@ -40,30 +39,20 @@ impl FromStr for LookupFirst {
             let (min_match, most) = text.split_once('x')?;
             Some(Self { min_match: min_match.parse().ok()?, most: most.parse().ok()? })
         };
-        let is_one = |it: &Self| it.min_match > 0 && it.most > 0 && it.to_string() == text;
-        read().filter(is_one).ok_or_else(|| TheoryError::LookupFirst(text.to_owned()))
+        let is_valid = |it: &Self| it.min_match > 0 && it.most > 0 && it.to_string() == text;
+        read().filter(is_valid).ok_or_else(|| TheoryError::LookupFirst(text.to_owned()))
     }
 }
 
-impl Serialize for LookupFirst {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for LookupFirst {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
+serialize_as_string!(LookupFirst);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn it_is_read_as_it_is_written_and_nothing_else_is() {
-        let found: LookupFirst = "2x4".parse().expect("one");
+    fn it_is_read_only_as_it_is_written() {
+        let found: LookupFirst = "2x4".parse().expect("valid");
         assert_eq!(found, LookupFirst { min_match: 2, most: 4 });
         assert_eq!(found.to_string(), "2x4");
         for text in ["", "2", "2x", "x4", "0x4", "2x0", "2x4x1", "02x4", "+2x4", "2X4", "-1x4"] {

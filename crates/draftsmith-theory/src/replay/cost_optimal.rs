@@ -26,7 +26,7 @@ pub struct CostOptimum {
     pub seconds_per_token: f64,
 }
 
-/// Fits [`CostOptimal`](crate::CostOptimal) that reads `signal` to recordings, where costs are
+/// Fits [`CostOptimalConfig`](crate::CostOptimalConfig) that reads `signal` to recordings, where costs are
 /// `costs`: how likely candidates are accepted given the signal, and λ, the seconds a token costs,
 /// with which the rule does what λ says. Of the values met on the way to the fixed point the best
 /// is kept.

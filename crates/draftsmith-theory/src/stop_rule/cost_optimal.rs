@@ -8,10 +8,10 @@ use super::{
     StopRuleEntry, StopRuleName,
 };
 use crate::TheoryError;
+use crate::serialized::deserialize_by_new;
 
 /// A function of a signal that is constant between steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "UncheckedSteps")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepFunction {
     /// Where one step ends and the next begins, ascending.
     edges: Vec<f64>,
@@ -19,20 +19,7 @@ pub struct StepFunction {
     values: Vec<f64>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct UncheckedSteps {
-    edges: Vec<f64>,
-    values: Vec<f64>,
-}
-
-impl TryFrom<UncheckedSteps> for StepFunction {
-    type Error = TheoryError;
-
-    fn try_from(unchecked: UncheckedSteps) -> Result<Self, TheoryError> {
-        Self::new(unchecked.edges, unchecked.values)
-    }
-}
+deserialize_by_new!(StepFunction { edges: Vec<f64>, values: Vec<f64> });
 
 impl StepFunction {
     /// A function with `values[0]` below `edges[0]`, `values[i]` from `edges[i - 1]` on.
@@ -74,7 +61,7 @@ impl StepFunction {
 /// one-step look-ahead that says which. λ is a fixed point: what the rule achieves decides what it
 /// should do, so that tuning finds it by replay.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CostOptimal {
+struct CostOptimal {
     config: CostOptimalConfig,
     /// ∏ p̂ so far this round.
     all_accepted_prob: f64,
@@ -152,36 +139,27 @@ impl RuleConfig for CostOptimalConfig {
         }
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        Ok(Box::new(CostOptimal::new(self.clone())?))
+    fn check(&self) -> Result<(), TheoryError> {
+        let worths =
+            [("least_worth", self.least_worth), ("least_draw_worth", self.least_draw_worth)];
+        worths.into_iter().try_for_each(|(name, worth)| {
+            let is_valid = worth >= 0.0 && worth.is_finite();
+            TheoryError::check(is_valid, name, "be 0 or more tokens and finite", worth)
+        })
+    }
+
+    fn rule(&self) -> Box<dyn StopRule> {
+        let outlook = self.initial_outlook;
+        Box::new(CostOptimal { config: self.clone(), all_accepted_prob: 1.0, outlook })
     }
 
     /// The least that a draft forward must bring, in tokens.
     fn parameter(&self) -> f64 {
         self.least_worth
     }
-
-    fn needs(&self) -> SignalNeeds {
-        self.signal.needs()
-    }
 }
 
 impl CostOptimal {
-    /// The rule.
-    ///
-    /// # Errors
-    /// If a least worth is negative or not finite, or the bounds are not valid.
-    pub fn new(config: CostOptimalConfig) -> Result<Self, TheoryError> {
-        Bounds::new(config.bounds.min, config.bounds.max)?;
-        for least_worth in [config.least_worth, config.least_draw_worth] {
-            if !(least_worth >= 0.0 && least_worth.is_finite()) {
-                return Err(TheoryError::LeastWorth(least_worth));
-            }
-        }
-        let outlook = config.initial_outlook;
-        Ok(Self { config, all_accepted_prob: 1.0, outlook })
-    }
-
     /// The signal of the candidate at hand, drawn or about to be; None where it is the head's,
     /// which does not know yet.
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
@@ -317,7 +295,7 @@ mod tests {
     }
 
     fn rule(config: CostOptimalConfig) -> CostOptimal {
-        CostOptimal::new(config).expect("valid")
+        CostOptimal { outlook: config.initial_outlook, config, all_accepted_prob: 1.0 }
     }
 
     #[test]
@@ -404,7 +382,7 @@ mod tests {
     fn a_worth_must_be_a_number_and_files_are_checked() {
         for least_worth in [-1.0, f64::NAN, f64::INFINITY] {
             let config = CostOptimalConfig { least_worth, ..config(AcceptanceSignal::Entropy) };
-            assert!(CostOptimal::new(config).is_err());
+            assert!(config.check().is_err());
         }
     }
 }

@@ -2,7 +2,7 @@
 //! rounding breaks the other way. Forwards of several rows may round otherwise than those of one.
 
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::{RejectionThreshold, Rounding};
+use draftsmith_theory::{RejectionThresholdConfig, Rounding, StopRuleConfig};
 
 use super::*;
 
@@ -71,11 +71,13 @@ fn whatever_the_family_greedy_output_is_plain_but_for_ties() {
         // The target as its own draft.
         let mut separate = SeparateDraft::new(&model, Some(&head), vocab_size, CONTEXT);
         let bounds = Bounds { min: 1, max: 6 };
-        let mut fixed = FixedLength::new(4).expect("a valid length");
-        let mut threshold = RejectionThreshold::new(0.7, bounds).expect("a valid threshold");
+        let mut fixed = FixedLengthConfig { candidate_length: 4 };
+        let threshold =
+            RejectionThresholdConfig { stop_threshold: 0.7, without_lag: false, bounds };
+        let mut threshold = StopRuleConfig::from(threshold).init().expect("valid settings");
         for prompt in prompts().iter().skip(2) {
             let plain = greedy_plain(plain_session, prompt, &limits).token_ids;
-            for rule in [&mut fixed as &mut dyn StopRule, &mut threshold] {
+            for rule in [&mut fixed as &mut dyn StopRule, &mut *threshold] {
                 let found = greedy(&mut session, &mut self_draft, rule, prompt, &limits);
                 tally.add(&model, prompt, &plain, &found);
                 let found = greedy(&mut session, &mut separate, rule, prompt, &limits);
@@ -139,7 +141,7 @@ impl Target for Uneven<'_> {
 #[test]
 fn what_rows_side_by_side_round_otherwise_is_forgiven_and_what_is_more_is_not() {
     let limits = Limits::new(32, vec![]);
-    let mut rule = FixedLength::new(4).expect("a valid length");
+    let mut rule = FixedLengthConfig { candidate_length: 4 };
     // Where each logit moves by a unit, half of what is forgiven, gaps move by two.
     for (share, is_rounding) in [(0.5, true), (3.0, false)] {
         let mut tally = Tally::default();

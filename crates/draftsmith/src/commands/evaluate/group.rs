@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use draftsmith_data::Prompt;
-use draftsmith_theory::{
-    CostModel, Fit, Interval, Observation, Round, RoundCosts, StopRuleConfig, Trace,
-};
+use draftsmith_theory::{CostFit, CostModel, Interval, Round, RoundCosts, StopRuleConfig, Trace};
 
 use super::Plan;
 use super::expected::{cost_by_time, expected};
@@ -62,11 +60,11 @@ impl<'a> Group<'a> {
 
     /// The cost model of each drafter, over all its settings and the target alone, all prompts
     /// pooled; none where nothing can be fitted.
-    fn fits(&self) -> Vec<(DrafterName, Fit)> {
+    fn fits(&self) -> Vec<(DrafterName, CostFit)> {
         let drafters: BTreeSet<DrafterName> =
             self.plan.settings.iter().map(|setting| setting.drafter).collect();
         let fit = |drafter: DrafterName| {
-            let observations: Vec<Observation> = self
+            let runs: Vec<_> = self
                 .plan
                 .settings
                 .iter()
@@ -74,9 +72,9 @@ impl<'a> Group<'a> {
                 .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter))
                 .flat_map(|(_, runs)| runs)
                 .filter(|run| run.trace.num_tokens > 0)
-                .map(|run| Observation::from(&run.trace))
+                .map(|run| (run.trace.counts(), run.trace.decode_time().as_secs_f64()))
                 .collect();
-            Some((drafter, CostModel::fit(&observations).ok()?))
+            Some((drafter, CostModel::fit(&runs).ok()?))
         };
         let drafters = drafters.into_iter().filter(|drafter| *drafter != DrafterName::None);
         drafters.filter_map(fit).collect()
