@@ -1,8 +1,8 @@
 //! Proposals that are chains: a step of a drafter, a candidate, another step.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftPhase, Drawn, DrawnFrom, Draws, Proposal, SignalNeeds, argmax,
-    largest_prob,
+    CandidateSource, Decoding, DraftPhase, DrawnFrom, DrawnToken, Draws, Proposal, SignalNeeds,
+    SoftmaxSummary, argmax,
 };
 
 use crate::draft_row::{DraftRow, draft_rows};
@@ -19,7 +19,8 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let mut phases = begin_phases(drafter, target, rounds, false);
+    let begin = |round: &mut DraftRound<'_>| DraftPhase::begin(round.rule, round.limits);
+    let mut phases: Vec<DraftPhase> = rounds.iter_mut().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
         let steps_of = pairs.map(|(round, phase)| {
@@ -44,24 +45,6 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     }
 }
 
-/// Begins the draft phases of rounds, in which a head may be asked about candidates although the rule
-/// does not.
-pub(crate) fn begin_phases<T, D: StepDrafter<T> + ?Sized>(
-    drafter: &mut D,
-    target: &mut T,
-    rounds: &mut [DraftRound<'_>],
-    asks_head: bool,
-) -> Vec<DraftPhase> {
-    let begin = |round: &mut DraftRound<'_>| {
-        let phase = DraftPhase::begin(round.rule, round.limits);
-        if phase.needs_step() && (asks_head || phase.needs().acceptance_prob) {
-            drafter.begin_round(target, round.slot, round.tokens.len(), 1);
-        }
-        phase
-    };
-    rounds.iter_mut().map(begin).collect()
-}
-
 /// A step of a drafter, as what a draft phase draws from.
 struct ChainSource<'a, T, D: ?Sized> {
     drafter: &'a mut D,
@@ -76,7 +59,7 @@ struct ChainSource<'a, T, D: ?Sized> {
 impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for ChainSource<'_, T, D> {
     type Error = DecodeError;
 
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, needs: SignalNeeds) -> DrawnToken {
         let probs = self.decoding.sampled_probs(self.row.logits());
         let drawn = draw(self.row.logits(), probs.as_deref(), needs, self.draws);
         self.proposal.push_next(drawn.token_id, probs.map_or(DrawnFrom::OneHot, DrawnFrom::Probs));
@@ -95,14 +78,14 @@ pub(crate) fn draw(
     probs: Option<&[f64]>,
     needs: SignalNeeds,
     draws: &mut dyn Draws,
-) -> Drawn {
+) -> DrawnToken {
     let token_id = match probs {
         Some(probs) => draws.categorical(probs) as u32,
         None => argmax(logits),
     };
     let candidate_prob = || match probs {
         Some(probs) => probs[token_id as usize],
-        None => largest_prob(logits),
+        None => SoftmaxSummary::of(logits).largest_prob,
     };
-    Drawn { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
+    DrawnToken { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
 }

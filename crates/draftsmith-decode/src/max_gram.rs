@@ -7,8 +7,8 @@
 use std::convert::Infallible;
 
 use draftsmith_theory::{
-    Bigrams, CandidateSource, DraftLimits, DraftPhase, DraftSignals, DrafterId, Drawn, DrawnFrom,
-    MaxGram, MaxGramConfig, Proposal, SignalNeeds, StopRule,
+    Bigrams, CandidateSource, DraftLimits, DraftPhase, DraftSignals, DrafterId, DrawnFrom,
+    DrawnToken, MaxGram, MaxGramConfig, Proposal, SignalNeeds, StopRule,
 };
 
 use crate::drafter::{DraftRound, Drafter};
@@ -95,9 +95,9 @@ struct Certain<'a> {
 impl CandidateSource for Certain<'_> {
     type Error = Infallible;
 
-    fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, _needs: SignalNeeds) -> DrawnToken {
         self.proposal.push_next(self.token, DrawnFrom::OneHot);
-        Drawn { token_id: self.token, candidate_prob: None }
+        DrawnToken { token_id: self.token, candidate_prob: None }
     }
 
     fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {

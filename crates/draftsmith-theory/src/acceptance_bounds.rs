@@ -1,17 +1,16 @@
-//! What a divergence, or the draft's entropy alone, tells of the overlap β = Σ min(p, q) = 1 −
-//! TVD(p, q).
+//! Bounds on the overlap β = Σ min(p, q) = 1 − TVD(p, q) from a KL divergence, and SVIP's estimate
+//! from the draft's entropy.
 //!
-//! KL divergences bound the expected acceptance probability from below, in either direction, since
-//! β is symmetric. SVIP (Zhang et al. 2024, section 3) starts from such a bound and replaces what
-//! the draft cannot know by its own entropy: that makes an estimate of it, and no bound. All
-//! divergences and entropies are in nats. `draftsmith inspect` shows both beside the overlap that
-//! was measured.
+//! β is the expected acceptance probability. It is symmetric, so either KL divergence bounds it from
+//! below. SVIP (Zhang et al. 2024, §2) starts from such a bound and replaces the divergence, which
+//! the draft cannot know, by the draft's entropy. The result is an estimate, not a bound.
+//! Divergences and entropies are in nats. `draftsmith inspect` shows both with the
+//! measured overlap.
 
 /// Pinsker: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q); 0 where that is negative, from 2
 /// nats on.
 ///
-/// The better of the two bounds below 1.594 nats. A divergence below 0, as rounding
-/// leaves it, counts as 0.
+/// The better of the two bounds below 1.594 nats. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
@@ -22,8 +21,7 @@ fn pinsker_bound(kl_nats: f64) -> f64 {
 /// Bretagnolle–Huber: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats` = KL(q‖p) or KL(p‖q); positive for any
 /// finite KL.
 ///
-/// The better of the two bounds above 1.594 nats. A divergence below 0, as rounding
-/// leaves it, counts as 0.
+/// The better of the two bounds above 1.594 nats. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
@@ -34,10 +32,10 @@ fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     (-kl_nats).exp() / (1.0 + (-(-kl_nats).exp_m1()).sqrt())
 }
 
-/// The best lower bound on β that the two divergences give, by Pinsker or by Bretagnolle and Huber.
+/// The best lower bound on β from the two divergences, by Pinsker or by Bretagnolle and Huber.
 ///
 /// `draft_to_target_kl_nats` is KL(q‖p) = H(q, p) − H(q) and `target_to_draft_kl_nats` is KL(p‖q),
-/// with q the draft; +∞ for a direction that is not known says nothing.
+/// with q the draft; +∞ for an unknown direction.
 ///
 /// # Panics
 /// If a divergence is NaN.
@@ -48,11 +46,11 @@ pub fn overlap_lower_bound(draft_to_target_kl_nats: f64, target_to_draft_kl_nats
 }
 
 /// SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) = `draft_entropy_nats`
-/// (Zhang et al. 2024, section 3); 0 where that is negative.
+/// (Zhang et al. 2024, §2); 0 where that is negative.
 ///
-/// It is Pinsker's bound with the divergence H(q, p) − H(q) taken to be 2c·H(q). That is an
-/// approximation: a draft that is sure and wrong has no entropy and no overlap, so β may lie on
-/// either side. The authors' code has c = 0.15; the paper takes c into the threshold.
+/// It is Pinsker's bound with 2c·H(q) in place of the divergence H(q, p) − H(q). β may lie on either
+/// side: a confident but wrong draft has neither entropy nor overlap. The authors' code has c = 0.15;
+/// the paper absorbs c into the threshold.
 ///
 /// # Panics
 /// If the entropy or the scale is negative or NaN.
@@ -115,7 +113,7 @@ mod tests {
                 assert!(pinsker_bound(kl) <= most && bretagnolle_huber_bound(kl) <= most);
             }
             let best = overlap_lower_bound(kl, reverse_kl);
-            assert!((0.0..=most).contains(&best), "{best} is no bound on {beta}");
+            assert!((0.0..=most).contains(&best), "{best} does not bound {beta}");
             assert_eq!(best, overlap_lower_bound(reverse_kl, kl));
             assert!(best >= overlap_lower_bound(kl, f64::INFINITY));
             least_slack = least_slack.min(beta - best);
@@ -175,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn disjoint_distributions_are_bounded_by_nothing() {
+    fn disjoint_distributions_have_a_bound_of_zero() {
         let (p, q) = ([0.0, f64::NEG_INFINITY], [f64::NEG_INFINITY, 0.0]);
         assert_eq!(divergence(&q, &p), f64::INFINITY);
         assert_eq!(overlap_lower_bound(divergence(&q, &p), divergence(&p, &q)), 0.0);
@@ -192,11 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn the_entropy_estimate_is_no_bound() {
+    fn the_entropy_estimate_does_not_bound_the_overlap() {
         let logs = |probs: [f64; 2]| probs.map(f64::ln);
         let (sure, other, uniform) = (logs([0.999, 0.001]), logs([0.001, 0.999]), logs([0.5; 2]));
         let estimate = |q: [f64; 2]| entropy_overlap_estimate(entropy_of_log_probs(&q), 0.15);
-        assert!(estimate(sure) > 0.96 && overlap_of(&other, &sure) < 0.01, "sure and wrong");
+        assert!(estimate(sure) > 0.96 && overlap_of(&other, &sure) < 0.01, "confident and wrong");
         assert!(
             estimate(uniform) < 0.7 && overlap_of(&uniform, &uniform) == 1.0,
             "unsure and right"
@@ -205,7 +203,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a divergence is a number")]
-    fn a_divergence_that_is_no_number_is_a_bug() {
+    fn a_nan_divergence_is_a_bug() {
         overlap_lower_bound(0.1, f64::NAN);
     }
 }

@@ -8,7 +8,22 @@
 use serde::{Deserialize, Serialize};
 
 use crate::least_squares::{dot, least_squares, non_negative_least_squares};
-use crate::{Counts, TheoryError};
+use crate::{Counts, TheoryError, Trace};
+
+/// The counts of a run and its time: measured, without prefill, or modelled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TimedCounts {
+    /// The counts.
+    pub counts: Counts,
+    /// The time of all rounds, in seconds.
+    pub seconds: f64,
+}
+
+impl From<&Trace> for TimedCounts {
+    fn from(trace: &Trace) -> Self {
+        Self { counts: trace.counts(), seconds: trace.decode_time().as_secs_f64() }
+    }
+}
 
 /// Seconds of a draft forward, a target forward and a verified row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -45,8 +60,8 @@ impl CostModel {
         dot(&coefficients, &regressors(counts))
     }
 
-    /// The non-negative costs that minimise the sum of squared *relative* errors Σ (t̂/t − 1)² over
-    /// runs, each given as its counts and its decoding time in seconds.
+    /// The non-negative costs that minimise the sum of squared *relative* errors Σ (t̂/t − 1)² over runs,
+    /// usually one for each prompt and setting.
     ///
     /// Relative errors, because timing noise grows with the time; otherwise the longest responses
     /// would dominate. Non-negative costs, because a negative one predicts nonsense for other
@@ -55,19 +70,19 @@ impl CostModel {
     /// # Errors
     /// If a time is not positive and finite, or the runs do not separate the draft's cost from the
     /// target's.
-    pub fn fit(runs: &[(Counts, f64)]) -> Result<CostFit, TheoryError> {
-        for (index, &(_, seconds)) in runs.iter().enumerate() {
+    pub fn fit(runs: &[TimedCounts]) -> Result<CostFit, TheoryError> {
+        for (index, &TimedCounts { seconds, .. }) in runs.iter().enumerate() {
             if !(seconds > 0.0 && seconds.is_finite()) {
                 return Err(TheoryError::RunTime { index, seconds });
             }
         }
         let columns: [Vec<f64>; 3] = std::array::from_fn(|column| {
-            runs.iter().map(|(counts, seconds)| regressors(counts)[column] / seconds).collect()
+            runs.iter().map(|run| regressors(&run.counts)[column] / run.seconds).collect()
         });
         let times = vec![1.0; runs.len()];
 
         if least_squares(&columns, &[0, 1], &times).is_none() {
-            return Err(TheoryError::Collinear { num_runs: runs.len() });
+            return Err(TheoryError::Collinear(runs.len()));
         }
         let rows_separable = least_squares(&columns, &[0, 1, 2], &times).is_some();
         let allowed: &[usize] = if rows_separable { &[0, 1, 2] } else { &[0, 1] };
@@ -80,12 +95,12 @@ impl CostModel {
 }
 
 impl CostFit {
-    fn of(model: CostModel, rows_separable: bool, runs: &[(Counts, f64)]) -> Self {
+    fn of(model: CostModel, rows_separable: bool, runs: &[TimedCounts]) -> Self {
         let num_runs = runs.len() as f64;
-        let mean_seconds = runs.iter().map(|(_, seconds)| seconds).sum::<f64>() / num_runs;
+        let mean_seconds = runs.iter().map(|run| run.seconds).sum::<f64>() / num_runs;
         let (mut unexplained, mut total, mut sum_relative, mut max_relative) =
             (0.0, 0.0, 0.0, 0.0f64);
-        for (counts, seconds) in runs {
+        for TimedCounts { counts, seconds } in runs {
             let error = model.seconds(counts) - seconds;
             let relative = error.abs() / seconds;
             unexplained += error * error;
@@ -114,7 +129,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{DrafterId, Draws, Forwards, Round, SeededDraws, Trace};
+    use crate::{DrafterId, Draws, Forwards, Round, SeededDraws};
 
     const PAPER: CostModel =
         CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
@@ -126,7 +141,7 @@ mod tests {
         extra_rows: bool,
         lengths: &[usize],
         noise: f64,
-    ) -> Vec<(Counts, f64)> {
+    ) -> Vec<TimedCounts> {
         let mut draws = SeededDraws::new(1, &["cost"]);
         let mut runs = Vec::new();
         for &candidate_length in lengths {
@@ -142,13 +157,13 @@ mod tests {
                 };
                 let seconds =
                     model.seconds(&counts) * (1.0 + noise * (2.0 * draws.uniform() - 1.0));
-                runs.push((counts, seconds));
+                runs.push(TimedCounts { counts, seconds });
             }
         }
         runs
     }
 
-    fn fit(runs: &[(Counts, f64)]) -> CostFit {
+    fn fit(runs: &[TimedCounts]) -> CostFit {
         CostModel::fit(runs).expect("separable runs")
     }
 
@@ -212,21 +227,21 @@ mod tests {
     #[test]
     fn one_candidate_length_is_refused() {
         let mut fixed = runs(&PAPER, false, &[5], 0.01);
-        assert_eq!(CostModel::fit(&fixed), Err(TheoryError::Collinear { num_runs: 20 }));
-        for (counts, _) in &mut fixed {
+        assert_eq!(CostModel::fit(&fixed), Err(TheoryError::Collinear(20)));
+        for TimedCounts { counts, .. } in &mut fixed {
             // A last round cut short by the end of the text does not make another candidate length.
             counts.num_draft_forwards -= counts.num_target_forwards % 5;
         }
-        assert!(matches!(CostModel::fit(&fixed), Err(TheoryError::Collinear { .. })));
+        assert!(matches!(CostModel::fit(&fixed), Err(TheoryError::Collinear(_))));
         let plain = runs(&PAPER, false, &[0], 0.0);
-        assert!(matches!(CostModel::fit(&plain), Err(TheoryError::Collinear { .. })));
-        assert!(matches!(CostModel::fit(&[]), Err(TheoryError::Collinear { num_runs: 0 })));
+        assert!(matches!(CostModel::fit(&plain), Err(TheoryError::Collinear(_))));
+        assert!(matches!(CostModel::fit(&[]), Err(TheoryError::Collinear(0))));
     }
 
     #[test]
     fn a_time_must_be_positive() {
         let mut runs = runs(&PAPER, false, &[2, 5], 0.0);
-        runs[3].1 = 0.0;
+        runs[3].seconds = 0.0;
         assert_eq!(CostModel::fit(&runs), Err(TheoryError::RunTime { index: 3, seconds: 0.0 }));
     }
 

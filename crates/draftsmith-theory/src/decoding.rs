@@ -20,7 +20,7 @@ const PENALTIES: RangeInclusive<f64> = 0.01..=100.0;
 
 /// How a model's next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(from = "DecodingInFiles", into = "DecodingInFiles")]
+#[serde(from = "StoredDecoding", into = "StoredDecoding")]
 pub struct Decoding {
     /// How a token is chosen from the penalised logits.
     pub choice: TokenChoice,
@@ -42,24 +42,22 @@ pub enum TokenChoice {
 /// The form in files, where a penalty of 1 is omitted.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum DecodingInFiles {
+enum StoredDecoding {
     Choice(TokenChoice),
     Penalised { choice: TokenChoice, repetition_penalty: f64 },
 }
 
-impl From<DecodingInFiles> for Decoding {
-    fn from(decoding: DecodingInFiles) -> Self {
-        let (choice, repetition_penalty) = match decoding {
-            DecodingInFiles::Choice(choice) => (choice, 1.0),
-            DecodingInFiles::Penalised { choice, repetition_penalty } => {
-                (choice, repetition_penalty)
-            }
+impl From<StoredDecoding> for Decoding {
+    fn from(stored: StoredDecoding) -> Self {
+        let (choice, repetition_penalty) = match stored {
+            StoredDecoding::Choice(choice) => (choice, 1.0),
+            StoredDecoding::Penalised { choice, repetition_penalty: penalty } => (choice, penalty),
         };
         Self { choice, repetition_penalty }
     }
 }
 
-impl From<Decoding> for DecodingInFiles {
+impl From<Decoding> for StoredDecoding {
     fn from(decoding: Decoding) -> Self {
         let Decoding { choice, repetition_penalty } = decoding;
         if decoding.is_penalised() {

@@ -66,22 +66,15 @@ impl DrafterId {
     }
 }
 
-const DRAFT: &str = "draft";
-const SELF_DRAFT: &str = "self_draft_";
-const SMALL_DRAFT: &str = "small_draft";
-const MAX_GRAM: &str = "max_gram";
-const CASCADE: &str = "cascade_";
-const MERGED: &str = "merged_";
-
 impl fmt::Display for DrafterId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Draft => formatter.write_str(DRAFT),
-            Self::SelfDraft { exit_layer } => write!(formatter, "{SELF_DRAFT}{exit_layer}"),
-            Self::SmallDraft => formatter.write_str(SMALL_DRAFT),
-            Self::MaxGram => formatter.write_str(MAX_GRAM),
-            Self::Cascade { number } => write!(formatter, "{CASCADE}{number}"),
-            Self::Merged { number } => write!(formatter, "{MERGED}{number}"),
+            Self::Draft => formatter.write_str("draft"),
+            Self::SelfDraft { exit_layer } => write!(formatter, "self_draft_{exit_layer}"),
+            Self::SmallDraft => formatter.write_str("small_draft"),
+            Self::MaxGram => formatter.write_str("max_gram"),
+            Self::Cascade { number } => write!(formatter, "cascade_{number}"),
+            Self::Merged { number } => write!(formatter, "merged_{number}"),
         }
     }
 }
@@ -91,16 +84,18 @@ impl FromStr for DrafterId {
 
     fn from_str(name: &str) -> Result<Self, TheoryError> {
         let known = match name {
-            DRAFT => Some(Self::Draft),
-            SMALL_DRAFT => Some(Self::SmallDraft),
-            MAX_GRAM => Some(Self::MaxGram),
-            _ => {
-                let number = |prefix| name.strip_prefix(prefix)?.parse().ok();
-                let exit = number(SELF_DRAFT).map(|exit_layer| Self::SelfDraft { exit_layer });
-                let cascade = || number(CASCADE).map(|number| Self::Cascade { number });
-                let merged = || number(MERGED).map(|number| Self::Merged { number });
-                exit.or_else(cascade).or_else(merged)
-            }
+            "draft" => Some(Self::Draft),
+            "small_draft" => Some(Self::SmallDraft),
+            "max_gram" => Some(Self::MaxGram),
+            _ => name.rsplit_once('_').and_then(|(kind, number)| {
+                let number = number.parse().ok()?;
+                match kind {
+                    "self_draft" => Some(Self::SelfDraft { exit_layer: number }),
+                    "cascade" => Some(Self::Cascade { number }),
+                    "merged" => Some(Self::Merged { number }),
+                    _ => None,
+                }
+            }),
         };
         // `+1` and `01` parse as numbers but are not written that way.
         known

@@ -25,16 +25,6 @@ pub trait Draws {
     fn categorical(&mut self, weights: &[f64]) -> usize;
 }
 
-impl<D: Draws + ?Sized> Draws for &mut D {
-    fn bernoulli(&mut self, prob: f64) -> bool {
-        (**self).bernoulli(prob)
-    }
-
-    fn categorical(&mut self, weights: &[f64]) -> usize {
-        (**self).categorical(weights)
-    }
-}
-
 /// Reproducible draws: a ChaCha8 generator keyed by a seed and a named stream.
 ///
 /// Each (seed, stream) has a separate generator, so the draws of a row do not depend on the rows

@@ -3,7 +3,7 @@
 //! These come from outside, so bad ones are errors. A slice of the wrong length is a bug in the
 //! caller and panics instead.
 
-use crate::Counts;
+use crate::{Counts, DrafterId};
 
 /// An invalid setting, or measurements that do not determine the answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -73,11 +73,8 @@ pub enum TheoryError {
         recorded: usize,
     },
     /// Costs that lack a drafter's forwards.
-    #[error("the cost of a forward of the drafter `{drafter}` is unknown")]
-    NoDraftPrice {
-        /// The drafter's name.
-        drafter: String,
-    },
+    #[error("the cost of a forward of the drafter `{0}` is unknown")]
+    UnknownCost(DrafterId),
     /// A replay of a rule that reads an acceptance head, from recordings without one.
     #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]
     NoHeadRecorded,
@@ -148,16 +145,13 @@ pub enum TheoryError {
     /// Draft and target forwards in (nearly) one proportion in all runs, so that their costs cannot
     /// be separated.
     #[error(
-        "`{num_runs}` runs do not separate the draft's cost from the target's: \
+        "`{0}` runs do not separate the draft's cost from the target's: \
          pool runs of several candidate lengths"
     )]
-    Collinear {
-        /// The number of runs.
-        num_runs: usize,
-    },
+    Collinear(usize),
     /// A number outside its interval.
     #[error("an interval must be finite and hold its value, not `{value}` in `{low}` to `{high}`")]
-    Interval {
+    Estimate {
         /// The number.
         value: f64,
         /// The lower end.

@@ -1,13 +1,6 @@
 //! Ridge regression with many outputs: the best linear map from one set of vectors to another, with a
 //! penalty on its size.
 
-/// A symmetric positive definite matrix as L·Lᵀ.
-struct Cholesky {
-    /// In row-major order; entries right of the diagonal are not read.
-    lower: Vec<f64>,
-    size: usize,
-}
-
 /// Solves (G + s·ḡ·1)·W = C, where ḡ is the mean of G's diagonal. With the Gram matrix G = XᵀX and C =
 /// XᵀY this is ridge regression of Y on X, with a strength s that is independent of the number of
 /// rows and their scale. None if the matrix is not positive definite, for example without rows.
@@ -21,53 +14,53 @@ pub fn ridge(gram: &[f64], cross: &[f64], size: usize, strength: f64) -> Option<
     assert_eq!(gram.len(), size * size, "a square matrix");
     assert!(size > 0 && cross.len().is_multiple_of(size), "a row of each input");
     let mean = (0..size).map(|i| gram[i * size + i]).sum::<f64>() / size as f64;
-    let mut held = gram.to_vec();
-    (0..size).for_each(|i| held[i * size + i] += strength * mean);
-    Some(Cholesky::of(held, size)?.solve(cross.to_vec()))
+    let mut penalised = gram.to_vec();
+    (0..size).for_each(|i| penalised[i * size + i] += strength * mean);
+    let lower = cholesky(penalised, size)?;
+    Some(solve(&lower, size, cross.to_vec()))
 }
 
-impl Cholesky {
-    fn of(mut matrix: Vec<f64>, size: usize) -> Option<Self> {
-        for i in 0..size {
-            let (above, rest) = matrix.split_at_mut(i * size);
-            let row = &mut rest[..size];
-            for j in 0..i {
-                let other = &above[j * size..][..j + 1];
-                row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
-            }
-            let square = row[i] - dot(&row[..i], &row[..i]);
-            // Also false of NaN.
-            if !(square > 0.0 && square.is_finite()) {
-                return None;
-            }
-            row[i] = square.sqrt();
+/// The factor L of a symmetric positive definite matrix L·Lᵀ, in row-major order; entries right of the
+/// diagonal are not meaningful. None if the matrix is not positive definite.
+fn cholesky(mut matrix: Vec<f64>, size: usize) -> Option<Vec<f64>> {
+    for i in 0..size {
+        let (above, rest) = matrix.split_at_mut(i * size);
+        let row = &mut rest[..size];
+        for j in 0..i {
+            let other = &above[j * size..][..j + 1];
+            row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
         }
-        Some(Self { lower: matrix, size })
+        let square = row[i] - dot(&row[..i], &row[..i]);
+        // NaN fails this too.
+        if !(square > 0.0 && square.is_finite()) {
+            return None;
+        }
+        row[i] = square.sqrt();
     }
+    Some(matrix)
+}
 
-    /// Solves L·Lᵀ·X = B in place.
-    fn solve(&self, mut b: Vec<f64>) -> Vec<f64> {
-        let Self { lower, size } = self;
-        let (size, outputs) = (*size, b.len() / *size);
-        let at = |i: usize, k: usize| lower[i * size + k];
-        for i in 0..size {
-            let (above, rest) = b.split_at_mut(i * outputs);
-            let row = &mut rest[..outputs];
-            for k in 0..i {
-                subtract(row, at(i, k), &above[k * outputs..][..outputs]);
-            }
-            row.iter_mut().for_each(|value| *value /= at(i, i));
+/// Solves L·Lᵀ·X = B in place.
+fn solve(lower: &[f64], size: usize, mut b: Vec<f64>) -> Vec<f64> {
+    let outputs = b.len() / size;
+    let at = |i: usize, k: usize| lower[i * size + k];
+    for i in 0..size {
+        let (above, rest) = b.split_at_mut(i * outputs);
+        let row = &mut rest[..outputs];
+        for k in 0..i {
+            subtract(row, at(i, k), &above[k * outputs..][..outputs]);
         }
-        for i in (0..size).rev() {
-            let (upper, below) = b.split_at_mut((i + 1) * outputs);
-            let row = &mut upper[i * outputs..];
-            for k in i + 1..size {
-                subtract(row, at(k, i), &below[(k - i - 1) * outputs..][..outputs]);
-            }
-            row.iter_mut().for_each(|value| *value /= at(i, i));
-        }
-        b
+        row.iter_mut().for_each(|value| *value /= at(i, i));
     }
+    for i in (0..size).rev() {
+        let (upper, below) = b.split_at_mut((i + 1) * outputs);
+        let row = &mut upper[i * outputs..];
+        for k in i + 1..size {
+            subtract(row, at(k, i), &below[(k - i - 1) * outputs..][..outputs]);
+        }
+        row.iter_mut().for_each(|value| *value /= at(i, i));
+    }
+    b
 }
 
 fn subtract(row: &mut [f64], times: f64, other: &[f64]) {

@@ -17,25 +17,25 @@ use crate::least_squares::non_negative_least_squares;
 use crate::serialized::deserialize_by_new;
 use crate::{CostModel, DrafterId, Forwards, MAX_DRAFTERS, Round, TheoryError};
 
-/// Seconds of a draft forward, by drafter.
-pub type DraftSeconds = BTreeMap<DrafterId, f64>;
-
 /// Seconds of draft forwards, and of verifications of 1, 2, … rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RoundCosts {
-    draft_seconds: DraftSeconds,
+    draft_seconds: BTreeMap<DrafterId, f64>,
     verify_seconds: Vec<f64>,
 }
 
-deserialize_by_new!(RoundCosts { draft_seconds: DraftSeconds, verify_seconds: Vec<f64> });
+deserialize_by_new!(RoundCosts { draft_seconds: BTreeMap<DrafterId, f64>, verify_seconds: Vec<f64> });
 
 impl RoundCosts {
     /// Costs of draft forwards and of verifications of 1, 2, … rows. Beyond the last, each row adds
     /// the mean increase.
     ///
     /// # Errors
-    /// If there is no verification, or a time is negative or not finite.
-    pub fn new(draft_seconds: DraftSeconds, verify_seconds: Vec<f64>) -> Result<Self, TheoryError> {
+    /// Without verifications, or if a time is negative or not finite.
+    pub fn new(
+        draft_seconds: BTreeMap<DrafterId, f64>,
+        verify_seconds: Vec<f64>,
+    ) -> Result<Self, TheoryError> {
         let is_time = |seconds: &f64| *seconds >= 0.0 && seconds.is_finite();
         if verify_seconds.is_empty() || !draft_seconds.values().chain(&verify_seconds).all(is_time)
         {
@@ -49,7 +49,7 @@ impl RoundCosts {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn from_points(
-        draft_seconds: DraftSeconds,
+        draft_seconds: BTreeMap<DrafterId, f64>,
         mut points: Vec<(usize, f64)>,
     ) -> Result<Self, TheoryError> {
         points.retain(|(rows, _)| *rows > 0);
@@ -74,7 +74,7 @@ impl RoundCosts {
     /// As [`new`](Self::new).
     pub fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self, TheoryError> {
         let verify = |rows| line.target_seconds + rows * line.row_seconds;
-        let draft_seconds = DraftSeconds::from([(drafter, line.draft_seconds)]);
+        let draft_seconds = BTreeMap::from([(drafter, line.draft_seconds)]);
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
     }
 
@@ -99,7 +99,7 @@ impl RoundCosts {
     /// If it is unknown.
     pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
         let known = self.draft_seconds.get(&drafter).copied();
-        known.ok_or_else(|| TheoryError::NoDraftPrice { drafter: drafter.to_string() })
+        known.ok_or_else(|| TheoryError::UnknownCost(drafter))
     }
 
     /// The same costs with this t_draft of a drafter.
@@ -171,7 +171,7 @@ impl RoundCosts {
 }
 
 /// Seconds of a forward of each drafter in these rounds.
-fn draft_seconds_of(rounds: &[&Round]) -> Option<DraftSeconds> {
+fn draft_seconds_of(rounds: &[&Round]) -> Option<BTreeMap<DrafterId, f64>> {
     let mut total = Forwards::default();
     for (drafter, count) in rounds.iter().flat_map(|round| round.forwards.iter()) {
         total.add(drafter, count);
@@ -179,10 +179,10 @@ fn draft_seconds_of(rounds: &[&Round]) -> Option<DraftSeconds> {
     let spent: Vec<f64> = rounds.iter().map(|round| round.draft_time.as_secs_f64()).collect();
     let drafters: Vec<(DrafterId, usize)> = total.iter().collect();
     match drafters[..] {
-        [] => return Some(DraftSeconds::new()),
+        [] => return Some(BTreeMap::new()),
         [(drafter, count)] => {
             let spent: f64 = spent.iter().sum();
-            return Some(DraftSeconds::from([(drafter, spent / count as f64)]));
+            return Some(BTreeMap::from([(drafter, spent / count as f64)]));
         }
         _ => (),
     }
@@ -204,8 +204,8 @@ mod tests {
 
     const EXIT: DrafterId = DrafterId::SelfDraft { exit_layer: 2 };
 
-    fn draft(seconds: f64) -> DraftSeconds {
-        DraftSeconds::from([(DrafterId::Draft, seconds)])
+    fn draft(seconds: f64) -> BTreeMap<DrafterId, f64> {
+        BTreeMap::from([(DrafterId::Draft, seconds)])
     }
 
     fn close(found: f64, expected: f64) {
@@ -292,7 +292,7 @@ mod tests {
         // Forwards in one proportion do not separate the drafters' costs.
         assert_eq!(RoundCosts::of_rounds(&[round(1, 4), round(2, 8)]), None);
         let one = RoundCosts::new(draft(0.009), vec![0.1]).expect("times");
-        let refused = TheoryError::NoDraftPrice { drafter: EXIT.to_string() };
+        let refused = TheoryError::UnknownCost(EXIT);
         assert_eq!(one.seconds(&rounds), Err(refused.clone()));
         assert_eq!(one.line(EXIT), Err(refused));
     }

@@ -70,21 +70,19 @@ impl Sampling {
         let Some(top_k) = self.top_k.filter(|&top_k| top_k < logits.len()) else {
             let (mut weights, total) = exponentials::weights(logits, largest, self.temperature);
             let total = checked_total(total);
-            if self.top_p >= 1.0 && self.min_p.is_some() {
-                let all = weights.iter().copied().enumerate();
-                let kept = all.filter(|token| self.is_likely(token)).collect();
-                return spread(weights, kept);
-            }
-            if self.top_p >= 1.0 {
+            if self.top_p >= 1.0 && self.min_p.is_none() {
                 // Products are much cheaper than divisions, with one rounding more.
                 let scale = total.recip();
                 weights.iter_mut().for_each(|weight| *weight *= scale);
                 return weights;
             }
             let all = weights.iter().copied().enumerate();
-            let mut kept = nucleus(all, total, logits.len(), self.top_p);
-            kept.retain(|token| self.is_likely(token));
-            return spread(weights, kept);
+            let kept = if self.top_p < 1.0 {
+                nucleus(all, total, logits.len(), self.top_p)
+            } else {
+                all.filter(|(_, weight)| self.is_likely(*weight)).collect()
+            };
+            return self.spread(weights, kept);
         };
 
         let smallest_kept = kth_largest(logits, top_k);
@@ -98,30 +96,29 @@ impl Sampling {
         if self.top_p < 1.0 {
             kept = nucleus(kept.iter().copied(), checked_total(total), kept.len(), self.top_p);
         }
-        // `spread` checks for NaN.
-        kept.retain(|token| self.is_likely(token) || token.1.is_nan());
-        spread(vec![0.0; logits.len()], kept)
+        self.spread(vec![0.0; logits.len()], kept)
     }
 
     /// Whether min-p keeps a token with this weight, if the most probable token has weight 1.
-    fn is_likely(&self, (_, weight): &Token) -> bool {
-        self.min_p.is_none_or(|min_p| *weight >= min_p)
+    fn is_likely(&self, weight: f64) -> bool {
+        self.min_p.is_none_or(|min_p| weight >= min_p)
+    }
+
+    /// Sets `row` to the normalised weights of the kept tokens after min-p, and 0 elsewhere.
+    fn spread(&self, mut row: Vec<f64>, mut kept: Vec<Token>) -> Vec<f64> {
+        kept.retain(|(_, weight)| self.is_likely(*weight) || weight.is_nan());
+        let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
+        row.fill(0.0);
+        for (index, weight) in kept {
+            row[index] = weight / total;
+        }
+        row
     }
 }
 
 fn checked_total(total: f64) -> f64 {
     assert!(total.is_finite(), "logits must not be NaN");
     total
-}
-
-/// Sets `row` to the kept tokens' weights, normalised, and 0 elsewhere.
-fn spread(mut row: Vec<f64>, kept: Vec<Token>) -> Vec<f64> {
-    let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
-    row.fill(0.0);
-    for (index, weight) in kept {
-        row[index] = weight / total;
-    }
-    row
 }
 
 #[cfg(test)]

@@ -54,7 +54,6 @@ pub use rejection_threshold::RejectionThresholdConfig;
 pub use rule::{Bounds, RoundEnd, StopRule};
 pub use signals::{
     AcceptanceSignal, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary,
-    largest_prob,
 };
 
 /// Makes the table from lines `Rule(Settings): Name, …;`, in the order in which rules are shown.
@@ -92,6 +91,14 @@ macro_rules! stop_rules {
                 match self {
                     $(Self::$rule(config) => config,)+
                 }
+            }
+
+            /// The rule's name in results.
+            pub fn name(&self) -> StopRuleName {
+                let entries = match self {
+                    $(Self::$rule(_) => $config::ENTRIES,)+
+                };
+                entries[self.settings().form()].name
             }
         }
 
@@ -142,11 +149,6 @@ impl StopRuleConfig {
     /// minimum worth of a draft forward in tokens.
     pub fn parameter(&self) -> f64 {
         self.settings().parameter()
-    }
-
-    /// The rule's name in results.
-    pub fn name(&self) -> StopRuleName {
-        self.settings().name()
     }
 }
 

@@ -4,7 +4,6 @@
 //! tokens cut by an end-of-sequence token or the token limit count as discarded.
 
 use std::iter::Sum;
-use std::ops::AddAssign;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,7 @@ use crate::{DrafterId, Forwards, RoundEnd, TheoryError};
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Round {
-    /// Candidates drafted and verified; 0 when the target decodes alone.
+    /// Candidates drafted and verified; 0 if the target decodes by itself.
     pub num_drafted: usize,
     /// Candidates on the longest path; in a chain, all.
     pub depth: usize,
@@ -106,19 +105,9 @@ impl Trace {
         (self.num_tokens > 0).then(|| self.num_tokens as f64 / cost)
     }
 
-    /// Time of all draft phases.
-    pub fn draft_time(&self) -> Duration {
-        self.rounds.iter().map(|round| round.draft_time).sum()
-    }
-
-    /// Time of all target forwards and verifications.
-    pub fn verify_time(&self) -> Duration {
-        self.rounds.iter().map(|round| round.verify_time).sum()
-    }
-
     /// Time of all rounds, without prefill.
     pub fn decode_time(&self) -> Duration {
-        self.draft_time() + self.verify_time()
+        self.rounds.iter().map(|round| round.draft_time + round.verify_time).sum()
     }
 }
 
@@ -219,22 +208,15 @@ impl Counts {
     }
 }
 
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Self) {
-        self.num_tokens += other.num_tokens;
-        self.num_target_forwards += other.num_target_forwards;
-        self.num_draft_forwards += other.num_draft_forwards;
-        self.num_drafted += other.num_drafted;
-        self.num_accepted += other.num_accepted;
-        self.num_discarded += other.num_discarded;
-    }
-}
-
 impl Sum for Counts {
     fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |mut total, counts| {
-            total += counts;
-            total
+        counts.fold(Self::default(), |total, counts| Self {
+            num_tokens: total.num_tokens + counts.num_tokens,
+            num_target_forwards: total.num_target_forwards + counts.num_target_forwards,
+            num_draft_forwards: total.num_draft_forwards + counts.num_draft_forwards,
+            num_drafted: total.num_drafted + counts.num_drafted,
+            num_accepted: total.num_accepted + counts.num_accepted,
+            num_discarded: total.num_discarded + counts.num_discarded,
         })
     }
 }

@@ -25,8 +25,8 @@ use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
 use self::models::check_models;
+use crate::names::DrafterName;
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::DrafterName;
 use crate::workspace::Workspace;
 
 /// What was trained for a pair.
@@ -70,15 +70,16 @@ impl Exports {
         Ok(Self { head, draft_tokens, adapters, ..Self::none() })
     }
 
-    /// The same with what the recipe's evaluation has besides: prompt lookup, and cascades.
+    /// Adds the evaluation's prompt lookup, cascades, merged drafts and small draft.
     ///
     /// # Errors
-    /// If a table of bigrams or a small draft cannot be read, or a cascade asks for what there is not.
+    /// If a cascade or merged draft names a missing drafter, or a file cannot be read.
     pub(crate) fn with_others(
         self,
         evaluate: &EvaluateRecipe,
         workspace: &Workspace,
     ) -> Result<Self> {
+        self.check_drafters(evaluate, workspace)?;
         let read = || Lookup::of_recipe(evaluate, workspace);
         let lookup = evaluate.max_gram.as_ref().map(|_| read()).transpose()?;
         let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
@@ -90,15 +91,8 @@ impl Exports {
         Self { lookup, cascades, ..self }.with_small_draft(drafters, workspace)
     }
 
-    /// Checks that cascades and merged drafts name drafters that there are.
-    ///
-    /// # Errors
-    /// If one does not.
-    pub(crate) fn check_drafters(
-        &self,
-        evaluate: &EvaluateRecipe,
-        workspace: &Workspace,
-    ) -> Result<()> {
+    /// Checks that the drafters of cascades and merged drafts exist.
+    fn check_drafters(&self, evaluate: &EvaluateRecipe, workspace: &Workspace) -> Result<()> {
         let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
         let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
         let all = of_cascades.chain(of_merged);
@@ -123,12 +117,12 @@ impl Exports {
         Ok(())
     }
 
-    /// The adapter behind so many of the target's layers.
+    /// The adapter behind this exit layer.
     fn adapter_behind(&self, exit_layer: usize) -> Option<&AdapterExport> {
         self.adapters.iter().find(|adapter| adapter.config.exit_layer == exit_layer)
     }
 
-    /// The same with the small draft, if it is among these drafters.
+    /// Adds the small draft, if it is among these drafters.
     ///
     /// # Errors
     /// If it cannot be read, or is of another tokenizer.
@@ -177,30 +171,22 @@ impl Exports {
         self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
     }
 
-    /// What the target and drafters are known by together: their weights, and what a draft may draw.
+    /// A hash of the weights of the target and a draft or self-draft, and of what that may draw.
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub(crate) fn models_hash(
-        &self,
-        drafters: &[DrafterId],
-        workspace: &Workspace,
-    ) -> Result<String> {
-        let mut all = vec![workspace.target_hash()?.to_owned()];
-        for drafter in drafters {
-            let hash = match drafter {
-                DrafterId::Draft => workspace
-                    .draft_hash()?
-                    .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
-                DrafterId::SmallDraft => workspace.small_draft_hash()?.map(str::to_owned),
-                DrafterId::SelfDraft { exit_layer } => self
-                    .adapter_behind(*exit_layer)
-                    .map(|it| workspace.adapter_hash(&it.dir, &it.config))
-                    .transpose()?,
-                DrafterId::MaxGram | DrafterId::Cascade { .. } | DrafterId::Merged { .. } => None,
-            };
-            all.extend(hash);
-        }
+    pub(crate) fn models_hash(&self, drafter: DrafterId, workspace: &Workspace) -> Result<String> {
+        let target = workspace.target_hash()?;
+        let hash = match drafter {
+            DrafterId::SelfDraft { exit_layer } => self
+                .adapter_behind(exit_layer)
+                .map(|it| workspace.adapter_hash(&it.dir, &it.config))
+                .transpose()?,
+            _ => workspace
+                .draft_hash()?
+                .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
+        };
+        let all = [target.to_owned(), hash.unwrap_or_default()];
         Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 
@@ -349,16 +335,6 @@ impl HeadExport {
     /// If it is missing, broken, or for another hidden size.
     pub(crate) fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
         let (config, head) = workspace.head(dir, hidden_size)?;
-        if let Some(found) = config.target_hidden_size {
-            let expected = workspace.target_shape()?.hidden_size;
-            if found != expected {
-                bail!(
-                    "the head in `{}` reads hidden states of a target of width {found}, this one's \
-                     have {expected}; hint: train it again for this target",
-                    dir.display()
-                );
-            }
-        }
         Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
     }
 }

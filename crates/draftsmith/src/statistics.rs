@@ -1,9 +1,6 @@
-//! The statistics of what is shown and promised: bootstrap intervals over prompts, and medians.
+//! Statistics of reported numbers: bootstrap intervals over prompts, and medians.
 
-use anyhow::Result;
-use draftsmith_theory::{Interval, bootstrap};
-
-use crate::results::Estimate;
+use draftsmith_theory::{Estimate, bootstrap};
 
 /// Resamples of a bootstrap interval that is shown.
 const NUM_RESAMPLES: usize = 2000;
@@ -20,7 +17,7 @@ pub(crate) fn shown_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     bootstrap(num_prompts, NUM_RESAMPLES, seed, LEVEL, statistic)
 }
 
@@ -29,23 +26,8 @@ pub(crate) fn promise_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     bootstrap(num_prompts, NUM_PROMISE_RESAMPLES, seed, PROMISE_LEVEL, statistic)
-}
-
-/// An estimate as an interval that holds its value.
-///
-/// # Errors
-/// If it does not.
-pub(crate) fn interval_of(estimate: &Estimate) -> Result<Interval> {
-    Ok(Interval::new(estimate.value, estimate.low, estimate.high)?)
-}
-
-impl From<Interval> for Estimate {
-    fn from(interval: Interval) -> Self {
-        let Interval { value, low, high } = interval;
-        Self { value, low, high }
-    }
 }
 
 /// The median; None of nothing.

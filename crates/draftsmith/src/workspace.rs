@@ -34,7 +34,7 @@ use crate::console::Console;
 use crate::ends::{Ends, StopText};
 use crate::hub::{Wanted, model_dir};
 use crate::pair::Pair;
-use crate::prompts::reading::files_of;
+use crate::prompt_files::files_of;
 use crate::text_side::TextSide;
 
 /// The inputs of a run, on its devices.

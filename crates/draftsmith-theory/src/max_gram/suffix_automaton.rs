@@ -8,12 +8,24 @@
 use std::collections::HashMap;
 
 /// The state of the empty string.
-pub(super) const ROOT: u32 = 0;
+const ROOT: u32 = 0;
 /// No state, and no edge.
 const NONE: u32 = u32::MAX;
 
+/// A suffix of the sequence that occurs in the searched text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Match {
+    pub(super) state: u32,
+    pub(super) len: usize,
+}
+
+impl Match {
+    /// The empty string.
+    pub(super) const EMPTY: Self = Self { state: ROOT, len: 0 };
+}
+
 #[derive(Debug, Clone, Copy)]
-struct State {
+struct Substrings {
     /// The length of its longest substring.
     len: u32,
     link: u32,
@@ -46,7 +58,7 @@ struct Growth {
 /// The substrings of a sequence.
 #[derive(Debug, Clone)]
 pub(super) struct SuffixAutomaton {
-    states: Vec<State>,
+    states: Vec<Substrings>,
     edges: Vec<Edge>,
     edge_of: HashMap<(u32, u32), u32>,
     /// The state of the whole sequence.
@@ -61,7 +73,7 @@ impl SuffixAutomaton {
     /// The automaton of the empty sequence.
     pub(super) fn new() -> Self {
         Self {
-            states: vec![State { len: 0, link: NONE, first_end: 0, edges: NONE }],
+            states: vec![Substrings { len: 0, link: NONE, first_end: 0, edges: NONE }],
             edges: Vec::new(),
             edge_of: HashMap::new(),
             whole: ROOT,
@@ -85,7 +97,7 @@ impl SuffixAutomaton {
             relinked: None,
         };
         let len = self.states[self.whole as usize].len + 1;
-        let new = self.add_state(State { len, link: ROOT, first_end: len, edges: NONE });
+        let new = self.add_state(Substrings { len, link: ROOT, first_end: len, edges: NONE });
         let mut at = self.whole;
         while at != NONE && !self.edge_of.contains_key(&(at, token)) {
             self.add_edge(at, token, new);
@@ -99,7 +111,7 @@ impl SuffixAutomaton {
             } else {
                 // The substrings of `next` up to this length now end here too.
                 let shorter =
-                    self.add_state(State { len, edges: NONE, ..self.states[next as usize] });
+                    self.add_state(Substrings { len, edges: NONE, ..self.states[next as usize] });
                 self.copy_edges(next, shorter);
                 self.redirect(at, token, next, shorter);
                 let link = &mut self.states[next as usize].link;
@@ -140,16 +152,16 @@ impl SuffixAutomaton {
         }
     }
 
-    /// The longest suffix that occurs before the end: its state and length.
-    pub(super) fn repeated_suffix(&self) -> (u32, usize) {
-        self.shorter(self.whole).unwrap_or((ROOT, 0))
+    /// The longest suffix that occurs before the end.
+    pub(super) fn repeated_suffix(&self) -> Match {
+        self.shorter(self.whole).unwrap_or(Match::EMPTY)
     }
 
-    /// The longest suffix of a state's substrings that belongs to another state, as state and length;
-    /// None for the empty string.
-    pub(super) fn shorter(&self, state: u32) -> Option<(u32, usize)> {
-        let link = self.states[state as usize].link;
-        (link != NONE).then(|| (link, self.states[link as usize].len as usize))
+    /// The longest suffix of a state's substrings that belongs to another state; None for the empty
+    /// string.
+    pub(super) fn shorter(&self, state: u32) -> Option<Match> {
+        let state = self.states[state as usize].link;
+        (state != NONE).then(|| Match { state, len: self.states[state as usize].len as usize })
     }
 
     /// The state of a state's substrings followed by a token, if they occur.
@@ -162,7 +174,7 @@ impl SuffixAutomaton {
         self.states[state as usize].first_end as usize
     }
 
-    fn add_state(&mut self, state: State) -> u32 {
+    fn add_state(&mut self, state: Substrings) -> u32 {
         self.states.push(state);
         (self.states.len() - 1) as u32
     }

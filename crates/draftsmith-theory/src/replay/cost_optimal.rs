@@ -1,39 +1,41 @@
-//! Cost-optimal stopping, fitted to recordings: its estimates, and the fixed point of what a token
-//! costs.
+//! Fits [`CostOptimalConfig`] to recordings: its estimates, and λ as a fixed point.
 
-use super::step_function::fit_steps;
 use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
+use crate::isotonic::{Block, Observed, isotonic_blocks};
 use crate::{
-    AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StopRuleConfig,
-    TheoryError,
+    AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StepFunction,
+    StopRuleConfig, TheoryError,
 };
 
-/// Steps towards the fixed point; a handful are enough.
-const MAX_STEPS: usize = 30;
-/// The price of a row, in its average cost.
+/// The maximum number of iterations to the fixed point; a few suffice.
+const MAX_ITERATIONS: usize = 30;
+/// The costs of a row to try, as shares of its mean cost.
 const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
-/// Seconds a token that change by less than this share change no decision.
-const CLOSE_ENOUGH: f64 = 1e-9;
+/// The relative change of λ that counts as converged.
+const TOLERANCE: f64 = 1e-9;
+/// The maximum number of steps of a fitted function.
+const MAX_STEPS: usize = 16;
+/// The minimum number of observations of a step.
+const MIN_OBSERVATIONS: f64 = 25.0;
 
-/// The rule found, and what a token costs under it.
+/// A fitted rule and its λ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostOptimum {
-    /// The rule, with its estimates and the least worth of a draft forward.
+    /// The rule.
     pub config: CostOptimalConfig,
-    /// λ: modelled seconds a token on the recordings it was fitted to.
+    /// λ: modelled seconds per token on the recordings of the fit.
     pub seconds_per_token: f64,
 }
 
-/// Fits [`CostOptimalConfig`](crate::CostOptimalConfig) that reads `signal` to recordings, where costs are
-/// `costs`: how likely candidates are accepted given the signal, and λ, the seconds a token costs,
-/// with which the rule does what λ says. Of the values met on the way to the fixed point the best
-/// is kept.
+/// Fits a [`CostOptimalConfig`] that reads `signal`: the acceptance probabilities given the signal, and
+/// the seconds per token λ such that the rule with λ achieves λ. Returns the best rule of the iteration
+/// to that fixed point.
 ///
 /// # Errors
-/// If the recordings are empty or have no head where `signal` is its prediction, `bounds` go beyond
-/// them, or `costs` has no price for their drafter.
+/// If the recordings are empty, lack a head that `signal` needs, or are shorter than `bounds`, or if
+/// `costs` lacks their drafter.
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
@@ -43,14 +45,14 @@ pub fn cost_optimal(
     if signal.needs().acceptance_prob && recordings.head.is_none() {
         return Err(TheoryError::NoHeadRecorded);
     }
-    let fit = |signal_of: &dyn Fn(Place<'_>) -> Option<f64>, outcome| {
+    let fit = |signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>, outcome| {
         fit_steps(outcomes(recordings, signal_of, outcome)).ok_or(TheoryError::NothingRecorded)
     };
-    let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
+    let own = |place: &RecordedPlace| signal.of(drafted(place));
     let estimate = fit(&own, 0..1)?;
-    // A head that predicts for a candidate once it is read: then one more can be drawn, and a
-    // forward brings a second. All else is about the candidate that is drawn, and a forward brings
-    // the next.
+    // A head that predicts a candidate after reading it is one candidate behind: the next candidate can
+    // be drawn at once, and another forward brings the second. Other signals belong to the candidate
+    // being drawn, and another forward brings the next.
     let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
             let next = fit(&own, 1..2)?;
@@ -69,11 +71,11 @@ pub fn cost_optimal(
     let draft_seconds = costs.draft_seconds(recordings.drafter)?;
     let plain = seconds_per_token(&recordings.plain(costs));
     let mut best: Option<CostOptimum> = None;
-    // Rows that cost in steps have no one price: several are tried.
+    // A row has no single cost if costs rise in steps, so several are tried.
     for row_share in ROW_SHARES {
         let row_seconds = row_share * costs.row_seconds();
         let mut lambda = plain;
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_ITERATIONS {
             let config = CostOptimalConfig {
                 signal,
                 least_worth: (draft_seconds + row_seconds) / lambda,
@@ -91,7 +93,7 @@ pub fn cost_optimal(
             if best.as_ref().is_none_or(|best| found < best.seconds_per_token) {
                 best = Some(CostOptimum { config, seconds_per_token: found });
             }
-            if change < CLOSE_ENOUGH {
+            if change < TOLERANCE {
                 break;
             }
         }
@@ -102,27 +104,36 @@ pub fn cost_optimal(
     best.ok_or(TheoryError::NothingRecorded)
 }
 
-/// A place whose prefix a round may have accepted.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    /// The response's places at which something is drafted.
-    places: &'a [RecordedPlace],
-    at: usize,
+/// Fits a monotone step function to pairs of a signal and an outcome by isotonic regression on steps
+/// of about equally many pairs. It rises or falls with the sign of the pairs' covariance. `None`
+/// without pairs.
+fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
+    pairs.retain(|(signal, _)| signal.is_finite());
+    let rises = covariance(&pairs) >= 0.0;
+    let observed = pairs.into_iter().map(|(at, outcome)| Observed { at, outcome, weight: 1.0 });
+    let blocks = isotonic_blocks(observed.collect(), MAX_STEPS, MIN_OBSERVATIONS, rises);
+    let edges = blocks.iter().skip(1).map(|block| block.from).collect();
+    StepFunction::new(edges, blocks.iter().map(Block::mean).collect()).ok()
 }
 
-/// Of every place: its signal (what a head predicts that reads where a round began, in the round
-/// that begins there), with 1 where the candidates at `ahead` places from it are all
-/// accepted, else 0. Where `ahead` begins beyond the place itself, only places whose own candidate
-/// is accepted count: the chance is given that.
+fn covariance(pairs: &[(f64, f64)]) -> f64 {
+    let count = pairs.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>() / count;
+    let (signal, outcome) = (mean(|pair| pair.0), mean(|pair| pair.1));
+    pairs.iter().map(|pair| (pair.0 - signal) * (pair.1 - outcome)).sum()
+}
+
+/// Each position's signal, with 1 if the candidates at offsets `ahead` are all accepted, else 0, for
+/// positions whose candidates before `ahead` are all accepted.
 fn outcomes(
     recordings: &Recordings,
-    signal_of: &dyn Fn(Place<'_>) -> Option<f64>,
+    signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>,
     ahead: Range<usize>,
 ) -> Vec<(f64, f64)> {
     let is_accepted = |place: &RecordedPlace| place.rollout.is_none();
     let mut pairs = Vec::new();
     for response in &recordings.responses {
-        // Nothing is drafted for the last place the limit allows.
+        // The last position within the limit has no draft.
         let num_drafted = response.places.len().min(response.limit - 1);
         let places = &response.places[..num_drafted];
         for at in 0..places.len().saturating_sub(ahead.end - 1) {
@@ -130,7 +141,7 @@ fn outcomes(
                 continue;
             }
             let all = places[at + ahead.start..at + ahead.end].iter().all(is_accepted);
-            if let Some(signal) = signal_of(Place { places, at }) {
+            if let Some(signal) = signal_of(&places[at]) {
                 pairs.push((signal, f64::from(u8::from(all))));
             }
         }
@@ -143,7 +154,7 @@ fn mean(pairs: &[(f64, f64)]) -> Option<f64> {
     (!pairs.is_empty()).then(|| total / pairs.len() as f64)
 }
 
-/// The candidate that is drafted at a place.
+/// The candidate drafted at a position.
 fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
     place.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&place.candidate)
 }
@@ -151,7 +162,7 @@ fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
 impl AcceptanceSignal {
     fn of(self, candidate: &RecordedCandidate) -> Option<f64> {
         match self {
-            Self::AcceptanceProb => candidate.predicted_acceptance_prob.in_round(0),
+            Self::AcceptanceProb => candidate.predicted_acceptance_prob,
             Self::Confidence => Some(candidate.confidence),
             Self::Entropy => Some(candidate.entropy),
         }
@@ -162,7 +173,7 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
-    use crate::{CostModel, Counts, DrafterId, FixedLengthConfig};
+    use crate::{CostModel, Counts, DrafterId, Draws, FixedLengthConfig, SeededDraws};
 
     fn rounds(line: CostModel) -> RoundCosts {
         RoundCosts::from_line(DrafterId::Draft, line).expect("times")
@@ -180,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn it_beats_every_fixed_length_where_signals_tell_something() {
+    fn it_beats_every_fixed_length_if_signals_are_informative() {
         let recordings = random(1, 400, 0.75);
         let fixed = (1..=8)
             .map(|candidate_length| {
@@ -198,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_looks_ahead_gains_more_than_the_same_predictions_later() {
+    fn a_look_ahead_head_gains_more_than_the_same_predictions_later() {
         let late = random(1, 400, 0.75);
         let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
         let [late, ahead] = [late, ahead].map(|recordings| {
@@ -209,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn dearer_drafting_drafts_less() {
+    fn costlier_drafting_drafts_less() {
         let recordings = random(2, 100, 0.75);
         let num_drafted = |draft_seconds| {
             let costs = CostModel { draft_seconds, ..COSTS };
@@ -226,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_rows_leave_free_candidates_undrawn() {
+    fn costly_rows_leave_free_candidates_undrawn() {
         let recordings = random(3, 200, 0.7);
         let costs = CostModel { row_seconds: 0.03, draft_seconds: 0.005, ..COSTS };
         for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Confidence] {
@@ -246,5 +257,45 @@ mod tests {
         let refused =
             cost_optimal(&recordings, AcceptanceSignal::Entropy, &rounds(COSTS), bounds());
         assert_eq!(refused, Err(TheoryError::NothingRecorded));
+    }
+
+    #[test]
+    fn a_chance_that_rises_with_the_signal_is_found_again() {
+        let mut draws = SeededDraws::new(1, &["steps"]);
+        for falls in [false, true] {
+            let pairs: Vec<(f64, f64)> = (0..40_000)
+                .map(|_| {
+                    let chance = draws.uniform();
+                    let outcome = f64::from(u8::from(draws.bernoulli(chance)));
+                    (if falls { -chance } else { chance }, outcome)
+                })
+                .collect();
+            let steps = fit_steps(pairs).expect("pairs");
+            for chance in [0.05, 0.3, 0.5, 0.7, 0.95] {
+                let found = steps.at(if falls { -chance } else { chance });
+                // Half a step of a sixteenth, and four standard deviations of a mean over 2,500
+                // coins.
+                assert!((found - chance).abs() < 0.032 + 0.04, "{found} for {chance}");
+            }
+        }
+    }
+
+    #[test]
+    fn few_pairs_give_one_step_and_none_gives_none() {
+        let steps = fit_steps(vec![(0.1, 1.0), (0.9, 0.0), (0.5, 0.5)]).expect("pairs");
+        assert_eq!(steps, StepFunction::constant(0.5).expect("finite"));
+        assert_eq!(fit_steps(Vec::new()), None);
+    }
+
+    #[test]
+    fn the_function_is_monotone_whatever_the_noise() {
+        let mut draws = SeededDraws::new(2, &["steps"]);
+        let pairs: Vec<(f64, f64)> =
+            (0..2000).map(|_| (draws.uniform(), draws.uniform())).collect();
+        let steps = fit_steps(pairs.clone()).expect("pairs");
+        let values: Vec<f64> = (0..100).map(|x| steps.at(f64::from(x) / 100.0)).collect();
+        assert!(values.is_sorted() || values.is_sorted_by(|a, b| a >= b));
+        let mean = pairs.iter().map(|pair| pair.1).sum::<f64>() / 2000.0;
+        assert!(values.iter().all(|value| (value - mean).abs() < 0.2));
     }
 }

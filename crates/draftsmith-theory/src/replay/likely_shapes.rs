@@ -1,31 +1,30 @@
-//! Static shapes that grow along recorded responses, a node at a time.
+//! Static tree shapes that grow node by node by the paths of recorded responses.
 //!
-//! How often the target goes down a path is counted from every place of a response on: the ranks of its
-//! tokens there begin with that path. A shape's tokens a round are, over places, 1 and the sum of its
-//! paths' shares, so that the path that is gone down most often adds most. Medusa grows its shapes so by
-//! the accuracies of its heads, taken to be independent (Cai et al. 2024), Sequoia by the acceptance of
-//! each rank, taken to be the same at every place (Chen et al. 2024); here paths are counted whole. A
-//! child is a shape's only with the siblings before it.
+//! From every position of a response, the ranks of the next tokens form a path. The expected tokens per
+//! round of a shape are 1 plus the sum of its paths' shares of positions, so the most frequent path adds
+//! most. Medusa grows shapes likewise by its heads' accuracies, assumed independent (Cai et al. 2024),
+//! and Sequoia by the acceptance rate of each rank, assumed equal at all positions (Chen et al. 2024).
+//! We count whole paths. A shape holds a child only together with the siblings before it.
 
 use std::collections::HashMap;
 
 use super::{Recording, Recordings};
 use crate::{MAX_CHILDREN, TreeShape};
 
-/// How often responses go down each path.
-type Counted = HashMap<Vec<u8>, usize>;
+/// The number of positions from which responses follow each path.
+type PathCounts = HashMap<Vec<u8>, usize>;
 
 impl Recordings {
-    /// Shapes of up to `max_depth` and of 1, 2, … nodes, each with all nodes of the one before and the
-    /// path that the responses go down most often among those that may be added; none where a response's
-    /// token is never among the drafter's, or ranks were not recorded.
+    /// Shapes of 1, 2, … nodes and at most `max_depth`. Each adds to the previous one the most frequent
+    /// path that may be added. Empty if no response token is among the drafter's, or if ranks were not
+    /// recorded.
     pub fn likely_shapes(&self, max_depth: usize) -> Vec<TreeShape> {
-        let mut counted = Counted::new();
+        let mut counted = PathCounts::new();
         self.responses.iter().for_each(|response| count(response, max_depth, &mut counted));
         let of = |path: Vec<u8>| counted.get(&path).map(|count| (*count, path));
         let mut open: Vec<(usize, Vec<u8>)> = of(vec![0]).into_iter().collect();
         let (mut paths, mut shapes) = (Vec::new(), Vec::new());
-        // Of equals the first that could be added.
+        // Among equals, the first that could be added.
         while let Some(best) = (0..open.len()).rev().max_by_key(|at| open[*at].0) {
             let (_, path) = open.remove(best);
             let mut sibling = path.clone();
@@ -37,7 +36,7 @@ impl Recordings {
             paths.push(path);
             match TreeShape::of_paths(&paths) {
                 Ok(shape) => shapes.push(shape),
-                // As many nodes as a shape has room for.
+                // The shape is full.
                 Err(_) => break,
             }
         }
@@ -45,10 +44,10 @@ impl Recordings {
     }
 }
 
-/// Counts the paths of up to `max_depth` from each place of a response on.
-fn count(response: &Recording, max_depth: usize, counted: &mut Counted) {
+/// Counts the paths of up to `max_depth` from each position of a response.
+fn count(response: &Recording, max_depth: usize, counted: &mut PathCounts) {
     for start in 0..response.places.len() {
-        // The last token that the limit allows is nobody's candidate.
+        // The last token within the limit has no candidate.
         let room = response.limit - start - 1;
         let places = response.places[start..].iter().take(room.min(max_depth));
         let ranks = places.map_while(|place| place.draft_rank.filter(|rank| *rank < MAX_CHILDREN));
@@ -64,7 +63,7 @@ mod tests {
     use super::*;
     use crate::replay::test_recordings::random;
 
-    /// Responses whose tokens have these ranks.
+    /// Responses with tokens of these ranks.
     fn ranked(responses: &[&[u32]]) -> Recordings {
         let any = random(1, 1, 0.5);
         let place = any.responses[0].places[0].clone();
@@ -84,10 +83,10 @@ mod tests {
     }
 
     #[test]
-    fn the_path_that_is_gone_down_most_often_comes_next() {
+    fn the_most_frequent_path_comes_next() {
         let recordings = ranked(&[&[0, 0, 1, 0], &[0, 1, 0], &[2, 0], &[64, 1]]);
-        // By places: 6 of rank 0, 3 of rank 1, 1 of rank 2; behind rank 0 twice 1 and once 0; behind
-        // rank 1 twice 0; behind rank 2 once.
+        // By positions: 6 of rank 0, 3 of rank 1, 1 of rank 2; after rank 0 twice 1 and once 0; after
+        // rank 1 twice 0; after rank 2 once 0.
         let found = texts(&recordings.likely_shapes(2));
         assert_eq!(
             found,
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_goes_no_deeper_than_a_round_and_has_no_more_nodes_than_there_is_room_for() {
+    fn shapes_respect_the_maximum_depth_and_number_of_nodes() {
         let recordings = random(2, 60, 0.6);
         for max_depth in 1..=8 {
             let shapes = recordings.likely_shapes(max_depth);
@@ -114,7 +113,7 @@ mod tests {
             }
         }
         assert_eq!(unranked.likely_shapes(8), []);
-        // What the limit leaves to the target is no candidate.
+        // The last token within the limit has no candidate.
         let mut full = ranked(&[&[0, 0, 0]]);
         full.responses[0].limit = 3;
         assert_eq!(texts(&full.likely_shapes(8)), ["1", "1-1"]);

@@ -1,13 +1,13 @@
-//! Recordings made up for tests.
+//! Synthetic recordings.
 
-use super::{PredictedProb, RecordedCandidate, RecordedPlace, Recording, Recordings};
+use super::{RecordedCandidate, RecordedPlace, Recording, Recordings};
 use crate::{DrafterId, Draws, HeadTiming, SeededDraws};
 
-/// The token that ends responses short of their limit.
+/// The end token.
 const END: u32 = 9;
 
-/// Responses of 1 to 40 tokens, each accepted with a chance that changes from place to place around
-/// `mean`, and with a head and a confidence that know something of it.
+/// Responses of 1 to 40 tokens. Each token is accepted with a probability that varies around `mean`, to
+/// which the head's prediction and the confidence are correlated.
 pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
     let max_length = 8;
     let mut draws = SeededDraws::new(seed, &["recordings"]);
@@ -52,7 +52,7 @@ fn candidate(draws: &mut SeededDraws, chance: f64) -> RecordedCandidate {
         confidence,
         confidence_of_ten: confidence.sqrt(),
         entropy: 2.0 * (1.0 - near()),
-        predicted_acceptance_prob: PredictedProb::InAnyRound(near()),
+        predicted_acceptance_prob: Some(near()),
         draft_log_prob: -1.0,
         target_log_prob: -1.0 + chance.ln(),
     }

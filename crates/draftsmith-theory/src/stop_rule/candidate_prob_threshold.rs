@@ -45,10 +45,6 @@ impl CandidateProbThresholdConfig {
 }
 
 impl RuleConfig for CandidateProbThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::CandidateProbThreshold
-    }
-
     fn check(&self) -> Result<(), TheoryError> {
         TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
     }

@@ -62,10 +62,6 @@ impl ConfidenceThresholdConfig {
 }
 
 impl RuleConfig for ConfidenceThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::ConfidenceThreshold
-    }
-
     fn check(&self) -> Result<(), TheoryError> {
         TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
     }

@@ -68,10 +68,6 @@ impl EntropyThresholdConfig {
 }
 
 impl RuleConfig for EntropyThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::EntropyThreshold
-    }
-
     fn check(&self) -> Result<(), TheoryError> {
         let Self { entropy_threshold: threshold, entropy_scale: scale, check_interval, .. } = *self;
         let is_valid = threshold >= 0.0 && threshold.is_finite();

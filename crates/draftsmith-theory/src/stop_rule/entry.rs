@@ -142,11 +142,15 @@ pub enum Sweep {
 
 /// The settings of a rule.
 pub(super) trait RuleConfig {
-    /// The name of their entry.
-    fn name(&self) -> StopRuleName;
+    /// The index of their entry among the rule's entries.
+    fn form(&self) -> usize {
+        0
+    }
 
-    /// Checks all settings but the bounds.
-    fn check(&self) -> Result<(), TheoryError>;
+    /// Checks all settings except the bounds.
+    fn check(&self) -> Result<(), TheoryError> {
+        Ok(())
+    }
 
     /// The rule; the settings need not be valid.
     fn rule(&self) -> Box<dyn StopRule>;

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
 use super::{Bounds, DraftSignals, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
 
 /// The baseline: the same number of candidates in every round. The settings are the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,14 +42,6 @@ impl FixedLengthConfig {
 }
 
 impl RuleConfig for FixedLengthConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::FixedLength
-    }
-
-    fn check(&self) -> Result<(), TheoryError> {
-        Ok(())
-    }
-
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }

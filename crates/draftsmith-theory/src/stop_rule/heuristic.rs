@@ -46,10 +46,6 @@ impl HeuristicConfig {
 }
 
 impl RuleConfig for HeuristicConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::Heuristic
-    }
-
     fn check(&self) -> Result<(), TheoryError> {
         let Self { initial_length, bounds: Bounds { min, max } } = *self;
         if (min..=max).contains(&initial_length) {

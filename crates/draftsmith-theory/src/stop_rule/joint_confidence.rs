@@ -41,10 +41,6 @@ impl JointConfidenceConfig {
 }
 
 impl RuleConfig for JointConfidenceConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::JointConfidence
-    }
-
     fn check(&self) -> Result<(), TheoryError> {
         TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
     }

@@ -83,12 +83,8 @@ impl RejectionThresholdConfig {
 }
 
 impl RuleConfig for RejectionThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        if self.without_lag {
-            StopRuleName::RejectionThresholdWithoutLag
-        } else {
-            StopRuleName::RejectionThreshold
-        }
+    fn form(&self) -> usize {
+        usize::from(self.without_lag)
     }
 
     fn check(&self) -> Result<(), TheoryError> {

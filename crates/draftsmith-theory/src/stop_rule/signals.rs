@@ -79,12 +79,10 @@ impl SignalNeeds {
     /// If a signal is needed and no logit is finite, or any is NaN or +∞.
     pub fn signals_of_logits(self, logits: &[f32]) -> DraftSignals {
         let mut signals = DraftSignals::default();
-        if self.entropy {
+        if self.entropy || self.confidence {
             let softmax = SoftmaxSummary::of(logits);
-            signals.entropy = Some(softmax.entropy);
+            signals.entropy = self.entropy.then_some(softmax.entropy);
             signals.confidence = self.confidence.then_some(softmax.largest_prob);
-        } else if self.confidence {
-            signals.confidence = Some(largest_prob(logits));
         }
         if self.confidence_of_ten {
             signals.confidence_of_ten = Some(largest_prob_of_ten(logits));
@@ -117,17 +115,6 @@ impl AcceptanceSignal {
     }
 }
 
-/// The largest probability of the softmax of `logits`, to within 1e-6: one pass for the maximum, one
-/// for the sum.
-///
-/// # Panics
-/// If no logit is finite, or any is NaN or +∞.
-pub fn largest_prob(logits: &[f32]) -> f64 {
-    let (total, _) = exponentials::coarse_sums(logits, checked_max(logits));
-    assert!(total.is_finite(), "logits must not be NaN");
-    total.recip()
-}
-
 /// The largest of the ten largest probabilities of the softmax of `logits`, normalised to a sum of 1;
 /// with fewer than ten tokens, of all.
 ///
@@ -148,7 +135,7 @@ fn largest_prob_of_ten(logits: &[f32]) -> f64 {
     (total + (TEN - count) as f64 * weight(tenth)).recip()
 }
 
-/// Properties of the softmax of logits, from one pass, to within some 1e-6.
+/// Properties of the softmax of logits, to within some 1e-6.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftmaxSummary {
     /// The largest probability.

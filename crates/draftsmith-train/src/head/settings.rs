@@ -63,9 +63,8 @@ pub struct HeadTraining {
     /// `look-ahead`, the one it was drawn from, with its embedding and log-probability, which ends
     /// rounds one draft forward earlier. Candidate: the authors'.
     pub form: HeadForm,
-    /// What the head reads besides: any of `entropy` and `top_prob`, of the distribution that the
-    /// candidate was drawn from, and `position`, its place in the round, with which nothing can be
-    /// recorded for replay. Empty: the authors'.
+    /// Further inputs: any of `entropy` and `top_prob`, of the distribution that the candidate was drawn
+    /// from. Empty: the authors'.
     pub inputs: Vec<HeadInput>,
     /// What is predicted: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q);
     /// `greedy`, whether both models' most probable tokens are one; or `rollouts`, what became of
@@ -77,10 +76,10 @@ pub struct HeadTraining {
     /// verification.
     pub rollout_length: usize,
     /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
-    /// 1, 3, 6 and 12.
+    /// 1, 3, 6 and 12 (§4.1).
     pub rejection_weight: f64,
     /// The share of positions that keep the target's token and have no label, from 0 to below 1.
-    /// 0.15: SpecDec++, section 3.
+    /// 0.15: the authors' code.
     pub mixing_ratio: f64,
     /// The type that the frozen draft and the head are computed in: `"f32"`, or `"bf16"` on a GPU.
     /// Parameters, optimizer and losses are f32 either way. f32: ours; the authors train in bf16.

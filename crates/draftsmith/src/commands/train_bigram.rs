@@ -1,8 +1,7 @@
-//! `train-bigram`: which token most often follows each, for prompt lookup to go on with where the text
-//! itself says nothing (CS-Drafting, section 3.1).
+//! `train-bigram`: counts which token most often follows each token. Prompt lookup proposes it where it
+//! finds no match (CS-Drafting, section 3.3).
 //!
-//! It counts the responses that build-data wrote and training does not hold out, with their prompts,
-//! or text files instead.
+//! It counts prompts and responses that build-data wrote, without the held-out ones, or text files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

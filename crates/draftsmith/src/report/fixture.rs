@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    CostModel, Decoding, DrafterId, Forwards, Round, Sampling, SeededDraws, Trace,
+    CostModel, Decoding, DrafterId, Forwards, Round, Sampling, SeededDraws, TimedCounts, Trace,
 };
 
 use crate::results::{
-    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
-    EvaluationSummary, ExpectedRound, GroupSummary, ModelSummary, Profiled, PromiseSummary,
-    ResultRow, RowContext, StopRuleName, Version, expected_rounds, sort_rows, tokens_per_second,
+    ALL_CATEGORIES, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
+    EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary, ResultRow, RowContext,
+    StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
 pub(crate) use replays::{replay, replays, static_tree};
@@ -104,16 +104,6 @@ fn costs(cost_ratio: f64) -> CostRatios {
         .collect()
 }
 
-/// What formulas expect of the draft, alone and with prompt lookup behind it.
-fn expected() -> Vec<ExpectedRound> {
-    let profiled = |drafter, acceptance_prob| Profiled { drafter, acceptance_prob };
-    let draft = profiled(DrafterId::Draft, 0.75);
-    let pair = [draft, profiled(DrafterId::MaxGram, 0.5)];
-    let mut ratios = costs(0.2);
-    ratios.insert(DrafterId::MaxGram, 0.0);
-    expected_rounds(&[draft, pair[1]], &[pair], &ratios, CostBasis::Size)
-}
-
 fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
     let mut draws = SeededDraws::new(5, &["fixture"]);
     let (mut rows, mut groups) = (Vec::new(), Vec::new());
@@ -133,11 +123,11 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
             let fits = [DrafterName::Of(DrafterId::Draft), SELF_DRAFT].map(|drafter| {
                 let of_drafter =
                     |setting: &Setting| [DrafterName::None, drafter].contains(&setting.0);
-                let runs: Vec<_> = traces
+                let runs: Vec<TimedCounts> = traces
                     .iter()
                     .filter(|(setting, _)| of_drafter(setting))
                     .flat_map(|(_, traces)| traces.iter().flatten())
-                    .map(|trace| (trace.counts(), trace.decode_time().as_secs_f64()))
+                    .map(TimedCounts::from)
                     .collect();
                 (drafter, CostModel::fit(&runs).expect("several candidate lengths"))
             });
@@ -145,7 +135,6 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 dataset: dataset.into(),
                 decoding,
                 num_forgiven_ties: usize::from(decoding.is_greedy()),
-                expected: expected(),
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
                 promises: vec![PromiseSummary {
                     drafter: DrafterName::Of(DrafterId::Draft),

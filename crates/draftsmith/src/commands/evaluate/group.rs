@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use draftsmith_data::Prompt;
-use draftsmith_theory::{CostFit, CostModel, Interval, Round, RoundCosts, StopRuleConfig, Trace};
+use draftsmith_theory::{
+    CostFit, CostModel, Estimate, Round, RoundCosts, StopRuleConfig, TimedCounts, Trace,
+};
 
 use super::Plan;
-use super::expected::{cost_by_time, expected};
+use super::cost_ratios::cost_by_time;
 use super::measure::{Bench, Measured};
 use super::promise::promises;
 use super::settings::Setting;
@@ -16,8 +18,8 @@ use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
-    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
-    ResultRow, RowContext, tokens_per_second, waiting_time,
+    ALL_CATEGORIES, CostRatios, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
+    tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -64,7 +66,7 @@ impl<'a> Group<'a> {
         let drafters: BTreeSet<DrafterName> =
             self.plan.settings.iter().map(|setting| setting.drafter).collect();
         let fit = |drafter: DrafterName| {
-            let runs: Vec<_> = self
+            let runs: Vec<TimedCounts> = self
                 .plan
                 .settings
                 .iter()
@@ -72,7 +74,7 @@ impl<'a> Group<'a> {
                 .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter))
                 .flat_map(|(_, runs)| runs)
                 .filter(|run| run.trace.num_tokens > 0)
-                .map(|run| (run.trace.counts(), run.trace.decode_time().as_secs_f64()))
+                .map(|run| TimedCounts::from(&run.trace))
                 .collect();
             Some((drafter, CostModel::fit(&runs).ok()?))
         };
@@ -214,7 +216,7 @@ fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 
         tokens as f64 / seconds
     };
     let speedup = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
-    let Interval { low, high, .. } = shown_interval(own.len(), seed, speedup);
+    let Estimate { low, high, .. } = shown_interval(own.len(), seed, speedup);
     [low, high]
 }
 
@@ -262,9 +264,6 @@ impl Evaluated {
         let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
-        let bases = [(CostBasis::Size, by_size), (CostBasis::Time, &by_time)];
-        let decoding = DecodingName::of(&group.plan.decoding);
-        let expected = expected(evaluate, decoding, settings, &group.runs, bases);
         let costs = Costs { of_rounds: &of_rounds, by_size, by_time: &by_time };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
@@ -276,7 +275,6 @@ impl Evaluated {
                 .flatten()
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
-            expected,
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
             // They are of one sequence at a time.
             promises: if evaluate.batch_size > 1 {

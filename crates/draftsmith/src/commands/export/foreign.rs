@@ -22,7 +22,7 @@ pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Writ
     if !config.is_authors() {
         let why = if config.reads.looks_ahead() {
             "it looks ahead: their head reads a candidate's own hidden state, and nothing else"
-        } else if !config.reads.is_hidden_alone() {
+        } else if !config.reads.is_hidden_only() {
             "it has `inputs` besides a hidden state, which theirs does not read"
         } else {
             "its blocks are untied, and their class would keep the last of them alone"

@@ -256,7 +256,7 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
         title: "Overlap by the draft\u{2019}s entropy".to_owned(),
         caption:
             "H: the draft\u{2019}s entropy in nats; c as in SVIP\u{2019}s code (Zhang et al. 2024, \
-                  section 3)."
+                  section 2)."
                 .to_owned(),
         x_name: "\u{221a}(c\u{b7}H) \u{2192}",
         y_name: "\u{2191} mean overlap",
