@@ -96,7 +96,8 @@ pub use max_gram::{BigramCounts, Bigrams, LookupFirst, MaxGram, MaxGramConfig, S
 pub use mixing::{acceptance_prob, in_validation, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    RecordedCandidate, RecordedPlace, Recording, Recordings, cost_optimal, seconds_per_token,
+    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, cost_optimal,
+    seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;

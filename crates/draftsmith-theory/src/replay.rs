@@ -143,23 +143,17 @@ impl Recordings {
     pub fn trace(&self, config: &StopRuleConfig) -> Result<Trace, TheoryError> {
         let mut rule = self.rule(config)?;
         let mut trace = Trace { num_tokens: self.num_tokens(), ..Trace::default() };
+        let mut observe = |drafter, round: RoundCounts| {
+            trace.rounds.push(Round {
+                num_drafted: round.num_drafted,
+                depth: round.num_drafted,
+                forwards: Forwards::of(drafter, round.num_draft_forwards),
+                num_accepted: round.num_accepted,
+                ..Round::default()
+            });
+        };
         for response in &self.responses {
-            self.replay_one(
-                response,
-                &mut *rule,
-                |_, _| 0.0,
-                |drafter, counts| {
-                    let RoundCounts { num_drafted, num_draft_forwards, num_accepted, .. } = counts;
-                    let forwards = Forwards::of(drafter, num_draft_forwards);
-                    trace.rounds.push(Round {
-                        num_drafted,
-                        depth: num_drafted,
-                        forwards,
-                        num_accepted,
-                        ..Round::default()
-                    });
-                },
-            );
+            self.replay_one(response, &mut *rule, |_, _| 0.0, &mut observe);
         }
         Ok(trace)
     }

@@ -99,7 +99,7 @@ impl RoundCosts {
     /// If it is unknown.
     pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
         let known = self.draft_seconds.get(&drafter).copied();
-        known.ok_or_else(|| TheoryError::UnknownCost(drafter))
+        known.ok_or(TheoryError::UnknownCost(drafter))
     }
 
     /// The same costs with this t_draft of a drafter.

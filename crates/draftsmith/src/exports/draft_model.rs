@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::StopRuleConfig;
+use draftsmith_theory::{Estimate, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ impl TunedDraftModel {
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_theory::{Bounds, CandidateProbThresholdConfig, Estimate, FixedLengthConfig};
+    use draftsmith_theory::{Bounds, CandidateProbThresholdConfig, FixedLengthConfig};
 
     use super::*;
     use crate::exports::config_keys::write_keys;

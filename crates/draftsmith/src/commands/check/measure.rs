@@ -81,12 +81,7 @@ impl OneDecoding {
             repetition_penalty: decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,
-            acceptance: Acceptance {
-                holds,
-                num_drafted: total.num_drafted,
-                rate: rate.into(),
-                promised,
-            },
+            acceptance: Acceptance { holds, num_drafted: total.num_drafted, rate, promised },
         })
     }
 }
