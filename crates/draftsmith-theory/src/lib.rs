@@ -9,9 +9,8 @@
 //! |---|---|
 //! | `draws` | randomness: the trait `Draws` and its seeded generator |
 //! | `enumerate` | the other implementation of `Draws`: every outcome with its exact probability |
-//! | `distribution` | softmax, overlap, entropies |
+//! | `distribution` | softmax, entropies, the overlap and bounds on it |
 //! | `exponentials` | e^logit over rows, vectorised |
-//! | `acceptance_bounds` | bounds and estimates of the overlap from KL and entropy |
 //! | `decoding` | the choice of the next token: repetition penalty, then argmax or a draw |
 //! | `sampling` | temperature, top-k, top-p and min-p (`select`: without sorting) |
 //! | `top_probs` | distributions known only by their most probable tokens |
@@ -37,7 +36,6 @@
 //! | `ridge` | ridge regression with many outputs |
 //! | `serialized` | serde implementations that check values |
 
-mod acceptance_bounds;
 mod calibration;
 mod closed_forms;
 mod cost;
@@ -72,7 +70,6 @@ mod trace;
 mod tree;
 mod verify;
 
-pub use acceptance_bounds::{entropy_overlap_estimate, overlap_lower_bound};
 pub use calibration::{
     Calibration, CalibrationKind, CalibrationTrial, JudgedPrediction, PiecewiseLinear, Platt,
     preferred_calibration, try_calibrations,
@@ -83,7 +80,10 @@ pub use closed_forms::{
 };
 pub use cost::{CostFit, CostModel, TimedCounts};
 pub use decoding::{Decoding, TokenChoice};
-pub use distribution::{argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap};
+pub use distribution::{
+    argmax, cross_entropy, entropy_of_log_probs, entropy_overlap_estimate, log_softmax, overlap,
+    overlap_lower_bound,
+};
 pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, DrawnToken, EndAfter, TextEnd};
 pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};
 pub use draws::{Draws, SeededDraws};

@@ -11,17 +11,20 @@
 //! here each token is searched once.
 
 mod bigrams;
-mod lookup_first;
 mod suffix_automaton;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use self::suffix_automaton::{Match, SuffixAutomaton};
+use crate::TheoryError;
+use crate::serialized::serialize_as_string;
 
 pub use self::bigrams::{BigramCounts, Bigrams};
-pub use self::lookup_first::LookupFirst;
 
 /// The text in which a sequence's suffix is searched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +51,45 @@ impl Default for MaxGramConfig {
         Self { searched: SearchedText::default(), min_match: 1 }
     }
 }
+
+/// The condition under which a look-up replaces the drafter's model. `2x4` in names and settings: after
+/// a match of at least two tokens, up to four candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LookupFirst {
+    /// The minimum length of a match in tokens, at least 1. Longer matches are rarer and more often
+    /// right.
+    pub min_match: usize,
+    /// The maximum number of candidates, at least 1.
+    pub most: usize,
+}
+
+impl LookupFirst {
+    /// A look-up in the whole sequence.
+    pub fn config(self) -> MaxGramConfig {
+        MaxGramConfig { searched: SearchedText::Sequence, min_match: self.min_match }
+    }
+}
+
+impl fmt::Display for LookupFirst {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}x{}", self.min_match, self.most)
+    }
+}
+
+impl FromStr for LookupFirst {
+    type Err = TheoryError;
+
+    fn from_str(text: &str) -> Result<Self, TheoryError> {
+        let read = || {
+            let (min_match, most) = text.split_once('x')?;
+            Some(Self { min_match: min_match.parse().ok()?, most: most.parse().ok()? })
+        };
+        let is_valid = |it: &Self| it.min_match > 0 && it.most > 0 && it.to_string() == text;
+        read().filter(is_valid).ok_or_else(|| TheoryError::LookupFirst(text.to_owned()))
+    }
+}
+
+serialize_as_string!(LookupFirst);
 
 /// A sequence, indexed for look-ups of its suffix. Reading a token takes amortised constant time, a look-up
 /// constant time.

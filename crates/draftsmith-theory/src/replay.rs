@@ -15,7 +15,6 @@
 
 mod cost_optimal;
 mod judged;
-mod likely_shapes;
 mod look_ups;
 mod recorded_steps;
 mod static_trees;

@@ -103,3 +103,17 @@ fn nothing_is_found_if_nothing_repeats() {
         assert_eq!(proposed(&max_gram, &[1, 2, 3], 3), []);
     }
 }
+
+#[test]
+fn a_look_up_condition_is_read_only_as_it_is_written() {
+    let found: LookupFirst = "2x4".parse().expect("valid");
+    assert_eq!(found, LookupFirst { min_match: 2, most: 4 });
+    assert_eq!(found.to_string(), "2x4");
+    for text in ["", "2", "2x", "x4", "0x4", "2x0", "2x4x1", "02x4", "+2x4", "2X4", "-1x4"] {
+        assert_eq!(
+            text.parse::<LookupFirst>(),
+            Err(TheoryError::LookupFirst(text.into())),
+            "{text}"
+        );
+    }
+}
