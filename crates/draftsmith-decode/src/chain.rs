@@ -1,7 +1,7 @@
 //! Proposals that are chains: a drafter's step, a candidate, the next step.
 
 use draftsmith_theory::{
-    CandidateSource, DraftPhase, Drawn, DrawnFrom, Draws, SignalNeeds, argmax, largest_prob,
+    CandidateSource, DraftPhase, DrawnFrom, DrawnToken, Draws, SignalNeeds, SoftmaxSummary, argmax,
 };
 
 use crate::drafter::{DraftRound, DraftRow, DraftStep, StepDrafter};
@@ -56,10 +56,10 @@ pub(crate) struct RowSource<'a, T, F> {
     pub(crate) draw_candidate: F,
 }
 
-impl<T, F: FnMut(SignalNeeds) -> Drawn> CandidateSource for RowSource<'_, T, F> {
+impl<T, F: FnMut(SignalNeeds) -> DrawnToken> CandidateSource for RowSource<'_, T, F> {
     type Error = DecodeError;
 
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, needs: SignalNeeds) -> DrawnToken {
         (self.draw_candidate)(needs)
     }
 
@@ -74,14 +74,14 @@ pub(crate) fn draw(
     probs: Option<&[f64]>,
     needs: SignalNeeds,
     draws: &mut dyn Draws,
-) -> Drawn {
+) -> DrawnToken {
     let token_id = match probs {
         Some(probs) => draws.categorical(probs) as u32,
         None => argmax(logits),
     };
     let candidate_prob = || match probs {
         Some(probs) => probs[token_id as usize],
-        None => largest_prob(logits),
+        None => SoftmaxSummary::of(logits).largest_prob,
     };
-    Drawn { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
+    DrawnToken { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
 }

@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 
 use draftsmith_theory::{
-    Bigrams, CandidateSource, DraftPhase, DraftSignals, DrafterId, Drawn, DrawnFrom, MaxGram,
+    Bigrams, CandidateSource, DraftPhase, DraftSignals, DrafterId, DrawnFrom, DrawnToken, MaxGram,
     MaxGramConfig, Proposal, SignalNeeds,
 };
 
@@ -90,9 +90,9 @@ struct Certain<'a> {
 impl CandidateSource for Certain<'_> {
     type Error = Infallible;
 
-    fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, _needs: SignalNeeds) -> DrawnToken {
         self.proposal.push_next(self.token, DrawnFrom::OneHot);
-        Drawn { token_id: self.token, candidate_prob: None }
+        DrawnToken { token_id: self.token, candidate_prob: None }
     }
 
     fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {

@@ -6,7 +6,7 @@
 //! of the drafter's probabilities decide which nodes are read and which fill the rest of the tree.
 
 use draftsmith_theory::{
-    DraftLimits, DraftPhase, Drawn, EndBehind, SignalNeeds, TextEnd, TreeGrowth, TreeShape,
+    DraftLimits, DraftPhase, DrawnToken, EndAfter, SignalNeeds, TextEnd, TreeGrowth, TreeShape,
 };
 
 use crate::chain::RowSource;
@@ -124,13 +124,13 @@ fn grow<T>(
     let (row, others) = rows.split_first().expect("a step has a row");
     let draw_candidate = |needs: SignalNeeds| {
         let (token_id, prob) = growth.extend_chain(row.logits(), decoding, *draws);
-        Drawn { token_id, candidate_prob: needs.candidate_prob.then_some(prob) }
+        DrawnToken { token_id, candidate_prob: needs.candidate_prob.then_some(prob) }
     };
     let mut source = RowSource { drafter, slot: *slot, row, draw_candidate };
     let num_before = phase.num_candidates();
     // A stop string sees the sequence and the chain, without the tree's other nodes.
-    let standing = &tokens[..tokens.len() - proposal.len()];
-    let text_end = limits.text_end.map(|end| EndBehind { end, standing });
+    let prefix = &tokens[..tokens.len() - proposal.len()];
+    let text_end = limits.text_end.map(|end| EndAfter { end, prefix });
     let text_end = text_end.as_ref().map(|end| end as &dyn TextEnd);
     let of_chain = DraftLimits { text_end, ..*limits };
     phase.advance(&mut source, row.signals, *rule, of_chain, chain)?;

@@ -22,7 +22,7 @@ use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, ModelConfig,
     ModelShape, WeightDtype,
 };
-use draftsmith_theory::{Decoding, FixedLength, Proposal, SeededDraws, SignalNeeds, argmax};
+use draftsmith_theory::{Decoding, FixedLengthConfig, Proposal, SeededDraws, SignalNeeds, argmax};
 
 const NEW_TOKENS: usize = 64;
 const LIMITS: Limits = Limits::new(NEW_TOKENS, Vec::new());
@@ -259,7 +259,7 @@ fn speculative(bencher: Bencher, candidate_length: usize) {
     let prompt = prompt(40);
     let mut target = ModelSession::new(&TARGET, 256, "target");
     let mut draft = SeparateDraft::new(&*DRAFT, None, TARGET.shape().vocab_size, 256, 1);
-    let mut rule = FixedLength::new(candidate_length).expect("at least one");
+    let mut rule = FixedLengthConfig { candidate_length };
     let mut draws = SeededDraws::new(0, &["greedy"]);
     bencher.counter(ItemsCount::new(NEW_TOKENS)).bench_local(|| {
         decode_speculative(

@@ -36,7 +36,7 @@ pub(crate) use summary::{
 };
 
 pub(crate) use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
-pub(crate) use crate::statistics::Estimate;
+pub(crate) use draftsmith_theory::Estimate;
 
 /// The category of the rows that pool all prompts of a dataset.
 pub(crate) const ALL_CATEGORIES: &str = "all";

@@ -1,8 +1,6 @@
 //! Statistics of reported numbers: bootstrap intervals over prompts, and medians.
 
-use anyhow::Result;
-use draftsmith_theory::{Interval, bootstrap};
-use serde::{Deserialize, Serialize};
+use draftsmith_theory::{Estimate, bootstrap};
 
 /// Resamples of a bootstrap interval that is shown.
 const NUM_RESAMPLES: usize = 2000;
@@ -14,24 +12,12 @@ const PROMISE_LEVEL: f64 = 0.9999;
 /// Resamples for that: ten lie outside the interval, five on either side.
 const NUM_PROMISE_RESAMPLES: usize = 100_000;
 
-/// A number and its 95 % bootstrap interval over prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Estimate {
-    /// Over all prompts.
-    pub(crate) value: f64,
-    /// The interval's lower end.
-    pub(crate) low: f64,
-    /// The interval's upper end.
-    pub(crate) high: f64,
-}
-
 /// A statistic over prompts with its 95 % interval.
 pub(crate) fn shown_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     bootstrap(num_prompts, NUM_RESAMPLES, seed, LEVEL, statistic)
 }
 
@@ -40,23 +26,8 @@ pub(crate) fn promise_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     bootstrap(num_prompts, NUM_PROMISE_RESAMPLES, seed, PROMISE_LEVEL, statistic)
-}
-
-/// An estimate as an interval that holds its value.
-///
-/// # Errors
-/// If it does not.
-pub(crate) fn interval_of(estimate: &Estimate) -> Result<Interval> {
-    Ok(Interval::new(estimate.value, estimate.low, estimate.high)?)
-}
-
-impl From<Interval> for Estimate {
-    fn from(interval: Interval) -> Self {
-        let Interval { value, low, high } = interval;
-        Self { value, low, high }
-    }
 }
 
 /// The median; None of nothing.

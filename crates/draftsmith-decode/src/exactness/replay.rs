@@ -133,7 +133,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
             for first in firsts() {
                 let decoded = self.decode_after(first, &mut *config.init().expect("valid"), unused);
-                let recordings = recordings.behind_look_ups(first);
+                let recordings = recordings.with_look_ups(first);
                 let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
                 assert_eq!(decoded, (tokens.clone(), replayed), "{first}, {config:?}");
             }
@@ -162,7 +162,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
                     distribution_of(recorded.iter().map(|((tokens, recordings), prob)| {
                         let recordings = match first {
                             None => recordings.clone(),
-                            Some(first) => recordings.behind_look_ups(first),
+                            Some(first) => recordings.with_look_ups(first),
                         };
                         let counts = recordings.replay_counts(&config).expect("recorded").remove(0);
                         (joint((tokens.clone(), counts)), *prob)

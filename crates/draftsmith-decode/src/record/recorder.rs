@@ -2,7 +2,7 @@
 
 use draftsmith_theory::{
     Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
-    StopRule, TokenChoice, argmax, largest_prob,
+    SoftmaxSummary, StopRule, TokenChoice, argmax,
 };
 
 use super::RecordOptions;
@@ -126,7 +126,7 @@ impl RecordedStep {
             token_id,
             // Bit for bit as in decoding.
             candidate_prob: match self.probs {
-                None if argmax(logits) == token_id => largest_prob(logits),
+                None if argmax(logits) == token_id => SoftmaxSummary::of(logits).largest_prob,
                 _ => draft_prob,
             },
             confidence: signals.confidence.expect(given),

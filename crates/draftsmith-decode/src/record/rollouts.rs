@@ -1,7 +1,7 @@
 //! Rollouts: a rejected candidate and the candidates that the drafter proposes after it.
 
 use draftsmith_theory::{
-    CandidateSource, DraftPhase, Drawn, Draws, Proposal, RecordedCandidate, SignalNeeds,
+    CandidateSource, DraftPhase, DrawnToken, Draws, Proposal, RecordedCandidate, SignalNeeds,
 };
 
 use super::recorder::{EverySignal, RecordedStep, Recorder, enter};
@@ -45,9 +45,9 @@ struct RolloutSource<'s, 'r, 'a, T> {
 impl<T: Target> CandidateSource for RolloutSource<'_, '_, '_, T> {
     type Error = DecodeError;
 
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, needs: SignalNeeds) -> DrawnToken {
         let drawn = match self.rejected {
-            Some(token_id) => Drawn { token_id, candidate_prob: None },
+            Some(token_id) => DrawnToken { token_id, candidate_prob: None },
             None => draw(self.step.row.logits(), self.step.probs.as_deref(), needs, self.draws),
         };
         self.candidates.push(self.step.candidate(drawn.token_id, self.recorder.options));

@@ -16,7 +16,7 @@ use draftsmith_model::{
     WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
-    Bounds, Calibration, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws,
+    Bounds, Calibration, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling, SeededDraws,
     StopRule, Trace,
 };
 
@@ -117,11 +117,15 @@ fn prompts() -> Vec<Vec<u32>> {
 
 fn rules() -> Vec<Box<dyn StopRule>> {
     let fixed = (1..=6).map(|length| -> Box<dyn StopRule> {
-        Box::new(FixedLength::new(length).expect("a valid length"))
+        Box::new(FixedLengthConfig { candidate_length: length })
     });
     let bounds = Bounds { min: 1, max: 6 };
     let thresholds = [0.0, 0.03, 0.1, 0.3, 1.0].map(|threshold| -> Box<dyn StopRule> {
-        Box::new(ConfidenceThreshold::new(threshold, bounds).expect("a valid threshold"))
+        Box::new(ConfidenceThresholdConfig {
+            confidence_threshold: threshold,
+            before_draw: false,
+            bounds,
+        })
     });
     fixed.chain(thresholds).collect()
 }
@@ -278,7 +282,7 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64, 1);
     // The target drafts for itself, so all candidates are accepted.
     let mut separate = SeparateDraft::new(&model, None, 96, 64, 1);
-    let mut rule = FixedLength::new(3).expect("a valid length");
+    let mut rule = FixedLengthConfig { candidate_length: 3 };
     for prompt in prompts() {
         let plain = greedy_plain(&mut ModelSession::new(&model, 64, "target"), &prompt, &limits);
         for _ in 0..2 {
@@ -311,7 +315,7 @@ fn prompts_that_do_not_fit_are_refused() {
                 prompt: &[5; 7],
                 decoding: Decoding::GREEDY,
                 limits: &limits,
-                rule: Some(&mut FixedLength { candidate_length: 2 }),
+                rule: Some(&mut FixedLengthConfig { candidate_length: 2 }),
                 draws: &mut SeededDraws::new(0, &["unused"]),
             },
             &mut go_on,

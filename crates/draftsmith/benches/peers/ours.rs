@@ -12,7 +12,7 @@ use draftsmith_decode::{
     Generation, Limits, ModelSession, Request, SeparateDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::{CausalLm, HeadForm};
-use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
+use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws};
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, TrainingRun, discard,
     train_adapters, train_heads,
@@ -131,7 +131,7 @@ impl Ours {
         let vocab_size = self.target.shape().vocab_size;
         let context = self.draft.shape().context;
         let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context, 1);
-        let mut rule = FixedLength::new(CANDIDATE_LENGTH)?;
+        let mut rule = FixedLengthConfig { candidate_length: CANDIDATE_LENGTH };
         let mut draws = SeededDraws::new(self.seed, &["greedy"]);
         self.decode(|prompt| {
             Ok(decode_speculative(

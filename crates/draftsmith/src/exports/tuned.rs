@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    Bounds, CostModel, Decoding, FixedLengthConfig, RejectionThresholdConfig, Sampling,
+    Bounds, CostModel, Decoding, Estimate, FixedLengthConfig, RejectionThresholdConfig, Sampling,
     StopRuleConfig,
 };
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,6 @@ use crate::console::Console;
 use crate::exports::config_keys::{named, read_key};
 use crate::names::{CostSource, DecodingName, DrafterName};
 use crate::recipe::decoding;
-use crate::statistics::{Estimate, interval_of};
 
 /// The best rules for one head or adapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -157,9 +156,6 @@ impl Tuned {
             if DecodingName::of(&rule.decoding()) != name {
                 bail!("`{key}.temperature` is {}: 0 is greedy, more is sampled", rule.temperature);
             }
-            interval_of(&rule.expected_gain).with_context(|| format!("`{key}.expected_gain`"))?;
-            interval_of(&rule.expected_acceptance_rate)
-                .with_context(|| format!("`{key}.expected_acceptance_rate`"))?;
         }
         Ok(())
     }

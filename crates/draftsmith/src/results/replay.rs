@@ -6,13 +6,12 @@
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    Calibration, CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName,
-    TreeShape,
+    Calibration, CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig,
+    StopRuleName, TreeShape,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::names::{CostSource, DecodingName, DrafterName, rule_label};
-use crate::statistics::Estimate;
 
 /// All that replay found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

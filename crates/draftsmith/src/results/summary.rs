@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, Fit};
+use draftsmith_theory::{CostFit, Decoding};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -140,7 +140,7 @@ pub(crate) struct CostSummary {
 
 impl CostSummary {
     /// What `fit`, over the settings of `drafter`, says.
-    pub(crate) fn new(drafter: DrafterName, fit: &Fit) -> Self {
+    pub(crate) fn new(drafter: DrafterName, fit: &CostFit) -> Self {
         Self {
             drafter,
             draft_seconds: fit.model.draft_seconds,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{CostModel, DrafterId, Fit, Forwards, LookupFirst, Round};
+use draftsmith_theory::{CostFit, CostModel, DrafterId, Forwards, LookupFirst, Round};
 use serde_json::{Value, json};
 
 use super::*;
@@ -413,7 +413,7 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
 
 #[test]
 fn summaries_come_back() {
-    let fit = Fit {
+    let fit = CostFit {
         model: CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.0 },
         rows_separable: false,
         r_squared: 0.99,

@@ -37,7 +37,7 @@ fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
                     let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
                     let id = DrafterId::Cascade { number: 1 };
                     let drafter = &mut Cascade::new(id, config, models, Some(lookup));
-                    let rule = &mut FixedLength::new(9).expect("a valid length");
+                    let rule = &mut FixedLengthConfig { candidate_length: 9 };
                     let found = greedy(&mut session, drafter, rule, prompt, &limits);
                     assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?} {leading}");
                     num_rounds[usize::from(leading > 1)] += found.trace.rounds.len();

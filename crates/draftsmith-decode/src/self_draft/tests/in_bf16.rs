@@ -2,7 +2,7 @@
 //! the other way. A forward over several rows may round differently from a forward over one.
 
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::{RejectionThreshold, Rounding};
+use draftsmith_theory::{RejectionThresholdConfig, Rounding, StopRuleConfig};
 
 use super::*;
 
@@ -71,11 +71,13 @@ fn greedy_output_is_plain_greedy_output_except_for_ties_in_every_family() {
         // The target as its own draft.
         let mut separate = SeparateDraft::new(&model, Some(&head), vocab_size, CONTEXT, 1);
         let bounds = Bounds { min: 1, max: 6 };
-        let mut fixed = FixedLength::new(4).expect("a valid length");
-        let mut threshold = RejectionThreshold::new(0.7, bounds).expect("a valid threshold");
+        let mut fixed = FixedLengthConfig { candidate_length: 4 };
+        let threshold =
+            RejectionThresholdConfig { stop_threshold: 0.7, without_lag: false, bounds };
+        let mut threshold = StopRuleConfig::from(threshold).init().expect("valid settings");
         for prompt in prompts().iter().skip(2) {
             let plain = greedy_plain(plain_session, prompt, &limits).token_ids;
-            for rule in [&mut fixed as &mut dyn StopRule, &mut threshold] {
+            for rule in [&mut fixed as &mut dyn StopRule, &mut *threshold] {
                 let found = greedy(&mut session, &mut self_draft, rule, prompt, &limits);
                 tally.add(&model, prompt, &plain, &found);
                 let found = greedy(&mut session, &mut separate, rule, prompt, &limits);
@@ -137,7 +139,7 @@ impl Target for Uneven<'_> {
 #[test]
 fn rounding_of_rows_side_by_side_is_forgiven_and_larger_differences_are_not() {
     let limits = Limits::new(32, vec![]);
-    let mut rule = FixedLength::new(4).expect("a valid length");
+    let mut rule = FixedLengthConfig { candidate_length: 4 };
     // If each logit moves by half the tolerance, gaps move by up to the whole tolerance.
     for (share, is_rounding) in [(0.5, true), (3.0, false)] {
         let mut tally = Tally::default();

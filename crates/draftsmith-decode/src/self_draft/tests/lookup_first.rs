@@ -23,7 +23,7 @@ fn greedy_output_with_look_ups_first_is_plain_greedy_output_in_every_family() {
             let mut separate = SeparateDraft::new(&model, None, 96, context, 1);
             for first in ["1x2", "2x4", "3x9"] {
                 let first = first.parse().expect("one");
-                let rule = &mut FixedLength::new(2).expect("a valid length");
+                let rule = &mut FixedLengthConfig { candidate_length: 2 };
                 let drafter = &mut LookupFirstDraft::new(&mut self_draft, first, 1);
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");

@@ -29,7 +29,7 @@ fn assert_trees_are_plain(
         let mut separate = SeparateDraft::new(model, None, 96, context, 1);
         for shape in SHAPES.map(shape) {
             for length in [1, 3, 6] {
-                let rule = &mut FixedLength::new(length).expect("a valid length");
+                let rule = &mut FixedLengthConfig { candidate_length: length };
                 let drafter = &mut TreeDraft::new(&mut self_draft, shape);
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{shape}");

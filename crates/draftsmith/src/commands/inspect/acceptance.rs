@@ -3,7 +3,8 @@
 
 use draftsmith_data::DraftColumns;
 use draftsmith_theory::{
-    EntropyThreshold, entropy_overlap_estimate, expected_tokens_per_round, overlap_lower_bound,
+    EntropyThresholdConfig, entropy_overlap_estimate, expected_tokens_per_round,
+    overlap_lower_bound,
 };
 use serde::Serialize;
 
@@ -34,7 +35,7 @@ pub(super) struct EntropyBand {
 /// Bands of entropy that have positions, the surest first. `is_raw`: the overlap is of the models'
 /// own distributions, at temperature 1 without top-k and top-p.
 pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<EntropyBand> {
-    let scale = EntropyThreshold::ENTROPY_SCALE;
+    let scale = EntropyThresholdConfig::ENTROPY_SCALE;
     let mut bands: Vec<Vec<[f64; 3]>> = vec![Vec::new(); EDGES.len() + 1];
     for columns in drafted {
         for (at, (overlap, entropy)) in
