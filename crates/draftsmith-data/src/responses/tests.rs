@@ -13,7 +13,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::WriterProperties;
 use parquet::schema::types::ColumnPath;
 
-use super::schema::COLUMNS;
+use super::shard::COLUMNS;
 use super::*;
 use crate::columns::Kind;
 use crate::columns::tests::{
