@@ -104,7 +104,7 @@ mod tests {
         let Value::Object(record) = record else { panic!("an object is expected") };
         assert!(has_tokens(&record));
         read_tokens(&record).map_err(|problem| match problem {
-            Problem::Unknown(found) => found,
+            Problem::Large(found) | Problem::Unknown(found) => found,
             Problem::Key { key, problem } => format!("`{key}` {problem}"),
         })
     }
