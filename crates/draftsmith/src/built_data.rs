@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{DataSet, Difference, Provenance, SourceWeight, hash_bytes};
+use draftsmith_data::{DataSet, FieldDifference, Provenance, SourceWeight, hash_bytes};
 use serde_json::{Value, json};
 
 use crate::data_store::DataStore;
@@ -115,8 +115,8 @@ pub(crate) fn built_data(
 }
 
 /// What was and what is now: "`seed` = 0, which is 7 now".
-pub(crate) fn told(differences: &[Difference]) -> String {
-    let one = |Difference { key, left, right }: &Difference| {
+pub(crate) fn told(differences: &[FieldDifference]) -> String {
+    let one = |FieldDifference { key, left, right }: &FieldDifference| {
         format!("`{key}` = {left}, which is {right} now")
     };
     differences.iter().map(one).collect::<Vec<_>>().join("; and with ")
