@@ -257,7 +257,7 @@ fn without_a_network_it_fails_at_once_in_one_line() {
 fn a_hub_that_stands_still_is_given_up_and_resumed() {
     let (place, hub) = (Place::new(), Hub::start(Fault::StandsStill));
     let stuck = generate(&place, &hub.address, &[("HF_HUB_DOWNLOAD_TIMEOUT", "1")]);
-    stuck.fails_naming(&["`org/tiny@main`", "nothing came for 1 s of `model.safetensors`"]);
+    stuck.fails_naming(&["`org/tiny@main`", "received nothing for 1 s of `model.safetensors`"]);
     // Configuration is there, so that this is not taken for the whole model.
     assert!(snapshot(&place).join("config.json").is_file());
     let hub = Hub::start(Fault::None);
@@ -269,7 +269,7 @@ fn a_hub_that_stands_still_is_given_up_and_resumed() {
 fn damaged_weights_are_not_kept() {
     let (place, hub) = (Place::new(), Hub::start(Fault::Damages));
     let refused = generate(&place, &hub.address, &[]);
-    refused.fails_naming(&["`model.safetensors`", "came damaged"]);
+    refused.fails_naming(&["`model.safetensors`", "download was damaged"]);
     assert!(!snapshot(&place).join(WEIGHTS).exists());
     generate(&place, &Hub::start(Fault::None).address, &[]).ok();
 }
@@ -278,7 +278,7 @@ fn damaged_weights_are_not_kept() {
 fn what_the_hub_does_not_allow_or_have_is_told() {
     let place = Place::new();
     let refused = generate(&place, &Hub::start(Fault::Refuses).address, &[]);
-    refused.fails_naming(&["`org/tiny@main`", "not allowed", "`HF_TOKEN`"]);
+    refused.fails_naming(&["`org/tiny@main`", "denies access", "`HF_TOKEN`"]);
     let hub = Hub::start(Fault::None);
     let home = place.path("home");
     let env = [

@@ -22,7 +22,7 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
-use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
+use crate::console::streams::{eprint_line, leave_closed_terminals, put, reader_after};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
 use crate::devices::{self, DeviceChoices};
@@ -248,7 +248,7 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => {
             // Not what it was in the middle of, which may sound like a failure.
-            tell(format!("{Interrupted}; {what_is_left}"));
+            eprint_line(format!("{Interrupted}; {what_is_left}"));
             ExitCode::from(console.stopped_code())
         }
         // A failed check has given its reasons in its own document.
@@ -259,7 +259,7 @@ pub fn run() -> ExitCode {
 /// Tells what went wrong, as a document too where there is none yet.
 fn fail(error: &anyhow::Error, document: bool) -> ExitCode {
     let text = describe(error);
-    tell(format!("error: {text}"));
+    eprint_line(format!("error: {text}"));
     if document {
         put_error(&text);
     }
@@ -282,7 +282,7 @@ fn explain(error: &clap::Error) -> ExitCode {
         }
         return ExitCode::from(2);
     }
-    match reader_of(printed) {
+    match reader_after(printed) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => fail(&error, false),
     }

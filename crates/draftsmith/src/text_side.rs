@@ -1,5 +1,4 @@
-//! The text side of a target: what makes token ids of conversations and text of ids, and what ends
-//! answers. It needs no weights.
+//! The text side of a target: tokenizer, chat template and what ends answers. It needs no weights.
 
 use std::sync::Arc;
 
@@ -9,33 +8,33 @@ use draftsmith_decode::Limits;
 
 use crate::ends::StopText;
 
-/// Tokenizer, chat template and ends of answers, shared with the workspace that they are from.
+/// A target's tokenizer, chat template and ends of answers. Clones share them with the workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct TextSide {
     pub(crate) tokenizer: Arc<TextTokenizer>,
     pub(crate) chat_format: Arc<ChatFormat>,
     /// The tokens that end an answer.
     pub(crate) eos_token_ids: Vec<u32>,
-    /// What else ends one.
+    /// The stop strings that end one, if there are any.
     pub(crate) text_end: Option<Arc<StopText>>,
-    /// The longest sequence that every model at work can read.
+    /// The longest sequence, in tokens, that all loaded models can read.
     pub(crate) context: usize,
 }
 
 impl TextSide {
-    /// When answers of up to so many tokens end.
+    /// The limits of answers of at most `max_new_tokens` tokens.
     pub(crate) fn limits(&self, max_new_tokens: usize) -> Limits {
         let text_end = self.text_end.clone().map(|end| end as _);
         Limits { text_end, ..Limits::new(max_new_tokens, self.eos_token_ids.clone()) }
     }
 
-    /// The ids of a conversation up to where the answer begins.
+    /// The token ids of a conversation up to where the answer begins.
     pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
-    /// The ids of a prompt up to where the answer of turn `number` begins, behind `responses`: those
-    /// that its file has, or else its messages'.
+    /// The token ids of a prompt up to where the answer of turn `number` begins, with `responses` as the
+    /// answers to earlier turns. Ids given in the prompt's file take precedence.
     pub(crate) fn prompt_ids(
         &self,
         prompt: &Prompt,
@@ -54,7 +53,7 @@ impl TextSide {
         if prompt.len() >= context {
             bail!(
                 "prompt `{id}` has {} tokens, but the models' context holds {context}; \
-                 hint: shorten it, or take it out of its file",
+                 hint: shorten it, or remove it from its file",
                 prompt.len()
             );
         }

@@ -41,7 +41,7 @@ use crate::recipe::{GivenCosts, ServerRecipe};
 use crate::recorder::{Answer, Recorder};
 use crate::recordings::RecordedModels;
 use crate::rollouts::SetPrompt;
-use crate::served_rows::Asker;
+use crate::served::ServerAccess;
 use crate::workspace::Workspace;
 
 /// The greatest number of candidates a round.
@@ -165,8 +165,8 @@ fn survey(
         None => RecordedModels::Pair(workspace.pair()?),
         Some(server) => {
             let journal = dir.path().join("served.jsonl");
-            let asker = Asker { server, stop_strings: &stop_strings, seed, journal };
-            RecordedModels::served(&workspace, asker)?
+            let access = ServerAccess { server, stop_strings: &stop_strings, seed, journal };
+            RecordedModels::served(&workspace, access)?
         }
     };
     let num_prompts = Some(arguments.num_prompts.get());

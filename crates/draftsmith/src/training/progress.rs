@@ -111,7 +111,7 @@ impl Listener for EpochProgress {
             scores.join(", "),
         );
         match &self.bar {
-            Some(bar) => bar.tell(&line),
+            Some(bar) => bar.print(&line),
             None => self.console.note(line),
         }
         self.scores.clear();
