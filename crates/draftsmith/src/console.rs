@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use self::dashboard::Screen;
 use self::signals::INTERRUPT;
-use self::streams::{Reader, eprint_line, put};
+use self::streams::{eprint_line, put};
 
 /// A signal or a deadline stopped the job. The command has already reported what is left to do.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +140,7 @@ impl Console {
     }
 
     fn put(&self, text: &str) -> Result<()> {
-        if !self.is_reader_gone() && put(text)? == Reader::Gone {
+        if !self.is_reader_gone() && !put(text)? {
             self.reader_gone.store(true, Ordering::SeqCst);
         }
         Ok(())

@@ -174,8 +174,8 @@ impl RecordingJob<'_> {
             let layers = workspace.target_of_adapters(workspace.dtype())?;
             let adapter = &adapter.adapter;
             let mut drafter =
-                SelfDraft::with_slots(&layers, adapter, exit_layer, head, context, num_slots);
-            let mut target = ServedTarget::new(&layers, exit_layer, answers);
+                SelfDraft::with_slots(layers, adapter, exit_layer, head, context, num_slots);
+            let mut target = ServedTarget::new(layers, exit_layer, answers);
             return self.watched(responses, |requests, observe| {
                 Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
             });

@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::console::Console;
 use crate::device::on_pool;
@@ -65,7 +66,6 @@ struct Export<'a> {
 }
 
 /// The outcome of an export.
-#[derive(Serialize)]
 struct Written {
     /// A description of what was written.
     what: String,
@@ -73,16 +73,6 @@ struct Written {
     ignored: Vec<String>,
     /// Commands that load it.
     commands: Vec<String>,
-}
-
-/// The output of `--json`.
-#[derive(Serialize)]
-struct Document<'a> {
-    form: Form,
-    source: &'a Path,
-    out: &'a Path,
-    #[serde(flatten)]
-    written: &'a Written,
 }
 
 /// Runs the command.
@@ -97,7 +87,7 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, None, None, vec![device.clone()], console)?;
+        let workspace = Workspace::open(target, None, None, None, vec![device.clone()], console)?;
         let written = data::specdec_pp(&export, workspace.tokenizer()?)?;
         return print(arguments, &written, console);
     }
@@ -119,7 +109,7 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let draft = kind.draft_in(&recipe)?;
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, draft, template, devices, console)?;
+        let workspace = Workspace::open(target, None, draft, template, devices, console)?;
         Ok(workspace.ending(recipe.models.ends()))
     };
     let written = match (form, kind) {
@@ -153,5 +143,9 @@ fn print(arguments: &ExportArguments, written: &Written, console: &Console) -> R
         text += &format!("{command}\n");
     }
     console.text(text)?;
-    console.document(&Document { form: *form, source, out, written })
+    let Written { what, ignored, commands } = written;
+    console.document(&json!({
+        "form": form, "source": source, "out": out,
+        "what": what, "ignored": ignored, "commands": commands,
+    }))
 }

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
+use crate::device::check_devices;
 use crate::recipe::Recipe;
-use crate::training::check_devices;
 use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::{HeadDrafter, HeadTrainer};
@@ -75,7 +75,7 @@ pub(crate) fn run(
             outcome.head = stage.head(&outcome.adapter_dir, steps_left)?;
         }
     }
-    outcomes.iter().try_for_each(|outcome| outcome.tell(console))?;
+    outcomes.iter().try_for_each(|outcome| outcome.print(console))?;
     console.document(&outcomes)?;
     Ok(outcomes)
 }
@@ -234,7 +234,7 @@ impl AdapterOutcome {
             scores.agreement,
             scores.overlap,
         ))?;
-        self.head.as_ref().map_or(Ok(()), |head| head.tell(console))
+        self.head.as_ref().map_or(Ok(()), |head| head.print(console))
     }
 }
 

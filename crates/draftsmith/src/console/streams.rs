@@ -1,4 +1,4 @@
-//! Writing to stdout and stderr, which may be closed or full.
+//! Writing to stdout and stderr, which may be closed or full. No other file writes to them.
 //!
 //! Notes and progress are optional: if stderr is closed or its disk is full, they are lost and the job
 //! continues. Data on stdout is not: a full disk is an error. When the reader of stdout exits early, as
@@ -9,13 +9,6 @@ use std::io::{ErrorKind, Write, stderr, stdout};
 
 use anyhow::{Context, Result};
 
-/// Whether anything still reads stdout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reader {
-    Listening,
-    Gone,
-}
-
 /// Writes a line to stderr.
 pub(crate) fn eprint_line(line: impl Display) {
     // One write, so that lines of several threads do not interleave.
@@ -23,13 +16,13 @@ pub(crate) fn eprint_line(line: impl Display) {
     let _ = stderr().lock().write_all(line.as_bytes());
 }
 
-/// Writes text to stdout and flushes it.
+/// Writes text to stdout and flushes it. Returns whether anything still reads stdout.
 ///
 /// # Errors
 /// If it cannot be written, except because the reader has exited.
-pub(crate) fn put(text: &str) -> Result<Reader> {
+pub(crate) fn put(text: &str) -> Result<bool> {
     let mut stdout = stdout().lock();
-    reader_after(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+    is_read_after(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// Sends output meant for a closed terminal to `/dev/null`. ratatui prints while it unwinds, and would
@@ -51,13 +44,13 @@ pub(crate) fn leave_closed_terminals() {
     }
 }
 
-/// Whether the reader is still there after a write to stdout.
+/// Whether anything still reads stdout after a write to it.
 ///
 /// # Errors
 /// The write's error, unless it is a broken pipe.
-pub(crate) fn reader_after(written: std::io::Result<()>) -> Result<Reader> {
+pub(crate) fn is_read_after(written: std::io::Result<()>) -> Result<bool> {
     match written {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
-        written => written.map(|()| Reader::Listening).context("cannot write to stdout"),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true).context("cannot write to stdout"),
     }
 }

@@ -70,24 +70,20 @@ struct ServerState {
     wants_text: bool,
 }
 
-/// The outcome of one request.
-enum Attempt {
-    Done(Completion),
-    /// It may succeed later.
-    Failed {
-        why: String,
-        hint: &'static str,
-        wait: Option<Duration>,
-    },
-    /// It will never succeed.
-    Refused {
-        why: String,
-        hint: &'static str,
-    },
+/// Why a request brought no completion.
+struct Failure {
+    why: String,
+    hint: &'static str,
+    kind: FailureKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FailureKind {
+    /// It may succeed later, after this wait if the server requests one.
+    Temporary(Option<Duration>),
+    Permanent,
     /// The server does not accept the request, perhaps because the prompt is token ids.
-    Unreadable {
-        why: String,
-    },
+    Unreadable,
 }
 
 const UNREACHABLE: &str = "check that it is running, and run the same command again";
@@ -152,46 +148,38 @@ impl Servers {
                 return Err("the job was given up".to_owned());
             };
             let begun = Instant::now();
-            let mut attempt = match wants_text {
+            let mut result = match wants_text {
                 true => self.send_text(&url, ask, terms, prompt_text),
                 false => self.send(&url, ask, terms, json!(ask.prompt_ids)),
             };
-            if matches!(attempt, Attempt::Unreadable { .. }) && !wants_text {
+            let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
+            if !wants_text && result.as_ref().is_err_and(is_unreadable) {
                 // The server may not read token ids. If text fails too, the first error counts.
                 let as_text = self.send_text(&url, ask, terms, prompt_text);
-                if matches!(as_text, Attempt::Done(_)) {
+                if as_text.is_ok() {
                     self.update(number, |server| server.wants_text = true);
-                    attempt = as_text;
+                    result = as_text;
                 }
             }
-            let (why, hint) = match attempt {
-                Attempt::Done(completion) => {
+            let Failure { mut why, hint, kind } = match result {
+                Ok(completion) => {
                     self.update(number, ServerState::succeeded);
                     return Ok(completion);
                 }
-                Attempt::Failed { why, hint, wait } => {
-                    self.update(number, |server| {
-                        server.failed(begun, wait, self.backoff, &mut draws);
-                    });
-                    num_failures += 1;
-                    if num_failures <= self.num_retries && !self.is_given_up() {
-                        continue;
-                    }
-                    let tries = match num_failures {
-                        1 => String::new(),
-                        many => format!(", the last of {many} times"),
-                    };
-                    (why + &tries, hint)
-                }
-                Attempt::Refused { why, hint } => {
-                    self.update(number, |server| server.num_running -= 1);
-                    (why, hint)
-                }
-                Attempt::Unreadable { why } => {
-                    self.update(number, |server| server.num_running -= 1);
-                    (why, NOT_UNDERSTOOD)
-                }
+                Err(failure) => failure,
             };
+            if let FailureKind::Temporary(wait) = kind {
+                self.update(number, |server| server.failed(begun, wait, self.backoff, &mut draws));
+                num_failures += 1;
+                if num_failures <= self.num_retries && !self.is_given_up() {
+                    continue;
+                }
+                if num_failures > 1 {
+                    why += &format!(", the last of {num_failures} times");
+                }
+            } else {
+                self.update(number, |server| server.num_running -= 1);
+            }
             return Err(format!("the server `{url}` {why}; hint: {hint}"));
         }
     }
@@ -237,7 +225,13 @@ impl Servers {
         }
     }
 
-    fn send(&self, url: &str, ask: &Ask, terms: &Terms, prompt: Value) -> Attempt {
+    fn send(
+        &self,
+        url: &str,
+        ask: &Ask,
+        terms: &Terms,
+        prompt: Value,
+    ) -> Result<Completion, Failure> {
         let body = terms.body(ask, prompt);
         let mut request = self
             .agent
@@ -246,34 +240,27 @@ impl Servers {
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let mut response = match request.send(&body[..]) {
-            Ok(response) => response,
-            Err(error) => return failed(&error),
-        };
+        let mut response = request.send(&body[..]).map_err(|error| unanswered(&error))?;
         let status = response.status().as_u16();
-        let asked = response.headers().get("retry-after").and_then(|value| value.to_str().ok());
-        let asked = asked.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        let bytes = match response.body_mut().with_config().limit(MOST_BYTES).read_to_vec() {
-            Ok(bytes) => bytes,
-            Err(error) => return failed(&error),
-        };
-        let why = || format!("answered {status}: {}", excerpt(&bytes));
-        match status {
-            200..=299 => match read(&bytes, terms) {
-                Ok(completion) => Attempt::Done(completion),
-                Err(what) => {
-                    let why = format!("answered {what}");
-                    Attempt::Failed { why, hint: NONSENSE, wait: None }
-                }
-            },
-            400 | 422 => Attempt::Unreadable { why: why() },
-            401 | 403 => Attempt::Refused { why: why(), hint: NO_TOKEN },
-            404 | 405 => Attempt::Refused { why: why(), hint: NOT_FOUND },
-            408 | 425 | 429 | 500.. => {
-                Attempt::Failed { why: why(), hint: UNREACHABLE, wait: asked }
-            }
-            _ => Attempt::Refused { why: why(), hint: NOT_UNDERSTOOD },
+        let wait = response.headers().get("retry-after").and_then(|value| value.to_str().ok());
+        let wait = wait.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+        let bytes = response.body_mut().with_config().limit(MOST_BYTES).read_to_vec();
+        let bytes = bytes.map_err(|error| unanswered(&error))?;
+        if (200..=299).contains(&status) {
+            return read(&bytes, terms).map_err(|what| Failure {
+                why: format!("answered {what}"),
+                hint: NONSENSE,
+                kind: FailureKind::Temporary(None),
+            });
         }
+        let (hint, kind) = match status {
+            400 | 422 => (NOT_UNDERSTOOD, FailureKind::Unreadable),
+            401 | 403 => (NO_TOKEN, FailureKind::Permanent),
+            404 | 405 => (NOT_FOUND, FailureKind::Permanent),
+            408 | 425 | 429 | 500.. => (UNREACHABLE, FailureKind::Temporary(wait)),
+            _ => (NOT_UNDERSTOOD, FailureKind::Permanent),
+        };
+        Err(Failure { why: format!("answered {status}: {}", excerpt(&bytes)), hint, kind })
     }
 }
 
@@ -305,7 +292,7 @@ impl ServerState {
 }
 
 /// A request that got no answer.
-fn failed(error: &ureq::Error) -> Attempt {
+fn unanswered(error: &ureq::Error) -> Failure {
     let (why, hint) = match error {
         ureq::Error::Timeout(_) => (
             "did not answer in time".to_owned(),
@@ -317,5 +304,5 @@ fn failed(error: &ureq::Error) -> Attempt {
         ureq::Error::Io(error) => (format!("broke the connection ({error})"), UNREACHABLE),
         error => (format!("cannot be reached ({error})"), UNREACHABLE),
     };
-    Attempt::Failed { why, hint, wait: None }
+    Failure { why, hint, kind: FailureKind::Temporary(None) }
 }

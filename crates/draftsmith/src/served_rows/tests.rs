@@ -61,13 +61,10 @@ fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Reci
 
 fn workspace(recipe: &Recipe) -> Workspace {
     let (target, draft) = (&recipe.models.target, recipe.models.draft.as_deref());
-    let workspace = Workspace::new(target, draft, vec![Device::flex()]);
-    match recipe.target_elsewhere() {
-        Some(server) => {
-            workspace.serving(&server.model).with_first_layers(recipe.num_first_layers())
-        }
-        None => workspace,
-    }
+    let served_as = recipe.target_elsewhere().map(|server| &*server.model);
+    let (devices, console) = (vec![Device::flex()], Console::silent());
+    let workspace = Workspace::open(target, served_as, draft, None, devices, &console);
+    workspace.expect("local").with_first_layers(recipe.num_first_layers())
 }
 
 /// A directory with all of the target's files but its weights.
@@ -263,7 +260,7 @@ fn stages_that_need_weights_say_so() {
     let loopback = Loopback::serve(|_, _| Deed::Answer);
     let mut recipe = recipe(dir.path(), "a", &target, &server(&loopback, ""), "");
     let error = workspace(&recipe).pair().expect_err("no weights").to_string();
-    assert!(error.contains("has no weights, which this takes; hint: `build-data`"), "{error}");
+    assert!(error.contains("has no weights, which this command needs; hint: "), "{error}");
     recipe.tune.as_mut().expect("a section").costs = None;
     built(&recipe);
     let console = Console::silent();

@@ -1,4 +1,4 @@
-//! Whose candidates a head predicts, and where what belongs to it is.
+//! The drafter of a head, and the directories of the head and its training state.
 
 use std::path::{Path, PathBuf};
 
@@ -9,16 +9,16 @@ use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
-/// The drafter of a head.
+/// The drafter whose candidates a head judges.
 pub(crate) enum HeadDrafter<'a> {
-    /// The separate draft.
+    /// A separate draft model.
     Draft,
-    /// A self-draft, by its adapter's directory.
+    /// A self-draft with the adapter in `dir`.
     Adapter { dir: &'a Path, exit_layer: usize },
 }
 
 impl HeadDrafter<'_> {
-    /// The command that trains its head.
+    /// The command that trains the head.
     pub(super) fn command(&self) -> &'static str {
         match self {
             Self::Draft => "train-head",
@@ -26,7 +26,6 @@ impl HeadDrafter<'_> {
         }
     }
 
-    /// Where the head goes.
     pub(super) fn head_dir(&self, recipe: &Recipe) -> PathBuf {
         match self {
             Self::Draft => recipe.head_dir(),
@@ -34,7 +33,6 @@ impl HeadDrafter<'_> {
         }
     }
 
-    /// Where the state of training goes.
     pub(super) fn training_dir(&self, recipe: &Recipe) -> PathBuf {
         match self {
             Self::Draft => recipe.head_dir().with_file_name("head-training"),
@@ -45,13 +43,13 @@ impl HeadDrafter<'_> {
         }
     }
 
-    /// Whether heads of several settings are trained.
+    /// Whether the recipe sweeps the head's settings.
     pub(super) fn is_swept(&self, recipe: &Recipe) -> bool {
         let is_swept = || recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
         matches!(self, Self::Draft) && is_swept()
     }
 
-    /// The adapter's directory, if it is one.
+    /// The adapter's directory, for a self-draft.
     pub(super) fn adapter_dir(&self) -> Option<&Path> {
         match self {
             Self::Draft => None,
@@ -59,7 +57,7 @@ impl HeadDrafter<'_> {
         }
     }
 
-    /// What the head reads, in a type.
+    /// The model whose hidden states the head reads, computing in `dtype`.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -68,7 +66,11 @@ impl HeadDrafter<'_> {
             Self::Draft => workspace.draft_in(dtype)?.context("there is a draft")?.into(),
             Self::Adapter { dir, exit_layer } => {
                 let (_, adapter) = workspace.adapter_in(dir, dtype)?;
-                DrafterModel::self_draft(workspace.target_of_adapters(dtype)?, adapter, *exit_layer)
+                DrafterModel::self_draft(
+                    workspace.target_of_adapters(dtype)?.clone(),
+                    adapter,
+                    *exit_layer,
+                )
             }
         })
     }

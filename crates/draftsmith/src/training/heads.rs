@@ -1,5 +1,5 @@
-//! Acceptance heads of a drafter, a draft model or an adapter: those that share a mixing ratio are
-//! trained side by side, and what is there is not trained again.
+//! Trains the acceptance heads of a draft model or an adapter. Heads that share a mixing ratio are trained
+//! together, and finished heads are kept.
 
 use anyhow::Result;
 use draftsmith_data::{DataSet, Provenance};
@@ -16,23 +16,22 @@ use crate::recipe::Recipe;
 use crate::rollouts::TrainingRollouts;
 use crate::workspace::Workspace;
 
-/// What training heads of a drafter needs.
+/// Trains the heads of one drafter.
 pub(crate) struct HeadTrainer<'a> {
     pub(crate) recipe: &'a Recipe,
     pub(crate) workspace: &'a Workspace,
     pub(crate) drafter: HeadDrafter<'a>,
     pub(crate) data: &'a DataSet,
-    /// Of the data, with the hash of what drafted the labels.
+    /// The data's provenance, with the hash of the labels' drafter.
     pub(crate) provenance: Provenance,
     pub(crate) console: &'a Console,
 }
 
 impl HeadTrainer<'_> {
-    /// The heads of one pass over the data, which share a mixing ratio: those that are missing are
-    /// trained side by side.
+    /// Finds the heads with these settings, which share a mixing ratio, and trains the missing ones together.
     ///
     /// # Errors
-    /// If labels cannot be had, training fails, or it was interrupted.
+    /// If labels cannot be made, training fails, or it was interrupted.
     pub(crate) fn pass(
         &self,
         heads: &[HeadTraining],
@@ -43,9 +42,9 @@ impl HeadTrainer<'_> {
         let mut found: Vec<Option<ExportedHead>> = planned.iter().map(Planned::found).collect();
         let num_kept = found.iter().flatten().count();
         match (found.as_slice(), num_kept) {
-            ([Some(only)], _) => self.note(format!("`{}` is there, {KEPT}", only.dir.display())),
+            ([Some(only)], _) => self.note(format!("keeping `{}`, {KEPT}", only.dir.display())),
             (_, 0) => {}
-            _ => self.note(format!("{num_kept} heads of the sweep are there, {KEPT}")),
+            _ => self.note(format!("keeping {num_kept} heads of the sweep, {KEPT}")),
         }
         let missing = planned.into_iter().zip(heads).zip(&found);
         let missing = missing.filter(|(_, found)| found.is_none()).map(|(missing, _)| missing);
@@ -63,13 +62,13 @@ impl HeadTrainer<'_> {
             true => self.recipe.sweep_dir().join(settings.name()),
             false => self.drafter.head_dir(self.recipe),
         };
-        // Heads of a sweep and alone have the same fingerprint: they have the same weights. It names
-        // the settings, the seed, the data's rows and everything that they depend on.
+        // The fingerprint covers settings, seed, and the data with its provenance. It is the same for a single
+        // head and in a sweep, because the weights are.
         let settings = json!({ "head": settings, "seed": self.recipe.seed });
         Ok(Planned { dir, fingerprint: fingerprint(settings, self.data, &self.provenance)? })
     }
 
-    /// Trains heads side by side.
+    /// Trains heads together.
     fn train(
         &self,
         planned: &[Planned],
@@ -84,8 +83,8 @@ impl HeadTrainer<'_> {
         };
         if heads.len() > 1 {
             self.note(format!(
-                "{} heads in one pass, with a mixing ratio of {}; what is shown of its epochs is \
-                 of the first that is still trained, now `{}`",
+                "training {} heads with mixing ratio {} together; epochs show the first head that is \
+                 still being trained, now `{}`",
                 heads.len(),
                 first.mixing_ratio,
                 first.name(),
@@ -119,12 +118,12 @@ impl HeadTrainer<'_> {
             return Ok(written.exports);
         }
         if let Ok([head]) = <[_; 1]>::try_from(written.exports) {
-            HeadOutcome::of(head, None).tell(self.console)?;
+            HeadOutcome::of(head, None).print(self.console)?;
         }
         Err(Interrupted.into())
     }
 
-    /// The rollouts that heads are trained on, where their labels are of those.
+    /// The rollouts to train on, if labels come from rollouts.
     fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
         match settings.labels {
             HeadLabels::Rollouts => TrainingRollouts::read_or_record(
@@ -141,7 +140,7 @@ impl HeadTrainer<'_> {
         }
     }
 
-    /// What heads read hidden states of.
+    /// The model whose hidden states heads read.
     fn frozen_model(&self, settings: &HeadTraining) -> Result<FrozenModel> {
         let name = match self.drafter {
             HeadDrafter::Draft => "draft".to_owned(),
