@@ -1,5 +1,5 @@
-//! Models by their names on the Hub: from the cache, and from a Hub on loopback that also redirects,
-//! breaks off, stands still and sends what is damaged.
+//! Models by their name on the Hub, from the cache and from a test Hub that redirects, breaks off, stalls and
+//! sends damaged files.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,23 +13,23 @@ use crate::support::{Place, Ran, model};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const WEIGHTS: &str = "model.safetensors";
 
-/// What is wrong with a Hub.
+/// A Hub's fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Weights come from elsewhere.
+    /// Weights come from another address.
     Redirects,
-    /// The first answer with weights ends in the middle.
+    /// The first response with weights ends in the middle.
     BreaksOff,
     /// Weights never come.
-    StandsStill,
-    /// A byte of the weights is another one.
+    Stalls,
+    /// A byte of the weights is wrong.
     Damages,
-    /// Nothing is allowed.
+    /// Every request is denied.
     Refuses,
 }
 
-/// A Hub with one model, `org/tiny`, and what was asked of it.
+/// A Hub with one model, `org/tiny`, and the requests so far.
 struct Hub {
     address: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -139,7 +139,7 @@ impl Served {
         let (start, end) = range.unwrap_or((0, None));
         let end = end.map_or(bytes.len(), |last| last + 1);
         let is_body = end == bytes.len();
-        if is_large && is_body && self.fault == Fault::StandsStill {
+        if is_large && is_body && self.fault == Fault::Stalls {
             std::thread::sleep(Duration::from_secs(3600));
         }
         let header = format!(
@@ -255,7 +255,7 @@ fn without_a_network_it_fails_at_once_in_one_line() {
 
 #[test]
 fn a_hub_that_stands_still_is_given_up_and_resumed() {
-    let (place, hub) = (Place::new(), Hub::start(Fault::StandsStill));
+    let (place, hub) = (Place::new(), Hub::start(Fault::Stalls));
     let stuck = generate(&place, &hub.address, &[("HF_HUB_DOWNLOAD_TIMEOUT", "1")]);
     stuck.fails_naming(&["`org/tiny@main`", "received nothing for 1 s of `model.safetensors`"]);
     // Configuration is there, so that this is not taken for the whole model.
