@@ -17,13 +17,13 @@ mod program;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::hash_bytes;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
 use self::allowance::Allowance;
 use crate::error::DataError;
-use crate::hash::hash_bytes;
 
 /// The template's own file (transformers 5).
 const TEMPLATE_FILE: &str = "chat_template.jinja";

@@ -1,14 +1,12 @@
-//! What can be wrong with prompts, templates, tokenizers, response files and rollouts: every
-//! message names the file, and the line, key or column where there is one, and says what to do.
+//! Errors of prompts, templates, tokenizers, response files and rollouts. Every message names the file,
+//! and the line, key or column, and says what to do.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::FileError;
 
-use crate::provenance::Difference;
-
-/// The forms of prompt files, as told in messages.
+/// The forms of prompt files in messages.
 const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
      `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
 
@@ -290,7 +288,7 @@ pub enum DataError {
         /// The other.
         second: PathBuf,
         /// The first key that differs, with both values.
-        difference: Difference,
+        difference: String,
     },
     /// A file is not the shard that its name says.
     #[error("`{path}` {problem}; remove it and run build-data again")]
@@ -404,7 +402,7 @@ fn told_twice(first: &Path, second: &Path, id: &str) -> String {
     }
 }
 
-/// Where in a prompt file a record stands.
+/// The position of a record in a prompt file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The line that the record begins on, from 1.

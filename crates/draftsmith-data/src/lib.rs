@@ -10,7 +10,6 @@ mod chat_format;
 mod chat_template;
 mod columns;
 mod error;
-mod hash;
 #[cfg(test)]
 mod peak;
 mod prompts;
@@ -23,8 +22,8 @@ mod values;
 pub use caught::{caught, is_panic_caught};
 pub use chat_format::ChatFormat;
 pub use chat_template::{ChatTemplate, Message};
+pub use draftsmith_files::{hash_bytes, hash_file};
 pub use error::{DataError, Place};
-pub use hash::{hash_bytes, hash_file};
 pub use prompts::{
     ContentHash, GivenTokens, LengthBounds, Malformed, Prompt, Prompts, SourceWeight, SplitRange,
     Turn,

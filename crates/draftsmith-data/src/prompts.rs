@@ -10,7 +10,6 @@ mod content;
 mod file;
 mod forms;
 mod given_tokens;
-mod problem;
 mod record;
 mod table;
 
@@ -20,8 +19,7 @@ pub use self::choice::{LengthBounds, SourceWeight};
 pub use self::content::{ContentHash, SplitRange};
 use self::file::Records;
 pub use self::given_tokens::GivenTokens;
-use self::problem::Problem;
-use self::record::Record;
+use self::record::{Problem, Record};
 use crate::chat_template::Message;
 use crate::error::DataError;
 

@@ -6,13 +6,13 @@ mod text_stream;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::hash_file;
 use tokenizers::Tokenizer;
 
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
 use crate::chat_template::Message;
 use crate::error::DataError;
-use crate::hash::hash_file;
 
 pub use stop_strings::StopStrings;
 pub use text_stream::TextStream;
@@ -126,7 +126,7 @@ impl TextTokenizer {
     /// # Errors
     /// If the file cannot be read.
     pub fn hash(&self) -> Result<String, DataError> {
-        hash_file(&self.path)
+        Ok(hash_file(&self.path)?)
     }
 
     /// Checks that target and draft have the same token → id map.

@@ -1,13 +1,13 @@
-//! What can go wrong where a file is written.
+//! The error of reading or writing a file.
 
 use std::io::Error;
 use std::path::{Path, PathBuf};
 
-/// A file could not be written.
+/// A file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} `{path}`: {source}")]
 pub struct FileError {
-    /// What was being done: `create` or `write`.
+    /// What was being done: `create`, `read` or `write`.
     pub action: &'static str,
     /// The file or directory.
     pub path: PathBuf,

@@ -3,9 +3,9 @@
 //!
 //! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
 //! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits.
-//! [`AdapterArchitecture`] has the others of its ablation (Table 2) and one of ours. Each is a
-//! decoder layer with parts left out, so that a target's own layer can give the first weights; there
-//! may be several of them, one behind the other, which is ours too.
+//! [`AdapterArchitecture`] has the others of its ablation (Table 2). Each is a decoder layer with
+//! parts left out, so that it can start from the weights of one of the target's layers. Stacking
+//! several of them is ours.
 
 mod files;
 mod kangaroo;
@@ -41,109 +41,93 @@ use crate::weights::WeightDtype;
 pub use kangaroo::KANGAROO_ROPE_THETA;
 use packed_adapter::PackedAdapter;
 
-/// What an adapter's tensors are called, as Kangaroo's are: a Llama's without the first `model.`.
+/// The names of an adapter's tensors, as in Kangaroo: a Llama's without the first `model.`.
 const LAYERS: &str = "layers";
 const NORM: &str = "norm";
 const LM_HEAD: &str = "lm_head";
 
-/// The key of its coverage among those of an adapter's training.
+/// The key of the draft vocabulary's coverage in an adapter's training record.
 const VOCABULARY_COVERAGE: &str = "vocabulary_coverage";
 
-/// What a layer of an adapter is made of (Kangaroo, Table 2).
+/// The parts of an adapter's layer (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdapterArchitecture {
     /// `norm(x + attention(input_layernorm(x)))`, with the target's LM head: the paper's.
     #[default]
     Attention,
-    /// The same with an LM head of its own.
+    /// The same with a separate LM head.
     AttentionWithHead,
-    /// A whole Llama layer: the paper's with an MLP behind its own norm, `h + mlp(norm(h))`.
+    /// A whole Llama layer: `Attention` followed by a normed MLP, `h + mlp(norm(h))`.
     DecoderLayer,
-    /// `norm(x + mlp(post_attention_layernorm(x)))`, with a Llama's gated MLP and the target's LM
-    /// head: a token at a time, without a cache. Not in the paper. Files of releases that had no
-    /// other MLP call it `mlp`.
-    #[serde(alias = "mlp")]
-    GatedMlp,
     /// The paper's "MLP only": `norm(x + W₂ silu(W₁ input_layernorm(x)))` with two square matrices,
-    /// and an LM head of its own; a token at a time. The paper counts the parameters and does not
-    /// print the function: the residual and the activation are Medusa's (Cai et al. 2024), which it
-    /// stands beside.
+    /// and a separate LM head. Each token depends on its position only. The paper counts the
+    /// parameters but does not print the function: we take the residual and the activation from
+    /// Medusa (Cai et al. 2024), the row beside it.
     MlpOnly,
 }
 
 impl AdapterArchitecture {
-    /// All of them, in the order of their parameters in the paper.
-    pub const ALL: [Self; 5] = [
-        Self::Attention,
-        Self::GatedMlp,
-        Self::MlpOnly,
-        Self::AttentionWithHead,
-        Self::DecoderLayer,
-    ];
+    /// All architectures, by their number of parameters in the paper.
+    pub const ALL: [Self; 4] =
+        [Self::Attention, Self::MlpOnly, Self::AttentionWithHead, Self::DecoderLayer];
 
-    /// Whether a token looks at those before it.
+    /// Whether a token attends to those before it.
     pub fn has_attention(self) -> bool {
-        !matches!(self, Self::GatedMlp | Self::MlpOnly)
+        self != Self::MlpOnly
     }
 
-    /// Whether there is an MLP.
-    pub fn has_mlp(self) -> bool {
-        matches!(self, Self::DecoderLayer | Self::GatedMlp | Self::MlpOnly)
-    }
-
-    /// Whether it has an LM head of its own.
+    /// Whether it has a separate LM head.
     pub fn has_head(self) -> bool {
         matches!(self, Self::AttentionWithHead | Self::MlpOnly)
     }
 }
 
 impl std::fmt::Display for AdapterArchitecture {
-    /// As in recipes and files.
+    /// The name in recipes and files.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {
             Self::Attention => "attention",
             Self::AttentionWithHead => "attention-with-head",
             Self::DecoderLayer => "decoder-layer",
-            Self::GatedMlp => "gated-mlp",
             Self::MlpOnly => "mlp-only",
         })
     }
 }
 
-/// An adapter's shape, and where it came from: `config.json` of an adapter directory.
+/// An adapter's shape and origin: `config.json` of an adapter directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
-    /// The target's layers that run before the adapter, to one less than all of them. 0: it reads
-    /// embeddings, a draft of its own beside the target's embedding and LM head.
+    /// The number of the target's layers that run before the adapter, less than all of them. With 0
+    /// the adapter reads the target's embeddings.
     pub exit_layer: usize,
-    /// What it is made of.
+    /// The parts of each layer.
     pub architecture: AdapterArchitecture,
-    /// A model of the target's family and sizes, of as many layers as the adapter has, the paper's
-    /// one or more: what the adapter's parts are those of.
+    /// A model of the target's family and sizes with as many layers as the adapter, 1 in the paper:
+    /// the adapter's parts are those of its layers.
     pub model: ModelConfig,
-    /// The tokens that it may draft; None where it is all of them.
+    /// The tokens that it may draft; `None` for all.
     pub draft_vocabulary: Option<DraftVocabulary>,
-    /// The type of the weights in its file; its target's, where it was trained here.
+    /// The type of the weights in its file: the target's, if it was trained here.
     pub dtype: WeightDtype,
     /// SHA-256 of the target the adapter was trained for, if known.
     pub target_hash: Option<String>,
-    /// Everything else that training recorded.
+    /// The rest of the training record.
     pub training: Map<String, Value>,
 }
 
-/// A small layer, or a few, between a target's shallow layers and its LM head.
+/// One or a few layers between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
     layers: Vec<DecoderLayer>,
     norm: Norm,
-    /// `[hidden, vocab]`; `None` where the target's serves.
+    /// `[hidden, vocab]`; `None` to use the target's.
     lm_head: Option<Linear>,
     #[module(skip)]
     logit_soft_cap: Option<f32>,
     #[module(skip)]
     reaches: Vec<Reach>,
-    /// The same once more, for few rows on the CPU.
+    /// The same weights packed for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedAdapter>>,
     #[module(skip)]
@@ -153,17 +137,17 @@ pub struct Adapter {
 }
 
 impl AdapterConfig {
-    /// The paper's adapter for `target` behind its first `exit_layer` layers.
+    /// The paper's adapter for `target` after its first `exit_layer` layers.
     ///
     /// # Errors
-    /// If `exit_layer` leaves no layer of the target behind it.
+    /// If no layer of the target follows `exit_layer`.
     pub fn new(target: &ModelConfig, exit_layer: usize) -> Result<Self, ModelError> {
         let num_layers = target.shape.num_layers;
         if exit_layer >= num_layers {
             return Err(ModelError::ExitLayer { exit_layer, num_layers });
         }
         let mut model = target.clone();
-        // It looks as far as any of the target's layers does.
+        // It attends as far as the target's farthest-reaching layer.
         model.spec.window = model.spec.window.filter(|window| !window.layers.contains(&false));
         let architecture = AdapterArchitecture::Attention;
         let config = Self {
@@ -178,10 +162,10 @@ impl AdapterConfig {
         Ok(config.with_layers(1))
     }
 
-    /// The same adapter of so many layers.
+    /// The same adapter with `num_layers` layers.
     ///
     /// # Panics
-    /// If that is 0.
+    /// If `num_layers` is 0.
     #[must_use]
     pub fn with_layers(mut self, num_layers: usize) -> Self {
         assert!(num_layers > 0, "an adapter has a layer");
@@ -192,25 +176,23 @@ impl AdapterConfig {
         self
     }
 
-    /// The share of the held-out responses' tokens that are in its draft vocabulary, as its training
-    /// counted them; None where nobody says.
+    /// The share of the held-out responses' tokens that are in its draft vocabulary, counted in
+    /// training; `None` if unknown.
     pub fn vocabulary_coverage(&self) -> Option<f64> {
         self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
     }
 
-    /// Says so among what is told of its training.
+    /// Adds the coverage to the training record.
     pub fn set_vocabulary_coverage(&mut self, coverage: f64) {
         self.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
     }
 
-    /// What each of its layers is made of.
+    /// The parts of each of its layers.
     fn layer(&self) -> LayerSpec {
         let spec = &self.model.spec;
         let mlp = match self.architecture {
             AdapterArchitecture::Attention | AdapterArchitecture::AttentionWithHead => None,
-            AdapterArchitecture::DecoderLayer | AdapterArchitecture::GatedMlp => {
-                Some(spec.mlp.clone())
-            }
+            AdapterArchitecture::DecoderLayer => Some(spec.mlp.clone()),
             AdapterArchitecture::MlpOnly => Some(MlpSpec {
                 width: self.model.shape.hidden_size,
                 bias: false,
@@ -228,18 +210,18 @@ impl AdapterConfig {
         LayerSpec { attention, mlp, ..spec.layer(0) }
     }
 
-    /// What the tensors of a layer begin with.
+    /// The prefix of a layer's tensors.
     fn layer_name(&self, number: usize) -> String {
         format!("{LAYERS}.{number}")
     }
 
-    /// Its own LM head, if it has one.
+    /// Its separate LM head, if it has one.
     fn own_head(&self) -> Option<LinearSpec> {
         self.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, &self.model.shape))
     }
 
-    /// Initialises an adapter as Kangaroo does: with torch's default for linear layers, uniform
-    /// within ±1/√inputs (its code leaves `nn.Linear` as it comes), and norms of ones.
+    /// Initialises an adapter as Kangaroo does: linear layers uniform within ±1/√inputs, torch's
+    /// default for `nn.Linear`, and norms of ones.
     pub fn init(&self, device: &Device) -> Adapter {
         self.init_by(device, |linear| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
@@ -248,7 +230,7 @@ impl AdapterConfig {
         })
     }
 
-    /// [`AdapterConfig::init`] with what `draw` draws from [0, 1), in the order of the tensors.
+    /// [`AdapterConfig::init`] with numbers in [0, 1) from `draw`, in the order of the tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Adapter {
         self.init_by(device, |linear| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
@@ -268,7 +250,7 @@ impl AdapterConfig {
         adapter
     }
 
-    /// The adapter with the weights that `source` has.
+    /// The adapter with the weights of `source`.
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
         let ModelConfig { shape, spec, .. } = &self.model;
         Ok(Adapter {
@@ -287,9 +269,9 @@ impl AdapterConfig {
         })
     }
 
-    /// The number of parameters: hidden sizes H, q and kv of all heads, intermediate size I and
-    /// vocabulary V make a layer's attention 2H(q + kv) + H, its gated MLP 3HI + H, the one of "MLP
-    /// only" 2H² + H, an LM head HV, and the last norm H.
+    /// The number of parameters. With hidden size H, q and kv of all heads, intermediate size I and
+    /// vocabulary V: a layer's attention has 2H(q + kv) + H, its MLP 3HI + H, that of "MLP only"
+    /// 2H² + H, an LM head HV, and the last norm H.
     pub fn num_parameters(&self) -> usize {
         let shape = &self.model.shape;
         let head = self.own_head().map_or(0, |head| head.num_parameters());
@@ -300,7 +282,7 @@ impl AdapterConfig {
     /// Checks that the adapter fits a target.
     ///
     /// # Errors
-    /// If a width differs, or the exit layer leaves no layer of the target to verify with.
+    /// If a width differs, or no layer of the target follows the exit layer.
     pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
         let (path, shape) = (dir.join("config.json"), &self.model.shape);
         let widths: [(&'static str, usize, usize); 2] = [
@@ -347,9 +329,9 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// The same adapter, its layers' parts with the weights of the target's from layer `first` on, the
-    /// target's last one again where there are no more, and its last norm with those of the target's.
-    /// The MLP of "MLP only" stays as it is: no layer has one like it.
+    /// The same adapter with the target's weights: its layers take those of the target's layers from
+    /// `first` on, repeating the last one as needed, and its norm takes the target's final norm. The
+    /// MLP of "MLP only" stays as it is, because no layer of the target has its form.
     ///
     /// # Panics
     /// If the target has no such layer, or another shape.
@@ -369,14 +351,14 @@ impl Adapter {
         Self { layers: layers.collect(), norm: norm_of(&norm), ..self }
     }
 
-    /// The same adapter, its own LM head, if it has one, with the weights of the target's.
+    /// The same adapter with the target's LM head as its separate one, if it has one.
     pub fn with_head_of(self, target: &CausalLm) -> Self {
         let device = self.device();
         let lm_head = self.lm_head.map(|_| copied_linear(target.lm_head_weight(), &device));
         Self { lm_head, ..self }
     }
 
-    /// The tokens that it may draft; None where it is all of them.
+    /// The tokens that it may draft; `None` for all.
     pub fn draft_vocabulary(&self) -> Option<&DraftVocabulary> {
         self.draft_vocabulary.as_ref()
     }
@@ -399,18 +381,18 @@ impl Adapter {
         self.norm.gamma().device()
     }
 
-    /// Its layers, the first first.
+    /// Its layers in order.
     pub(crate) fn layers(&self) -> &[DecoderLayer] {
         &self.layers
     }
 
-    /// What its LM head reads comes out of this.
+    /// The norm before its LM head.
     pub(crate) fn norm(&self) -> &Norm {
         &self.norm
     }
 
-    /// A copy that computes in `dtype`, for one forward over whole sequences of a training: on an
-    /// autodiff device, gradients reach this adapter's own parameters, in their own type.
+    /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff
+    /// device gradients reach this adapter's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
@@ -420,12 +402,12 @@ impl Adapter {
         self.num_params()
     }
 
-    /// The number of its logits, the target's.
+    /// The number of logits, the target's vocabulary size.
     pub fn vocab_size(&self) -> usize {
         self.shape.vocab_size
     }
 
-    /// The LM head behind the adapter, where it is its own and not the target's.
+    /// Its separate LM head; `None` if it uses the target's.
     ///
     /// # Shapes
     /// - output: `[hidden, vocab]`
@@ -433,7 +415,7 @@ impl Adapter {
         self.lm_head.as_ref().map(|head| head.weight.val())
     }
 
-    /// Logits of normed rows, one row each: by the adapter's own LM head or the target's.
+    /// Logits of normed rows, by the adapter's separate LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
         if let Some(packed) = &self.packed
@@ -450,7 +432,7 @@ impl Adapter {
         }))
     }
 
-    /// What the LM head reads, over whole sequences, without a cache. Causal, so padding on the
+    /// The LM head's input over whole sequences, without a cache. It is causal, so padding on the
     /// right changes nothing to its left.
     ///
     /// # Shapes
@@ -461,7 +443,7 @@ impl Adapter {
         self.run(features, &positions, None)
     }
 
-    /// The same for new tokens, which follow those that the cache holds of their sequences.
+    /// The same for new tokens, which follow their sequences' tokens in the cache.
     ///
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
@@ -483,7 +465,7 @@ impl Adapter {
         }
     }
 
-    /// Reads new tokens into the cache, for their keys and values alone.
+    /// Adds new tokens' keys and values to the cache.
     ///
     /// # Panics
     /// As [`Adapter::forward_cached`].
@@ -497,7 +479,7 @@ impl Adapter {
                 let features = place.into_device(&self.device());
                 let positions = self.positions(&features, runs, cache);
                 let (last, others) = self.layers.split_last().expect("an adapter has a layer");
-                // Without attention there is nothing to be kept.
+                // Without attention there is nothing to keep.
                 if last.attention().is_some() {
                     let hidden = forward(others, *features.tensor, &positions, Some(cache));
                     last.fill(hidden, &positions, cache.layer_mut(others.len()));
@@ -506,7 +488,7 @@ impl Adapter {
         }
     }
 
-    /// Those of new tokens, counted as read.
+    /// Positions of new tokens, which the cache then counts as read.
     fn positions(
         &self,
         features: &DeviceRows,
@@ -528,7 +510,7 @@ impl Adapter {
     }
 }
 
-/// An adapter's first layers, those of `layers`, one behind the other.
+/// Runs an adapter's layers in order.
 fn forward(
     layers: &[DecoderLayer],
     features: Tensor<3>,
@@ -547,7 +529,7 @@ fn copied_linear(weight: Tensor<2>, device: &Device) -> Linear {
     Linear { weight: copied(weight, device), bias: None }
 }
 
-/// A copy in f32, as what is trained is.
+/// A copy in f32, the type of trained parameters.
 fn copied<const D: usize>(values: Tensor<D>, device: &Device) -> Param<Tensor<D>> {
     Param::from_data(values.cast(FloatDType::F32).into_data(), device)
 }

@@ -1,17 +1,16 @@
-//! What a divergence, or the draft's entropy alone, tells of the overlap β = Σ min(p, q) = 1 −
-//! TVD(p, q).
+//! Bounds on the overlap β = Σ min(p, q) = 1 − TVD(p, q) from a KL divergence, and SVIP's estimate
+//! from the draft's entropy.
 //!
-//! KL divergences bound the expected acceptance probability from below, in either direction, since
-//! β is symmetric. SVIP (Zhang et al. 2024, section 3) starts from such a bound and replaces what
-//! the draft cannot know by its own entropy: that makes an estimate of it, and no bound. All
-//! divergences and entropies are in nats. `draftsmith inspect` shows both beside the overlap that
-//! was measured.
+//! β is the expected acceptance probability. It is symmetric, so either KL divergence bounds it from
+//! below. SVIP (Zhang et al. 2024, §2) starts from such a bound and replaces the divergence, which
+//! the draft cannot know, by the draft's entropy. The result is an estimate, not a bound.
+//! Divergences and entropies are in nats. `draftsmith inspect` shows bound and estimate beside the
+//! measured overlap.
 
 /// Pinsker: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q); 0 where that is negative, from 2
 /// nats on.
 ///
-/// The better of the two bounds below 1.594 nats. A divergence below 0, as rounding
-/// leaves it, counts as 0.
+/// The better of the two bounds below 1.594 nats. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
@@ -22,8 +21,7 @@ fn pinsker_bound(kl_nats: f64) -> f64 {
 /// Bretagnolle–Huber: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats` = KL(q‖p) or KL(p‖q); positive for any
 /// finite KL.
 ///
-/// The better of the two bounds above 1.594 nats. A divergence below 0, as rounding
-/// leaves it, counts as 0.
+/// The better of the two bounds above 1.594 nats. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
@@ -34,10 +32,10 @@ fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     (-kl_nats).exp() / (1.0 + (-(-kl_nats).exp_m1()).sqrt())
 }
 
-/// The best lower bound on β that the two divergences give, by Pinsker or by Bretagnolle and Huber.
+/// The best lower bound on β from the two divergences, by Pinsker or by Bretagnolle and Huber.
 ///
 /// `draft_to_target_kl_nats` is KL(q‖p) = H(q, p) − H(q) and `target_to_draft_kl_nats` is KL(p‖q),
-/// with q the draft; +∞ for a direction that is not known says nothing.
+/// with q the draft; +∞ for an unknown direction.
 ///
 /// # Panics
 /// If a divergence is NaN.
@@ -48,11 +46,11 @@ pub fn overlap_lower_bound(draft_to_target_kl_nats: f64, target_to_draft_kl_nats
 }
 
 /// SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) = `draft_entropy_nats`
-/// (Zhang et al. 2024, section 3); 0 where that is negative.
+/// (Zhang et al. 2024, §2); 0 where that is negative.
 ///
-/// It is Pinsker's bound with the divergence H(q, p) − H(q) taken to be 2c·H(q). That is an
-/// approximation: a draft that is sure and wrong has no entropy and no overlap, so β may lie on
-/// either side. The authors' code has c = 0.15; the paper takes c into the threshold.
+/// It is Pinsker's bound with 2c·H(q) in place of the divergence H(q, p) − H(q). β may lie on either
+/// side: a confident but wrong draft has neither entropy nor overlap. The authors' code has c = 0.15;
+/// the paper absorbs c into the threshold.
 ///
 /// # Panics
 /// If the entropy or the scale is negative or NaN.

@@ -11,7 +11,7 @@
 //! | `enumerate` | the other form of `Draws`: every outcome with its exact chance |
 //! | `distribution` | softmax, overlap, entropies |
 //! | `exponentials` | e^logit over rows, vectorised |
-//! | `acceptance_bounds` | what KL or entropy tells of the overlap |
+//! | `acceptance_bounds` | bounds and estimates of the overlap from KL and entropy |
 //! | `decoding` | how the next token is chosen: the repetition penalty, then greedily or by a draw |
 //! | `sampling` | temperature, top-k, top-p and min-p, as served (`select`: without sorting) |
 //! | `draft_phase` | which questions a stop rule is asked, and when another candidate is drawn |
@@ -21,7 +21,7 @@
 //! | `verify` | which candidates stand, and what comes after them |
 //! | `review` | the same inside a cascade, where a drafter's model reviews a cheaper one and may be lenient |
 //! | `stop_rule` | when a draft phase ends |
-//! | `threshold_policy` | the stop decision solved exactly, for tests of the rules |
+//! | `threshold_policy` | the best stop decisions by exact solution, for tests |
 //! | `trace` | what happened in each round, and the rates that follow from it |
 //! | `replay` | what any rule would have done, from recordings |
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |

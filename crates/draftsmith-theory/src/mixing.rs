@@ -1,16 +1,16 @@
-//! The training input's mixture of target and draft tokens, and the label at the draft's tokens.
+//! The mixture of target and draft tokens in a head's training input, and the labels.
 //!
-//! SpecDec++ mixes as BERT masks: a share of positions keeps the target's token X and is not
-//! trained on, the rest takes the draft's token Y, whose acceptance probability is the label. The
-//! authors draw the mixture once, when the data set is built; here it is drawn afresh each epoch,
-//! so that one response gives several inputs.
+//! SpecDec++ mixes as BERT masks: a share of positions keeps the target's token X and has no label;
+//! the rest takes the draft's token Y, whose acceptance probability is the label. The authors draw
+//! the mixture once, when they build the data set. We draw it again in each epoch, so that one
+//! response gives several inputs.
 
 use crate::{Draws, SeededDraws};
 
 /// For each of `len` response positions, whether the training input keeps the target's token X,
 /// where the label is ignored (true), or takes the draft's token Y (false).
 ///
-/// Each position keeps X with chance `mixing_ratio` (paper: 0.15). The answer is a function of the
+/// Each position keeps X with chance `mixing_ratio` (0.15 in the authors' code). The answer is a function of the
 /// arguments alone, and a shorter `len` gives a prefix of it.
 ///
 /// # Panics

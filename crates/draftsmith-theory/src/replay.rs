@@ -25,7 +25,6 @@ mod look_ups;
 mod predicted;
 mod recorded_steps;
 mod static_trees;
-mod step_function;
 #[cfg(test)]
 pub(crate) mod test_recordings;
 #[cfg(test)]

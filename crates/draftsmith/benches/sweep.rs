@@ -1,7 +1,7 @@
 //! What the paper's sweep of 20 acceptance heads costs in one pass, and in 20 trainings:
 //! `cargo bench --bench sweep`.
 //!
-//! Depths 0 to 4 and rejection weights 1, 3, 6 and 12 (SpecDec++, section 3) over a draft of two
+//! Depths 0 to 4 and rejection weights 1, 3, 6 and 12 (SpecDec++, §4.1) over a draft of two
 //! layers and hidden size 128 with 4,096 tokens, on made-up rows. Both ways run through the same
 //! function; the heads that they give are compared number for number.
 

@@ -9,7 +9,7 @@ use draftsmith_data::{DataSet, Difference, Provenance, SourceWeight, hash_bytes}
 use serde_json::{Value, json};
 
 use crate::data_store::DataStore;
-use crate::prompts::reading::files_of;
+use crate::prompt_files::files_of;
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::workspace::Workspace;
 

@@ -25,8 +25,8 @@ use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
 use self::models::check_models;
+use crate::names::DrafterName;
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::DrafterName;
 use crate::workspace::Workspace;
 
 /// What was trained for a pair.

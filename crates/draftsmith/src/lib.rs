@@ -19,8 +19,10 @@ mod hub;
 mod judging;
 mod labels;
 mod lock;
+mod names;
 mod out_dir;
 mod pair;
+mod prompt_files;
 mod prompts;
 #[doc(hidden)]
 pub mod readers;

@@ -1,18 +1,19 @@
-//! Prompts: reading their files, and choosing those that are used. A file may be larger than the
-//! memory. `prompts/for_data.rs` chooses those that data is built from, of which nothing but their places
-//! is held (`prompts/chosen.rs`), this file those that are measured with, which are held.
+//! Choosing prompts. A prompt file may be larger than memory.
+//!
+//! This file chooses the prompts that commands measure with, and keeps them in memory.
+//! `prompts/for_data.rs` chooses those that data is built from, and keeps only their positions
+//! (`prompts/chosen.rs`).
 
 pub(crate) mod chosen;
 pub(crate) mod for_data;
-pub(crate) mod reading;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_data::{Malformed, Prompt};
 
-use self::reading::{Reading, check_files, files_of, tell_malformed};
 use crate::console::Console;
+use crate::prompt_files::{Reading, check_files, files_of, tell_malformed};
 use crate::text_side::TextSide;
 
 /// A prompt file that was read once from end to end, so that it can be used. Its prompts are not kept:

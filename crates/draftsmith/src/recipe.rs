@@ -50,7 +50,7 @@ pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
-use crate::prompts::reading::Reading;
+use crate::prompt_files::Reading;
 use crate::text_side::Ends;
 
 /// All settings of a job.

@@ -2,8 +2,7 @@
 //! what the rows were measured with.
 //!
 //! This file owns the rows: their schema, their order and their reading and writing as text.
-//! `results/names.rs` says what drafters and rules are called, `results/group.rs` puts together
-//! what may be compared, `results/summary.rs` owns the other schema,
+//! `results/group.rs` puts together what may be compared, `results/summary.rs` owns the other schema,
 //! `results/against_chains.rs` says at which costs trees and cascades are worth it. The rates come from the theory
 //! crate's `Counts`; who decodes, and where files go, is the `evaluate` command's business. `table`
 //! and `report` show these rows.
@@ -14,7 +13,6 @@
 mod against_chains;
 pub(crate) mod answers;
 mod group;
-mod names;
 mod replay;
 mod standard;
 mod summary;
@@ -32,9 +30,9 @@ use serde::{Deserialize, Serialize, Serializer};
 pub(crate) use against_chains::{WORTH, WorthAt, against_chains};
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
-pub(crate) use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub(crate) use replay::{
-    ClosedForm, Estimate, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow, ReplayedTree,
+    ClosedForm, FittedCalibration, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
+    ReplayedTree,
 };
 pub(crate) use standard::{
     CascadeForm, CostBasis, CostRatios, ExpectedRound, Profiled, ProfiledPair, acceptance_prob,
@@ -44,6 +42,9 @@ pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
     Version, summary_to_json,
 };
+
+pub(crate) use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
+pub(crate) use crate::statistics::Estimate;
 
 /// The category of the rows that pool all prompts of a dataset.
 pub(crate) const ALL_CATEGORIES: &str = "all";

@@ -1,9 +1,8 @@
-//! The statistics of what is shown and promised: bootstrap intervals over prompts, and medians.
+//! Statistics of reported numbers: bootstrap intervals over prompts, and medians.
 
 use anyhow::Result;
 use draftsmith_theory::{Interval, bootstrap};
-
-use crate::results::Estimate;
+use serde::{Deserialize, Serialize};
 
 /// Resamples of a bootstrap interval that is shown.
 const NUM_RESAMPLES: usize = 2000;
@@ -14,6 +13,18 @@ const LEVEL: f64 = 0.95;
 const PROMISE_LEVEL: f64 = 0.9999;
 /// Resamples for that: ten lie outside the interval, five on either side.
 const NUM_PROMISE_RESAMPLES: usize = 100_000;
+
+/// A number and its 95 % bootstrap interval over prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Estimate {
+    /// Over all prompts.
+    pub(crate) value: f64,
+    /// The interval's lower end.
+    pub(crate) low: f64,
+    /// The interval's upper end.
+    pub(crate) high: f64,
+}
 
 /// A statistic over prompts with its 95 % interval.
 pub(crate) fn shown_interval(

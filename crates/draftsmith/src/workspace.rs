@@ -31,7 +31,7 @@ use self::model_dir::{HashModel, ModelDir, get_or_read};
 use crate::console::Console;
 use crate::hub::{Wanted, model_dir};
 use crate::pair::Pair;
-use crate::prompts::reading::files_of;
+use crate::prompt_files::files_of;
 use crate::text_side::{Ends, StopText, TextSide};
 
 /// The inputs of a run and its devices.

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::Turn;
 use super::given_tokens::{has_tokens, read_tokens};
-use super::problem::{Problem, kind};
+use super::record::{Problem, kind};
 
 /// What a record says, before it has an id.
 #[derive(Debug)]
@@ -95,7 +95,14 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
         }
         one_turn(user, optional_text(record, "output")?)
     } else if record.contains_key("question") {
-        one_turn(user_text(record, "question")?, optional_text(record, "answer")?)
+        let question = user_text(record, "question")?;
+        match record.get("choices") {
+            None | Some(Value::Null) => one_turn(question, optional_text(record, "answer")?),
+            Some(_) => {
+                let (user, answer) = multiple_choice(record, &question)?;
+                one_turn(user, answer)
+            }
+        }
     } else if record.contains_key("prompt") {
         let mut response = None;
         for key in ["response", "answer", "completion"] {
@@ -117,6 +124,33 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
 pub(super) fn own_id(record: &Value) -> Option<Value> {
     let keys = ["question_id", "task_id", "id"].into_iter();
     keys.filter_map(|key| record.get(key)).find(|id| id.is_number() || id.is_string()).cloned()
+}
+
+/// A question of MMLU's form as its authors prompt with it (Hendrycks et al. 2021): the question, a
+/// line for each choice, and `Answer:`. The response is a letter; `answer` may be an index.
+fn multiple_choice(
+    record: &Map<String, Value>,
+    question: &str,
+) -> Result<(String, Option<String>), Problem> {
+    let choices = array(record, "choices")?;
+    let letters: Vec<char> = ('A'..='Z').take(choices.len()).collect();
+    if choices.is_empty() || letters.len() < choices.len() {
+        let problem = format!("has {} texts, it must have 1 to 26", choices.len());
+        return Err(Problem::key("choices", problem));
+    }
+    let mut user = question.to_owned();
+    for (n, (letter, choice)) in letters.iter().zip(choices).enumerate() {
+        user += &format!("\n{letter}. {}", string(choice, &format!("choices[{n}]"))?);
+    }
+    user += "\nAnswer:";
+    let Some(index) = record.get("answer").filter(|answer| answer.is_number()) else {
+        return Ok((user, optional_text(record, "answer")?));
+    };
+    let letter = index.as_u64().and_then(|index| letters.get(usize::try_from(index).ok()?));
+    let letter = letter.ok_or_else(|| {
+        Problem::key("answer", format!("is {index}, but there are {} choices", choices.len()))
+    })?;
+    Ok((user, Some(letter.to_string())))
 }
 
 /// Spec-Bench's: a list of user texts.

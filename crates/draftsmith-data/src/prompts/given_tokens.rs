@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
-use super::problem::{Problem, kind};
+use super::record::{Problem, kind};
 
 /// A turn as token ids.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,8 +1,10 @@
-//! A record as it stands in a prompt file, before its keys are looked at.
+//! A record of a prompt file before its keys are read, and a problem of one.
+
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::Place;
+use crate::error::{DataError, Place};
 
 /// The most bytes of a record: two million tokens, more than any model reads.
 pub(super) const MOST_BYTES: usize = 8 << 20;
@@ -12,6 +14,41 @@ pub(super) const MOST_BYTES: usize = 8 << 20;
 pub(super) struct Record {
     pub(super) place: Place,
     pub(super) value: Value,
-    /// A key that a prompt could have stood under, and why it cannot be read.
+    /// A key of a prompt whose value cannot be read, and why.
     pub(super) unread: Option<(&'static str, String)>,
+}
+
+/// A problem of a record whose place is not known yet.
+#[derive(Debug)]
+pub(super) enum Problem {
+    /// In no known form, with what was found.
+    Unknown(String),
+    /// A key's value cannot be used.
+    Key { key: String, problem: String },
+}
+
+impl Problem {
+    pub(super) fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Key { key: key.into(), problem: problem.into() }
+    }
+
+    pub(super) fn at(self, path: &Path, place: Place) -> DataError {
+        let path = path.to_path_buf();
+        match self {
+            Self::Unknown(found) => DataError::UnknownRecord { path, place, found },
+            Self::Key { key, problem } => DataError::BadRecord { path, place, key, problem },
+        }
+    }
+}
+
+/// A value's kind in messages.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
 }

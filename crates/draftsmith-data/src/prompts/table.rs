@@ -70,10 +70,22 @@ impl Rows {
                 }
             }
         }
+        let column = |key: &str| fields.iter().find(|field| field.name() == key);
         let unread = KEYS.into_iter().find_map(|key| {
-            let field = fields.iter().find(|field| field.name() == key)?;
+            let field = column(key)?;
             (!is_text(field)).then(|| (key, told_type(field.data_type())))
         });
+        let form = KEYS.into_iter().find(|key| column(key).is_some_and(|field| is_text(field)));
+        if let Some(choices) = column("choices").filter(|field| !is_text(field))
+            && form == Some("question")
+        {
+            return Err(DataError::BadRecord {
+                path: path.to_path_buf(),
+                place: Place::Row(0),
+                key: "choices".to_owned(),
+                problem: told_type(choices.data_type()),
+            });
+        }
         let batches =
             guard(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?;
         Ok(Self { path: path.to_path_buf(), batches, batch: None, row: 0, num_rows: 0, unread })
@@ -226,6 +238,22 @@ mod tests {
         let turns = Arc::new(turns.finish()) as ArrayRef;
         let prompts = read(vec![("turns", turns)], Compression::UNCOMPRESSED).unwrap();
         assert_eq!(prompts[0].turns[1].user, "b");
+    }
+
+    #[test]
+    fn choices_are_read_with_their_question_or_refused_by_name() {
+        let mut choices =
+            arrow_array::builder::ListBuilder::new(arrow_array::builder::StringBuilder::new());
+        choices.append_value([Some("3"), Some("4")]);
+        let question = texts(vec![Some("2 + 2?")]);
+        let table = |choices| vec![("question", question.clone()), ("choices", choices)];
+        let prompts = read(table(Arc::new(choices.finish())), Compression::UNCOMPRESSED).unwrap();
+        assert_eq!(prompts[0].turns[0].user, "2 + 2?\nA. 3\nB. 4\nAnswer:");
+
+        let field = Arc::new(Field::new("text", DataType::Utf8, true));
+        let structs = Arc::new(StructArray::from(vec![(field, texts(vec![Some("a")]))]));
+        let error = read(table(structs), Compression::UNCOMPRESSED).unwrap_err();
+        assert!(error.contains("key `choices` is a column of structures"), "{error}");
     }
 
     #[test]

@@ -59,6 +59,12 @@ fn every_published_form() {
         &[turn("how many?", Some("1\n#### 1"))],
     );
     check_one(
+        r#"{"question": "2 + 2?", "subject": "algebra", "choices": ["3", "4"], "answer": 1}"#,
+        None,
+        None,
+        &[turn("2 + 2?\nA. 3\nB. 4\nAnswer:", Some("B"))],
+    );
+    check_one(
         r#"{"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "    pass"}"#,
         None,
         None,
@@ -242,6 +248,14 @@ fn mistakes_are_told_with_file_and_line() {
     check(
         "{\"question\": \"a\", \"answer\": [1]}",
         "key `answer` is an array, it must be a string",
+    );
+    check(
+        "{\"question\": \"a\", \"choices\": {\"text\": []}}",
+        "key `choices` is an object, it must be an array",
+    );
+    check(
+        "{\"question\": \"a\", \"choices\": [\"b\"], \"answer\": 1}",
+        "key `answer` is 1, but there are 1 choices",
     );
     check("{\"messages\": []}", "key `messages` has no user message");
     check("{\"messages\": [{\"content\": \"a\"}]}", "key `messages[0].role` is missing");

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::hash_bytes;
 use rayon::prelude::*;
 
 use super::hash::hash_rows;
@@ -14,7 +15,6 @@ use super::row::ResponseRow;
 use super::{shard_index, shard_name};
 use crate::columns::bad_provenance;
 use crate::error::DataError;
-use crate::hash::hash_bytes;
 use crate::provenance::Provenance;
 
 /// Of missing shards so many are named.
@@ -79,7 +79,7 @@ impl ShardSet {
         for file in found {
             let (other, other_place) = shard_header(&file)?;
             if let Some(difference) = provenance.differences(&other).into_iter().next() {
-                let (first, second) = (first.1, file.1);
+                let (first, second, difference) = (first.1, file.1, difference.to_string());
                 return Err(DataError::ProvenanceDiffers { first, second, difference });
             }
             if other_place.count != place.count {

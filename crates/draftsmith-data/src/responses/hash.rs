@@ -1,9 +1,9 @@
 //! The hash of rows: what tells one data set from another, however the rows are stored.
 
+use draftsmith_files::hex;
 use sha2::{Digest, Sha256};
 
 use super::row::{DraftColumns, ResponseRow};
-use crate::hash::hex;
 
 /// The SHA-256 of rows, all columns and their order included, as hex.
 pub(super) fn hash_rows(rows: &[ResponseRow]) -> String {

@@ -7,6 +7,7 @@
 //! only then takes records away. A record that is there is newer than the manifest's.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::{remove_abandoned, write_whole};
@@ -16,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use super::read::read_shard;
 use super::{SHARD_PREFIX, shard_name, shard_path};
 use crate::error::DataError;
-use crate::hash::blake3_file;
 
 /// The manifest's name.
 pub const MANIFEST: &str = "manifest.json";
@@ -194,4 +194,12 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Dat
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(DataError::io("read", path, error)),
     }
+}
+
+/// The BLAKE3 of a file's bytes and their number, in constant memory.
+fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
+    let read_error = |e| DataError::io("read", path, e);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path).map_err(read_error)?).map_err(read_error)?;
+    Ok((hasher.finalize().to_hex().to_string(), hasher.count()))
 }

@@ -195,7 +195,7 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
     let x = features();
     // A decoder layer with the target's weights is the target's layer and final norm.
     let positions =
-        Positions::whole(&adapter(AdapterArchitecture::GatedMlp).reaches, &x, &Device::flex());
+        Positions::whole(&adapter(AdapterArchitecture::MlpOnly).reaches, &x, &Device::flex());
     let (layer, _) = target.layer_and_norm(1);
     let attention = layer.attention().expect("a model's layer has both");
     let attended = x.clone() + attention.forward(x.clone(), &positions, None);
@@ -208,7 +208,6 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
         (AdapterArchitecture::Attention, attended.clone()),
         (AdapterArchitecture::AttentionWithHead, attended.clone()),
         (AdapterArchitecture::DecoderLayer, with_mlp(attended)),
-        (AdapterArchitecture::GatedMlp, with_mlp(x.clone())),
     ] {
         let found = adapter(architecture).forward(x.clone());
         assert_close(&values(found), &values(target.final_norm(expected)));
@@ -325,7 +324,7 @@ fn parameters_are_counted_in_closed_form() {
     assert_eq!(count(5120, 13_824, 40, AdapterArchitecture::Attention), 104_867_840);
     let of_7b = AdapterArchitecture::ALL.map(|kind| count(4096, 11_008, 32, kind));
     let of_mlp_only = 2 * 4096 * 4096 + 4096 * 32_000 + 2 * 4096;
-    assert_eq!(of_7b, [67_117_056, 135_274_496, of_mlp_only, 198_189_056, 202_387_456]);
+    assert_eq!(of_7b, [67_117_056, of_mlp_only, 198_189_056, 202_387_456]);
 }
 
 #[test]
@@ -354,7 +353,7 @@ fn files_have_kangaroos_names_and_others_those_of_a_llama_layer() {
         }
         if architecture == AdapterArchitecture::MlpOnly {
             expected.extend(mlp_only);
-        } else if architecture.has_mlp() {
+        } else if architecture == AdapterArchitecture::DecoderLayer {
             expected.extend(gated_mlp);
         }
         if architecture.has_head() {
@@ -402,34 +401,6 @@ fn what_fits_no_target_is_refused_and_says_why() {
     let message = rewritten(&|json| json["architecture"] = "transformer".into());
     assert!(message.contains("decoder-layer"), "{message}");
     assert!(rewritten(&|json| drop(json.remove("exit_layer"))).contains("exit_layer"));
-}
-
-#[test]
-fn what_was_called_mlp_is_read_as_the_gated_one_and_never_as_another() {
-    let target = target();
-    for (architecture, reads) in
-        [(AdapterArchitecture::GatedMlp, true), (AdapterArchitecture::MlpOnly, false)]
-    {
-        let (dir, _, adapter) = written(architecture);
-        let path = dir.path().join("config.json");
-        let mut json: Value = read_json(&path).expect("JSON");
-        json["architecture"] = "mlp".into();
-        std::fs::write(&path, json.to_string()).expect("written");
-        match Adapter::from_dir(dir.path(), target.shape(), &Device::flex()) {
-            Ok((config, read)) => {
-                assert!(reads);
-                assert_eq!(config.architecture, AdapterArchitecture::GatedMlp);
-                let x = || Tensor::<3>::ones([1, 2, 32], &Device::flex());
-                assert_close(&values(read.forward(x())), &values(adapter.forward(x())));
-            }
-            Err(error) => {
-                assert!(
-                    !reads && error.to_string().contains("post_attention_layernorm"),
-                    "{error}"
-                );
-            }
-        }
-    }
 }
 
 #[test]

@@ -1,15 +1,12 @@
-//! The checksum of an export's weights. It stands in the `config.json` beside them, so that the
-//! weight file is as other programs write and read it; what was changed since is refused.
+//! The checksum of an export's weights. It is in the `config.json` beside them, so that the weight
+//! file has the standard format; weights that changed since are refused.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
+use draftsmith_files::hash_file;
 use serde::Deserialize;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
-use super::read::hex;
 use super::write::write_json;
 use crate::error::{ModelError, read_json};
 
@@ -42,17 +39,4 @@ pub(crate) fn check_weights(dir: &Path) -> Result<(), ModelError> {
     };
     let path = dir.join("model.safetensors");
     if hash_file(&path)? == expected { Ok(()) } else { Err(ModelError::Changed { path }) }
-}
-
-fn hash_file(path: &Path) -> Result<String, ModelError> {
-    let io = |error| ModelError::io("read", path, error);
-    let mut file = File::open(path).map_err(io)?;
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer).map_err(io)? {
-            0 => return Ok(hex(&hasher.finalize())),
-            length => hasher.update(&buffer[..length]),
-        }
-    }
 }

@@ -11,6 +11,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::hex;
 use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
@@ -335,9 +336,4 @@ fn hash_files(
         }
     }
     Ok(hex(&hasher.finalize()))
-}
-
-/// Bytes as lower-case hex digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

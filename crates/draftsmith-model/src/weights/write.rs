@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use draftsmith_files::write_whole;
+use draftsmith_files::{hash_bytes, write_whole};
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
-use super::read::{WeightReader, hex};
+use super::read::WeightReader;
 use crate::error::ModelError;
 
 /// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or
@@ -153,7 +152,7 @@ pub(crate) fn write_with_ids(
     let mut bytes = safetensors::serialize(views, Some(info)).map_err(|e| broken(e.to_string()))?;
     sort_metadata(&mut bytes).map_err(|e| broken(e.to_string()))?;
     write_whole(path, &bytes)?;
-    Ok(hex(&Sha256::digest(&bytes)))
+    Ok(hash_bytes(&bytes))
 }
 
 /// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors

@@ -1,35 +1,37 @@
-//! Cost-optimal stopping, fitted to recordings: its estimates, and the fixed point of what a token
-//! costs.
+//! Fits [`CostOptimal`](crate::CostOptimal) to recordings: its estimates, and λ as a fixed point.
 
-use super::step_function::fit_steps;
 use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
+use crate::isotonic::{Block, Observed, isotonic_blocks};
 use crate::{
-    AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StopRuleConfig,
-    TheoryError,
+    AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StepFunction,
+    StopRuleConfig, TheoryError,
 };
 
-/// Steps towards the fixed point; a handful are enough.
-const MAX_STEPS: usize = 30;
-/// The price of a row, in its average cost.
+/// The most iterations to the fixed point; a few suffice.
+const MAX_ITERATIONS: usize = 30;
+/// The prices of a row to try, as shares of its average cost.
 const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
-/// Seconds a token that change by less than this share change no decision.
+/// The relative change of λ that counts as converged.
 const CLOSE_ENOUGH: f64 = 1e-9;
+/// The most steps of a fitted function.
+const MAX_STEPS: usize = 16;
+/// The fewest observations of a step.
+const MIN_OBSERVATIONS: f64 = 25.0;
 
-/// The rule found, and what a token costs under it.
+/// The fitted rule, and λ under it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostOptimum {
     /// The rule, with its estimates and the least worth of a draft forward.
     pub config: CostOptimalConfig,
-    /// λ: modelled seconds a token on the recordings it was fitted to.
+    /// λ: modelled seconds per token on the recordings of the fit.
     pub seconds_per_token: f64,
 }
 
-/// Fits [`CostOptimal`](crate::CostOptimal) that reads `signal` to recordings, where costs are
-/// `costs`: how likely candidates are accepted given the signal, and λ, the seconds a token costs,
-/// with which the rule does what λ says. Of the values met on the way to the fixed point the best
-/// is kept.
+/// Fits a [`CostOptimal`](crate::CostOptimal) rule that reads `signal`: the acceptance probabilities
+/// given the signal, and λ, the seconds per token, such that the rule with λ achieves λ. Keeps the
+/// best rule met on the way to that fixed point.
 ///
 /// # Errors
 /// If the recordings are empty or have no head where `signal` is its prediction, `bounds` go beyond
@@ -48,9 +50,9 @@ pub fn cost_optimal(
     };
     let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
     let estimate = fit(&own, 0..1)?;
-    // A head that predicts for a candidate once it is read: then one more can be drawn, and a
-    // forward brings a second. All else is about the candidate that is drawn, and a forward brings
-    // the next.
+    // A head that predicts a candidate when it is read knows one candidate less: the next can be
+    // drawn at once, and a forward brings a second. Other signals are about the candidate being
+    // drawn, and a forward brings the next.
     let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
             let next = fit(&own, 1..2)?;
@@ -69,11 +71,11 @@ pub fn cost_optimal(
     let draft_seconds = costs.draft_seconds(recordings.drafter)?;
     let plain = seconds_per_token(&recordings.plain(costs));
     let mut best: Option<CostOptimum> = None;
-    // Rows that cost in steps have no one price: several are tried.
+    // If rows cost in steps they have no single price: try several.
     for row_share in ROW_SHARES {
         let row_seconds = row_share * costs.row_seconds();
         let mut lambda = plain;
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_ITERATIONS {
             let config = CostOptimalConfig {
                 signal,
                 least_worth: (draft_seconds + row_seconds) / lambda,
@@ -102,18 +104,35 @@ pub fn cost_optimal(
     best.ok_or(TheoryError::NothingRecorded)
 }
 
-/// A place whose prefix a round may have accepted.
+/// Fits a monotone step function to pairs of a signal and an outcome by isotonic regression on steps
+/// of about equally many pairs. It rises or falls with the sign of the pairs' covariance. `None`
+/// without pairs.
+fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
+    pairs.retain(|(signal, _)| signal.is_finite());
+    let rises = covariance(&pairs) >= 0.0;
+    let observed = pairs.into_iter().map(|(at, outcome)| Observed { at, outcome, weight: 1.0 });
+    let blocks = isotonic_blocks(observed.collect(), MAX_STEPS, MIN_OBSERVATIONS, rises);
+    let edges = blocks.iter().skip(1).map(|block| block.from).collect();
+    StepFunction::new(edges, blocks.iter().map(Block::mean).collect()).ok()
+}
+
+fn covariance(pairs: &[(f64, f64)]) -> f64 {
+    let count = pairs.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>() / count;
+    let (signal, outcome) = (mean(|pair| pair.0), mean(|pair| pair.1));
+    pairs.iter().map(|pair| (pair.0 - signal) * (pair.1 - outcome)).sum()
+}
+
+/// A place that a round may reach.
 #[derive(Clone, Copy)]
 struct Place<'a> {
-    /// The response's places at which something is drafted.
+    /// The response's places with a draft.
     places: &'a [RecordedPlace],
     at: usize,
 }
 
-/// Of every place: its signal (what a head predicts that reads where a round began, in the round
-/// that begins there), with 1 where the candidates at `ahead` places from it are all
-/// accepted, else 0. Where `ahead` begins beyond the place itself, only places whose own candidate
-/// is accepted count: the chance is given that.
+/// Each place's signal, with 1 if the candidates at offsets `ahead` are all accepted, else 0. Only
+/// places count whose candidates before `ahead` are accepted.
 fn outcomes(
     recordings: &Recordings,
     signal_of: &dyn Fn(Place<'_>) -> Option<f64>,
@@ -122,7 +141,7 @@ fn outcomes(
     let is_accepted = |place: &RecordedPlace| place.rollout.is_none();
     let mut pairs = Vec::new();
     for response in &recordings.responses {
-        // Nothing is drafted for the last place the limit allows.
+        // The last place within the limit has no draft.
         let num_drafted = response.places.len().min(response.limit - 1);
         let places = &response.places[..num_drafted];
         for at in 0..places.len().saturating_sub(ahead.end - 1) {
@@ -143,7 +162,7 @@ fn mean(pairs: &[(f64, f64)]) -> Option<f64> {
     (!pairs.is_empty()).then(|| total / pairs.len() as f64)
 }
 
-/// The candidate that is drafted at a place.
+/// The candidate drafted at a place.
 fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
     place.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&place.candidate)
 }
@@ -162,7 +181,7 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
-    use crate::{CostModel, Counts, DrafterId, FixedLengthConfig};
+    use crate::{CostModel, Counts, DrafterId, Draws, FixedLengthConfig, SeededDraws};
 
     fn rounds(line: CostModel) -> RoundCosts {
         RoundCosts::from_line(DrafterId::Draft, line).expect("times")
@@ -246,5 +265,45 @@ mod tests {
         let refused =
             cost_optimal(&recordings, AcceptanceSignal::Entropy, &rounds(COSTS), bounds());
         assert_eq!(refused, Err(TheoryError::NothingRecorded));
+    }
+
+    #[test]
+    fn a_chance_that_rises_with_the_signal_is_found_again() {
+        let mut draws = SeededDraws::new(1, &["steps"]);
+        for falls in [false, true] {
+            let pairs: Vec<(f64, f64)> = (0..40_000)
+                .map(|_| {
+                    let chance = draws.uniform();
+                    let outcome = f64::from(u8::from(draws.bernoulli(chance)));
+                    (if falls { -chance } else { chance }, outcome)
+                })
+                .collect();
+            let steps = fit_steps(pairs).expect("pairs");
+            for chance in [0.05, 0.3, 0.5, 0.7, 0.95] {
+                let found = steps.at(if falls { -chance } else { chance });
+                // Half a step of a sixteenth, and four standard deviations of a mean over 2,500
+                // coins.
+                assert!((found - chance).abs() < 0.032 + 0.04, "{found} for {chance}");
+            }
+        }
+    }
+
+    #[test]
+    fn few_pairs_give_one_step_and_none_gives_none() {
+        let steps = fit_steps(vec![(0.1, 1.0), (0.9, 0.0), (0.5, 0.5)]).expect("pairs");
+        assert_eq!(steps, StepFunction::constant(0.5).expect("finite"));
+        assert_eq!(fit_steps(Vec::new()), None);
+    }
+
+    #[test]
+    fn the_function_is_monotone_whatever_the_noise() {
+        let mut draws = SeededDraws::new(2, &["steps"]);
+        let pairs: Vec<(f64, f64)> =
+            (0..2000).map(|_| (draws.uniform(), draws.uniform())).collect();
+        let steps = fit_steps(pairs.clone()).expect("pairs");
+        let values: Vec<f64> = (0..100).map(|x| steps.at(f64::from(x) / 100.0)).collect();
+        assert!(values.is_sorted() || values.is_sorted_by(|a, b| a >= b));
+        let mean = pairs.iter().map(|pair| pair.1).sum::<f64>() / 2000.0;
+        assert!(values.iter().all(|value| (value - mean).abs() < 0.2));
     }
 }

@@ -1,4 +1,4 @@
-//! Stopping where another candidate costs more than it is worth.
+//! Stopping where another candidate costs more than it is worth. `replay::cost_optimal` fits it.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,9 +13,9 @@ use crate::TheoryError;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedSteps")]
 pub struct StepFunction {
-    /// Where one step ends and the next begins, ascending.
+    /// Boundaries between steps, ascending.
     edges: Vec<f64>,
-    /// One more than edges: the value below the first, between each two, and from the last on.
+    /// The value below the first edge, between each two, and from the last on.
     values: Vec<f64>,
 }
 
@@ -49,7 +49,7 @@ impl StepFunction {
         }
     }
 
-    /// The function that is one value everywhere.
+    /// A constant function.
     ///
     /// # Errors
     /// If the value is not finite.
@@ -63,49 +63,49 @@ impl StepFunction {
     }
 }
 
-/// Stops where another candidate is not worth what it costs, asked twice: before a draw, which
-/// costs a verified row, and after it, whether to run the draft again for one more, which costs a
-/// forward and a row.
+/// Stops when another candidate costs more than it is worth. It decides twice: before a draw, which
+/// costs a verified row, and after it, about a further draft forward, which costs a forward and a
+/// row.
 ///
-/// A candidate is worth λ, the seconds a token costs, if it and all before it are accepted, since
-/// it is a token that need not be paid for later. So a round goes on while ∏ p̂ · E\[p̂ of what
-/// would come\] is at least t_row / λ, or (t_draft + t_row) / λ. SpecDec++'s Theorem 3.1 says that
-/// the best policy compares the chance of a rejection with a threshold, but not which; this is the
-/// one-step look-ahead that says which. λ is a fixed point: what the rule achieves decides what it
-/// should do, so that tuning finds it by replay.
+/// A candidate is worth λ, the seconds per token, if it and all before it are accepted. So a round
+/// continues while ∏ p̂ · E\[p̂ of the next candidate\] is at least t_row / λ before a draw, and (t_draft
+/// + t_row) / λ before a forward. SpecDec++'s Theorem 3.1 says that the best policy is a threshold on
+/// the chance of a rejection, but not which; one step of look-ahead gives it. λ is a fixed point,
+/// because it depends on the rule that it defines; tuning finds it by replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostOptimal {
     config: CostOptimalConfig,
     /// ∏ p̂ so far this round.
     all_accepted_prob: f64,
-    /// The chance that what another forward would bring is accepted, given that all before it is.
+    /// The chance of the candidate that another forward would bring, given that all before it are
+    /// accepted.
     outlook: f64,
 }
 
-/// What [`CostOptimal`] is made of. Chances are of a candidate's acceptance given that all before
-/// it are accepted.
+/// Settings of [`CostOptimal`]. A chance is the probability that a candidate is accepted, given that
+/// all before it are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostOptimalConfig {
-    /// What is read.
+    /// The signal that it reads.
     pub signal: AcceptanceSignal,
-    /// The least expected number of tokens that a draft forward and a verified row must bring:
+    /// The least expected number of tokens from a draft forward and a verified row:
     /// (t_draft + t_row) / λ.
     pub least_worth: f64,
-    /// The least that a verified row must: t_row / λ.
+    /// The least expected number of tokens from a verified row: t_row / λ.
     pub least_draw_worth: f64,
-    /// A candidate's chance, given the signal of it.
+    /// A candidate's chance, given its signal.
     pub estimate: StepFunction,
-    /// The chance of the candidate about to be drawn: given the head's prediction for the last one,
-    /// or its own signal. With a head that looks ahead nothing new is known before the draw, and
-    /// the rule is not asked.
+    /// The chance of the candidate about to be drawn, given its signal or, with a head, the prediction
+    /// for the last candidate. Not used with a head that looks ahead, which knows nothing new before
+    /// the draw.
     pub draw_outlook: StepFunction,
-    /// The chance of all candidates up to the one that another forward would bring: two beyond the
-    /// last one that the head has a prediction for, or one beyond the one that this signal is of,
-    /// where it is known as that is drawn.
+    /// The chance of all candidates up to the one that another forward would bring: the second after
+    /// the last one that the head has predicted, or, if the signal is known at the draw, the one
+    /// after it.
     pub outlook: StepFunction,
-    /// The same before the head's first prediction: of a round's first two candidates. Confidence,
-    /// entropy and heads that look ahead are known by then.
+    /// The same before the head's first prediction: the chance of a round's first two candidates. Not
+    /// used with confidence, entropy and heads that look ahead, which are known by then.
     pub initial_outlook: f64,
     /// The candidate lengths.
     pub bounds: Bounds,
@@ -156,7 +156,7 @@ impl RuleConfig for CostOptimalConfig {
         Ok(Box::new(CostOptimal::new(self.clone())?))
     }
 
-    /// The least that a draft forward must bring, in tokens.
+    /// The least worth of a draft forward, in tokens.
     fn parameter(&self) -> f64 {
         self.least_worth
     }
@@ -182,8 +182,8 @@ impl CostOptimal {
         Ok(Self { config, all_accepted_prob: 1.0, outlook })
     }
 
-    /// The signal of the candidate at hand, drawn or about to be; None where it is the head's,
-    /// which does not know yet.
+    /// The signal of the current candidate, drawn or about to be; `None` for a head that does not know
+    /// it yet.
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
         let given = "a rule is run with what gives the signal it reads";
         match self.config.signal {
@@ -250,7 +250,7 @@ mod tests {
     use super::super::rule::test_rounds::round_length;
     use super::*;
     use crate::CostModel;
-    use crate::threshold_policy::{AcceptanceLevel, Predicted, optimal_stopping};
+    use crate::threshold_policy::Process;
 
     fn config(signal: AcceptanceSignal) -> CostOptimalConfig {
         CostOptimalConfig {
@@ -355,15 +355,15 @@ mod tests {
 
     #[test]
     fn where_chances_are_independent_and_known_it_is_the_best_of_all_policies() {
-        let levels = [(3.0, 0.95), (2.0, 0.6), (1.0, 0.2)]
-            .map(|(weight, acceptance_prob)| AcceptanceLevel { weight, acceptance_prob });
+        let levels = vec![(3.0 / 6.0, 0.95), (2.0 / 6.0, 0.6), (1.0 / 6.0, 0.2)];
         let mean = (3.0 * 0.95 + 2.0 * 0.6 + 0.2) / 6.0;
         let identity = StepFunction::new(vec![0.4, 0.8], vec![0.2, 0.6, 0.95]).expect("ascending");
         let bounds = Bounds { min: 1, max: 5 };
         let (mut num_stops, mut num_states) = (0, 0);
         for draft_seconds in [0.02, 0.1, 0.3] {
             let costs = CostModel { draft_seconds, target_seconds: 1.0, row_seconds: 0.01 };
-            let best = optimal_stopping(&levels, Predicted::All, &costs, bounds);
+            let process = Process { levels: levels.clone(), num_unpredicted: 0, costs, bounds };
+            let best = process.optimal_policy();
             let mut rule = rule(CostOptimalConfig {
                 least_worth: (draft_seconds + 0.01) / best.seconds_per_token,
                 least_draw_worth: 0.0,
@@ -378,7 +378,7 @@ mod tests {
             for drawn in 1..bounds.max {
                 for sequence in 0..3_usize.pow(drawn as u32) {
                     let probs: Vec<f64> = (0..drawn)
-                        .map(|at| levels[sequence / 3_usize.pow(at as u32) % 3].acceptance_prob)
+                        .map(|at| levels[sequence / 3_usize.pow(at as u32) % 3].1)
                         .collect();
                     rule.begin_round();
                     let mut stops = false;

@@ -88,7 +88,7 @@ impl RuleConfig for EntropyThresholdConfig {
     }
 }
 
-/// SVIP (Zhang et al. 2024, section 3): stops when √(c·H) exceeds the threshold, H the entropy in
+/// SVIP (Zhang et al. 2024, §2): stops when √(c·H) exceeds the threshold, H the entropy in
 /// nats of the raw distribution that the candidate was drawn from. The candidate still goes to the
 /// target.
 ///

@@ -1,11 +1,10 @@
-//! What an adapter learns from its target: four distances between their distributions, through the
-//! target's LM head, a chunk of tokens at a time.
+//! The distillation losses of an adapter, and their gradients through the target's LM head.
 //!
-//! The logits of every token are too many to hold, and autodiff would hold several copies of them.
-//! So nothing here is recorded: the gradient with respect to the adapter's hidden states is a
-//! formula, and the learner takes it from there. On the CPU the formulas are passes over one token's
-//! logits (`on_host`), elsewhere they are tensors' (`on_device`). Products run in the LM head's
-//! type, everything between them in f32.
+//! The logits of a whole batch do not fit in memory, and autodiff would hold several copies of them.
+//! So the loss is computed a chunk of tokens at a time without autodiff: the gradient with respect to
+//! the adapter's hidden states has a closed form, and the learner backpropagates from there. On the
+//! CPU the formulas are passes over one token's logits (`on_host`), on other devices they are tensor
+//! operations (`on_device`). Matrix products run in the LM head's type, the rest in f32.
 
 mod on_device;
 mod on_host;
@@ -18,21 +17,15 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
-/// What is minimised, as the mean over supervised tokens: of the target's distribution p and the
-/// adapter's q, both raw (T = 1).
+/// The loss to minimise, a mean over supervised tokens. p is the target's distribution and q the
+/// adapter's, both at T = 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DistillationLoss {
-    /// −Σ p log q in nats (Kangaroo, section 3.1).
+    /// −Σ p log q in nats (Kangaroo §3.1, eq. 3).
     CrossEntropy,
-    /// KL(p ‖ q) = Σ p log(p / q) in nats: the cross-entropy less the target's own entropy. The
-    /// gradient is the same, so is the adapter; 0 is the best there is.
-    ForwardKl,
-    /// KL(q ‖ p) = Σ q log(q / p) in nats: it punishes what the target would not predict, and forgives
-    /// what the adapter leaves out.
-    ReverseKl,
-    /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP,
-    /// section 2.1). Where p and q are far apart its gradient is next to nothing.
+    /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP, §2).
+    /// Its gradient vanishes where p and q are far apart.
     TotalVariation,
 }
 
@@ -41,7 +34,7 @@ pub enum DistillationLoss {
 pub(crate) struct LmHead {
     /// `[hidden, vocab]`
     weight: Tensor<2>,
-    /// Of its logits, and of those of an adapter's own head.
+    /// Applied to its logits and to those of an adapter's separate head.
     soft_cap: Option<f32>,
 }
 
@@ -50,17 +43,18 @@ pub(crate) struct LmHead {
 pub(crate) struct Student {
     /// `[tokens, hidden]`, normed.
     pub(crate) hidden: Tensor<2>,
-    /// `[hidden, vocab]`; `None` where the target's LM head serves.
+    /// `[hidden, vocab]`; `None` to use the target's LM head.
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
-/// What an adapter is to say at a batch's tokens.
+/// What an adapter learns to predict at a batch's tokens.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one a batch")]
 pub(crate) enum Lesson {
-    /// What the target's LM head makes of these hidden states: `[tokens, hidden]`, normed.
+    /// The target's distributions, by its LM head from these normed hidden states:
+    /// `[tokens, hidden]`.
     States(Tensor<2>),
-    /// These tokens, for certain.
+    /// These tokens with certainty.
     Tokens(Vec<u32>),
 }
 
@@ -86,20 +80,20 @@ impl Lesson {
     }
 }
 
-/// The logit of a token that is not chosen, for certain: its probability is 0 in f32, and a product of
-/// the two is a number.
+/// The logit of an impossible token. It is finite, so that its product with the probability 0 is not
+/// NaN.
 const NEVER: f32 = -1e30;
 
-/// The tokens of a batch that a loss is taken at, and padding behind them.
+/// The supervised tokens of a batch, followed by padding.
 #[derive(Debug, Clone)]
 pub(crate) struct Tokens {
-    /// Without padding; at least one.
+    /// The number without padding, at least 1.
     pub(crate) num: usize,
-    /// `[tokens, 1]`: 1 of a token, 0 of padding; None where there is none.
+    /// `[tokens, 1]`: 1 for a token, 0 for padding; `None` without padding.
     pub(crate) are: Option<Tensor<2>>,
 }
 
-/// A loss, and its gradients with respect to what a [`Student`] is made of.
+/// A loss, and its gradients with respect to a [`Student`]'s tensors.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAndGradients {
     /// `[1]`
@@ -111,7 +105,7 @@ pub(crate) struct LossAndGradients {
 }
 
 impl Student {
-    /// The same without a graph.
+    /// The same without an autodiff graph.
     pub(crate) fn without_autodiff(&self) -> Self {
         Self {
             hidden: self.hidden.clone().without_autodiff(),
@@ -120,13 +114,13 @@ impl Student {
     }
 }
 
-/// Whether a chunk's losses are taken in host memory: where logits are, and no padding is.
+/// Whether a chunk's losses are computed in host memory: if the logits are there, without padding.
 fn is_on_host(logits: &Tensor<2>, is_padded: bool) -> bool {
     vectors::reach(&logits.device()) && !is_padded
 }
 
-/// The sums that [`LmHead::score_sums`] gives.
-pub(crate) const NUM_SCORES: usize = 5;
+/// The number of sums of [`LmHead::score_sums`].
+pub(crate) const NUM_SCORES: usize = 4;
 
 /// The target's distributions at a chunk's tokens.
 enum Teacher {
@@ -135,7 +129,7 @@ enum Teacher {
 }
 
 impl Teacher {
-    /// Takes the target's logits, `[tokens, vocab]`, which have padding or have none.
+    /// Takes the target's logits, `[tokens, vocab]`.
     fn new(logits: Tensor<2>, loss: DistillationLoss, is_padded: bool) -> Self {
         if is_on_host(&logits, is_padded) {
             let [_, vocab_size] = logits.dims();
@@ -179,22 +173,21 @@ impl Teacher {
 }
 
 impl LmHead {
-    /// The head of a target that does not record autodiff.
+    /// The head of a target without autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
         let soft_cap = target.config().spec.logit_soft_cap;
         Self { weight: target.lm_head_weight(), soft_cap }
     }
 
-    /// The same of some tokens alone.
+    /// The same over a draft vocabulary.
     pub(crate) fn narrowed(self, vocabulary: &DraftVocabulary) -> Self {
         Self { weight: narrowed(self.weight, vocabulary), ..self }
     }
 
     /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student))
-    /// with the student's own head or this one, and its gradients. Nothing is recorded.
+    /// with the student's separate head or this one, and its gradients, without autodiff.
     ///
-    /// `loss_chunk` tokens at a time, which bounds memory and does not change the result.
-    ///
+    /// It takes `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
@@ -218,7 +211,7 @@ impl LmHead {
             let teacher = Teacher::new(teacher, loss, are_tokens.is_some());
             let logits = self.logits(hidden.clone(), &students_head);
             let slopes = self.soft_cap.map(|cap| {
-                // The slope of a cap at a logit behind it: 1 − tanh².
+                // The slope of the cap: 1 − tanh².
                 (logits.clone() / cap).square().neg() + 1.0
             });
             let (loss, gradient) = teacher.loss_and_gradient(logits, are_tokens, token_share);
@@ -245,7 +238,7 @@ impl LmHead {
     }
 
     /// Sums over tokens of: −Σ p log q, −Σ p log p (nats), whether p and q have the same most
-    /// probable token, Σ min(p, q), and Σ q log(q / p) (nats).
+    /// probable token, and Σ min(p, q).
     ///
     /// # Shapes
     /// - output: `[NUM_SCORES]`
@@ -275,7 +268,7 @@ impl LmHead {
         sums.reduce(|sums, more| sums + more).expect("there is a token")
     }
 
-    /// The logits of what is taught, `[tokens, vocab]` in f32.
+    /// The teacher's logits, `[tokens, vocab]` in f32.
     fn taught(&self, lesson: Lesson, device: &Device) -> Tensor<2> {
         match lesson {
             Lesson::States(states) => self.logits(states, &self.weight),
@@ -300,14 +293,14 @@ impl LmHead {
     }
 }
 
-/// What there is of a run of tokens, with its padding.
+/// A run of tokens, with its padding.
 struct Chunk {
     student: Tensor<2>,
     teacher: Lesson,
     are_tokens: Option<Tensor<2>>,
 }
 
-/// All cut into the same runs of tokens.
+/// Cuts a batch into runs of `loss_chunk` tokens.
 fn chunks(
     student: Tensor<2>,
     teacher: Lesson,

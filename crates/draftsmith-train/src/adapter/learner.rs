@@ -113,7 +113,6 @@ impl Trainee for AdapterLearner {
             pick: |scores| scores.cross_entropy,
         },
         Score { name: "KL", higher_is_better: false, pick: AdapterScores::kl },
-        Score { name: "reverse KL", higher_is_better: false, pick: |scores| scores.reverse_kl },
         Score { name: "agreement", higher_is_better: true, pick: |scores| scores.agreement },
         Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
     ];
@@ -148,10 +147,10 @@ impl Trainee for AdapterLearner {
     }
 
     fn scores(tally: AdapterTally) -> AdapterScores {
-        let [cross_entropy, target_entropy, agreement, overlap, reverse_kl] =
+        let [cross_entropy, target_entropy, agreement, overlap] =
             tally.sums.map(|sum| sum / tally.num_tokens as f64);
         let num_tokens = tally.num_tokens;
-        AdapterScores { num_tokens, cross_entropy, target_entropy, reverse_kl, agreement, overlap }
+        AdapterScores { num_tokens, cross_entropy, target_entropy, agreement, overlap }
     }
 
     fn to_minimise(&self, scores: &AdapterScores) -> f64 {

@@ -1,6 +1,6 @@
 //! The recipe's `[adapter]` section: how a self-draft adapter is trained.
 //!
-//! The defaults are the Kangaroo authors' run where ours can be theirs; where not, the key names the source.
+//! The defaults are those of the Kangaroo authors' run. Where ours differ, the key's doc names the source.
 
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -12,92 +12,90 @@ use crate::run::optimizer::OptimizerSettings;
 use crate::section::Section;
 use crate::states::{FeatureFormat, Features};
 
-/// The most layers of an adapter: it is to be small beside its target.
+/// The most layers of an adapter.
 const MAX_LAYERS: usize = 8;
 
-/// The settings of [`train_adapters`](crate::train_adapters). Every key may be left out.
+/// The settings of [`train_adapters`](crate::train_adapters). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterTraining {
-    /// How many of the target's layers run before the adapter, or a list of such numbers: an
-    /// adapter is trained for each. 2: Kangaroo's for 7B models (3 for 13B). 0: a small draft of its
-    /// own, which shares the target's embedding and LM head and none of its layers.
+    /// The number of the target's layers that run before the adapter, or a list: one adapter is
+    /// trained for each. 2: Kangaroo's for 7B models (3 for 13B). With 0 the adapter is a small draft
+    /// that shares the target's embedding and LM head only.
     pub exit_layer: ExitLayers,
-    /// What the adapter is made of: `"attention"` (the paper's), `"mlp-only"`,
-    /// `"attention-with-head"` or `"decoder-layer"` (its ablation, Table 2), or `"gated-mlp"`, a
-    /// Llama's MLP alone.
+    /// The parts of the adapter: `"attention"` (the paper's), or one of its ablation (Table 2):
+    /// `"mlp-only"`, `"attention-with-head"` or `"decoder-layer"`.
     pub architecture: AdapterArchitecture,
-    /// How many such layers it has, one behind the other: 1, the paper's, to 8.
+    /// The number of the adapter's layers, 1 (the paper's) to 8.
     pub num_layers: usize,
-    /// How many tokens it may draft: those most frequent in the responses that it is trained on, and
-    /// the target's end tokens. Its LM head is those rows of the target's, and the loss is over them
-    /// (FR-Spec, Zhao et al. 2025). Left out: all tokens. Not with an LM head of its own.
+    /// The size of the draft vocabulary: the most frequent tokens of the training responses, and the
+    /// target's end tokens. The LM head is those rows of the target's, and the loss is over them
+    /// (FR-Spec, Zhao et al. 2025). Default: all tokens. Not with a separate LM head.
     pub draft_vocabulary: Option<usize>,
-    /// The first weights: `"random"`, as the authors', or `"target"`: those of its layer behind the
-    /// exit, as far as that has such parts. A head of its own begins as the target's either way.
+    /// The initial weights: `"random"`, as the authors', or `"target"`: those of the target's layer
+    /// after the exit, for the parts that it has. A separate LM head starts as the target's.
     pub initial: InitialWeights,
-    /// What is learned: `"target"`, the target's whole distributions, of all its layers; or
-    /// `"response"`, the tokens that it chose, which is the same in expectation where they were sampled
-    /// at temperature 1, and takes the layers before the exit alone.
+    /// The teacher: `"target"`, the target's whole distributions, which takes all its layers; or
+    /// `"response"`, the tokens that it chose, which takes only the layers before the exit. Both are
+    /// the same in expectation if the tokens were sampled at temperature 1.
     pub teacher: Teaching,
-    /// The longest sequence trained on, in tokens, 2 or more; longer rows are cut, as they are to
-    /// the target's context. 2048: the authors' code.
+    /// The longest training sequence in tokens, 2 or more; longer rows are cut. 2048: the authors'
+    /// code.
     pub max_len: usize,
-    /// What is minimised: `"cross-entropy"` (the paper), `"forward-kl"` (the same adapter, another
-    /// number), `"reverse-kl"`, or `"total-variation"`, the share of sampled candidates that are
-    /// rejected. The epoch that is kept is the one whose validation rows have the lowest mean of
-    /// it.
+    /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`, the share of sampled
+    /// candidates that are rejected. Training keeps the epoch with the lowest mean loss on the
+    /// validation rows.
     pub loss: DistillationLoss,
-    /// Tokens whose loss is computed at once, 1 or more. It bounds memory, at a few times
-    /// vocabulary × this many floats, and does not change the result. 256: ours.
+    /// The number of tokens whose loss is computed at once, 1 or more. It bounds memory to a few
+    /// times vocabulary × this many floats, and does not change the result. 256: ours.
     pub loss_chunk: usize,
-    /// Memory, in MiB, for the target's final hidden states: on the CPU later epochs run only the
-    /// layers before the exit for the rows that fit. 0 computes all again in each epoch; either
-    /// gives the same adapters, bit for bit. 1024: ours.
+    /// Memory in MiB for the target's final hidden states on the CPU: for the rows that fit, later
+    /// epochs run only the layers before the exit. 0 recomputes all in each epoch. The adapters are
+    /// the same, bit for bit. 1024: ours.
     pub cache_mib: usize,
-    /// `"recompute"`: the target's hidden states are computed in each epoch, but for those that
-    /// `cache_mib` has room for; `"cache"`: once, and kept on the disk, for this training and others.
+    /// `"recompute"`: the target's hidden states are computed in each epoch, except those kept by
+    /// `cache_mib`. `"cache"`: they are computed once and kept on disk, for other trainings too.
     pub features: Features,
-    /// How hidden states are kept on the disk: `"f16"`, or `"int8"` with a scale for each token.
+    /// The format of hidden states on disk: `"f16"`, or `"int8"` with a scale for each token.
     pub features_format: FeatureFormat,
-    /// The type that the frozen target and the adapter are computed in: `"f32"`, or `"bf16"` on a
-    /// GPU. Parameters, optimizer, softmaxes and losses are f32 either way. f32: ours; the authors
-    /// train in fp16.
+    /// The type that the frozen target and the adapter compute in: `"f32"`, or `"bf16"` on a GPU.
+    /// Parameters, optimizer, softmaxes and losses are always f32. f32: ours; the authors train in
+    /// fp16.
     pub dtype: WeightDtype,
-    /// How long, in which steps and at which rate it is trained. A batch is what goes through the
-    /// target and the adapter at once; a step's loss is the mean over all its supervised tokens.
+    /// Epochs, batches, steps and learning rate. A batch goes through the target and the adapter at
+    /// once; a step's loss is the mean over all its supervised tokens.
     #[serde(deserialize_with = "read_optimizer")]
     pub optimizer: OptimizerSettings,
 }
 
-/// Where an adapter's first weights come from.
+/// The source of an adapter's initial weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InitialWeights {
-    /// Linear layers uniform within ±1/√inputs, torch's default, and norms of ones.
+    /// Linear layers uniform within ±1/√inputs (torch's default), and norms of ones.
     Random,
-    /// The target's own layer behind the exit, the first that drafting leaves out, and its final
-    /// norm. Biases are left out, and the MLP of `mlp-only` is drawn.
+    /// The target's layer after the exit, the first that drafting skips, and its final norm. Biases
+    /// are left out, and the MLP of `mlp-only` is random.
     Target,
 }
 
-/// What an adapter learns to say.
+/// What an adapter learns from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Teaching {
-    /// What the target says at each token: its distribution.
+    /// The target's distribution at each token.
     Target,
-    /// The token that follows in the response.
+    /// The next token of the response.
     Response,
 }
 
-/// One exit layer, or several: an adapter each. In a recipe, `2` or `[1, 2]`.
+/// One exit layer, or several with an adapter each. In a recipe, `2` or `[1, 2]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
 pub enum ExitLayers {
     /// A single adapter.
     One(usize),
-    /// An adapter each, in this order.
+    /// One adapter for each, in this order.
     Many(Vec<usize>),
 }
 
@@ -133,10 +131,10 @@ impl Default for AdapterTraining {
 }
 
 impl AdapterTraining {
-    /// Checks every setting's range; an exit layer's upper end depends on the target.
+    /// Checks every setting's range, except the upper end of exit layers, which depends on the target.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key that is out of its range.
+    /// [`TrainError::Setting`] with the first key that is out of range.
     pub fn validate(&self) -> Result<(), TrainError> {
         let exit_layers = self.exit_layer.to_vec();
         let are_distinct =
@@ -175,20 +173,15 @@ impl AdapterTraining {
                 expected: "1 or more, and an architecture without an LM head of its own",
             });
         }
-        if self.teacher == Teaching::Response {
-            let refused = |key, value: String, expected| {
-                Err(TrainError::Setting { section: Section::Adapter, key, value, expected })
-            };
-            if self.loss == DistillationLoss::ReverseKl {
-                let expected = "another one where `teacher` is `response`: a token that was chosen \
-                                says nothing of how improbable the others were";
-                return refused("loss", "`reverse-kl`".to_owned(), expected);
-            }
-            if let Some(size) = self.draft_vocabulary {
-                let expected =
-                    "none where `teacher` is `response`: a token outside would teach nothing";
-                return refused("draft_vocabulary", size.to_string(), expected);
-            }
+        if let Some(size) = self.draft_vocabulary
+            && self.teacher == Teaching::Response
+        {
+            return Err(TrainError::Setting {
+                section: Section::Adapter,
+                key: "draft_vocabulary",
+                value: size.to_string(),
+                expected: "none where `teacher` is `response`: a token outside would teach nothing",
+            });
         }
         self.optimizer.check(Section::Adapter)?;
         check_counts(Section::Adapter, &[("loss_chunk", self.loss_chunk)])
@@ -226,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_architecture_is_one_of_five_and_first_weights_of_two() {
+    fn an_architecture_is_one_of_four_and_first_weights_of_two() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for architecture in AdapterArchitecture::ALL {
             let training = read(&format!("architecture = \"{architecture}\"")).unwrap();
@@ -244,12 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_one_of_four() {
+    fn a_loss_is_one_of_two() {
         let read = |text: &str| toml::from_str::<AdapterTraining>(text);
         for (name, loss) in [
             ("cross-entropy", DistillationLoss::CrossEntropy),
-            ("forward-kl", DistillationLoss::ForwardKl),
-            ("reverse-kl", DistillationLoss::ReverseKl),
             ("total-variation", DistillationLoss::TotalVariation),
         ] {
             let training = read(&format!("loss = \"{name}\"")).unwrap();
@@ -281,7 +272,6 @@ mod tests {
         check("draft_vocabulary", narrow);
         check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });
         let teacher = Teaching::Response;
-        check("loss", AdapterTraining { teacher, loss: DistillationLoss::ReverseKl, ..default() });
         let narrow = AdapterTraining { teacher, draft_vocabulary: Some(9), ..default() };
         check("draft_vocabulary", narrow);
         let optimizer = OptimizerSettings { batch_size: 0, ..OptimizerSettings::ADAPTER };

@@ -77,10 +77,10 @@ pub struct HeadTraining {
     /// verification.
     pub rollout_length: usize,
     /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
-    /// 1, 3, 6 and 12.
+    /// 1, 3, 6 and 12 (§4.1).
     pub rejection_weight: f64,
     /// The share of positions that keep the target's token and have no label, from 0 to below 1.
-    /// 0.15: SpecDec++, section 3.
+    /// 0.15: the authors' code.
     pub mixing_ratio: f64,
     /// The type that the frozen draft and the head are computed in: `"f32"`, or `"bf16"` on a GPU.
     /// Parameters, optimizer and losses are f32 either way. f32: ours; the authors train in bf16.

@@ -9,7 +9,7 @@
 //! after each batch, `end_half`, and `end_epoch` after both. The numbers are named `Loss`,
 //! `Learning Rate` (training), and in validation `Loss`, `training loss` (of the whole epoch), and
 //! `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads, `cross-entropy`, `KL`,
-//! `reverse KL`, `agreement`, `overlap` for adapters.
+//! `agreement`, `overlap` for adapters.
 
 use std::collections::HashMap;
 use std::error::Error;

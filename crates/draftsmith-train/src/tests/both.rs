@@ -138,7 +138,7 @@ const BOTH: [Subject; 2] = [
         in_config: &["exit_layer", "architecture"],
         // Four projections (keys and values of one head of two) and two norms.
         num_weights: 2 * 16 * 16 + 2 * 16 * 8 + 2 * 16,
-        scores: &["cross-entropy", "KL", "reverse KL", "agreement", "overlap"],
+        scores: &["cross-entropy", "KL", "agreement", "overlap"],
     },
 ];
 

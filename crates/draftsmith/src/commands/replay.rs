@@ -10,9 +10,10 @@ use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
 
 use crate::console::Console;
 use crate::costs::Costs;
-use crate::exports::calibration::{FittedCalibration, HeadCalibration};
+use crate::exports::calibration::HeadCalibration;
 use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
+use crate::results::FittedCalibration;
 use crate::results::{
     ClosedForm, CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay,
     ReplayGroup, ReplayedTree,

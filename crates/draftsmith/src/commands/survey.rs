@@ -34,7 +34,7 @@ use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::{DeviceChoice, on_pool};
-use crate::prompts::reading::Reading;
+use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{GivenCosts, ServerRecipe};
 use crate::recorder::{Answer, Recorder};

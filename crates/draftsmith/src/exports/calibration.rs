@@ -1,18 +1,18 @@
-//! How a head's predictions are calibrated: the key `calibration` of its `config.json`.
+//! The calibration of a head's predictions: the key `calibration` of its `config.json`.
 //!
-//! Per way of decoding, because a candidate's chance is another where tokens are drawn than where
-//! the best is taken. `tune` fits and writes it, with the rule that was chosen under it; whatever
-//! decodes with the head applies it. Rollouts hold the head's own predictions, so that a
-//! calibration invalidates none of them.
+//! There is one for greedy and one for sampled decoding, because their acceptance probabilities
+//! differ. `tune` fits and writes it, with the rule chosen under it; decoding with the head applies
+//! it. Rollouts hold uncalibrated predictions, so that a new calibration invalidates none of them.
 
 use std::path::Path;
 
 use anyhow::Result;
-use draftsmith_theory::{Calibration, HeadScores};
+use draftsmith_theory::Calibration;
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::read_key;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
+use crate::results::FittedCalibration;
 
 /// The calibrations of one head.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,20 +23,6 @@ pub(crate) struct HeadCalibration {
     pub(crate) greedy: Option<FittedCalibration>,
     /// For sampled decoding, likewise.
     pub(crate) sampled: Option<FittedCalibration>,
-}
-
-/// A calibration, and how good predictions are without it and with it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FittedCalibration {
-    /// From the head's prediction to a chance.
-    pub(crate) map: Calibration,
-    /// Prompts it was fitted to; the turns of a conversation are one.
-    pub(crate) num_prompts: usize,
-    /// The head's own predictions, on these prompts.
-    pub(crate) before: HeadScores,
-    /// Calibrated ones, cross-validated: each by a map that was fitted without its prompt.
-    pub(crate) after: HeadScores,
 }
 
 impl HeadCalibration {
@@ -76,7 +62,7 @@ impl HeadCalibration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draftsmith_theory::{PiecewiseLinear, Platt};
+    use draftsmith_theory::{HeadScores, PiecewiseLinear, Platt};
     use serde_json::{Value, json};
 
     use crate::exports::config_keys::write_keys;

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::exports::config_keys::{named, read_key};
-use crate::results::{DecodingName, Estimate};
-use crate::statistics::interval_of;
+use crate::names::DecodingName;
+use crate::statistics::{Estimate, interval_of};
 
 /// The best setting that a runtime can express.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

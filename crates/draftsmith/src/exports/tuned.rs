@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::console::Console;
 use crate::exports::config_keys::{named, read_key};
+use crate::names::{CostSource, DecodingName, DrafterName};
 use crate::recipe::decoding;
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
-use crate::statistics::interval_of;
+use crate::statistics::{Estimate, interval_of};
 
 /// The best rules for one head or adapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use draftsmith_data::{ContentHash, Prompt};
 
-use super::reading::{PromptFile, Reading};
+use crate::prompt_files::{PromptFile, Reading};
 
 /// Prompts of some files, in the order of the files and of their places there.
 #[derive(Debug)]

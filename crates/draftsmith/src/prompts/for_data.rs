@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
-use super::reading::{Reading, check_files, files_of, tell_malformed};
 use crate::console::Console;
+use crate::prompt_files::{Reading, check_files, files_of, tell_malformed};
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
 

@@ -4,7 +4,7 @@ use draftsmith_decode::CascadeLengths;
 use serde::{Deserialize, Serialize};
 
 use super::found::Found;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 /// K, a row for who reviews and a column for who drafts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

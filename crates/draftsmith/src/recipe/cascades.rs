@@ -12,7 +12,7 @@ use super::cascade_lengths::Lengths;
 use super::cascade_rules::ChainRuleRecipe;
 use super::checks::{require, toml_error};
 use super::data::one;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use super::merged::MergedRecipe;
 use super::prompts::Split;
 use super::stop_rules::{StopRuleKeys, WithStopRules};
 use super::trees::TreesRecipe;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 /// The most prompts side by side: each has a cache of its own.
 const MAX_BATCH_SIZE: usize = 1024;

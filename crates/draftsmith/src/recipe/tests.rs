@@ -4,7 +4,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, TokenChoice};
 use draftsmith_train::Clipping;
 
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 use super::*;
 

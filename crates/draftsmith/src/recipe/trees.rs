@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::checks::require;
 use super::found::Found;
-use crate::results::DecodingName;
+use crate::names::DecodingName;
 
 /// Which trees are measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]

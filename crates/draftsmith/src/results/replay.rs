@@ -6,13 +6,13 @@
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName, TreeShape,
-    expected_walltime_improvement,
+    Calibration, CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName,
+    TreeShape, expected_walltime_improvement,
 };
 use serde::{Deserialize, Serialize};
 
-use super::names::{CostSource, DecodingName, DrafterName, rule_label};
-use crate::exports::calibration::FittedCalibration;
+use crate::names::{CostSource, DecodingName, DrafterName, rule_label};
+use crate::statistics::Estimate;
 
 /// All that replay found.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -185,16 +185,18 @@ impl ReplayRow {
     }
 }
 
-/// A number and its 95 % bootstrap interval over prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// A calibration, and the scores of the predictions without and with it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Estimate {
-    /// Over all prompts.
-    pub(crate) value: f64,
-    /// The interval's lower end.
-    pub(crate) low: f64,
-    /// The interval's upper end.
-    pub(crate) high: f64,
+pub(crate) struct FittedCalibration {
+    /// Maps the head's prediction to an acceptance probability.
+    pub(crate) map: Calibration,
+    /// The number of prompts in the fit; the turns of a conversation count as one.
+    pub(crate) num_prompts: usize,
+    /// Scores of the uncalibrated predictions on these prompts.
+    pub(crate) before: HeadScores,
+    /// Cross-validated scores of calibrated predictions: each map was fitted without its prompt.
+    pub(crate) after: HeadScores,
 }
 
 #[cfg(test)]

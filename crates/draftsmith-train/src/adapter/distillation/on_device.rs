@@ -1,4 +1,4 @@
-//! The losses of a chunk as tensors, on whatever device they are. Each exponential is taken once.
+//! The losses of a chunk as tensor operations, on any device. Each exponential is taken once.
 
 use burn::tensor::Tensor;
 
@@ -7,7 +7,8 @@ use super::DistillationLoss;
 /// The target's distributions at a chunk's tokens.
 pub(super) struct Teacher {
     loss: DistillationLoss,
-    softmax: Softmax,
+    /// `[tokens, vocab]`
+    probs: Tensor<2>,
 }
 
 /// `[tokens, vocab]` each.
@@ -29,7 +30,7 @@ impl Softmax {
 impl Teacher {
     /// Takes the target's logits, `[tokens, vocab]`.
     pub(super) fn new(logits: Tensor<2>, loss: DistillationLoss) -> Self {
-        Self { loss, softmax: Softmax::of(logits) }
+        Self { loss, probs: Softmax::of(logits).probs }
     }
 
     /// The tokens' losses, and the gradient of their sum with respect to the student's logits.
@@ -39,20 +40,12 @@ impl Teacher {
     /// - output: `[tokens, 1]` and `[tokens, vocab]`
     pub(super) fn losses_and_gradient(&self, logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         let Softmax { probs, log_probs } = Softmax::of(logits);
-        let (p, log_p) = (self.softmax.probs.clone(), self.softmax.log_probs.clone());
+        let p = self.probs.clone();
         match self.loss {
             DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
-            DistillationLoss::ForwardKl => {
-                ((p.clone() * (log_p - log_probs)).sum_dim(1), probs - p)
-            }
-            DistillationLoss::ReverseKl => {
-                let log_ratio = log_probs - log_p;
-                let kl = (probs.clone() * log_ratio.clone()).sum_dim(1);
-                (kl.clone(), probs * (log_ratio - kl))
-            }
             DistillationLoss::TotalVariation => {
                 let difference = probs.clone() - p;
-                // 0 where there is none, which is a subgradient of |x| there.
+                // 0 at 0: a subgradient of |x|.
                 let sign = difference.clone().sign();
                 let lean = (probs.clone() * sign.clone()).sum_dim(1);
                 (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)
@@ -74,12 +67,10 @@ pub(super) fn score_sums(
 ) -> Tensor<1> {
     let agreement = student.clone().argmax(1).equal(teacher.clone().argmax(1));
     let (q, p) = (Softmax::of(student), Softmax::of(teacher));
-    let cross_entropy = (p.probs.clone() * q.log_probs.clone()).sum_dim(1).neg();
-    let entropy = (p.probs.clone() * p.log_probs.clone()).sum_dim(1).neg();
-    let reverse_kl = (q.probs.clone() * (q.log_probs - p.log_probs)).sum_dim(1);
+    let cross_entropy = (p.probs.clone() * q.log_probs).sum_dim(1).neg();
+    let entropy = (p.probs.clone() * p.log_probs).sum_dim(1).neg();
     let overlap = p.probs.min_pair(q.probs).sum_dim(1);
-    let scores = vec![cross_entropy, entropy, agreement.float(), overlap, reverse_kl];
-    let scores = Tensor::cat(scores, 1);
+    let scores = Tensor::cat(vec![cross_entropy, entropy, agreement.float(), overlap], 1);
     let scores = match are_tokens {
         Some(are) => scores * are,
         None => scores,

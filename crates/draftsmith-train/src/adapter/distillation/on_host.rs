@@ -1,23 +1,22 @@
-//! The losses of a chunk in host memory: a token's logits stay in the processor's nearest cache
-//! while one pass after another goes over them, each vectorised, and the gradient takes the place
-//! of the logits. Tensors would pass through memory at each step, and take exponentials one by one.
+//! The losses of a chunk in host memory.
+//!
+//! A token's logits stay in the L1 cache during a few vectorised passes, and the gradient overwrites
+//! them. Tensor operations would go through main memory at each step and compute exponentials one by
+//! one.
 
 use draftsmith_model::vectors::{STRANDS, exp, sum, vectorized};
 use rayon::prelude::*;
 
 use super::{DistillationLoss, NUM_SCORES};
 
-/// Tokens from which on another thread is worth its start.
+/// The fewest tokens that are worth starting a thread for.
 const TOKENS_A_TASK: usize = 16;
 
-/// The target's distributions at a chunk's tokens, as a loss reads them.
+/// The target's distributions at a chunk's tokens.
 pub(super) struct Teacher {
     loss: DistillationLoss,
-    /// `[tokens, vocab]`: logarithms of probabilities for [`DistillationLoss::ReverseKl`],
-    /// probabilities for the others.
-    rows: Vec<f32>,
-    /// Of each token −Σ p log p; of those that need it.
-    entropies: Vec<f32>,
+    /// `[tokens, vocab]`
+    probs: Vec<f32>,
     vocab_size: usize,
 }
 
@@ -28,53 +27,35 @@ impl Teacher {
     /// - logits: `[tokens, vocab]`
     pub(super) fn new(mut logits: Vec<f32>, vocab_size: usize, loss: DistillationLoss) -> Self {
         let rows = logits.par_chunks_exact_mut(vocab_size).with_min_len(TOKENS_A_TASK);
-        let entropies = if loss == DistillationLoss::ReverseKl {
-            rows.for_each(|row| {
-                vectorized(
-                    #[inline(always)]
-                    || log_softmax(row),
-                );
-            });
-            Vec::new()
-        } else {
-            let entropy_of = |row: &mut [f32]| {
-                vectorized(
-                    #[inline(always)]
-                    || softmax(row),
-                )
-            };
-            rows.map(entropy_of).collect()
-        };
-        Self { loss, rows: logits, entropies, vocab_size }
+        rows.for_each(|row| {
+            vectorized(
+                #[inline(always)]
+                || softmax(row),
+            );
+        });
+        Self { loss, probs: logits, vocab_size }
     }
 
-    /// The sum of the tokens' losses in nats (total variation has no unit), and the gradient of
-    /// `token_share` times that sum with respect to the student's logits, in their place.
+    /// Returns the sum of the tokens' losses (cross-entropy in nats), and overwrites the student's
+    /// logits with the gradient of `token_share` times that sum.
     ///
     /// # Shapes
     /// - logits: `[tokens, vocab]`
     pub(super) fn loss_and_gradient(&self, logits: &mut [f32], token_share: f32) -> f64 {
         let rows = logits.par_chunks_exact_mut(self.vocab_size);
-        let rows = rows.zip(self.rows.par_chunks_exact(self.vocab_size));
-        let of_row = |(row, teacher): (&mut [f32], &[f32])| {
+        let rows = rows.zip(self.probs.par_chunks_exact(self.vocab_size));
+        let of_row = |(row, probs): (&mut [f32], &[f32])| {
             vectorized(
                 #[inline(always)]
                 || match self.loss {
-                    DistillationLoss::CrossEntropy | DistillationLoss::ForwardKl => {
-                        cross_entropy(row, teacher, token_share)
-                    }
-                    DistillationLoss::ReverseKl => reverse_kl(row, teacher, token_share),
-                    DistillationLoss::TotalVariation => total_variation(row, teacher, token_share),
+                    DistillationLoss::CrossEntropy => cross_entropy(row, probs, token_share),
+                    DistillationLoss::TotalVariation => total_variation(row, probs, token_share),
                 },
             )
         };
         // Summed in order, so that threads change nothing.
         let losses: Vec<f32> = rows.with_min_len(TOKENS_A_TASK).map(of_row).collect();
-        let entropies = match self.loss {
-            DistillationLoss::ForwardKl => self.entropies.as_slice(),
-            _ => &[],
-        };
-        total(&losses) - total(entropies)
+        losses.into_iter().map(f64::from).sum()
     }
 }
 
@@ -99,11 +80,11 @@ pub(super) fn score_sums(
                 places[0] == places[1]
             },
         );
-        let [cross_entropy, entropy, overlap, reverse_kl] = vectorized(
+        let [cross_entropy, entropy, overlap] = vectorized(
             #[inline(always)]
             || pass(Scores, student, teacher),
         );
-        [cross_entropy, entropy, f32::from(agree), overlap, reverse_kl]
+        [cross_entropy, entropy, f32::from(agree), overlap]
     };
     let all: Vec<[f32; NUM_SCORES]> = rows.with_min_len(TOKENS_A_TASK).map(of_row).collect();
     let mut sums = [0.0; NUM_SCORES];
@@ -115,17 +96,13 @@ pub(super) fn score_sums(
     sums
 }
 
-fn total(values: &[f32]) -> f64 {
-    values.iter().map(|value| f64::from(*value)).sum()
-}
-
-/// What a pass does at each number of a token: what takes its place, and what is summed.
+/// A pass over a token's numbers: what replaces each, and what is summed.
 trait Pass<const SUMS: usize>: Copy {
-    /// `teacher` is the other row's number at the same place.
+    /// `teacher` is the number at the same index of the other row.
     fn at(self, x: f32, teacher: f32) -> (f32, [f32; SUMS]);
 }
 
-/// Goes over a token's numbers and the target's beside them.
+/// Runs a pass over a token's numbers together with the target's.
 #[inline(always)]
 fn pass<P: Pass<SUMS>, const SUMS: usize>(
     pass: P,
@@ -160,7 +137,7 @@ fn pass<P: Pass<SUMS>, const SUMS: usize>(
     sums
 }
 
-/// Goes over a token's numbers alone.
+/// Runs a pass over a token's numbers.
 #[inline(always)]
 fn pass_alone<P: Pass<SUMS>, const SUMS: usize>(pass: P, row: &mut [f32]) -> [f32; SUMS] {
     let mut strands = [[0.0; STRANDS]; SUMS];
@@ -207,19 +184,18 @@ fn largest(row: &[f32]) -> f32 {
     largest
 }
 
-/// The first place of the largest number; `None` where there is none but NaN.
+/// The first index of the largest number; `None` if all are NaN.
 #[inline(always)]
 fn place_of_largest(row: &[f32]) -> Option<usize> {
     let largest = largest(row);
     row.iter().position(|x| *x == largest)
 }
 
-/// Turns logits into probabilities, and returns their entropy in nats.
+/// Turns logits into probabilities.
 #[inline(always)]
-fn softmax(row: &mut [f32]) -> f32 {
-    let [sum, weighted] = pass_alone(Exponentials { largest: largest(row) }, row);
+fn softmax(row: &mut [f32]) {
+    let [sum] = pass_alone(Exponentials { largest: largest(row) }, row);
     let [] = pass_alone(Scale(1.0 / sum), row);
-    sum.ln() - weighted / sum
 }
 
 /// Turns logits into logarithms of probabilities.
@@ -230,22 +206,13 @@ fn log_softmax(row: &mut [f32]) {
     let [] = pass_alone(Less(largest + sum.ln()), row);
 }
 
-/// −Σ p log q, and q − p in place of the logits: the gradient of forward KL too.
+/// −Σ p log q, and q − p in place of the logits.
 #[inline(always)]
 fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     let [sum, weighted] = pass(WeightedExponentials { largest: largest(row) }, row, probs);
     let [] = pass(Difference { inverse_sum: 1.0 / sum, token_share }, row, probs);
     // log sum − Σ p · shifted, because p sums to 1.
     sum.ln() - weighted
-}
-
-/// Σ q log(q / p), and q ∘ (log(q / p) − the sum).
-#[inline(always)]
-fn reverse_kl(row: &mut [f32], log_probs: &[f32], token_share: f32) -> f32 {
-    log_softmax(row);
-    let [kl] = pass(LogRatio, row, log_probs);
-    let [] = pass(ReverseKlGradient { kl, token_share }, row, log_probs);
-    kl
 }
 
 /// ½ Σ |p − q|, and ½ q ∘ (sign(q − p) − Σ q · sign(q − p)).
@@ -257,7 +224,7 @@ fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     0.5 * distance
 }
 
-/// 1, 0 or −1: 0 where there is no difference, which is a subgradient of |x| there.
+/// The sign, 0 at 0: a subgradient of |x|.
 #[inline(always)]
 fn sign(x: f32) -> f32 {
     let above = if x > 0.0 { 1.0 } else { 0.0 };
@@ -270,12 +237,11 @@ struct Exponentials {
     largest: f32,
 }
 
-impl Pass<2> for Exponentials {
+impl Pass<1> for Exponentials {
     #[inline(always)]
-    fn at(self, x: f32, _: f32) -> (f32, [f32; 2]) {
-        let shifted = x - self.largest;
-        let exp = exp(shifted);
-        (exp, [exp, exp * shifted])
+    fn at(self, x: f32, _: f32) -> (f32, [f32; 1]) {
+        let exp = exp(x - self.largest);
+        (exp, [exp])
     }
 }
 
@@ -340,29 +306,6 @@ impl Pass<0> for Difference {
 }
 
 #[derive(Clone, Copy)]
-struct LogRatio;
-
-impl Pass<1> for LogRatio {
-    #[inline(always)]
-    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 1]) {
-        (log_q, [exp(log_q) * (log_q - log_p)])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct ReverseKlGradient {
-    kl: f32,
-    token_share: f32,
-}
-
-impl Pass<0> for ReverseKlGradient {
-    #[inline(always)]
-    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 0]) {
-        (exp(log_q) * (log_q - log_p - self.kl) * self.token_share, [])
-    }
-}
-
-#[derive(Clone, Copy)]
 struct SignedDifference;
 
 impl Pass<2> for SignedDifference {
@@ -385,15 +328,15 @@ impl Pass<0> for TotalVariationGradient {
     }
 }
 
-/// Of logarithms: −Σ p log q, −Σ p log p, Σ min(p, q), Σ q log(q / p).
+/// −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.
 #[derive(Clone, Copy)]
 struct Scores;
 
-impl Pass<4> for Scores {
+impl Pass<3> for Scores {
     #[inline(always)]
-    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 4]) {
+    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 3]) {
         let (q, p) = (exp(log_q), exp(log_p));
         let smaller = if q < p { q } else { p };
-        (log_q, [-p * log_q, -p * log_p, smaller, q * (log_q - log_p)])
+        (log_q, [-p * log_q, -p * log_p, smaller])
     }
 }

@@ -162,20 +162,15 @@ fn first_weights_of_the_target_say_what_it_says_where_its_layer_is_all_that_is_l
 #[test]
 fn each_loss_lowers_itself_and_keeps_the_epoch_where_it_is_lowest() {
     let rows = undrafted(80, 30, 22);
-    for loss in [
-        DistillationLoss::CrossEntropy,
-        DistillationLoss::ForwardKl,
-        DistillationLoss::ReverseKl,
-        DistillationLoss::TotalVariation,
-    ] {
+    for loss in [DistillationLoss::CrossEntropy, DistillationLoss::TotalVariation] {
         let longer = quick_with(|optimizer| optimizer.num_epochs = 5);
         let training = AdapterTraining { loss, ..longer };
         let dir = tempfile::tempdir().unwrap();
         let trained = train(&early_target(), &rows, &training, dir.path()).unwrap();
-        // What of it an adapter can lower.
+        // The part that an adapter cannot lower.
         let floor = match loss {
             DistillationLoss::CrossEntropy => trained.scores.target_entropy,
-            _ => 0.0,
+            DistillationLoss::TotalVariation => 0.0,
         };
         let losses: Vec<f64> =
             trained.epochs.iter().map(|epoch| epoch.validation.loss(loss) - floor).collect();

@@ -7,8 +7,8 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use crate::exports::calibration::FittedCalibration;
 use crate::recipe::CalibrationChoice;
+use crate::results::FittedCalibration;
 use crate::rollouts::RecordedSet;
 
 /// What was found about a head's predictions under one way of decoding.

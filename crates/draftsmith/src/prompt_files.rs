@@ -1,4 +1,5 @@
-//! Reading prompt files: which files a pattern names, and what becomes of records that are no prompts.
+//! Prompt files: which files a pattern names, how a file is opened, and what happens to malformed
+//! records.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,26 +10,26 @@ use glob::{MatchOptions, Pattern, glob_with};
 
 use crate::console::Console;
 
-/// How patterns are matched: as shells do.
+/// Patterns match as in shells.
 const MATCHING: MatchOptions = MatchOptions {
     case_sensitive: true,
     require_literal_separator: true,
     require_literal_leading_dot: true,
 };
 
-/// What is taken of prompt files.
+/// How prompt files are read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Reading {
-    /// The split; all if none.
+    /// The split; `None` for all.
     pub(crate) split: Option<SplitRange>,
-    /// Whether a record that is no prompt is an error. It is skipped and told if not.
+    /// Whether a malformed record is an error; otherwise it is reported and skipped.
     pub(crate) is_strict: bool,
-    /// Whether prompts and answers are taken as the token ids that a file may have of them.
+    /// Whether to keep the token ids of prompts and answers that a file may have.
     pub(crate) keeps_tokens: bool,
 }
 
 impl Reading {
-    /// Opens a file, of all splits.
+    /// Opens a file with all splits.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -43,7 +44,7 @@ impl Reading {
         self.split.as_ref().is_none_or(|split| split.contains(prompt))
     }
 
-    /// Opens a file whose prompts are picked by their places.
+    /// Opens a file to pick prompts by their positions.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -52,7 +53,7 @@ impl Reading {
     }
 }
 
-/// A prompt file of which prompts are picked from the first on.
+/// A prompt file whose prompts are picked in order.
 #[derive(Debug)]
 pub(crate) struct PromptFile {
     path: PathBuf,
@@ -61,10 +62,10 @@ pub(crate) struct PromptFile {
 }
 
 impl PromptFile {
-    /// The prompt at a place behind those that were picked; places count those of all splits.
+    /// The prompt at a position after those picked so far; positions count all splits.
     ///
     /// # Errors
-    /// If the file cannot be read, or has no prompt there any more.
+    /// If the file cannot be read, or became shorter.
     pub(crate) fn at(&mut self, place: usize) -> Result<Prompt> {
         loop {
             let Some(prompt) = self.prompts.next().transpose()? else {
@@ -83,11 +84,11 @@ impl PromptFile {
     }
 }
 
-/// The files that paths and patterns name, each pattern's in the order of their names. What is there
-/// is no pattern, whatever its name.
+/// The files that paths and patterns name, each pattern's in the order of their names. A path that
+/// exists is not a pattern.
 ///
 /// # Errors
-/// If a pattern makes no sense, matches no file, or goes through a directory that cannot be read.
+/// If a pattern is malformed, matches no file, or goes through a directory that cannot be read.
 pub(crate) fn files_of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<Vec<PathBuf>> {
     let files = paths.into_iter().map(|path| files_of_one(path));
     Ok(files.collect::<Result<Vec<_>>>()?.concat())
@@ -113,10 +114,10 @@ fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Checks that files can be opened, and that no two would give the same row ids.
+/// Checks that files can be opened, and that row ids, which begin with the file's name, are unique.
 ///
 /// # Errors
-/// If that is not so.
+/// If a file cannot be opened, or two have one name.
 pub(crate) fn check_files(paths: &[PathBuf]) -> Result<()> {
     let mut names = BTreeSet::new();
     for path in paths {
@@ -133,7 +134,7 @@ pub(crate) fn check_files(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Tells what was skipped of a file.
+/// Reports the records of a file that were skipped.
 pub(crate) fn tell_malformed(path: &Path, malformed: &Malformed, console: &Console) {
     if malformed.num_records == 0 {
         return;

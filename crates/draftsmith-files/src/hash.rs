@@ -1,5 +1,4 @@
-//! Hashes as lower-case hex: SHA-256, which provenance is made of, and BLAKE3, which tells whether a file
-//! is still what was written.
+//! SHA-256 as lower-case hex: of files, and of what provenance records.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -8,7 +7,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::error::DataError;
+use crate::file_error::FileError;
 
 /// Bytes read at a time while hashing a file.
 const CHUNK_BYTES: usize = 1 << 16;
@@ -23,8 +22,8 @@ pub fn hash_bytes(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// If the file cannot be read.
-pub fn hash_file(path: &Path) -> Result<String, DataError> {
-    let read_error = |e| DataError::io("read", path, e);
+pub fn hash_file(path: &Path) -> Result<String, FileError> {
+    let read_error = |e| FileError::new("read", path, e);
     let mut file = File::open(path).map_err(read_error)?;
     let mut hasher = Sha256::new();
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -38,16 +37,8 @@ pub fn hash_file(path: &Path) -> Result<String, DataError> {
     }
 }
 
-/// The BLAKE3 of a file's bytes and their number, in constant memory.
-pub(crate) fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
-    let read_error = |e| DataError::io("read", path, e);
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(path).map_err(read_error)?).map_err(read_error)?;
-    Ok((hasher.finalize().to_hex().to_string(), hasher.count()))
-}
-
-/// Lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+/// Bytes as lower-case hex.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         write!(text, "{byte:02x}").expect("writing to a string cannot fail");
         text

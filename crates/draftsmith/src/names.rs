@@ -1,5 +1,5 @@
-//! What drafters, ways of decoding and costs are called, in the file and in words. The names of stop
-//! rules come from their table in the theory crate.
+//! The names of drafters, decodings and costs, in files and in messages. The names of stop rules are
+//! in the theory crate.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// What proposes candidates; in the order rows are shown. In the file a string: `none`, or the
-/// drafter's name, such as `self_draft_1`, with its trees' shape if it proposes such,
-/// `draft_tree_3-2x2x8`, or what is looked up before it, `draft_lookup_2x4`.
+/// A drafter, in the order of tables. In files it is a string: `none`, or the drafter's name, such as
+/// `self_draft_1`, with the shape of its trees, `draft_tree_3-2x2x8`, or the look-up before it,
+/// `draft_lookup_2x4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
-    /// Nothing: the target decodes alone.
+    /// No drafter: the target decodes without drafts.
     None,
-    /// A drafter, whose proposals are chains.
+    /// A drafter that proposes chains.
     Of(DrafterId),
-    /// A drafter whose proposals are trees.
+    /// A drafter that proposes trees.
     Tree(DrafterId, TreeShape),
-    /// A drafter that is asked where a look-up finds nothing.
+    /// A drafter for when a look-up finds nothing.
     After(LookupFirst, DrafterId),
 }
 
@@ -33,16 +33,16 @@ pub(crate) enum DecodingName {
     Sampled,
 }
 
-/// The roads to candidates. What lies on different ones takes different files to serve.
+/// Kinds of drafters by the files that serving takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Road {
     /// A second, smaller model.
     SeparateDraft,
-    /// The target's own first layers and an adapter, wherever they are left.
+    /// The target's first layers and an adapter, at any exit layer.
     SelfDraft,
-    /// The text itself: no file at all.
+    /// Look-ups in the text: no files.
     Lookup,
-    /// Several of those, one for the other or side by side.
+    /// Several of those.
     Several,
 }
 
@@ -72,7 +72,7 @@ impl DrafterName {
         }
     }
 
-    /// What is looked up before it, if anything is.
+    /// The look-up before it, if there is one.
     pub(crate) fn lookup_first(self) -> Option<LookupFirst> {
         match self {
             Self::After(first, _) => Some(first),
@@ -80,7 +80,7 @@ impl DrafterName {
         }
     }
 
-    /// The same drafter behind a look-up, if there is one.
+    /// The same drafter with a look-up before it, if one is given.
     pub(crate) fn behind(self, first: Option<LookupFirst>) -> Self {
         match (first, self.id()) {
             (Some(first), Some(id)) => Self::After(first, id),
@@ -88,7 +88,7 @@ impl DrafterName {
         }
     }
 
-    /// What it proposes besides the drafter's chains: `tree 3-2x2x8`, `lookup 2x4`.
+    /// The part besides the drafter: `tree 3-2x2x8`, `lookup 2x4`.
     fn addition(self) -> Option<String> {
         match self {
             Self::None | Self::Of(_) => None,
@@ -97,19 +97,19 @@ impl DrafterName {
         }
     }
 
-    /// What comes before the names of its settings: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`.
+    /// The prefix of its settings' names: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`.
     pub(crate) fn prefix(self) -> Option<String> {
         let of_drafter = self.id().and_then(DrafterId::prefix);
         let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
         (!parts.is_empty()).then(|| parts.join(", "))
     }
 
-    /// The road the drafter lies on; None for the target alone.
+    /// The kind of drafter; `None` without one.
     pub(crate) fn road(self) -> Option<Road> {
         self.id().map(Road::from)
     }
 
-    /// The drafter in words: `separate draft`, `self-draft, exit 1`; nothing for the target alone.
+    /// The drafter in words: `separate draft`, `self-draft, exit 1`; empty without one.
     pub(crate) fn text(self) -> String {
         let mut text = self.id().map(DrafterId::text).unwrap_or_default();
         if let Some(addition) = self.addition() {
@@ -119,7 +119,7 @@ impl DrafterName {
     }
 }
 
-/// A rule and what is looked up before it, as tables have it: `K = 4`, `lookup 2x4, eta = 0.6`.
+/// A rule and the look-up before it as in tables: `K = 4`, `lookup 2x4, eta = 0.6`.
 pub(crate) fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {
@@ -182,27 +182,27 @@ impl DecodingName {
     }
 }
 
-/// Which costs a replay is computed with.
+/// The costs of a replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CostSource {
-    /// Those measured on this machine.
+    /// Measured on this machine.
     #[default]
     Machine,
-    /// Those that the user gives.
+    /// Given by the user.
     Given,
-    /// Those of the SpecDec++ paper: 0.0234 s a draft forward, 0.112 s a target forward, however many
-    /// rows it has.
+    /// The SpecDec++ paper's (§5): 0.0234 s a draft forward, 0.112 s a target forward of any number
+    /// of rows.
     Paper,
 }
 
 impl CostSource {
-    /// Whether they were measured here, as files that do not say are taken to mean.
+    /// Whether they were measured here, the default in files.
     pub(crate) fn is_machine(&self) -> bool {
         *self == Self::Machine
     }
 
-    /// Whose costs in words.
+    /// The source in words.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Machine => "costs of this machine",
