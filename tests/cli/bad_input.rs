@@ -423,7 +423,7 @@ fn prompt_files_are_read_only_as_far_as_needed() {
     place.run(&["build-data", "small.toml"]).fails_naming(&["prompt `train#1`", "context"]);
     let skip = ["--set", "data.skip_long_prompts=true"];
     let ran = place.run(&[&["build-data", "small.toml", "--json"], &skip[..]].concat());
-    assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts left out"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts are left out"), "{}", ran.stderr);
     assert_eq!(ran.json()["num_prompts"], 3);
 
     // Two more are needed than exist, so the last line is read.

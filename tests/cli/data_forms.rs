@@ -16,7 +16,7 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
     let export = ["export", "--for", "specdec-pp", "data/small", "labels.json"];
     let told = place.run(&export).ok();
     assert!(told.contains("70 responses with labels"), "{told}");
-    assert!(!told.contains("as served"), "T = 1 is what theirs are of: {told}");
+    assert!(!told.contains("sampling settings"), "the authors sample at T = 1: {told}");
     let items = place.json("labels.json");
     let items = items.as_array().unwrap();
     let rows =
@@ -38,14 +38,14 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
         assert!(!item["continuation"].as_str().unwrap().contains("</s>"));
     }
     // An existing file is never overwritten.
-    place.run(&export).fails_naming(&["`labels.json`", "there already"]);
+    place.run(&export).fails_naming(&["`labels.json`", "already exists"]);
 
     // One shard with sampling settings that differ from the authors'.
     let set = ["--set", "data.temperature=0.0", "--set", "name=\"greedy\""];
     place.run(&[&["build-data", "small.toml"], &set[..]].concat()).ok();
     let shard = "data/greedy/responses-00001.parquet";
     let told = place.run(&["export", "--for", "specdec-pp", shard, "one.json"]).ok();
-    assert!(told.contains("as served"), "{told}");
+    assert!(told.contains("sampling settings"), "{told}");
     assert_eq!(place.json("one.json").as_array().unwrap().len(), 32);
 
     // Without a draft there are no labels.
@@ -82,7 +82,7 @@ fn specdec_pp_data_round_trips_and_trains_the_same_head() {
         place.run(&["import", "--from", "specdec-pp", "--recipe", "small.toml", from, out])
     };
     let ran = import("labels.json", "data/back");
-    let told = "70 responses came as tokens; acceptance probabilities are 0.0000 from the file's";
+    let told = "70 responses were given as tokens; acceptance probabilities differ from the file's by 0.0000";
     assert!(ran.stderr.contains(told), "{}", ran.stderr);
     assert!(!ran.stderr.contains("other models"), "{}", ran.stderr);
     ran.ok();

@@ -60,7 +60,7 @@ fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     assert_eq!(rounds(&with_draft), rounds(&with_adapter));
     let shown = place.run(&["inspect", "draft", "--json"]).json();
     assert_eq!(shown["num_layers"], 3, "{shown}");
-    place.run(&untuned).fails_naming(&["`draft` is there already", "hint"]);
+    place.run(&untuned).fails_naming(&["`draft` already exists", "hint"]);
 
     // Tuned as a draft model, it has settings for transformers.
     place.run(&["record", "road.toml"]).ok();

@@ -79,14 +79,14 @@ fn training_a_few_steps_at_a_time_gives_the_same_bytes() {
         ["train-head", "steps.toml", "--steps", "2", "--set", "head.optimizer.learning_rate=2e-3"];
     let other = place.run(&other);
     was_stopped(&other);
-    assert!(other.stderr.contains("training begins anew"), "{}", other.stderr);
+    assert!(other.stderr.contains("starting over"), "{}", other.stderr);
     let back = place.run(&["train-head", "steps.toml", "--steps", "9"]);
     was_stopped(&back);
-    assert!(back.stderr.contains("training begins anew"), "{}", back.stderr);
+    assert!(back.stderr.contains("starting over"), "{}", back.stderr);
     let last = place.run(&["train-head", "steps.toml"]);
     let told = [epoch_lines(&back), epoch_lines(&last)].concat();
     assert_eq!(told, whole, "losses are told as if it had never stopped");
-    assert!(last.stderr.contains("train-head: resumes after step 9"), "{}", last.stderr);
+    assert!(last.stderr.contains("train-head: resuming after step 9"), "{}", last.stderr);
     last.ok();
     assert!(export(&place, HEAD) == head, "other bytes");
 
@@ -174,7 +174,7 @@ fn a_signal_leaves_a_state_to_resume_from() {
         let left = place.names("checkpoints/steps/head-training/checkpoint");
         assert_eq!(left.len(), 1, "{name}: {left:?}");
         let resumed = place.run(&arguments);
-        assert!(!resumed.stderr.contains("epoch 1/40"), "it began anew: {}", resumed.stderr);
+        assert!(!resumed.stderr.contains("epoch 1/40"), "it started over: {}", resumed.stderr);
         resumed.ok();
         assert!(export(&place, HEAD) == head, "{name}: other bytes");
     }

@@ -104,7 +104,7 @@ fn several_processes_give_the_bytes_of_one() {
     };
     for (nth, id) in ["3", "7", "1", "2", "4", "5", "6"].into_iter().enumerate() {
         let ran = place.run_with(&["build-data", "many.toml", "--json"], &slurm(id));
-        assert!(ran.stderr.contains(", of `SLURM_ARRAY_TASK_ID`"), "{}", ran.stderr);
+        assert!(ran.stderr.contains(", from `SLURM_ARRAY_TASK_ID`"), "{}", ran.stderr);
         let left = ran.json()["num_shards_left"].as_u64().unwrap() as usize;
         // The seventh has nothing to build.
         let built = if nth == 0 { 1 } else { nth };

@@ -126,7 +126,7 @@ fn weights_divide_prompts_among_sources() {
     // More than exist.
     let (all, ran) = build(&place, "all", &["data.num_prompts=99"]);
     assert_eq!(all.rows.len(), 60);
-    let told = "`parts/*.parquet`: 30 prompts, fewer than the 66 of its weight";
+    let told = "`parts/*.parquet` has 30 prompts, fewer than the 66 that its weight asks for";
     assert!(ran.stderr.contains(told), "{}", ran.stderr);
 
     let changed = place.run(&[
@@ -158,7 +158,8 @@ fn duplicates_across_files_are_dropped_except_the_first() {
     place.write("b.jsonl", json_lines(&pick(&[3, 2, 3, 4])));
     let (data, ran) = build(&place, "once", &[]);
     assert_eq!(ids(&data), ["a#0", "a#1", "a#3", "b#0", "b#3"]);
-    for told in ["`a.jsonl`: 2 of 5 prompts left out: 2 there before", "`b.jsonl`: 2 of 4 prompts"]
+    for told in
+        ["`a.jsonl`: 2 of 5 prompts are left out: 2 duplicates", "`b.jsonl`: 2 of 4 prompts"]
     {
         assert!(ran.stderr.contains(told), "{}", ran.stderr);
     }
@@ -196,7 +197,7 @@ fn lengths_outside_the_bounds_are_left_out() {
     let bounds = [format!("data.min_prompt_tokens={min}"), format!("data.max_prompt_tokens={max}")];
     let (some, ran) = build(&place, "some", &[&bounds[0], &bounds[1]]);
     assert_eq!(ids(&some), expected);
-    let told = format!("{} shorter or longer than is asked for", 12 - expected.len());
+    let told = format!("{} outside the length bounds", 12 - expected.len());
     assert!(ran.stderr.contains(&told), "{}", ran.stderr);
 
     // Answers from the file, for every turn.

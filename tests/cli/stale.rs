@@ -95,7 +95,7 @@ fn a_stopped_training_does_not_resume_with_other_rows() {
         std::fs::copy(other.path(name), place.path(name)).unwrap();
     }
     let ran = place.run(&stopped);
-    assert!(ran.stderr.contains("with other settings or data"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("of other settings or data"), "{}", ran.stderr);
 }
 
 /// A place whose second shard has the same provenance and index, but other rows.

@@ -397,7 +397,7 @@ impl Setup<'_> {
         recipe: Recipe,
         devices: Vec<Device>,
         incomplete: Incomplete,
-    ) -> Result<Stage> {
+    ) -> Result<OpenedRecipe> {
         let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
         let (draft, template) = (draft.as_deref(), chat_template.as_deref());
@@ -408,15 +408,23 @@ impl Setup<'_> {
             .computing_in(self.common.dtype)
             .with_incomplete_data(incomplete);
         let console = self.console.clone();
-        Ok(Stage { recipe, workspace, steps_left: None, console, _lock: lock })
+        Ok(OpenedRecipe { recipe, workspace, steps_left: None, console, _lock: lock })
     }
 
-    fn recipe_stage(&self, arguments: &RecipeArguments, incomplete: Incomplete) -> Result<Stage> {
+    fn recipe_stage(
+        &self,
+        arguments: &RecipeArguments,
+        incomplete: Incomplete,
+    ) -> Result<OpenedRecipe> {
         let recipe = self.recipe(arguments)?;
         self.stage(RecipeLock::take(&recipe)?, recipe, vec![self.device()?], incomplete)
     }
 
-    fn training(&self, arguments: &TrainingArguments, incomplete: Incomplete) -> Result<Stage> {
+    fn training(
+        &self,
+        arguments: &TrainingArguments,
+        incomplete: Incomplete,
+    ) -> Result<OpenedRecipe> {
         let TrainingArguments { recipe, devices, steps, hours } = arguments;
         let recipe = self.recipe(recipe)?;
         let lock = RecipeLock::take(&recipe)?;
@@ -443,7 +451,7 @@ impl Setup<'_> {
 }
 
 /// A recipe with its opened workspace and its lock, which all stages of a run share.
-struct Stage {
+struct OpenedRecipe {
     recipe: Recipe,
     workspace: Workspace,
     steps_left: StepsLeft,
@@ -451,7 +459,7 @@ struct Stage {
     _lock: RecipeLock,
 }
 
-impl Stage {
+impl OpenedRecipe {
     fn run<T>(
         mut self,
         command: impl FnOnce(&Recipe, &Workspace, &mut StepsLeft, &Console) -> Result<T>,

@@ -14,14 +14,14 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_data::hash_file;
 use draftsmith_files::check_room;
 use draftsmith_model::{WEIGHT_NAMES, weight_files};
-use hf_hub::api::Progress as Watcher;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
@@ -34,6 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 /// How often an interrupted download is resumed.
 const NUM_RETRIES: usize = 3;
+const HELD: &str = "nobody panics while holding it";
 
 /// Which files of a model are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,54 +152,60 @@ impl Hub {
     }
 
     fn download(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
-        let events = self.start_download(model, wanted)?;
+        let transfer = Arc::new(Mutex::new(Transfer::new("", 0)));
+        let finished = self.start_download(model, wanted, transfer.clone())?;
         let cannot = || {
             format!(
                 "`{model}` is not a directory, and downloading it from the Hugging Face Hub failed; \
                  hint: check the name and the network; a private model needs `HF_TOKEN`"
             )
         };
-        let mut shown = Shown { console, bar: None, num_bytes: 0 };
-        let mut last = Instant::now();
+        let (mut bar, mut shown): (Option<Progress>, Transfer) = (None, Transfer::new("", 0));
         let dir = loop {
             if console.is_interrupted() {
                 return Err(Interrupted.into());
             }
-            let event = match events.recv_timeout(TICK) {
-                Ok(event) => event,
-                Err(RecvTimeoutError::Timeout) if last.elapsed() < self.timeout => continue,
-                Err(RecvTimeoutError::Timeout) => {
-                    let seconds = self.timeout.as_secs();
-                    let file = shown.bar.as_ref().map(|(name, _)| format!(" of `{name}`"));
-                    let file = file.unwrap_or_default();
-                    return Err(anyhow!(
-                        "received nothing for {seconds} s{file}; the next run resumes the download"
-                    ))
-                    .with_context(cannot);
-                }
+            match finished.recv_timeout(TICK) {
+                Ok(done) => break done.with_context(cannot)?,
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!("{}: cannot read the Hub's answer", cannot())
                 }
-            };
-            last = Instant::now();
-            match event {
-                Event::File { name, num_bytes } => {
-                    check_room(&format!("`{name}`"), &self.cache, num_bytes)?;
-                    shown.begin(name, num_bytes);
-                }
-                Event::Bytes(num_bytes) => shown.advance(num_bytes),
-                Event::Done(done) => break done.with_context(cannot)?,
             }
+            let now = transfer.lock().expect(HELD).clone();
+            if now.last.elapsed() >= self.timeout {
+                let seconds = self.timeout.as_secs();
+                let file =
+                    if now.file.is_empty() { String::new() } else { format!(" of `{}`", now.file) };
+                return Err(anyhow!(
+                    "received nothing for {seconds} s{file}; the next run resumes the download"
+                ))
+                .with_context(cannot);
+            }
+            if now.file != shown.file {
+                check_room(&format!("`{}`", now.file), &self.cache, now.num_bytes)?;
+                let total = megabytes(now.num_bytes).max(1);
+                let new = Progress::new(console, "download", "MB", total);
+                new.message(&now.file);
+                bar.replace(new).into_iter().for_each(Progress::clear);
+            }
+            if let Some(bar) = &bar {
+                bar.move_to(megabytes(now.num_received));
+            }
+            shown = now;
         };
-        if let Some((_, bar)) = shown.bar {
-            bar.clear();
-        }
+        bar.into_iter().for_each(Progress::clear);
         console.note(format!("download: `{model}` is in `{}`", dir.display()));
         Ok(dir)
     }
 
     /// Starts the download on a thread, which is abandoned if it stalls, as `hf-hub` cannot cancel.
-    fn start_download(&self, model: &HubModel, wanted: Wanted) -> Result<Receiver<Event>> {
+    fn start_download(
+        &self,
+        model: &HubModel,
+        wanted: Wanted,
+        transfer: Arc<Mutex<Transfer>>,
+    ) -> Result<Receiver<Result<PathBuf>>> {
         let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
             .with_token(self.token.clone())
             .with_retries(NUM_RETRIES)
@@ -209,47 +216,12 @@ impl Hub {
         }
         let repo = builder.build().context("cannot set up a connection")?.repo(model.repo());
         let snapshots = self.cache.join(model.repo().folder_name()).join("snapshots");
-        let (sender, events) = mpsc::channel();
+        let (sender, finished) = mpsc::channel();
         std::thread::spawn(move || {
-            let done = download_missing(&repo, wanted, &snapshots, &sender);
             // Fails only if the receiver has given up.
-            let _ = sender.send(Event::Done(done));
+            let _ = sender.send(download_missing(&repo, wanted, &snapshots, &transfer));
         });
-        Ok(events)
-    }
-}
-
-/// The progress bar of the file being downloaded.
-struct Shown<'a> {
-    console: &'a Console,
-    bar: Option<(String, Progress)>,
-    /// Bytes received of the file.
-    num_bytes: u64,
-}
-
-impl Shown<'_> {
-    /// Shows a bar for a file, or resets it if the file's download restarts.
-    fn begin(&mut self, name: String, num_bytes: u64) {
-        self.num_bytes = 0;
-        match &self.bar {
-            Some((file, bar)) if *file == name => bar.skip_to(0),
-            _ => {
-                let total = megabytes(num_bytes).max(1);
-                let bar = Progress::new(self.console, "download", "MB", total);
-                bar.message(&name);
-                if let Some((_, done)) = self.bar.replace((name, bar)) {
-                    done.clear();
-                }
-            }
-        }
-    }
-
-    fn advance(&mut self, num_bytes: u64) {
-        let before = megabytes(self.num_bytes);
-        self.num_bytes += num_bytes;
-        if let Some((_, bar)) = &self.bar {
-            bar.advance(megabytes(self.num_bytes) - before);
-        }
+        Ok(finished)
     }
 }
 
@@ -257,27 +229,34 @@ fn megabytes(num_bytes: u64) -> u64 {
     num_bytes / 1_000_000
 }
 
-/// What the download thread reports.
-enum Event {
-    /// A file's download starts or restarts.
-    File { name: String, num_bytes: u64 },
-    /// More bytes of the file arrived.
-    Bytes(u64),
-    /// The download ended, with the model's directory.
-    Done(Result<PathBuf>),
+/// The download of one file, shared with the thread that downloads.
+#[derive(Debug, Clone)]
+struct Transfer {
+    file: String,
+    num_bytes: u64,
+    num_received: u64,
+    /// When something was last received.
+    last: Instant,
 }
 
-/// Reports a file's download as events.
-struct EventSender<'a>(&'a Sender<Event>);
+impl Transfer {
+    fn new(file: &str, num_bytes: u64) -> Self {
+        Self { file: file.to_owned(), num_bytes, num_received: 0, last: Instant::now() }
+    }
+}
 
-impl Watcher for EventSender<'_> {
+/// Updates a transfer.
+struct Watcher<'a>(&'a Mutex<Transfer>);
+
+impl hf_hub::api::Progress for Watcher<'_> {
     fn init(&mut self, size: usize, filename: &str) {
-        let (name, num_bytes) = (filename.to_owned(), size as u64);
-        let _ = self.0.send(Event::File { name, num_bytes });
+        *self.0.lock().expect(HELD) = Transfer::new(filename, size as u64);
     }
 
     fn update(&mut self, size: usize) {
-        let _ = self.0.send(Event::Bytes(size as u64));
+        let mut transfer = self.0.lock().expect(HELD);
+        transfer.num_received += size as u64;
+        transfer.last = Instant::now();
     }
 
     fn finish(&mut self) {}
@@ -288,7 +267,7 @@ fn download_missing(
     repo: &ApiRepo,
     wanted: Wanted,
     snapshots: &Path,
-    sender: &Sender<Event>,
+    transfer: &Mutex<Transfer>,
 ) -> Result<PathBuf> {
     let known = repo.info().map_err(refusal)?;
     let dir = snapshots.join(&known.sha);
@@ -299,7 +278,7 @@ fn download_missing(
             return Ok(path);
         }
         let path = repo
-            .download_with_progress(name, EventSender(sender))
+            .download_with_progress(name, Watcher(transfer))
             .map_err(refusal)
             .with_context(|| format!("`{name}`"))?;
         check_hash(&path).with_context(|| format!("`{name}`"))?;

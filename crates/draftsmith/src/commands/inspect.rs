@@ -258,22 +258,26 @@ fn lines(value: &Value) -> String {
                     *out += &format!("{:indent$}{key}\n", "");
                     write(inner, indent + 2, out);
                 }
-                Value::Null => *out += &format!("{:indent$}{key:<width$}  -\n", ""),
-                Value::String(text) => *out += &format!("{:indent$}{key:<width$}  {text}\n", ""),
-                Value::Number(n) => {
-                    *out += &format!("{:indent$}{key:<width$}  {}\n", "", number(n));
-                }
                 Value::Array(list) if let Some(table) = table(list) => {
                     *out += &format!("{:indent$}{key}\n", "");
                     for line in table {
                         *out += &format!("{:indent$}  {line}\n", "");
                     }
                 }
-                Value::Array(list) if list.len() > 1 && list.iter().all(Value::is_object) => {
-                    let count = list.len();
-                    *out += &format!("{:indent$}{key:<width$}  {count} (see `--json`)\n", "");
+                value => {
+                    let text = match value {
+                        Value::Null => "-".to_owned(),
+                        Value::String(text) => text.clone(),
+                        Value::Number(n) => number(n),
+                        Value::Array(list)
+                            if list.len() > 1 && list.iter().all(Value::is_object) =>
+                        {
+                            format!("{} (see `--json`)", list.len())
+                        }
+                        other => other.to_string(),
+                    };
+                    *out += &format!("{:indent$}{key:<width$}  {text}\n", "");
                 }
-                other => *out += &format!("{:indent$}{key:<width$}  {other}\n", ""),
             }
         }
     }

@@ -24,20 +24,10 @@ const TRIAL: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    lines: Lines,
+    quiet: bool,
     clock: Mutex<Clock>,
     name: &'static str,
     unit: &'static str,
-}
-
-/// Where a stage prints lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lines {
-    Nowhere,
-    /// Above the bar, for messages that stay.
-    AboveBar,
-    /// On stderr, with the pace, in place of a bar.
-    Plain,
 }
 
 #[derive(Debug)]
@@ -101,9 +91,8 @@ impl Progress {
         unit: &'static str,
         total: u64,
     ) -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        let bar =
-            if console.quiet() || !terminal { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let is_shown = !console.quiet() && std::io::stderr().is_terminal();
+        let bar = if is_shown { ProgressBar::new(0) } else { ProgressBar::hidden() };
         bar.set_length(total);
         let template = format!(
             "{name:<12} {{bar:28}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left{{msg}}"
@@ -114,12 +103,7 @@ impl Progress {
                 .progress_chars("━╸ "),
         );
         bar.enable_steady_tick(Duration::from_millis(500));
-        let lines = match (console.quiet(), terminal) {
-            (true, _) => Lines::Nowhere,
-            (false, true) => Lines::AboveBar,
-            (false, false) => Lines::Plain,
-        };
-        Self { bar, lines, clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
+        Self { bar, quiet: console.quiet(), clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
     }
 
     /// Shows a message after the numbers.
@@ -140,6 +124,14 @@ impl Progress {
         // Parts add up to whole units except for rounding.
         self.bar.set_position((clock.position + 1e-6) as u64);
         self.print_pace(&mut clock);
+    }
+
+    /// Moves to `position`, which is lower than before if work is repeated.
+    pub(crate) fn move_to(&self, position: u64) {
+        match position.checked_sub(self.bar.position()) {
+            Some(units) => self.advance(units),
+            None => self.skip_to(position),
+        }
     }
 
     /// Tracks pieces of work that progress in parallel. `worth` is each piece's number of units.
@@ -187,15 +179,15 @@ impl Progress {
 
     /// Prints a line that stays on the screen.
     pub(crate) fn print(&self, line: &str) {
-        match self.lines {
-            Lines::Nowhere => {}
-            Lines::AboveBar => self.bar.println(line),
-            Lines::Plain => eprint_line(line),
+        if self.bar.is_hidden() && !self.quiet {
+            eprint_line(line);
+        } else {
+            self.bar.println(line);
         }
     }
 
     fn print_pace(&self, clock: &mut Clock) {
-        if self.lines == Lines::Nowhere {
+        if self.quiet {
             return;
         }
         let (position, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
@@ -210,7 +202,7 @@ impl Progress {
                 HumanDuration(elapsed)
             ));
         }
-        if self.lines != Lines::Plain || clock.last.elapsed() < LINE_INTERVAL {
+        if !self.bar.is_hidden() || clock.last.elapsed() < LINE_INTERVAL {
             return;
         }
         clock.last = Instant::now();

@@ -1,5 +1,5 @@
-//! Which prompts `build-data` takes of its sources: those of one split, of the lengths that are asked
-//! for, each once, and as many of each file, or of each source by its weight, as the recipe says.
+//! Chooses the prompts for `build-data`: those of one split and within the length bounds, without duplicates,
+//! up to a number per file or divided among sources by weight.
 
 use std::collections::{BinaryHeap, HashSet};
 use std::path::{Path, PathBuf};
@@ -9,29 +9,28 @@ use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
 use crate::console::Console;
-use crate::prompt_files::{Reading, check_files, files_of, tell_malformed};
+use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
 
-/// A source and its files.
+/// A source of the recipe and its files.
 struct Source<'a> {
-    given: &'a PromptSource,
+    recipe: &'a PromptSource,
     files: Vec<PathBuf>,
 }
 
-/// The prompts that the recipe's data is built from, in the order of the files and their records. They
-/// are read through once to be chosen, and again when they are used.
+/// Chooses the prompts that the recipe's data is built from, in file order. Files are read once to choose
+/// prompts, and again when these are used.
 ///
 /// # Errors
-/// If a file cannot be read, a text cannot be encoded, two files would give the same row ids, or no
-/// prompt is left.
+/// If a file cannot be read, a text cannot be encoded, two files have one name, or no prompt is left.
 pub(crate) fn choose_prompts(
     recipe: &Recipe,
     data: &DataRecipe,
     text: &TextSide,
     console: &Console,
 ) -> Result<ChosenPrompts> {
-    let source = |given| Ok(Source { given, files: files_of([&given.path])? });
+    let source = |recipe| Ok(Source { recipe, files: files_of([&recipe.path])? });
     let sources = data.prompts.iter().map(source).collect::<Result<Vec<_>>>()?;
     let files: Vec<PathBuf> = sources.iter().flat_map(|source| source.files.clone()).collect();
     check_files(&files)?;
@@ -54,16 +53,16 @@ pub(crate) fn choose_prompts(
     };
     if places.is_empty() {
         bail!(
-            "no prompt of {} is left; hint: see `data.split`, the bounds on tokens and the models' \
+            "no prompt of {} is left; hint: check `data.split`, the bounds on tokens and the models' \
              context",
-            told(&files)
+            first_of(&files)
         );
     }
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
 }
 
-/// The first of many files, and how many more there are.
-fn told(files: &[PathBuf]) -> String {
+/// Names the first file and the number of others.
+fn first_of(files: &[PathBuf]) -> String {
     let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
     match files.len() {
         0 | 1 => format!("`{first}`"),
@@ -71,20 +70,20 @@ fn told(files: &[PathBuf]) -> String {
     }
 }
 
-/// What prompts have to pass to be taken.
+/// Filters prompts.
 struct Sieve<'a> {
     reading: Reading,
     data: &'a DataRecipe,
     lengths: LengthBounds,
     text: &'a TextSide,
-    /// What was taken, over all files.
+    /// The prompts taken so far, over all files.
     seen: HashSet<ContentHash>,
-    /// What was left out of the file at hand.
+    /// Counts for the current file.
     left_out: LeftOut,
     console: &'a Console,
 }
 
-/// How many prompts of a file were left out, by the first reason for it.
+/// The numbers of prompts left out of a file, by the first reason that applies.
 #[derive(Debug, Default)]
 struct LeftOut {
     num_read: usize,
@@ -100,23 +99,23 @@ impl Sieve<'_> {
         let mut taken = Vec::new();
         for (file, path) in files.iter().enumerate() {
             let mut prompts = self.reading.open(path)?;
-            let mut places = 0..;
             let end = limit.map(|limit| taken.len() + limit);
-            while end != Some(taken.len())
-                && let Some((prompt, place)) = prompts.next().zip(places.next())
-            {
+            for (index, prompt) in prompts.by_ref().enumerate() {
                 let prompt = prompt?;
                 if self.takes(&prompt)? {
-                    taken.push(ChosenPlace::of(&prompt, file, place));
+                    taken.push(ChosenPlace::of(&prompt, file, index));
+                }
+                if end == Some(taken.len()) {
+                    break;
                 }
             }
-            self.tell(path, prompts.malformed());
+            self.note_left_out(path, prompts.malformed());
         }
         Ok(taken)
     }
 
-    /// So many prompts in all, shared out among the sources by their weights, of each those that come
-    /// first in an order that depends on the seed.
+    /// `num` prompts in all, divided among the sources by weight. From each source, the first prompts in a
+    /// seeded random order.
     fn weighted(
         &mut self,
         sources: &[Source<'_>],
@@ -124,11 +123,11 @@ impl Sieve<'_> {
         seed: u64,
     ) -> Result<Vec<ChosenPlace>> {
         let weights: Vec<f64> =
-            sources.iter().map(|source| source.given.weight.unwrap_or(1.0)).collect();
+            sources.iter().map(|source| source.recipe.weight.unwrap_or(1.0)).collect();
         let mut taken = Vec::new();
         let mut files = 0..;
         for (source, share) in sources.iter().zip(shares(num, &weights)) {
-            // The last in that order is the first to go where there are too many.
+            // A heap drops the last prompt of that order when there are too many.
             let mut first: BinaryHeap<(ContentHash, ChosenPlace)> = BinaryHeap::new();
             for (path, file) in source.files.iter().zip(&mut files) {
                 let mut prompts = self.reading.open(path)?;
@@ -142,12 +141,12 @@ impl Sieve<'_> {
                         first.pop();
                     }
                 }
-                self.tell(path, prompts.malformed());
+                self.note_left_out(path, prompts.malformed());
             }
             if first.len() < share {
                 self.console.note(format!(
-                    "`{}`: {} prompts, fewer than the {share} of its weight",
-                    source.given.path.display(),
+                    "`{}` has {} prompts, fewer than the {share} that its weight asks for",
+                    source.recipe.path.display(),
                     first.len()
                 ));
             }
@@ -158,7 +157,7 @@ impl Sieve<'_> {
         Ok(taken)
     }
 
-    /// Whether a prompt is taken.
+    /// Whether to take a prompt. Counts it otherwise.
     fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
         self.left_out.num_read += 1;
         if !self.reading.takes(prompt) {
@@ -184,7 +183,7 @@ impl Sieve<'_> {
         Ok(true)
     }
 
-    /// Whether a prompt of so many tokens, and the answers that its file has, are within the bounds.
+    /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
         let LengthBounds {
             min_prompt_tokens,
@@ -214,16 +213,16 @@ impl Sieve<'_> {
         Ok(true)
     }
 
-    /// Tells what was left out of a file, and begins to count for the next.
-    fn tell(&mut self, path: &Path, malformed: &Malformed) {
-        tell_malformed(path, malformed, self.console);
+    /// Notes how many prompts of a file were left out, and resets the counts.
+    fn note_left_out(&mut self, path: &Path, malformed: &Malformed) {
+        note_malformed(path, malformed, self.console);
         let LeftOut { num_read, of_other_splits, duplicates, of_other_lengths, too_long } =
             std::mem::take(&mut self.left_out);
         let context = self.text.context;
         let reasons = [
             (of_other_splits, "of other splits".to_owned()),
-            (duplicates, "there before".to_owned()),
-            (of_other_lengths, "shorter or longer than is asked for".to_owned()),
+            (duplicates, "duplicates".to_owned()),
+            (of_other_lengths, "outside the length bounds".to_owned()),
             (too_long, format!("longer than the context of {context} tokens")),
         ];
         let num_left_out: usize = reasons.iter().map(|(num, _)| num).sum();
@@ -231,7 +230,7 @@ impl Sieve<'_> {
             let reasons = reasons.iter().filter(|(num, _)| *num > 0);
             let reasons: Vec<String> = reasons.map(|(num, what)| format!("{num} {what}")).collect();
             self.console.note(format!(
-                "`{}`: {num_left_out} of {num_read} prompts left out: {}",
+                "`{}`: {num_left_out} of {num_read} prompts are left out: {}",
                 path.display(),
                 reasons.join(", ")
             ));
@@ -239,8 +238,8 @@ impl Sieve<'_> {
     }
 }
 
-/// So many prompts shared out by weights: each share rounded down, and what is left to those that lost
-/// most by it, the first of equals first.
+/// Divides `num` by weights. Shares are rounded down, and the remainder goes to those with the largest
+/// fractions, the first of equals first.
 fn shares(num: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| num as f64 * weight / sum).collect();
@@ -257,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_follow_weights_and_sum_to_what_is_shared_out() {
+    fn shares_follow_weights_and_sum_to_the_total() {
         assert_eq!(shares(10, &[1.0]), [10]);
         assert_eq!(shares(9, &[1.0, 2.0]), [3, 6]);
         assert_eq!(shares(10, &[1.0, 2.0]), [3, 7]);

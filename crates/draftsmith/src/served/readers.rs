@@ -19,7 +19,7 @@ const LOG_PROBS: usize = 4;
 ///
 /// # Errors
 /// If it cannot be read, or has no response.
-pub(crate) fn journal(path: &Path) -> Result<()> {
+pub fn journal(path: &Path) -> Result<()> {
     let journal = Journal::open(path)?;
     let requests: Vec<String> = journal.requests().map(str::to_owned).collect();
     let mut num_sound = 0;
@@ -38,7 +38,7 @@ pub(crate) fn journal(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If it is invalid for both.
-pub(crate) fn answer(bytes: &[u8]) -> Result<()> {
+pub fn answer(bytes: &[u8]) -> Result<()> {
     let terms = |decoding, log_probs| Terms {
         model: "m".to_owned(),
         decoding,

@@ -131,31 +131,26 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
-    let lengths = |id, title: &str, x_name, lens: &dyn Fn(&ResponseRow) -> usize| {
+    let lengths = |id, title: &str, lens: fn(&ResponseRow) -> usize| {
         let longest = rows.iter().map(lens).max().unwrap_or(0);
         let edges = bins(longest as f64, NUM_BINS, 1.0);
         Plot {
             id,
             title: title.to_owned(),
             caption: String::new(),
-            x_name,
+            x_name: "tokens \u{2192}",
             y_name: "\u{2191} share of responses",
             content: PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64)),
         }
     };
-    let mut plots = vec![
-        lengths("prompt-lengths", "Prompts\u{2019} lengths", "tokens \u{2192}", &|row| {
-            row.prompt_ids.len()
-        }),
-        lengths("response-lengths", "Responses\u{2019} lengths", "tokens \u{2192}", &|row| {
-            row.response_ids.len()
-        }),
-    ];
+    let prompts = lengths("prompt-lengths", "Prompts\u{2019} lengths", |row| row.prompt_ids.len());
+    let responses =
+        lengths("response-lengths", "Responses\u{2019} lengths", |row| row.response_ids.len());
     let drafted: Vec<&DraftColumns> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
     if drafted.is_empty() {
-        return plots;
+        return vec![prompts, responses];
     }
-    let shares = |id, title: &str, caption: &str, values: &dyn Fn(&DraftColumns) -> Vec<f64>| {
+    let shares = |id, title: &str, caption: &str, values: fn(&DraftColumns) -> Vec<f64>| {
         let edges = (0..=NUM_BINS).map(|edge| edge as f64 / NUM_BINS as f64).collect();
         let values = drafted.iter().flat_map(|columns| values(columns));
         Plot {
@@ -167,21 +162,24 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
             content: PlotContent::histogram(edges, values),
         }
     };
-    plots.push(shares(
-        "acceptance",
-        "Acceptance of the draft\u{2019}s tokens",
-        "min(1, p/q) at the draft\u{2019}s token.",
-        &acceptance_probs,
-    ));
-    plots.push(shares(
-        "overlap",
-        "Overlap",
-        "\u{3a3} min(p, q), the expected acceptance probability over the draft\u{2019}s tokens.",
-        &overlaps,
-    ));
-    plots.push(by_position(rows));
-    plots.push(entropy(&drafted, provenance));
-    plots
+    vec![
+        prompts,
+        responses,
+        shares(
+            "acceptance",
+            "Acceptance of the draft\u{2019}s tokens",
+            "min(1, p/q) at the draft\u{2019}s token.",
+            acceptance_probs,
+        ),
+        shares(
+            "overlap",
+            "Overlap",
+            "\u{3a3} min(p, q), the expected acceptance probability over the draft\u{2019}s tokens.",
+            overlaps,
+        ),
+        by_position(rows),
+        entropy(&drafted, provenance),
+    ]
 }
 
 /// The mean overlap by position in the response, for all rows and for the largest sources.
