@@ -75,7 +75,7 @@ pub(crate) fn run(
             outcome.head = stage.head(&outcome.adapter_dir, steps_left)?;
         }
     }
-    outcomes.iter().try_for_each(|outcome| outcome.print(console))?;
+    outcomes.iter().try_for_each(|outcome| outcome.tell(console))?;
     console.document(&outcomes)?;
     Ok(outcomes)
 }

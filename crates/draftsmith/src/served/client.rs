@@ -216,13 +216,13 @@ impl Servers {
         ask: &Ask,
         terms: &Terms,
         prompt_text: &dyn Fn() -> Result<String, String>,
-    ) -> Attempt {
-        match prompt_text() {
-            Ok(text) => self.send(url, ask, terms, json!(text)),
-            Err(why) => Attempt::Unreadable {
-                why: format!("reads no token ids, and the prompt has no text: {why}"),
-            },
-        }
+    ) -> Result<Completion, Failure> {
+        let text = prompt_text().map_err(|why| Failure {
+            why: format!("reads no token ids, and the prompt has no text: {why}"),
+            hint: NOT_UNDERSTOOD,
+            kind: FailureKind::Unreadable,
+        })?;
+        self.send(url, ask, terms, json!(text))
     }
 
     fn send(
