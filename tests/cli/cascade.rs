@@ -27,7 +27,7 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
     let cascades = "[evaluate.max_gram]\nlengths = [4]\n\
         [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = [[3, 2], [0, 4]]\n\
         [[evaluate.cascades]]\ndrafters = ['draft', 'small_draft', 'max_gram']\n\
-        lengths = [[2, 1, 0], [0, 2, 0], [0, 0, 3]]\nlenience = 3.0\n\
+        lengths = [[2, 1, 0], [0, 2, 0], [0, 0, 3]]\nlenience = 3.0\nlenient_lookup = true\n\
         [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = [[1, 3], [0, 1]]\n\
         leading = 8\n";
     let recipe = write_recipe(&place, &drafts(), cascades);
@@ -72,6 +72,7 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
     };
     assert!(described("small draft").contains("layers"));
     assert!(described("cascade 2").contains("draft, small_draft, max_gram; lengths [[2, 1, 0]"));
+    assert!(described("cascade 2").contains("lenience 3 for look-ups too"));
     assert!(described("cascade 3").contains("lenience 1, 8 first tokens"));
 
     // Side by side they share forwards, and each has the rounds that it has alone.
@@ -115,173 +116,10 @@ fn a_cascade_of_drafters_that_are_not_there_is_refused_by_its_key() {
         "leave it out",
     ]);
     evaluate(&drafts(), drafters, &leading("60000")).fails_naming(&["`leading = 60000`", "tokens"]);
-    evaluate(&drafts(), drafters, "'tuned'\nleading = 8").fails_naming(&[
+    evaluate(&drafts(), drafters, "'tuned'").fails_naming(&["lengths", "expected a matrix"]);
+    evaluate(&drafts(), drafters, &format!("{two}\nlenient_lookup = true")).fails_naming(&[
         "`evaluate.cascades`",
-        "`leading`",
-        "leave them out",
+        "`lenient_lookup`",
+        "`lenience` above 1",
     ]);
-}
-
-#[test]
-fn tune_finds_the_lengths_of_a_cascade_and_decoding_counts_what_replay_counted() {
-    let place = Place::new();
-    // Costs that make reviewing worth it: a draft forward takes a third of the target's.
-    let more = "decodings = ['greedy']\n\
-        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\n\
-        [tune]\nprompts = ['test.jsonl']\nmax_length = 9\n\
-        [tune.costs]\ndraft_ms = 3.0\nrows_ms = [9.0, 9.05, 9.1]\n";
-    let recipe = write_recipe(&place, &drafts(), more);
-    place.run(&["evaluate", &recipe]).fails_naming(&[
-        "`evaluate.cascades`",
-        "draft, max_gram",
-        "draftsmith tune",
-    ]);
-    place.run(&["record", &recipe]).ok();
-    let tuned = place.run(&["tune", &recipe, "--json"]).json()[0].take();
-    let (cascade, tried) = (&tuned["cascades"][0], tuned["cascades_tried"].as_array().unwrap());
-    // The one of the greatest predicted gain, of all that fit what was recorded.
-    assert_eq!(cascade["num_tried"].as_u64().unwrap() as usize, tried.len());
-    assert!(tried.len() > 100, "{}", tried.len());
-    let gain = |tried: &Value| tried["gain"].as_f64().unwrap();
-    let best = tried.iter().max_by(|one, other| gain(one).total_cmp(&gain(other))).unwrap();
-    assert_eq!(cascade["expected_gain"]["value"], best["gain"]);
-    assert_eq!(cascade["lengths"], best["lengths"]);
-    let other = &cascade["closed_form"];
-    assert!(cascade["acceptance"]["found"].as_f64() > Some(0.0), "{cascade}");
-    assert!(tried.iter().any(|it| it["lengths"] == other["lengths"]), "{other}");
-    assert!(other["replayed"].as_f64() <= cascade["speedup"].as_f64(), "{cascade}");
-    let shown = place.run(&["tune", &recipe]).ok();
-    assert!(shown.contains("cascade of draft over max_gram") && shown.contains("EWIF"), "{shown}");
-
-    // The same prompts, decoded: round for round what replay took them to be.
-    place.run(&["evaluate", &recipe]).ok();
-    let rows = place.json("checkpoints/mine/evaluation/results.json");
-    let mut rows = rows.as_array().unwrap().iter();
-    let row = rows.find(|row| row["drafter"] == "cascade_1").unwrap();
-    assert_eq!(row["lossless"], true);
-    for key in ["verification_rate", "discard_rate"] {
-        let (found, expected) = (row[key].as_f64().unwrap(), cascade[key].as_f64().unwrap());
-        assert!((found - expected).abs() < 1e-9, "{key}: {found} for {expected}");
-    }
-    let summary = place.json("checkpoints/mine/evaluation/summary.json");
-    let lengths = cascade["lengths"].to_string().replace(',', ", ");
-    assert!(summary["models"].to_string().contains(&lengths), "{lengths}");
-    // Costs of another machine promise nothing here.
-    assert_eq!(summary["groups"][0]["promises"], Value::Array(Vec::new()));
-
-    // With another draft they are nobody's lengths.
-    let small = format!("draft = '{}'\n", model("draft-small").display());
-    let recipe = write_recipe(&place, &small, more);
-    place.run(&["evaluate", &recipe]).fails_naming(&[
-        "`evaluate.cascades`",
-        "other models",
-        "draftsmith tune",
-    ]);
-}
-
-#[test]
-fn tune_finds_the_lengths_of_several_models_by_how_often_they_agree() {
-    let place = Place::new();
-    let three = "[[evaluate.cascades]]\nlengths = 'tuned'\n\
-        drafters = ['draft', 'small_draft', 'max_gram']\n";
-    let all = format!(
-        "[[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\n\
-         {three}{three}lenience = 4.0\n\
-         [tune]\nprompts = ['test.jsonl']\nmax_length = 6\n"
-    );
-    let with_costs = |draft_ms: &str| {
-        format!("{all}[tune.costs]\ndraft_ms = {draft_ms}\nrows_ms = [9.0, 9.05, 9.1]\n")
-    };
-    let tune = |draft_ms: &str| {
-        let recipe = write_recipe(&place, &drafts(), &with_costs(draft_ms));
-        place.run(&["record", &recipe]).ok();
-        (place.run(&["tune", &recipe, "--json"]), recipe)
-    };
-    let unnamed = ["`tune.costs.draft_ms`", "`small_draft`", "{ draft = 1.5, small_draft = 0.5 }"];
-    tune("3.0").0.fails_naming(&unnamed);
-    tune("{ draft = 3.0 }").0.fails_naming(&["`tune.costs.draft_ms`", "`small_draft`"]);
-    let (tuned, recipe) = tune("{ draft = 3.0, small_draft = 0.4 }");
-    let tuned = tuned.json();
-    for (tuning, decoding) in tuned.as_array().unwrap().iter().zip(["greedy", "sampled"]) {
-        let [replayed, strict, lenient] = [0, 1, 2].map(|nth| &tuning["cascades"][nth]);
-        let prob = |cascade: &Value, reviewer: Option<&str>, drafter: &str| {
-            let of = cascade["acceptance"]["accepted"].as_array().unwrap();
-            let is_it = |it: &&Value| {
-                (it["reviewer"].as_str(), it["drafter"].as_str()) == (reviewer, Some(drafter))
-                    && it["instead_of"].is_null()
-            };
-            of.iter().find(is_it).unwrap()["prob"].as_f64().unwrap()
-        };
-        assert_eq!(replayed["promised_by"], "replay", "{decoding}");
-        for cascade in [strict, lenient] {
-            assert_eq!(cascade["promised_by"], "closed_form");
-            assert!(cascade["closed_form"].is_null());
-            assert!(cascade["num_tried"].as_u64() > Some(500), "{cascade}");
-            // A chain of the draft alone is among those that were tried.
-            assert!(cascade["expected_gain"]["value"].as_f64() >= Some(0.0), "{cascade}");
-            for (reviewer, drafter) in
-                [(None, "draft"), (None, "max_gram"), (Some("draft"), "max_gram")]
-            {
-                // What models say at every place, and what was recorded there: drawn, where sampled.
-                let close = if decoding == "greedy" { 1e-12 } else { 0.15 };
-                if (reviewer, lenient == cascade) != (Some("draft"), true) {
-                    let both = [replayed, cascade].map(|it| prob(it, reviewer, drafter));
-                    assert!((both[0] - both[1]).abs() < close, "{decoding} {drafter}: {both:?}");
-                }
-            }
-        }
-        let by_draft = [strict, lenient].map(|it| prob(it, Some("draft"), "small_draft"));
-        assert!(by_draft[0] < by_draft[1], "what is forgiven stands more often: {by_draft:?}");
-        assert_eq!(lenient["lenience"], 4.0);
-    }
-    let shown = place.run(&["tune", &recipe]).ok();
-    assert!(shown.contains("cascade of draft over small_draft over max_gram, lenience 4:"));
-
-    // What is decoded has those lengths, and each its own.
-    place.run(&["evaluate", &recipe]).ok();
-    let rows = place.json("checkpoints/mine/evaluation/results.json");
-    let rows = rows.as_array().unwrap();
-    let mut greedy = rows.iter().filter(|row| row["decoding"] == "greedy");
-    assert!(greedy.clone().all(|row| row["lossless"] == true));
-    assert!(greedy.any(|row| row["drafter"] == "cascade_3"));
-    let summary = place.json("checkpoints/mine/evaluation/summary.json")["models"].to_string();
-    for (nth, decoding) in ["greedy", "sampled"].iter().enumerate() {
-        for cascade in [1, 2] {
-            let lengths = tuned[nth]["cascades"][cascade]["lengths"].to_string().replace(',', ", ");
-            assert!(summary.contains(&format!("{lengths} {decoding}")), "{lengths}: {summary}");
-        }
-    }
-}
-
-#[test]
-fn lengths_are_found_where_nothing_is_looked_up_and_not_where_nothing_is_drafted() {
-    let place = Place::new();
-    // No prompt repeats so many tokens.
-    let more = "decodings = ['greedy']\n[evaluate.max_gram]\nlengths = [4]\nmin_match = 60\n\
-        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\n\
-        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 2.0\n\
-        [tune]\nprompts = ['test.jsonl']\nmax_length = 4\n\
-        [tune.costs]\ndraft_ms = 3.0\nrows_ms = [9.0, 9.05, 9.1]\n";
-    let recipe = write_recipe(&place, &drafts(), more);
-    place.run(&["record", &recipe]).ok();
-    let tuned = place.run(&["tune", &recipe, "--json"]).json()[0].take();
-    for cascade in tuned["cascades"].as_array().unwrap() {
-        assert_eq!(cascade["acceptance"]["found"], 0.0, "{cascade}");
-        assert_eq!(cascade["acceptance"]["accepted"].as_array().unwrap().len(), 1, "{cascade}");
-    }
-    place.run(&["evaluate", &recipe]).ok();
-
-    let text = std::fs::read_to_string(&recipe).unwrap();
-    let short = text.replace("max_new_tokens = 24", "max_new_tokens = 1");
-    let recipe = place.write("mine.toml", short).display().to_string();
-    place.run(&["record", &recipe]).ok();
-    place.run(&["tune", &recipe]).fails_naming(&["no candidate", "more new tokens"]);
-
-    // Whose drafters are not there is told before anything is looked for.
-    let text = text.replace("'draft', 'max_gram'", "'self_draft_3', 'max_gram'");
-    let recipe = place.write("mine.toml", text).display().to_string();
-    for command in ["tune", "evaluate"] {
-        let missing = ["`evaluate.cascades`", "self_draft_3", "evaluate.adapters"];
-        place.run(&[command, &recipe]).fails_naming(&missing);
-    }
 }

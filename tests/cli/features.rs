@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::support::{Place, model};
 
-/// A place with a recipe of an adapter with a head, and of a draft's head that learns from rollouts
-/// and reads the target, built.
+/// A place with built data, and a recipe of an adapter with a head and of a draft's head that learns from
+/// rollouts.
 fn built_place() -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
@@ -18,7 +18,7 @@ fn built_place() -> Place {
             "[models]\ntarget = '{}'\ndraft = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
              [head]\nnum_layers = 1\nlabels = 'rollouts'\nform = 'look-ahead'\n\
-             inputs = ['entropy', 'target-hidden']\n[head.optimizer]\n{optimizer}\
+             inputs = ['entropy']\n[head.optimizer]\n{optimizer}\
              [adapter]\nexit_layer = [1, 3]\n[adapter.optimizer]\n{optimizer}\
              [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n[adapter_head.optimizer]\n{optimizer}",
             model("target").display(),
@@ -75,7 +75,6 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
     let files = kept(&place);
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
     let expected = [
-        "features-draft-target.bin",
         "features-draft.bin",
         "features-self-draft-1.bin",
         "features-self-draft-3.bin",

@@ -101,7 +101,7 @@ fn a_tree_at_this_machines_costs_promises_what_is_then_measured() {
     // As many rows as the largest shape has, and the drafter's own.
     let rows = &tuned["costs"]["rounds"]["verify_seconds"];
     assert_eq!(rows.as_array().unwrap().len(), 65, "{rows}");
-    assert!(tuned["costs"]["reviewing"].is_object());
+    assert!(tuned["costs"]["draft_rows"].is_object());
     place.run(&["evaluate", &recipe]).ok();
     let drafter = format!("draft_tree_{}", tuned["tree"]["shape"].as_str().unwrap());
     assert_counts(&row(&place, &drafter, "greedy").unwrap(), &tuned["tree"]);

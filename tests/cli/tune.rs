@@ -260,6 +260,10 @@ fn given_costs_are_taken_as_they_are_and_nothing_is_measured() {
     let other = set("tune.costs.draft_ms={ self_draft_1 = 2.0 }");
     assert!(other.stderr.contains("costs are not known"), "{}", other.stderr);
     assert_eq!(other.code, Some(0));
+    let of_one_token =
+        |command| place.run(&[command, "small.toml", "--set", "evaluate.max_new_tokens=1"]);
+    of_one_token("record").ok();
+    of_one_token("tune").fails_naming(&["no candidate", "more new tokens"]);
 }
 
 #[test]

@@ -1,23 +1,23 @@
 //! Cascades of drafters (CS-Drafting, Chen et al. 2023): larger drafters review what smaller ones
 //! propose, and smaller ones take over the later candidates of a chain.
 //!
-//! One matrix says both. Its rows are those who review, the target first and then each drafter but
-//! the last; its columns the drafters, from the largest to the smallest. Row i says how many
-//! candidates of each drafter the chain is made of that reviewer i reads. So a *vertical* cascade has
-//! its first drafter alone in the first row, whose candidates are what it lets stand of the next
-//! drafter's, and a *horizontal* one has several drafters there, which take turns.
+//! A matrix K describes both. Its rows are the reviewers: the target, then each drafter but the last.
+//! Its columns are the drafters, from the largest to the smallest. Row i gives the number of candidates
+//! that each drafter contributes to the chain that reviewer i reads. A *vertical* cascade (Theorem 4.3)
+//! has only its first drafter in the first row, and that drafter reviews the next one's candidates. A
+//! *horizontal* cascade (Theorem 4.5) has several drafters there, which take turns.
 //!
-//! A drafter with a model goes on in steps: smaller ones propose the chain of its row, it reads them
-//! all in one forward, and what stands, with a token of its own, is part of the chain that it proposes.
-//! Steps are taken until there are as many tokens as the matrix says, so that a chain may grow
-//! longer by what the last step let stand, as in the authors' code. None is taken back.
+//! A drafter with a model works in steps. Smaller drafters propose the chain of its row; it reads the
+//! chain in one forward; the candidates it accepts and its next token go into the chain that it
+//! proposes. It takes steps until the chain has as many tokens as the matrix says, so the tokens that
+//! its last step accepts may make the chain longer, as in the authors' code.
 //!
 //! A chain may have a stop rule, which ends it before its length: an inner drafter then hands over to
-//! its reviewer where its head, its confidence or its entropy says so, as SpecDec++ does to the target.
-//! The first row's may also be ended by the round's own rule.
+//! its reviewer when its head, confidence or entropy says so, as SpecDec++ does to the target. The
+//! round's stop rule may also end the first row's chain.
 //!
-//! The leading node may have other children beside the chain's first token, each with look-ups behind
-//! it: the authors' tree attention.
+//! The leading node may have other children beside the chain's first token, each followed by look-ups:
+//! the authors' tree attention.
 
 mod chain_rules;
 mod drafting;
@@ -33,8 +33,8 @@ use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::target::Target;
 
-/// K: row i, column j has the candidates of drafter j in the chain that reviewer i reads, the target
-/// being reviewer 0 and drafter i − 1 reviewer i. What stands below the diagonal is not read.
+/// K: entry (i, j) is the number of drafter j's candidates in the chain that reviewer i reads. Reviewer 0
+/// is the target, reviewer i is drafter i − 1. Entries below the diagonal are ignored.
 pub type CascadeLengths = Vec<Vec<usize>>;
 
 /// How a cascade drafts.
@@ -44,19 +44,19 @@ pub struct CascadeConfig {
     pub greedy: CascadeLengths,
     /// K where tokens are sampled.
     pub sampled: CascadeLengths,
-    /// Of all reviewers but the target.
+    /// Lenience of all reviewers but the target.
     pub lenience: Lenience,
-    /// What ends the chain that each reviewer reads before its length, from the target's on; none
-    /// where there are fewer. A rule that reads signals is for a chain of models' tokens alone.
+    /// Rules that end the chain of each reviewer before its length, the target's first; a reviewer
+    /// without an entry has none. A rule that reads signals needs a chain of models' tokens only.
     pub rules: Vec<Option<StopRuleConfig>>,
-    /// Children of the sequence that stands, the chain's first token among them: 1 is the chain alone.
-    /// The others are the same drafter's, and behind each is looked up what the first row leaves to
-    /// prompt lookup. Where the chain's first token is looked up, it has no siblings.
+    /// First tokens of a proposal, the chain's among them: 1 is a chain. The others come from the same
+    /// drafter, and each is followed by as many look-ups as the first row asks for. A looked-up first
+    /// token has no siblings.
     pub leading: usize,
 }
 
 impl CascadeConfig {
-    /// A cascade of one matrix, that forgives nothing, has no rules and proposes a chain.
+    /// A cascade with one matrix, exact review and no rules, which proposes a chain.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
         Self { greedy: lengths, sampled, lenience, rules, leading: 1 }
@@ -77,7 +77,7 @@ pub struct Cascade<'m, T> {
     config: CascadeConfig,
     /// From the largest on.
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
-    /// Behind them.
+    /// After them.
     lookup: Option<MaxGramDraft<'m>>,
     /// Makes the rules of a sequence's chains.
     init_rules: Box<dyn Fn() -> ChainRules + 'm>,
@@ -86,7 +86,7 @@ pub struct Cascade<'m, T> {
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
-    /// A cascade of drafters with models, from the largest on, and of prompt lookup behind them.
+    /// A cascade of drafters with models, from the largest on, and then prompt lookup.
     ///
     /// # Panics
     /// Unless matrices have a row and a column for each, rules are valid, and the leading node has a
@@ -121,7 +121,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         self
     }
 
-    /// The same with so many children of the leading node.
+    /// The same with `leading` first tokens.
     #[cfg(test)]
     pub(crate) fn branching(mut self, leading: usize) -> Self {
         self.config.leading = leading;
@@ -147,20 +147,15 @@ impl<'m, T: Target> Cascade<'m, T> {
         })
     }
 
-    /// How much is looked up behind each sibling of a chain's first token.
-    fn num_behind_siblings(&self, decoding: &Decoding) -> usize {
+    /// The most look-ups after each sibling of a chain's first token.
+    fn num_after_siblings(&self, decoding: &Decoding) -> usize {
         let first_row = self.config.lengths(decoding).first();
         first_row.and_then(|row| row.get(self.models.len())).copied().unwrap_or(0)
     }
 
-    /// Where its target must let its shallow layers run ahead, if it must.
+    /// The layer up to which the target's shallow layers run ahead, if a self-draft takes part.
     pub(crate) fn exit_layer(&self) -> Option<usize> {
         self.models.iter().find_map(|model| model.id().exit_layer())
-    }
-
-    /// Whether a head reads where rounds begin, and so may read what the target leaves behind.
-    pub(crate) fn has_head_of_rounds(&self) -> bool {
-        self.models.iter().any(|model| model.depends_on_round())
     }
 }
 
@@ -194,15 +189,15 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
             drafted.into_iter().for_each(|it| proposal.push_next(it.token_id, it.drawn_from));
             proposal.forwards = forwards;
             if let Some(siblings) = siblings {
-                let num_behind = self.num_behind_siblings(round.decoding).min(room - 1);
+                let num_after = self.num_after_siblings(round.decoding).min(room - 1);
                 let num = self.config.leading - 1;
-                leading::branch(siblings, [num, num_behind], self.lookup.as_mut(), round);
+                leading::branch(siblings, [num, num_after], self.lookup.as_mut(), round);
             }
         }
         Ok(())
     }
 
-    /// Drafters keep what stands of their chain; of a sibling's look-ups they have read nothing.
+    /// Drafters keep the accepted tokens of their chain; they have not read a sibling's look-ups.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         let in_chain = path.iter().enumerate().take_while(|(at, node)| at == *node);
         let own: Vec<usize> = in_chain.map(|(at, _)| at).collect();

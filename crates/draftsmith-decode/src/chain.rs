@@ -19,7 +19,8 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let mut phases = begin_phases(drafter, target, rounds, false);
+    let begin = |round: &mut DraftRound<'_>| DraftPhase::begin(round.rule, round.limits);
+    let mut phases: Vec<DraftPhase> = rounds.iter_mut().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
         let steps_of = pairs.map(|(round, phase)| {
@@ -42,24 +43,6 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
             phase.advance(&mut source, row.signals(), *rule, *limits, tokens)?;
         }
     }
-}
-
-/// Begins the draft phases of rounds, in which a head may be asked about candidates although the rule
-/// does not.
-pub(crate) fn begin_phases<T, D: StepDrafter<T> + ?Sized>(
-    drafter: &mut D,
-    target: &mut T,
-    rounds: &mut [DraftRound<'_>],
-    asks_head: bool,
-) -> Vec<DraftPhase> {
-    let begin = |round: &mut DraftRound<'_>| {
-        let phase = DraftPhase::begin(round.rule, round.limits);
-        if phase.needs_step() && (asks_head || phase.needs().acceptance_prob) {
-            drafter.begin_round(target, round.slot, round.tokens.len(), 1);
-        }
-        phase
-    };
-    rounds.iter_mut().map(begin).collect()
 }
 
 /// A step of a drafter, as what a draft phase draws from.

@@ -5,7 +5,7 @@ use draftsmith_model::{AcceptanceHead, DrafterModel, KvCache, Rows};
 use draftsmith_theory::{Calibration, DraftSignals};
 
 use crate::acceptance::Acceptance;
-use crate::drafter::{AskedOf, DraftStep, Drafted};
+use crate::drafter::{DraftStep, Drafted};
 use crate::error::DecodeError;
 use crate::session::check_fits;
 
@@ -111,41 +111,6 @@ impl<'m> DraftForwards<'m> {
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         self.acceptance.predict(&self.model, (slot, row), logits, candidate, self.role)
-    }
-
-    /// Whether the head's predictions depend on where a round began.
-    pub(crate) fn depends_on_round(&self) -> bool {
-        self.acceptance.depends_on_round()
-    }
-
-    /// Notes what the head reads of a round that begins behind so many tokens, with the target's last
-    /// hidden state.
-    pub(crate) fn begin_round(
-        &mut self,
-        slot: usize,
-        num_standing: usize,
-        num_kept: usize,
-        last_hidden: Option<&Rows>,
-    ) {
-        self.acceptance.begin_round(slot, num_standing, num_kept, last_hidden);
-    }
-
-    /// What a head that depends on it predicts in several rounds.
-    ///
-    /// # Errors
-    /// If a prediction is not a number, or the device fails.
-    pub(crate) fn predict_by_round(
-        &mut self,
-        slot: usize,
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Result<Option<Vec<f64>>, DecodeError> {
-        self.acceptance.predict_by_round(&self.model, slot, asked, starts, self.role)
-    }
-
-    /// Whether the head reads hidden states of the target.
-    pub(crate) fn reads_target_hidden(&self) -> bool {
-        self.acceptance.reads_target_hidden()
     }
 
     /// Keeps the tokens that stand and forgets the others.

@@ -103,10 +103,9 @@ pub trait StepDrafter<T>: Drafter<T> {
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<Drafted>, DecodeError>;
 
-    /// The chance that `candidate` is accepted, which was just drawn from `logits`, those of a row
-    /// of the last [`draft`](Self::draft) in a slot, as predicted by an acceptance head that looks ahead
-    /// and does not wait for the candidate to be read. None without such a head. Asked where the
-    /// rule reads an acceptance head.
+    /// The prediction of an acceptance head that looks ahead: the probability that `candidate`, just
+    /// drawn from the `logits` of a row of the last [`draft`](Self::draft) in a slot, is accepted. None
+    /// without such a head. Called if the rule reads an acceptance head.
     ///
     /// # Errors
     /// If the prediction is not a number or the device fails.
@@ -120,48 +119,6 @@ pub trait StepDrafter<T>: Drafter<T> {
         let _ = (target, slot, row, logits, candidate);
         Ok(None)
     }
-
-    /// Whether what an acceptance head predicts for a candidate depends on where its round began.
-    fn depends_on_round(&self) -> bool {
-        false
-    }
-
-    /// Notes what an acceptance head reads of a round that begins behind the first `num_standing`
-    /// tokens of a sequence. Predictions are then of this round; [`Self::predict_by_round`] knows the
-    /// last `num_kept` that began.
-    fn begin_round(&mut self, target: &mut T, slot: usize, num_standing: usize, num_kept: usize) {
-        let _ = (target, slot, num_standing, num_kept);
-    }
-
-    /// The chance that a token is accepted as a candidate of each of several rounds, of which is
-    /// given how many tokens they began behind, as predicted by an acceptance head that depends on
-    /// it. None without such a head. Asked in chains.
-    ///
-    /// # Errors
-    /// If a prediction is not a number or the device fails.
-    fn predict_by_round(
-        &mut self,
-        slot: usize,
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Result<Option<Vec<f64>>, DecodeError> {
-        let _ = (slot, asked, starts);
-        Ok(None)
-    }
-}
-
-/// The candidate that a head is asked about.
-#[derive(Debug, Clone, Copy)]
-pub enum AskedOf<'a> {
-    /// The last one that the last forward has read, of a head that predicts then.
-    Read,
-    /// One drawn from that forward's logits, of a head that looks ahead.
-    Drawn {
-        /// The logits.
-        logits: &'a [f32],
-        /// The token.
-        candidate: u32,
-    },
 }
 
 /// A step to take.
@@ -227,11 +184,6 @@ impl<'a> DraftStep<'a> {
             }),
             None => (at >= self.tokens.len() - self.num_candidates).then(|| at - 1),
         }
-    }
-
-    /// The candidates that lead to the token at `at`, itself among them.
-    pub(crate) fn num_candidates_to(&self, at: usize) -> usize {
-        std::iter::successors(self.parent_of(at), |at| self.parent_of(*at)).count()
     }
 }
 

@@ -54,15 +54,6 @@ pub enum DecodeError {
         /// The drafter.
         drafter: DrafterId,
     },
-    /// A tree grows by predictions that nobody makes.
-    #[error(
-        "a tree that a head grows needs an acceptance head that looks ahead, which the drafter \
-         `{drafter}` does not have: leave `-head` out of the shape"
-    )]
-    NoLookAheadHead {
-        /// The drafter.
-        drafter: DrafterId,
-    },
     /// The device failed to deliver a result.
     #[error("the device failed while the {role} was run: {message}")]
     Device {

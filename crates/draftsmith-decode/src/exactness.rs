@@ -40,20 +40,8 @@ use crate::target::Target;
 /// Rounding of sums of some thousand products of f64.
 const TOLERANCE: f64 = 1e-12;
 
-/// An acceptance head.
-#[derive(Clone, Copy)]
-struct Head {
-    timing: HeadTiming,
-    /// Whether its predictions depend on where a round began.
-    reads_round: bool,
-}
-
-const HEADS: [Head; 4] = [
-    Head { timing: HeadTiming::AfterRead, reads_round: false },
-    Head { timing: HeadTiming::AtDraw, reads_round: false },
-    Head { timing: HeadTiming::AfterRead, reads_round: true },
-    Head { timing: HeadTiming::AtDraw, reads_round: true },
-];
+/// The kinds of acceptance heads.
+const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
 
 struct Case {
     target: Table,
@@ -71,7 +59,6 @@ impl Case {
             seed,
             context: 64,
             head: HeadTiming::AfterRead,
-            head_reads_round: false,
             num_drawn: u32::MAX,
             never: 0.2,
         };
@@ -91,8 +78,8 @@ impl Case {
     }
 
     /// The same with another head.
-    fn with_head(mut self, head: Head) -> Self {
-        (self.draft.head, self.draft.head_reads_round) = (head.timing, head.reads_round);
+    fn with_head(mut self, head: HeadTiming) -> Self {
+        self.draft.head = head;
         self
     }
 
@@ -275,11 +262,10 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
     rules
 }
 
-/// All rules with the first head; with others, those that they tell something.
-fn rules_with(head: Head, depth: usize) -> Vec<StopRuleConfig> {
-    let is_first = head.timing == HeadTiming::AfterRead && !head.reads_round;
+/// All rules with the first head; with the other, those that read it.
+fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
     let mut rules = rules(depth);
-    rules.retain(|config| is_first || config.needs().acceptance_prob);
+    rules.retain(|config| head == HEADS[0] || config.needs().acceptance_prob);
     rules
 }
 

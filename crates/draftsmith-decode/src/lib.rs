@@ -31,7 +31,7 @@ mod tree_draft;
 pub use cascade::{Cascade, CascadeConfig, CascadeLengths};
 pub use chain::propose_chain;
 pub use decode::{decode_many, decode_plain, decode_speculative};
-pub use drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter};
+pub use drafter::{DraftRound, DraftStep, Drafted, Drafter, NoDrafter, StepDrafter};
 pub use error::DecodeError;
 pub use logits::Logits;
 pub use lookup_first::LookupFirstDraft;
@@ -46,7 +46,7 @@ pub use separate_draft::SeparateDraft;
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens, Sequence, Stage};
 pub use served_target::ServedTarget;
 pub use session::ModelSession;
-pub use target::{LeavesHidden, Target, Verification};
+pub use target::{Target, Verification};
 pub use tree_draft::TreeDraft;
 
 #[cfg(test)]

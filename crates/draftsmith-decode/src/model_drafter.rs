@@ -26,11 +26,6 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
     fn exit_layer(&self) -> Option<usize> {
         None
     }
-
-    /// Whether the target's session must keep its last hidden states.
-    fn reads_target_hidden(&self) -> bool {
-        false
-    }
 }
 
 impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}
@@ -38,10 +33,6 @@ impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}
 impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {
     fn exit_layer(&self) -> Option<usize> {
         self.exit_layer()
-    }
-
-    fn reads_target_hidden(&self) -> bool {
-        self.has_head_of_rounds()
     }
 }
 

@@ -35,8 +35,7 @@ pub struct RecordOptions {
     pub limits: Limits,
     /// The greatest number of candidates a round can later be replayed with.
     pub max_length: usize,
-    /// Whether the drafter has an acceptance head, which is then asked about every candidate; one whose
-    /// prediction depends on where a round began, in every round that may meet the candidate.
+    /// Whether the drafter has an acceptance head, which is then asked about every candidate.
     pub has_head: bool,
     /// Whether every candidate gets its label also without a head: one is to be trained on them.
     /// Otherwise the target is asked for what a round's end depends on alone: sampled, what it gives a
@@ -156,9 +155,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         self.drafter.begin(self.target, slot, prompt)?;
         let (limit, tokens) = (max_len - prompt.len(), prompt.to_vec());
         let places = Vec::with_capacity(response.len());
-        let prompt_len = prompt.len();
-        let ahead = None;
-        Ok(Along { number, slot, response, draws, limit, prompt_len, tokens, places, ahead })
+        Ok(Along { number, slot, response, draws, limit, tokens, places, ahead: None })
     }
 
     /// The target's row at the next place of each response, where it is asked.
@@ -191,14 +188,6 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
     /// Records the next place of each response.
     fn record_place(&mut self, running: &mut [Along<'_>]) -> Result<(), DecodeError> {
         let needs = EverySignal { has_head: self.options.has_head }.needs();
-        if self.asks_by_round() {
-            for along in &*running {
-                // One more than can meet this place: the candidate before it is asked about, too.
-                let num_kept = self.options.max_length + 1;
-                let num_standing = along.tokens.len();
-                self.drafter.begin_round(self.target, along.slot, num_standing, num_kept);
-            }
-        }
         let steps = running.iter().map(|along| along.step(along.at(), needs));
         let steps = self.step(&steps.collect::<Vec<_>>())?;
         let target_rows = self.target_rows(running)?;
@@ -207,11 +196,8 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         for (number, ((along, step), target_row)) in places {
             // Round by round there is nothing behind the token.
             self.target.commit(along.slot, along.tokens.len(), &[]);
-            if !along.places.is_empty() {
-                let starts = along.starts(along.at() - 1, self.options);
-                let predicted = self.predict_of_read(along.slot, &starts, &step)?;
-                let last = along.places.last_mut().expect("there is one");
-                enter(predicted, &mut last.candidate);
+            if let Some(last) = along.places.last_mut() {
+                enter(step.predicted_of_read(), &mut last.candidate);
             }
             let target_logits = target_row.as_ref().map(|row| {
                 let before = along.tokens.iter().copied();
@@ -219,10 +205,8 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
             });
             let mut candidate = step.candidate(along.token(), self.options);
             candidate.target_log_prob = self.target_log_prob(&candidate, target_logits.as_deref());
-            let starts = along.starts(along.at(), self.options);
-            let (slot, token_id) = (along.slot, candidate.token_id);
-            let predicted =
-                self.predict_of_drawn(slot, &starts, step.row.own_logits(), token_id)?;
+            let token_id = candidate.token_id;
+            let predicted = self.predict_of_drawn(along.slot, step.row.own_logits(), token_id)?;
             enter(predicted, &mut candidate);
             // The last token that the limit allows is the target's own in any case.
             let room = along.limit.saturating_sub(along.at() + 1).min(self.options.max_length);
@@ -230,7 +214,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 .then(|| along.rejected(&step, target_logits.as_deref(), self.options))
                 .flatten();
             if let Some(rejected) = rejected {
-                let mut rollout = Rollout::begin(number, room, starts, self.options);
+                let mut rollout = Rollout::begin(number, room, self.options);
                 self.advance(&mut rollout, along, &step, Some(rejected))?;
                 let first = &mut rollout.candidates[0];
                 first.target_log_prob = self.target_log_prob(first, target_logits.as_deref());

@@ -117,7 +117,6 @@ impl<'m> Drafters<'m> {
     /// The target, to decode alone.
     pub fn target(&mut self) -> &mut ModelSession<'m> {
         self.target.set_exit(None);
-        self.target.set_keeps_hidden(false);
         &mut self.target
     }
 
@@ -125,7 +124,6 @@ impl<'m> Drafters<'m> {
     pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
         let (_, drafter) = self.drafters.iter_mut().find(|(known, _)| *known == id)?;
         self.target.set_exit(drafter.exit_layer());
-        self.target.set_keeps_hidden(drafter.reads_target_hidden());
         Some((&mut self.target, &mut **drafter))
     }
 }

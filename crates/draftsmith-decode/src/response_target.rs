@@ -10,7 +10,7 @@ use draftsmith_theory::{Proposal, TopProbs};
 
 use crate::error::DecodeError;
 use crate::logits::Logits;
-use crate::target::{LeavesHidden, Target, Verification};
+use crate::target::{Target, Verification};
 
 /// An answer, as it is known.
 #[derive(Debug, Clone, Copy)]
@@ -56,8 +56,6 @@ impl<'a> ResponseTarget<'a> {
         values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
     }
 }
-
-impl LeavesHidden for ResponseTarget<'_> {}
 
 impl Target for ResponseTarget<'_> {
     fn num_slots(&self) -> usize {

@@ -24,7 +24,7 @@ use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::chain::propose_chain;
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 use crate::model_drafter::ModelDrafter;
@@ -77,10 +77,6 @@ impl<'m> ModelDrafter<'m> for SelfDraft<'m> {
 
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         Some(self)
-    }
-
-    fn reads_target_hidden(&self) -> bool {
-        self.forwards.reads_target_hidden()
     }
 
     fn exit_layer(&self) -> Option<usize> {
@@ -153,24 +149,5 @@ impl<T: FirstLayers> StepDrafter<T> for SelfDraft<'_> {
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         self.forwards.predict_acceptance(at, logits, candidate)
-    }
-
-    fn depends_on_round(&self) -> bool {
-        self.forwards.depends_on_round()
-    }
-
-    fn begin_round(&mut self, target: &mut T, slot: usize, num_standing: usize, num_kept: usize) {
-        self.forwards.begin_round(slot, num_standing, num_kept, target.last_hidden(slot));
-    }
-
-    /// # Panics
-    /// If the last draft step did not ask for the head's prediction, or a round is not kept.
-    fn predict_by_round(
-        &mut self,
-        slot: usize,
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Result<Option<Vec<f64>>, DecodeError> {
-        self.forwards.predict_by_round(slot, asked, starts)
     }
 }

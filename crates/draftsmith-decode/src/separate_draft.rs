@@ -9,11 +9,10 @@ use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::chain::propose_chain;
 use crate::draft_forwards::DraftForwards;
-use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::model_drafter::ModelDrafter;
 use crate::session::ModelSession;
-use crate::target::LeavesHidden;
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 #[derive(Debug)]
@@ -64,13 +63,9 @@ impl<'m> ModelDrafter<'m> for SeparateDraft<'m> {
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         Some(self)
     }
-
-    fn reads_target_hidden(&self) -> bool {
-        self.0.reads_target_hidden()
-    }
 }
 
-impl<T: LeavesHidden> Drafter<T> for SeparateDraft<'_> {
+impl<T> Drafter<T> for SeparateDraft<'_> {
     fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.0.begin(slot, prompt)?;
         let prefix = &prompt[..prompt.len() - 1];
@@ -97,7 +92,7 @@ impl<T: LeavesHidden> Drafter<T> for SeparateDraft<'_> {
     }
 }
 
-impl<T: LeavesHidden> StepDrafter<T> for SeparateDraft<'_> {
+impl<T> StepDrafter<T> for SeparateDraft<'_> {
     fn id(&self) -> DrafterId {
         self.1
     }
@@ -127,24 +122,5 @@ impl<T: LeavesHidden> StepDrafter<T> for SeparateDraft<'_> {
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         self.0.predict_acceptance(at, logits, candidate)
-    }
-
-    fn depends_on_round(&self) -> bool {
-        self.0.depends_on_round()
-    }
-
-    fn begin_round(&mut self, target: &mut T, slot: usize, num_standing: usize, num_kept: usize) {
-        self.0.begin_round(slot, num_standing, num_kept, target.last_hidden(slot));
-    }
-
-    /// # Panics
-    /// If the last draft step did not ask for the head's prediction, or a round is not kept.
-    fn predict_by_round(
-        &mut self,
-        slot: usize,
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Result<Option<Vec<f64>>, DecodeError> {
-        self.0.predict_by_round(slot, asked, starts)
     }
 }

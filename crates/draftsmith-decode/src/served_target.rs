@@ -10,7 +10,7 @@ use crate::features::WantedFeatures;
 use crate::logits::Logits;
 use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
-use crate::target::{FirstLayers, LeavesHidden, Target, Verification};
+use crate::target::{FirstLayers, Target, Verification};
 
 /// The target's side of answers that it gave elsewhere, with the layers that a self-draft stands on.
 #[derive(Debug)]
@@ -31,8 +31,6 @@ impl<'m, 'a> ServedTarget<'m, 'a> {
         Self { layers, answers }
     }
 }
-
-impl LeavesHidden for ServedTarget<'_, '_> {}
 
 impl FirstLayers for ServedTarget<'_, '_> {
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows {

@@ -8,7 +8,6 @@
 
 #[cfg(test)]
 mod counting;
-mod left_behind;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -20,7 +19,6 @@ use crate::error::DecodeError;
 use crate::features::{Features, WantedFeatures};
 use crate::logits::Logits;
 use crate::target::{FirstLayers, Target, Verification};
-use left_behind::LeftBehind;
 
 /// A model with the cache of the sequences it is reading, one a slot.
 #[derive(Debug)]
@@ -30,8 +28,6 @@ pub struct ModelSession<'m> {
     role: &'static str,
     /// Of a self-draft's target.
     exit: Option<EarlyExit>,
-    /// Of a target whose hidden states an acceptance head reads, by slot.
-    left_behind: Option<Vec<LeftBehind>>,
     /// Of texts that began as known whole, by slot: after how many tokens the first final hidden state
     /// is, and all of them.
     along: Vec<Option<(usize, Rows)>>,
@@ -81,7 +77,7 @@ impl<'m> ModelSession<'m> {
         let capacity = capacity.min(model.shape().context);
         let cache = model.new_cache(capacity, num_slots);
         let along = vec![None; num_slots];
-        Self { model, cache, role, exit: None, left_behind: None, along }
+        Self { model, cache, role, exit: None, along }
     }
 
     /// From now on the session serves a self-draft behind `exit_layer` layers: those layers may run
@@ -327,19 +323,8 @@ impl Target for ModelSession<'_> {
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.check_prompt(prompt)?;
         self.truncate(slot, 0);
-        if let Some(slots) = &mut self.left_behind {
-            slots[slot] = LeftBehind::default();
-        }
         let ids = &prompt[..prompt.len() - 1];
         if ids.is_empty() {
-            return Ok(());
-        }
-        if self.left_behind.is_some() {
-            let normed = self.read(&[NewTokens { slot, ids, num_rows: 1 }]);
-            if let Some(slots) = &mut self.left_behind {
-                slots[slot].read(ids.len() - 1, normed);
-                slots[slot].commit(ids.len(), &[]);
-            }
             return Ok(());
         }
         let new = [NewTokens { slot, ids, num_rows: 0 }];
@@ -394,22 +379,11 @@ impl Target for ModelSession<'_> {
             [one] => self.read(&[self.unread(one)]),
             _ => self.read(&batch.iter().map(|one| self.unread(one)).collect::<Vec<_>>()),
         };
-        if let Some(slots) = &mut self.left_behind {
-            let mut end = 0;
-            for one in batch {
-                let (start, num_rows) = (end, one.proposal.num_rows());
-                end += num_rows;
-                slots[one.slot].read(one.tokens.len() - num_rows, normed.slice(start..end));
-            }
-        }
         self.logits_of(&normed, num_tokens)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.cache.keep(slot, num_standing, path);
-        if let Some(slots) = &mut self.left_behind {
-            slots[slot].commit(num_standing, path);
-        }
         if let Some(exit) = &mut self.exit {
             let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
             let is_drafted_from = |node: &&usize| num_standing + **node < *num_drafted_from;

@@ -10,7 +10,7 @@ use crate::features::WantedFeatures;
 use crate::logits::Logits;
 
 /// The verified model, reading one sequence in each of its slots.
-pub trait Target: LeavesHidden {
+pub trait Target {
     /// The number of sequences it can read side by side.
     fn num_slots(&self) -> usize;
 
@@ -68,25 +68,12 @@ pub trait Target: LeavesHidden {
     fn context(&self) -> usize;
 }
 
-/// What a target leaves behind, beside its cache, for the drafter of the next round.
-pub trait LeavesHidden {
-    /// The final hidden state, after the final norm, at the last position of a slot that was read and
-    /// stands: one row, a function of what stands alone. None where nothing was read, or none are kept.
-    fn last_hidden(&self, slot: usize) -> Option<&Rows> {
-        let _ = slot;
-        None
-    }
-}
-
 /// A target whose first layers run ahead, for a self-draft behind them.
-pub(crate) trait FirstLayers: LeavesHidden {
+pub(crate) trait FirstLayers {
     /// The hidden states at the exit that are wanted of sequences, in one forward; once the drafter has
     /// them it may not ask for them again.
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
-
-/// In place of a target, where a drafter is stepped without one.
-impl LeavesHidden for () {}
 
 /// A sequence to verify.
 #[derive(Debug, Clone, Copy)]

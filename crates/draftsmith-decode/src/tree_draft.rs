@@ -2,11 +2,10 @@
 //! nodes, and each node it reads has several children.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftLimits, DraftPhase, Drawn, Draws, EndBehind, GrownBy,
-    SignalNeeds, TextEnd, TreeGrowth, TreeShape,
+    CandidateSource, Decoding, DraftLimits, DraftPhase, Drawn, Draws, EndBehind, SignalNeeds,
+    TextEnd, TreeGrowth, TreeShape,
 };
 
-use crate::chain::begin_phases;
 use crate::draft_row::{DraftRow, draft_rows};
 use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
@@ -48,23 +47,19 @@ impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
     }
 }
 
-/// A round's tree on its way.
+/// The tree of a round that is being drafted.
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
     /// The candidates of the chain, which the stop rule sees.
     chain: Vec<u32>,
-    /// What each node follows.
+    /// The parent of each node.
     parents: Vec<Option<usize>>,
-    /// Nodes that the next step reads, the last ones; none in the first step, which reads what stands.
+    /// How many of the last nodes the next step reads; 0 before the first step, which reads the sequence.
     num_unread: usize,
 }
 
 impl Growing {
-    fn is_grown_by_head(&self) -> bool {
-        self.growth.shape().grown_by == GrownBy::Head
-    }
-
     /// The step to take.
     fn step<'a>(&'a self, round: &'a DraftRound<'_>) -> DraftStep<'a> {
         DraftStep {
@@ -73,10 +68,7 @@ impl Growing {
             num_candidates: self.parents.len(),
             parents: &self.parents,
             num_rows: self.num_unread.max(1),
-            needs: SignalNeeds {
-                acceptance_prob: self.phase.needs().acceptance_prob || self.is_grown_by_head(),
-                ..self.phase.needs()
-            },
+            needs: self.phase.needs(),
         }
     }
 }
@@ -89,16 +81,14 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let by_head = shape.grown_by == GrownBy::Head;
-    let phases = begin_phases(drafter, target, rounds, by_head);
-    let begin = |phase: DraftPhase| Growing {
-        phase,
+    let begin = |round: &mut DraftRound<'_>| Growing {
+        phase: DraftPhase::begin(round.rule, round.limits),
         growth: TreeGrowth::new(shape),
         chain: Vec::new(),
         parents: Vec::new(),
         num_unread: 0,
     };
-    let mut trees: Vec<Growing> = phases.into_iter().map(begin).collect();
+    let mut trees: Vec<Growing> = rounds.iter_mut().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
         let steps: Vec<DraftStep<'_>> = pairs.map(|(round, tree)| tree.step(round)).collect();
@@ -120,8 +110,8 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     Ok(())
 }
 
-/// Goes on behind a step that gave `rows`: the chain, unless its phase ends before a draw, then the
-/// children of the other nodes that were read; and what is to be read next.
+/// Grows a tree by a step's `rows`: extends the chain, unless its phase ends before a draw, adds the
+/// children of the other nodes that were read, and chooses the nodes to read next.
 fn grow<T, D: StepDrafter<T> + ?Sized>(
     drafter: &mut D,
     target: &mut T,
@@ -132,14 +122,12 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
     let num_forwards = rows.iter().map(DraftRow::num_forwards).sum();
     proposal.forwards.add(drafter.id(), num_forwards);
-    let is_grown_by_head = tree.is_grown_by_head();
     let Growing { phase, growth, chain, parents, num_unread } = tree;
     let (first, others) = rows.split_first().expect("a step has a row");
     let mut source =
         TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
     let num_before = phase.num_candidates();
-    let mut num_known = source.growth.num_candidates();
-    // A tree's nodes are no text: the chain's is what stands, and the chain.
+    // The text is the sequence and the chain, without the tree's other nodes.
     let standing = &tokens[..tokens.len() - proposal.len()];
     let text_end = limits.text_end.map(|end| EndBehind { end, standing });
     let text_end = text_end.as_ref().map(|end| end as &dyn TextEnd);
@@ -149,18 +137,8 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
         return Ok(());
     }
     let first_other = proposal.len() - others.len();
-    for (number, row) in rows.iter().enumerate() {
-        if number > 0 {
-            num_known = growth.num_candidates();
-            growth.branch(first_other + number - 1, row.logits(), decoding, *draws);
-        }
-        if is_grown_by_head {
-            let (at, logits) = ((*slot, number), row.own_logits());
-            growth.weigh_since(num_known, |candidate| {
-                let predicted = drafter.predict_acceptance(target, at, logits, candidate)?;
-                predicted.ok_or(DecodeError::NoLookAheadHead { drafter: drafter.id() })
-            })?;
-        }
+    for (node, row) in (first_other..).zip(others) {
+        growth.branch(node, row.logits(), decoding, *draws);
     }
     *num_unread = 0;
     if phase.needs_step() {
@@ -170,7 +148,7 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
     Ok(())
 }
 
-/// The row behind a tree's chain, as what a draft phase draws from.
+/// The row after a tree's chain, as the source of a draft phase's candidates.
 struct TreeSource<'a, T, D: ?Sized> {
     drafter: &'a mut D,
     target: &'a mut T,

@@ -1,12 +1,12 @@
 //! The acceptance-prediction head of SpecDec++ (Huang et al. 2024, section 3): a small residual
 //! network on the draft's final hidden state h, `D` blocks `x + SiLU(W x + b)` and a linear layer
-//! to two logits, reject and accept. What else is read of a candidate, z, enters before the first
-//! block as x₀ = h + U z + V t, where t is a hidden state of the target that the round began with;
-//! see [`HeadReads`].
+//! to two logits, reject and accept. Further inputs z ([`HeadReads`]) enter before the first block:
+//! x₀ = h + U z.
 //!
-//! Two schemas on disk. The authors' is for what their class can load: one block applied `D` times,
-//! stored once, on the candidate's own hidden state alone. All else goes under ours, with other
-//! tensor names: their class would load untied blocks silently and keep only the last.
+//! There are two schemas on disk. The authors' schema holds what their class can load: one block,
+//! applied `D` times and stored once, on the candidate's hidden state. Every other head has our
+//! schema, with other tensor names, because their class would load untied blocks silently and keep
+//! only the last.
 
 mod config;
 mod reads;
@@ -19,9 +19,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
 
 pub use self::config::AcceptanceHeadConfig;
-pub use self::reads::{
-    DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads, LAST_POSITION,
-};
+pub use self::reads::{DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads};
 use crate::decoder::source::{linear, transposed};
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights, Threads};
@@ -34,10 +32,8 @@ use crate::weights::{
 /// A residual network from what is read of a candidate to the chance that it is accepted.
 #[derive(Module, Debug)]
 pub struct AcceptanceHead {
-    /// U, without bias; None where a hidden state is all that is read.
+    /// U, without bias; None if the head reads only a hidden state.
     input: Option<Linear>,
-    /// V, without bias; None where nothing of the target is read.
-    target: Option<Linear>,
     /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
     blocks: Vec<Linear>,
     output: Linear,
@@ -55,8 +51,6 @@ struct PackedHead {
     embedding: Option<PackedWeights>,
     /// U's part for scalars, `[scalars, hidden]`.
     scalars: Vec<f32>,
-    /// V, if the head reads of the target.
-    target: Option<PackedWeights>,
     blocks: Vec<PackedWeights>,
     /// What makes the logit of acceptance of the last block's output, and the logit of none.
     output: Vec<f32>,
@@ -65,7 +59,7 @@ struct PackedHead {
 
 impl PackedHead {
     fn of(head: &AcceptanceHead) -> Self {
-        let AcceptanceHead { input, target, blocks, output, reads, .. } = head;
+        let AcceptanceHead { input, blocks, output, reads, .. } = head;
         let difference = |both: Vec<f32>| -> Vec<f32> {
             both.chunks_exact(2).map(|logits| logits[1] - logits[0]).collect()
         };
@@ -77,7 +71,6 @@ impl PackedHead {
         Self {
             embedding: (!embedding.is_empty()).then(|| pack(embedding)),
             scalars: scalars.to_vec(),
-            target: target.as_ref().map(|target| packed::pack(&[target])),
             blocks: blocks.iter().map(|block| packed::pack(&[block])).collect(),
             output: difference(packed::values(output.weight.val())),
             bias: difference(bias)[0],
@@ -92,13 +85,14 @@ impl AcceptanceHead {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
 
-    /// What is read of a candidate.
+    /// What the head reads.
     pub fn reads(&self) -> &HeadReads {
         &self.reads
     }
 
-    /// The head that predicts from embeddings what this one predicts from `gain` times them; itself if
-    /// it reads none. Exact where `gain` is a power of two.
+    /// Scales the weights for embeddings by `gain`: the head then predicts from embeddings what this one
+    /// predicts from `gain` times them. Exact if `gain` is a power of two. Nothing changes if the head
+    /// reads no embeddings.
     #[must_use]
     pub fn with_embedding_gain(mut self, gain: f32) -> Self {
         if let Some(input) = self.input.as_mut().filter(|_| self.reads.looks_ahead()) {
@@ -117,33 +111,30 @@ impl AcceptanceHead {
     /// The two logits, reject and accept.
     ///
     /// # Shapes
-    /// - features: `[rows, hidden]`, and `[rows, extra]` and `[rows, target hidden]` if more is read
+    /// - features: `[rows, hidden]`, and `[rows, extra]` if the head reads more
     /// - output: `[rows, 2]`
     ///
     /// # Panics
     /// If the features are another head's.
     pub fn forward(&self, features: impl Into<HeadFeatures>) -> Tensor<2> {
-        let HeadFeatures { hidden: mut x, extra, target } = features.into();
-        for (matrix, read) in [(&self.input, extra), (&self.target, target)] {
-            match (matrix, read) {
-                (Some(matrix), Some(read)) => x = x + matrix.forward(read),
-                (None, None) => {}
-                _ => panic!("a head is given what it reads"),
-            }
-        }
-        self.behind_input(x)
+        let HeadFeatures { hidden, extra } = features.into();
+        self.forward_blocks(match (&self.input, extra) {
+            (Some(input), Some(extra)) => hidden + input.forward(extra),
+            (None, None) => hidden,
+            _ => panic!("a head is given what it reads"),
+        })
     }
 
-    /// The two logits of what enters the first block, x₀.
-    fn behind_input(&self, mut x: Tensor<2>) -> Tensor<2> {
+    /// The two logits from x₀, the input of the first block.
+    fn forward_blocks(&self, mut x: Tensor<2>) -> Tensor<2> {
         for depth in 0..self.num_layers {
             x = x.clone() + silu(self.blocks[self.stored(depth)].forward(x));
         }
         self.output.forward(x)
     }
 
-    /// Where the block of a depth is stored. One that is stored alone is a tied head's only one, or
-    /// an untied head's only depth.
+    /// The index in `blocks` of the block at a depth. If only one is stored, the head is tied or has
+    /// one depth.
     fn stored(&self, depth: usize) -> usize {
         if self.blocks.len() == 1 { 0 } else { depth }
     }
@@ -157,9 +148,8 @@ impl AcceptanceHead {
         logit_of(self.forward(features))
     }
 
-    /// U's product with embeddings, for a head that looks ahead: the part of what
-    /// [`Self::acceptance_logits`] reads that depends on a candidate's token alone, so that it may be
-    /// kept.
+    /// U's product with embeddings, for a head that looks ahead. It depends only on the candidate's
+    /// token, so callers may cache it for [`Self::acceptance_logits`].
     ///
     /// # Shapes
     /// - embedding, output: a row a candidate, of the draft's width
@@ -182,38 +172,7 @@ impl AcceptanceHead {
         }))
     }
 
-    /// V's product with hidden states of the target: the part of what [`Self::acceptance_logits`]
-    /// reads that is a whole round's.
-    ///
-    /// # Shapes
-    /// - hidden: rows of the target's width
-    /// - output: rows of the draft's width
-    ///
-    /// # Panics
-    /// If the head reads nothing of the target.
-    pub fn of_target_hidden(&self, hidden: &Rows) -> Rows {
-        let target = self.target.as_ref().expect("a head that reads of the target");
-        let packed = self.packed.as_ref().and_then(|packed| packed.target.as_ref());
-        if let (Some(weights), Place::Host(rows)) = (packed, &hidden.place) {
-            let mut values = Vec::new();
-            weights.multiply(&rows.values, &mut values, &Threads::All);
-            let width = target.weight.dims()[1];
-            return hidden.with_place(HostRows { values, width });
-        }
-        hidden.with_place(self.as_read(hidden).map(|rows| {
-            let [_, num_rows, width] = rows.dims();
-            rows.reshape([num_rows, width]).matmul(target.weight.val()).unsqueeze::<3>()
-        }))
-    }
-
-    /// [`Self::of_target_hidden`] where the target has read nothing yet: zeros.
-    pub fn of_no_target_hidden(&self) -> Rows {
-        let width = self.output.weight.dims()[0];
-        HostRows { values: vec![0.0; width], width }.into()
-    }
-
-    /// Rows as the head reads them, on its device and in its own type: of a drafter in bf16, a head in
-    /// f32 predicts in f32.
+    /// Rows on the head's device and in its type: a head in f32 predicts in f32 for a drafter in bf16.
     fn as_read(&self, rows: &Rows) -> DeviceRows {
         let weight = self.output.weight.val();
         let rows = rows.place.clone().into_device(&weight.device());
@@ -223,41 +182,37 @@ impl AcceptanceHead {
     /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
     ///
     /// # Shapes
-    /// - hidden: a row a candidate
-    /// - products: rows as many: [`Self::of_embedding`] of each candidate, if the head looks ahead, and
-    ///   [`Self::of_target_hidden`] of its round, if the head reads of the target
-    /// - scalars: `[rows, scalars]`, one after the other: [`HeadReads::scalars`] of each candidate
+    /// - hidden: one row per candidate
+    /// - of_embedding: [`Self::of_embedding`] of the candidates, one row each, if the head looks ahead
+    /// - scalars: `[rows, scalars]`: [`HeadReads::scalars`] of each candidate
     ///
     /// # Panics
     /// If these are not what the head reads.
-    pub fn acceptance_logits<'r>(
+    pub fn acceptance_logits(
         &self,
         hidden: &Rows,
-        products: impl IntoIterator<Item = &'r Rows>,
+        of_embedding: Option<&Rows>,
         scalars: &[f32],
     ) -> Rows {
         let (num_rows, num_scalars) = (hidden.num_rows(), self.reads.num_scalars());
         assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
-        let products: Vec<&Rows> = products.into_iter().collect();
-        let num_products =
-            usize::from(self.reads.looks_ahead()) + usize::from(self.reads.has_target_hidden());
-        assert_eq!(products.len(), num_products, "a head is given what it reads");
-        fn in_host<'r>(rows: &&'r Rows) -> Option<&'r [f32]> {
-            match &rows.place {
-                Place::Host(rows) => Some(&rows.values),
-                Place::Device(_) => None,
+        let looks_ahead = self.reads.looks_ahead();
+        assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
+        match (&self.packed, &hidden.place, of_embedding.map(|rows| &rows.place)) {
+            (Some(packed), Place::Host(rows), None) => {
+                return hidden.with_place(self.run_packed(packed, rows, None, scalars));
             }
-        }
-        if let (Some(packed), Place::Host(rows)) = (&self.packed, &hidden.place)
-            && let Some(products) = products.iter().map(in_host).collect::<Option<Vec<_>>>()
-        {
-            return hidden.with_place(self.run_packed(packed, rows, &products, scalars));
+            (Some(packed), Place::Host(rows), Some(Place::Host(of_embedding))) => {
+                let of_embedding = Some(&of_embedding.values[..]);
+                return hidden.with_place(self.run_packed(packed, rows, of_embedding, scalars));
+            }
+            _ => {}
         }
         hidden.with_place(self.as_read(hidden).map(|rows| {
             let [_, num_padded, width] = rows.dims();
             let mut x = rows.reshape([num_padded, width]);
-            for product in products {
-                x = x + self.as_read(product).tensor.reshape([num_padded, width]);
+            if let Some(of_embedding) = of_embedding {
+                x = x + self.as_read(of_embedding).tensor.reshape([num_padded, width]);
             }
             if let Some(input) = self.input.as_ref().filter(|_| num_scalars > 0) {
                 let [num_inputs, width] = input.weight.dims();
@@ -268,7 +223,7 @@ impl AcceptanceHead {
                 let scalars = packed::tensor(scalars, [num_padded, num_scalars], &weight.device());
                 x = x + scalars.cast(FloatDType::from(weight.dtype())).matmul(weight);
             }
-            logit_of(self.behind_input(x)).reshape([1, num_padded, 1])
+            logit_of(self.forward_blocks(x)).reshape([1, num_padded, 1])
         }))
     }
 
@@ -277,15 +232,15 @@ impl AcceptanceHead {
         &self,
         packed: &PackedHead,
         hidden: &HostRows,
-        products: &[&[f32]],
+        of_embedding: Option<&[f32]>,
         scalars: &[f32],
     ) -> HostRows {
         let (mut x, width) = (hidden.values.clone(), hidden.width);
         let num_scalars = self.reads.num_scalars();
         for (row, x) in x.chunks_exact_mut(width).enumerate() {
-            let products = products.iter().map(|rows| &rows[row * width..(row + 1) * width]);
+            let of_embedding = of_embedding.map(|rows| &rows[row * width..(row + 1) * width]);
             let scalars = &scalars[row * num_scalars..(row + 1) * num_scalars];
-            packed::add_read(x, products, scalars, &packed.scalars);
+            packed::add_read(x, of_embedding, scalars, &packed.scalars);
         }
         let mut y = Vec::new();
         for depth in 0..self.num_layers {
@@ -352,14 +307,15 @@ impl AcceptanceHead {
                 blocks.push(read_linear(&mut reader, &format!("blocks.{i}"), hidden, device)?);
             }
         }
-        let mut matrix = |name: &str, from: usize| {
-            let weight = reader.take(&format!("{name}.weight"), &[hidden, from])?;
-            let weight = transposed(&weight, hidden, from);
-            Ok::<_, ModelError>(linear(weight, [from, hidden], None, device, FloatDType::F32))
-        };
         let num_extra = config.reads.num_extra(hidden);
-        let input = (num_extra > 0).then(|| matrix("input", num_extra)).transpose()?;
-        let target = config.target_hidden_size.map(|from| matrix("target", from)).transpose()?;
+        let input = match num_extra {
+            0 => None,
+            _ => {
+                let weight = reader.take("input.weight", &[hidden, num_extra])?;
+                let weight = transposed(&weight, hidden, num_extra);
+                Some(linear(weight, [num_extra, hidden], None, device, FloatDType::F32))
+            }
+        };
         let output_name = match config.is_authors() {
             true => format!("model.{}", config.num_layers),
             false => "output".to_owned(),
@@ -369,7 +325,7 @@ impl AcceptanceHead {
         check_weights(dir)?;
         let num_layers = config.num_layers;
         let reads = config.reads.clone();
-        let mut head = Self { input, target, blocks, output, num_layers, reads, packed: None };
+        let mut head = Self { input, blocks, output, num_layers, reads, packed: None };
         if packed::runs_on(device) {
             head.packed = Some(Arc::new(PackedHead::of(&head)));
         }
@@ -405,10 +361,9 @@ impl AcceptanceHead {
 }
 
 impl AcceptanceHead {
-    /// Writes the weights alone, under the names of our own schema whatever the head: `input` if
-    /// something is read besides hidden states, `target` if one of the target's is, `blocks.0` and so
-    /// on as far as they differ, and `output`, each with `weight`, `[out, in]`, and the latter two with
-    /// `bias`.
+    /// Writes only the weights, under the names of our schema for every head: `input.weight` if the head
+    /// reads more than a hidden state, and `weight` (`[out, in]`) and `bias` of each stored block
+    /// `blocks.0`, `blocks.1`, … and of `output`.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -422,9 +377,7 @@ impl AcceptanceHead {
 
     fn named(&self, block_name: impl Fn(usize) -> String, output_name: &str) -> Vec<NamedTensor> {
         let mut tensors = Vec::new();
-        for (name, matrix) in [("input", &self.input), ("target", &self.target)] {
-            matrix.iter().for_each(|matrix| push_linear(&mut tensors, name, matrix));
-        }
+        self.input.iter().for_each(|input| push_linear(&mut tensors, "input", input));
         for (i, block) in self.blocks.iter().enumerate() {
             push_linear(&mut tensors, &block_name(i), block);
         }

@@ -32,7 +32,7 @@ mod weights;
 
 pub use acceptance_head::{
     AcceptanceHead, AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput,
-    HeadReads, LAST_POSITION,
+    HeadReads,
 };
 pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA};
 pub use buckets::Lengths;

@@ -271,18 +271,13 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
     );
 }
 
-/// Adds to `x` what an acceptance head reads beside a hidden state: each of `ys`, and rows of a
-/// matrix, each as often as its scalar says.
-pub(crate) fn add_read<'y>(
-    x: &mut [f32],
-    ys: impl Iterator<Item = &'y [f32]>,
-    scalars: &[f32],
-    matrix: &[f32],
-) {
+/// Adds to `x` an acceptance head's further inputs: `y`, and the rows of a matrix, each times its
+/// scalar.
+pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix: &[f32]) {
     vectorized(
         #[inline(always)]
         || {
-            for y in ys {
+            if let Some(y) = y {
                 steps::add(x, y);
             }
             for (scalar, row) in scalars.iter().zip(matrix.chunks_exact(x.len())) {

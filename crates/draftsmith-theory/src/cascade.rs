@@ -1,18 +1,12 @@
-//! What cascades of drafts yield if every candidate is accepted independently: CS-Drafting's closed
-//! forms, and the plans that maximise them.
+//! Expected walltime improvement of cascades if candidates are accepted independently: CS-Drafting's
+//! closed forms (Chen et al. 2023, section 4), and the plans that maximise them.
 //!
-//! Chen et al. (2023), section 4. In a *vertical* cascade a cheaper draft drafts for the draft; in
-//! a *horizontal* one, drafts take turns along one candidate sequence. Every formula here is a sum
-//! or a product of positive terms, so that none loses digits where the published quotients are 0/0.
-//! The same is told of any matrix K as this engine drafts it, by how often tokens stand along the
-//! target's responses.
-
-mod acceptance;
-mod rounds;
+//! In a *vertical* cascade a cheaper draft drafts for the draft; in a *horizontal* one, drafts take
+//! turns along one candidate sequence. Each formula is computed as a sum or product of positive terms,
+//! so it loses no digits where the published quotients are 0/0. Nothing chooses lengths by these
+//! formulas; `examples/ewif.rs` prints them.
 
 use crate::expected_tokens_per_round;
-pub use acceptance::{CascadeAcceptance, DrafterSays, TargetSays};
-pub use rounds::{Emitted, ExpectedRound, expected_cascade_round};
 
 /// A draft as the formulas see it: how often it is right, and what it costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,7 +42,7 @@ pub struct HorizontalPlan {
 /// yields, with α = `acceptance_prob` and k = `candidate_length` (CS-Drafting, Theorem 4.1).
 ///
 /// The paper's form is 1 + (x − 1)(1 − α^{k+1}x^{k+1})/(1 − αx). The quotient is Σ (αx)^i for i in
-/// 0..=k, which is what is summed here, so αx = 1 is no exception. φ(1) = 1, and φ′(1) is
+/// 0..=k, which is what is summed here, so αx = 1 needs no special case. φ(1) = 1, and φ′(1) is
 /// [`expected_tokens_per_round`].
 pub fn step_tokens_generating_function(
     acceptance_prob: f64,
@@ -67,9 +61,9 @@ pub fn step_tokens_generating_function(
 /// steps of d1, whose tokens the target then reviews all at once; φⁿ is the n-th power, as the
 /// steps' token counts add up. Reviewing several rows costs as much as one.
 ///
-/// How many tokens a step yields is taken to say nothing of whether the target accepts them. Where
-/// the tokens that the drafts agree on are also those that the target agrees with, the formula is
-/// only an approximation.
+/// The formula assumes that the number of tokens of a step is independent of whether the target
+/// accepts them. Where the target tends to agree with what the drafts agree on, it is only an
+/// approximation.
 pub fn vertical_cascade_improvement(
     draft: DraftProfile,
     inner: DraftProfile,
@@ -87,7 +81,7 @@ pub fn vertical_cascade_improvement(
 }
 
 /// Expected walltime improvement of a horizontal cascade over the target alone (CS-Drafting,
-/// Corollary 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
+/// Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
 /// that proposes candidate i and the target reviews them all.
 ///
 /// With one draft throughout this is

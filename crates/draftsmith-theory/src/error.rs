@@ -63,8 +63,8 @@ pub enum TheoryError {
         /// The greatest number of candidates asked for.
         max: usize,
     },
-    /// A lenience below 1, or none.
-    #[error("lenience must be 1 or more and finite, not `{0}`; 1 forgives nothing")]
+    /// A lenience that is below 1 or not finite.
+    #[error("lenience must be 1 or more and finite, not `{0}`; 1 reviews exactly")]
     Lenience(f64),
     /// A stop threshold that is not a probability.
     #[error("stop_threshold must lie between 0 and 1, not `{0}`")]

@@ -27,7 +27,7 @@
 //! | `cost` | seconds from counts, fitted (by `least_squares`) |
 //! | `round_costs` | the same, where rows cost in steps |
 //! | `closed_forms` | expected tokens a round and speed-ups under independent acceptance |
-//! | `cascade` | what drafts that draft for drafts, or take turns, yield: CS-Drafting's formulas and best plans |
+//! | `cascade` | the same for drafts that draft for drafts or take turns: CS-Drafting's formulas and best plans |
 //! | `mixing` | the training input's mixture of target and draft tokens, and its label |
 //! | `intervals` | how sure a number over prompts is: the bootstrap, and whether two numbers agree |
 //! | `losslessness` | whether sampled output has the target's distribution, tested; which greedy mismatches are rounding |
@@ -78,10 +78,8 @@ pub use calibration::{
     preferred_calibration, try_calibrations,
 };
 pub use cascade::{
-    CascadeAcceptance, DraftProfile, DrafterSays, Emitted, ExpectedRound, HorizontalPlan,
-    TargetSays, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
-    expected_cascade_round, horizontal_cascade_improvement, step_tokens_generating_function,
-    vertical_cascade_improvement,
+    DraftProfile, HorizontalPlan, VerticalPlan, best_horizontal_cascade, best_vertical_cascade,
+    horizontal_cascade_improvement, step_tokens_generating_function, vertical_cascade_improvement,
 };
 pub use closed_forms::{expected_tokens_per_round, expected_walltime_improvement};
 pub use cost::{CostModel, Fit, Observation};
@@ -101,8 +99,8 @@ pub use max_gram::{
 pub use mixing::{acceptance_prob, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    CostOptimum, LookUpCascade, LookUps, PredictedProb, RecordedCandidate, RecordedPlace,
-    Recording, Recordings, Spending, cost_optimal, seconds_per_token,
+    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, cost_optimal,
+    seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
@@ -120,5 +118,5 @@ pub use stop_rule::{
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};
-pub use tree::{Children, GrownBy, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank};
+pub use tree::{Children, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank};
 pub use verify::{Commit, verify_greedy, verify_sampled};

@@ -1,14 +1,14 @@
-//! Max-Gram (CS-Drafting, Chen et al. 2023, section 3.1): a draft without a model, which goes on as
-//! the text went on where it last looked like this. Also known as prompt lookup.
+//! Max-Gram (CS-Drafting, Chen et al. 2023, section 3.3): a draft without a model, which copies what
+//! followed an earlier occurrence of the sequence's end. Also known as prompt lookup.
 //!
-//! The longest suffix of the sequence that occurs before is looked up, the earliest occurrence of
-//! it, and what followed there is proposed: token after token, on into what is proposed itself where
-//! the two overlap, so that what repeats goes on repeating. Where no suffix occurs before, or the
-//! searched text is at its end, a table of bigrams may say what usually comes next.
+//! It finds the longest suffix of the sequence that occurs earlier, takes its first occurrence, and
+//! proposes the tokens that followed there. Where the two overlap it reads on into its own proposal,
+//! so repetitions continue. Where no suffix occurs earlier, or the searched text ends, a table of
+//! bigrams may propose the usual next token.
 //!
-//! The paper's listing searches the prompt, its code the prompt and what was generated. That code
-//! holds a decoder's prompt twice and lets matches run from its end into its beginning; here the
-//! sequence is searched as it is.
+//! The paper's listing searches the prompt; the authors' code searches the prompt and the generated
+//! text. That code holds a decoder's prompt twice and lets matches run from its end into its beginning;
+//! here each token is searched once.
 
 mod bigrams;
 mod lookup_first;

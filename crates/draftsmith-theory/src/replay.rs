@@ -17,12 +17,10 @@
 //! is known. It is certain, and stands as far as the response goes on so: sampled, that is p(x) of
 //! the time.
 
-mod cascades;
 mod cost_optimal;
 mod judged;
 mod likely_shapes;
 mod look_ups;
-mod predicted;
 mod recorded_steps;
 mod static_trees;
 #[cfg(test)]
@@ -39,9 +37,7 @@ use crate::{
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
-pub use cascades::{LookUpCascade, LookUps};
 pub use cost_optimal::{CostOptimum, cost_optimal};
-pub use predicted::PredictedProb;
 
 /// One candidate as it was drafted, and what is true of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,10 +52,10 @@ pub struct RecordedCandidate {
     pub confidence_of_ten: f64,
     /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
-    /// What the acceptance head predicts for this candidate. Nothing without a head, and of a
-    /// rollout's or a response's last candidate where the head predicts once it is read, which then
-    /// nobody asks about.
-    pub predicted_acceptance_prob: PredictedProb,
+    /// The acceptance head's prediction for this candidate. None without a head. A head that predicts
+    /// once a candidate is read has none for the last candidate of a rollout or a response, either:
+    /// no rule asks for it.
+    pub predicted_acceptance_prob: Option<f64>,
     /// log q of the candidate under the distribution that acceptance labels are defined by.
     pub draft_log_prob: f64,
     /// log p, likewise. NaN where the target was not asked: only an acceptance head is judged by it, and,
@@ -105,12 +101,6 @@ impl Recording {
     /// A response to a prompt.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
-    }
-
-    /// The places at which something is drafted: the last token that the limit allows is the target's own
-    /// in any case.
-    pub fn drafted_places(&self) -> &[RecordedPlace] {
-        &self.places[..self.places.len().min(self.limit.saturating_sub(1))]
     }
 }
 
@@ -261,8 +251,7 @@ impl Recordings {
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let knowing = self.with_candidates(|candidate| {
-            candidate.predicted_acceptance_prob =
-                PredictedProb::InAnyRound(candidate.acceptance_prob());
+            candidate.predicted_acceptance_prob = Some(candidate.acceptance_prob());
         });
         Self { head, ..knowing }
     }

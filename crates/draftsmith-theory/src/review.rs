@@ -1,41 +1,56 @@
-//! Review inside a cascade: a drafter's model verifies what a cheaper drafter proposes, and proposes
-//! what then stands, each token with the distribution that it has by then (CS-Drafting, Chen et al.
-//! 2023).
+//! Review inside a cascade: a drafter's model verifies what a cheaper drafter proposes, and passes on
+//! the accepted tokens, each with the distribution it was emitted from (CS-Drafting, Chen et al. 2023).
 //!
-//! A reviewer may be lenient, since the target verifies last: with a lenience l it accepts a candidate
-//! x drawn from d with chance min(1, l·r(x)/d(x)), where a reviewer with l = 1 emits tokens of its own
-//! distribution r. What a lenient one emits is neither of r nor of d, and verification must know it:
+//! A reviewer may be lenient, since the target verifies last. With lenience l it accepts a candidate
+//! x drawn from d with chance min(1, l·r(x)/d(x)). With l = 1 it emits tokens of its distribution r.
+//! With l > 1 it emits tokens of neither r nor d, and the next verification must know which:
 //!
 //! e = min(d, l·r) + (1 − Σ min(d, l·r))·(r − d)+/Σ (r − d)+
 //!
-//! The authors review greedily only, with the reviewer's own probabilities.
+//! Looked-up candidates are reviewed exactly unless [`Lenience::with_look_ups`] says otherwise
+//! (Appendix B forbids lenience for Max-Gram; the authors' code allows it). The authors review greedily
+//! only, with the reviewer's own probabilities.
 
 use crate::verify::take_residual;
 use crate::{DrawnFrom, Draws, SoftmaxSummary, TheoryError, argmax};
 
-/// How much more probable than it is a reviewer takes a candidate to be. At least 1, which forgives
-/// nothing.
+/// The factor l by which a reviewer overrates a candidate's probability, at least 1: for candidates of
+/// models, and for those that were looked up.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lenience(f64);
+pub struct Lenience {
+    models: f64,
+    look_ups: f64,
+}
 
 impl Lenience {
-    /// Forgives nothing.
-    pub const NONE: Self = Self(1.0);
+    /// Exact review of all candidates.
+    pub const NONE: Self = Self { models: 1.0, look_ups: 1.0 };
 
-    /// A lenience.
+    /// Lenience for candidates of models; looked-up ones are reviewed exactly.
     ///
     /// # Errors
     /// If it is below 1 or not finite.
     pub fn new(lenience: f64) -> Result<Self, TheoryError> {
         if lenience >= 1.0 && lenience.is_finite() {
-            Ok(Self(lenience))
+            Ok(Self { models: lenience, look_ups: 1.0 })
         } else {
             Err(TheoryError::Lenience(lenience))
         }
     }
 
-    fn forgives(self) -> bool {
-        self.0 > 1.0
+    /// The same lenience for looked-up candidates too.
+    #[must_use]
+    pub fn with_look_ups(self) -> Self {
+        Self { look_ups: self.models, ..self }
+    }
+
+    fn is_exact(self) -> bool {
+        self == Self::NONE
+    }
+
+    /// l for a candidate.
+    fn of(self, candidate: &CascadeCandidate) -> f64 {
+        if candidate.is_looked_up { self.look_ups } else { self.models }
     }
 }
 
@@ -46,17 +61,19 @@ pub struct CascadeCandidate {
     pub token_id: u32,
     /// Its distribution, given those before it.
     pub drawn_from: DrawnFrom,
-    /// The probability that its drafter's model gives to it, raw: what a greedy reviewer's lenience is
-    /// measured by. 1 of a token that was looked up.
+    /// The probability that its drafter's model gives to it, unwarped, with which a lenient greedy
+    /// reviewer compares its own. 1 for a looked-up token.
     pub prob: f64,
+    /// Whether it was looked up, and no model has reviewed it since.
+    pub is_looked_up: bool,
 }
 
-/// Reviews a chain greedily: candidates stand while they are the reviewer's most probable tokens, or
-/// their probability under the reviewer is more than an l-th of the one they were proposed with.
-/// Behind those that stand comes the reviewer's own token.
+/// Reviews a chain greedily: accepts candidates while each is the reviewer's most probable token, or has
+/// more than 1/l of the probability it was proposed with under the reviewer. Returns the accepted ones,
+/// and the reviewer's next token.
 ///
-/// `logits_after(i)` are the reviewer's behind candidate i − 1; only rows that are reached are asked
-/// for.
+/// `logits_after(i)` gives the reviewer's logits after candidate i − 1. It is called only for the rows
+/// that are reached.
 pub fn review_greedy<'r>(
     candidates: &[CascadeCandidate],
     mut logits_after: impl FnMut(usize) -> &'r [f32],
@@ -65,7 +82,7 @@ pub fn review_greedy<'r>(
     let mut stands = Vec::with_capacity(candidates.len() + 1);
     loop {
         let logits = logits_after(stands.len());
-        let softmax = lenience.forgives().then(|| SoftmaxSummary::of(logits));
+        let softmax = (!lenience.is_exact()).then(|| SoftmaxSummary::of(logits));
         let prob = |token: u32| match softmax {
             Some(softmax) => softmax.log_prob(logits[token as usize]).exp(),
             None => 1.0,
@@ -74,13 +91,15 @@ pub fn review_greedy<'r>(
         let candidate = candidates.get(stands.len());
         let accepted = candidate.filter(|candidate| {
             candidate.token_id == choice
-                || (lenience.forgives() && prob(candidate.token_id) > candidate.prob / lenience.0)
+                || (lenience.of(candidate) > 1.0
+                    && prob(candidate.token_id) > candidate.prob / lenience.of(candidate))
         });
         let token_id = accepted.map_or(choice, |candidate| candidate.token_id);
         stands.push(CascadeCandidate {
             token_id,
             drawn_from: DrawnFrom::OneHot,
             prob: prob(token_id),
+            is_looked_up: false,
         });
         if accepted.is_none() {
             return stands;
@@ -88,11 +107,11 @@ pub fn review_greedy<'r>(
     }
 }
 
-/// Reviews a chain by rejection sampling: the candidates that stand, then a token that was drawn from
-/// the residual of the one that does not, or from the reviewer's own distribution where all do. Each
-/// has the distribution that it is emitted with, given those before it and how they came about.
+/// Reviews a chain by rejection sampling. Returns the accepted candidates and one more token: drawn from
+/// the residual at the first rejection, or from the reviewer's distribution if all are accepted. Each
+/// has the distribution that it is emitted from, given the tokens before it and how they came about.
 ///
-/// `probs_after(i)` is the reviewer's distribution r behind candidate i − 1, as served.
+/// `probs_after(i)` is the reviewer's warped distribution r after candidate i − 1.
 ///
 /// # Panics
 /// If distributions are not over one vocabulary, or a token's own probability is 0.
@@ -104,9 +123,7 @@ pub fn review_sampled(
 ) -> Vec<CascadeCandidate> {
     let mut stands = Vec::with_capacity(candidates.len() + 1);
     for candidate in candidates {
-        let review = Review::new(&candidate.drawn_from, candidate.token_id, lenience, || {
-            probs_after(stands.len())
-        });
+        let review = Review::new(candidate, probs_after(stands.len()), lenience.of(candidate));
         let is_accepted = draws.bernoulli(review.acceptance_prob);
         let token_id = match is_accepted {
             true => candidate.token_id,
@@ -123,64 +140,33 @@ pub fn review_sampled(
     stands
 }
 
-/// The chance that a reviewer of distribution `own` lets a candidate stand, over what it may have been:
-/// Σ min(d, l·r).
-pub(crate) fn expected_acceptance(
-    candidate: &CascadeCandidate,
-    own: &[f64],
-    Lenience(lenience): Lenience,
-) -> f64 {
-    match &candidate.drawn_from {
-        DrawnFrom::OneHot => (lenience * own[candidate.token_id as usize]).min(1.0),
-        DrawnFrom::Probs(d) => {
-            assert_eq!(d.len(), own.len(), "distributions must be over one vocabulary");
-            d.iter().zip(own).map(|(d, own)| d.min(lenience * own)).sum()
-        }
-    }
-}
-
-/// What a reviewer of distribution `own` emits in the place of a candidate: a token of it, and the
-/// distribution that it is emitted with.
-pub(crate) fn emitted_instead_of(
-    candidate: &CascadeCandidate,
-    own: Vec<f64>,
-    lenience: Lenience,
-) -> CascadeCandidate {
-    let token_id = candidate.token_id;
-    let Review { emitted, .. } = Review::new(&candidate.drawn_from, token_id, lenience, || own);
-    CascadeCandidate::drawn(token_id, emitted)
-}
-
 impl CascadeCandidate {
     /// A token that was looked up.
-    pub fn certain(token_id: u32) -> Self {
-        Self { token_id, drawn_from: DrawnFrom::OneHot, prob: 1.0 }
+    pub fn looked_up(token_id: u32) -> Self {
+        Self { token_id, drawn_from: DrawnFrom::OneHot, prob: 1.0, is_looked_up: true }
     }
 
-    pub(crate) fn drawn(token_id: u32, probs: Vec<f64>) -> Self {
-        Self { token_id, prob: probs[token_id as usize], drawn_from: DrawnFrom::Probs(probs) }
+    fn drawn(token_id: u32, probs: Vec<f64>) -> Self {
+        let (prob, drawn_from) = (probs[token_id as usize], DrawnFrom::Probs(probs));
+        Self { token_id, drawn_from, prob, is_looked_up: false }
     }
 }
 
-/// What a reviewer makes of one candidate.
+/// The review of one candidate.
 struct Review {
     /// min(1, l·r/d).
     acceptance_prob: f64,
     /// (r − d)+, not normalised.
     residual: Vec<f64>,
-    /// The distribution of what stands in the candidate's place.
+    /// The distribution of the token that takes the candidate's place.
     emitted: Vec<f64>,
 }
 
 impl Review {
-    fn new(
-        drawn_from: &DrawnFrom,
-        candidate: u32,
-        Lenience(lenience): Lenience,
-        reviewer: impl FnOnce() -> Vec<f64>,
-    ) -> Self {
-        let own = reviewer();
-        let candidate = candidate as usize;
+    /// Of a reviewer whose distribution is `own`.
+    fn new(candidate: &CascadeCandidate, own: Vec<f64>, lenience: f64) -> Self {
+        let CascadeCandidate { token_id, drawn_from, .. } = candidate;
+        let candidate = *token_id as usize;
         let d = |token: usize| match drawn_from {
             DrawnFrom::OneHot => f64::from(u8::from(token == candidate)),
             DrawnFrom::Probs(probs) => probs[token],
@@ -194,7 +180,7 @@ impl Review {
         };
         let mut residual = own.clone();
         take_residual(&mut residual, 1.0, drawn_from, candidate);
-        // As a sum of what is rejected it cannot round to nothing where something is.
+        // Summed up directly: 1 minus the accepted share could round to 0.
         let rejected: f64 =
             own.iter().enumerate().map(|(token, own)| (d(token) - lenience * own).max(0.0)).sum();
         let scale = rejected / residual.iter().sum::<f64>();
@@ -220,19 +206,23 @@ mod tests {
             let len = 1 + case % 6;
             let (d, r) = (random_probs(&mut rng, len), random_probs(&mut rng, len));
             let own = vec![1.0 / len as f64; len];
-            for (lenience, is_certain) in
-                [(1.0, false), (1.7, false), (4.0, false), (1.0, true), (2.5, true)]
-            {
+            let lenient = |lenience| Lenience::new(lenience).expect("1 or more");
+            for (lenience, is_looked_up) in [
+                (Lenience::NONE, false),
+                (lenient(1.7), false),
+                (lenient(4.0), false),
+                (Lenience::NONE, true),
+                (lenient(2.5), true),
+                (lenient(2.5).with_look_ups(), true),
+            ] {
                 let looked_up = rng.categorical(&d) as u32;
                 let mut told = None;
                 let outcomes = enumerate(|draws| {
-                    let (token_id, drawn_from) = match is_certain {
-                        true => (looked_up, DrawnFrom::OneHot),
-                        false => (draws.categorical(&d) as u32, DrawnFrom::Probs(d.clone())),
+                    let candidate = match is_looked_up {
+                        true => CascadeCandidate::looked_up(looked_up),
+                        false => CascadeCandidate::drawn(draws.categorical(&d) as u32, d.clone()),
                     };
-                    let candidate = CascadeCandidate { token_id, drawn_from, prob: 1.0 };
                     let rows = [r.clone(), own.clone()];
-                    let lenience = Lenience::new(lenience).expect("1 or more");
                     let stands =
                         review_sampled(&[candidate], |row| rows[row].clone(), lenience, draws);
                     let DrawnFrom::Probs(found) = &stands[0].drawn_from else {
@@ -252,9 +242,12 @@ mod tests {
                     // A few dozen f64 operations on numbers below 1.
                     assert!(
                         (found - prob).abs() < 1e-12,
-                        "{lenience}: d {d:?}, r {r:?}: {found} {prob}"
+                        "{lenience:?}: d {d:?}, r {r:?}: {found} {prob}"
                     );
-                    if lenience == 1.0 {
+                    // An exact reviewer emits tokens of its distribution.
+                    let own_lenience =
+                        if is_looked_up { lenience.look_ups } else { lenience.models };
+                    if own_lenience == 1.0 {
                         assert!((r[token] - prob).abs() < 1e-12);
                     }
                 }
@@ -263,15 +256,21 @@ mod tests {
     }
 
     #[test]
-    fn a_greedy_reviewer_forgives_what_is_nearly_as_probable_as_it_was_said_to_be() {
+    fn a_lenient_greedy_reviewer_accepts_nearly_as_probable_candidates() {
         // Probabilities 1/2, 1/4, 1/4.
         let rows = [[2f32.ln(), 0.0, 0.0], [0.0, 0.0, 2f32.ln()], [0.0, 2f32.ln(), 0.0]];
-        let candidate =
-            |token_id, prob| CascadeCandidate { token_id, drawn_from: DrawnFrom::OneHot, prob };
-        let review = |candidates: &[CascadeCandidate], lenience| -> Vec<u32> {
-            let lenience = Lenience::new(lenience).expect("1 or more");
+        let candidate = |token_id, prob| CascadeCandidate {
+            prob,
+            is_looked_up: false,
+            ..CascadeCandidate::looked_up(token_id)
+        };
+        let lenient = |lenience| Lenience::new(lenience).expect("1 or more");
+        let review_by = |candidates: &[CascadeCandidate], lenience| -> Vec<u32> {
             let stands = review_greedy(candidates, |row| &rows[row], lenience);
             stands.iter().map(|token| token.token_id).collect()
+        };
+        let review = |candidates: &[CascadeCandidate], lenience| -> Vec<u32> {
+            review_by(candidates, lenient(lenience))
         };
         let own = [candidate(0, 1.0), candidate(2, 1.0)];
         assert_eq!(review(&own, 1.0), [0, 2, 1]);
@@ -280,7 +279,13 @@ mod tests {
         assert_eq!(review(&other, 1.0), [0]);
         assert_eq!(review(&other, 3.5), [0]);
         assert_eq!(review(&other, 3.7), [1, 2, 1]);
-        let stands = review_greedy(&other, |row| &rows[row], Lenience(3.7));
+        // Looked-up tokens have probability 1, and are reviewed exactly unless they are included.
+        let looked_up = [1, 2].map(CascadeCandidate::looked_up);
+        assert_eq!(review_by(&looked_up, lenient(4.5)), [0]);
+        assert_eq!(review_by(&looked_up, lenient(4.5).with_look_ups()), [1, 2, 1]);
+        let mixed = [candidate(1, 0.9), CascadeCandidate::looked_up(1)];
+        assert_eq!(review_by(&mixed, lenient(4.5)), [1, 2]);
+        let stands = review_greedy(&other, |row| &rows[row], lenient(3.7));
         // They are proposed with the reviewer's own probabilities.
         for (token, prob) in stands.iter().zip([0.25, 0.5, 0.5]) {
             // Exponentials of f32 logits.
@@ -289,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reviewer_may_be_no_stricter_than_its_own_distribution() {
+    fn a_lenience_below_1_is_refused() {
         for lenience in [0.0, 0.99, f64::NAN, f64::INFINITY] {
             assert!(matches!(Lenience::new(lenience), Err(TheoryError::Lenience(_))));
         }

@@ -23,8 +23,8 @@ mod tests;
 use crate::{Decoding, DrawnFrom, Draws, Node, Proposal};
 
 pub use children::{Children, child_rank};
-pub use shape::{GrownBy, MAX_CHILDREN, TreeChildren, TreeShape};
 pub(crate) use shape::{Level, Place};
+pub use shape::{MAX_CHILDREN, TreeChildren, TreeShape};
 
 /// The tree of one round on its way.
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ struct Candidate {
     rank: usize,
     /// Where in the shape it is.
     place: Place,
-    /// The product of the drafter's probabilities up to it, or of a head's predictions.
+    /// The product of the drafter's probabilities along its path.
     prob: f64,
     /// Its number among the proposal's nodes, once it is one.
     node: Option<usize>,
@@ -57,11 +57,6 @@ impl TreeGrowth {
     /// Nothing yet.
     pub fn new(shape: TreeShape) -> Self {
         Self { shape, candidates: Vec::new(), tip: None, num_beside: 0 }
-    }
-
-    /// How it grows.
-    pub fn shape(&self) -> TreeShape {
-        self.shape
     }
 
     /// The children of a node, one at least, behind which the drafter gives `logits`.
@@ -114,29 +109,6 @@ impl TreeGrowth {
         let place = of_node.expect("a node was a candidate").place;
         let children = self.children(place, logits, decoding);
         self.add_children(Some(node), place, children, 0, draws);
-    }
-
-    /// How many candidates there are.
-    pub fn num_candidates(&self) -> usize {
-        self.candidates.len()
-    }
-
-    /// Compares candidates from number `first` on, all children of one parent, by another chance of
-    /// each than its drafter's.
-    ///
-    /// # Errors
-    /// If `chance` fails.
-    pub fn weigh_since<E>(
-        &mut self,
-        first: usize,
-        mut chance: impl FnMut(u32) -> Result<f64, E>,
-    ) -> Result<(), E> {
-        let parent = self.candidates.get(first).and_then(|candidate| candidate.parent);
-        let before = self.prob_of(parent);
-        self.candidates[first..].iter_mut().try_for_each(|candidate| {
-            candidate.prob = before * chance(candidate.token_id)?;
-            Ok(())
-        })
     }
 
     /// That of a node, or of what stands.

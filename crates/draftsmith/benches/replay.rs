@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use draftsmith_theory::{
     Bounds, Counts, DrafterId, Draws, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
-    JointConfidenceConfig, PredictedProb, RecordedCandidate, RecordedPlace, Recording, Recordings,
+    JointConfidenceConfig, RecordedCandidate, RecordedPlace, Recording, Recordings,
     RejectionThresholdConfig, SeededDraws, StopRuleConfig,
 };
 use rayon::prelude::*;
@@ -117,7 +117,7 @@ fn candidate(draws: &mut SeededDraws) -> RecordedCandidate {
         confidence: prob.max(0.3),
         confidence_of_ten: prob.max(0.3),
         entropy: 2.0 * (1.0 - prob),
-        predicted_acceptance_prob: PredictedProb::InAnyRound(draws.uniform().sqrt()),
+        predicted_acceptance_prob: Some(draws.uniform().sqrt()),
         draft_log_prob: -1.0,
         target_log_prob: -1.2,
     }

@@ -3,8 +3,7 @@
 
 mod measure;
 mod mixed;
-mod reviewing;
-mod wide;
+mod trees;
 
 use anyhow::Result;
 use draftsmith_theory::{
@@ -16,8 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::recipe::GivenCosts;
 
 pub(crate) use measure::{Measurement, measure};
-pub(crate) use reviewing::measure_reviewing;
-pub(crate) use wide::measure_wide;
+pub(crate) use trees::measure_tree_costs;
 
 /// The round lengths that are timed; the target reads one row more than a round has candidates.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
@@ -41,10 +39,10 @@ pub(crate) struct Costs {
     pub(crate) confidence_seconds: f64,
     /// What a draft forward costs more with its entropy.
     pub(crate) entropy_seconds: f64,
-    /// The drafter's own forwards of 1, 2, … rows, as it reviews in a cascade or reads a tree's nodes;
-    /// none where that was not measured, and rows are taken to cost it as much more as they cost the target.
+    /// The drafter's forwards that read 1, 2, … nodes of a tree. If they were not measured, rows are
+    /// taken to add the same share to them as to the target's forwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) reviewing: Option<RoundCosts>,
+    pub(crate) draft_rows: Option<RoundCosts>,
 }
 
 impl Costs {
@@ -93,19 +91,11 @@ impl Costs {
             head_seconds: 0.0,
             confidence_seconds: 0.0,
             entropy_seconds: 0.0,
-            reviewing: None,
+            draft_rows: None,
         }
     }
 
-    /// Seconds of a forward with which the drafter reviews, by its rows, in rounds of changing lengths.
-    ///
-    /// # Errors
-    /// If there is no price of a draft forward.
-    pub(crate) fn review_seconds(&self) -> Result<impl Fn(usize) -> f64, TheoryError> {
-        self.forward_seconds(&self.mixed_rounds)
-    }
-
-    /// Seconds of a forward of the drafter, by its rows, in rounds that cost so much.
+    /// Seconds of a forward of the drafter by its rows, at the costs of `target`'s rounds.
     ///
     /// # Errors
     /// If there is no price of a draft forward.
@@ -113,9 +103,10 @@ impl Costs {
         &self,
         target: &RoundCosts,
     ) -> Result<impl Fn(usize) -> f64, TheoryError> {
-        let (one, own) = (target.draft_seconds(self.drafter)?, self.reviewing.as_ref());
+        let (one, own) = (target.draft_seconds(self.drafter)?, self.draft_rows.as_ref());
         Ok(move |rows| match own {
-            // Its forwards within rounds cost otherwise than those that were timed alone: rows add to them.
+            // Forwards within rounds cost something else than those timed separately; only what rows
+            // add is taken from the latter.
             Some(own) => one + (own.verify_seconds(rows) - own.verify_seconds(1)).max(0.0),
             None => one * target.verify_seconds(rows) / target.verify_seconds(1),
         })
@@ -203,23 +194,23 @@ mod tests {
     }
 
     #[test]
-    fn a_reviewers_rows_cost_what_was_measured_or_as_much_more_as_the_targets() {
+    fn a_drafters_rows_cost_what_was_measured_or_as_much_more_as_the_targets() {
         let drafter = DrafterId::Draft;
         let given: GivenCosts =
             toml::from_str("draft_ms = 2\nrows_ms = [8, 10, 12]").expect("reads");
         let costs = Costs::given(&given, drafter, 1).expect("one").expect("given");
         let close = |found: f64, ms: f64| assert!((found * 1e3 - ms).abs() < 1e-12, "{found}");
-        let alike = costs.review_seconds().expect("a price");
+        let alike = costs.forward_seconds(&costs.rounds).expect("a price");
         [(1, 2.0), (2, 2.5), (3, 3.0)].into_iter().for_each(|(rows, ms)| close(alike(rows), ms));
         let own = RoundCosts::new(DraftSeconds::new(), vec![1e-3, 1.25e-3]).expect("times");
-        let measured = Costs { reviewing: Some(own), ..costs.clone() };
-        let measured = measured.review_seconds().expect("a price");
+        let measured = Costs { draft_rows: Some(own), ..costs.clone() };
+        let measured = measured.forward_seconds(&measured.rounds).expect("a price");
         [(1, 2.0), (2, 2.25), (4, 2.75)]
             .into_iter()
             .for_each(|(rows, ms)| close(measured(rows), ms));
         // Files without it are those of older versions.
         let text = serde_json::to_string(&costs).expect("numbers");
-        assert!(!text.contains("reviewing"));
+        assert!(!text.contains("draft_rows"));
         assert_eq!(serde_json::from_str::<Costs>(&text).expect("reads"), costs);
     }
 

@@ -177,30 +177,22 @@ impl Exports {
         self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
     }
 
-    /// What the target and drafters are known by together: their weights, and what a draft may draw.
+    /// A hash of the weights of the target and a draft or self-draft, and of what that may draw.
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub(crate) fn models_hash(
-        &self,
-        drafters: &[DrafterId],
-        workspace: &Workspace,
-    ) -> Result<String> {
-        let mut all = vec![workspace.target_hash()?.to_owned()];
-        for drafter in drafters {
-            let hash = match drafter {
-                DrafterId::Draft => workspace
-                    .draft_hash()?
-                    .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
-                DrafterId::SmallDraft => workspace.small_draft_hash()?.map(str::to_owned),
-                DrafterId::SelfDraft { exit_layer } => self
-                    .adapter_behind(*exit_layer)
-                    .map(|it| workspace.adapter_hash(&it.dir, &it.config))
-                    .transpose()?,
-                DrafterId::MaxGram | DrafterId::Cascade { .. } | DrafterId::Merged { .. } => None,
-            };
-            all.extend(hash);
-        }
+    pub(crate) fn models_hash(&self, drafter: DrafterId, workspace: &Workspace) -> Result<String> {
+        let target = workspace.target_hash()?;
+        let hash = match drafter {
+            DrafterId::SelfDraft { exit_layer } => self
+                .adapter_behind(exit_layer)
+                .map(|it| workspace.adapter_hash(&it.dir, &it.config))
+                .transpose()?,
+            _ => workspace
+                .draft_hash()?
+                .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
+        };
+        let all = [target.to_owned(), hash.unwrap_or_default()];
         Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 
@@ -349,16 +341,6 @@ impl HeadExport {
     /// If it is missing, broken, or for another hidden size.
     pub(crate) fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
         let (config, head) = workspace.head(dir, hidden_size)?;
-        if let Some(found) = config.target_hidden_size {
-            let expected = workspace.target_shape()?.hidden_size;
-            if found != expected {
-                bail!(
-                    "the head in `{}` reads hidden states of a target of width {found}, this one's \
-                     have {expected}; hint: train it again for this target",
-                    dir.display()
-                );
-            }
-        }
         Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
     }
 }

@@ -228,8 +228,8 @@ pub(crate) fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 
 #[cfg(test)]
 mod tests {
     use draftsmith_theory::{
-        DrafterId, FixedLengthConfig, PredictedProb, RecordedCandidate, RecordedPlace, Recording,
-        SeededDraws, StopRuleConfig,
+        DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
+        StopRuleConfig,
     };
 
     use super::*;
@@ -245,7 +245,7 @@ mod tests {
             confidence: 0.5,
             confidence_of_ten: 0.5,
             entropy: 1.0,
-            predicted_acceptance_prob: PredictedProb::Nothing,
+            predicted_acceptance_prob: None,
             draft_log_prob: -1.0,
             target_log_prob: -1.0,
         };

@@ -3,7 +3,6 @@
 //!
 //! Paths are relative to the directory that draftsmith is run in.
 
-mod cascade_lengths;
 mod cascade_rules;
 mod cascades;
 mod checks;
@@ -12,7 +11,6 @@ mod data;
 #[cfg(test)]
 mod documented;
 mod evaluate;
-mod found;
 mod max_gram;
 mod merged;
 mod overrides;
@@ -33,9 +31,8 @@ use draftsmith_train::{
 };
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::cascade_lengths::{Lengths, LengthsOfEach};
 pub(crate) use self::cascade_rules::ChainRuleRecipe;
-pub(crate) use self::cascades::{CascadeRecipe, listed};
+pub(crate) use self::cascades::CascadeRecipe;
 use self::checks::{require, toml_error};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};

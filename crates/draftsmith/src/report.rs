@@ -3,10 +3,9 @@
 //! No script, no font, no request: the style sheet stands in the page and the pictures are inline
 //! SVG. This file says what is on the page; its template says where. The pictures' geometry is
 //! worked out in `report/`: `pareto` (discard rate against verification rate), `bars` (speed-ups),
-//! `curves` (CTAR, acceptance by position; `standard` has the tables that go with the latter), `replay` (gains, with their tables) and `reliability`
-//! (what came of the head's predictions), with `axis`, `key` and `labels` under them; `sections`
-//! holds what comes before and after the pictures. `data` is the page of a data set, with the pictures
-//! of `plot`.
+//! `curves` (CTAR, acceptance by position), `replay` (gains, with their tables) and `reliability` (how
+//! good the head's predictions are), with `axis`, `key` and `labels` under them; `sections` holds what
+//! comes before and after the pictures. `data` is the page of a data set, with the pictures of `plot`.
 
 mod axis;
 mod bars;
@@ -21,14 +20,15 @@ pub(crate) mod plot;
 mod reliability;
 mod replay;
 mod sections;
-mod standard;
 mod text;
 
 use anyhow::{Context, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
-use self::text::{counted, group_id, number, percent, rule_label, sentence_case, thousands, times};
+use self::text::{
+    counted, group_id, label, number, percent, rule_label, sentence_case, thousands, times,
+};
 use crate::results::{DrafterName, EvaluationSummary, Group, Replay, ResultRow, groups};
 
 /// A picture's size in CSS pixels, its text about 12 of them. Every picture is drawn twice, and the
@@ -158,9 +158,7 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> V
         ctar => curves(&curves::CTAR),
         acceptance => curves(&curves::ACCEPTANCE),
         unconditional => curves(&curves::UNCONDITIONAL),
-        standard => standard::table(group),
-        against_chains => standard::beside_chains(group),
-        expected => known.map(standard::expected).unwrap_or_default(),
+        standard => standard_views(group),
         drafters => drafter_views(group),
         promises => known.map(sections::promises).unwrap_or_default(),
         categories => sections::categories(group),
@@ -175,6 +173,28 @@ fn drafter_views(group: &Group<'_>) -> Vec<Value> {
         (!rows.is_empty()).then(|| context! { name => sentence_case(&drafter.text()), rows })
     };
     std::iter::once(DrafterName::None).chain(group.drafters()).filter_map(view).collect()
+}
+
+/// Each drafter and tree at its fastest setting, at standard costs; None where nothing was drafted.
+fn standard_views(group: &Group<'_>) -> Option<Vec<Value>> {
+    let row = |drafter: DrafterName| {
+        let rows = group.pooled().filter(|row| row.drafter == drafter);
+        let best = rows.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second))?;
+        let at = |position: usize| {
+            let share = best.unconditional_acceptance.get(position - 1);
+            number(share.copied().unwrap_or(f64::NAN), 2)
+        };
+        Some(context! {
+            drafter => label(best),
+            tokens_per_round => number(best.tokens_per_round(), 2),
+            accepted => [at(1), at(2), at(4), at(8)],
+            by_size => times(best.improvement_by_size),
+            by_time => times(best.improvement_by_time),
+            speedup => times(best.speedup),
+        })
+    };
+    let rows: Vec<Value> = group.drafters().into_iter().filter_map(row).collect();
+    (!rows.is_empty()).then_some(rows)
 }
 
 fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {

@@ -2,41 +2,33 @@
 //! what the rows were measured with.
 //!
 //! This file owns the rows: their schema, their order and their reading and writing as text.
-//! `results/group.rs` puts together what may be compared, `results/summary.rs` owns the other schema,
-//! `results/against_chains.rs` says at which costs trees and cascades are worth it. The rates come from the theory
-//! crate's `Counts`; who decodes, and where files go, is the `evaluate` command's business. `table`
-//! and `report` show these rows.
+//! `results/group.rs` groups the rows that may be compared, and `results/summary.rs` owns the other
+//! schema. The rates come from the theory crate's `Counts`. The `evaluate` command decodes and decides
+//! where files go; `table` and `report` show these rows.
 //!
 //! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in
 //! memory and `null` in the file, never NaN, which is not JSON.
 
-mod against_chains;
 pub(crate) mod answers;
 mod group;
 mod replay;
-mod standard;
 mod summary;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_files::parse_json;
-use draftsmith_theory::{Counts, Decoding, Sampling, TokenChoice, Trace, setting_text};
+use draftsmith_theory::{Counts, Decoding, DrafterId, Sampling, TokenChoice, Trace, setting_text};
 use serde::{Deserialize, Serialize, Serializer};
 
-pub(crate) use against_chains::{WORTH, WorthAt, against_chains};
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
 pub(crate) use replay::{
-    ClosedForm, FittedCalibration, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow,
-    ReplayedTree,
-};
-pub(crate) use standard::{
-    CascadeForm, CostBasis, CostRatios, ExpectedRound, Profiled, ProfiledPair, acceptance_prob,
-    expected_rounds, inner_acceptance_prob,
+    FittedCalibration, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow, ReplayedTree,
 };
 pub(crate) use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
@@ -55,8 +47,14 @@ const CTAR_LEN: usize = 10;
 /// How many entries `acceptance_by_position` has at most.
 const NUM_POSITIONS: usize = 10;
 
-/// A share of fewer candidates than this is noise.
+/// How many entries `unconditional_acceptance` has at most.
+const NUM_UNCONDITIONAL: usize = 30;
+
+/// A share of fewer candidates or rounds than this is noise.
 const MIN_JUDGED: usize = 20;
+
+/// What a forward of a drafter costs, in forwards of the target.
+pub(crate) type CostRatios = BTreeMap<DrafterId, f64>;
 
 /// One dataset and category under one setting and one way of decoding: a row of `results.json`.
 ///
@@ -212,7 +210,7 @@ impl ResultRow {
             compression_rate: counts.compression_rate(),
             ctar: if trace.rounds.is_empty() { Vec::new() } else { ctar.collect() },
             acceptance_by_position: acceptance_by_position(trace),
-            unconditional_acceptance: standard::unconditional_acceptance(trace),
+            unconditional_acceptance: unconditional_acceptance(trace),
             tokens_per_second,
             speedup: speedup.filter(|speedup| speedup.is_finite()),
             speedup_interval: context
@@ -297,6 +295,19 @@ pub(crate) fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
         (num_judged >= MIN_JUDGED).then(|| num_accepted as f64 / num_judged as f64)
     };
     (1..=NUM_POSITIONS).map_while(share).collect()
+}
+
+/// For each position of a round, the share of the rounds with that many candidates in which the candidate
+/// and all before it were accepted (CS-Drafting, Figure 2).
+fn unconditional_acceptance(trace: &Trace) -> Vec<f64> {
+    let share = |position: usize| {
+        let drafted = trace.rounds.iter().filter(|round| round.depth >= position);
+        let (num_rounds, num_accepted) = drafted.fold((0, 0), |(rounds, accepted), round| {
+            (rounds + 1, accepted + usize::from(round.num_accepted >= position))
+        });
+        (num_rounds >= MIN_JUDGED).then(|| num_accepted as f64 / num_rounds as f64)
+    };
+    (1..=NUM_UNCONDITIONAL).map_while(share).collect()
 }
 
 fn temperature(decoding: &Decoding) -> f64 {

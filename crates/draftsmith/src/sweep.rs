@@ -1,7 +1,5 @@
 //! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
 
-pub(crate) mod cascades;
-pub(crate) mod expected_cascades;
 pub(crate) mod static_trees;
 
 use anyhow::{Context, Result};

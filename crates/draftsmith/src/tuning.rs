@@ -1,5 +1,5 @@
-//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json`, `cascades.json`,
-//! `trees.json` and `replay.json`.
+//! What `tune` and `replay` leave in `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json` and
+//! `replay.json`.
 
 use std::path::Path;
 
@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::costs::{Costs, Measurement};
 use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, Replay};
-use crate::sweep::expected_cascades::{ClosedFormCascade, MeasuredAcceptance};
 
 /// Costs that were measured for a drafter and decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,12 +54,18 @@ pub(crate) fn given_costs(
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// What is promised of a cascade or a tree that was tuned.
+/// An entry of `trees.json`: a drafter's fastest static tree by replay of greedy responses, with a chain
+/// as long as the tree is deep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TunedPromise {
-    /// What promises it.
-    pub(crate) promised_by: PromisedBy,
-    /// Of how many it is the best.
+pub(crate) struct TunedTree {
+    pub(crate) drafter: DrafterId,
+    /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
+    pub(crate) models: String,
+    /// The dtype they computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub(crate) dtype: WeightDtype,
+    pub(crate) shape: TreeShape,
+    /// How many shapes were tried.
     pub(crate) num_tried: usize,
     /// Prompts it was tuned on.
     pub(crate) num_prompts: usize,
@@ -72,60 +77,10 @@ pub(crate) struct TunedPromise {
     pub(crate) verification_rate: f64,
     /// Discarded candidates a token.
     pub(crate) discard_rate: f64,
-    /// The best fixed length of the drafter alone.
+    /// The drafter's best fixed length without a tree.
     pub(crate) best_fixed_length: usize,
     /// Modelled speed over that, minus 1: below 0 where the drafter's chains are faster.
     pub(crate) expected_gain: Estimate,
-}
-
-/// What says how fast something would be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum PromisedBy {
-    /// Replay, which decodes along recordings.
-    Replay,
-    /// CS-Drafting's closed form, by how often candidates stand along them.
-    ClosedForm,
-}
-
-/// An entry of `trees.json`: the static tree of a drafter that is fastest by replay, greedy, with a chain
-/// as long as it is deep.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TunedTree {
-    pub(crate) drafter: DrafterId,
-    /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
-    pub(crate) models: String,
-    /// What they computed in.
-    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
-    pub(crate) dtype: WeightDtype,
-    pub(crate) shape: TreeShape,
-    #[serde(flatten)]
-    pub(crate) promise: TunedPromise,
-}
-
-/// An entry of `cascades.json`: the lengths that are fastest, by replay of a drafter over look-ups, and
-/// else by the closed form.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TunedCascade {
-    /// From the largest on.
-    pub(crate) drafters: Vec<DrafterId>,
-    /// What reviewers other than the target forgive; 1 is nothing.
-    pub(crate) lenience: f64,
-    pub(crate) decoding: DecodingName,
-    /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
-    pub(crate) models: String,
-    /// What they computed in.
-    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
-    pub(crate) dtype: WeightDtype,
-    /// K.
-    pub(crate) lengths: Vec<Vec<usize>>,
-    #[serde(flatten)]
-    pub(crate) promise: TunedPromise,
-    /// How often its drafters' tokens stand.
-    pub(crate) acceptance: MeasuredAcceptance,
-    /// What CS-Drafting's closed form would choose; null where it has chosen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) closed_form: Option<ClosedFormCascade>,
 }
 
 /// What `tune` leaves of each drafter and decoding, of models of one dtype: a list in a file of its own.
@@ -138,13 +93,6 @@ pub(crate) trait Tuned: Serialize + DeserializeOwned {
 
 impl Tuned for CostsEntry {
     const FILE: &'static str = "costs.json";
-    fn dtype(&self) -> WeightDtype {
-        self.dtype
-    }
-}
-
-impl Tuned for TunedCascade {
-    const FILE: &'static str = "cascades.json";
     fn dtype(&self) -> WeightDtype {
         self.dtype
     }

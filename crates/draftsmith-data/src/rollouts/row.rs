@@ -1,4 +1,4 @@
-//! One rollout as replay sees it, and the rules that a row keeps alone.
+//! One row of a rollouts file, and the rules for it.
 //!
 //! A response X of N tokens has one row of its own, whose candidates are X itself, and one row for
 //! each position at which something else is drafted and then rejected: what the drafter proposes there
@@ -42,17 +42,14 @@ pub struct RolloutCandidates {
     pub confidence_of_ten: Vec<f64>,
     /// Entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f64>,
-    /// The acceptance head's probability that this candidate is accepted; `None` where there was no
-    /// head. Of a head that depends on where the round began, several numbers a candidate, as many of
-    /// each: by how many of the response's tokens the round has accepted before `start`, or before the
-    /// candidate where that is the response's, as far as there are such rounds, and then NaN. The last
-    /// candidate's may all be NaN: no stop rule asks about it.
+    /// The acceptance head's probability that this candidate is accepted; `None` without a head. The
+    /// last candidate's may be NaN: no stop rule asks for it.
     pub predicted_acceptance_prob: Option<Vec<f64>>,
     /// log q of the candidate, of the drafter's distribution that acceptance is defined by; −∞
     /// allowed.
     pub draft_log_prob: Vec<f64>,
     /// log p of the candidate, of the target's distribution that acceptance is defined by; −∞
-    /// allowed. NaN where the target was not asked: behind a rollout's first candidate, of all or none.
+    /// allowed. NaN where the target was not asked: for all candidates, or all after a rollout's first.
     pub target_log_prob: Vec<f64>,
     /// Of a greedy response's own tokens: which of the drafter's most probable each is, from 0 on, as a
     /// tree has children; 64 stands for that or more. `None` of others, and in files of versions that did
@@ -60,11 +57,11 @@ pub struct RolloutCandidates {
     pub draft_rank: Option<Vec<u32>>,
 }
 
-/// The one column of which the last number may be missing.
+/// The column whose last number may be NaN.
 const PREDICTED: &str = "predicted_acceptance_prob";
 /// Which of the drafter's tokens a greedy response's are.
 pub(super) const DRAFT_RANK: &str = "draft_rank";
-/// The one of which a rollout may have the first alone.
+/// The column in which a rollout may have only the first value.
 pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
 impl RolloutRow {
@@ -139,14 +136,10 @@ impl RolloutRow {
 
     fn validate_lengths(&self) -> Result<(), DataError> {
         let expected = self.candidates.candidate_ids.len();
-        let is_wrong = |column: &str, found: usize| match column {
-            PREDICTED => found == 0 || !found.is_multiple_of(expected.max(1)),
-            _ => found != expected,
-        };
         let ranks = self.candidates.draft_rank.iter().map(|ranks| (DRAFT_RANK, ranks.len()));
         let mut lists =
             self.numbers().map(|(column, _, values)| (column, values.len())).chain(ranks);
-        match lists.find(|(column, found)| is_wrong(column, *found)) {
+        match lists.find(|(_, found)| *found != expected) {
             None => Ok(()),
             Some((column, found)) => {
                 let problem = format!("has {found} values, `candidate_ids` has {expected}");
@@ -158,7 +151,11 @@ impl RolloutRow {
     fn validate_values(&self) -> Result<(), DataError> {
         for (column, numbers, values) in self.numbers() {
             let problem = match column {
-                PREDICTED => numbers.problem(&self.asked(values)),
+                PREDICTED => {
+                    // The last one may be missing.
+                    let is_missing = values.last().is_some_and(|prob| prob.is_nan());
+                    numbers.problem(&values[..values.len() - usize::from(is_missing)])
+                }
                 TARGET_LOG_PROB => numbers.problem(&values[..self.num_judged()]),
                 _ => numbers.problem(values),
             };
@@ -167,21 +164,6 @@ impl RolloutRow {
             }
         }
         Ok(())
-    }
-
-    /// Predictions, with 0 in place of those that may be missing: of the last candidate, which nobody
-    /// asks for, and behind the last of a candidate's.
-    fn asked(&self, predicted: &[f64]) -> Vec<f64> {
-        let num_candidates = self.candidates.candidate_ids.len();
-        let a_candidate = predicted.len() / num_candidates.max(1);
-        let mut asked = predicted.to_vec();
-        for (nth, own) in asked.chunks_mut(a_candidate.max(1)).enumerate() {
-            let num_made = own.iter().rposition(|prob| !prob.is_nan()).map_or(0, |last| last + 1);
-            if num_made > 0 || nth + 1 == num_candidates {
-                own[num_made..].fill(0.0);
-            }
-        }
-        asked
     }
 
     /// The lists of numbers that are there, by column.

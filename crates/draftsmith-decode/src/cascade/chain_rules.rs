@@ -1,9 +1,9 @@
-//! The stop rules of a cascade's chains: what ends one before its length.
+//! The stop rules that end a cascade's chains before their lengths.
 //!
-//! A rule is asked about the tokens of a chain as a draft phase asks it about candidates, with what
-//! the drafter's model says of each. A drafter that reviews smaller ones' tokens reads several in a
-//! forward: they are drawn already, so that the rule decides only whether another step is taken. That
-//! depends on the tokens that stand in the chain and on nothing behind them, and none is taken back.
+//! A rule sees a chain's tokens as it sees the candidates of a draft phase, with the signals of the
+//! drafter's model. A drafter that reviews reads several tokens in one forward. All of them are drawn
+//! before the rule is asked, so the rule only decides whether another step is taken, and that decision
+//! depends only on the tokens of the chain.
 
 use draftsmith_theory::{
     DraftSignals, HeadEstimate, RoundEnd, SignalNeeds, StopRule, StopRuleConfig, TheoryError,
@@ -44,7 +44,7 @@ impl ChainRules {
         }
     }
 
-    /// Tells a rule what its reviewer made of the chain.
+    /// Passes the outcome of a chain's review to its rule.
     pub(super) fn reviewed(&mut self, reviewer: usize, end: RoundEnd) {
         if let Some(Some(rule)) = self.0.get_mut(reviewer) {
             rule.end_round(end);
@@ -65,7 +65,7 @@ impl ChainRule {
         self.rule.as_ref().map_or(SignalNeeds::default(), |rule| rule.needs())
     }
 
-    /// The tokens that it was told of.
+    /// The tokens that it has seen.
     pub(super) fn num_candidates(&self) -> usize {
         self.candidates.len()
     }
@@ -88,7 +88,7 @@ impl ChainRule {
         self.is_over
     }
 
-    /// Adds a token, and asks behind it.
+    /// Adds a token, and asks after it.
     pub(super) fn drew(&mut self, token: u32, signals: DraftSignals, predicted: Option<f64>) {
         let Some(rule) = &mut self.rule else { return };
         self.candidates.push(token);

@@ -1,5 +1,5 @@
-//! Rounds of a cascade on their way: chains inside chains, each as far as it goes without a model, and
-//! a forward for all rounds that wait for the same one.
+//! Drafting the rounds of a cascade: nested chains, each drafted as far as possible without a model, and
+//! one forward for all rounds that wait for the same model.
 
 use draftsmith_theory::{
     CascadeCandidate, Children, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd,
@@ -16,17 +16,16 @@ use crate::target::Target;
 /// A round whose chain is being drafted.
 pub(super) struct Drafting<'c, 'r> {
     pub(super) round: &'c mut DraftRound<'r>,
-    /// The tokens that stand before it.
+    /// The tokens of the sequence before it.
     num_standing: usize,
     pub(super) forwards: Forwards,
-    /// What the first token's drafter may say in that one's place, where it is asked for.
+    /// Other candidates for the first token, if they are asked for.
     pub(super) siblings: Option<Children>,
-    /// The target's chain, and one within the other those that are proposed to who drafts it: the last is
-    /// the one that is being drafted.
+    /// The target's chain and the chains nested in it; the last is the one that is being drafted.
     chains: Vec<Chain>,
     /// The drafter whose forward is next; None when the target's chain is drafted.
     waits_for: Option<usize>,
-    /// The target's chain then.
+    /// The target's chain once it is drafted.
     pub(super) drafted: Vec<CascadeCandidate>,
 }
 
@@ -43,7 +42,7 @@ struct Chain {
     most: usize,
     /// Whether that drafter's last step gave something.
     has_more: bool,
-    /// Whether nothing is drafted behind it.
+    /// Whether nothing is drafted after it.
     is_over: bool,
     drafted: Vec<CascadeCandidate>,
     /// What is proposed to the drafter, which is to review it.
@@ -78,12 +77,12 @@ impl<'c, 'r> Drafting<'c, 'r> {
         self.chains.last().expect("a round that waits has a chain")
     }
 
-    /// Whether nothing behind what was drafted last could be kept.
+    /// Whether no token after the last drafted one could be kept.
     fn is_over(&self) -> bool {
         self.round.limits.is_end(self.round.tokens)
     }
 
-    /// The step that is waited for: what is proposed is read.
+    /// The step that is waited for, which reads the proposed tokens.
     fn step(&self) -> DraftStep<'_> {
         let (Chain { rule, proposed, .. }, round) = (self.chain(), &self.round);
         let num_candidates = rule.num_candidates() + proposed.len();
@@ -91,7 +90,7 @@ impl<'c, 'r> Drafting<'c, 'r> {
         DraftStep { num_rows: proposed.len() + 1, ..step }
     }
 
-    /// Adds what a step gave, of which the tokens are drafted already.
+    /// Adds a step's candidates, whose tokens the sequence has already.
     fn took(&mut self, step: Vec<CascadeCandidate>) {
         let is_over = self.is_over();
         let chain = self.chains.last_mut().expect("a step is one of a chain");
@@ -112,7 +111,7 @@ impl<'c, 'r> Drafting<'c, 'r> {
 }
 
 impl<T: Target> Cascade<'_, T> {
-    /// Drafts the chains of rounds, each of so many tokens at most.
+    /// Drafts the chains of rounds, each with its greatest number of tokens.
     ///
     /// # Errors
     /// If a model fails. Then these sequences cannot go on: rules of their chains are lost.
@@ -148,7 +147,7 @@ impl<T: Target> Cascade<'_, T> {
 
     fn begin_chain(&mut self, drafting: &mut Drafting<'_, '_>, row: usize, room: usize) {
         let rule = self.rules[drafting.round.slot].begin(row);
-        // Behind the last row there is nobody to review.
+        // No drafter comes after the last row's.
         let lengths = self.config.lengths(drafting.round.decoding).get(row);
         drafting.chains.push(Chain {
             row,
@@ -163,7 +162,7 @@ impl<T: Target> Cascade<'_, T> {
         });
     }
 
-    /// Takes a round as far as it goes without a model: until one is waited for, or its chain is drafted.
+    /// Goes on with a round until it waits for a model, or its chain is drafted.
     fn go_on(&mut self, drafting: &mut Drafting<'_, '_>) {
         drafting.waits_for = None;
         while let Some(chain) = drafting.chains.last_mut() {
@@ -204,11 +203,11 @@ impl<T: Target> Cascade<'_, T> {
         };
         drafting.forwards.add(DrafterId::MaxGram, found.len());
         found.iter().for_each(|token| chain.rule.drew(*token, DraftSignals::default(), None));
-        drafting.took(found.into_iter().map(CascadeCandidate::certain).collect());
+        drafting.took(found.into_iter().map(CascadeCandidate::looked_up).collect());
     }
 
-    /// A forward of a drafter over what is proposed to it in each of the rounds, whose rows are one
-    /// round's behind the other's.
+    /// One forward of a drafter over the chains proposed to it in all waiting rounds. Returns the rows,
+    /// round by round.
     fn forward(
         &mut self,
         target: &mut T,
@@ -216,18 +215,13 @@ impl<T: Target> Cascade<'_, T> {
         waiting: &[&mut Drafting<'_, '_>],
     ) -> Result<Vec<DraftRow>, DecodeError> {
         let model = &mut self.models[drafter];
-        for step in waiting.iter().map(|drafting| drafting.step()) {
-            if step.needs.acceptance_prob {
-                model.begin_round(target, step.slot, step.tokens.len() - step.num_candidates, 1);
-            }
-        }
         let steps: Vec<DraftStep<'_>> = waiting.iter().map(|drafting| drafting.step()).collect();
         let decodings = waiting.iter().map(|drafting| drafting.round.decoding);
         draft_rows(&mut **model, target, &steps, decodings)
     }
 
-    /// Appends what a drafter lets stand of what was proposed to it, and its own token behind that, by
-    /// the rows of its forward.
+    /// Reviews the chain proposed to a drafter by the rows of its forward, and appends the accepted tokens
+    /// and the drafter's next one.
     fn review(
         &mut self,
         target: &mut T,
@@ -264,12 +258,12 @@ impl<T: Target> Cascade<'_, T> {
         let num_accepted = stands.len().saturating_sub(1);
         round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(rows).enumerate() {
-            // Tokens of one step are drawn already, whatever is answered in between.
+            // All tokens of a step are drawn already, so an answer here cannot take them back.
             if row > 0 {
                 rule.stops_before_draw(&drafted.signals());
             }
             round.tokens.push(token.token_id);
-            // One that ends the text is asked about no more.
+            // No rule is asked about a token that ends the text.
             if round.limits.is_end(round.tokens) {
                 break;
             }
@@ -284,7 +278,7 @@ impl<T: Target> Cascade<'_, T> {
             };
             rule.drew(token.token_id, signals, predicted);
         }
-        // What was drawn behind the end of a text could not be kept.
+        // Tokens after the end of the text could not be kept.
         stands.truncate(round.tokens.len() - num_standing);
         if !proposed.is_empty() {
             let num_kept = stands.len();
@@ -298,7 +292,7 @@ impl<T: Target> Cascade<'_, T> {
         Ok(())
     }
 
-    /// Keeps of what its drafters have read what stands.
+    /// Lets drafters keep only the accepted tokens of those they have read.
     pub(super) fn forget(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.models.iter_mut().for_each(|model| model.commit(slot, num_standing, path));
         let lookup = self.lookup.as_mut();

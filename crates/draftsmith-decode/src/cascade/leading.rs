@@ -1,22 +1,21 @@
-//! Branching at the leading node (CS-Drafting with tree attention, of which the paper tells settings
-//! and no code was published): other first tokens beside the chain's, each with what is looked up behind
-//! it.
+//! Branching at the leading node: other first tokens beside the chain's, each followed by look-ups. It is
+//! CS-Drafting with tree attention, for which the paper gives settings and no code was published.
 //!
-//! The siblings take no draft forward: they are of the distribution that the chain's first token was
-//! drawn from, the most probable others where that was certain, and otherwise drawn without
-//! replacement. They are as many whatever was drawn, unless the distribution has no more tokens. What is
-//! looked up behind one depends on the text up to it alone.
+//! The siblings need no draft forward. They come from the distribution of the chain's first token: the
+//! next most probable tokens if that one was chosen greedily, otherwise tokens drawn without
+//! replacement. Their number does not depend on what was drawn, unless the distribution runs out of
+//! tokens. The look-ups after a sibling depend only on the text up to it.
 
 use draftsmith_theory::{Children, DrafterId, DrawnFrom, Node};
 
 use crate::drafter::DraftRound;
 use crate::max_gram::MaxGramDraft;
 
-/// Adds up to `num` siblings of a proposed chain's first token to a round's proposal, each with up to
-/// `num_behind` looked-up tokens. They come behind the chain, which drafters have read.
+/// Adds up to `num` siblings of a chain's first token to a round's proposal, each with up to `num_after`
+/// looked-up tokens. They come after the chain, since drafters have read the chain.
 pub(super) fn branch(
     mut siblings: Children,
-    [num, num_behind]: [usize; 2],
+    [num, num_after]: [usize; 2],
     mut lookup: Option<&mut MaxGramDraft<'_>>,
     round: &mut DraftRound<'_>,
 ) {
@@ -28,12 +27,12 @@ pub(super) fn branch(
         let mut last = proposal.push(Node { parent: None, token_id, drawn_from, rank });
         tokens.push(token_id);
         if let Some(lookup) = &mut lookup
-            && num_behind > 0
+            && num_after > 0
             && !limits.is_end(tokens)
         {
             // It has read the chain, or the sibling before.
             lookup.forget(*slot, num_standing);
-            let found = lookup.look_up(*slot, tokens, num_behind, limits.eos_token_ids);
+            let found = lookup.look_up(*slot, tokens, num_after, limits.eos_token_ids);
             proposal.forwards.add(DrafterId::MaxGram, found.len());
             for token_id in found {
                 let (parent, drawn_from) = (Some(last), DrawnFrom::OneHot);

@@ -110,7 +110,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
         without_lag: false,
         bounds,
     });
-    let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy, HeadInput::Position]);
+    let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy, HeadInput::TopProb]);
     let (mut finishes, mut lengths, mut num_accepted) = (BTreeSet::new(), BTreeSet::new(), 0);
     for reads in [HeadReads::default(), reads] {
         for models in &Models::both("many", 3, &reads) {

@@ -39,6 +39,16 @@ pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
 pub(super) const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] =
     [[[2, 0], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [0, 0]]];
 
+/// A lenience for all candidates, looked-up ones among them.
+pub(super) fn lenient(lenience: f64) -> Lenience {
+    Lenience::new(lenience).expect("1 or more").with_look_ups()
+}
+
+/// No lenience, one that leaves look-ups out, and one for all candidates.
+pub(super) fn leniences(lenience: f64) -> [Lenience; 3] {
+    [Lenience::NONE, Lenience::new(lenience).expect("1 or more"), lenient(lenience)]
+}
+
 pub(super) fn matrix<const N: usize>(rows: [[usize; N]; N]) -> Vec<Vec<usize>> {
     rows.iter().map(|row| row.to_vec()).collect()
 }
@@ -56,12 +66,11 @@ fn boxed<T>(model: impl StepDrafter<T> + 'static) -> Box<dyn StepDrafter<T>> {
 fn cascade<T: Target>(
     models: Vec<Box<dyn StepDrafter<T>>>,
     lengths: Vec<Vec<usize>>,
-    lenience: f64,
+    lenience: Lenience,
     rules: &[Option<StopRuleConfig>],
 ) -> Cascade<'static, T> {
     let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, super::tables::NUM_SLOTS);
     let lookup = (lengths.len() > models.len()).then_some(lookup);
-    let lenience = Lenience::new(lenience).expect("1 or more");
     let config = CascadeConfig { lenience, rules: rules.to_vec(), ..CascadeConfig::new(lengths) };
     Cascade::new(ID, config, models, lookup)
 }
@@ -70,7 +79,7 @@ fn cascade<T: Target>(
 pub(super) fn of_drafts<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
-    lenience: f64,
+    lenience: Lenience,
 ) -> Cascade<'static, T> {
     of_drafts_by(case, lengths, lenience, &[])
 }
@@ -79,7 +88,7 @@ pub(super) fn of_drafts<T: Target>(
 pub(super) fn of_drafts_by<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
-    lenience: f64,
+    lenience: Lenience,
     rules: &[Option<StopRuleConfig>],
 ) -> Cascade<'static, T> {
     let models = drafts(case).into_iter().take((lengths.len() - 1).max(1));
@@ -91,7 +100,7 @@ pub(super) fn of_drafts_by<T: Target>(
 pub(super) fn of_self_draft(
     case: &Case,
     lengths: &[Vec<usize>],
-    lenience: f64,
+    lenience: Lenience,
 ) -> Cascade<'static, Advanced> {
     of_self_draft_by(case, lengths, lenience, &[])
 }
@@ -100,7 +109,7 @@ pub(super) fn of_self_draft(
 pub(super) fn of_self_draft_by(
     case: &Case,
     lengths: &[Vec<usize>],
-    lenience: f64,
+    lenience: Lenience,
     rules: &[Option<StopRuleConfig>],
 ) -> Cascade<'static, Advanced> {
     let [large, small] = drafts(case);
@@ -145,7 +154,7 @@ pub(super) fn fixed(candidate_length: usize) -> Box<dyn StopRule> {
 fn assert_exact(
     case: &Case,
     lengths: &[Vec<usize>],
-    lenience: f64,
+    lenience: Lenience,
     rule: &dyn Fn() -> Box<dyn StopRule>,
 ) {
     let expected = case.target_distribution();
@@ -159,7 +168,7 @@ fn assert_exact(
 #[test]
 fn every_cascade_leaves_the_targets_distribution_lenient_or_not() {
     for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, None)] {
-        for lenience in [1.0, 1.5, 4.0] {
+        for lenience in leniences(4.0).into_iter().chain([lenient(1.5)]) {
             let case = Case::new(vocab_size, max_new_tokens, eos, 1700);
             for lengths in ONE_AND_LOOKUP.map(matrix) {
                 assert_exact(&case, &lengths, lenience, &|| fixed(9));
@@ -178,7 +187,7 @@ fn warped_distributions_stay_exact() {
     for decoding in warped() {
         let case = Case { decoding, ..Case::new(3, 3, Some(1), 1710) };
         for lengths in ONE_AND_LOOKUP.map(matrix) {
-            assert_exact(&case, &lengths, 3.0, &|| fixed(9));
+            assert_exact(&case, &lengths, lenient(3.0), &|| fixed(9));
         }
     }
 }
@@ -188,7 +197,7 @@ fn stop_strings_end_every_round_where_they_end_plain_decoding() {
     for stop in STOPS {
         let case = Case::new(2, 4, None, 1718).stopping(stop);
         for lengths in ONE_AND_LOOKUP.map(matrix).iter().chain(&TWO_AND_LOOKUP.map(matrix)[1..]) {
-            assert_exact(&case, lengths, 2.0, &|| fixed(9));
+            assert_exact(&case, lengths, lenient(2.0), &|| fixed(9));
         }
     }
 }
@@ -198,7 +207,7 @@ fn nested_cascades_stay_exact_under_a_repetition_penalty() {
     for decoding in penalised() {
         let case = Case { decoding, ..Case::new(2, 4, None, 1715) };
         for lengths in TWO_AND_LOOKUP.map(matrix) {
-            for lenience in [1.0, 3.0] {
+            for lenience in leniences(3.0) {
                 assert_exact(&case, &lengths, lenience, &|| fixed(9));
             }
         }
@@ -212,19 +221,19 @@ fn stop_maps_and_bounds_leave_the_targets_distribution() {
         for bits in 0..1 << StopMap::num_prefixes(2, 3) {
             for asked in [Asked::AfterDraw, Asked::EverySecondRound { skips: bits % 2 == 0 }] {
                 let map = StopMap { asked, ..StopMap::new(2, 3, bits) };
-                assert_exact(&case, &lengths, 2.0, &|| Box::new(map.clone()));
+                assert_exact(&case, &lengths, lenient(2.0), &|| Box::new(map.clone()));
             }
         }
         for length in 1..4 {
-            assert_exact(&case, &lengths, 2.0, &|| fixed(length));
+            assert_exact(&case, &lengths, lenient(2.0), &|| fixed(length));
         }
     }
 }
 
 /// Matrices and leniences.
-fn cascades() -> impl Iterator<Item = (Vec<Vec<usize>>, f64)> {
+fn cascades() -> impl Iterator<Item = (Vec<Vec<usize>>, Lenience)> {
     let matrices = ONE_AND_LOOKUP.map(matrix).into_iter().chain(TWO_AND_LOOKUP.map(matrix));
-    matrices.flat_map(|lengths| [1.0, 3.0].map(|lenience| (lengths.clone(), lenience)))
+    matrices.flat_map(|lengths| leniences(3.0).map(|lenience| (lengths.clone(), lenience)))
 }
 
 #[test]
@@ -264,6 +273,27 @@ fn greedy_output_is_plain_greedy_output() {
 }
 
 #[test]
+fn a_lenient_drafter_reviews_look_ups_exactly_unless_they_are_included() {
+    let mut differs = false;
+    for seed in 0..20 {
+        let case = Case::new(3, 24, Some(2), 1850 + seed);
+        let (lengths, unused) = (matrix(ONE_AND_LOOKUP[0]), &mut SeededDraws::new(0, &["unused"]));
+        let mut counts = leniences(9.0).into_iter().map(|lenience| {
+            let drafter = of_drafts(&case, &lengths, lenience);
+            let target = &mut case.target.clone();
+            run(&case, target, drafter, &mut *fixed(9), Decoding::GREEDY, unused)
+                .expect("tables do not fail")
+                .trace
+                .counts()
+        });
+        let [exact, of_models, of_all] = [(); 3].map(|()| counts.next());
+        assert_eq!(of_models, exact);
+        differs |= of_all != exact;
+    }
+    assert!(differs, "a lenient review accepts more look-ups");
+}
+
+#[test]
 fn sequences_at_once_are_each_what_they_are_alone() {
     let case = Case::new(3, 12, Some(2), 1900);
     let prompts: [&[u32]; 5] = [&[0], &[0, 1], &[1, 0, 1], &[0, 0], &[1]];
@@ -282,11 +312,11 @@ fn sequences_at_once_are_each_what_they_are_alone() {
         let target = &mut case.target.clone();
         decode_many(target, &mut drafter, requests, observe).expect("tables do not fail")
     };
-    let of = |lengths: &[Vec<usize>], lenience: f64| of_drafts(&case, lengths, lenience);
+    let of = |lengths: &[Vec<usize>]| of_drafts(&case, lengths, lenient(2.0));
     for lengths in TWO_AND_LOOKUP.map(matrix) {
-        let together = decode(&prompts, of(&lengths, 2.0));
+        let together = decode(&prompts, of(&lengths));
         for (found, prompt) in together.iter().zip(prompts) {
-            let alone = decode(&[prompt], of(&lengths, 2.0)).remove(0);
+            let alone = decode(&[prompt], of(&lengths)).remove(0);
             assert_eq!(found.token_ids, alone.token_ids);
             assert_eq!(found.trace.counts(), alone.trace.counts());
         }
@@ -300,7 +330,7 @@ fn a_larger_drafter_reads_a_whole_chain_in_one_forward() {
     let models = || vec![boxed(Drafting::from(&case.draft)), boxed(Drafting::from(&case.draft))];
     let unused = &mut SeededDraws::new(0, &["unused"]);
     let target = &mut Table { seed: case.draft.seed, ..case.target.clone() };
-    let drafter = cascade(models(), vec![vec![4, 0], vec![0, 3]], 1.0, &[]);
+    let drafter = cascade(models(), vec![vec![4, 0], vec![0, 3]], Lenience::NONE, &[]);
     let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused);
     let trace = found.expect("tables do not fail").trace;
     let first = trace.rounds[0];
@@ -316,7 +346,7 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let mut rules = rules(3).into_iter().filter(|rule| rule.needs().confidence);
     let mut rule = rules.next().expect("one reads confidences").init().expect("valid");
     let unused = &mut SeededDraws::new(0, &["unused"]);
-    let drafter = of_drafts(&case, &matrix(ONE_AND_LOOKUP[0]), 1.0);
+    let drafter = of_drafts(&case, &matrix(ONE_AND_LOOKUP[0]), Lenience::NONE);
     let refused =
         run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::GREEDY, unused);
     assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
@@ -331,11 +361,11 @@ fn cascades_side_by_side_are_each_what_they_are_alone() {
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);
         for init in [
-            |case: &Case| of_drafts(case, &matrix(TWO_AND_LOOKUP[0]), 2.0),
-            |case: &Case| of_drafts(case, &matrix(DEEP), 1.0),
+            |case: &Case| of_drafts(case, &matrix(TWO_AND_LOOKUP[0]), lenient(2.0)),
+            |case: &Case| of_drafts(case, &matrix(DEEP), Lenience::NONE),
             // The draft's chains end where this says so, and there are none in every second round.
             |case: &Case| {
-                of_drafts(case, &matrix(DEEP), 1.0).ending_chains_by(|| {
+                of_drafts(case, &matrix(DEEP), Lenience::NONE).ending_chains_by(|| {
                     let asked = Asked::EverySecondRound { skips: false };
                     let map = StopMap { asked, ..StopMap::new(3, 3, 0b10) };
                     vec![None, Some(Box::new(map) as Box<dyn StopRule>), None]
@@ -344,7 +374,7 @@ fn cascades_side_by_side_are_each_what_they_are_alone() {
         ] {
             assert_each_as_alone(&case.target, &Anew::new(&case, init), &members);
         }
-        let drafts = Anew::new(&case, |case| of_self_draft(case, &matrix(DEEP), 2.0));
+        let drafts = Anew::new(&case, |case| of_self_draft(case, &matrix(DEEP), lenient(2.0)));
         assert_each_as_alone(&Advanced::from(&case.target), &drafts, &members);
     }
 }
@@ -353,9 +383,10 @@ fn cascades_side_by_side_are_each_what_they_are_alone() {
 fn sampled_cascades_side_by_side_are_independent_and_exact() {
     let case = Case::new(2, 3, Some(1), 1795);
     let members: [(&[u32], u64); 2] = [(&[0], 1), (&[1, 0], 0)];
-    let drafts = Anew::new(&case, |case| of_drafts(case, &matrix(ONE_AND_LOOKUP[1]), 3.0));
+    let drafts = Anew::new(&case, |case| of_drafts(case, &matrix(ONE_AND_LOOKUP[1]), lenient(3.0)));
     assert_independent(&case, &case.target, &drafts, &members);
-    let drafts = Anew::new(&case, |case| of_self_draft(case, &matrix(ONE_AND_LOOKUP[0]), 1.0));
+    let drafts =
+        Anew::new(&case, |case| of_self_draft(case, &matrix(ONE_AND_LOOKUP[0]), Lenience::NONE));
     assert_independent(&case, &Advanced::from(&case.target), &drafts, &members);
 }
 
@@ -415,7 +446,7 @@ fn sequences_side_by_side_share_the_forwards_of_every_drafter() {
     let case = Case::new(3, 9, None, 1797);
     let init = |case: &Case| {
         let models = drafts(case).map(|table| boxed(Counted(Drafting::from(&table))));
-        cascade(models.into_iter().collect(), matrix(DEEP), 1.0, &[])
+        cascade(models.into_iter().collect(), matrix(DEEP), Lenience::NONE, &[])
     };
     let forwards_of = |members: &[(&[u32], u64)]| {
         COUNTED.set([0; 2]);

@@ -4,11 +4,11 @@
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use draftsmith_theory::{Decoding, SeededDraws, StopRule, StopRuleConfig};
+use draftsmith_theory::{Decoding, Lenience, SeededDraws, StopRule, StopRuleConfig};
 
 use super::cascade::{
-    ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, matrix, of_drafts, of_drafts_by,
-    of_self_draft, of_self_draft_by, run,
+    ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, leniences, lenient, matrix, of_drafts,
+    of_drafts_by, of_self_draft, of_self_draft_by, run,
 };
 use super::tables::{Advanced, Asked, Drafting, StopMap};
 use super::{Case, HEADS, assert_same_distribution, penalised, rules_with};
@@ -32,8 +32,11 @@ fn chains_that_rules_end_leave_the_targets_distribution_lenient_or_not() {
         let case = Case { decoding, ..Case::new(2, 4, Some(1), 2100) }.with_head(head);
         let expected = case.target_distribution();
         for rule in rules_with(head, 2) {
-            for (lengths, lenience) in [(VERTICAL[0], 1.0), (VERTICAL[0], 3.0), (VERTICAL[1], 1.0)]
-            {
+            for (lengths, lenience) in [
+                (VERTICAL[0], Lenience::NONE),
+                (VERTICAL[0], lenient(3.0)),
+                (VERTICAL[1], Lenience::NONE),
+            ] {
                 let lengths = matrix(lengths);
                 for rules in for_chains(&rule) {
                     let drafter = || of_drafts_by(&case, &lengths, lenience, &rules);
@@ -78,9 +81,9 @@ fn every_stop_map_of_every_chain_leaves_it_beside_other_first_tokens() {
 /// of two.
 fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>], leading: usize) {
     for (lengths, lenience) in
-        matrices.iter().flat_map(|lengths| [1.0, 3.0].map(|lenience| (lengths, lenience)))
+        matrices.iter().flat_map(|lengths| leniences(3.0).map(|lenience| (lengths, lenience)))
     {
-        let case = Case::new(2, 4, [None, Some(1)][usize::from(lenience > 1.0)], 2400);
+        let case = Case::new(2, 4, [None, Some(1)][usize::from(lenience != Lenience::NONE)], 2400);
         let (expected, advanced) = (case.target_distribution(), Advanced::from(&case.target));
         let num_chains = lengths.len();
         let assert_with = |of_chains: &[(usize, StopMap)]| {
@@ -136,7 +139,7 @@ fn a_chain_of_one_drafter_ends_where_its_rule_ends_rounds() {
                 )
                 .expect("tables do not fail");
                 let lone = matrix([[4, 0, 0], [0; 3], [0; 3]]);
-                let drafter = of_drafts_by(&case, &lone, 1.0, &[Some(rule.clone())]);
+                let drafter = of_drafts_by(&case, &lone, Lenience::NONE, &[Some(rule.clone())]);
                 let target = &mut case.target.clone();
                 let unused = &mut SeededDraws::new(0, &["unused"]);
                 let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused)
@@ -165,7 +168,7 @@ fn greedy_output_with_rules_is_plain_greedy_output() {
             for rule in rules_with(head, 3) {
                 for rules in for_chains(&rule).iter().map(|rules| &rules[..]).chain([&[][..]]) {
                     let unused = &mut SeededDraws::new(0, &["unused"]);
-                    let drafter = of_drafts_by(&case, &matrix(VERTICAL[0]), 2.0, rules);
+                    let drafter = of_drafts_by(&case, &matrix(VERTICAL[0]), lenient(2.0), rules);
                     let target = &mut case.target.clone();
                     let own = &mut *fixed(9);
                     let found = run(&case, target, drafter, own, Decoding::GREEDY, unused)

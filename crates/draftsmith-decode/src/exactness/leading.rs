@@ -1,10 +1,11 @@
 //! Children of the leading node beside a cascade's chain leave the target's output what it is, whatever
 //! ends rounds and chains, lenient or not.
 
-use draftsmith_theory::{Decoding, DrafterId, SeededDraws, StopRule};
+use draftsmith_theory::{Decoding, DrafterId, Lenience, SeededDraws, StopRule};
 
 use super::cascade::{
-    ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, matrix, of_drafts, of_self_draft, run,
+    ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, leniences, lenient, matrix, of_drafts,
+    of_self_draft, run,
 };
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Anew, Asked, StopMap};
@@ -22,7 +23,7 @@ fn of_one() -> Vec<Vec<Vec<usize>>> {
 fn assert_exact(
     case: &Case,
     lengths: &[Vec<usize>],
-    lenience: f64,
+    lenience: Lenience,
     leading: usize,
     rule: &dyn Fn() -> Box<dyn StopRule>,
 ) {
@@ -38,7 +39,7 @@ fn assert_exact(
 fn any_number_of_children_leaves_the_targets_distribution_lenient_or_not() {
     for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, Some(2))] {
         let case = Case::new(vocab_size, max_new_tokens, eos, 3100);
-        for lenience in [1.0, 3.0] {
+        for lenience in leniences(3.0) {
             // More than there are tokens, too.
             for leading in 2..=vocab_size + 1 {
                 for lengths in of_one() {
@@ -62,11 +63,11 @@ fn stop_maps_and_bounds_leave_the_targets_distribution() {
             for bits in 0..1_u64 << StopMap::num_prefixes(vocab_size, depth) {
                 for asked in [Asked::AfterDraw, Asked::EverySecondRound { skips: bits % 2 == 0 }] {
                     let map = StopMap { asked, ..StopMap::new(vocab_size, depth, bits) };
-                    assert_exact(&case, &lengths, 2.0, 2, &|| Box::new(map.clone()));
+                    assert_exact(&case, &lengths, lenient(2.0), 2, &|| Box::new(map.clone()));
                 }
             }
             for length in 1..4 {
-                assert_exact(&case, &lengths, 2.0, 2, &|| fixed(length));
+                assert_exact(&case, &lengths, lenient(2.0), 2, &|| fixed(length));
             }
         }
     }
@@ -78,7 +79,7 @@ fn warped_distributions_and_stop_strings_stay_exact() {
     let warped = warped().map(|decoding| Case { decoding, ..Case::new(3, 3, Some(1), 3300) });
     for case in warped.into_iter().chain(stopping) {
         for lengths in of_one() {
-            for lenience in [1.0, 3.0] {
+            for lenience in leniences(3.0) {
                 assert_exact(&case, &lengths, lenience, 2, &|| fixed(9));
             }
         }
@@ -90,7 +91,7 @@ fn nested_cascades_stay_exact_under_a_repetition_penalty() {
     for decoding in penalised() {
         let case = Case { decoding, ..Case::new(2, 4, None, 3350) };
         for lengths in &TWO_AND_LOOKUP.map(matrix)[1..] {
-            assert_exact(&case, lengths, 3.0, 2, &|| fixed(9));
+            assert_exact(&case, lengths, lenient(3.0), 2, &|| fixed(9));
         }
     }
 }
@@ -101,7 +102,7 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
         let mut case = Case::new(3, 3, Some(1), 3360);
         case.draft.num_drawn = num_drawn;
         for lengths in of_one() {
-            assert_exact(&case, &lengths, 1.0, 3, &|| fixed(9));
+            assert_exact(&case, &lengths, Lenience::NONE, 3, &|| fixed(9));
         }
     }
 }
@@ -115,7 +116,9 @@ fn greedy_output_is_plain_and_children_find_more_at_no_draft_forward() {
             case.target.context = context;
             case.decoding = Decoding::GREEDY;
             let plain = greedy_plain(&mut case.target.clone(), &[0], &case.limits);
-            for (leading, lenience) in [1, 2, 3].into_iter().flat_map(|it| [(it, 1.0), (it, 3.0)]) {
+            for (leading, lenience) in
+                [1, 2, 3].into_iter().flat_map(|it| leniences(3.0).map(|of| (it, of)))
+            {
                 for lengths in of_one().into_iter().chain(TWO_AND_LOOKUP.map(matrix)) {
                     let drafter = of_self_draft(&case, &lengths, lenience).branching(leading);
                     let target = &mut Advanced::from(&case.target);
@@ -150,11 +153,13 @@ fn branching_cascades_side_by_side_are_each_what_they_are_alone() {
     let case = Case::new(3, 9, Some(2), 3500);
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);
-        let drafts =
-            Anew::new(&case, |case| of_drafts(case, &matrix(TWO_AND_LOOKUP[2]), 2.0).branching(2));
+        let drafts = Anew::new(&case, |case| {
+            of_drafts(case, &matrix(TWO_AND_LOOKUP[2]), lenient(2.0)).branching(2)
+        });
         assert_each_as_alone(&case.target, &drafts, &members);
-        let drafts =
-            Anew::new(&case, |case| of_self_draft(case, &matrix(PAPERS), 1.0).branching(3));
+        let drafts = Anew::new(&case, |case| {
+            of_self_draft(case, &matrix(PAPERS), Lenience::NONE).branching(3)
+        });
         assert_each_as_alone(&Advanced::from(&case.target), &drafts, &members);
     }
 }

@@ -1,22 +1,19 @@
-//! The proof that replay counts what decoding does: of every rule, with either drafter and behind
-//! look-ups, and of cascades over look-ups, greedy count for count and sampled in distribution.
+//! Proof that replay counts what decoding does, for every rule, with either drafter and after look-ups:
+//! greedy count for count, sampled in distribution.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_theory::{
-    Bigrams, Counts, Decoding, DrafterId, Draws, FixedLengthConfig, LookUpCascade, LookUps,
-    LookupFirst, MaxGramConfig, Oracle, Recordings, RoundCosts, SearchedText, SeededDraws,
-    StopRule, StopRuleConfig, distribution_of, enumerate,
+    Counts, Decoding, Draws, HeadTiming, LookupFirst, Oracle, Recordings, RoundCosts, SeededDraws,
+    StopRule, distribution_of, enumerate,
 };
 
 use super::tables::{Advanced, Advancing, Drafting, Table};
-use super::{Case, HEADS, Head, STOPS, assert_same_distribution, penalised, rules_with};
-use crate::cascade::{Cascade, CascadeConfig};
+use super::{Case, HEADS, STOPS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
-use crate::max_gram::MaxGramDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::RoundTokens;
 use crate::target::Target;
@@ -27,7 +24,7 @@ pub(super) const MAX_LENGTH: usize = 3;
 /// A target and what drafts for it.
 pub(super) struct Models<'a, T, D> {
     case: &'a Case,
-    pub(super) head: Head,
+    pub(super) head: HeadTiming,
     decoding: Decoding,
     target: T,
     pub(super) drafter: D,
@@ -93,7 +90,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             drafter: StepDrafter::id(drafter),
             max_length: MAX_LENGTH,
             eos_token_ids: limits.eos_token_ids.clone(),
-            head: Some(self.head.timing),
+            head: Some(self.head),
             responses: vec![recording],
         };
         (plain.token_ids, recordings)
@@ -110,55 +107,6 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         self.decode_with(&mut drafter, rule, draws)
     }
 
-    /// The tokens and counts of a real run of the drafter over look-ups.
-    fn decode_cascade(
-        &self,
-        cascade: LookUpCascade,
-        look_ups: LookUps<'_>,
-        draws: &mut dyn Draws,
-    ) -> (Vec<u32>, Counts) {
-        let lookup = MaxGramDraft::new(look_ups.config, look_ups.bigrams, 1);
-        let config = CascadeConfig::new(cascade.lengths());
-        let models: Vec<Box<dyn StepDrafter<T>>> = vec![Box::new(self.drafter.clone())];
-        let id = DrafterId::Cascade { number: 1 };
-        let mut drafter = Cascade::new(id, config, models, Some(lookup));
-        let longest = FixedLengthConfig { candidate_length: cascade.longest() };
-        let mut rule = StopRuleConfig::from(longest).init().expect("a length");
-        self.decode_with(&mut drafter, &mut *rule, draws)
-    }
-
-    /// Cascades over look-ups along one greedy response.
-    fn assert_same_cascades(&self) {
-        let unused = &mut SeededDraws::new(0, &["unused"]);
-        let (tokens, recordings) = self.record_with(false, unused);
-        let bigrams = Bigrams::new(vec![Some(1), None, Some(0)]).expect("of the vocabulary");
-        for look_ups in kinds_of_look_ups(Some(&bigrams)) {
-            for cascade in CASCADES {
-                let decoded = self.decode_cascade(cascade, look_ups, unused);
-                let counts = replayed(&recordings, cascade, look_ups);
-                assert_eq!(decoded, (tokens.clone(), counts), "{cascade:?} {look_ups:?}");
-            }
-        }
-    }
-
-    /// The joint distribution of tokens and counts of cascades over look-ups.
-    fn assert_same_distributions_of_cascades(&self) {
-        let recorded = enumerate(|draws| self.record_with(false, draws));
-        for look_ups in kinds_of_look_ups(None) {
-            for cascade in CASCADES {
-                let decoded = distribution_of(enumerate(|draws| {
-                    joint(self.decode_cascade(cascade, look_ups, draws))
-                }));
-                let replayed =
-                    distribution_of(recorded.iter().map(|((tokens, recordings), prob)| {
-                        let counts = replayed(recordings, cascade, look_ups);
-                        (joint((tokens.clone(), counts)), *prob)
-                    }));
-                assert_same_distribution(&decoded, &replayed);
-            }
-        }
-    }
-
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
@@ -173,7 +121,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             {
                 assert!(without.target_log_prob.is_nan() && !with.target_log_prob.is_nan());
                 without.target_log_prob = with.target_log_prob;
-                without.predicted_acceptance_prob = with.predicted_acceptance_prob.clone();
+                without.predicted_acceptance_prob = with.predicted_acceptance_prob;
             }
         }
         assert_eq!(**with, *without);
@@ -224,38 +172,6 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
     }
 }
 
-/// Vertical, horizontal, both, and either alone, within what is recorded.
-const CASCADES: [LookUpCascade; 7] = {
-    const fn cascade(drafted: usize, behind: usize, reviewed: usize) -> LookUpCascade {
-        LookUpCascade { drafted, behind, reviewed }
-    }
-    [
-        cascade(1, 0, 2),
-        cascade(2, 0, 1),
-        cascade(1, 2, 1),
-        cascade(1, 1, 0),
-        cascade(2, 4, 0),
-        cascade(0, 2, 0),
-        cascade(3, 0, 0),
-    ]
-};
-
-/// Look-ups in the whole text and in the prompt alone, and with bigrams.
-fn kinds_of_look_ups(bigrams: Option<&Bigrams>) -> impl Iterator<Item = LookUps<'_>> {
-    let config = |searched, min_match| MaxGramConfig { searched, min_match };
-    let configs =
-        [(SearchedText::Sequence, 1), (SearchedText::Sequence, 2), (SearchedText::Prompt, 1)];
-    let alone = configs.map(|(searched, min_match)| (config(searched, min_match), None));
-    let filled = bigrams.map(|bigrams| (MaxGramConfig::default(), Some(bigrams)));
-    alone.into_iter().chain(filled).map(|(config, bigrams)| LookUps { config, bigrams })
-}
-
-fn replayed(recordings: &Recordings, cascade: LookUpCascade, look_ups: LookUps<'_>) -> Counts {
-    let free = RoundCosts::new([].into(), vec![0.0]).expect("times");
-    let spent = recordings.replay_cascade(cascade, look_ups, |_| 0.0, &free).expect("recorded");
-    spent[0].counts
-}
-
 /// What is looked up first.
 fn firsts() -> impl Iterator<Item = LookupFirst> {
     ["1x2", "2x3"].into_iter().map(|first| first.parse().expect("one"))
@@ -289,7 +205,11 @@ fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     tokens
 }
 
-pub(super) fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_, Table, Drafting> {
+pub(super) fn separate(
+    case: &Case,
+    head: HeadTiming,
+    decoding: Decoding,
+) -> Models<'_, Table, Drafting> {
     Models {
         case,
         head,
@@ -301,7 +221,7 @@ pub(super) fn separate(case: &Case, head: Head, decoding: Decoding) -> Models<'_
 
 pub(super) fn self_draft(
     case: &Case,
-    head: Head,
+    head: HeadTiming,
     decoding: Decoding,
 ) -> Models<'_, Advanced, Advancing> {
     let (target, drafter) = (Advanced::from(&case.target), Advancing::from(&case.draft));
@@ -318,33 +238,6 @@ fn greedy_replay_is_decoding_count_for_count() {
                 separate(&case, head, decoding).assert_same_counts();
                 self_draft(&case, head, decoding).assert_same_counts();
             }
-        }
-    }
-}
-
-#[test]
-fn greedy_cascades_replay_count_for_count() {
-    for seed in 0..60 {
-        for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (40, None)] {
-            let mut case = Case::new(3, max_new_tokens, eos, 1000 + seed);
-            if seed % 3 == 0 {
-                (case.target.context, case.draft.context) = (9, 9);
-            }
-            let decoding = Decoding::GREEDY.penalising([1.0, 1.7, 0.6][seed as usize % 3]);
-            separate(&case, HEADS[0], decoding).assert_same_cascades();
-            self_draft(&case, HEADS[0], decoding).assert_same_cascades();
-        }
-    }
-}
-
-#[test]
-fn sampled_cascades_replay_in_distribution() {
-    let plain = Case::new(2, 4, None, 0).decoding;
-    for decoding in [plain].into_iter().chain(penalised()) {
-        for (vocab_size, max_new_tokens, eos) in [(2, 4, None), (2, 4, Some(1)), (3, 3, Some(1))] {
-            let case = Case { decoding, ..Case::new(vocab_size, max_new_tokens, eos, 1240) };
-            separate(&case, HEADS[0], decoding).assert_same_distributions_of_cascades();
-            self_draft(&case, HEADS[0], decoding).assert_same_distributions_of_cascades();
         }
     }
 }

@@ -7,10 +7,10 @@ use draftsmith_theory::{
 
 use super::Case;
 use crate::chain::propose_chain;
-use crate::drafter::{AskedOf, DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::logits::Logits;
-use crate::target::{LeavesHidden, Target, Verification};
+use crate::target::{Target, Verification};
 
 /// Sequences that tables read side by side.
 pub(super) const NUM_SLOTS: usize = 2;
@@ -23,8 +23,6 @@ pub(super) struct Table {
     pub(super) context: usize,
     /// When its acceptance head predicts, as a draft.
     pub(super) head: HeadTiming,
-    /// Whether what the head predicts depends on where the round began.
-    pub(super) head_reads_round: bool,
     /// The tokens that it draws, as a draft of a small vocabulary: those below.
     pub(super) num_drawn: u32,
     /// How often a token has no chance.
@@ -37,48 +35,22 @@ impl Table {
         SeededDraws::new(self.seed, &[&String::from_utf8_lossy(&name), purpose])
     }
 
-    /// What an acceptance head might predict, having read the prefix, in a round that began behind
-    /// `start` of its tokens.
-    fn acceptance_prob(&self, prefix: &[u32], start: usize) -> f64 {
-        let purpose = if self.head_reads_round { format!("head {start}") } else { "head".into() };
-        self.draws(prefix, &purpose).uniform()
+    /// What an acceptance head might predict, having read the prefix.
+    fn acceptance_prob(&self, prefix: &[u32]) -> f64 {
+        self.draws(prefix, "head").uniform()
     }
 
     /// The signals of a draft forward that has read the prefix.
-    fn signals(
-        &self,
-        prefix: &[u32],
-        logits: &[f32],
-        needs: SignalNeeds,
-        start: usize,
-    ) -> DraftSignals {
+    fn signals(&self, prefix: &[u32], logits: &[f32], needs: SignalNeeds) -> DraftSignals {
         let predicts = needs.acceptance_prob && self.head == HeadTiming::AfterRead;
-        let predicted = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix, start)));
+        let predicted = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
         DraftSignals { acceptance_prob: predicted, ..needs.signals_of_logits(logits) }
     }
 
     /// What the head predicts for a candidate drawn behind the prefix.
-    fn predict(&self, prefix: &[u32], candidate: u32, start: usize) -> Option<f64> {
+    fn predict(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
         let predicts = self.head == HeadTiming::AtDraw;
-        predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat(), start))
-    }
-
-    /// What a head that depends on it predicts in each of several rounds: of the last token of the
-    /// prefix, or of one drawn behind it.
-    fn predict_by_round(
-        &self,
-        prefix: &[u32],
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Option<Vec<f64>> {
-        let (timing, read) = match asked {
-            AskedOf::Read => (HeadTiming::AfterRead, prefix.to_vec()),
-            AskedOf::Drawn { candidate, .. } => {
-                (HeadTiming::AtDraw, [prefix, &[candidate]].concat())
-            }
-        };
-        let predicts = self.head_reads_round && self.head == timing;
-        predicts.then(|| starts.iter().map(|start| self.acceptance_prob(&read, *start)).collect())
+        predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
     }
 
     pub(super) fn row(&self, prefix: &[u32]) -> Vec<f32> {
@@ -98,8 +70,6 @@ impl Table {
             .collect()
     }
 }
-
-impl LeavesHidden for Table {}
 
 impl Target for Table {
     fn num_slots(&self) -> usize {
@@ -193,19 +163,16 @@ pub(super) struct Drafting {
     pub(super) table: Table,
     /// What each row of the last step in a slot ends.
     read: [Vec<Vec<u32>>; NUM_SLOTS],
-    /// Behind how many tokens the last round in each slot began.
-    starts: [usize; NUM_SLOTS],
 }
 
 /// What a drafter that is a table gives of steps: of each, the prefixes that its rows end.
 fn drafted<'a>(
     table: &Table,
-    starts: [usize; NUM_SLOTS],
     rows: impl Iterator<Item = (&'a DraftStep<'a>, usize, Vec<u32>)>,
 ) -> Vec<Drafted> {
     let drafted = |(step, row, prefix): (&DraftStep<'_>, usize, Vec<u32>)| {
         let logits = table.row(&prefix);
-        let signals = table.signals(&prefix, &logits, step.needs, starts[step.slot]);
+        let signals = table.signals(&prefix, &logits, step.needs);
         Drafted { logits, signals, num_forwards: usize::from(row == 0) }
     };
     rows.map(drafted).collect()
@@ -213,7 +180,7 @@ fn drafted<'a>(
 
 impl From<&Table> for Drafting {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), read: Default::default(), starts: [0; NUM_SLOTS] }
+        Self { table: table.clone(), read: Default::default() }
     }
 }
 
@@ -256,7 +223,7 @@ impl<T> StepDrafter<T> for Drafting {
             let prefixes = self.read[step.slot].clone().into_iter();
             prefixes.enumerate().map(move |(row, prefix)| (step, row, prefix))
         });
-        Ok(drafted(&self.table, self.starts, rows))
+        Ok(drafted(&self.table, rows))
     }
 
     fn predict_acceptance(
@@ -266,24 +233,7 @@ impl<T> StepDrafter<T> for Drafting {
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.table.predict(&self.read[slot][row], candidate, self.starts[slot]))
-    }
-
-    fn depends_on_round(&self) -> bool {
-        self.table.head_reads_round
-    }
-
-    fn begin_round(&mut self, _target: &mut T, slot: usize, num_standing: usize, _: usize) {
-        self.starts[slot] = num_standing;
-    }
-
-    fn predict_by_round(
-        &mut self,
-        slot: usize,
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Result<Option<Vec<f64>>, DecodeError> {
-        Ok(self.table.predict_by_round(&self.read[slot][0], asked, starts))
+        Ok(self.table.predict(&self.read[slot][row], candidate))
     }
 }
 
@@ -304,8 +254,6 @@ impl From<&Table> for Advanced {
         Self { table: table.clone(), read: Default::default(), num_verified: [0; NUM_SLOTS] }
     }
 }
-
-impl LeavesHidden for Advanced {}
 
 impl Target for Advanced {
     fn num_slots(&self) -> usize {
@@ -349,14 +297,11 @@ pub(super) struct Advancing {
     read: [Read; NUM_SLOTS],
     /// The rows of the last step in each slot.
     num_rows: [usize; NUM_SLOTS],
-    /// Behind how many tokens the last round in each slot began.
-    starts: [usize; NUM_SLOTS],
 }
 
 impl From<&Table> for Advancing {
     fn from(table: &Table) -> Self {
-        let [num_rows, starts] = [[0; NUM_SLOTS]; 2];
-        Self { table: table.clone(), read: Default::default(), num_rows, starts }
+        Self { table: table.clone(), read: Default::default(), num_rows: [0; NUM_SLOTS] }
     }
 }
 
@@ -408,7 +353,7 @@ impl StepDrafter<Advanced> for Advancing {
             let prefixes = self.read[step.slot].last_prefixes(step.num_rows);
             prefixes.enumerate().map(move |(row, prefix)| (step, row, prefix))
         });
-        Ok(drafted(&self.table, self.starts, rows))
+        Ok(drafted(&self.table, rows))
     }
 
     fn predict_acceptance(
@@ -422,34 +367,7 @@ impl StepDrafter<Advanced> for Advancing {
         let read = &self.read[slot];
         let num_rows = self.num_rows[slot];
         let prefix = read.prefix(read.tokens.len() - num_rows + row);
-        Ok(self.table.predict(&prefix, candidate, self.starts[slot]))
-    }
-
-    fn depends_on_round(&self) -> bool {
-        self.table.head_reads_round
-    }
-
-    fn begin_round(
-        &mut self,
-        target: &mut Advanced,
-        slot: usize,
-        num_standing: usize,
-        _num_kept: usize,
-    ) {
-        // All that a round may read of its target is there, and nothing behind it.
-        assert_eq!(target.num_verified[slot], num_standing - 1);
-        self.starts[slot] = num_standing;
-    }
-
-    fn predict_by_round(
-        &mut self,
-        slot: usize,
-        asked: AskedOf<'_>,
-        starts: &[usize],
-    ) -> Result<Option<Vec<f64>>, DecodeError> {
-        let read = &self.read[slot];
-        let prefix = read.prefix(read.tokens.len() - 1);
-        Ok(self.table.predict_by_round(&prefix, asked, starts))
+        Ok(self.table.predict(&prefix, candidate))
     }
 }
 

@@ -1,13 +1,10 @@
 //! Trees: whatever their shape and whenever their chain's rule stops, the output is the target's.
 
-use std::ops::ControlFlow;
-
-use draftsmith_theory::{Decoding, DrafterId, SeededDraws, StopRule, TreeShape};
+use draftsmith_theory::{StopRule, TreeShape};
 
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
 use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
-use crate::decode::decode_speculative;
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::session::tests::{greedy, greedy_plain};
@@ -108,42 +105,6 @@ fn every_rule_leaves_the_targets_distribution_along_a_trees_chain() {
 }
 
 #[test]
-fn trees_that_a_head_grows_leave_the_targets_distribution() {
-    // The last one's predictions depend on where the round began.
-    for (vocab_size, max_new_tokens, head) in [(2, 4, HEADS[1]), (3, 3, HEADS[1]), (2, 4, HEADS[3])]
-    {
-        let case = tree_case(vocab_size, max_new_tokens, Some(1), 820).with_head(head);
-        for shape in ["2x2x3-head", "2x2x3-drawn-head", "3-1x2x2-head"].map(shape) {
-            let rules = rules_with(head, 2);
-            for config in rules.iter().take(if vocab_size == 2 { rules.len() } else { 3 }) {
-                assert_exact(&case, shape, &|| config.init().expect("a valid rule"));
-            }
-            for bits in 0..1 << StopMap::num_prefixes(2, 1) {
-                assert_exact(&case, shape, &|| Box::new(StopMap::new(vocab_size, 1, bits)));
-            }
-        }
-    }
-}
-
-#[test]
-fn a_tree_that_a_head_grows_needs_one_that_looks_ahead() {
-    let case = tree_case(2, 4, None, 830).with_head(HEADS[0]);
-    let mut draft = Trees(Drafting::from(&case.draft), shape("2x2x3-head"));
-    let refused = decode_speculative(
-        &mut case.target.clone(),
-        &mut draft,
-        &mut StopMap::new(2, 1, 0),
-        &Decoding::GREEDY,
-        &[0],
-        &case.limits,
-        &mut SeededDraws::new(0, &["unused"]),
-        &mut |_| ControlFlow::Continue(()),
-    );
-    let expected = DecodeError::NoLookAheadHead { drafter: DrafterId::Draft };
-    assert_eq!(refused.expect_err("nobody predicts"), expected);
-}
-
-#[test]
 fn warped_distributions_and_stop_strings_stay_exact_in_every_shape() {
     let stopping = STOPS.map(|stop| tree_case(2, 4, None, 46).stopping(stop));
     let warped = warped().map(|decoding| Case { decoding, ..tree_case(2, 4, Some(1), 45) });
@@ -151,8 +112,6 @@ fn warped_distributions_and_stop_strings_stay_exact_in_every_shape() {
         for shape in SHAPES.map(shape) {
             assert_exact(&case, shape, &|| Box::new(StopMap::new(2, 2, 0)));
         }
-        let case = case.with_head(HEADS[1]);
-        assert_exact(&case, shape("2x2x3-head"), &|| Box::new(StopMap::new(2, 2, 0)));
     }
 }
 

@@ -1,4 +1,4 @@
-//! A response on its way through recording.
+//! A response that is being recorded.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::DecodeError;
 use crate::logits::Logits;
 use crate::target::Target;
 
-/// A response on its way.
+/// A response that is being recorded.
 pub(super) struct Along<'a> {
     pub(super) number: usize,
     pub(super) slot: usize,
@@ -19,15 +19,14 @@ pub(super) struct Along<'a> {
     pub(super) draws: &'a mut dyn Draws,
     /// The most tokens that a response can have.
     pub(super) limit: usize,
-    pub(super) prompt_len: usize,
-    /// The prompt and the response so far, with what is rolled out at its end.
+    /// The prompt and the response so far, then the rollout's candidates.
     pub(super) tokens: Vec<u32>,
     pub(super) places: Vec<RecordedPlace>,
     /// The first of some places, and the target's rows there.
     pub(super) ahead: Option<(usize, Arc<Logits>)>,
 }
 
-/// A row of the target's, among those that were made with it.
+/// A row of the target's logits, among those of one forward.
 #[derive(Debug, Clone)]
 pub(super) struct TargetRow {
     pub(super) rows: Arc<Logits>,
@@ -41,11 +40,11 @@ impl TargetRow {
     }
 }
 
-/// How many rows of a response are made at once: a matter of speed and memory alone.
+/// How many rows of a response are computed at once. Affects only speed and memory.
 const NUM_ROWS_AHEAD: usize = 8;
 
 impl Along<'_> {
-    /// A draft forward over what there is.
+    /// A draft forward over the tokens so far.
     pub(super) fn step(&self, num_candidates: usize, needs: SignalNeeds) -> DraftStep<'_> {
         DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs)
     }
@@ -69,7 +68,7 @@ impl Along<'_> {
         Ok(TargetRow { rows, number: 0 })
     }
 
-    /// Which of the response's tokens is next.
+    /// The index of the response's next token.
     pub(super) fn at(&self) -> usize {
         self.places.len()
     }
@@ -79,18 +78,8 @@ impl Along<'_> {
         self.response[self.at()]
     }
 
-    /// The numbers of tokens that rounds begin behind which meet what is drafted at a place: those that
-    /// have accepted none of the response's tokens before it, one, and so on, as far as they are
-    /// recorded.
-    pub(super) fn starts(&self, place: usize, options: &RecordOptions) -> Vec<usize> {
-        let accepted = self.places[..place].iter().rev().take_while(|it| it.rollout.is_none());
-        let num_before = accepted.take(options.max_length.saturating_sub(1)).count();
-        let num_standing = self.prompt_len + place;
-        (0..=num_before).map(|before| num_standing - before).collect()
-    }
-
-    /// The candidate that is drafted instead of the response's next token and then rejected, if one
-    /// is. Greedy, the target's logits are not needed.
+    /// The candidate that is drafted instead of the response's next token and then rejected, if any.
+    /// Greedy decoding does not need the target's logits.
     ///
     /// # Panics
     /// Sampled, if there are none.

@@ -1,18 +1,17 @@
-//! The models that are asked about a place: the drafter by a step of its own, the target about a token,
-//! an acceptance head about a candidate.
+//! What the drafter, its acceptance head and the target say at a place of a response.
 
 use draftsmith_theory::{
-    Bounds, Decoding, DraftSignals, HeadEstimate, PredictedProb, RecordedCandidate, Sampling,
-    SignalNeeds, StopRule, TokenChoice, argmax, largest_prob,
+    Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
+    StopRule, TokenChoice, argmax, largest_prob,
 };
 
 use super::RecordOptions;
 use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{AskedOf, DraftStep, StepDrafter};
+use crate::drafter::{DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::Target;
 
-/// Target and drafter, with what is recorded of them.
+/// Target and drafter, and how they are recorded.
 pub(super) struct Models<'a, T, D: ?Sized> {
     pub(super) target: &'a mut T,
     pub(super) drafter: &'a mut D,
@@ -28,51 +27,21 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         Ok(rows.into_iter().map(step_of).collect())
     }
 
-    /// Whether a head is asked about a candidate in every round that may meet it.
-    pub(super) fn asks_by_round(&self) -> bool {
-        self.options.has_head && self.drafter.depends_on_round()
-    }
-
-    /// What a head predicts of the candidate that a draft forward in a slot has read, if that is when it
-    /// predicts; `starts` is where rounds begin that meet the candidate.
-    pub(super) fn predict_of_read(
-        &mut self,
-        slot: usize,
-        starts: &[usize],
-        step: &Step,
-    ) -> Result<PredictedProb, DecodeError> {
-        if self.asks_by_round() {
-            let probs = self.drafter.predict_by_round(slot, AskedOf::Read, starts)?;
-            return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
-        }
-        Ok(match step.row.signals().acceptance_prob {
-            Some(HeadEstimate::OfRead(prob)) => PredictedProb::InAnyRound(prob),
-            Some(HeadEstimate::OfDrawn(_)) | None => PredictedProb::Nothing,
-        })
-    }
-
-    /// What a head that looks ahead predicts of a token as the candidate of the last draft forward in
-    /// a slot; `starts` is where rounds begin that meet it.
+    /// The prediction of a head that looks ahead for a candidate drawn from the logits of the last
+    /// draft forward in a slot.
     pub(super) fn predict_of_drawn(
         &mut self,
         slot: usize,
-        starts: &[usize],
         logits: &[f32],
         candidate: u32,
-    ) -> Result<PredictedProb, DecodeError> {
+    ) -> Result<Option<f64>, DecodeError> {
         if !self.options.has_head {
-            return Ok(PredictedProb::Nothing);
+            return Ok(None);
         }
-        if self.asks_by_round() {
-            let asked = AskedOf::Drawn { logits, candidate };
-            let probs = self.drafter.predict_by_round(slot, asked, starts)?;
-            return Ok(probs.map(PredictedProb::by_round).unwrap_or_default());
-        }
-        let prob = self.drafter.predict_acceptance(self.target, (slot, 0), logits, candidate)?;
-        Ok(prob.into())
+        self.drafter.predict_acceptance(self.target, (slot, 0), logits, candidate)
     }
 
-    /// What the target gives a candidate; NaN where it was not asked.
+    /// log p of a candidate; NaN if the target was not asked.
     pub(super) fn target_log_prob(
         &self,
         candidate: &RecordedCandidate,
@@ -84,14 +53,14 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
     }
 }
 
-/// Enters what a head predicts of a candidate, if that is when it predicts.
-pub(super) fn enter(predicted: PredictedProb, candidate: &mut RecordedCandidate) {
-    if predicted != PredictedProb::Nothing {
+/// Enters a head's prediction for a candidate, if there is one.
+pub(super) fn enter(predicted: Option<f64>, candidate: &mut RecordedCandidate) {
+    if predicted.is_some() {
         candidate.predicted_acceptance_prob = predicted;
     }
 }
 
-/// The distributions that labels are of.
+/// The distributions that labels are defined by: greedy, the models' at temperature 1.
 fn served(decoding: &Decoding) -> Sampling {
     match decoding.choice {
         TokenChoice::Greedy => Sampling::default(),
@@ -99,7 +68,7 @@ fn served(decoding: &Decoding) -> Sampling {
     }
 }
 
-/// A rule that never stops and reads all that any rule may read.
+/// A rule that never stops and reads every signal.
 pub(super) struct EverySignal {
     pub(super) has_head: bool,
 }
@@ -127,12 +96,20 @@ impl StopRule for EverySignal {
 /// A draft forward.
 pub(super) struct Step {
     pub(super) row: DraftRow,
-    /// What a candidate is drawn from; None where it is greedy.
+    /// What a candidate is drawn from; None if decoding is greedy.
     pub(super) probs: Option<Vec<f64>>,
 }
 
 impl Step {
-    /// A token as this forward's candidate; what the target gives it is not known yet.
+    /// The head's prediction for the candidate that this forward has read, if the head predicts then.
+    pub(super) fn predicted_of_read(&self) -> Option<f64> {
+        match self.row.signals().acceptance_prob {
+            Some(HeadEstimate::OfRead(prob)) => Some(prob),
+            Some(HeadEstimate::OfDrawn(_)) | None => None,
+        }
+    }
+
+    /// A token as this forward's candidate, still without log p.
     pub(super) fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
         let (logits, signals) = (self.row.logits(), self.row.signals());
@@ -151,7 +128,7 @@ impl Step {
             confidence: signals.confidence.expect(given),
             confidence_of_ten: signals.confidence_of_ten.expect(given),
             entropy: signals.entropy.expect(given),
-            predicted_acceptance_prob: PredictedProb::Nothing,
+            predicted_acceptance_prob: None,
             draft_log_prob: draft_prob.ln(),
             target_log_prob: f64::NAN,
         }

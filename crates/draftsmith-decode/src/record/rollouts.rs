@@ -1,4 +1,4 @@
-//! What is drafted from a rejected candidate on.
+//! Rollouts: a rejected candidate, and what the drafter proposes after it.
 
 use draftsmith_theory::{
     CandidateSource, DraftPhase, Drawn, Draws, Proposal, RecordedCandidate, SignalNeeds,
@@ -12,37 +12,29 @@ use crate::drafter::{DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::{Target, Verification};
 
-/// What is drafted from a rejected candidate on, itself included.
+/// A rejected candidate, and what is drafted after it.
 pub(super) struct Rollout {
-    /// Which of the running responses.
+    /// The index of the response among the running ones.
     number: usize,
     phase: DraftPhase,
     rule: EverySignal,
     room: usize,
-    /// Where rounds begin that meet it.
-    starts: Vec<usize>,
     pub(super) candidates: Vec<RecordedCandidate>,
 }
 
 impl Rollout {
-    pub(super) fn begin(
-        number: usize,
-        room: usize,
-        starts: Vec<usize>,
-        options: &RecordOptions,
-    ) -> Self {
+    pub(super) fn begin(number: usize, room: usize, options: &RecordOptions) -> Self {
         let mut rule = EverySignal { has_head: options.has_head };
         let limits = options.limits.of_drafts(room);
         let phase = DraftPhase::begin(&mut rule, limits);
-        Self { number, phase, rule, room, starts, candidates: Vec::new() }
+        Self { number, phase, rule, room, candidates: Vec::new() }
     }
 }
 
-/// A step, as what a rollout draws from.
+/// A step that a rollout draws from.
 struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
     models: &'s mut Models<'a, T, D>,
     slot: usize,
-    starts: &'s [usize],
     draws: &'r mut dyn Draws,
     step: &'s Step,
     rejected: Option<u32>,
@@ -62,19 +54,18 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let (slot, logits) = (self.slot, self.step.row.own_logits());
-        let predicted = self.models.predict_of_drawn(slot, self.starts, logits, candidate)?;
-        let first = predicted.in_round(0);
+        let logits = self.step.row.own_logits();
+        let predicted = self.models.predict_of_drawn(self.slot, logits, candidate)?;
         if let Some(drawn) = self.candidates.last_mut() {
             enter(predicted, drawn);
         }
-        Ok(first)
+        Ok(predicted)
     }
 }
 
 impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
-    /// Lets the drafter draft on from rejected candidates: up to the room there is, or an end token.
-    /// Target and drafter are then back where they were.
+    /// Lets the drafter go on from rejected candidates, until the room is used or an end token comes.
+    /// Then rolls target and drafter back.
     pub(super) fn roll_out(
         &mut self,
         rollouts: &mut [Rollout],
@@ -94,9 +85,8 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 })
                 .collect();
             for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
-                let slot = running[rollout.number].slot;
-                let predicted = self.predict_of_read(slot, &rollout.starts, &step)?;
-                enter(predicted, rollout.candidates.last_mut().expect("one was rejected"));
+                let last = rollout.candidates.last_mut().expect("one was rejected");
+                enter(step.predicted_of_read(), last);
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
@@ -115,13 +105,13 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         Ok(())
     }
 
-    /// Asks the target about what is drafted behind rejected candidates.
+    /// Asks the target for log p of the candidates after rejected ones.
     fn judge(
         &mut self,
         rollouts: &mut [Rollout],
         running: &[Along<'_>],
     ) -> Result<(), DecodeError> {
-        // Of the token before the rejected one the row is known, and nothing follows the last one.
+        // The row before the rejected candidate is known, and the last candidate's is not needed.
         let proposals: Vec<Proposal> = rollouts
             .iter()
             .map(|rollout| {
@@ -157,7 +147,7 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         Ok(())
     }
 
-    /// Goes on with a rollout behind a step: by the `rejected` candidate, if it is its first.
+    /// Advances a rollout after a step: with the `rejected` candidate in its first step.
     pub(super) fn advance(
         &mut self,
         rollout: &mut Rollout,
@@ -165,18 +155,16 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
         step: &Step,
         rejected: Option<u32>,
     ) -> Result<(), DecodeError> {
-        let Rollout { phase, rule, room, candidates, starts, .. } = rollout;
+        let Rollout { phase, rule, room, candidates, .. } = rollout;
         let limits = self.options.limits.of_drafts(*room);
         let (slot, draws) = (along.slot, &mut *along.draws);
-        let mut source =
-            RolloutSource { models: self, slot, starts, draws, step, rejected, candidates };
+        let mut source = RolloutSource { models: self, slot, draws, step, rejected, candidates };
         phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
-        // A candidate that ends the response, which no rule is asked about.
+        // No rule is asked about a candidate that ends the response.
         if let Some(last) = candidates.last_mut()
             && limits.is_end(&along.tokens)
         {
-            let predicted =
-                self.predict_of_drawn(slot, starts, step.row.own_logits(), last.token_id)?;
+            let predicted = self.predict_of_drawn(slot, step.row.own_logits(), last.token_id)?;
             enter(predicted, last);
         }
         Ok(())

@@ -100,7 +100,7 @@ fn assert_alike(found: &Recording, expected: &Recording) {
                 candidate.confidence,
                 candidate.confidence_of_ten,
                 candidate.entropy,
-                candidate.predicted_acceptance_prob.in_round(0).unwrap_or(-1.0),
+                candidate.predicted_acceptance_prob.unwrap_or(-1.0),
                 candidate.draft_log_prob,
                 candidate.target_log_prob,
             ]
@@ -152,7 +152,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                 for place in separate.iter().chain(&self_draft).flat_map(|one| &*one.places) {
                     num_rollouts += usize::from(place.rollout.is_some());
                     num_predicted +=
-                        usize::from(!place.candidate.predicted_acceptance_prob.all().is_empty());
+                        usize::from(place.candidate.predicted_acceptance_prob.is_some());
                 }
             }
         }

@@ -27,7 +27,6 @@ use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Finish, Generation, Limits};
 use crate::session::checked;
 use crate::session::tests::{go_on, greedy, greedy_plain};
-use crate::target::LeavesHidden;
 use crate::target::{Target, Verification};
 
 const EXIT_LAYERS: [usize; 3] = [0, 1, 2];
@@ -361,8 +360,6 @@ fn assert_close(found: &[f32], expected: &[f32]) {
         assert!((a - b).abs() < 1e-5 * largest, "{a} for {b}, with logits up to {largest}");
     }
 }
-
-impl LeavesHidden for Watched<'_> {}
 
 impl Target for Watched<'_> {
     fn num_slots(&self) -> usize {

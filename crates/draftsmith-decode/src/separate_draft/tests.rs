@@ -3,9 +3,9 @@
 
 use std::ops::ControlFlow;
 
-use draftsmith_model::{CausalLm, DraftVocabulary, HeadForm, HeadInput, HeadReads};
+use draftsmith_model::{DraftVocabulary, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, DrafterId, FixedLengthConfig, HeadEstimate, HeadTiming, Proposal, Recordings,
+    Bounds, Decoding, DrafterId, FixedLengthConfig, HeadEstimate, HeadTiming, Recordings,
     RejectionThresholdConfig, SeededDraws, SignalNeeds, StopRuleConfig,
 };
 
@@ -17,69 +17,49 @@ use crate::session::ModelSession;
 use crate::session::tests::{
     Models, draft_one, greedy, greedy_plain, predicted_for_candidates, tensor_of,
 };
-use crate::target::{LeavesHidden, Target, Verification};
+use crate::target::{Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
 
 fn all_reads() -> Vec<HeadReads> {
-    use HeadInput::{Entropy, Position, TargetHidden, TopProb};
-    let inputs: [&[HeadInput]; 5] = [
-        &[],
-        &[Entropy, TopProb],
-        &[Entropy, TopProb, Position],
-        &[TargetHidden],
-        &[TopProb, Position, TargetHidden],
-    ];
+    use HeadInput::{Entropy, TopProb};
+    let inputs: [&[HeadInput]; 3] = [&[], &[TopProb], &[Entropy, TopProb]];
     let forms = [HeadForm::Candidate, HeadForm::LookAhead];
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// What the head predicts for each token of `ids` behind the first `num_before`, candidates of one
+/// What the head predicts for each token of `ids` after the first `num_before`, candidates of one
 /// round, from one pass over the whole.
-fn of_whole_sequence(
-    models: &Models,
-    target: &CausalLm,
-    ids: &[u32],
-    num_before: usize,
-) -> Vec<f64> {
+fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
     let hidden = draft.hidden_states(tensor_of(ids, draft));
     let logits = draft.lm_head(hidden.clone()).into_data().try_into_vec::<f32>().expect("f32");
-    predicted_for_candidates(head, (draft, target), ids, num_before, hidden, &logits)
+    predicted_for_candidates(head, draft, ids, num_before, hidden, &logits)
 }
 
 #[test]
 fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequence() {
     let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
-    let [_, Models { target, .. }] = &Models::both("whole-target", 2, &HeadReads::default());
     for (nth, reads) in all_reads().iter().enumerate() {
         for models in &Models::both(&format!("whole-{nth}"), 1, reads) {
             let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
-            let session = &mut ModelSession::new(target, 64, "target");
-            session.set_keeps_hidden(true);
-            Target::begin(session, 0, &ids[..8]).expect("fits");
-            draft.begin(session, 0, &ids[..8]).expect("fits");
+            draft.begin(&mut (), 0, &ids[..8]).expect("fits");
             // Two rounds of candidates that are what comes next, the first of which is cut back.
             for (start, end) in [(8, 13), (10, 20)] {
                 Drafter::<()>::commit(&mut draft, 0, start - 1, &[]);
-                session.commit(0, start - 1, &[]);
-                draft.begin_round(session, 0, start, 1);
-                let expected = of_whole_sequence(models, target, &ids[..end], start);
+                let expected = of_whole_sequence(models, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
-                    let drafted = draft_one(&mut draft, session, &ids[..at], at - start, needs);
+                    let drafted = draft_one(&mut draft, &mut (), &ids[..at], at - start, needs);
                     let read = drafted.signals.acceptance_prob;
                     found.extend(read.map(|estimate| match estimate {
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(session, (0, 0), &drafted.logits, ids[at]);
+                    let drawn = draft.predict_acceptance(&mut (), (0, 0), &drafted.logits, ids[at]);
                     found.extend(drawn.expect("finite"));
                 }
-                let proposal = &Proposal::certain_chain(&ids[start..end]);
-                let one = Verification { slot: 0, tokens: &ids[..end], proposal };
-                session.verify(&[one]).expect("finite");
                 // A head that does not look ahead has yet to read the last candidate.
                 assert_eq!(found.len() + usize::from(!reads.looks_ahead()), expected.len());
                 for (found, expected) in found.iter().zip(expected) {
@@ -93,12 +73,6 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
 
 /// A target that answers as the draft's own model does, but for one prefix in four.
 struct Whimsical<'m>(ModelSession<'m>);
-
-impl LeavesHidden for Whimsical<'_> {
-    fn last_hidden(&self, slot: usize) -> Option<&Rows> {
-        self.0.last_hidden(slot)
-    }
-}
 
 impl Target for Whimsical<'_> {
     fn num_slots(&self) -> usize {
@@ -157,7 +131,6 @@ fn replay_is_decoding_with_a_head_of_any_form() {
     for (nth, reads) in all_reads().into_iter().enumerate() {
         let [_, models] = &Models::both(&format!("replay-{nth}"), 1, &reads);
         let mut target = Whimsical(ModelSession::new(&models.target, 64, "target"));
-        target.0.set_keeps_hidden(true);
         let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
         let draws = &mut SeededDraws::new(0, &["unused"]);
         let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;

@@ -60,8 +60,7 @@ impl Models {
             std::fs::create_dir_all(dir).expect("a temporary directory");
         }
         device.seed(seed);
-        let of_head = AcceptanceHeadConfig::new(32, 3, true);
-        let of_head = of_head.with_reads(reads.clone()).with_target(32);
+        let of_head = AcceptanceHeadConfig::new(32, 3, true).with_reads(reads.clone());
         let of_adapter = AdapterConfig::new(&config, 1).expect("a valid exit layer");
         let initialised = Self {
             target: config.init(&device),
@@ -203,12 +202,12 @@ pub(crate) fn tensor_of(ids: &[u32], model: &CausalLm) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
 }
 
-/// What `head` predicts for each token of `ids` behind the first `num_before`, candidates of one
-/// round, given the drafter's hidden states `[1, tokens, hidden]` and logits of the whole. `model`
-/// has the embeddings.
+/// What `head` predicts for each token of `ids` after the first `num_before`, candidates of one
+/// round, given the drafter's hidden states `[1, tokens, hidden]` and logits of the whole sequence.
+/// `model` has the embeddings.
 pub(crate) fn predicted_for_candidates(
     head: &AcceptanceHead,
-    (model, target): (&CausalLm, &CausalLm),
+    model: &CausalLm,
     ids: &[u32],
     num_before: usize,
     hidden: Tensor<3>,
@@ -225,7 +224,6 @@ pub(crate) fn predicted_for_candidates(
                 entropy: entropy_of_log_probs(&log_probs),
                 top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
                 log_prob: Some(log_probs[ids[at] as usize]),
-                position: at - num_before,
             };
             reads.scalars(&candidate, vocab_size).collect::<Vec<_>>()
         })
@@ -239,13 +237,7 @@ pub(crate) fn predicted_for_candidates(
         extra.push(Tensor::from_data(data, &model.device()));
     }
     let extra = (!extra.is_empty()).then(|| Tensor::cat(extra, 1));
-    // The last token that stands was drawn from the row before.
-    let last_read = num_before - 2;
-    let target = reads.has_target_hidden().then(|| {
-        let hidden = target.hidden_states(tensor_of(&ids[..num_before], target));
-        hidden.squeeze_dim::<2>(0).slice(last_read..last_read + 1).repeat_dim(0, num)
-    });
-    let logits = head.acceptance_logit(HeadFeatures { hidden, extra, target }).into_data();
+    let logits = head.acceptance_logit(HeadFeatures { hidden, extra }).into_data();
     let logits: Vec<f32> = logits.try_into_vec().expect("f32");
     logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
 }

@@ -1,4 +1,4 @@
-//! `config.json` of a head directory, and the two schemas that it may be of.
+//! `config.json` of a head directory, in either schema.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use super::AcceptanceHead;
 use super::reads::{HeadForm, HeadInput, HeadReads};
 use crate::error::{ModelError, read_json};
 
-/// What heads that are not the authors' call their schema in `config.json`.
+/// The `schema` of heads that the authors' class cannot load.
 const OWN_SCHEMA: &str = "draftsmith.head.v2";
 
-/// The shape of a head, and where it came from: `config.json` of a head directory.
+/// The shape and provenance of a head: `config.json` of a head directory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(into = "Stored")]
 pub struct AcceptanceHeadConfig {
@@ -23,10 +23,8 @@ pub struct AcceptanceHeadConfig {
     pub num_layers: usize,
     /// Whether one block serves every depth.
     pub tied: bool,
-    /// What is read of a candidate.
+    /// What the head reads.
     pub reads: HeadReads,
-    /// Width of the target's hidden states; Some where one is read.
-    pub target_hidden_size: Option<usize>,
     /// SHA-256 of the draft the head was trained on, if known.
     pub draft_hash: Option<String>,
     /// SHA-256 of the target whose verdicts the head predicts, if known.
@@ -35,8 +33,7 @@ pub struct AcceptanceHeadConfig {
     pub training: serde_json::Map<String, serde_json::Value>,
 }
 
-/// The keys as they stand in the file. The authors' schema has no name, and its heads no keys but
-/// the first two.
+/// The keys of the file. The authors' schema has no name and only the first two keys.
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
     hidden_size: usize,
@@ -49,8 +46,6 @@ struct Stored {
     form: Option<HeadForm>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     inputs: Option<Vec<HeadInput>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    target_hidden_size: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     draft_hash: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,7 +64,6 @@ impl From<AcceptanceHeadConfig> for Stored {
             tied: own.then_some(config.tied),
             form: own.then(|| config.reads.form()),
             inputs: own.then(|| config.reads.inputs().to_vec()),
-            target_hidden_size: config.target_hidden_size,
             draft_hash: config.draft_hash,
             target_hash: config.target_hash,
             training: config.training,
@@ -108,21 +102,11 @@ impl Stored {
             }
             (true, HeadForm::Candidate, Vec::new())
         };
-        let reads = HeadReads::new(form, &inputs);
-        let problem = match (reads.has_target_hidden(), self.target_hidden_size) {
-            (true, None | Some(0)) => Some("is missing or 0, but `inputs` has `target-hidden`"),
-            (false, Some(_)) => Some("is there, but `inputs` has no `target-hidden`"),
-            (true, Some(_)) | (false, None) => None,
-        };
-        if let Some(problem) = problem {
-            return Err(("target_hidden_size", problem.to_owned()));
-        }
         Ok(AcceptanceHeadConfig {
             hidden_size: self.hidden_size,
             num_layers: self.num_layers,
             tied,
-            reads,
-            target_hidden_size: self.target_hidden_size,
+            reads: HeadReads::new(form, &inputs),
             draft_hash: self.draft_hash,
             target_hash: self.target_hash,
             training: self.training,
@@ -131,29 +115,22 @@ impl Stored {
 }
 
 impl AcceptanceHeadConfig {
-    /// A head of `num_layers` tied or untied blocks that reads a hidden state alone.
+    /// A head of `num_layers` tied or untied blocks that reads only a hidden state.
     pub fn new(hidden_size: usize, num_layers: usize, tied: bool) -> Self {
         Self {
             hidden_size,
             num_layers,
             tied,
             reads: HeadReads::default(),
-            target_hidden_size: None,
             draft_hash: None,
             target_hash: None,
             training: serde_json::Map::new(),
         }
     }
 
-    /// The same with other things to read.
+    /// Sets what the head reads.
     pub fn with_reads(self, reads: HeadReads) -> Self {
         Self { reads, ..self }
-    }
-
-    /// The same for a target of this width, if one of its hidden states is read.
-    pub fn with_target(self, hidden_size: usize) -> Self {
-        let target_hidden_size = self.reads.has_target_hidden().then_some(hidden_size);
-        Self { target_hidden_size, ..self }
     }
 
     /// Whether one block serves every depth.
@@ -161,12 +138,12 @@ impl AcceptanceHeadConfig {
         self.tied
     }
 
-    /// Whether the authors' class has such heads, which are then stored as it stores them.
+    /// Whether the authors' class can load the head, which is then stored in its format.
     pub fn is_authors(&self) -> bool {
-        self.tied && self.reads.is_hidden_alone()
+        self.tied && self.reads.is_hidden_only()
     }
 
-    /// How many blocks differ.
+    /// The number of blocks with weights of their own.
     pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }
@@ -178,7 +155,6 @@ impl AcceptanceHeadConfig {
         let matrix = |from| LinearConfig::new(from, hidden).with_bias(false).init(device);
         AcceptanceHead {
             input: (num_extra > 0).then(|| matrix(num_extra)),
-            target: self.target_hidden_size.map(matrix),
             blocks: (0..self.num_stored_blocks())
                 .map(|_| LinearConfig::new(hidden, hidden).init(device))
                 .collect(),

@@ -16,12 +16,8 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
     let scalars: Vec<f32> = (0..3)
         .flat_map(|row| {
             let share = f64::from(row) / 3.0;
-            let candidate = DrawnCandidate {
-                entropy: 2.0 * share,
-                top_prob: share,
-                log_prob: Some(-share),
-                position: row as usize,
-            };
+            let (entropy, log_prob) = (2.0 * share, Some(-share));
+            let candidate = DrawnCandidate { entropy, top_prob: share, log_prob };
             head.reads().scalars(&candidate, 50).collect::<Vec<_>>()
         })
         .collect();
@@ -37,17 +33,12 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
         })
         .collect();
     let extra = (!extra.is_empty()).then(|| tensor(&extra));
-    let target_width = head.target.as_ref().map(|target| target.weight.dims()[0]);
-    let of_target = target_width.map(|width| rows(200, width));
-    let target = of_target.as_ref().map(|rows| tensor(&rows.values));
-    let features = HeadFeatures { hidden: tensor(&own.values), extra, target };
+    let features = HeadFeatures { hidden: tensor(&own.values), extra };
     let trained = head.acceptance_logit(features).into_data().try_into_vec().expect("f32");
     let on_device = |rows: &HostRows| Rows::from(tensor(&rows.values).unsqueeze::<3>());
     let decoded = |place: &dyn Fn(&HostRows) -> Rows| {
         let of_embedding = embedding.as_ref().map(|rows| head.of_embedding(&place(rows)));
-        let of_target = of_target.as_ref().map(|rows| head.of_target_hidden(&place(rows)));
-        let products = of_embedding.iter().chain(&of_target);
-        let logits = head.acceptance_logits(&place(&own), products, &scalars);
+        let logits = head.acceptance_logits(&place(&own), of_embedding.as_ref(), &scalars);
         let [logits] = Rows::to_host([logits]).expect("brought");
         logits
     };
@@ -56,9 +47,8 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
 
 /// Everything that a head can read.
 fn all_reads() -> Vec<HeadReads> {
-    use HeadInput::{Entropy, Position, TargetHidden, TopProb};
-    let inputs: [&[HeadInput]; 5] =
-        [&[], &[TopProb], &[Entropy, TopProb, Position], &[TargetHidden], &[Entropy, TargetHidden]];
+    use HeadInput::{Entropy, TopProb};
+    let inputs: [&[HeadInput]; 3] = [&[], &[TopProb], &[Entropy, TopProb]];
     let forms = [HeadForm::Candidate, HeadForm::LookAhead];
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
@@ -69,12 +59,10 @@ fn assert_same(found: &AcceptanceHead, expected: &AcceptanceHead, hidden: usize)
     assert_eq!(found.blocks.len(), expected.blocks.len());
     assert!(found.blocks.iter().zip(&expected.blocks).all(|(a, b)| same(a, b)));
     assert!(same(&found.output, &expected.output));
-    for (found, expected) in [(&found.input, &expected.input), (&found.target, &expected.target)] {
-        assert!(match (found, expected) {
-            (Some(a), Some(b)) => same(a, b),
-            (a, b) => a.is_none() && b.is_none(),
-        });
-    }
+    assert!(match (&found.input, &expected.input) {
+        (Some(a), Some(b)) => same(a, b),
+        (a, b) => a.is_none() && b.is_none(),
+    });
     assert!(found.reads == expected.reads);
     let [expected, ..] = outputs(expected, hidden);
     for found in outputs(found, hidden) {
@@ -92,7 +80,6 @@ fn heads_of_every_kind_round_trip_at_every_depth() {
             for num_layers in 0..=3 {
                 let config =
                     AcceptanceHeadConfig::new(8, num_layers, tied).with_reads(reads.clone());
-                let config = config.with_target(12);
                 let head = config.init(&device);
                 let dir = tempfile::tempdir().expect("a temporary directory");
                 head.write_dir(dir.path(), &config).expect("written");
@@ -113,7 +100,6 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
     device.seed(4);
     for reads in all_reads() {
         let config = AcceptanceHeadConfig::new(8, 2, false).with_reads(reads.clone());
-        let config = config.with_target(12);
         let head = config.init(&device);
         let dir = tempfile::tempdir().expect("a temporary directory");
         head.write_dir(dir.path(), &config).expect("written");
@@ -135,8 +121,7 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
                         _ => Tensor::cat(vec![larger, all.slice([0..2, embedding..num_extra])], 1),
                     }
                 });
-                let target = reads.has_target_hidden().then(|| rows(12));
-                HeadFeatures { hidden: rows(8), extra, target }
+                HeadFeatures { hidden: rows(8), extra }
             };
             let logits = |head: &AcceptanceHead, gain: f32| -> Vec<f32> {
                 let logits = head.acceptance_logit(features(gain));
@@ -170,15 +155,12 @@ fn what_the_authors_class_would_misread_has_names_that_it_does_not_know() {
     let (keys, _) = names(&AcceptanceHeadConfig::new(4, 2, true));
     assert_eq!(keys, ["hidden_size", "num_layers", "weights_hash"]);
     let mut configs = vec![AcceptanceHeadConfig::new(4, 2, false)];
-    let more = all_reads().into_iter().filter(|reads| !reads.is_hidden_alone());
+    let more = all_reads().into_iter().filter(|reads| !reads.is_hidden_only());
     let tied = || AcceptanceHeadConfig::new(4, 2, true);
-    configs.extend(more.map(|reads| tied().with_reads(reads).with_target(6)));
+    configs.extend(more.map(|reads| tied().with_reads(reads)));
     for config in configs {
         let (mut keys, tensors) = names(&config);
         keys.sort();
-        let has_target = config.reads.has_target_hidden();
-        assert_eq!(keys.iter().any(|key| key == "target_hidden_size"), has_target);
-        keys.retain(|key| key != "target_hidden_size");
         let own = ["form", "hidden_size", "inputs", "num_layers", "schema", "tied", "weights_hash"];
         assert_eq!(keys, own);
         assert!(tensors.iter().all(|name| !name.starts_with("model")), "{tensors:?}");
@@ -195,14 +177,6 @@ fn a_config_that_makes_no_sense_is_refused_with_its_key() {
         (format!(r#"{{{authors}, "form": "look-ahead"}}"#), ["`form`", "`schema`"]),
         (format!(r#"{{{authors}, "schema": "draftsmith.head.v3"}}"#), ["`schema`", "v3"]),
         (format!(r#"{{{own}, "tied": true, "form": "x", "inputs": []}}"#), ["`x`", "look-ahead"]),
-        (
-            format!(r#"{{{own}, "tied": true, "form": "candidate", "inputs": ["target-hidden"]}}"#),
-            ["`target_hidden_size`", "is missing"],
-        ),
-        (
-            format!(r#"{{{authors}, "target_hidden_size": 8}}"#),
-            ["`target_hidden_size`", "`target-hidden`"],
-        ),
     ] {
         let dir = tempfile::tempdir().expect("a temporary directory");
         std::fs::write(dir.path().join("config.json"), &text).expect("written");

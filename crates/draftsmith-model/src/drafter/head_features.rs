@@ -1,5 +1,5 @@
-//! What acceptance heads are given of a drafter's candidates: the numbers of one candidate while it
-//! decodes, and the features of many while a head is trained.
+//! An acceptance head's inputs from a drafter: the scalars of one candidate in decoding, and the
+//! features of many candidates in training.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 
@@ -7,28 +7,25 @@ use super::DrafterModel;
 use crate::acceptance_head::{DrawnCandidate, HeadFeatures, HeadReads};
 use crate::rows::Rows;
 
-/// Logits that are held at a time, where the drafter's distributions are looked at: 32 MiB in f32.
+/// Number of logits held at a time: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
 /// Candidates among rows of hidden states.
 #[derive(Debug, Clone, Default)]
 pub struct CandidateRows {
-    /// Each one's own row.
+    /// Each candidate's row.
     own: Vec<i32>,
     /// The row that it was drawn from.
     drawn_from: Vec<i32>,
     tokens: Vec<u32>,
-    /// What comes closest to its position in a round.
-    positions: Vec<usize>,
 }
 
 impl CandidateRows {
-    /// Adds a candidate that was drawn from row `drawn_from` and has the hidden state in row `own`.
-    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize, position: usize) {
+    /// Adds a candidate that was drawn from row `drawn_from` and whose hidden state is row `own`.
+    pub fn push(&mut self, token: u32, own: usize, drawn_from: usize) {
         self.own.push(own as i32);
         self.drawn_from.push(drawn_from as i32);
         self.tokens.push(token);
-        self.positions.push(position);
     }
 
     /// The number of candidates.
@@ -45,7 +42,6 @@ impl CandidateRows {
         repeat_last(&mut self.own, num_candidates);
         repeat_last(&mut self.drawn_from, num_candidates);
         repeat_last(&mut self.tokens, num_candidates);
-        repeat_last(&mut self.positions, num_candidates);
     }
 }
 
@@ -59,12 +55,11 @@ impl DrafterModel {
         reads.scalars(candidate, self.vocab_size())
     }
 
-    /// What embeddings are multiplied with while a head is trained.
+    /// Factor of embeddings while a head is trained.
     ///
-    /// Models keep them small, some hundredths a number, where hidden states are of the size of 1.
-    /// AdamW's steps are as long for the weights that read the ones as for those that read the
-    /// others, so that a head would learn of tokens last. This makes embeddings as large. It is a
-    /// power of two, by which all numbers are multiplied without rounding.
+    /// Embeddings are a few hundredths in size, hidden states about 1. AdamW takes equally long steps
+    /// for the weights of both, so a head would learn from embeddings last. The factor scales them to
+    /// about 1. It is a power of two, so that scaling is exact.
     pub fn embedding_gain(&self) -> f32 {
         *self.embedding_gain.get_or_init(|| {
             let gain = (1.0 / self.model.embedding_size()).log2().round().exp2();
@@ -72,8 +67,7 @@ impl DrafterModel {
         })
     }
 
-    /// What a head that is trained is given of candidates, but for what it reads of the target:
-    /// embeddings times [`Self::embedding_gain`].
+    /// Features of candidates for training a head, with embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`, what the LM head reads
@@ -84,23 +78,19 @@ impl DrafterModel {
         hidden: Tensor<2>,
         candidates: CandidateRows,
     ) -> HeadFeatures {
-        let CandidateRows { own, drawn_from, tokens, positions } = candidates;
+        let CandidateRows { own, drawn_from, tokens } = candidates;
         let (device, num_candidates) = (self.device(), own.len());
         let list = |values: Vec<i32>| {
             Tensor::<1, Int>::from_data(TensorData::new(values, [num_candidates]), &device)
         };
-        if reads.is_of_draft_forward() {
+        if reads.is_hidden_only() {
             return hidden.select(0, list(own)).into();
         }
         let tokens = list(tokens.into_iter().map(|id| self.readable(id) as i32).collect());
         let drawn_from = hidden.clone().select(0, list(drawn_from));
         let scalars: Vec<f32> = self
             .drawn(drawn_from.clone(), tokens.clone())
-            .zip(positions)
-            .flat_map(|(candidate, position)| {
-                let candidate = DrawnCandidate { position, ..candidate };
-                self.scalars(reads, &candidate).collect::<Vec<_>>()
-            })
+            .flat_map(|candidate| self.scalars(reads, &candidate).collect::<Vec<_>>())
             .collect();
         let scalars = TensorData::new(scalars, [num_candidates, reads.num_scalars()]);
         let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
@@ -113,8 +103,7 @@ impl DrafterModel {
         HeadFeatures { extra, ..drawn_from.into() }
     }
 
-    /// Tokens as candidates of the distributions that the drafter has after hidden states, at
-    /// position 0. One sync.
+    /// Tokens as candidates drawn from the drafter's distributions after hidden states. One sync.
     ///
     /// # Shapes
     /// - hidden: `[candidates, hidden]`, what the LM head reads
@@ -144,12 +133,7 @@ impl DrafterModel {
         (0..num_candidates).map(move |row| {
             let [entropy, top_log_prob, log_prob] =
                 [0, 1, 2].map(|i| f64::from(numbers[3 * row + i]));
-            DrawnCandidate {
-                entropy,
-                top_prob: top_log_prob.exp(),
-                log_prob: Some(log_prob),
-                position: 0,
-            }
+            DrawnCandidate { entropy, top_prob: top_log_prob.exp(), log_prob: Some(log_prob) }
         })
     }
 }

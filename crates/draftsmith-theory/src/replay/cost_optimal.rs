@@ -170,7 +170,7 @@ fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
 impl AcceptanceSignal {
     fn of(self, candidate: &RecordedCandidate) -> Option<f64> {
         match self {
-            Self::AcceptanceProb => candidate.predicted_acceptance_prob.in_round(0),
+            Self::AcceptanceProb => candidate.predicted_acceptance_prob,
             Self::Confidence => Some(candidate.confidence),
             Self::Entropy => Some(candidate.entropy),
         }

@@ -28,8 +28,7 @@
 //!
 //! All places of a response count alike. A rule with rounds of at most K candidates passes over the
 //! target's own token behind K accepted ones, and so asks a little less about places that are easy;
-//! a calibration that allowed for that would hold for that rule alone. For the same reason the rounds
-//! that may meet a candidate share its weight alike, where a head predicts something else in each.
+//! a calibration that allowed for that would hold for that rule only.
 
 use super::{RecordedCandidate, Recordings};
 use crate::{Calibration, Decoding, JudgedPrediction, TokenChoice};
@@ -56,11 +55,12 @@ impl Recordings {
                     }
                 };
                 let mut add = |candidate: &RecordedCandidate, label: f64, weight: f64| {
-                    let predicted = candidate.predicted_acceptance_prob.all();
-                    let weight = weight / predicted.len().max(1) as f64;
-                    for &predicted_prob in predicted.iter().filter(|_| weight > 0.0) {
-                        judged.push(JudgedPrediction { predicted_prob, label, weight });
-                    }
+                    let predicted = candidate.predicted_acceptance_prob.filter(|_| weight > 0.0);
+                    judged.extend(predicted.map(|predicted_prob| JudgedPrediction {
+                        predicted_prob,
+                        label,
+                        weight,
+                    }));
                 };
                 add(own, own_label, own_weight);
                 if let Some(rejected) = rejected {
@@ -84,7 +84,8 @@ impl Recordings {
     /// does in decoding with that calibration.
     pub fn calibrated(&self, calibration: &Calibration) -> Self {
         self.with_candidates(|candidate| {
-            candidate.predicted_acceptance_prob.map(|prob| calibration.apply(prob));
+            let predicted = &mut candidate.predicted_acceptance_prob;
+            *predicted = predicted.map(|prob| calibration.apply(prob));
         })
     }
 }
@@ -100,7 +101,7 @@ impl RecordedCandidate {
 #[cfg(test)]
 mod tests {
     use super::super::test_recordings::random;
-    use super::super::{PredictedProb, RecordedPlace, Recording};
+    use super::super::{RecordedPlace, Recording};
     use super::*;
     use crate::{CalibrationKind, DrafterId, HeadTiming, Sampling};
 
@@ -117,7 +118,7 @@ mod tests {
             confidence: 0.5,
             confidence_of_ten: 0.5,
             entropy: 1.0,
-            predicted_acceptance_prob: PredictedProb::InAnyRound(token as f64 / 8.0),
+            predicted_acceptance_prob: Some(token as f64 / 8.0),
             draft_log_prob: Q[token].ln(),
             target_log_prob: P[token].ln(),
         }
@@ -208,6 +209,6 @@ mod tests {
     }
 
     fn forget(candidate: &mut RecordedCandidate) {
-        candidate.predicted_acceptance_prob = PredictedProb::Nothing;
+        candidate.predicted_acceptance_prob = None;
     }
 }

@@ -6,16 +6,16 @@ use std::slice::Iter;
 use super::{RecordedCandidate, RecordedPlace};
 use crate::{CandidateSource, DraftSignals, Drawn, HeadEstimate, HeadTiming, SignalNeeds};
 
-/// What a drafter did from an accepted prefix on: along the response while candidates are accepted,
-/// along the rollout from the first one that is not.
+/// The steps after an accepted prefix: along the response while candidates are accepted, then along
+/// the rollout from the first rejected one.
 pub(super) struct RecordedSteps<'a> {
     head: Option<HeadTiming>,
     /// From the accepted prefix on.
     places: Iter<'a, RecordedPlace>,
-    /// What follows once a candidate is rejected.
+    /// Set once a candidate is rejected.
     rollout: Option<Iter<'a, RecordedCandidate>>,
-    /// The candidate that the last step can be drawn to, and how many stand before its place.
-    last: Option<(&'a RecordedCandidate, usize)>,
+    /// The candidate that is drawn from the last step.
+    last: Option<&'a RecordedCandidate>,
     num_accepted: usize,
 }
 
@@ -24,12 +24,12 @@ impl<'a> RecordedSteps<'a> {
         Self { head, places: places.iter(), rollout: None, last: None, num_accepted: 0 }
     }
 
-    /// How many of the candidates drawn so far stand.
+    /// How many of the candidates drawn so far are accepted.
     pub(super) fn num_accepted(&self) -> usize {
         self.num_accepted
     }
 
-    /// Whether there is another step: the drafter was stopped where a text ended.
+    /// Whether another step was recorded: recording stops where a text ends.
     pub(super) fn has_next(&self) -> bool {
         match &self.rollout {
             Some(rest) => rest.len() > 0,
@@ -50,11 +50,11 @@ impl<'a> RecordedSteps<'a> {
     /// Takes the next step: its signals.
     pub(super) fn step(&mut self) -> DraftSignals {
         let candidate = self.next();
-        let read = self.last.replace((candidate, self.num_accepted));
+        let read = self.last.replace(candidate);
         let of_read = read.filter(|_| self.head == Some(HeadTiming::AfterRead));
         DraftSignals {
             acceptance_prob: of_read
-                .and_then(|(read, num_before)| read.predicted_acceptance_prob.in_round(num_before))
+                .and_then(|read| read.predicted_acceptance_prob)
                 .map(HeadEstimate::OfRead),
             confidence: Some(candidate.confidence),
             confidence_of_ten: Some(candidate.confidence_of_ten),
@@ -68,7 +68,7 @@ impl CandidateSource for RecordedSteps<'_> {
     type Error = Infallible;
 
     fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
-        let (candidate, _) = self.last.expect("a step comes before its draw");
+        let candidate = self.last.expect("a step comes before its draw");
         self.num_accepted += usize::from(self.rollout.is_none());
         Drawn { token_id: candidate.token_id, candidate_prob: Some(candidate.candidate_prob) }
     }
@@ -76,6 +76,6 @@ impl CandidateSource for RecordedSteps<'_> {
     fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {
         let looks_ahead = self.head == Some(HeadTiming::AtDraw);
         let drawn = self.last.filter(|_| looks_ahead);
-        Ok(drawn.and_then(|(drawn, before)| drawn.predicted_acceptance_prob.in_round(before)))
+        Ok(drawn.and_then(|drawn| drawn.predicted_acceptance_prob))
     }
 }

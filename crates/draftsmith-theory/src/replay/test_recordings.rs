@@ -1,6 +1,6 @@
 //! Recordings made up for tests.
 
-use super::{PredictedProb, RecordedCandidate, RecordedPlace, Recording, Recordings};
+use super::{RecordedCandidate, RecordedPlace, Recording, Recordings};
 use crate::{DrafterId, Draws, HeadTiming, SeededDraws};
 
 /// The token that ends responses short of their limit.
@@ -52,7 +52,7 @@ fn candidate(draws: &mut SeededDraws, chance: f64) -> RecordedCandidate {
         confidence,
         confidence_of_ten: confidence.sqrt(),
         entropy: 2.0 * (1.0 - near()),
-        predicted_acceptance_prob: PredictedProb::InAnyRound(near()),
+        predicted_acceptance_prob: Some(near()),
         draft_log_prob: -1.0,
         target_log_prob: -1.0 + chance.ln(),
     }

@@ -173,7 +173,7 @@ fn a_perfect_head_predicts_what_is_true() {
     let recordings = random(5, 3, 0.5).with_perfect_head();
     for place in recordings.responses.iter().flat_map(|response| &*response.places) {
         for candidate in place.rollout.iter().flatten().chain([&place.candidate]) {
-            let expected = PredictedProb::InAnyRound(candidate.acceptance_prob());
+            let expected = Some(candidate.acceptance_prob());
             assert_eq!(candidate.predicted_acceptance_prob, expected);
         }
     }

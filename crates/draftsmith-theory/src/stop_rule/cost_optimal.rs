@@ -68,8 +68,8 @@ impl StepFunction {
 /// row.
 ///
 /// A candidate is worth λ, the seconds per token, if it and all before it are accepted. So a round
-/// continues while ∏ p̂ · E\[p̂ of the next candidate\] is at least t_row / λ before a draw, and (t_draft
-/// + t_row) / λ before a forward. SpecDec++'s Theorem 3.1 says that the best policy is a threshold on
+/// continues while ∏ p̂ · E\[p̂ of the next candidate\] is at least t_row / λ before a draw, and
+/// (t_draft + t_row) / λ before a forward. SpecDec++'s Theorem 3.1 says that the best policy is a threshold on
 /// the chance of a rejection, but not which; one step of look-ahead gives it. λ is a fixed point,
 /// because it depends on the rule that it defines; tuning finds it by replay.
 #[derive(Debug, Clone, PartialEq)]

@@ -16,10 +16,10 @@ const MAX_STATIC_NODES: usize = 64;
 /// The most children that a node of a static shape can have.
 pub const MAX_CHILDREN: u32 = MAX_STATIC_NODES as u32;
 
-/// How a tree grows. In names and settings either widths by depth, `3-2-1x4x16`, of which forwards read
-/// the most probable nodes; or the children of every node, `3-2.0.1-1`, of which forwards read those
-/// that have some. Behind it `-drawn` where children are drawn, and `-head` where an acceptance head
-/// says which are worth reading. A list of paths, as Medusa's settings have it, is read too.
+/// How a tree grows. Written as widths by depth, `3-2-1x4x16`, and then each draft forward reads the most
+/// probable nodes; or as the number of children of every node, `3-2.0.1-1`, and then forwards read all
+/// nodes that have children. The suffix `-drawn` says that children are drawn. A list of paths, as in
+/// Medusa's settings, is accepted too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreeShape {
     branching: Branching,
@@ -29,8 +29,6 @@ pub struct TreeShape {
     pub num_beside: u16,
     /// What children are.
     pub children: TreeChildren,
-    /// What tells how much nodes are worth.
-    pub grown_by: GrownBy,
 }
 
 /// How many children nodes have.
@@ -67,16 +65,6 @@ pub(crate) struct Level {
     pub(crate) num_children: usize,
 }
 
-/// By what a tree's nodes are compared, in products along their paths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum GrownBy {
-    /// The drafter's probabilities, as in EAGLE-2.
-    #[default]
-    Draft,
-    /// The chances of acceptance that a look-ahead head predicts.
-    Head,
-}
-
 /// What a node's children are where tokens are sampled; where the most probable token is decoded they
 /// are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -105,8 +93,7 @@ impl TreeShape {
         }
         let mut all = [0; MAX_DEPTHS];
         all[..widths.len()].copy_from_slice(widths);
-        let (branching, grown_by) = (Branching::ByDepth(all), GrownBy::default());
-        Ok(Self { branching, num_read, num_beside, children, grown_by })
+        Ok(Self { branching: Branching::ByDepth(all), num_read, num_beside, children })
     }
 
     /// A static shape, as Medusa's settings have it: the path to every node from the sequence that
@@ -154,14 +141,7 @@ impl TreeShape {
             num_read: u16::MAX,
             num_beside: u16::MAX,
             children: TreeChildren::default(),
-            grown_by: GrownBy::default(),
         }
-    }
-
-    /// The same, grown by a head's predictions.
-    #[must_use]
-    pub fn grown_by_head(self) -> Self {
-        Self { grown_by: GrownBy::Head, ..self }
     }
 
     /// Whether the children of every node are told, all of which are proposed.
@@ -256,7 +236,6 @@ fn of_levels(text: &str) -> Option<[u8; MAX_STATIC_NODES + 1]> {
 }
 
 const DRAWN: &str = "-drawn";
-const HEAD: &str = "-head";
 
 impl fmt::Display for TreeShape {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -274,8 +253,7 @@ impl fmt::Display for TreeShape {
             }
         }
         let drawn = if self.children == TreeChildren::Drawn { DRAWN } else { "" };
-        let head = if self.grown_by == GrownBy::Head { HEAD } else { "" };
-        write!(formatter, "{drawn}{head}")
+        formatter.write_str(drawn)
     }
 }
 
@@ -283,11 +261,9 @@ impl FromStr for TreeShape {
     type Err = TheoryError;
 
     fn from_str(text: &str) -> Result<Self, TheoryError> {
-        let of_draft = text.strip_suffix(HEAD);
-        let rest = of_draft.unwrap_or(text);
-        let (rest, children) = match rest.strip_suffix(DRAWN) {
+        let (rest, children) = match text.strip_suffix(DRAWN) {
             Some(rest) => (rest, TreeChildren::Drawn),
-            None => (rest, TreeChildren::Top),
+            None => (text, TreeChildren::Top),
         };
         let by_depth = |(widths, counts): (&str, &str)| {
             let (num_read, num_beside) = counts.split_once('x')?;
@@ -298,12 +274,9 @@ impl FromStr for TreeShape {
         };
         let shape = match rest.split_once('x') {
             Some(parts) => by_depth(parts),
-            // What is read of it is told by the shape, and by nobody's predictions.
-            None if of_draft.is_some() => None,
             None => of_levels(rest).map(|counts| Self { children, ..Self::of_each(counts) }),
         };
         let shape = shape.ok_or(TheoryError::TreeShape)?;
-        let shape = if of_draft.is_some() { shape.grown_by_head() } else { shape };
         // `+1` and `01` are numbers too: what is read is what would be written.
         if shape.to_string() == text { Ok(shape) } else { Err(TheoryError::TreeShape) }
     }

@@ -1,4 +1,4 @@
-//! Batches of labelled positions: what a head is given of rows and the frozen draft.
+//! Batches of labelled positions, with the features that the frozen draft gives.
 
 use std::sync::Arc;
 
@@ -50,8 +50,6 @@ impl TrainingBatch for HeadBatch {
 pub(crate) struct HeadSource {
     /// Without autodiff.
     pub(crate) drafts: PerDevice<DrafterModel>,
-    /// The target, likewise, if the head reads its hidden states.
-    pub(crate) targets: Option<PerDevice<DrafterModel>>,
     pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
@@ -59,7 +57,7 @@ pub(crate) struct HeadSource {
     /// Rows that go through the draft together.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Hidden states on the disk, where rows are the same in every epoch.
+    /// Cached hidden states, if rows are the same in every epoch.
     pub(crate) stored: Option<Arc<StoredHidden>>,
 }
 
@@ -87,15 +85,9 @@ impl BatchSource for HeadSource {
             .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
             .collect();
         let lengths = self.lengths;
-        let ids = |row: &usize| self.rows[*row].target_ids();
-        let target_ids: Vec<Vec<u32>> = match &self.targets {
-            Some(_) => step.iter().flatten().map(ids).collect(),
-            None => Vec::new(),
-        };
         let names: Vec<&str> = step.iter().flatten().map(|row| self.rows[*row].id()).collect();
         let frozen = Frozen {
             drafts: &self.drafts,
-            targets: self.targets.as_ref().map(|targets| (targets, &target_ids[..])),
             reads: &self.reads,
             batch_size: self.batch_size,
             lengths,
@@ -156,7 +148,6 @@ mod tests {
         let row = |row| Arc::new(TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap());
         HeadSource {
             drafts: DrafterModel::from(&tiny_draft(16, 64)).into(),
-            targets: None,
             reads: HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]),
             rows: rows.iter().map(row).collect(),
             seed: 7,
@@ -199,7 +190,6 @@ mod tests {
                 .flat_map(|m| {
                     let frozen = Frozen {
                         drafts: &source.drafts,
-                        targets: None,
                         reads: &source.reads,
                         batch_size: 1,
                         lengths: Lengths::AsGiven,

@@ -1,9 +1,9 @@
-//! What a head sees of a row: the frozen draft's hidden states at labelled positions, or where the
-//! tokens there were drawn from, the target's where rounds begin, and what else it reads.
+//! The features of a row: the frozen draft's hidden states at labelled positions, or at those that the
+//! tokens there were drawn from, and the head's further inputs.
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use draftsmith_model::{CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows};
 
 use crate::head::rows::Mixture;
@@ -42,32 +42,28 @@ impl LabelledRows {
     }
 }
 
-/// The frozen models that heads read of, and how their forwards are cut.
+/// The frozen draft that heads read, and how its forwards are cut.
 pub(crate) struct Frozen<'a> {
     pub(crate) drafts: &'a PerDevice<DrafterModel>,
-    /// If the heads read of the target: it, as the drafter of itself, and what it reads of each
-    /// mixture's row.
-    pub(crate) targets: Option<(&'a PerDevice<DrafterModel>, &'a [Vec<u32>])>,
     pub(crate) reads: &'a HeadReads,
     /// Rows that go through a model together.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Hidden states on the disk instead of forwards, and the mixtures' rows.
+    /// Cached hidden states, and the ids of the mixtures' rows.
     pub(crate) stored: Option<(&'a StoredHidden, &'a [&'a str])>,
 }
 
 impl Frozen<'_> {
-    /// What a head is given of each mixture's labelled positions, then of its branches.
+    /// The features of each mixture's labelled positions, then of its branches.
     ///
-    /// Rows without branches go through the draft `batch_size` at a time, those of like length
-    /// together, padded on the right: the model is causal, so padding changes nothing to its left. A
-    /// row with branches goes alone, once for its own tokens, and each branch reads its prefix from
-    /// the cache. Several devices take turns at these forwards, whose rows do not depend on their
-    /// number. The target reads the rows of a forward together, as they are without branches.
+    /// Rows without branches go through the draft `batch_size` at a time, sorted by length and padded
+    /// on the right, which a causal model does not see. A row with branches has a forward to itself,
+    /// and each branch reads its prefix from the cache. Devices take turns; the rows of a forward do
+    /// not depend on the number of devices.
     ///
     /// # Shapes
-    /// - output: for each mixture, in the order given, rows of `[labels, hidden]`, `[labels, extra]`
-    ///   and `[labels, target hidden]`, on the device that its forward was on
+    /// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
+    ///   on the device that its forward was on
     pub(crate) fn labelled_rows(&self, mixtures: &[Mixture]) -> Vec<LabelledRows> {
         let branches = |row: &usize| !mixtures[*row].branches.is_empty();
         let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
@@ -85,18 +81,7 @@ impl Frozen<'_> {
                     (stored, rows.iter().map(|row| names[*row]).collect::<Vec<_>>())
                 });
                 let stored = stored.as_ref().map(|(stored, names)| (*stored, &names[..]));
-                let mut features = self.forward_features(draft, &batch, stored);
-                if let Some((targets, ids)) = self.targets {
-                    let ids: Vec<&[u32]> = rows.iter().map(|row| &ids[*row][..]).collect();
-                    let num_rows = features.hidden.dims()[0];
-                    let target = targets.of_batch(nth);
-                    let states = match stored {
-                        Some((stored, names)) => stored_target(target, stored, names, &ids),
-                        None => self.target_states(target, &ids),
-                    };
-                    features.target = Some(at_anchors(states, &batch, num_rows));
-                }
-                (forward, features)
+                (forward, self.forward_features(draft, &batch, stored))
             };
             own.map(run).collect::<Vec<_>>()
         });
@@ -132,63 +117,9 @@ impl Frozen<'_> {
         candidates.pad(self.lengths.padded(candidates.num_candidates()));
         draft.head_features(self.reads, hidden, candidates)
     }
-
-    /// The target's hidden states of sequences.
-    fn target_states(&self, target: &DrafterModel, ids: &[&[u32]]) -> Sequences {
-        let mut sequences = ids.to_vec();
-        if sequences.len() > 1 {
-            let padded = self.lengths.padded_batch(sequences.len(), self.batch_size);
-            sequences.resize(padded, &[]);
-        }
-        let hidden = target.hidden_states(&sequences, self.lengths);
-        let [num_sequences, seq, width] = hidden.dims();
-        let starts = (0..num_sequences).map(|row| row * seq).collect();
-        Sequences { hidden: hidden.reshape([num_sequences * seq, width]), starts }
-    }
 }
 
-/// Hidden states of several sequences.
-struct Sequences {
-    /// `[positions, hidden]`
-    hidden: Tensor<2>,
-    /// Where each begins.
-    starts: Vec<usize>,
-}
-
-/// The same of those that are kept on the disk.
-fn stored_target(
-    target: &DrafterModel,
-    stored: &StoredHidden,
-    names: &[&str],
-    ids: &[&[u32]],
-) -> Sequences {
-    let (mut all, mut starts, mut num_rows) = (Vec::new(), Vec::new(), 0);
-    for (name, ids) in names.iter().zip(ids) {
-        starts.push(num_rows);
-        num_rows += ids.len();
-        all.extend(stored.of_target(target, name, ids));
-    }
-    Sequences { hidden: rows_of(all, num_rows, target), starts }
-}
-
-/// The hidden states that the rounds of candidates began with, row after row, zeros where the target
-/// had read nothing; the last repeats until there are `num_rows`.
-fn at_anchors(states: Sequences, batch: &[&Mixture], num_rows: usize) -> Tensor<2> {
-    let Sequences { hidden, starts } = states;
-    let [none, width] = hidden.dims();
-    let nothing = Tensor::zeros([1, width], (&hidden.device(), hidden.dtype()));
-    let hidden = Tensor::cat(vec![hidden, nothing], 0);
-    let of_row = |(mixture, start): (&&Mixture, &usize)| {
-        let anchors = mixture.anchors();
-        anchors.map(|at| at.map_or(none, |at| start + at) as i32).collect::<Vec<_>>()
-    };
-    let mut anchors: Vec<i32> = batch.iter().zip(&starts).flat_map(of_row).collect();
-    anchors.resize(num_rows, anchors.last().copied().unwrap_or(none as i32));
-    let anchors = TensorData::new(anchors, [num_rows]);
-    hidden.clone().select(0, Tensor::<1, Int>::from_data(anchors, &hidden.device()))
-}
-
-/// The hidden states of rows that are kept on the disk, and their labelled positions among them.
+/// Cached hidden states of rows, and the labelled positions among them.
 fn stored_states(
     draft: &DrafterModel,
     stored: &StoredHidden,
@@ -203,12 +134,12 @@ fn stored_states(
         num_rows += num_tokens;
         // A device's rows have padding behind them.
         let compute = || branching_states(draft, mixture).slice(0..num_tokens);
-        all.extend(stored.of_draft(name, compute));
+        all.extend(stored.of_row(name, compute));
     }
     (rows_of(all, lengths.padded(num_rows), draft), candidates)
 }
 
-/// Rows of numbers in the type that a model computes in, with zeros behind them.
+/// Rows of numbers in a model's type, padded with zeros.
 fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
     let width = model.hidden_size();
     values.resize(num_rows * width, 0.0);
@@ -248,8 +179,7 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
         draft.forward_cached(features, std::iter::once(ids.len()), &mut cache)
     };
     let mut hidden = vec![read(&mixture.input_ids, 0)];
-    // From the last on, each prefix is still in the cache: a branch overwrites only what lies
-    // behind its own.
+    // In reverse, each prefix is still in the cache: a branch overwrites only what follows its start.
     let branches = mixture.branches.iter().rev();
     let mut of_branches: Vec<Rows> =
         branches.map(|branch| read(&branch.token_ids, branch.start)).collect();
@@ -258,25 +188,25 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     Rows::cat(hidden).into_tensor(&draft.device()).squeeze_dim(0)
 }
 
-/// Adds a mixture's labelled positions, then those of its branches, which lie behind it; its first
-/// token's row is `start`.
+/// Adds a mixture's labelled positions, then its branches', whose rows follow; the first token's row is
+/// `start`.
 fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     push_labelled(candidates, mixture, start);
     let mut num_read = start + mixture.input_ids.len();
     for branch in &mixture.branches {
         for (nth, id) in branch.token_ids.iter().enumerate() {
             let before = if nth == 0 { start + branch.start - 1 } else { num_read + nth - 1 };
-            candidates.push(*id, num_read + nth, before, branch.run + nth);
+            candidates.push(*id, num_read + nth, before);
         }
         num_read += branch.token_ids.len();
     }
 }
 
-/// Adds a mixture's labelled positions, whose first token's row is `start`. Something is before the
-/// first: rows without a prompt are not trained on.
+/// Adds a mixture's labelled positions, whose first token's row is `start`. Each has a position before
+/// it, since every row has a prompt.
 fn push_labelled(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
-    for (at, run) in mixture.labelled.iter().zip(&mixture.runs) {
-        candidates.push(mixture.input_ids[*at], start + at, start + at - 1, *run);
+    for at in &mixture.labelled {
+        candidates.push(mixture.input_ids[*at], start + at, start + at - 1);
     }
 }
 
@@ -307,7 +237,7 @@ mod tests {
         mixtures: &[Mixture],
         batch_size: usize,
     ) -> Vec<HeadFeatures> {
-        let frozen = Frozen { drafts, targets: None, reads, batch_size, lengths, stored: None };
+        let frozen = Frozen { drafts, reads, batch_size, lengths, stored: None };
         let rows = frozen.labelled_rows(mixtures).into_iter();
         let device = drafts.first().device();
         rows.map(|rows| LabelledRows::cat(&[rows], 0, &device)).collect()
@@ -344,7 +274,6 @@ mod tests {
             entropy: entropy_of_log_probs(&log_probs),
             top_prob: log_probs.iter().copied().fold(f64::NEG_INFINITY, f64::max).exp(),
             log_prob: Some(log_probs[token as usize]),
-            position: mixture.runs[nth],
         };
         let mut extra = Vec::new();
         if reads.looks_ahead() {
@@ -369,9 +298,9 @@ mod tests {
                 row.mixture(2, 1, 0.3)
             })
             .collect();
-        use HeadInput::{Entropy, Position, TopProb};
+        use HeadInput::{Entropy, TopProb};
         for form in [HeadForm::Candidate, HeadForm::LookAhead] {
-            for inputs in [&[][..], &[TopProb], &[Entropy, TopProb, Position]] {
+            for inputs in [&[][..], &[TopProb], &[Entropy, TopProb]] {
                 let reads = HeadReads::new(form, inputs);
                 let drafts: PerDevice<DrafterModel> = draft.clone().into();
                 let features = labelled_features(&drafts, &reads, &mixtures, 4);
@@ -379,60 +308,14 @@ mod tests {
                 assert_eq!((features.len(), padded.len()), (mixtures.len(), mixtures.len()));
                 let twice = mixtures.iter().chain(&mixtures);
                 for (mixture, features) in twice.zip(features.into_iter().chain(padded)) {
-                    let HeadFeatures { hidden, extra, .. } = features;
+                    let HeadFeatures { hidden, extra } = features;
                     let (own, more): (Vec<_>, Vec<_>) = (0..mixture.labels.len())
                         .map(|nth| expected(draft, &reads, mixture, nth))
                         .unzip();
                     assert_close(values(hidden), &own.concat());
-                    assert_eq!(extra.is_none(), reads.is_hidden_alone());
+                    assert_eq!(extra.is_none(), reads.is_hidden_only());
                     assert_close(extra.map(values).unwrap_or_default(), &more.concat());
                 }
-            }
-        }
-    }
-
-    #[test]
-    fn the_targets_states_are_those_that_rounds_began_with() {
-        let drafts: PerDevice<DrafterModel> = DrafterModel::from(&tiny_draft(16, 64)).into();
-        let target = DrafterModel::from(&deep_target(24, 64));
-        let rows: Vec<TrainingRow> = responses(9, 20, 8)
-            .iter()
-            .map(|row| TrainingRow::new(row, 64, MixedLabels::Sampled).unwrap().unwrap())
-            .collect();
-        let mut mixtures: Vec<Mixture> = rows.iter().map(|row| row.mixture(2, 1, 0.3)).collect();
-        let mut ids: Vec<Vec<u32>> = rows.iter().map(TrainingRow::target_ids).collect();
-        // One that was recorded, whose first round begins behind the first token.
-        mixtures.push(Mixture {
-            input_ids: vec![3, 9, 4, 30, 11],
-            labelled: vec![1, 4],
-            runs: vec![0, 1],
-            labels: vec![0.25, 0.5],
-            branches: vec![Branch {
-                start: 3,
-                token_ids: vec![7, 8],
-                run: 0,
-                labels: vec![0.5; 2],
-            }],
-        });
-        ids.push(vec![3, 9, 4, 30, 11]);
-        let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::TargetHidden]);
-        let targets: PerDevice<DrafterModel> = target.clone().into();
-        for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
-            let targets = Some((&targets, &ids[..]));
-            let (drafts, reads) = (&drafts, &reads);
-            let frozen = Frozen { drafts, targets, reads, batch_size: 4, lengths, stored: None };
-            let found = frozen.labelled_rows(&mixtures);
-            for ((mixture, ids), found) in mixtures.iter().zip(&ids).zip(found) {
-                let device = drafts.first().device();
-                let found = LabelledRows::cat(&[found], 0, &device).target.expect("it is read");
-                let states = values(target.hidden_states(&[ids], Lengths::AsGiven));
-                let state = |at: Option<usize>| match at {
-                    Some(at) => states[at * 24..(at + 1) * 24].to_vec(),
-                    None => vec![0.0; 24],
-                };
-                let expected: Vec<f32> = mixture.anchors().flat_map(state).collect();
-                assert_eq!(expected.len(), mixture.num_labels() * 24);
-                assert_close(values(found), &expected);
             }
         }
     }
@@ -473,24 +356,21 @@ mod tests {
         let trunk = Mixture {
             input_ids: vec![3, 9, 4, 30, 11, 25],
             labelled: vec![2, 5],
-            runs: vec![0, 2],
             labels: vec![0.25, 0.5],
             branches: Vec::new(),
         };
-        let branch = |start, token_ids: &[u32], run| Branch {
+        let branch = |start, token_ids: &[u32]| Branch {
             start,
             token_ids: token_ids.to_vec(),
-            run,
             labels: vec![0.75; token_ids.len()],
         };
-        let branches = vec![branch(1, &[7, 8, 40], 0), branch(3, &[7], 1), branch(6, &[2, 7], 0)];
+        let branches = vec![branch(1, &[7, 8, 40]), branch(3, &[7]), branch(6, &[2, 7])];
         let whole = Mixture { branches: branches.clone(), ..trunk.clone() };
         for form in [HeadForm::Candidate, HeadForm::LookAhead] {
-            let reads = HeadReads::new(form, &[HeadInput::Entropy, HeadInput::Position]);
+            let reads = HeadReads::new(form, &[HeadInput::Entropy, HeadInput::TopProb]);
             let alone = branches.iter().map(|branch| Mixture {
                 input_ids: [&trunk.input_ids[..branch.start], &branch.token_ids].concat(),
                 labelled: (branch.start..branch.start + branch.token_ids.len()).collect(),
-                runs: (branch.run..branch.run + branch.token_ids.len()).collect(),
                 labels: branch.labels.clone(),
                 branches: Vec::new(),
             });
@@ -512,7 +392,6 @@ mod tests {
         let mixture = |id: u32| Mixture {
             input_ids: vec![3, id, 5],
             labelled: vec![1, 2],
-            runs: vec![0, 1],
             labels: vec![0.5; 2],
             branches: Vec::new(),
         };

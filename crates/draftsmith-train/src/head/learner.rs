@@ -177,7 +177,6 @@ mod tests {
         let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
         let source = HeadSource {
             drafts: DrafterModel::from(&tiny_draft(16, 64)).into(),
-            targets: None,
             reads: reads.clone(),
             rows: responses(7, 12, 5)
                 .iter()

@@ -1,9 +1,9 @@
-//! A response with what was recorded of the draft along it, as head training sees it: the
-//! candidates that rounds would meet, with what became of them.
+//! Training rows from recorded rollouts: the candidates that rounds along a response would meet, and
+//! whether they are accepted.
 //!
-//! That is the distribution met in use: at each place of a response the draft's candidate behind an
-//! accepted prefix, drawn as decoding draws it, and behind a rejected candidate what the draft goes
-//! on to propose. Nothing is mixed, and every epoch sees the same.
+//! This is the distribution in use: at each place of a response the draft's candidate after an
+//! accepted prefix, drawn as in decoding, and after a rejected candidate the draft's next proposals.
+//! Nothing is mixed, so every epoch sees the same rows.
 
 use std::collections::HashMap;
 
@@ -18,8 +18,8 @@ use crate::head::rows::{Branch, Mixture};
 pub struct RecordedRollouts<'a> {
     /// The rows, those of one response together, its own first.
     pub rows: &'a [RolloutRow],
-    /// Whether candidates and responses were chosen greedily: then a candidate is accepted or not,
-    /// and of those behind a rejected one nothing is known. Else labels are min(1, p/q).
+    /// Whether decoding was greedy: labels are then 0 or 1, and candidates after a rejected one have
+    /// none. Otherwise labels are min(1, p/q).
     pub is_greedy: bool,
 }
 
@@ -65,7 +65,6 @@ impl RolloutsById<'_> {
         input_ids.extend(&row.response_ids[..len]);
         let mut mixture = Mixture { input_ids, ..Mixture::default() };
         let mut rollouts = rollouts.iter().peekable();
-        let mut run = 0;
         for at in 0..len {
             let rollout = rollouts.next_if(|rollout| rollout.start as usize == at);
             // The last token that the limit allows is the target's own: nothing is drafted for it.
@@ -75,13 +74,10 @@ impl RolloutsById<'_> {
             match rollout {
                 None => {
                     mixture.labelled.push(first + at);
-                    mixture.runs.push(run);
                     mixture.labels.push(self.label(response, at, true));
-                    run += 1;
                 }
                 Some(rollout) => {
-                    mixture.branches.push(self.branch(rollout, first + at, run, context));
-                    run = 0;
+                    mixture.branches.push(self.branch(rollout, first + at, context));
                 }
             }
         }
@@ -89,15 +85,13 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// What is drafted instead of the response's token at `start`, where there is room for a token
-    /// at least.
-    fn branch(&self, rollout: &RolloutRow, start: usize, run: usize, context: usize) -> Branch {
+    /// The candidates drafted instead of the response's token at `start`, which is less than `context`.
+    fn branch(&self, rollout: &RolloutRow, start: usize, context: usize) -> Branch {
         let num_known = if self.is_greedy { 1 } else { rollout.candidates.candidate_ids.len() };
         let len = num_known.min(context - start);
         Branch {
             start,
             token_ids: rollout.candidates.candidate_ids[..len].to_vec(),
-            run,
             labels: (0..len).map(|at| self.label(rollout, at, false)).collect(),
         }
     }
@@ -158,11 +152,10 @@ mod tests {
     fn candidates_are_labelled_where_they_were_met() {
         let found = mixture(false, 64).unwrap();
         assert_eq!(found.input_ids, [1, 2, 3, 4, 5, 6]);
-        // The token behind a rejection begins a new run.
-        assert_eq!((&found.labelled, &found.runs), (&vec![2, 4], &vec![0, 0]));
+        assert_eq!(found.labelled, [2, 4]);
         assert_eq!(found.labels, [0.5, 0.25]);
         let [branch] = &found.branches[..] else { panic!("{found:?}") };
-        assert_eq!((branch.start, &branch.token_ids, branch.run), (3, &vec![7, 8], 1));
+        assert_eq!((branch.start, &branch.token_ids), (3, &vec![7, 8]));
         assert_eq!(branch.labels, [0.125, 0.75]);
         assert_eq!(found.all_labels().collect::<Vec<_>>(), [0.5, 0.25, 0.125, 0.75]);
     }

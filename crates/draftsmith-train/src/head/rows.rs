@@ -1,5 +1,4 @@
-//! A response as head training sees it: its tokens, its labels, and the mixture an epoch makes of
-//! them.
+//! A response in head training: its tokens, its labels, and the mixture that an epoch makes of them.
 
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, keep_target};
@@ -16,13 +15,13 @@ pub(crate) struct TrainingRow {
 
 #[derive(Debug)]
 enum Content {
-    /// Mixed afresh in each epoch.
+    /// Mixed anew in each epoch.
     Mixed(MixedRow),
-    /// What was recorded of it, in each epoch the same.
+    /// Recorded rollouts, the same in each epoch.
     Recorded(Mixture),
 }
 
-/// What mixing needs of a [`ResponseRow`]. There is at least one position.
+/// The part of a [`ResponseRow`] that is mixed; at least one position.
 #[derive(Debug)]
 struct MixedRow {
     prompt_ids: Vec<u32>,
@@ -30,7 +29,7 @@ struct MixedRow {
     response_ids: Vec<u32>,
     /// Y, the draft's tokens: drawn, or its most probable ones.
     draft_ids: Vec<u32>,
-    /// What the head is to predict at Y.
+    /// The labels of Y.
     labels: Vec<f32>,
 }
 
@@ -42,27 +41,21 @@ pub(crate) struct Mixture {
     /// The positions in `input_ids` of the candidates, rising: tokens taken from Y, or tokens of X
     /// that were drafted and accepted.
     pub(crate) labelled: Vec<usize>,
-    /// How many of the tokens right before each are candidates of its round, one after the other: what
-    /// comes closest to a candidate's position in a round. Where tokens are mixed, a round begins
-    /// behind each token of X.
-    pub(crate) runs: Vec<usize>,
-    /// What the head is to predict at `labelled`.
+    /// The label of each of `labelled`.
     pub(crate) labels: Vec<f32>,
-    /// What the draft proposes elsewhere, by their start; none where tokens were mixed.
+    /// Rejected candidates and what follows them, by ascending start; empty for mixed rows.
     pub(crate) branches: Vec<Branch>,
 }
 
 /// Candidates that continue a prefix of a row's input: a rejected one, and what the draft proposes
-/// behind it.
+/// after it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Branch {
     /// The length of the prefix, 1 or more.
     pub(crate) start: usize,
     /// The candidates, at least one.
     pub(crate) token_ids: Vec<u32>,
-    /// How many of the tokens right before the first are candidates of its round.
-    pub(crate) run: usize,
-    /// What the head is to predict of each.
+    /// The label of each.
     pub(crate) labels: Vec<f32>,
 }
 
@@ -73,33 +66,6 @@ impl Mixture {
         self.labels.iter().chain(of_branches).copied()
     }
 
-    /// The same in other rounds: one also begins behind each token of the input that `ends` a round, as
-    /// it does behind those that were not drafted. Rounds that only rejections end are longer than
-    /// those of any rule.
-    fn in_rounds(&self, ends: &[bool]) -> Self {
-        let cut = |at: usize, run: usize| {
-            let candidates = &ends[at - run..at];
-            candidates.iter().rev().take_while(|ends| !**ends).count()
-        };
-        let runs = self.labelled.iter().zip(&self.runs).map(|(at, run)| cut(*at, *run)).collect();
-        let of_branch =
-            |branch: &Branch| Branch { run: cut(branch.start, branch.run), ..branch.clone() };
-        let branches = self.branches.iter().map(of_branch).collect();
-        Self { runs, branches, ..self.clone() }
-    }
-
-    /// The positions of the last tokens that the target has read when the round of each labelled
-    /// candidate begins, in the order of [`Self::all_labels`]. The round's last token that stands is
-    /// the target's own, which it has not read yet. None where that is the first token.
-    pub(crate) fn anchors(&self) -> impl Iterator<Item = Option<usize>> {
-        let of_input = self.labelled.iter().zip(&self.runs).map(|(at, run)| (*at, *run, 1));
-        let of_branches = self.branches.iter();
-        let of_branches = of_branches.map(|branch| (branch.start, branch.run, branch.labels.len()));
-        of_input
-            .chain(of_branches)
-            .flat_map(|(at, run, num)| std::iter::repeat_n((at - run).checked_sub(2), num))
-    }
-
     /// The number of labels.
     pub(crate) fn num_labels(&self) -> usize {
         self.all_labels().count()
@@ -107,7 +73,7 @@ impl Mixture {
 }
 
 impl TrainingRow {
-    /// What was recorded of a row.
+    /// A row of recorded rollouts.
     pub(crate) fn recorded(row: &ResponseRow, recorded: Mixture) -> Self {
         Self { id: row.id.clone(), content: Content::Recorded(recorded) }
     }
@@ -173,18 +139,7 @@ impl TrainingRow {
                 let num_tokens = row.response_ids.len();
                 row.mixture(keep_target(seed, epoch, &self.id, mixing_ratio, num_tokens))
             }
-            Content::Recorded(recorded) => {
-                let len = recorded.input_ids.len();
-                recorded.in_rounds(&keep_target(seed, epoch, &self.id, mixing_ratio, len))
-            }
-        }
-    }
-
-    /// The prompt with X behind it: what the target has read.
-    pub(crate) fn target_ids(&self) -> Vec<u32> {
-        match &self.content {
-            Content::Mixed(row) => [&row.prompt_ids[..], &row.response_ids].concat(),
-            Content::Recorded(recorded) => recorded.input_ids.clone(),
+            Content::Recorded(recorded) => recorded.clone(),
         }
     }
 }
@@ -193,17 +148,13 @@ impl MixedRow {
     /// The mixture that keeps some of X.
     fn mixture(&self, kept: Vec<bool>) -> Mixture {
         let mut mixture = Mixture { input_ids: self.prompt_ids.clone(), ..Mixture::default() };
-        let mut run = 0;
         for (i, kept) in kept.into_iter().enumerate() {
             if kept {
                 mixture.input_ids.push(self.response_ids[i]);
-                run = 0;
             } else {
                 mixture.labelled.push(mixture.input_ids.len());
-                mixture.runs.push(run);
                 mixture.labels.push(self.labels[i]);
                 mixture.input_ids.push(self.draft_ids[i]);
-                run += 1;
             }
         }
         mixture
@@ -226,23 +177,18 @@ mod tests {
             let prompt = row.prompt_ids.len();
             assert_eq!(mixture.input_ids[..prompt], row.prompt_ids);
             let mut labels = mixture.labelled.iter().zip(&mixture.labels);
-            let mut runs = mixture.runs.iter();
-            let mut run = 0;
             for (i, kept) in kept.iter().enumerate() {
                 let token = mixture.input_ids[prompt + i];
                 if *kept {
                     assert_eq!(token, row.response_ids[i]);
-                    run = 0;
                     continue;
                 }
-                assert_eq!(runs.next(), Some(&run));
-                run += 1;
                 assert_eq!(token, columns.draft_ids[i]);
                 let expected =
                     acceptance_prob(columns.target_log_prob[i], columns.draft_log_prob[i]);
                 assert_eq!(labels.next(), Some((&(prompt + i), &expected)));
             }
-            assert_eq!((labels.next(), runs.next()), (None, None));
+            assert_eq!(labels.next(), None);
             assert!(training.has_label(5, epoch, 0.3));
         }
     }
@@ -256,7 +202,7 @@ mod tests {
         draft.target_top_ids = vec![2, 3, 8];
         let mixture = |labels: MixedLabels| {
             let mixture = TrainingRow::new(&row, 10, labels).unwrap().unwrap().mixture(0, 0, 0.0);
-            assert_eq!((&mixture.labelled, &mixture.runs), (&vec![1, 2, 3], &vec![0, 1, 2]));
+            assert_eq!(mixture.labelled, [1, 2, 3]);
             (mixture.input_ids, mixture.labels)
         };
         assert_eq!(mixture(MixedLabels::Sampled), (vec![1, 5, 6, 7], vec![0.25, 0.5, 1.0]));
@@ -275,45 +221,6 @@ mod tests {
         assert_ne!(first.mixture(1, 1, 0.5).labelled, first.mixture(1, 2, 0.5).labelled);
         assert_ne!(first.mixture(1, 1, 0.5).labelled, first.mixture(2, 1, 0.5).labelled);
         assert_ne!(first.mixture(1, 1, 0.5).labelled, second.mixture(1, 1, 0.5).labelled);
-    }
-
-    #[test]
-    fn rounds_begin_behind_the_targets_tokens_and_the_target_has_read_what_is_before() {
-        let branch = |start, num: usize, run| Branch {
-            start,
-            token_ids: vec![9; num],
-            run,
-            labels: vec![0.5; num],
-        };
-        let recorded = Mixture {
-            input_ids: vec![1, 2, 3, 4, 5, 6, 7],
-            labelled: vec![1, 2, 3, 5, 6],
-            runs: vec![0, 1, 2, 0, 1],
-            labels: vec![1.0; 5],
-            branches: vec![branch(4, 2, 3)],
-        };
-        let anchors = |mixture: &Mixture| mixture.anchors().collect::<Vec<_>>();
-        // The first round begins behind token 0, which is yet to be read.
-        let first = [None; 3].into_iter().chain([Some(3); 2]).chain([None; 2]);
-        assert_eq!(anchors(&recorded), first.collect::<Vec<_>>());
-        // Another begins behind token 2, and one behind token 5.
-        let ends = [false, false, true, false, false, true, false];
-        let rounds = recorded.in_rounds(&ends);
-        assert_eq!((&rounds.runs, rounds.branches[0].run), (&vec![0, 1, 0, 0, 0], 1));
-        let expected = [None, None, Some(1), Some(3), Some(4), Some(1), Some(1)];
-        assert_eq!(anchors(&rounds), expected);
-        assert_eq!(recorded.in_rounds(&[false; 7]), recorded);
-        let row = &responses(1, 40, 11)[0];
-        let training = TrainingRow::new(row, 1000, MixedLabels::Sampled).unwrap().unwrap();
-        let ids = training.target_ids();
-        let mixture = training.mixture(5, 1, 0.3);
-        for (at, anchor) in mixture.labelled.iter().zip(mixture.anchors()) {
-            let last = anchor.map_or(0, |anchor| anchor + 1);
-            // What begins a round is the prompt's, or was kept of X.
-            let is_kept = |place: usize| !mixture.labelled.contains(&place);
-            assert!(is_kept(last) && (last + 1..*at).all(|place| !is_kept(place)));
-            assert_eq!(mixture.input_ids[last], ids[last]);
-        }
     }
 
     #[test]

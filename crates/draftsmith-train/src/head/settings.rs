@@ -63,9 +63,8 @@ pub struct HeadTraining {
     /// `look-ahead`, the one it was drawn from, with its embedding and log-probability, which ends
     /// rounds one draft forward earlier. Candidate: the authors'.
     pub form: HeadForm,
-    /// What the head reads besides: any of `entropy` and `top_prob`, of the distribution that the
-    /// candidate was drawn from, and `position`, its place in the round, with which nothing can be
-    /// recorded for replay. Empty: the authors'.
+    /// Further inputs: any of `entropy` and `top_prob`, of the distribution that the candidate was drawn
+    /// from. Empty: the authors'.
     pub inputs: Vec<HeadInput>,
     /// What is predicted: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q);
     /// `greedy`, whether both models' most probable tokens are one; or `rollouts`, what became of

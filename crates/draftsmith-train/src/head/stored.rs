@@ -1,38 +1,31 @@
-//! The hidden states of rows of rollouts, kept on the disk: the draft's at all tokens of a row and of
-//! what is drafted instead, and the target's, where heads read them. Nothing of them is mixed: they
-//! are one text in every epoch and every run, and so have one set of hidden states.
+//! Hidden states of the draft for rows of rollouts, cached on disk: at all tokens of a row and of what
+//! is drafted instead. Rollouts are not mixed, so every epoch and every run has the same states.
 
 use burn::tensor::Tensor;
 use draftsmith_model::vectors::values;
-use draftsmith_model::{DrafterModel, Lengths};
 
 use crate::error::TrainError;
 use crate::head::rows::Mixture;
 use crate::states::{StateFile, StateFiles, StatesOf, problems};
 
-/// The files of a training.
+/// The file of cached states.
 #[derive(Debug)]
-pub(crate) struct StoredHidden {
-    draft: StateFile,
-    target: Option<StateFile>,
-}
+pub(crate) struct StoredHidden(StateFile);
 
-/// A row whose states are kept.
+/// A row whose states are cached.
 pub(crate) struct StoredRow<'r> {
     pub(crate) id: &'r str,
-    /// As it is in every epoch, whatever rounds it is cut into.
     pub(crate) mixture: Mixture,
 }
 
 impl StoredHidden {
-    /// Opens the files of rows that a draft of `width` reads, and a target, if it is read.
+    /// Opens the file for rows that a draft of `width` reads.
     ///
     /// # Errors
-    /// If there is no room for them, or one cannot be opened.
+    /// If the disk has no room for it, or it cannot be opened.
     pub(crate) fn open(
         mut files: StateFiles<'_>,
         width: usize,
-        target_width: Option<usize>,
         rows: &[StoredRow<'_>],
     ) -> Result<Self, TrainError> {
         let of_draft = rows.iter().map(|StoredRow { id, mixture }| {
@@ -44,39 +37,18 @@ impl StoredHidden {
             StatesOf { id, num_states: num_tokens(mixture), ids }
         });
         files.add("", width, of_draft);
-        if let Some(width) = target_width {
-            let of_target = rows.iter().map(|StoredRow { id, mixture }| {
-                let ids = mixture.input_ids.clone();
-                StatesOf { id, num_states: ids.len(), ids }
-            });
-            files.add("-target", width, of_target);
-        }
-        let mut files = files.open()?.into_iter();
-        let draft = files.next().expect("one was added");
-        Ok(Self { draft, target: files.next() })
+        Ok(Self(files.open()?.remove(0)))
     }
 
-    /// The draft's states of a row, `[tokens, hidden]` one after the other, which `compute` gives where
-    /// they are not there.
-    pub(crate) fn of_draft(&self, id: &str, compute: impl FnOnce() -> Tensor<2>) -> Vec<f32> {
-        read_or_keep(&self.draft, id, compute)
+    /// The states of a row, `[tokens, hidden]` in row-major order, from `compute` if they are not cached.
+    pub(crate) fn of_row(&self, id: &str, compute: impl FnOnce() -> Tensor<2>) -> Vec<f32> {
+        self.0.read(id).unwrap_or_else(|| self.0.keep(id, values(compute())))
     }
 
-    /// The target's of a row.
-    pub(crate) fn of_target(&self, target: &DrafterModel, id: &str, ids: &[u32]) -> Vec<f32> {
-        let file = self.target.as_ref().expect("it is read");
-        read_or_keep(file, id, || target.hidden_states(&[ids], Lengths::AsGiven).squeeze_dim(0))
-    }
-
-    /// What went wrong, to be told when training ends.
+    /// What went wrong, to report when training ends.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let files: Vec<&StateFile> = [&self.draft].into_iter().chain(&self.target).collect();
-        problems(&files)
+        problems(&[&self.0])
     }
-}
-
-fn read_or_keep(file: &StateFile, id: &str, compute: impl FnOnce() -> Tensor<2>) -> Vec<f32> {
-    file.read(id).unwrap_or_else(|| file.keep(id, values(compute())))
 }
 
 /// The tokens that the draft reads of a row: its own, and those of its branches.

@@ -32,13 +32,11 @@ pub struct HeadData<'a> {
     pub rows: &'a [ResponseRow],
     /// What the draft would propose along them: labels from rollouts need it.
     pub rollouts: Option<RecordedRollouts<'a>>,
-    /// The target: heads that read its hidden states need it.
-    pub target: Option<&'a CausalLm>,
 }
 
 impl<'a> From<&'a [ResponseRow]> for HeadData<'a> {
     fn from(rows: &'a [ResponseRow]) -> Self {
-        Self { rows, rollouts: None, target: None }
+        Self { rows, rollouts: None }
     }
 }
 
@@ -74,8 +72,8 @@ pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>
 /// no labels, a loss or prediction is not finite, or a file cannot be written.
 ///
 /// # Panics
-/// If heads read hidden states of a target that is not given, there are no heads, or two that differ in more than `num_layers`, `tied` and
-/// `rejection_weight`: they would not see the same batches and learning rates.
+/// If there are no heads, or two differ in more than `num_layers`, `tied` and `rejection_weight`: they
+/// would not see the same batches and learning rates.
 pub fn train_heads<'a>(
     draft: impl Into<DrafterModel>,
     data: impl Into<HeadData<'a>>,
@@ -92,22 +90,14 @@ pub fn train_heads<'a>(
     // Without autodiff, whatever the caller's device: hidden states are constants.
     let frozen = draft.valid().to_dtype(shared.dtype);
     let drafts = PerDevice::frozen(frozen, &run.more_devices)?;
-    let data = data.into();
-    let target = data.target.filter(|_| shared.reads().has_target_hidden());
-    let target_hidden_size = target.map(|target| target.shape().hidden_size);
-    let targets = target.map(|target| {
-        let frozen = DrafterModel::from(&target.valid()).to_dtype(shared.dtype);
-        PerDevice::frozen(frozen, &run.more_devices)
-    });
-    let targets = targets.transpose()?;
     let place = run.feature_dir();
-    let (prepared, stored) = prepare(&drafts, targets, data, shared, seed, Some(&place))?;
+    let (prepared, stored) = prepare(&drafts, data.into(), shared, seed, Some(&place))?;
     let Prepared { loaders, rows } = prepared;
     let devices = drafts.trained()?;
-    let widths = (draft.hidden_size(), target_hidden_size);
+    let width = draft.hidden_size();
 
     let learner = |head: &HeadTraining| HeadLearner {
-        head: initial_head(&config_of(widths, head), seed, devices.first()),
+        head: initial_head(&config_of(width, head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
         clipping: head.optimizer.clipping,
         section,
@@ -119,7 +109,7 @@ pub fn train_heads<'a>(
         let BestOf { part, place, progress, interrupted, duration } = best;
         // It was trained on larger embeddings than those that it is going to read.
         let head = part.with_embedding_gain(embedding_gain);
-        let config = config_of(widths, &heads[nth]);
+        let config = config_of(width, &heads[nth]);
         let mut trained =
             Trained::new((head, config), rows, progress, place, interrupted, duration);
         let in_config = ["num_layers", "tied", "form", "inputs", "sweep"];
@@ -147,7 +137,7 @@ pub fn head_examples(
 ) -> Result<Vec<StepExamples>, TrainError> {
     head.validate(Section::Head)?;
     let draft = DrafterModel::from(&draft.valid());
-    let (prepared, _) = prepare(&draft.into(), None, rows.into(), head, seed, None)?;
+    let (prepared, _) = prepare(&draft.into(), rows.into(), head, seed, None)?;
     Ok(prepared.loaders.examples())
 }
 
@@ -157,7 +147,7 @@ pub fn first_head(
     head: &HeadTraining,
     seed: u64,
 ) -> (AcceptanceHeadConfig, AcceptanceHead) {
-    let config = config_of((draft.shape().hidden_size, None), head);
+    let config = config_of(draft.shape().hidden_size, head);
     let first = initial_head(&config, seed, &draft.device());
     (config, first)
 }
@@ -167,30 +157,25 @@ fn section_of(draft: &DrafterModel) -> Section {
     if draft.is_self_draft() { Section::AdapterHead } else { Section::Head }
 }
 
-/// A head's, for hidden states of the draft and, where they are read, the target.
-fn config_of(
-    (hidden_size, target_hidden_size): (usize, Option<usize>),
-    head: &HeadTraining,
-) -> AcceptanceHeadConfig {
+/// The config of a head that reads hidden states of width `hidden_size`.
+fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
     let config = AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
-    AcceptanceHeadConfig { target_hidden_size, ..config.with_reads(head.reads()) }
+    config.with_reads(head.reads())
 }
 
 /// Splits the rows, and makes the loaders of both sides. The draft records no autodiff. Only what
 /// heads share is read of `shared`. Hidden states are kept in `place`, if they are.
 fn prepare(
     drafts: &PerDevice<DrafterModel>,
-    targets: Option<PerDevice<DrafterModel>>,
     data: HeadData<'_>,
     shared: &HeadTraining,
     seed: u64,
     place: Option<&FeatureDir<'_>>,
 ) -> Result<(Prepared<HeadSource>, Option<Arc<StoredHidden>>), TrainError> {
     let optimizer = &shared.optimizer;
-    let of_targets = targets.iter().map(|targets| targets.first().context());
-    let context = of_targets.fold(drafts.first().context(), usize::min);
+    let context = drafts.first().context();
     let vocab_size = drafts.first().vocab_size();
-    let HeadData { rows, rollouts, .. } = data;
+    let HeadData { rows, rollouts } = data;
     let recorded = rollouts.iter().flat_map(|rollouts| rollouts.rows);
     recorded.into_iter().try_for_each(|rollout| rollout.check_ids(vocab_size))?;
     let rollouts = rollouts.map(RolloutsById::from);
@@ -217,15 +202,13 @@ fn prepare(
                 .map(|row| StoredRow { id: row.id(), mixture: row.mixture(seed, 0, 0.0) })
                 .collect();
             all.sort_by(|one, other| one.id.cmp(other.id));
-            let target_width = targets.as_ref().map(|targets| targets.first().hidden_size());
             let files = StateFiles::new(place.clone(), shared.features_format);
             let width = drafts.first().hidden_size();
-            Some(Arc::new(StoredHidden::open(files, width, target_width, &all)?))
+            Some(Arc::new(StoredHidden::open(files, width, &all)?))
         }
     };
     let source = |rows| HeadSource {
         drafts: drafts.clone(),
-        targets: targets.clone(),
         reads: shared.reads(),
         rows,
         seed,

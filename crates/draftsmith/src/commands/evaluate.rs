@@ -1,15 +1,12 @@
 //! `evaluate`: what each way of stopping does to decoding speed, measured on prompts.
 
-mod expected;
+mod cost_ratios;
 mod group;
 mod machine;
 mod measure;
 mod promise;
-mod promised;
 mod resolved;
 mod settings;
-mod tuned_cascades;
-mod tuned_trees;
 mod write;
 
 use std::iter;
@@ -23,7 +20,7 @@ use serde::Serialize;
 
 use self::group::{Evaluated, Group};
 use self::measure::Bench;
-use self::promised::Promise;
+use self::promise::Promise;
 use self::resolved::Resolved;
 use self::settings::Setting;
 use self::write::write;
@@ -106,7 +103,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     ));
     let num_runs = (num_prompts * num_settings) as u64;
     let progress = Progress::new(console, "evaluate", "runs", num_runs);
-    let mut evaluated = Evaluated::new(expected::cost_by_size(pair, &exports));
+    let mut evaluated = Evaluated::new(cost_ratios::cost_by_size(pair, &exports));
     'all: for dataset in &datasets {
         for plan in &plans {
             let mut group = Group::new(dataset, plan);

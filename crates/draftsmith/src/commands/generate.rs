@@ -68,9 +68,10 @@ pub(crate) struct GenerateArguments {
         conflicts_with_all = ["prompt_lookup", "tree"]
     )]
     lookup_first: Option<LookupFirst>,
-    /// Put drafters together, in the words of a recipe's `[[evaluate.cascades]]`:
-    /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. Rounds are as long as the
-    /// matrix says; with `leading = 8` they begin with eight first tokens beside each other.
+    /// Combine drafters, by the keys of a recipe's `[[evaluate.cascades]]`:
+    /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. The matrix sets the lengths of
+    /// rounds; `leading = 8` adds first tokens up to eight; `lenience = 2` lets drafters accept less
+    /// probable candidates, looked-up ones only with `lenient_lookup = true`.
     #[arg(
         long,
         value_name = "KEYS",
@@ -86,9 +87,8 @@ pub(crate) struct GenerateArguments {
     bigrams: Option<PathBuf>,
     /// Propose trees of candidates: `3-2x4x12` has three children behind the text and two behind each
     /// node, of which a draft forward reads four, and twelve nodes at most beside the chain; `3-2.0.1`
-    /// has two behind the first of three, one behind the last, and nothing else. With
-    /// `-drawn` behind it, children of sampled text are drawn without replacement; with `-head`, the
-    /// predictions of a head that looks ahead say which are worth most.
+    /// has two behind the first of three, one behind the last, and nothing else. With the suffix
+    /// `-drawn`, children of sampled text are drawn without replacement.
     #[arg(long, value_name = "SHAPE", conflicts_with = "prompt_lookup")]
     tree: Option<TreeShape>,
     /// The user's message.

@@ -166,7 +166,6 @@ fn head(dir: &Path) -> Result<Value> {
         "blocks": if config.is_tied() { "tied" } else { "untied" },
         "form": config.reads.form(),
         "inputs": config.reads.inputs(),
-        "target_hidden_size": config.target_hidden_size,
         "labels": config.training.get("labels"),
         "num_parameters": num_stored_parameters(&weights),
         "stored_dtype": weights.dtype(),

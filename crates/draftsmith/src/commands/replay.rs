@@ -15,12 +15,12 @@ use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
 use crate::results::FittedCalibration;
 use crate::results::{
-    ClosedForm, CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay,
-    ReplayGroup, ReplayedTree,
+    CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay, ReplayGroup,
+    ReplayedTree,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::sweep::best_of_all;
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
-use crate::sweep::{best_fixed, best_of_all};
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{CostsEntry, given_costs, read_tuned, write_replay};
 use crate::workspace::Workspace;
@@ -53,7 +53,6 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
                 Some(fitted) => set.recordings.calibrated(&fitted.map),
                 None => set.recordings,
             };
-            let share_accepted = test.summary().share_accepted;
             let (validation, test) = (calibrated(validation), calibrated(test));
             let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
@@ -67,7 +66,6 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
                 let sets = Sets {
                     validation: &validation,
                     test: &test,
-                    share_accepted,
                     costs,
                     seed: recipe.seed,
                     in_trees: evaluate.tunes_trees(*decoding),
@@ -112,8 +110,6 @@ fn predictions(
 struct Sets<'a> {
     validation: &'a Recordings,
     test: &'a Recordings,
-    /// The share of the test prompts' tokens that are drafted and accepted.
-    share_accepted: Option<f64>,
     costs: Costs,
     seed: u64,
     /// Whether a static tree is chosen too.
@@ -130,22 +126,15 @@ impl Sets<'_> {
         let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
         let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
         let choices = judging.choices();
-        let fixed = best_fixed(choices)?;
-        let costs = self.costs.rounds.line(self.costs.drafter)?;
-        let closed_form = self.share_accepted.map(|acceptance_prob| {
-            let (length, max_length) = (fixed.config.parameter() as usize, self.test.max_length);
-            ClosedForm::new(acceptance_prob, length, max_length, &costs)
-        });
         let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
             drafter,
             decoding,
             cost_source,
-            costs,
+            costs: self.costs.rounds.line(self.costs.drafter)?,
             num_validation_prompts: self.validation.responses.len(),
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),
-            closed_form,
             rows: judging.rows(choices)?,
             oracle,
             tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,

@@ -4,20 +4,16 @@
 //! prompts. The best rule goes into the config of the head or adapter it serves, with the gain it
 //! promises over the best fixed length; `evaluate` and `check` say whether the promise holds. A
 //! head's predictions are first calibrated on the same rollouts, where that makes them better;
-//! rules are then replayed, and later decode, with calibrated ones. Cascades whose lengths the recipe
-//! leaves open, and static trees whose shape it does, get theirs from the same rollouts.
+//! rules are then replayed, and later decode, with calibrated ones. Static trees whose shape the recipe
+//! leaves open get it from the same rollouts.
 
-mod acceptance;
 mod calibrate;
-mod cascades;
 mod draft_model;
-mod judged;
 mod measuring;
 mod runtimes;
 mod show;
 mod trees;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -29,19 +25,16 @@ use draftsmith_theory::{
 use serde::Serialize;
 
 use self::calibrate::{Calibrating, calibrate};
-use self::cascades::{Finding, TriedCascade};
-use self::judged::Judged;
 use self::measuring::{Measuring, cost_prompts, given_or_measured};
-use self::trees::TriedTree;
+use self::trees::{TreeTuning, TriedTree};
 use crate::console::Console;
-use crate::costs::{self, Costs, Measurement, measure_reviewing, measure_wide};
+use crate::costs::{self, Costs, Measurement, measure_tree_costs};
 use crate::decoders::Decoders;
 use crate::device::on_pool;
 use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
-use crate::exports::lookup::Lookup;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::recipe::{GivenCosts, Recipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
@@ -50,7 +43,7 @@ use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::{
     Choice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under, per_token,
 };
-use crate::tuning::{CostsEntry, MeasuredCosts, TunedCascade, TunedTree, given_costs, write_tuned};
+use crate::tuning::{CostsEntry, MeasuredCosts, TunedTree, given_costs, write_tuned};
 use crate::workspace::Workspace;
 
 /// What was found for one drafter and decoding.
@@ -74,16 +67,10 @@ pub(crate) struct Tuning {
     /// What is looked up before the drafter is asked; null where nothing is.
     pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) runtimes: Vec<RuntimeSetting>,
-    /// Those that the drafter is the first of and whose lengths the recipe leaves open.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) cascades: Vec<TunedCascade>,
-    /// Of how many the one over look-ups is the best.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) cascades_tried: Vec<TriedCascade>,
-    /// The static tree that is fastest, where the recipe leaves one open.
+    /// The fastest static tree, if the recipe leaves its shape open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<TunedTree>,
-    /// Of how many it is the best.
+    /// All trees that were tried.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) trees_tried: Vec<TriedTree>,
     /// The export whose config was written, if there is one.
@@ -124,14 +111,7 @@ pub(crate) fn run_for_draft_model(
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
-    let in_cascades: Vec<DrafterId> =
-        cascades::tuned(evaluate).flat_map(|cascade| cascade.drafters.clone()).collect();
     exports.check_drafters(evaluate, workspace)?;
-    // What a served target's cascades are tuned by has no second draft.
-    let exports = match recipe.target_elsewhere() {
-        Some(_) => exports,
-        None => exports.with_small_draft(in_cascades.iter(), workspace)?,
-    };
     let files = RolloutFiles::of(recipe, workspace)?;
     let mut measuring = match recipe.target_elsewhere() {
         Some(_) => None,
@@ -160,7 +140,6 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 None => set.recordings,
             };
             let lengths_under = |costs: &Costs| lengths_under(&recordings, costs);
-            let in_cascades = cascades::asked_for(evaluate, recordings.drafter);
             let in_trees = evaluate.tunes_trees(*name);
             let (source, measured) = given_or_measured(&given, drafter.id(), || {
                 let Measuring { decoders, prompts } = measuring.as_mut().context(
@@ -171,13 +150,8 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
                 let mut measured =
                     costs::measure(decoders, drafter, &decoding, prompts, &lengths_under, console)?;
-                if !in_cascades.is_empty() || in_trees {
-                    let reviewing = measure_reviewing(decoders, drafter, prompts)?;
-                    measured.costs.reviewing = Some(reviewing);
-                }
                 if in_trees {
-                    let Costs { drafter, rounds, .. } = &mut measured.costs;
-                    *rounds = measure_wide(decoders, *drafter, prompts, rounds)?;
+                    measure_tree_costs(decoders, prompts, &mut measured.costs)?;
                 }
                 Ok(measured)
             })?;
@@ -194,37 +168,21 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
             let rule = TunedRule { draft_vocabulary, cost_source: source, ..rule };
             tuning.calibration = calibrating;
             tuning.cost_source = source;
-            if !in_cascades.is_empty() || in_trees {
-                let costs = &tuning.costs.costs.clone();
+            if in_trees {
+                let costs = &tuning.costs.costs;
                 let fixed = FixedLengthConfig { candidate_length: rule.best_fixed_length }.into();
                 let spent = recordings.replay(&fixed, &costs.of_rule(&fixed))?;
-                let by = Judged {
+                let trees = TreeTuning {
                     recordings: &recordings,
                     costs,
                     cost_source: source,
+                    models: exports.models_hash(recordings.drafter, workspace)?,
                     dtype: workspace.dtype(),
                     seed: recipe.seed,
                     fixed: (rule.best_fixed_length, spent),
                 };
-                if in_trees {
-                    let models = exports.models_hash(&[recordings.drafter], workspace)?;
-                    let (best, tried) = trees::best(&by, models)?;
-                    (tuning.tree, tuning.trees_tried) = (Some(best), tried);
-                }
-                if !in_cascades.is_empty() {
-                    let mut finding = Finding {
-                        by,
-                        decoding,
-                        lookup: Lookup::of_recipe(evaluate, workspace)?,
-                        exports: &exports,
-                        workspace,
-                        given: tune.costs.as_ref(),
-                        others: BTreeMap::new(),
-                        measuring: measuring.as_mut(),
-                        console,
-                    };
-                    (tuning.cascades, tuning.cascades_tried) = finding.all(&in_cascades)?;
-                }
+                let (best, tried) = trees.best()?;
+                (tuning.tree, tuning.trees_tried) = (Some(best), tried);
             }
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
@@ -253,11 +211,6 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
         })
         .collect();
     write_tuned(recipe, &entries)?;
-    let cascades: Vec<TunedCascade> =
-        tunings.iter().flat_map(|tuning| tuning.cascades.iter().cloned()).collect();
-    if !cascades.is_empty() {
-        write_tuned(recipe, &cascades)?;
-    }
     let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
     if !trees.is_empty() {
         write_tuned(recipe, &trees)?;
@@ -365,8 +318,6 @@ fn choose(
             }
             _ => Vec::new(),
         },
-        cascades: Vec::new(),
-        cascades_tried: Vec::new(),
         tree: None,
         trees_tried: Vec::new(),
         export,

@@ -161,7 +161,7 @@ impl Measurement {
             head_seconds: extra(&|pass| pass.head_seconds),
             confidence_seconds: extra(&|pass| pass.confidence_seconds),
             entropy_seconds: extra(&|pass| pass.entropy_seconds),
-            reviewing: None,
+            draft_rows: None,
         };
         let all = verify.iter().map(|(_, summary)| summary).chain([&draft]);
         let uncertainty = all.map(|known| known.half_width / known.median).fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! Cascades and merged drafts as a recipe asks for them, with what only they draft with.
+//! A recipe's cascades and merged drafts, with the prompt lookup and heads that only they use.
 
 use std::path::Path;
 
@@ -12,21 +12,22 @@ use super::{AdapterExport, HeadExport};
 use crate::recipe::{CascadeRecipe, ChainRuleRecipe, MergedRecipe};
 use crate::workspace::Workspace;
 
-/// Cascades, and merged drafts, each numbered from 1 on.
+/// Cascades and merged drafts, both numbered from 1.
 pub(crate) struct Cascades {
     all: Vec<(Vec<DrafterId>, CascadeConfig)>,
-    /// Heads that rules read which are not their drafters' own: of which cascade, and whose.
+    /// Heads that chains' rules name, with the index of their cascade and their drafter.
     heads: Vec<(usize, DrafterId, HeadExport)>,
     merged: Vec<(Vec<DrafterId>, Option<LookupFirst>)>,
     lookup: Lookup,
 }
 
 impl Cascades {
-    /// Those that are asked for, if any are. `lookup` is the prompt lookup behind them, `head` the
-    /// draft's. That their drafters are there is checked before.
+    /// Reads what cascades and merged drafts need; None if there are neither. `lookup` reads their prompt
+    /// lookup, `head` is the draft's. The caller has checked that their drafters exist.
     ///
     /// # Errors
-    /// If one asks for more first tokens than there are, or for a head that is not there or of other models.
+    /// If a cascade asks for more first tokens than the vocabulary has, or a rule's head is missing or
+    /// belongs to other models.
     pub(crate) fn read(
         (cascades, merged): (&[CascadeRecipe], &[MergedRecipe]),
         lookup: impl FnOnce() -> Result<Lookup>,
@@ -73,7 +74,7 @@ impl Cascades {
         Ok(Some(Self { all: all.collect::<Result<_>>()?, heads, merged, lookup }))
     }
 
-    /// The drafters' parts, where `others` are those of the drafters that run by themselves too.
+    /// The parts of cascades and merged drafts, made of `others`, the parts of their drafters.
     pub(crate) fn parts<'m>(&'m self, others: &[DrafterParts<'m>]) -> Vec<DrafterParts<'m>> {
         let part = |named: Option<usize>, id: &DrafterId| {
             let named = self.heads.iter().find(|(of, whose, _)| Some(*of) == named && whose == id);
@@ -111,7 +112,7 @@ fn reads_head(rule: &ChainRuleRecipe) -> bool {
     rule.stop_rule.entry().is_some_and(|entry| !entry.heads.is_empty())
 }
 
-/// Reads the head of a chain's drafter, after a check that it was trained with the two.
+/// Reads the head of a chain's drafter, and checks that it was trained with that drafter and reviewer.
 fn read_chain_head(
     dir: &Path,
     drafter: DrafterId,
@@ -135,13 +136,6 @@ fn read_chain_head(
         None => Some(workspace.target_hash()?),
         Some(id) => hash_of(id)?,
     };
-    if reviewer.is_some() && head.config.reads.has_target_hidden() {
-        bail!(
-            "the head in `{}` reads `target-hidden`, and a drafter that reviews leaves no hidden state \
-             behind; hint: train one without it",
-            dir.display()
-        );
-    }
     let config = &head.config;
     if let (Some(_), Some(hash)) = (&config.draft_hash, hash_of(drafter)?) {
         check_models("head", dir, &[("draft", &config.draft_hash, hash)])?;
@@ -152,7 +146,7 @@ fn read_chain_head(
     Ok(head)
 }
 
-/// What results call a recipe's cascades.
+/// A recipe's cascades with their names in results.
 pub(crate) fn numbered(
     cascades: &[CascadeRecipe],
 ) -> impl Iterator<Item = (DrafterId, &CascadeRecipe)> {
@@ -160,7 +154,7 @@ pub(crate) fn numbered(
     numbers.zip(cascades)
 }
 
-/// The same of its merged drafts.
+/// The same for its merged drafts.
 pub(crate) fn numbered_merged(
     merged: &[MergedRecipe],
 ) -> impl Iterator<Item = (DrafterId, &MergedRecipe)> {

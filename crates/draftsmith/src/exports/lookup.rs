@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use draftsmith_decode::DrafterParts;
-use draftsmith_theory::{Bigrams, LookUps, MaxGramConfig};
+use draftsmith_theory::{Bigrams, MaxGramConfig};
 
 use super::bigrams::read_bigrams;
 use crate::recipe::{EvaluateRecipe, MaxGramRecipe};
@@ -41,11 +41,6 @@ impl Lookup {
     ) -> Result<Self> {
         let bigrams = bigrams.map(|path| read_bigrams(path, workspace)).transpose()?;
         Ok(Self { config, bigrams })
-    }
-
-    /// The same as replay reads it.
-    pub(crate) fn look_ups(&self) -> LookUps<'_> {
-        LookUps { config: self.config, bigrams: self.bigrams.as_ref() }
     }
 
     /// The drafter's parts.

@@ -8,7 +8,6 @@ use draftsmith_decode::{CascadeConfig, CascadeLengths};
 use draftsmith_theory::{DrafterId, Lenience, MAX_DRAFTERS};
 use serde::{Deserialize, Serialize};
 
-use super::cascade_lengths::Lengths;
 use super::cascade_rules::ChainRuleRecipe;
 use super::checks::{require, toml_error};
 use super::data::one;
@@ -21,37 +20,79 @@ pub(crate) struct CascadeRecipe {
     /// Its drafters, from the largest on: `draft`, `small_draft`, `self_draft_N`, `max_gram`.
     pub(crate) drafters: Vec<DrafterId>,
     /// The authors' matrix K: a row for the target and for each drafter but the last, a column for each
-    /// drafter; row i has the candidates of each in the chain that i reviews.
+    /// drafter. Row i gives the number of each drafter's candidates in the chain that i reviews.
     pub(crate) lengths: Lengths,
-    /// How much more probable than it is a drafter takes what it reviews to be; 1 forgives nothing.
+    /// The factor by which a reviewing drafter overrates the probability of a candidate; 1 reviews
+    /// exactly.
     #[serde(default = "one")]
     pub(crate) lenience: f64,
-    /// What ends chains before their lengths, one at the most for who reads a chain.
+    /// Whether the lenience applies to looked-up candidates too, which are reviewed exactly otherwise.
+    #[serde(default)]
+    pub(crate) lenient_lookup: bool,
+    /// Rules that end chains before their lengths, at most one a reviewer.
     #[serde(default)]
     pub(crate) rules: Vec<ChainRuleRecipe>,
-    /// How many first tokens a proposal has, of which the chain's is one; that one alone if absent.
+    /// How many first tokens a proposal has, the chain's among them; 1 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) leading: Option<usize>,
 }
 
+/// The matrix K: a row for each reviewer and a column for each drafter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a matrix such as `[[4, 6], [0, 8]]`, or one for each way of decoding as in \
+                 `{ greedy = [[4, 0], [0, 8]], sampled = [[2, 0], [0, 4]] }`"
+)]
+pub(crate) enum Lengths {
+    /// One for all ways of decoding.
+    Same(CascadeLengths),
+    /// One for each.
+    Each(LengthsOfEach),
+}
+
+/// K by how tokens are chosen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LengthsOfEach {
+    /// For greedy decoding.
+    pub(crate) greedy: CascadeLengths,
+    /// For sampled decoding.
+    pub(crate) sampled: CascadeLengths,
+}
+
+impl Lengths {
+    /// K under a way of decoding.
+    fn of(&self, decoding: DecodingName) -> &CascadeLengths {
+        match (self, decoding) {
+            (Self::Same(lengths), _) => lengths,
+            (Self::Each(each), DecodingName::Greedy) => &each.greedy,
+            (Self::Each(each), DecodingName::Sampled) => &each.sampled,
+        }
+    }
+
+    /// K under each way of decoding.
+    fn all(&self) -> [&CascadeLengths; 2] {
+        [DecodingName::Greedy, DecodingName::Sampled].map(|decoding| self.of(decoding))
+    }
+}
+
 impl CascadeRecipe {
-    /// What the decoder makes of it.
+    /// The decoder's settings.
     ///
     /// # Errors
-    /// If the lenience is none, or `tune` is to find the lengths.
+    /// If the lenience or a rule is invalid.
     pub(crate) fn config(&self) -> Result<CascadeConfig> {
-        let lenience = Lenience::new(self.lenience)?;
+        let of_models = Lenience::new(self.lenience)?;
+        let lenience = if self.lenient_lookup { of_models.with_look_ups() } else { of_models };
         let mut rules = vec![None; self.drafters.len()];
         for rule in &self.rules {
             let row = self.row_of(rule).context("names a reviewer")?;
-            let longest = self.lengths.all().map(|lengths| self.longest_chain(lengths, row)).max();
-            rules[row] = Some(rule.config(longest.unwrap_or(0))?);
+            let [greedy, sampled] =
+                self.lengths.all().map(|lengths| self.longest_chain(lengths, row));
+            rules[row] = Some(rule.config(greedy.max(sampled))?);
         }
-        let lengths = |decoding| {
-            let found = self.lengths.of(decoding).cloned();
-            found.context("the lengths of a cascade are not known before `tune` has found them")
-        };
-        let (greedy, sampled) = (lengths(DecodingName::Greedy)?, lengths(DecodingName::Sampled)?);
+        let [greedy, sampled] = self.lengths.all().map(Clone::clone);
         Ok(CascadeConfig { greedy, sampled, lenience, rules, leading: self.leading.unwrap_or(1) })
     }
 
@@ -67,16 +108,17 @@ impl CascadeRecipe {
     /// The drafters whose tokens make the chain that a rule ends.
     pub(crate) fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
         let Some(row) = self.row_of(rule) else { return Vec::new() };
-        let takes_part = |column: usize| self.lengths.all().any(|lengths| lengths[row][column] > 0);
+        let takes_part =
+            |column: usize| self.lengths.all().iter().any(|lengths| lengths[row][column] > 0);
         let taking_part =
             self.drafters.iter().enumerate().filter(|(column, _)| takes_part(*column));
         taking_part.map(|(_, id)| *id).collect()
     }
 
-    /// The most candidates that a round can have: what is asked for, and what a last step lets stand
-    /// beyond it.
+    /// The most candidates that a round can have: those asked for, and those that a last step accepts
+    /// beyond them.
     pub(crate) fn longest(&self, decoding: DecodingName) -> usize {
-        self.lengths.of(decoding).map_or(0, |lengths| self.longest_chain(lengths, 0))
+        self.longest_chain(self.lengths.of(decoding), 0)
     }
 
     /// The same of the chain that a reviewer reads.
@@ -127,9 +169,12 @@ impl CascadeRecipe {
         for lengths in self.lengths.all() {
             self.check_lengths(lengths, key)?;
         }
-        if self.lengths.is_tuned() {
-            return self.check_tuned(key);
-        }
+        require(
+            !self.lenient_lookup || (self.lenience > 1.0 && drafters.contains(&DrafterId::MaxGram)),
+            key,
+            "has a cascade with `lenient_lookup` that has no `max_gram`, or no `lenience` above 1: leave \
+             it out",
+        )?;
         self.check_leading(key)?;
         self.check_rules(key)?;
         self.config().map(drop).with_context(|| format!("key `{key}`"))
@@ -155,30 +200,7 @@ impl CascadeRecipe {
         )
     }
 
-    /// Replay knows what a drafter of its own says, where look-ups are reviewed and nothing is forgiven.
-    pub(crate) fn is_replayed(&self) -> bool {
-        self.drafters.len() == 2 && self.drafters[1] == DrafterId::MaxGram && self.lenience == 1.0
-    }
-
-    /// It is tuned along what is recorded of its first drafter.
-    fn check_tuned(&self, key: &str) -> Result<()> {
-        let is_recorded = |id: &DrafterId| *id == DrafterId::Draft || id.exit_layer().is_some();
-        require(
-            self.drafters.len() > 1 && is_recorded(&self.drafters[0]),
-            key,
-            "has a cascade with `lengths = \"tuned\"` that is one drafter, or whose first is none that \
-             is recorded: begin with `draft` or `self_draft_N`, or give its matrix",
-        )?;
-        require(
-            self.rules.is_empty() && self.leading.is_none(),
-            key,
-            "has a cascade with `lengths = \"tuned\"` and `rules` or `leading`, of which nothing is \
-             known without decoding: leave them out, or give its matrix",
-        )?;
-        Lenience::new(self.lenience).with_context(|| format!("key `{key}`")).map(drop)
-    }
-
-    /// Of what begins a proposal there are several where a model says it.
+    /// Only a model's first token has siblings.
     fn check_leading(&self, key: &str) -> Result<()> {
         let Some(leading) = self.leading else { return Ok(()) };
         require(
@@ -193,17 +215,17 @@ impl CascadeRecipe {
             first.is_some_and(|drafter| has_model(&self.drafters[drafter]))
         };
         require(
-            self.lengths.all().all(first_of),
+            self.lengths.all().into_iter().all(first_of),
             key,
             "has a cascade with `leading` whose first candidate is looked up, and that is one token: \
              give a drafter with a model a length in the first row",
         )
     }
 
-    /// Checks that there are so many first tokens.
+    /// Checks that a vocabulary has as many tokens as proposals have first tokens.
     ///
     /// # Errors
-    /// If there are `vocab_size` tokens, and those are fewer.
+    /// If it has fewer.
     pub(crate) fn check_fits(&self, vocab_size: usize) -> Result<()> {
         match self.leading.filter(|leading| *leading > vocab_size) {
             Some(leading) => bail!(
@@ -252,7 +274,7 @@ impl CascadeRecipe {
 }
 
 /// Drafters as messages list them.
-pub(crate) fn listed(drafters: &[DrafterId]) -> String {
+fn listed(drafters: &[DrafterId]) -> String {
     drafters.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -268,12 +290,6 @@ impl FromStr for CascadeRecipe {
         let line = toml::from_str(&format!("cascade = {{ {text} }}")).map_err(|e| toml_error(&e));
         let Line { cascade } = line?;
         cascade.check("--cascade")?;
-        if cascade.lengths.is_tuned() {
-            bail!(
-                "`lengths = \"tuned\"` is a recipe's, whose `tune` finds them; hint: give the matrix, \
-                 which is in `checkpoints/NAME/tuning/cascades.json`"
-            );
-        }
         Ok(cascade)
     }
 }
@@ -287,9 +303,9 @@ impl fmt::Display for CascadeRecipe {
             Lengths::Each(each) => {
                 write!(formatter, "{:?} greedy, {:?} sampled, ", each.greedy, each.sampled)?;
             }
-            Lengths::Found(_) => formatter.write_str("as tuned, ")?,
         }
-        write!(formatter, "lenience {}", self.lenience)?;
+        let of_look_ups = if self.lenient_lookup { " for look-ups too" } else { "" };
+        write!(formatter, "lenience {}{of_look_ups}", self.lenience)?;
         for rule in &self.rules {
             let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
@@ -308,6 +324,23 @@ mod tests {
 
     fn read(text: &str) -> CascadeRecipe {
         toml::from_str(text).expect("TOML")
+    }
+
+    #[test]
+    fn a_matrix_is_for_all_decodings_or_for_each() {
+        let lengths = |text: &str| -> Result<Lengths, toml::de::Error> {
+            let keys = format!("drafters = ['draft']\nlengths = {text}");
+            toml::from_str::<CascadeRecipe>(&keys).map(|cascade| cascade.lengths)
+        };
+        let same = lengths("[[2, 1], [0, 3]]").expect("a matrix");
+        let two = vec![vec![2, 1], vec![0, 3]];
+        assert_eq!(same.all(), [&two; 2]);
+        let each = lengths("{ greedy = [[4]], sampled = [[2]] }").expect("two");
+        assert_eq!(each.all(), [&vec![vec![4]], &vec![vec![2]]]);
+        for text in ["'tuned'", "3", "[2, 1]", "{ greedy = [[2]] }", "[[-1]]"] {
+            let message = lengths(text).expect_err("no matrix").to_string();
+            assert!(message.contains("[[4, 6]"), "{message}");
+        }
     }
 
     #[test]
@@ -340,15 +373,13 @@ mod tests {
             ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
             ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
             ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
-            ("drafters = ['draft']\nlengths = 'tuned'", "one drafter"),
-            ("drafters = ['small_draft', 'max_gram']\nlengths = 'tuned'", "begin with `draft`"),
             (
-                "drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nlenience = 0.5",
-                "lenience must",
+                "drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [0, 1]]\nlenient_lookup = true",
+                "no `lenience` above 1",
             ),
             (
-                "drafters = ['draft', 'max_gram']\nlengths = 'tuned'\nleading = 8",
-                "nothing is known",
+                "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
+                "max_gram",
             ),
             ("drafters = ['draft']\nlengths = [[2]]\nleading = 0", "branches nothing"),
             ("drafters = ['draft']\nlengths = [[2]]\nleading = 1", "branches nothing"),
@@ -410,6 +441,12 @@ mod tests {
         let keys = "drafters = ['draft', 'max_gram'], lengths = [[4, 6], [0, 8]], lenience = 2.0";
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert_eq!(cascade.to_string(), "draft, max_gram; lengths [[4, 6], [0, 8]], lenience 2");
+        let lenience = Lenience::new(2.0).expect("1 or more");
+        assert_eq!(cascade.config().expect("valid").lenience, lenience);
+        let keys = format!("{keys}, lenient_lookup = true");
+        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
+        assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
+        assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
         let keys = "drafters = ['draft', 'max_gram'], lengths = [[1, 3], [0, 1]], leading = 8";
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert!(cascade.to_string().ends_with(", lenience 1, 8 first tokens"), "{cascade}");
@@ -420,7 +457,7 @@ mod tests {
         for (keys, problem) in [
             ("drafters = ['draft']", "lengths"),
             ("drafters = ['draft'], lengths = [[0]]", "`--cascade`"),
-            ("drafters = ['draft', 'max_gram'], lengths = 'tuned'", "cascades.json"),
+            ("drafters = ['draft', 'max_gram'], lengths = 'tuned'", "expected a matrix"),
             ("draft, max_gram", "cascade"),
         ] {
             let message = format!("{:#}", keys.parse::<CascadeRecipe>().expect_err("refused"));

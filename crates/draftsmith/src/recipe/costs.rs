@@ -57,11 +57,6 @@ impl GivenCosts {
         self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
     }
 
-    /// Whether drafters have times of their own.
-    pub(crate) fn names_drafters(&self) -> bool {
-        matches!(self.draft_ms, Some(DraftMs::Each(_)))
-    }
-
     /// What is given for a drafter, one of so many; None where it is to be measured.
     ///
     /// # Errors
@@ -72,7 +67,8 @@ impl GivenCosts {
             Some(DraftMs::Each(all)) => Ok(all.get(&drafter).copied()),
             Some(DraftMs::One(ms)) if num_drafters < 2 => Ok(Some(*ms)),
             Some(DraftMs::One(ms)) => bail!(
-                "key `draft_ms` of the costs is one number, but there are {num_drafters} drafters; hint: say whose it is, as in `draft_ms = {{ {drafter} = {ms} }}`"
+                "key `draft_ms` of the costs is one number, but there are {num_drafters} drafters; \
+                 hint: say whose it is, as in `draft_ms = {{ {drafter} = {ms} }}`"
             ),
         }
     }

@@ -185,11 +185,6 @@ pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
 }
 
 fn check_head(recipe: &Recipe, section: &str, head: &HeadTraining, weights: &str) -> Result<()> {
-    require(
-        !head.reads().has_target_hidden(),
-        &format!("{section}.inputs"),
-        &format!("has `target-hidden`, which takes {weights}"),
-    )?;
     let is_greedy = recipe.data.as_ref().is_some_and(|data| data.decoding().is_greedy());
     let length = head.rollout_length;
     require(
@@ -255,7 +250,6 @@ mod tests {
         refused("[adapter]\n", "`adapter.teacher` is `target`");
         let of_adapter = "[adapter]\nteacher = 'response'\n[adapter_head]\nlabels = 'rollouts'\n";
         refused(&format!("{of_adapter}rollout_length = 2\n"), "`adapter_head.rollout_length` is 2");
-        refused("[head]\ninputs = ['target-hidden']\nform = 'look-ahead'\n", "`head.inputs`");
         let rollouts = "[head]\nlabels = 'rollouts'\nrollout_length = 3\n";
         refused(rollouts, "`head.rollout_length` is 3");
     }

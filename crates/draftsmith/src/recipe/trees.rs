@@ -6,10 +6,9 @@ use std::fmt;
 use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};
 use serde::de::value::SeqAccessDeserializer;
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::checks::require;
-use super::found::Found;
 use crate::names::DecodingName;
 
 /// Which trees are measured.
@@ -24,13 +23,12 @@ pub(crate) struct TreesRecipe {
 }
 
 /// A shape that a recipe asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AskedShape {
     /// This one.
     Given(TreeShape),
     /// The one that `tune` finds for each drafter.
-    Found(Found),
+    Tuned,
 }
 
 impl TreesRecipe {
@@ -38,13 +36,13 @@ impl TreesRecipe {
     pub(crate) fn given(&self) -> impl Iterator<Item = TreeShape> {
         self.shapes.iter().filter_map(|asked| match asked {
             AskedShape::Given(shape) => Some(*shape),
-            AskedShape::Found(Found::Tuned) => None,
+            AskedShape::Tuned => None,
         })
     }
 
     /// Whether `tune` is to find one for drafters under a way of decoding: greedy ones are replayed.
     pub(super) fn is_tuned(&self, decoding: DecodingName) -> bool {
-        decoding == DecodingName::Greedy && self.shapes.contains(&AskedShape::Found(Found::Tuned))
+        decoding == DecodingName::Greedy && self.shapes.contains(&AskedShape::Tuned)
     }
 
     pub(super) fn check(&self, decodings: &[DecodingName]) -> Result<()> {
@@ -67,6 +65,17 @@ fn default_shapes() -> Vec<AskedShape> {
     [shape(2, 1, 4), shape(3, 2, 8)].map(AskedShape::Given).to_vec()
 }
 
+const TUNED: &str = "tuned";
+
+impl Serialize for AskedShape {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Given(shape) => shape.serialize(serializer),
+            Self::Tuned => serializer.serialize_str(TUNED),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for AskedShape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Told)
@@ -87,7 +96,7 @@ impl<'de> de::Visitor<'de> for Told {
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<AskedShape, E> {
         match text {
-            "tuned" => Ok(AskedShape::Found(Found::Tuned)),
+            TUNED => Ok(AskedShape::Tuned),
             _ => {
                 text.parse().map(AskedShape::Given).map_err(|e| E::custom(format!("`{text}`: {e}")))
             }

@@ -15,9 +15,9 @@ use draftsmith_theory::{
 };
 
 use crate::results::{
-    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
-    EvaluationSummary, ExpectedRound, GroupSummary, ModelSummary, Profiled, PromiseSummary,
-    ResultRow, RowContext, StopRuleName, Version, expected_rounds, sort_rows, tokens_per_second,
+    ALL_CATEGORIES, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
+    EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary, ResultRow, RowContext,
+    StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
 pub(crate) use replays::{replay, replays, static_tree};
@@ -104,16 +104,6 @@ fn costs(cost_ratio: f64) -> CostRatios {
         .collect()
 }
 
-/// What formulas expect of the draft, alone and with prompt lookup behind it.
-fn expected() -> Vec<ExpectedRound> {
-    let profiled = |drafter, acceptance_prob| Profiled { drafter, acceptance_prob };
-    let draft = profiled(DrafterId::Draft, 0.75);
-    let pair = [draft, profiled(DrafterId::MaxGram, 0.5)];
-    let mut ratios = costs(0.2);
-    ratios.insert(DrafterId::MaxGram, 0.0);
-    expected_rounds(&[draft, pair[1]], &[pair], &ratios, CostBasis::Size)
-}
-
 fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
     let mut draws = SeededDraws::new(5, &["fixture"]);
     let (mut rows, mut groups) = (Vec::new(), Vec::new());
@@ -145,7 +135,6 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 dataset: dataset.into(),
                 decoding,
                 num_forgiven_ties: usize::from(decoding.is_greedy()),
-                expected: expected(),
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
                 promises: vec![PromiseSummary {
                     drafter: DrafterName::Of(DrafterId::Draft),

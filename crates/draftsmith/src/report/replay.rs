@@ -9,8 +9,7 @@ use super::key::Look;
 use super::text::{counted, gain, number, on_a_page, percent, sentence_case, times};
 use super::{FRAMES, Frame};
 use crate::results::{
-    ClosedForm, DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, ReplayedTree,
-    StopRuleName,
+    DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, ReplayedTree, StopRuleName,
 };
 
 const TOP: f64 = 10.0;
@@ -81,7 +80,6 @@ fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
             counted(replay.num_test_prompts, "test prompt"),
             counted(replay.num_test_tokens, "token"),
         ),
-        closed_form => replay.closed_form.as_ref().map(closed_form),
         tree => replay.tree.as_ref().map(tree),
         fixed => fixed(replay).map(label),
         best => best.map(|row| context! {
@@ -102,18 +100,6 @@ fn label(row: &ReplayRow) -> String {
 
 fn fixed(replay: &ReplayGroup) -> Option<&ReplayRow> {
     replay.rows.iter().find(|row| row.is_best_fixed())
-}
-
-/// What independent acceptance would give.
-fn closed_form(closed_form: &ClosedForm) -> String {
-    format!(
-        "if every candidate were accepted with chance {}, the fixed length would give {}, and K = {} \
-         the most, {} (EWIF)",
-        number(closed_form.acceptance_prob, 3),
-        times(Some(closed_form.ewif)),
-        closed_form.best_candidate_length,
-        times(Some(closed_form.best_ewif)),
-    )
 }
 
 /// The static tree that is fastest.

@@ -260,10 +260,6 @@ fn replays_are_told_with_their_ceilings_and_intervals() {
     assert!(page.contains(
         "Most is gained with <span class=\"nowrap\">worth(head) = 0.319</span>: +4.1\u{a0}% (+2.7 to +5.5) over <span class=\"nowrap\">K = 6</span>."
     ));
-    let closed_form = "chance 0.900, the fixed length would give 2.57";
-    assert!(page.contains(closed_form));
-    let older = ReplayGroup { closed_form: None, ..replays[0].clone() };
-    assert!(!page_of(&[older]).contains("EWIF"));
     let tree = Some(fixture::static_tree());
     let in_trees = page_of(&[ReplayGroup { tree, ..replays[0].clone() }]);
     let told = "static tree 3-2.1 with K = 2, the best of 410 shapes: 2.52\u{d7}, +4.5\u{a0}% over";
@@ -367,37 +363,4 @@ fn numbers_are_set_for_reading() {
     assert_eq!((gain(0.9999), gain(f64::NAN)), ("+0.0\u{a0}%".into(), "\u{2013}".into()));
     assert_eq!((times(Some(2.125)), times(None)), ("2.12\u{d7}".into(), "\u{2013}".into()));
     assert_eq!(number(f64::INFINITY, 2), "\u{2013}");
-}
-
-#[test]
-fn trees_stand_beside_chains_with_the_costs_at_which_they_pay() {
-    let heading = "Trees and cascades beside chains";
-    assert!(!page().contains(heading), "there are none");
-    let shape = "2x1x3".parse().expect("it is a shape");
-    let tree = |row: &ResultRow| {
-        let mut row = row.clone();
-        row.drafter = DrafterName::Tree(DrafterId::Draft, shape);
-        // Fewer forwards, of more rows each.
-        row.num_target_forwards = row.num_target_forwards * 4 / 5;
-        row.num_drafted *= 2;
-        let tokens = row.num_tokens as f64;
-        let cost = tokens / row.improvement_by_time.expect("costs are known");
-        let spared = row.num_target_forwards as f64 / 4.0;
-        row.improvement_by_time = Some(tokens / (cost - spared));
-        row
-    };
-    let rows = fixture::rows();
-    let lengths = |row: &&ResultRow| {
-        let draft = DrafterName::Of(DrafterId::Draft);
-        (row.drafter, row.stop_rule) == (draft, StopRuleName::FixedLength)
-    };
-    let all: Vec<ResultRow> =
-        rows.iter().cloned().chain(rows.iter().filter(lengths).map(tree)).collect();
-    let page = render_html(&all, &fixture::summary(), &fixture::replay()).expect("it is rendered");
-    tags(&page);
-    let (_, section) = page.split_once(heading).expect("both are there");
-    let (table, _) = section.split_once("</table>").expect("it ends");
-    for part in ["all</th>", "writing</th>", "tree 2x1x3, K = ", "a row takes "] {
-        assert!(table.contains(part), "`{part}` in {table}");
-    }
 }

@@ -174,7 +174,7 @@ impl<'a> Group<'a> {
 
 // Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and
 // there is a fastest also where the target alone was not measured.
-pub(super) fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
+fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
     rows.filter(|row| row.tokens_per_second.is_finite())
         .reduce(|best, row| if row.tokens_per_second > best.tokens_per_second { row } else { best })
 }

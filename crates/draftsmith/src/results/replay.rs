@@ -7,7 +7,7 @@
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     Calibration, CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName,
-    TreeShape, expected_walltime_improvement,
+    TreeShape,
 };
 use serde::{Deserialize, Serialize};
 
@@ -75,10 +75,6 @@ pub(crate) struct ReplayGroup {
     pub(crate) num_test_prompts: usize,
     /// Tokens of their responses.
     pub(crate) num_test_tokens: usize,
-    /// What independent acceptance would give; null where nothing was drafted, and in files older
-    /// than the key.
-    #[serde(default)]
-    pub(crate) closed_form: Option<ClosedForm>,
     /// One a rule, in the order of their names; the best fixed length among them.
     pub(crate) rows: Vec<ReplayRow>,
     /// What a rule could gain that knew the answers (Lemma 2.1); greedy only.
@@ -106,45 +102,6 @@ pub(crate) struct ReplayedTree {
     pub(crate) verification_rate: f64,
     /// Discarded candidates a token.
     pub(crate) discard_rate: f64,
-}
-
-/// Speed over the target alone at fixed lengths, if every candidate were accepted with the same
-/// chance, whatever the others: EWIF, the expected walltime improvement factor (Leviathan et al.,
-/// Theorem 3.8). What replay finds beyond it, or short of it, is what acceptance depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ClosedForm {
-    /// The share of the test responses' tokens that the drafter drafts and the target accepts.
-    pub(crate) acceptance_prob: f64,
-    /// EWIF at the fixed length among the rules.
-    pub(crate) ewif: f64,
-    /// The fixed length of greatest EWIF.
-    pub(crate) best_candidate_length: usize,
-    /// EWIF there.
-    pub(crate) best_ewif: f64,
-}
-
-impl ClosedForm {
-    /// What is expected at `candidate_length`, and at the best length up to `max_length`. The
-    /// theorem takes rows for nothing; here a candidate costs its row too.
-    pub(crate) fn new(
-        acceptance_prob: f64,
-        candidate_length: usize,
-        max_length: usize,
-        costs: &CostModel,
-    ) -> Self {
-        let CostModel { draft_seconds, target_seconds, row_seconds } = *costs;
-        let cost_ratio = (draft_seconds + row_seconds) / (target_seconds + row_seconds);
-        let ewif = |length| expected_walltime_improvement(acceptance_prob, length, cost_ratio);
-        let best = (1..=max_length).max_by(|one, other| ewif(*one).total_cmp(&ewif(*other)));
-        let best_candidate_length = best.unwrap_or(candidate_length);
-        Self {
-            acceptance_prob,
-            ewif: ewif(candidate_length),
-            best_candidate_length,
-            best_ewif: ewif(best_candidate_length),
-        }
-    }
 }
 
 /// A rule at the setting that was best on validation prompts.
@@ -197,26 +154,4 @@ pub(crate) struct FittedCalibration {
     pub(crate) before: HeadScores,
     /// Cross-validated scores of calibrated predictions: each map was fitted without its prompt.
     pub(crate) after: HeadScores,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_closed_form_is_the_geometric_sum_over_what_a_round_costs() {
-        let close =
-            |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{found}");
-        let free_rows = CostModel { draft_seconds: 0.1, target_seconds: 1.0, row_seconds: 0.0 };
-        let half = ClosedForm::new(0.5, 1, 8, &free_rows);
-        // 1.5 / 1.1, then 1.75 / 1.2 = 1.458, 1.875 / 1.3 = 1.442, falling.
-        close(half.ewif, 1.5 / 1.1);
-        assert_eq!(half.best_candidate_length, 2);
-        close(half.best_ewif, 1.75 / 1.2);
-        let dear_rows = CostModel { draft_seconds: 0.1, target_seconds: 0.75, row_seconds: 0.25 };
-        let half = ClosedForm::new(0.5, 2, 8, &dear_rows);
-        // A round of K costs 1 + 0.35·K of what plain decoding's token costs.
-        close(half.ewif, 1.75 / 1.7);
-        assert_eq!(half.best_candidate_length, 1);
-    }
 }

@@ -9,8 +9,7 @@ use draftsmith_theory::{Decoding, Fit};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DecodingName, DrafterName, Estimate, ExpectedRound, Group, StopRuleName, finite_or_null,
-    temperature,
+    DecodingName, DrafterName, Estimate, Group, StopRuleName, finite_or_null, temperature,
 };
 
 /// What the rows were measured with: `summary.json`, beside `results.json`.
@@ -89,10 +88,6 @@ pub(crate) struct GroupSummary {
     /// Mismatches with plain greedy decoding forgiven because both tokens' logits were the greatest
     /// there but for rounding, all settings together; 0 for sampled decoding.
     pub(crate) num_forgiven_ties: usize,
-    /// What CS-Drafting's formulas expect of the drafters that were measured. Empty in files older than
-    /// the key.
-    #[serde(default)]
-    pub(crate) expected: Vec<ExpectedRound>,
     /// The fitted cost models, in the drafters' order; none of a drafter where it could not be
     /// fitted.
     pub(crate) costs: Vec<CostSummary>,

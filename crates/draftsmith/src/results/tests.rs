@@ -164,6 +164,21 @@ fn drafters_are_strings_and_unknown_ones_are_named() {
 }
 
 #[test]
+fn unconditional_acceptance_is_of_all_rounds_that_drafted_so_far() {
+    let round = |num_drafted: usize, num_accepted: usize| Round {
+        num_drafted,
+        depth: num_drafted,
+        num_accepted,
+        ..Round::default()
+    };
+    let of = |rounds| unconditional_acceptance(&Trace { rounds, ..Trace::default() });
+    let rounds = [vec![round(3, 3); 10], vec![round(3, 1); 10], vec![round(1, 0); 20]].concat();
+    assert_eq!(of(rounds), [0.5, 0.5, 0.5]);
+    assert_eq!(of(vec![round(40, 40); 20]), [1.0; 30]);
+    assert_eq!(of(vec![round(2, 2); 19]), [0.0; 0]);
+}
+
+#[test]
 fn files_older_than_a_column_are_read() {
     let row = row(StopRuleName::FixedLength, Some(4.0));
     let mut value = serde_json::to_value(&row).expect("JSON");
@@ -410,7 +425,6 @@ fn summaries_come_back() {
         dataset: "alpaca".into(),
         decoding,
         num_forgiven_ties: 1,
-        expected: Vec::new(),
         costs,
         promises: Vec::new(),
     };

@@ -1,7 +1,7 @@
 //! Recordings as rows of a rollouts file, and back.
 
 use draftsmith_data::{RolloutCandidates, RolloutRow};
-use draftsmith_theory::{PredictedProb, RecordedCandidate, RecordedPlace, Recording};
+use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording};
 
 /// A response's rows: its own, then one a position where something else is drafted.
 pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
@@ -50,13 +50,8 @@ fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidat
     let list = |value: fn(&RecordedCandidate) -> f64| {
         candidates.iter().map(|candidate| value(candidate)).collect::<Vec<f64>>()
     };
-    // As many of each, and NaN where none was made: nobody asks about a row's last candidate.
-    let all = || candidates.iter().map(|candidate| candidate.predicted_acceptance_prob.all());
-    let most = all().map(<[f64]>::len).max().unwrap_or(0).max(1);
-    let padded = |probs: &[f64]| {
-        probs.iter().copied().chain(std::iter::repeat(f64::NAN)).take(most).collect()
-    };
-    let predicted = || all().flat_map(|probs| -> Vec<f64> { padded(probs) }).collect();
+    // No rule asks for the prediction of a row's last candidate.
+    let predicted = || list(|candidate| candidate.predicted_acceptance_prob.unwrap_or(f64::NAN));
     RolloutCandidates {
         candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),
         candidate_prob: list(|candidate| candidate.candidate_prob),
@@ -71,21 +66,14 @@ fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidat
 }
 
 fn candidates(columns: &RolloutCandidates) -> impl Iterator<Item = RecordedCandidate> {
-    let num_candidates = columns.candidate_ids.len();
-    let predicted = columns.predicted_acceptance_prob.as_ref().map(|predicted| {
-        let a_candidate = predicted.len() / num_candidates;
-        move |at: usize| {
-            let own = predicted[at * a_candidate..(at + 1) * a_candidate].iter();
-            PredictedProb::by_round(own.copied().filter(|prob| !prob.is_nan()).collect())
-        }
-    });
-    (0..num_candidates).map(move |at| RecordedCandidate {
+    let predicted = columns.predicted_acceptance_prob.as_ref();
+    (0..columns.candidate_ids.len()).map(move |at| RecordedCandidate {
         token_id: columns.candidate_ids[at],
         candidate_prob: columns.candidate_prob[at],
         confidence: columns.confidence[at],
         confidence_of_ten: columns.confidence_of_ten[at],
         entropy: columns.draft_entropy[at],
-        predicted_acceptance_prob: predicted.as_ref().map(|of| of(at)).unwrap_or_default(),
+        predicted_acceptance_prob: predicted.map(|of| of[at]).filter(|prob| !prob.is_nan()),
         draft_log_prob: columns.draft_log_prob[at],
         target_log_prob: columns.target_log_prob[at],
     })
@@ -95,7 +83,7 @@ fn candidates(columns: &RolloutCandidates) -> impl Iterator<Item = RecordedCandi
 mod tests {
     use super::*;
 
-    fn candidate(token_id: u32, predicted: impl Into<PredictedProb>) -> RecordedCandidate {
+    fn candidate(token_id: u32, predicted: Option<f64>) -> RecordedCandidate {
         let share = f64::from(token_id) / 97.0;
         RecordedCandidate {
             token_id,
@@ -103,15 +91,15 @@ mod tests {
             confidence: share.sqrt(),
             confidence_of_ten: share.cbrt(),
             entropy: 1.0 + share,
-            predicted_acceptance_prob: predicted.into(),
+            predicted_acceptance_prob: predicted,
             draft_log_prob: share.ln(),
             target_log_prob: f64::NEG_INFINITY,
         }
     }
 
     fn recording(has_head: bool, is_greedy: bool) -> Recording {
-        let predicted = |prob: f64| PredictedProb::from(has_head.then_some(prob));
-        let rollout = vec![candidate(9, predicted(0.25)), candidate(8, PredictedProb::Nothing)];
+        let predicted = |prob: f64| has_head.then_some(prob);
+        let rollout = vec![candidate(9, predicted(0.25)), candidate(8, None)];
         let place = |candidate, rollout, rank| RecordedPlace {
             candidate,
             rollout,
@@ -120,32 +108,9 @@ mod tests {
         let places = vec![
             place(candidate(3, predicted(0.5)), None, 0),
             place(candidate(4, predicted(0.75)), Some(rollout), 2),
-            place(candidate(5, PredictedProb::Nothing), None, 0),
+            place(candidate(5, None), None, 0),
         ];
         Recording::new(vec![6, 7], places, 4)
-    }
-
-    #[test]
-    fn predictions_by_round_come_back_from_rows() {
-        let by_round = |probs: &[f64]| PredictedProb::by_round(probs.to_vec());
-        let place = |token_id, probs: &[f64], rollout| RecordedPlace {
-            candidate: candidate(token_id, by_round(probs)),
-            rollout,
-            draft_rank: None,
-        };
-        let rollout = vec![candidate(9, by_round(&[0.25, 0.5, 0.75])), candidate(8, by_round(&[]))];
-        let places = vec![
-            place(3, &[0.5], None),
-            place(4, &[0.75, 0.25], None),
-            place(5, &[0.125, 0.25, 0.5], Some(rollout)),
-            place(6, &[], None),
-        ];
-        let one = Recording::new(vec![6, 7], places, 5);
-        let rows = rows_of("set#0", &one, true);
-        draftsmith_data::validate_rollouts(&rows).expect("rows keep their rules");
-        let predicted = rows[0].candidates.predicted_acceptance_prob.as_ref().expect("a head");
-        assert_eq!(predicted.len(), 12);
-        assert_eq!(recordings_of(&rows).1, [one]);
     }
 
     #[test]

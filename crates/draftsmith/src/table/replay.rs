@@ -1,9 +1,7 @@
 //! What replay found as text: one table for each drafter, way of decoding and set of costs.
 
-use draftsmith_theory::setting_text;
-
 use super::{Column, Line, counted, fitted, number, times, width_of};
-use crate::results::{ClosedForm, Estimate, ReplayGroup, ReplayRow, ReplayedTree};
+use crate::results::{Estimate, ReplayGroup, ReplayRow, ReplayedTree};
 
 /// What a line is about.
 enum Judged<'a> {
@@ -38,9 +36,7 @@ pub(crate) fn render_replay_table(
                 counted(group.num_test_prompts, "test prompt"),
             ),
         ];
-        let heading =
-            heading.into_iter().chain(group.closed_form.as_ref().map(|it| closed_form(it, group)));
-        let heading = heading.chain(group.tree.as_ref().map(tree));
+        let heading = heading.into_iter().chain(group.tree.as_ref().map(tree));
         let mut lines: Vec<String> = heading.flat_map(|text| wrapped(&text, width)).collect();
         lines.extend(rule_lines(&group.rows, group.oracle, width, colour));
         lines.join("\n") + "\n"
@@ -93,21 +89,6 @@ fn costs(group: &ReplayGroup) -> String {
         text += &format!(", {} a row", milliseconds(costs.row_seconds));
     }
     text
-}
-
-/// `if every candidate were accepted with chance 0.912 (EWIF): 2.57x with 6 a round, at best 2.59x
-/// with 7`.
-fn closed_form(closed_form: &ClosedForm, group: &ReplayGroup) -> String {
-    let ClosedForm { acceptance_prob, ewif, best_candidate_length, best_ewif } = *closed_form;
-    let fixed = group.rows.iter().find(|row| row.is_best_fixed());
-    format!(
-        "if every candidate were accepted with chance {} (EWIF): {} with {} a round, at best {} \
-         with {best_candidate_length}",
-        number(acceptance_prob, 3),
-        times(Some(ewif)),
-        setting_text(fixed.map(|row| row.config.parameter())),
-        times(Some(best_ewif)),
-    )
 }
 
 /// `static tree 3-2.1, K = 2, the best of 410 shapes: 1.31x, +5.0% over the best K (+3.1..+6.9)`.
@@ -284,8 +265,6 @@ mod tests {
         separate draft, greedy, costs of this machine
         0.90 ms a draft forward, 6.20 a target forward, 0.20 a row
         settings chosen on 120 validation prompts, judged on 240 test prompts
-        if every candidate were accepted with chance 0.900 (EWIF): 2.57x with 6 a round,
-        at best 2.59x with 7
         setting              speed-up    gain          95 %  verify  ceiling  reached
         K = 6                   2.41x       -                 0.202
         heuristic K = 5         2.31x   -4.2%    -5.6..-2.8   0.206

@@ -92,10 +92,7 @@ impl HeadTrainer<'_> {
         }
         let rollouts = self.rollouts(first)?;
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
-        let reads_target = first.reads().has_target_hidden();
-        let target =
-            reads_target.then(|| self.workspace.target_in(first.dtype)).transpose()?.cloned();
-        let data = HeadData { rows: &self.data.rows, rollouts: recorded, target: target.as_ref() };
+        let data = HeadData { rows: &self.data.rows, rollouts: recorded };
         let frozen = self.drafter.load(self.workspace, first.dtype)?;
         let job = ExportJob {
             recipe: self.recipe,
@@ -147,9 +144,8 @@ impl HeadTrainer<'_> {
             HeadDrafter::Adapter { exit_layer, .. } => format!("self-draft-{exit_layer}"),
         };
         let draft = self.provenance.draft.as_deref().unwrap_or_default();
-        let reads_weights =
-            self.drafter.adapter_dir().is_some() || settings.reads().has_target_hidden();
-        let target = if reads_weights { self.workspace.target_hash()? } else { "" };
+        let is_self_draft = self.drafter.adapter_dir().is_some();
+        let target = if is_self_draft { self.workspace.target_hash()? } else { "" };
         Ok(FrozenModel { name, models: format!("{draft} {target} {}", settings.dtype.name()) })
     }
 

@@ -100,8 +100,6 @@ struct Uneven<'m> {
     share: f32,
 }
 
-impl LeavesHidden for Uneven<'_> {}
-
 impl Target for Uneven<'_> {
     fn num_slots(&self) -> usize {
         self.session.num_slots()

@@ -96,7 +96,6 @@ fn assert_nodes_are_their_paths<T: Target>(
     let begin = |target: &mut T, drafter: &mut dyn StepDrafter<T>| {
         target.begin(0, &STANDING).expect("fits");
         drafter.begin(target, 0, &STANDING).expect("fits");
-        drafter.begin_round(target, 0, STANDING.len(), 1);
     };
     let candidate = 7;
     begin(target, drafter);
@@ -154,11 +153,9 @@ fn what_a_draft_and_its_head_say_of_a_node_is_what_they_say_of_its_path() {
         let head = head(&model, reads, &format!("tree-{nth}"));
         let what = format!("{reads:?}");
         let mut session = session_with_exit(&model, exit_layer, 32);
-        session.set_keeps_hidden(true);
         let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, Some(&head), 32);
         assert_nodes_are_their_paths(&mut session, &mut self_draft, &what);
         let mut session = ModelSession::new(&model, 32, "target");
-        session.set_keeps_hidden(true);
         let mut separate = SeparateDraft::new(&model, Some(&head), 96, 32);
         assert_nodes_are_their_paths(&mut session, &mut separate, &what);
     }

@@ -15,8 +15,8 @@ const EXIT_LAYER: usize = 2;
 
 /// Every form, with and without more to read.
 pub(super) fn all_reads() -> Vec<HeadReads> {
-    use HeadInput::{Entropy, Position, TargetHidden, TopProb};
-    let inputs: [&[HeadInput]; 3] = [&[], &[Entropy, TopProb], &[Entropy, Position, TargetHidden]];
+    use HeadInput::{Entropy, TopProb};
+    let inputs: [&[HeadInput]; 3] = [&[], &[Entropy], &[Entropy, TopProb]];
     let forms = [HeadForm::Candidate, HeadForm::LookAhead];
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
@@ -27,8 +27,7 @@ pub(super) fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> Acceptanc
     let device = Device::flex();
     device.seed(11);
     let width = model.shape().hidden_size;
-    let config = AcceptanceHeadConfig::new(width, 2, true);
-    let config = config.with_reads(reads.clone()).with_target(width);
+    let config = AcceptanceHeadConfig::new(width, 2, true).with_reads(reads.clone());
     config.init(&device).write_dir(&dir, &config).expect("written");
     let (_, head) = AcceptanceHead::from_dir(&dir, width, &device).expect("reads");
     std::fs::remove_dir_all(&dir).expect("removed");
@@ -42,7 +41,7 @@ fn tempfile_dir(name: &str) -> std::path::PathBuf {
     dir
 }
 
-/// What the head predicts for each token of `ids` behind the first `num_before`, candidates of one
+/// What the head predicts for each token of `ids` after the first `num_before`, candidates of one
 /// round, from one pass over the whole.
 fn of_whole_sequence(
     model: &CausalLm,
@@ -54,7 +53,7 @@ fn of_whole_sequence(
     let features = model.all_hidden_states(tensor_of(ids, model)).swap_remove(EXIT_LAYER);
     let hidden = adapter.forward(features);
     let [logits] = Rows::to_host([adapter.logits(&hidden.clone().into(), model)]).expect("brought");
-    predicted_for_candidates(head, (model, model), ids, num_before, hidden, &logits)
+    predicted_for_candidates(head, model, ids, num_before, hidden, &logits)
 }
 
 #[test]
@@ -69,7 +68,6 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
         let head = head(&model, reads, &format!("whole-{nth}"));
         for calibration in [None, Some(&platt)] {
             let mut session = session_with_exit(&model, EXIT_LAYER, 64);
-            session.set_keeps_hidden(true);
             let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
             draft.set_calibration(calibration);
             Target::begin(&mut session, 0, &ids[..8]).expect("fits");
@@ -78,7 +76,6 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
             for (start, end) in [(8, 13), (10, 20)] {
                 Drafter::<ModelSession<'_>>::commit(&mut draft, 0, start - 1, &[]);
                 session.commit(0, start - 1, &[]);
-                draft.begin_round(&mut session, 0, start, 1);
                 let expected = of_whole_sequence(&model, &adapter, &head, &ids[..end], start);
                 let mut found = Vec::new();
                 for at in start..end {
@@ -115,7 +112,6 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
     let limits = Limits::new(32, vec![]);
     let greedy = Decoding::GREEDY;
     let mut session = session_with_exit(&model, EXIT_LAYER, 64);
-    session.set_keeps_hidden(true);
     let (mut num_accepted, mut lengths) = (0, std::collections::BTreeSet::new());
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("replay-{nth}"));

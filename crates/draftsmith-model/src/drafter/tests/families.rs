@@ -80,7 +80,7 @@ fn what_a_head_reads_of_a_draft_is_what_its_lm_head_reads() {
 }
 
 /// A token as a candidate of the distribution that logits make.
-fn drawn(logits: &[f32], token: u32, position: usize) -> DrawnCandidate {
+fn drawn(logits: &[f32], token: u32) -> DrawnCandidate {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted: Vec<f64> = logits.iter().map(|logit| f64::from(logit - largest)).collect();
     let log_sum = shifted.iter().map(|x| x.exp()).sum::<f64>().ln();
@@ -89,7 +89,6 @@ fn drawn(logits: &[f32], token: u32, position: usize) -> DrawnCandidate {
         entropy: -log_probs.iter().map(|x| x.exp() * x).sum::<f64>(),
         top_prob: (-log_sum).exp(),
         log_prob: Some(log_probs[token as usize]),
-        position,
     }
 }
 
@@ -99,7 +98,7 @@ fn while_decoding(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) ->
     let predict = |(position, pair): (usize, &[(Rows, Vec<f32>)])| {
         let [(drawn_from, logits), (own, _)] = pair else { panic!("neighbours") };
         let token = ids[NUM_BEFORE + position];
-        let scalars: Vec<f32> = drafter.scalars(reads, &drawn(logits, token, position)).collect();
+        let scalars: Vec<f32> = drafter.scalars(reads, &drawn(logits, token)).collect();
         let of_embedding =
             reads.looks_ahead().then(|| head.of_embedding(&drafter.embed_ids(&[token])));
         let hidden = if reads.looks_ahead() { drawn_from } else { own };
@@ -114,7 +113,7 @@ fn while_decoding(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) ->
 fn in_training(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Vec<f32> {
     let mut candidates = CandidateRows::default();
     for (at, token) in ids.iter().enumerate().skip(NUM_BEFORE) {
-        candidates.push(*token, at, at - 1, at - NUM_BEFORE);
+        candidates.push(*token, at, at - 1);
     }
     let hidden = drafter.hidden_states(&[ids], Lengths::AsGiven).squeeze_dim::<2>(0);
     values(head.acceptance_logit(drafter.head_features(head.reads(), hidden, candidates)))
@@ -122,9 +121,9 @@ fn in_training(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Ve
 
 #[test]
 fn a_head_predicts_the_same_while_decoding_as_in_training_whatever_the_family() {
-    use HeadInput::{Entropy, Position, TopProb};
+    use HeadInput::{Entropy, TopProb};
     let device = Device::flex();
-    let inputs: [&[HeadInput]; 2] = [&[], &[Entropy, TopProb, Position]];
+    let inputs: [&[HeadInput]; 2] = [&[], &[Entropy, TopProb]];
     let forms = [HeadForm::Candidate, HeadForm::LookAhead];
     let all_reads = forms.map(|form| inputs.map(|inputs| HeadReads::new(form, inputs)));
     for name in FIXTURES {

@@ -135,7 +135,6 @@ fn assert_is_the_one_that_was_scored_best(form: HeadForm) {
         let one = std::slice::from_ref(&mixture);
         let frozen = Frozen {
             drafts: &frozen,
-            targets: None,
             reads: &reads,
             batch_size: 1,
             lengths: Lengths::AsGiven,

@@ -9,7 +9,7 @@ use draftsmith_theory::{
 };
 
 use super::Plan;
-use super::expected::{cost_by_time, expected};
+use super::cost_ratios::cost_by_time;
 use super::measure::{Bench, Measured};
 use super::promise::promises;
 use super::settings::Setting;
@@ -18,8 +18,8 @@ use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
-    ALL_CATEGORIES, CostBasis, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
-    ResultRow, RowContext, tokens_per_second, waiting_time,
+    ALL_CATEGORIES, CostRatios, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
+    tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -264,9 +264,6 @@ impl Evaluated {
         let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
-        let bases = [(CostBasis::Size, by_size), (CostBasis::Time, &by_time)];
-        let decoding = DecodingName::of(&group.plan.decoding);
-        let expected = expected(evaluate, decoding, settings, &group.runs, bases);
         let costs = Costs { of_rounds: &of_rounds, by_size, by_time: &by_time };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
@@ -278,7 +275,6 @@ impl Evaluated {
                 .flatten()
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
-            expected,
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
             // They are of one sequence at a time.
             promises: if evaluate.batch_size > 1 {

@@ -1,15 +1,56 @@
-//! Whether what tuning promised came true: the tuned rule, cascade or tree, against the best fixed length,
-//! as measured here.
+//! What tuning promised, a rule's or tree's gain over the best fixed length, and whether it came true.
 
-use draftsmith_theory::{FixedLengthConfig, Interval, StopRuleConfig, Trace};
+use draftsmith_theory::{DrafterId, FixedLengthConfig, Interval, StopRuleConfig, Trace};
 
 use super::measure::Measured;
-use super::promised::Promise;
 use super::settings::Setting;
+use crate::exports::tuned::TunedRule;
 use crate::results::{DrafterName, Estimate, PromiseSummary};
 use crate::statistics::shown_interval;
+use crate::sweep::static_trees::rule_of;
+use crate::tuning::TunedTree;
 
-/// What was promised, beside what the runs of one group gave; settings that were not run are left out.
+/// A setting that was tuned, and its gain.
+#[derive(Debug, Clone)]
+pub(super) struct Promise {
+    pub(super) drafter: DrafterName,
+    pub(super) config: StopRuleConfig,
+    /// Whose best fixed length the gain is over.
+    pub(super) over: DrafterId,
+    pub(super) best_fixed_length: usize,
+    expected_gain: Estimate,
+    /// Gains at the costs of another machine cannot be measured here.
+    is_of_this_machine: bool,
+}
+
+impl Promise {
+    /// A tree's gain over its drafter's chains.
+    pub(super) fn of_tree(tuned: &TunedTree) -> Self {
+        Self {
+            drafter: DrafterName::Tree(tuned.drafter, tuned.shape),
+            config: rule_of(tuned.shape).into(),
+            over: tuned.drafter,
+            best_fixed_length: tuned.best_fixed_length,
+            expected_gain: tuned.expected_gain,
+            is_of_this_machine: tuned.cost_source.is_machine(),
+        }
+    }
+
+    /// A rule's; None for the target alone.
+    pub(super) fn of_rule(tuned: &TunedRule) -> Option<Self> {
+        Some(Self {
+            drafter: tuned.drafter,
+            config: tuned.config.clone(),
+            over: tuned.drafter.id()?,
+            best_fixed_length: tuned.best_fixed_length,
+            expected_gain: tuned.expected_gain,
+            is_of_this_machine: tuned.cost_source.is_machine(),
+        })
+    }
+}
+
+/// Compares what was promised with what the runs of one group gave; settings that were not run are left
+/// out.
 pub(super) fn promises(
     promised: &[Promise],
     settings: &[Setting],

@@ -1,26 +1,26 @@
-//! What the recipe evaluates, with what it leaves to `tune` as that found it.
+//! What the recipe evaluates, with the static trees that `tune` found in place of `"tuned"`.
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use draftsmith_theory::DrafterId;
 
-use super::promised::Promise;
-use super::{tuned_cascades, tuned_trees};
+use super::promise::Promise;
 use crate::exports::Exports;
-use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
 use crate::results::DecodingName;
+use crate::tuning::{TunedTree, read_tuned};
 use crate::workspace::Workspace;
 
-/// What the recipe evaluates, and what tuning promised of it.
+/// What the recipe evaluates, and what tuning promised of its trees.
 pub(super) struct Resolved {
     pub(super) evaluate: EvaluateRecipe,
-    promised: Vec<(DecodingName, Promise)>,
+    trees: Vec<Promise>,
 }
 
 impl Resolved {
-    /// Reads what was tuned, of these drafters' trees.
+    /// Reads the trees that were tuned for these drafters, if the recipe asks for them.
     ///
     /// # Errors
-    /// If something is missing or was tuned for other models, or a file cannot be read.
+    /// If one is missing or was tuned for other models, or the file cannot be read.
     pub(super) fn read(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
@@ -29,16 +29,33 @@ impl Resolved {
         workspace: &Workspace,
     ) -> Result<Self> {
         let mut evaluate = evaluate.clone();
-        let hash = |drafters: &[DrafterId]| exports.models_hash(drafters, workspace);
-        let dtype = workspace.dtype();
-        let mut promised = tuned_cascades::resolve(recipe, &mut evaluate, hash, dtype)?;
-        promised.extend(tuned_trees::resolve(recipe, &mut evaluate, drafters, hash, dtype)?);
-        Ok(Self { evaluate, promised })
+        if !evaluate.tunes_trees(DecodingName::Greedy) {
+            return Ok(Self { evaluate, trees: Vec::new() });
+        }
+        if let Some(trees) = &mut evaluate.trees {
+            trees.shapes = trees.given().map(AskedShape::Given).collect();
+        }
+        let known: Vec<TunedTree> = read_tuned(recipe, workspace.dtype())?;
+        let promise = |drafter: &DrafterId| {
+            let tuned = known.iter().find(|it| it.drafter == *drafter).with_context(|| {
+                format!(
+                    "key `evaluate.trees.shapes` has \"tuned\", and none was tuned for `{drafter}`; \
+                     hint: run `draftsmith tune` with this recipe first"
+                )
+            })?;
+            ensure!(
+                tuned.models == exports.models_hash(*drafter, workspace)?,
+                "key `evaluate.trees.shapes` has \"tuned\", and that of `{drafter}` was tuned for other \
+                 models or another draft vocabulary; hint: run `draftsmith tune` again"
+            );
+            Ok(Promise::of_tree(tuned))
+        };
+        let trees = drafters.iter().map(promise).collect::<Result<_>>()?;
+        Ok(Self { evaluate, trees })
     }
 
-    /// What tuning promised under a way of decoding.
+    /// What tuning promised of trees under a way of decoding: greedy ones are tuned.
     pub(super) fn promises(&self, decoding: DecodingName) -> impl Iterator<Item = Promise> {
-        let promised = self.promised.iter().filter(move |(name, _)| *name == decoding);
-        promised.map(|(_, promise)| promise.clone())
+        self.trees.iter().filter(move |_| decoding == DecodingName::Greedy).cloned()
     }
 }

@@ -1,14 +1,14 @@
-//! What is compared: the target alone; a separate draft and each adapter under every rule that the
-//! recipe names and that reads what the drafter gives; trees of either, and either behind a look-up, likewise; prompt lookup in
-//! fixed lengths; cascades up to the longest round that they may have.
+//! What is compared: the target alone; a separate draft and each adapter, as chains, as trees and after
+//! look-ups, under every rule of the recipe that the drafter has signals for; prompt lookup in fixed
+//! lengths; cascades, with their longest round as the length.
 
 use std::iter;
 
-use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, GrownBy, StopRuleConfig};
+use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
 
-use super::promised::Promise;
+use super::promise::Promise;
+use crate::exports::Exports;
 use crate::exports::cascades::{numbered, numbered_merged};
-use crate::exports::{Exports, HeadExport};
 use crate::recipe::{EvaluateRecipe, TreesRecipe};
 use crate::results::{DecodingName, DrafterName, Road, StopRuleName};
 
@@ -35,9 +35,7 @@ impl Setting {
         promised: &[Promise],
     ) -> Vec<Self> {
         let mut all = vec![Self::PLAIN];
-        let mut add = |drafter: DrafterName, head: Option<&HeadExport>, max: usize| {
-            let has_head = head.is_some();
-            let looks_ahead = head.is_some_and(|head| head.config.reads.looks_ahead());
+        let mut add = |drafter: DrafterName, has_head: bool, max: usize| {
             let is_self_draft = drafter.road() == Some(Road::SelfDraft);
             let bounds = Bounds { min: 1, max };
             let mut rules = evaluate.stop_rules.configs(is_self_draft, has_head, bounds);
@@ -52,7 +50,6 @@ impl Setting {
                 }
             }
             let trees = evaluate.trees.iter().flat_map(TreesRecipe::given);
-            let trees = trees.filter(|shape| looks_ahead || shape.grown_by == GrownBy::Draft);
             let trees = trees.map(|shape| DrafterName::Tree(id, shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
             for drafter in iter::once(drafter).chain(after).chain(trees) {
@@ -69,14 +66,14 @@ impl Setting {
         if has_draft {
             add(
                 DrafterName::Of(DrafterId::Draft),
-                exports.head.as_ref(),
+                exports.head.is_some(),
                 evaluate.max_candidate_length,
             );
         }
         for adapter in &exports.adapters {
             let drafter =
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
-            add(drafter, adapter.head.as_ref(), evaluate.max_self_draft_length);
+            add(drafter, adapter.head.is_some(), evaluate.max_self_draft_length);
         }
         if let Some(lookup) = &evaluate.max_gram {
             all.extend(lookup.lengths.iter().map(|candidate_length| {

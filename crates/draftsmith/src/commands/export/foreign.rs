@@ -22,7 +22,7 @@ pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Writ
     if !config.is_authors() {
         let why = if config.reads.looks_ahead() {
             "it looks ahead, and the class reads only a candidate's hidden state"
-        } else if !config.reads.is_hidden_alone() {
+        } else if !config.reads.is_hidden_only() {
             "it has `inputs`, and the class reads only a hidden state"
         } else {
             "its blocks are untied, and the class would keep only the last one"

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
-use draftsmith_model::{HeadReads, ModelConfig, weight_files};
+use draftsmith_model::{ModelConfig, weight_files};
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
@@ -67,7 +67,6 @@ pub(super) fn write_with_head(
     let (head, draft) = match kind {
         ExportKind::Head => {
             let head = read_draft_head(source, workspace)?;
-            check_reads(&head.dir, &head.config.reads)?;
             let both = workspace.draft_dir().zip(workspace.draft_config()?);
             let (dir, config) = both.context("a head has a draft")?;
             copy_model(dir, out)?;
@@ -82,7 +81,6 @@ pub(super) fn write_with_head(
                     source.display()
                 );
             };
-            check_reads(&head.dir, &head.config.reads)?;
             ignored.extend(vocabulary_ignored(&adapter.config));
             let draft = write_draft_model(&adapter, workspace, out)?;
             (head, draft.config().clone())
@@ -149,19 +147,6 @@ fn rule_of(
     Ok(rule)
 }
 
-/// Checks that the head reads nothing but what its draft computes.
-fn check_reads(dir: &Path, reads: &HeadReads) -> Result<()> {
-    if !reads.has_target_hidden() {
-        return Ok(());
-    }
-    bail!(
-        "the head in `{}` reads `target-hidden`, a hidden state of the target, which neither \
-         transformers nor vLLM gives to a draft; hint: train one without it in its `inputs`, or export \
-         the draft alone",
-        dir.display()
-    )
-}
-
 /// Writes the head's weights and settings.
 fn write_head(
     head: &HeadExport,
@@ -189,24 +174,4 @@ fn write_head(
     });
     let text = serde_json::to_string_pretty(&settings)? + "\n";
     Ok(write_whole(&out.join("acceptance_head.json"), text)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use draftsmith_model::{HeadForm, HeadInput};
-
-    use super::*;
-
-    #[test]
-    fn a_head_that_reads_the_target_is_refused() {
-        let check = |inputs: &[HeadInput]| {
-            check_reads(Path::new("x/head"), &HeadReads::new(HeadForm::LookAhead, inputs))
-        };
-        let all = [HeadInput::Entropy, HeadInput::TopProb, HeadInput::Position];
-        check(&all).expect("the draft has all of it");
-        let error = check(&[HeadInput::TargetHidden]).expect_err("refused").to_string();
-        for part in ["`x/head`", "`target-hidden`", "hint:"] {
-            assert!(error.contains(part), "{error}");
-        }
-    }
 }

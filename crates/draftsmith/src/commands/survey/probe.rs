@@ -54,7 +54,7 @@ impl Surveyor<'_> {
         let recordings: Vec<(&str, &Recording)> =
             some.iter().map(|nth| (recorded[*nth].0.as_str(), &recorded[*nth].1)).collect();
         let rollouts = TrainingRollouts::of(&recordings, self.decoding.is_greedy());
-        let data = HeadData { rows: &rows, rollouts: Some(rollouts.recorded()), target: None };
+        let data = HeadData { rows: &rows, rollouts: Some(rollouts.recorded()) };
         let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
         let console = self.console.clone();
         let run = TrainingRun {

@@ -4,8 +4,7 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_model::ModelConfig;
 use draftsmith_theory::{
-    DrafterId, PredictedProb, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending,
-    seconds_per_token,
+    DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, seconds_per_token,
 };
 use serde::Serialize;
 
@@ -251,7 +250,7 @@ fn recordings(
         confidence: 1.0,
         confidence_of_ten: 1.0,
         entropy: 0.0,
-        predicted_acceptance_prob: PredictedProb::Nothing,
+        predicted_acceptance_prob: None,
         draft_log_prob: 0.0,
         target_log_prob: 0.0,
     };

@@ -2,15 +2,13 @@
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use draftsmith_theory::DrafterId;
 
 use super::Tuning;
 use super::calibrate::Calibrating;
 use crate::results::{CostSource, DrafterName, Estimate};
-use crate::sweep::expected_cascades::{AcceptedBy, ClosedFormCascade, MeasuredAcceptance};
 use crate::sweep::static_trees::rule_of;
 use crate::table::{calibration_text, kind_text, render_scores};
-use crate::tuning::{MeasuredCosts, PromisedBy, TunedCascade, TunedPromise, TunedTree};
+use crate::tuning::{MeasuredCosts, TunedTree};
 
 /// One drafter's table, with the setting that was chosen and those for other runtimes.
 ///
@@ -87,7 +85,6 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
             );
         }
     }
-    tuning.cascades.iter().for_each(|tuned| text += &cascade(tuned));
     text += &tuning.tree.as_ref().map(tree).unwrap_or_default();
     match &tuning.export {
         Some(dir) => {
@@ -98,71 +95,9 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     Ok(text)
 }
 
-/// The lengths of a cascade, and how often its candidates stand.
-fn cascade(tuned: &TunedCascade) -> String {
-    let TunedCascade { drafters, lenience, lengths, promise, .. } = tuned;
-    let TunedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = promise;
-    let drafters: Vec<String> = drafters.iter().map(DrafterId::to_string).collect();
-    let how = match promise.promised_by {
-        PromisedBy::Replay => "by replay",
-        PromisedBy::ClosedForm => "by the closed form (EWIF)",
-    };
-    let forgiving = if *lenience > 1.0 { format!(", lenience {lenience}") } else { String::new() };
-    let mut text = format!(
-        "\ncascade of {}{forgiving}:\n  {lengths:?}, the best of {num_tried} {how}\n  \
-         {speedup:.3}x, {} over K = {best_fixed_length} ({})\n",
-        drafters.join(" over "),
-        percent(gain.value),
-        interval(gain),
-    );
-    if lengths[0][0] == 0 {
-        text += &format!("  {} is left out: it is faster without\n", drafters[0]);
-    }
-    let MeasuredAcceptance { accepted, found } = &tuned.acceptance;
-    text += &acceptance(accepted);
-    if let Some(found) = found {
-        text += &format!("  look-ups find something at {:.1} % of places\n", found * 100.0);
-    }
-    if let Some(ClosedFormCascade { lengths, ewif, replayed }) = &tuned.closed_form {
-        text += &format!(
-            "  by these chances alone (EWIF): {lengths:?}\n  {ewif:.3}x, by replay {replayed:.3}x\n"
-        );
-    }
-    text
-}
-
-/// How often tokens stand: a row for each kind, a column for each reviewer.
-fn acceptance(accepted: &[AcceptedBy]) -> String {
-    let mut reviewers: Vec<Option<DrafterId>> = accepted.iter().map(|it| it.reviewer).collect();
-    reviewers.dedup();
-    let mut tokens: Vec<_> = accepted.iter().map(|it| (it.drafter, it.instead_of)).collect();
-    tokens.truncate(accepted.iter().take_while(|it| it.reviewer == accepted[0].reviewer).count());
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).force_no_tty();
-    let names = reviewers
-        .iter()
-        .map(|reviewer| reviewer.map_or("the target".to_owned(), |id| id.to_string()));
-    table.set_header(std::iter::once(" accepted by".to_owned()).chain(names));
-    for token in tokens {
-        let name = match token {
-            (drafter, None) => format!(" {drafter}"),
-            (drafter, Some(of)) => format!(" {drafter} in place of {of}"),
-        };
-        let prob = |reviewer: &Option<DrafterId>| {
-            let of =
-                |it: &&AcceptedBy| (it.reviewer, (it.drafter, it.instead_of)) == (*reviewer, token);
-            accepted.iter().find(of).map_or(String::new(), |it| format!("{:.3}", it.prob))
-        };
-        table.add_row(std::iter::once(name).chain(reviewers.iter().map(prob)));
-    }
-    table.column_iter_mut().skip(1).for_each(|it| it.set_cell_alignment(CellAlignment::Right));
-    trimmed(&table.to_string()) + "\n"
-}
-
 /// A static tree, whose chain is as long as it is deep.
 fn tree(tuned: &TunedTree) -> String {
-    let TunedTree { shape, promise, .. } = tuned;
-    let TunedPromise { num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = promise;
+    let TunedTree { shape, num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = tuned;
     format!(
         "\nstatic tree, the best of {num_tried} shapes by replay:\n  \
          {shape}, K = {}  {speedup:.3}x, {} over K = {best_fixed_length} alone ({})\n",

@@ -20,7 +20,6 @@ from torch.nn.functional import linear, silu
 
 CONFIG = "acceptance_head.json"
 WEIGHTS = "acceptance_head.safetensors"
-LAST_POSITION = 20
 MAX_LOGIT = 30.0
 
 
@@ -48,7 +47,7 @@ class AcceptanceHead:
         self.min_candidates: int = self.config["min_candidates"]
         self.max_candidates: int = self.config["max_candidates"]
 
-    def scalars(self, forward: Forward, candidate: int, position: int) -> list[float]:
+    def scalars(self, forward: Forward, candidate: int) -> list[float]:
         """The scalar inputs of a candidate, scaled to the order of 1."""
         if not (self.looks_ahead or self.config["inputs"]):
             return []
@@ -69,8 +68,6 @@ class AcceptanceHead:
                 top = probs.max().item()
                 log_odds = math.inf if top >= 1.0 else math.log(top / (1.0 - top))
                 numbers.append(min(max(log_odds / 5.0, -2.0), 2.0))
-            elif name == "position":
-                numbers.append(math.log1p(min(position, LAST_POSITION)) / math.log1p(LAST_POSITION))
         return numbers
 
     def probability(self, hidden: torch.Tensor, embedding: torch.Tensor | None,
@@ -119,14 +116,14 @@ class Round:
 
     def stops(self, forward: Forward, candidate: int, embedding: torch.Tensor) -> bool:
         """Whether to stop after `candidate`, which was drawn from `forward`."""
-        head, position = self.head, self.num_candidates
+        head = self.head
         self.num_candidates += 1
         if head.looks_ahead:
-            scalars = head.scalars(forward, candidate, position)
+            scalars = head.scalars(forward, candidate)
             self.all_accepted *= head.probability(forward.hidden, embedding, scalars, self.is_greedy)
         elif self.last is not None:
             drawn_from, previous = self.last
-            scalars = head.scalars(drawn_from, previous, position - 1)
+            scalars = head.scalars(drawn_from, previous)
             self.all_accepted *= head.probability(forward.hidden, None, scalars, self.is_greedy)
         self.last = (forward, candidate)
         doubts = 1.0 - self.all_accepted > head.stop_threshold

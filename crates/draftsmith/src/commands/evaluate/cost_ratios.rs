@@ -1,21 +1,17 @@
-//! What drafters cost and are worth apart from this run's clock: their sizes, the chance that their
-//! candidates are accepted, and what CS-Drafting's formulas expect of them.
+//! What a drafter's forwards cost in forwards of the target, by size and by time: the weights of
+//! CS-Drafting's standardised improvement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use draftsmith_model::{CausalLm, ModelConfig};
-use draftsmith_theory::{DrafterId, RoundCosts, Trace};
+use draftsmith_theory::{DrafterId, Round, RoundCosts};
 
 use super::measure::Measured;
 use super::settings::Setting;
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
-use crate::recipe::EvaluateRecipe;
-use crate::results::{
-    CostBasis, CostRatios, DecodingName, DrafterName, ExpectedRound, Profiled, ProfiledPair,
-    StopRuleName, acceptance_prob, expected_rounds, inner_acceptance_prob,
-};
+use crate::results::{CostRatios, DrafterName, StopRuleName};
 
 /// The share of the target's parameters that a forward of each drafter reads: none, where it looks up.
 pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {
@@ -45,14 +41,14 @@ fn read_by_self_draft(config: &ModelConfig, export: &AdapterExport) -> f64 {
     (layers.num_parameters() + export.adapter.num_parameters()) as f64
 }
 
-/// The time of a forward of each drafter over that of a target forward of one row: as it was alone, or
-/// else as the rounds of its cascades tell it. Nothing where the target was not timed.
+/// The time of a forward of each drafter over that of a target forward of one row: measured in rounds
+/// with no other drafter, or else fitted to its cascades' rounds. Empty if the target was not timed.
 pub(super) fn cost_by_time(
     settings: &[Setting],
     runs: &[Vec<Measured>],
     costs: &[Option<RoundCosts>],
 ) -> CostRatios {
-    let rounds = |runs: &'_ [Measured]| -> Vec<draftsmith_theory::Round> {
+    let rounds = |runs: &'_ [Measured]| -> Vec<Round> {
         runs.iter().flat_map(|run| run.trace.rounds.iter().copied()).collect()
     };
     let plain = rounds(&runs[0]);
@@ -87,59 +83,4 @@ pub(super) fn cost_by_time(
         }
     }
     ratios
-}
-
-/// What is expected of the drafters whose chains were measured, and of the recipe's cascades in which
-/// one drafter reviews one other.
-pub(super) fn expected(
-    evaluate: &EvaluateRecipe,
-    decoding: DecodingName,
-    settings: &[Setting],
-    runs: &[Vec<Measured>],
-    ratios: [(CostBasis, &CostRatios); 2],
-) -> Vec<ExpectedRound> {
-    let traces_of = |drafter: DrafterId| -> Vec<&Trace> {
-        let settings = settings.iter().zip(runs).filter(|(setting, _)| {
-            setting.drafter == DrafterName::Of(drafter)
-                && setting.stop_rule() == StopRuleName::FixedLength
-        });
-        settings.flat_map(|(_, runs)| runs.iter().map(|run| &run.trace)).collect()
-    };
-    let mut drafters: Vec<DrafterId> = settings
-        .iter()
-        .filter_map(|setting| match setting.drafter {
-            DrafterName::Of(DrafterId::Cascade { .. } | DrafterId::Merged { .. }) => None,
-            DrafterName::Of(id) => Some(id),
-            DrafterName::None | DrafterName::Tree(..) | DrafterName::After(..) => None,
-        })
-        .collect();
-    drafters.dedup();
-    let profiled = |drafter: DrafterId| {
-        let acceptance_prob = acceptance_prob(traces_of(drafter))?;
-        Some(Profiled { drafter, acceptance_prob })
-    };
-    let profiles: Vec<Profiled> = drafters.into_iter().filter_map(profiled).collect();
-    let pairs =
-        crate::exports::cascades::numbered(&evaluate.cascades).filter_map(|(id, cascade)| {
-            let ([outer, inner], [from_outer, from_inner]) =
-                (&cascade.drafters[..], &cascade.lengths.of(decoding)?[..])
-            else {
-                return None;
-            };
-            // Who the target reviews is one alone, and it reviews a chain.
-            let reviews_one = from_outer[1] == 0 && from_inner[1] > 0;
-            if !reviews_one || cascade.lenience > 1.0 || cascade.leading.is_some() {
-                return None;
-            }
-            let traces = traces_of(id);
-            let by_target = acceptance_prob(traces.iter().copied())?;
-            let by_outer = inner_acceptance_prob(&traces, *outer, from_inner[1])?;
-            Some([
-                Profiled { drafter: *outer, acceptance_prob: by_target },
-                Profiled { drafter: *inner, acceptance_prob: by_outer },
-            ])
-        });
-    let pairs: Vec<ProfiledPair> = pairs.collect();
-    let rounds = |(basis, ratios)| expected_rounds(&profiles, &pairs, ratios, basis);
-    ratios.into_iter().flat_map(rounds).collect()
 }
