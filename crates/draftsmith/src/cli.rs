@@ -23,9 +23,8 @@ use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::console::{Console, Interrupted};
-use crate::device::{
-    DeviceChoice, DeviceChoices, DtypeSource, Kernels, parse_dtype, require_dtype,
-};
+use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
+use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::shard::Shard;
@@ -386,7 +385,7 @@ impl Setup<'_> {
     }
 
     fn device(&self) -> Result<Device> {
-        let device = self.common.device.open(self.console)?;
+        let device = devices::open(self.common.device, self.console)?;
         require_dtype(&device, DtypeSource::Flag, self.common.dtype)?;
         Ok(device)
     }

@@ -14,6 +14,7 @@ mod data_store;
 mod decoders;
 mod decoding_arguments;
 mod device;
+mod devices;
 mod exports;
 mod hub;
 mod judging;

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
-use crate::device::check_devices;
+use crate::devices::check_devices;
 use crate::recipe::Recipe;
 use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;

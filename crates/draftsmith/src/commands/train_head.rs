@@ -10,7 +10,7 @@ use draftsmith_train::Section;
 
 use crate::built_data::built_data;
 use crate::console::Console;
-use crate::device::check_devices;
+use crate::devices::check_devices;
 use crate::recipe::Recipe;
 use crate::table::render_sweep_table;
 use crate::training::head_outcome::HeadOutcome;
