@@ -49,8 +49,8 @@ fn a_missing_misspelt_or_incomplete_recipe_is_named() {
     for command in
         ["run", "build-data", "train-head", "train-adapter", "record", "tune", "evaluate"]
     {
-        let told = ["`--dtype bf16`", "the CPU keeps weights", "computes in f32", "--device cuda"];
-        place.run(&[command, "small.toml", "--dtype", "bf16"]).fails_naming(&told);
+        let parts = ["`--dtype bf16`", "the CPU keeps weights", "computes in f32", "--device cuda"];
+        place.run(&[command, "small.toml", "--dtype", "bf16"]).fails_naming(&parts);
     }
     place.run(&["run", "small.toml", "--set", "head.x=2"]).fails_naming(&["`x`"]);
     place.run(&["frobnicate"]).fails_naming(&["frobnicate"]);
@@ -229,15 +229,15 @@ fn data_with_tokens_outside_the_vocabulary_fails() {
         let place = draftsmith_data::ShardPlace { index: 1, count: 3 };
         draftsmith_data::write_shard(&shard, &rows, &provenance, Some(place)).unwrap();
     };
-    let told = |column: &'static str| {
+    let parts = |column: &'static str| {
         ["responses-00001.parquet", "row `train#35`", column, "token 1024", "1024 tokens"]
     };
     // Data of another model whose tokenizer gives the same text.
     spoil(&|row| row.draft.as_mut().unwrap().draft_ids[1] = 1024);
-    place.run(&["train-head", "small.toml"]).fails_naming(&told("`draft_ids`"));
+    place.run(&["train-head", "small.toml"]).fails_naming(&parts("`draft_ids`"));
     spoil(&|row| row.response_ids[1] = 1024);
     for command in ["train-head", "train-adapter", "record"] {
-        place.run(&[command, "small.toml"]).fails_naming(&told("`response_ids`"));
+        place.run(&[command, "small.toml"]).fails_naming(&parts("`response_ids`"));
     }
     assert!(place.names("checkpoints/small").is_empty(), "nothing is made of it");
     place.run(&["inspect", "data/small"]).ok();
@@ -475,7 +475,7 @@ fn keys_of_the_wrong_type_are_explained() {
             "key `rope_parameters.factor` is missing",
         ),
     ];
-    for (key, value, told) in edits {
+    for (key, value, parts) in edits {
         generate_on_spoilt(
             |dir| {
                 // Its generation config names other end tokens.
@@ -486,14 +486,14 @@ fn keys_of_the_wrong_type_are_explained() {
                 config[key] = value.clone();
                 std::fs::write(&path, config.to_string()).unwrap();
             },
-            &["spoilt/config.json`", told],
+            &["spoilt/config.json`", parts],
         );
     }
     let place = with_recipe(|text| text);
-    let told = ["is \"two\", expected a whole number, 0 or more"];
-    place.run(&["run", "small.toml", "--set", "head.num_layers='two'"]).fails_naming(&told);
-    let told = ["is a table, expected a string"];
-    place.run(&["run", "small.toml", "--set", "models.target={}"]).fails_naming(&told);
+    let parts = ["is \"two\", expected a whole number, 0 or more"];
+    place.run(&["run", "small.toml", "--set", "head.num_layers='two'"]).fails_naming(&parts);
+    let parts = ["is a table, expected a string"];
+    place.run(&["run", "small.toml", "--set", "models.target={}"]).fails_naming(&parts);
 }
 
 #[test]

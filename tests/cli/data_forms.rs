@@ -14,9 +14,9 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
     let export = ["export", "--for", "specdec-pp", "data/small", "labels.json"];
-    let told = place.run(&export).ok();
-    assert!(told.contains("70 responses with labels"), "{told}");
-    assert!(!told.contains("sampling settings"), "the authors sample at T = 1: {told}");
+    let message = place.run(&export).ok();
+    assert!(message.contains("70 responses with labels"), "{message}");
+    assert!(!message.contains("sampling settings"), "the authors sample at T = 1: {message}");
     let items = place.json("labels.json");
     let items = items.as_array().unwrap();
     let rows =
@@ -44,8 +44,8 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
     let set = ["--set", "data.temperature=0.0", "--set", "name=\"greedy\""];
     place.run(&[&["build-data", "small.toml"], &set[..]].concat()).ok();
     let shard = "data/greedy/responses-00001.parquet";
-    let told = place.run(&["export", "--for", "specdec-pp", shard, "one.json"]).ok();
-    assert!(told.contains("sampling settings"), "{told}");
+    let message = place.run(&["export", "--for", "specdec-pp", shard, "one.json"]).ok();
+    assert!(message.contains("sampling settings"), "{message}");
     assert_eq!(place.json("one.json").as_array().unwrap().len(), 32);
 
     // Without a draft there are no labels.
@@ -82,8 +82,9 @@ fn specdec_pp_data_round_trips_and_trains_the_same_head() {
         place.run(&["import", "--from", "specdec-pp", "--recipe", "small.toml", from, out])
     };
     let ran = import("labels.json", "data/back");
-    let told = "70 responses were given as tokens; acceptance probabilities differ from the file's by 0.0000";
-    assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    let message = "70 responses were given as tokens; acceptance probabilities differ from the \
+                   file's by 0.0000";
+    assert!(ran.stderr.contains(message), "{}", ran.stderr);
     assert!(!ran.stderr.contains("other models"), "{}", ran.stderr);
     ran.ok();
     let expected = rows_of(&place, "data/small");

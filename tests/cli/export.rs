@@ -52,8 +52,11 @@ fn rounds(generated: &Value) -> Vec<[Value; 2]> {
 fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     let place = adapter_place("architecture = 'decoder-layer'\ninitial = 'target'\n");
     let untuned = ["export", "--for", "draft-model", ADAPTER, "draft"];
-    let told = place.run(&untuned).ok();
-    assert!(told.contains("3 layers") && told.contains("tune --for draft-model"), "{told}");
+    let message = place.run(&untuned).ok();
+    assert!(
+        message.contains("3 layers") && message.contains("tune --for draft-model"),
+        "{message}"
+    );
     let [with_adapter, with_draft] =
         [["--adapter", ADAPTER], ["--draft", "draft"]].map(|drafter| generate(&place, drafter));
     assert_eq!(with_draft["token_ids"], with_adapter["token_ids"]);
@@ -152,8 +155,8 @@ fn unsupported_exports_as_draft_models_are_named() {
     assert!(!place.path("out").exists());
     let narrow = ["train-adapter", "road.toml", "--set", "adapter.architecture=\"attention\""];
     place.run(&[&narrow[..], &["--set", "adapter.draft_vocabulary=200"]].concat()).ok();
-    let told = export(ADAPTER, &[]).ok();
-    assert!(told.contains("the draft vocabulary: "), "{told}");
+    let message = export(ADAPTER, &[]).ok();
+    assert!(message.contains("the draft vocabulary: "), "{message}");
     let drafted = generate(&place, ["--draft", "out"]);
     let plain = generate(&place, ["--adapter", ADAPTER]);
     assert_eq!(drafted["token_ids"], plain["token_ids"]);
@@ -169,8 +172,8 @@ fn unsupported_exports_as_draft_models_are_named() {
 #[test]
 fn the_authors_formats_round_trip_and_losses_are_named() {
     let place = adapter_place("");
-    let told = place.run(&["export", "--for", "kangaroo", ADAPTER, "theirs"]).ok();
-    assert!(told.contains("an adapter for Kangaroo's class"), "{told}");
+    let message = place.run(&["export", "--for", "kangaroo", ADAPTER, "theirs"]).ok();
+    assert!(message.contains("an adapter for Kangaroo's class"), "{message}");
     let files = std::fs::read_dir(place.path("theirs")).unwrap();
     let mut files: Vec<String> =
         files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
@@ -209,8 +212,8 @@ fn heads_are_exported_for_the_authors_class_and_for_transformers() {
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml", "--set", "head.num_layers=2"]).ok();
     const HEAD: &str = "checkpoints/small/head";
-    let told = place.run(&["export", "--for", "specdec-pp", HEAD, "theirs"]).ok();
-    assert!(told.contains("from_pretrained(\"theirs\")"), "{told}");
+    let message = place.run(&["export", "--for", "specdec-pp", HEAD, "theirs"]).ok();
+    assert!(message.contains("from_pretrained(\"theirs\")"), "{message}");
     let draft = place.json(&format!("{HEAD}/config.json"))["hidden_size"].clone();
     let expected = serde_json::json!({ "hidden_size": draft, "num_layers": 2 });
     assert_eq!(place.json("theirs/config.json"), expected);

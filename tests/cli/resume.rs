@@ -84,8 +84,8 @@ fn training_a_few_steps_at_a_time_gives_the_same_bytes() {
     was_stopped(&back);
     assert!(back.stderr.contains("starting over"), "{}", back.stderr);
     let last = place.run(&["train-head", "steps.toml"]);
-    let told = [epoch_lines(&back), epoch_lines(&last)].concat();
-    assert_eq!(told, whole, "losses are told as if it had never stopped");
+    let lines = [epoch_lines(&back), epoch_lines(&last)].concat();
+    assert_eq!(lines, whole, "the losses are those of an uninterrupted training");
     assert!(last.stderr.contains("train-head: resuming after step 9"), "{}", last.stderr);
     last.ok();
     assert!(export(&place, HEAD) == head, "other bytes");

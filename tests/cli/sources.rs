@@ -126,8 +126,8 @@ fn weights_divide_prompts_among_sources() {
     // More than exist.
     let (all, ran) = build(&place, "all", &["data.num_prompts=99"]);
     assert_eq!(all.rows.len(), 60);
-    let told = "`parts/*.parquet` has 30 prompts, fewer than the 66 that its weight asks for";
-    assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    let message = "`parts/*.parquet` has 30 prompts, fewer than the 66 that its weight asks for";
+    assert!(ran.stderr.contains(message), "{}", ran.stderr);
 
     let changed = place.run(&[
         "build-data",
@@ -158,10 +158,10 @@ fn duplicates_across_files_are_dropped_except_the_first() {
     place.write("b.jsonl", json_lines(&pick(&[3, 2, 3, 4])));
     let (data, ran) = build(&place, "once", &[]);
     assert_eq!(ids(&data), ["a#0", "a#1", "a#3", "b#0", "b#3"]);
-    for told in
+    for message in
         ["`a.jsonl`: 2 of 5 prompts are left out: 2 duplicates", "`b.jsonl`: 2 of 4 prompts"]
     {
-        assert!(ran.stderr.contains(told), "{}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{}", ran.stderr);
     }
     // `num_prompts` counts prompts that are kept.
     let (data, _) = build(&place, "three", &["data.num_prompts=3"]);
@@ -197,8 +197,8 @@ fn lengths_outside_the_bounds_are_left_out() {
     let bounds = [format!("data.min_prompt_tokens={min}"), format!("data.max_prompt_tokens={max}")];
     let (some, ran) = build(&place, "some", &[&bounds[0], &bounds[1]]);
     assert_eq!(ids(&some), expected);
-    let told = format!("{} outside the length bounds", 12 - expected.len());
-    assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+    let message = format!("{} outside the length bounds", 12 - expected.len());
+    assert!(ran.stderr.contains(&message), "{}", ran.stderr);
 
     // Answers from the file, for every turn.
     place.write(
@@ -292,12 +292,12 @@ fn malformed_records_are_noted_and_skipped_unless_strict() {
     place.write("train.jsonl", lines.concat());
     let (data, ran) = build(&place, "some", &[]);
     assert_eq!(ids(&data), ["train#0", "train#2", "train#4"]);
-    for told in [
+    for message in [
         "`train.jsonl`, line 2, column 2: not JSON",
         "`train.jsonl`, line 5: the record has keys `text`",
         "`train.jsonl`: 2 malformed records skipped; hint: `--strict`",
     ] {
-        assert!(ran.stderr.contains(told), "{told}: {}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{message}: {}", ran.stderr);
     }
     for strict in [&["--strict"][..], &["--set", "data.strict=true"]] {
         let arguments = [&["build-data", "small.toml", "--set", "name=none"], strict].concat();

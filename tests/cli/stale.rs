@@ -46,8 +46,8 @@ fn change_weight(path: &Path) {
 }
 
 fn is_kept(place: &Place, arguments: &[&str]) -> bool {
-    let told = place.run(&[&["train-head", "small.toml", "--json"], arguments].concat()).json();
-    told["kept"].as_bool().unwrap()
+    let outcome = place.run(&[&["train-head", "small.toml", "--json"], arguments].concat()).json();
+    outcome["kept"].as_bool().unwrap()
 }
 
 #[test]
