@@ -307,7 +307,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let setup = Setup { common: &common, console };
     let (seed, dtype) = (common.seed, common.dtype);
     match command {
-        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.run(commands::run::run),
+        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.train(commands::run::run),
         Command::BuildData(a) => {
             let recipe = setup.recipe(&a.recipe)?;
             let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
@@ -316,25 +316,20 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             setup.build_data(take(&recipe)?, recipe, building)
         }
         Command::TrainHead(a) => {
-            setup.training(&a.arguments, a.incomplete())?.run(commands::train_head::run)
+            setup.training(&a.arguments, a.incomplete())?.train(commands::train_head::run)
         }
         Command::TrainAdapter(a) => {
-            setup.training(&a.arguments, a.incomplete())?.run(commands::train_adapter::run)
+            setup.training(&a.arguments, a.incomplete())?.train(commands::train_adapter::run)
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
-            setup.recipe_stage(recipe, a.incomplete())?.run(|recipe, workspace, _, console| {
+            let opened = setup.open(recipe, a.incomplete())?;
+            opened.run(|recipe, workspace, console| {
                 commands::train_bigram::run(counted, recipe, workspace, console)
             })
         }
-        Command::Record(a) => setup
-            .recipe_stage(&a.arguments, a.incomplete())?
-            .run(|recipe, workspace, _, console| commands::record::run(recipe, workspace, console)),
-        Command::Evaluate(a) => {
-            setup.recipe_stage(&a, Incomplete::Refused)?.run(|recipe, workspace, _, console| {
-                commands::evaluate::run(recipe, workspace, console)
-            })
-        }
+        Command::Record(a) => setup.open(&a.arguments, a.incomplete())?.run(commands::record::run),
+        Command::Evaluate(a) => setup.open(&a, Incomplete::Refused)?.run(commands::evaluate::run),
         Command::Generate(a) => {
             commands::generate::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
         }
@@ -343,22 +338,19 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
-            let stage = setup.recipe_stage(&a.arguments.recipe, a.incomplete())?;
-            stage.run(|recipe, workspace, _, console| match a.arguments.form {
-                None => commands::tune::run(recipe, workspace, console).map(drop),
-                Some(TunedForm::DraftModel) => {
+            let opened = setup.open(&a.arguments.recipe, a.incomplete())?;
+            match a.arguments.form {
+                None => opened.run(commands::tune::run),
+                Some(TunedForm::DraftModel) => opened.run(|recipe, workspace, console| {
                     commands::tune::run_for_draft_model(recipe, workspace, costs, console)
-                }
-            })
+                }),
+            }
         }
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
             let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
-            let stage = setup.stage(lock, recipe, devices, a.incomplete())?;
-            stage.run(|recipe, workspace, _, console| {
-                commands::replay::run(recipe, workspace, console)
-            })
+            setup.open_on(lock, recipe, devices, a.incomplete())?.run(commands::replay::run)
         }
         Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
         Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
@@ -390,7 +382,7 @@ impl Setup<'_> {
         Ok(device)
     }
 
-    fn stage(
+    fn open_on(
         &self,
         lock: RecipeLock,
         recipe: Recipe,
@@ -410,13 +402,9 @@ impl Setup<'_> {
         Ok(OpenedRecipe { recipe, workspace, steps_left: None, console, _lock: lock })
     }
 
-    fn recipe_stage(
-        &self,
-        arguments: &RecipeArguments,
-        incomplete: Incomplete,
-    ) -> Result<OpenedRecipe> {
+    fn open(&self, arguments: &RecipeArguments, incomplete: Incomplete) -> Result<OpenedRecipe> {
         let recipe = self.recipe(arguments)?;
-        self.stage(RecipeLock::take(&recipe)?, recipe, vec![self.device()?], incomplete)
+        self.open_on(RecipeLock::take(&recipe)?, recipe, vec![self.device()?], incomplete)
     }
 
     fn training(
@@ -433,17 +421,17 @@ impl Setup<'_> {
         };
         let dtype = self.common.dtype;
         devices.iter().try_for_each(|device| require_dtype(device, DtypeSource::Flag, dtype))?;
-        let mut stage = self.stage(lock, recipe, devices, incomplete)?;
-        stage.steps_left = steps.map(NonZeroUsize::get);
+        let mut opened = self.open_on(lock, recipe, devices, incomplete)?;
+        opened.steps_left = steps.map(NonZeroUsize::get);
         if let Some(time) = hours {
-            stage.console = stage.console.stopping_after(*time);
+            opened.console = opened.console.stopping_after(*time);
         }
-        Ok(stage)
+        Ok(opened)
     }
 
     fn build_data(&self, lock: RecipeLock, recipe: Recipe, building: Building) -> Result<()> {
-        let stage = self.stage(lock, recipe, vec![self.device()?], Incomplete::Refused)?;
-        stage.run(|recipe, workspace, _, console| {
+        let opened = self.open_on(lock, recipe, vec![self.device()?], Incomplete::Refused)?;
+        opened.run(|recipe, workspace, console| {
             commands::build_data::run(recipe, building, workspace, console)
         })
     }
@@ -459,11 +447,16 @@ struct OpenedRecipe {
 }
 
 impl OpenedRecipe {
-    fn run<T>(
+    fn run<T>(self, job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>) -> Result<()> {
+        job(&self.recipe, &self.workspace, &self.console).map(drop)
+    }
+
+    /// Runs a job that trains, for at most the steps of `--steps`.
+    fn train<T>(
         mut self,
-        command: impl FnOnce(&Recipe, &Workspace, &mut StepsLeft, &Console) -> Result<T>,
+        job: impl FnOnce(&Recipe, &Workspace, &mut StepsLeft, &Console) -> Result<T>,
     ) -> Result<()> {
-        command(&self.recipe, &self.workspace, &mut self.steps_left, &self.console).map(drop)
+        job(&self.recipe, &self.workspace, &mut self.steps_left, &self.console).map(drop)
     }
 }
 

@@ -41,8 +41,8 @@ trait Objects: Send + Sync {
     /// succeeds.
     fn put(&self, name: &str, bytes: &[u8], put: Put) -> Result<bool>;
 
-    /// Removes an object if it exists.
-    fn remove(&self, name: &str) -> Result<()>;
+    /// Removes an object, ignoring errors.
+    fn remove(&self, name: &str);
 }
 
 /// A place in an object store.
@@ -157,10 +157,8 @@ impl DataStore {
         if manifest != std::fs::read(dir.join(MANIFEST)).ok() {
             self.put(dir, MANIFEST, Put::Over)?;
         }
-        for name in records() {
-            // Another process that found all shards may have removed it.
-            let _ = self.objects.remove(name);
-        }
+        // Another process that found all shards may have removed them.
+        records().for_each(|name| self.objects.remove(name));
         Ok(0)
     }
 

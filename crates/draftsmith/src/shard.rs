@@ -69,8 +69,7 @@ impl Shard {
             let first = number("SLURM_ARRAY_TASK_MIN")?.unwrap_or(0);
             let step = number("SLURM_ARRAY_TASK_STEP")?.unwrap_or(1).max(1);
             let index = id.checked_sub(first).filter(|index| index.is_multiple_of(step));
-            let shard = index.and_then(|index| Self::new(index / step, count).ok());
-            let shard = shard.with_context(|| {
+            let shard = index.and_then(|index| Self::new(index / step, count).ok()).with_context(|| {
                 format!(
                     "`{slurm}` is {id}, outside {count} tasks from {first} in steps of {step}: the array \
                      has gaps; {HINT}"

@@ -141,7 +141,7 @@ impl Stage<'_> {
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
         let written = job.run(missing, steps_left, |run| {
             let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
-            train_adapters(&target, &self.data.rows, &settings, self.recipe.seed, run)
+            train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
         match written {
             Some(written) if !written.interrupted => {

@@ -83,12 +83,7 @@ impl Objects for Cloud {
         }
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
-        match self.runtime.block_on(self.store.delete(&self.key(name))) {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => {
-                Err(error).with_context(|| format!("cannot remove `{}/{name}`", self.url))
-            }
-        }
+    fn remove(&self, name: &str) {
+        let _ = self.runtime.block_on(self.store.delete(&self.key(name)));
     }
 }

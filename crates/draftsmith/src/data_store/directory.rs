@@ -67,10 +67,7 @@ impl Objects for Directory {
         }
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
-        match fs::remove_file(self.dir.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+    fn remove(&self, name: &str) {
+        let _ = fs::remove_file(self.dir.join(name));
     }
 }

@@ -87,9 +87,7 @@ pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
 
 /// Statistics of all responses given as tokens.
 #[derive(Default)]
-pub(super) struct GivenLabels {
-    comparison: Mutex<Comparison>,
-}
+pub(super) struct GivenLabels(Mutex<Comparison>);
 
 #[derive(Default)]
 struct Comparison {
@@ -115,7 +113,7 @@ impl GivenLabels {
                 columns.draft_ids[at]
             );
         }
-        let mut all = self.comparison.lock().expect(HELD);
+        let mut all = self.0.lock().expect(HELD);
         all.num_responses += 1;
         all.num_cut += usize::from(columns.draft_ids.len() < given.response_ids.len());
         let theirs = given.acceptance_prob.iter().flatten();
@@ -129,7 +127,7 @@ impl GivenLabels {
     /// Notes how far the file's labels are from ours.
     pub(super) fn note(&self, max_new_tokens: usize, console: &Console) {
         let Comparison { num_responses, num_cut, num_compared, difference } =
-            *self.comparison.lock().expect(HELD);
+            *self.0.lock().expect(HELD);
         if num_responses == 0 {
             return;
         }
