@@ -70,15 +70,16 @@ impl Exports {
         Ok(Self { head, draft_tokens, adapters, ..Self::none() })
     }
 
-    /// The same with what the recipe's evaluation has besides: prompt lookup, and cascades.
+    /// Adds the evaluation's prompt lookup, cascades, merged drafts and small draft.
     ///
     /// # Errors
-    /// If a table of bigrams or a small draft cannot be read, or a cascade asks for what there is not.
+    /// If a cascade or merged draft names a missing drafter, or a file cannot be read.
     pub(crate) fn with_others(
         self,
         evaluate: &EvaluateRecipe,
         workspace: &Workspace,
     ) -> Result<Self> {
+        self.check_drafters(evaluate, workspace)?;
         let read = || Lookup::of_recipe(evaluate, workspace);
         let lookup = evaluate.max_gram.as_ref().map(|_| read()).transpose()?;
         let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
@@ -90,15 +91,8 @@ impl Exports {
         Self { lookup, cascades, ..self }.with_small_draft(drafters, workspace)
     }
 
-    /// Checks that cascades and merged drafts name drafters that there are.
-    ///
-    /// # Errors
-    /// If one does not.
-    pub(crate) fn check_drafters(
-        &self,
-        evaluate: &EvaluateRecipe,
-        workspace: &Workspace,
-    ) -> Result<()> {
+    /// Checks that the drafters of cascades and merged drafts exist.
+    fn check_drafters(&self, evaluate: &EvaluateRecipe, workspace: &Workspace) -> Result<()> {
         let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
         let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
         let all = of_cascades.chain(of_merged);
@@ -123,12 +117,12 @@ impl Exports {
         Ok(())
     }
 
-    /// The adapter behind so many of the target's layers.
+    /// The adapter behind this exit layer.
     fn adapter_behind(&self, exit_layer: usize) -> Option<&AdapterExport> {
         self.adapters.iter().find(|adapter| adapter.config.exit_layer == exit_layer)
     }
 
-    /// The same with the small draft, if it is among these drafters.
+    /// Adds the small draft, if it is among these drafters.
     ///
     /// # Errors
     /// If it cannot be read, or is of another tokenizer.

@@ -71,7 +71,6 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
         .map(|adapter| DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
     let draft = pair.draft.as_ref().map(|_| DrafterId::Draft);
     let drafters: Vec<DrafterId> = draft.into_iter().chain(self_drafts).collect();
-    exports.check_drafters(evaluate, workspace)?;
     let resolved = Resolved::read(recipe, evaluate, &drafters, &exports, workspace)?;
     let evaluate = &resolved.evaluate;
     let exports = exports.with_others(evaluate, workspace)?;

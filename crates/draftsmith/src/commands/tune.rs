@@ -111,7 +111,6 @@ pub(crate) fn run_for_draft_model(
 fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
-    exports.check_drafters(evaluate, workspace)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let mut measuring = match recipe.target_elsewhere() {
         Some(_) => None,
@@ -196,11 +195,11 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
         }
         tuned_exports.extend(export.map(|dir| TunedExport { dir, tuned, calibration }));
     }
-    // Written together, when all is known: a run that was stopped leaves exports as they were.
+    // Written together at the end, so that an interrupted run leaves exports unchanged.
     for export in &tuned_exports {
         export.write()?;
     }
-    // What is given stands in the recipe.
+    // Given costs are in the recipe.
     let entries: Vec<CostsEntry> = tunings
         .iter()
         .filter(|tuning| tuning.cost_source.is_machine())
