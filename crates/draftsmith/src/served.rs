@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::{FinishReason, Prompt, hash_bytes};
 use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
-use self::client::{Backoff, Servers};
+use self::client::Servers;
 use self::journal::{Entry, Journal};
 use self::known::KnownTokens;
 use self::protocol::{Ask, Completion, Terms, Tokens};
@@ -78,17 +78,6 @@ impl<'a> ServerAccess<'a> {
         max_new_tokens: usize,
         console: &Console,
     ) -> Result<Served> {
-        self.open_with(workspace, decoding, max_new_tokens, console, Backoff::DEFAULT)
-    }
-
-    fn open_with(
-        &self,
-        workspace: &Workspace,
-        decoding: Decoding,
-        max_new_tokens: usize,
-        console: &Console,
-        backoff: Backoff,
-    ) -> Result<Served> {
         let text = workspace.text_side()?;
         let token = self.server.api_key_env.as_deref().map(token).transpose()?;
         let journal = Journal::open(&self.journal)?;
@@ -114,7 +103,7 @@ impl<'a> ServerAccess<'a> {
             max_new_tokens,
             seed: self.seed,
             concurrency: self.server.concurrency,
-            servers: Arc::new(Servers::new(self.server, token, backoff)),
+            servers: Arc::new(Servers::new(self.server, token)),
             journal,
         })
     }

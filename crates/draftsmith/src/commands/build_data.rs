@@ -143,26 +143,9 @@ pub(crate) fn run(
         RowSource::Models(labeller) => labeller.given.note(data.max_new_tokens, console),
     }
     progress.finish();
-    let built = job.finish(kept.len(), num_new_tokens)?;
-    built.note(kept.len() + missing.len(), console);
+    let built = job.finish(kept.len(), missing.len(), num_new_tokens)?;
     console.document(&built)?;
     Ok(built)
-}
-
-impl BuiltData {
-    /// Notes what this process built, out of its `num_own` shards.
-    fn note(&self, num_own: usize, console: &Console) {
-        let Self { num_shards, num_shards_kept, num_shards_left, .. } = self;
-        console.note(format!(
-            "build-data: {num_own} shards in `{}`, {num_shards_kept} of which existed{}",
-            self.data_dir.display(),
-            match num_shards_left {
-                0 if num_own == *num_shards => String::new(),
-                0 => format!("; all {num_shards} are complete"),
-                left => format!("; {left} of {num_shards} are left to other processes"),
-            }
-        ));
-    }
 }
 
 /// The build of one data set's shards.
@@ -266,16 +249,31 @@ impl Job<'_> {
         Ok(rows.iter().map(|row| row.response_ids.len()).sum())
     }
 
-    /// Writes the manifest if every shard exists, and sums up.
-    fn finish(self, num_shards_kept: usize, num_new_tokens: usize) -> Result<BuiltData> {
-        let num_shards = self.num_shards;
-        let num_shards_left = match &self.store {
-            Some(store) => store.finish(&self.dir, num_shards, self.building.repairs)?,
-            None => finish(&self.dir, num_shards)?,
+    /// Writes the manifest if every shard exists, and notes what was built.
+    fn finish(
+        self,
+        num_shards_kept: usize,
+        num_built: usize,
+        num_new_tokens: usize,
+    ) -> Result<BuiltData> {
+        let Self { building, prompts, store, dir: data_dir, num_shards, console, .. } = self;
+        let num_shards_left = match &store {
+            Some(store) => store.finish(&data_dir, num_shards, building.repairs)?,
+            None => finish(&data_dir, num_shards)?,
         };
-        let num_prompts = self.prompts.len();
+        let num_own = num_shards_kept + num_built;
+        console.note(format!(
+            "build-data: {num_own} shards in `{}`, {num_shards_kept} of which existed{}",
+            data_dir.display(),
+            match num_shards_left {
+                0 if num_own == num_shards => String::new(),
+                0 => format!("; all {num_shards} are complete"),
+                left => format!("; {left} of {num_shards} are left to other processes"),
+            }
+        ));
+        let num_prompts = prompts.len();
         Ok(BuiltData {
-            data_dir: self.dir,
+            data_dir,
             num_shards,
             num_shards_kept,
             num_prompts,

@@ -19,31 +19,12 @@ const MOST_BYTES: u64 = 1 << 28;
 const TICK: Duration = Duration::from_millis(50);
 const HELD: &str = "nobody panics while holding it";
 
-/// How long a failing server is avoided.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Backoff {
-    /// Longest wait after the first failure, doubled after each further one.
-    pub(super) first: Duration,
-    /// Longest wait that we choose.
-    pub(super) most: Duration,
-    /// Longest wait that a server can request.
-    pub(super) most_asked: Duration,
-}
-
-impl Backoff {
-    pub(super) const DEFAULT: Self = Self {
-        first: Duration::from_millis(500),
-        most: Duration::from_secs(30),
-        most_asked: Duration::from_secs(300),
-    };
-
-    /// The wait after `num_failures` failures in a row: between half and all of the doubled time, so that
-    /// waiting threads do not return together.
-    fn wait(&self, num_failures: u32, draws: &mut SeededDraws) -> Duration {
-        let doubled = self.first.saturating_mul(1 << num_failures.saturating_sub(1).min(16));
-        doubled.min(self.most).mul_f64(0.5 + 0.5 * draws.uniform())
-    }
-}
+/// Longest wait after a server's first failure, doubled after each further one. Tests wait less.
+const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 500 });
+/// Longest wait that we choose.
+const MOST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30_000 });
+/// Longest wait that a server can request.
+const MOST_REQUESTED: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 300_000 });
 
 /// Servers of one model.
 pub(super) struct Servers {
@@ -51,7 +32,6 @@ pub(super) struct Servers {
     /// A secret: this type must not implement `Debug`.
     token: Option<String>,
     num_retries: usize,
-    backoff: Backoff,
     servers: Mutex<Vec<ServerState>>,
     /// Whether to stop sending.
     is_given_up: AtomicBool,
@@ -97,7 +77,7 @@ const NOT_UNDERSTOOD: &str =
     "check `data.server.model` and the keys of `[data]` against the server's message";
 
 impl Servers {
-    pub(super) fn new(recipe: &ServerRecipe, token: Option<String>, backoff: Backoff) -> Self {
+    pub(super) fn new(recipe: &ServerRecipe, token: Option<String>) -> Self {
         let config = Agent::config_builder()
             .timeout_global(Some(recipe.timeout()))
             .http_status_as_error(false)
@@ -118,7 +98,6 @@ impl Servers {
             agent: config.new_agent(),
             token,
             num_retries: recipe.retries,
-            backoff,
             servers: Mutex::new(recipe.urls.iter().map(server).collect()),
             is_given_up: AtomicBool::new(false),
         }
@@ -169,7 +148,7 @@ impl Servers {
                 Err(failure) => failure,
             };
             if let FailureKind::Temporary(wait) = kind {
-                self.update(number, |server| server.failed(begun, wait, self.backoff, &mut draws));
+                self.update(number, |server| server.failed(begun, wait, &mut draws));
                 num_failures += 1;
                 if num_failures <= self.num_retries && !self.is_given_up() {
                     continue;
@@ -272,20 +251,16 @@ impl ServerState {
 
     /// Counts a failed request. Requests that were running together when the server failed count as one
     /// failure.
-    fn failed(
-        &mut self,
-        begun: Instant,
-        asked: Option<Duration>,
-        backoff: Backoff,
-        draws: &mut SeededDraws,
-    ) {
+    fn failed(&mut self, begun: Instant, asked: Option<Duration>, draws: &mut SeededDraws) {
         self.num_running -= 1;
         if self.last_failure.is_none_or(|last| begun >= last) {
             self.num_failures += 1;
             self.last_failure = Some(Instant::now());
         }
-        let wait = backoff.wait(self.num_failures, draws);
-        let asked = asked.unwrap_or_default().min(backoff.most_asked);
+        let doubled = FIRST_WAIT.saturating_mul(1 << self.num_failures.saturating_sub(1).min(16));
+        // Between half and all of it, so that waiting threads do not return together.
+        let wait = doubled.min(MOST_WAIT).mul_f64(0.5 + 0.5 * draws.uniform());
+        let asked = asked.unwrap_or_default().min(MOST_REQUESTED);
         let until = Instant::now() + wait.max(asked);
         self.resting_until = self.resting_until.max(Some(until));
     }

@@ -15,12 +15,6 @@ use crate::recipe::{Recipe, ServerLabels};
 use crate::responses::Responder;
 use crate::workspace::Workspace;
 
-/// Short waits.
-const BACKOFF: Backoff = Backoff {
-    first: Duration::from_millis(2),
-    most: Duration::from_millis(10),
-    most_asked: Duration::from_millis(20),
-};
 const MAX_NEW_TOKENS: usize = 12;
 
 fn root() -> PathBuf {
@@ -56,7 +50,7 @@ fn served(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
     let journal = dir.join("served.jsonl");
     let access = ServerAccess { server, stop_strings: &[], seed: 3, journal };
     let (decoding, console) = (Decoding::GREEDY, Console::silent());
-    access.open_with(workspace, decoding, MAX_NEW_TOKENS, &console, BACKOFF).expect("opens")
+    access.open(workspace, decoding, MAX_NEW_TOKENS, &console).expect("opens")
 }
 
 fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
