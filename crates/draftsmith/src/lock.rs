@@ -77,27 +77,18 @@ fn lock_path(dir: &Path) -> PathBuf {
 
 /// Opens the lock file; `None` if nothing can be written there, so that no lock is needed.
 fn open(path: &Path) -> Result<Option<File>> {
-    if let Some(parent) = path.parent()
-        && let Err(error) = std::fs::create_dir_all(parent)
-    {
-        return unwritable(error).with_context(|| format!("cannot create `{}`", parent.display()));
-    }
     // Truncated only after locking, because it names the current holder.
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
-    match file {
-        Ok(file) => Ok(Some(file)),
-        Err(error) => {
-            unwritable(error).with_context(|| format!("cannot open `{}`", path.display()))
-        }
+    let mut options = File::options();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let created = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    match created.and_then(|()| options.open(path)) {
+        Err(error) if is_unwritable(error.kind()) => Ok(None),
+        opened => opened.map(Some).with_context(|| format!("cannot open `{}`", path.display())),
     }
 }
 
-/// `None` if the error means that nothing can be written there.
-fn unwritable(error: std::io::Error) -> std::io::Result<Option<File>> {
-    match error.kind() {
-        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => Ok(None),
-        _ => Err(error),
-    }
+fn is_unwritable(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
 }
 
 /// The message that names the lock's holder, if the lock file does.
@@ -149,9 +140,8 @@ mod tests {
 
     #[test]
     fn unwritable_directories_need_no_lock() {
-        for kind in [ErrorKind::ReadOnlyFilesystem, ErrorKind::PermissionDenied] {
-            assert!(unwritable(kind.into()).expect("no error").is_none());
-        }
-        assert!(unwritable(ErrorKind::StorageFull.into()).is_err());
+        assert!(is_unwritable(ErrorKind::ReadOnlyFilesystem));
+        assert!(is_unwritable(ErrorKind::PermissionDenied));
+        assert!(!is_unwritable(ErrorKind::StorageFull));
     }
 }

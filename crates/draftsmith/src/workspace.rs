@@ -204,10 +204,11 @@ impl Workspace {
     /// If a file is missing or broken, or the tokenizers differ.
     pub(crate) fn text_side(&self) -> Result<&TextSide> {
         get_or_read(&self.text_side, || {
+            let text = self.target_text()?.clone();
             if let Some(draft) = &self.draft {
                 self.check_tokenizer(draft)?;
             }
-            Ok(TextSide { context: self.context()?, ..self.target_text()?.clone() })
+            Ok(TextSide { context: self.context()?, ..text })
         })
     }
 

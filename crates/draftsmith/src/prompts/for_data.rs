@@ -1,7 +1,7 @@
 //! Chooses the prompts for `build-data`: those of one split and within the length bounds, without duplicates,
 //! up to a number per file or divided among sources by weight.
 
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -43,7 +43,8 @@ pub(crate) fn choose_prompts(
         lengths: data.lengths(),
         text,
         seen: HashSet::new(),
-        left_out: LeftOut::default(),
+        num_read: 0,
+        left_out: BTreeMap::new(),
         console,
     };
     let is_weighted = data.prompts.iter().any(|source| source.weight.is_some());
@@ -78,19 +79,10 @@ struct Sieve<'a> {
     text: &'a TextSide,
     /// The prompts taken so far, over all files.
     seen: HashSet<ContentHash>,
-    /// Counts for the current file.
-    left_out: LeftOut,
-    console: &'a Console,
-}
-
-/// The numbers of prompts left out of a file, by the first reason that applies.
-#[derive(Debug, Default)]
-struct LeftOut {
+    /// Prompts read from the current file, and those left out, by the first reason that applies.
     num_read: usize,
-    of_other_splits: usize,
-    duplicates: usize,
-    of_other_lengths: usize,
-    too_long: usize,
+    left_out: BTreeMap<&'static str, usize>,
+    console: &'a Console,
 }
 
 impl Sieve<'_> {
@@ -159,28 +151,30 @@ impl Sieve<'_> {
 
     /// Whether to take a prompt. Counts it otherwise.
     fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
-        self.left_out.num_read += 1;
+        self.num_read += 1;
+        let reason = self.reason_against(prompt)?;
+        reason.into_iter().for_each(|reason| *self.left_out.entry(reason).or_default() += 1);
+        Ok(reason.is_none())
+    }
+
+    /// Why to leave a prompt out, as notes say it.
+    fn reason_against(&mut self, prompt: &Prompt) -> Result<Option<&'static str>> {
         if !self.reading.takes(prompt) {
-            self.left_out.of_other_splits += 1;
-            return Ok(false);
+            return Ok(Some("of other splits"));
         }
         let with_answers = self.data.responses == Responses::Existing;
         if !self.data.keep_duplicates && !self.seen.insert(prompt.content_hash(with_answers)) {
-            self.left_out.duplicates += 1;
-            return Ok(false);
+            return Ok(Some("duplicates"));
         }
-        if self.data.skip_long_prompts || !self.lengths.is_none() {
-            let num_tokens = self.text.prompt_ids(prompt, 0, &[])?.len();
-            if self.data.skip_long_prompts && num_tokens >= self.text.context {
-                self.left_out.too_long += 1;
-                return Ok(false);
-            }
-            if !self.has_length(prompt, num_tokens)? {
-                self.left_out.of_other_lengths += 1;
-                return Ok(false);
-            }
+        if !self.data.skip_long_prompts && self.lengths.is_none() {
+            return Ok(None);
         }
-        Ok(true)
+        let num_tokens = self.text.prompt_ids(prompt, 0, &[])?.len();
+        if self.data.skip_long_prompts && num_tokens >= self.text.context {
+            return Ok(Some("longer than the models' context"));
+        }
+        let has_length = self.has_length(prompt, num_tokens)?;
+        Ok((!has_length).then_some("outside the length bounds"))
     }
 
     /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
@@ -216,25 +210,19 @@ impl Sieve<'_> {
     /// Notes how many prompts of a file were left out, and resets the counts.
     fn note_left_out(&mut self, path: &Path, malformed: &Malformed) {
         note_malformed(path, malformed, self.console);
-        let LeftOut { num_read, of_other_splits, duplicates, of_other_lengths, too_long } =
-            std::mem::take(&mut self.left_out);
-        let context = self.text.context;
-        let reasons = [
-            (of_other_splits, "of other splits".to_owned()),
-            (duplicates, "duplicates".to_owned()),
-            (of_other_lengths, "outside the length bounds".to_owned()),
-            (too_long, format!("longer than the context of {context} tokens")),
-        ];
-        let num_left_out: usize = reasons.iter().map(|(num, _)| num).sum();
-        if num_left_out > 0 {
-            let reasons = reasons.iter().filter(|(num, _)| *num > 0);
-            let reasons: Vec<String> = reasons.map(|(num, what)| format!("{num} {what}")).collect();
-            self.console.note(format!(
-                "`{}`: {num_left_out} of {num_read} prompts are left out: {}",
-                path.display(),
-                reasons.join(", ")
-            ));
+        let (num_read, left_out) =
+            (std::mem::take(&mut self.num_read), std::mem::take(&mut self.left_out));
+        if left_out.is_empty() {
+            return;
         }
+        let num_left_out: usize = left_out.values().sum();
+        let reasons: Vec<String> =
+            left_out.iter().map(|(reason, num)| format!("{num} {reason}")).collect();
+        self.console.note(format!(
+            "`{}`: {num_left_out} of {num_read} prompts are left out: {}",
+            path.display(),
+            reasons.join(", ")
+        ));
     }
 }
 
