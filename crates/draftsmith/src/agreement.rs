@@ -14,7 +14,7 @@ pub(crate) enum Agreement {
     Same,
     /// At the first difference both tokens have the greatest logit within rounding.
     Tie,
-    /// Different.
+    /// They differ by more than rounding.
     Different,
 }
 

@@ -24,7 +24,7 @@ use self::streams::{eprint_line, put};
 pub(crate) struct Interrupted;
 
 /// Where a job writes, and whether it was asked to stop.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Console {
     quiet: bool,
     json: bool,
@@ -42,7 +42,7 @@ impl Console {
     /// Listens for signals. The first one asks jobs to stop. A Ctrl-C after it ends the process; a second
     /// SIGTERM or SIGHUP does not, because `timeout` and closing terminals send them twice.
     pub(crate) fn new(quiet: bool, json: bool) -> Result<Self> {
-        let console = Self::without_signals(quiet, json, true);
+        let console = Self { quiet, json, output: true, ..Self::default() };
         let Self { signal, screen, .. } = console.clone();
         signals::listen(move |number| {
             let first = signal.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
@@ -61,19 +61,7 @@ impl Console {
 
     /// A console that writes nothing and is never interrupted.
     pub(crate) fn silent() -> Self {
-        Self::without_signals(true, false, false)
-    }
-
-    fn without_signals(quiet: bool, json: bool, output: bool) -> Self {
-        Self {
-            quiet,
-            json,
-            output,
-            reader_gone: Arc::default(),
-            signal: Arc::default(),
-            screen: Screen::default(),
-            deadline: None,
-        }
+        Self { quiet: true, ..Self::default() }
     }
 
     /// The same console with stdout turned off.

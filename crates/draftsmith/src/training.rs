@@ -1,6 +1,5 @@
 //! Training of heads and adapters, shared by `train-head` and `train-adapter`.
 
-mod drafter;
 pub(crate) mod export_job;
 pub(crate) mod head_outcome;
 pub(crate) mod heads;

@@ -28,9 +28,8 @@ impl Objects for Directory {
     fn list(&self) -> Result<BTreeMap<String, u64>> {
         let cannot = || format!("cannot read `{}`", self.dir.display());
         let entries = match fs::read_dir(&self.dir) {
-            Ok(entries) => entries,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
-            Err(error) => return Err(error).with_context(cannot),
+            entries => entries.with_context(cannot)?,
         };
         let mut objects = BTreeMap::new();
         for entry in entries {
@@ -50,9 +49,8 @@ impl Objects for Directory {
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let path = self.dir.join(name);
         match fs::read(&path) {
-            Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read `{}`", path.display())),
+            read => read.map(Some).with_context(|| format!("cannot read `{}`", path.display())),
         }
     }
 

@@ -1,20 +1,90 @@
 //! Trains the acceptance heads of a draft model or an adapter. Heads that share a mixing ratio are trained
 //! together, and finished heads are kept.
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
+use draftsmith_model::{DrafterModel, WeightDtype};
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_heads};
 use serde_json::json;
 
-pub(crate) use super::drafter::HeadDrafter;
 use super::export_job::{ExportJob, FrozenModel, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use super::resumable::StepsLeft;
 use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
+use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
 use crate::rollouts::TrainingRollouts;
 use crate::workspace::Workspace;
+
+/// The drafter whose candidates a head judges.
+pub(crate) enum HeadDrafter<'a> {
+    /// A separate draft model.
+    Draft,
+    /// A self-draft with the adapter in `dir`.
+    Adapter { dir: &'a Path, exit_layer: usize },
+}
+
+impl HeadDrafter<'_> {
+    /// The command that trains the head.
+    fn command(&self) -> &'static str {
+        match self {
+            Self::Draft => "train-head",
+            Self::Adapter { .. } => "train-adapter",
+        }
+    }
+
+    fn head_dir(&self, recipe: &Recipe) -> PathBuf {
+        match self {
+            Self::Draft => recipe.head_dir(),
+            Self::Adapter { dir, .. } => adapter_head_dir(dir),
+        }
+    }
+
+    fn training_dir(&self, recipe: &Recipe) -> PathBuf {
+        match self {
+            Self::Draft => recipe.head_dir().with_file_name("head-training"),
+            Self::Adapter { exit_layer, .. } => recipe
+                .adapter_root()
+                .with_file_name("adapter-head-training")
+                .join(format!("exit-{exit_layer}")),
+        }
+    }
+
+    /// Whether the recipe sweeps the head's settings.
+    fn is_swept(&self, recipe: &Recipe) -> bool {
+        let is_swept = || recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
+        matches!(self, Self::Draft) && is_swept()
+    }
+
+    /// The adapter's directory, for a self-draft.
+    fn adapter_dir(&self) -> Option<&Path> {
+        match self {
+            Self::Draft => None,
+            Self::Adapter { dir, .. } => Some(dir),
+        }
+    }
+
+    /// The model whose hidden states the head reads, computing in `dtype`.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    fn load(&self, workspace: &Workspace, dtype: WeightDtype) -> Result<DrafterModel> {
+        Ok(match self {
+            Self::Draft => workspace.draft_in(dtype)?.context("there is a draft")?.into(),
+            Self::Adapter { dir, exit_layer } => {
+                let (_, adapter) = workspace.adapter_in(dir, dtype)?;
+                DrafterModel::self_draft(
+                    workspace.target_of_adapters(dtype)?.clone(),
+                    adapter,
+                    *exit_layer,
+                )
+            }
+        })
+    }
+}
 
 /// Trains the heads of one drafter.
 pub(crate) struct HeadTrainer<'a> {
