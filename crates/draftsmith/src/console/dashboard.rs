@@ -116,7 +116,7 @@ mod keys {
         tcgetpgrp(stdin()) == Ok(getpgrp())
     }
 
-    /// Whether stdin is no longer a terminal, so that no key can arrive.
+    /// Whether the terminal of stdin was closed, so that no key can arrive.
     pub(super) fn are_gone() -> bool {
         tcgetattr(stdin()).is_err()
     }

@@ -79,7 +79,7 @@ impl ChosenReader<'_> {
     /// If its file cannot be read or has changed since prompts were chosen.
     ///
     /// # Panics
-    /// If there is no such number.
+    /// If the number is out of range.
     pub(crate) fn get(&mut self, number: usize) -> Result<Prompt> {
         let ChosenPlace { file, index, content, .. } = self.chosen.places[number];
         let path = &self.chosen.files[file];

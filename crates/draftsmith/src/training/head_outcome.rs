@@ -21,7 +21,7 @@ pub(crate) struct HeadOutcome {
     pub(crate) scores: HeadScores,
     /// Labels per second of its training run, which may have trained other heads too; null if it was kept.
     pub(crate) labels_per_second: Option<f64>,
-    /// All heads of the sweep, of which this is the best; null without a sweep.
+    /// All heads of the sweep, including this one, which is the best; null without a sweep.
     pub(crate) sweep: Option<Vec<SweptHead>>,
 }
 
