@@ -72,6 +72,6 @@ fn what_a_page_cannot_show_is_told() {
     let text = std::fs::read_to_string(&tokenizer).unwrap();
     std::fs::write(&tokenizer, text + "\n").unwrap();
     let other = ["inspect", "data/small", "--html", "page.html", "--tokenizer", "other"];
-    place.run(&other).fails_naming(&["`other`", "another tokenizer", "`--tokenizer`"]);
+    place.run(&other).fails_naming(&["`other`", "differs from the data", "`--tokenizer`"]);
     assert!(!place.path("page.html").exists());
 }

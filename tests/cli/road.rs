@@ -160,7 +160,7 @@ fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() 
         );
         wait(Duration::from_millis(millis));
         send_signal(&child, "INT");
-        assert!(lines.any(|line| line.unwrap().contains("stopping after the work in hand")));
+        assert!(lines.any(|line| line.unwrap().contains("stopping after the current step")));
         assert_eq!(child.wait().unwrap().code(), Some(130));
         assert!(place.names("checkpoints/small/evaluation").is_empty());
         if partial.exists() {

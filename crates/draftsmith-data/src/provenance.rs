@@ -15,7 +15,7 @@ use crate::prompts::{LengthBounds, SourceWeight, SplitRange};
 const KEY_PREFIX: &str = "draftsmith.";
 
 /// Everything that a response file depends on. Hashes are hex SHA-256.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
     /// The version of draftsmith that wrote the file.

@@ -47,8 +47,8 @@ pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
-use crate::ends::Ends;
 use crate::prompt_files::Reading;
+use crate::text_side::Ends;
 
 /// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -107,7 +107,7 @@ impl Models {
     /// What ends answers.
     pub(crate) fn ends(&self) -> Ends {
         let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
-        Ends { eos_token_ids, stop_strings, of_answers_alone: false }
+        Ends { eos_token_ids, stop_strings, only_answers: false }
     }
 }
 

@@ -23,13 +23,13 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
-use crate::ends::EndArguments;
 use crate::exports::cascades::Cascades;
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
 use crate::recipe::CascadeRecipe;
 use crate::results::{DecodingName, DrafterName};
+use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
@@ -189,11 +189,11 @@ fn generate(
     let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
-    let workspace =
-        Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?
-            .with_small_draft(arguments.small_draft.as_deref())?
-            .ending(arguments.ends.ends())
-            .computing_in(dtype);
+    let devices = vec![device.clone()];
+    let workspace = Workspace::open(&arguments.target, None, draft, template, devices, console)?
+        .with_small_draft(arguments.small_draft.as_deref())?
+        .ending(arguments.ends.ends())
+        .computing_in(dtype);
     let pair = workspace.pair()?;
     let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
     let mut adapters = Vec::new();

@@ -70,7 +70,7 @@ impl DraftTokens {
                 recipe.data_dir().display()
             );
         }
-        let always = workspace.eos_token_ids()?;
+        let always = &workspace.text_side()?.eos_token_ids;
         let vocabulary = DraftVocabulary::most_frequent(&counted, size, always);
         let coverage = vocabulary.coverage(&counts(&|row| is_held_out(row, share)));
         let metadata =
