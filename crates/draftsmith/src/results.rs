@@ -339,8 +339,8 @@ pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
     });
 }
 
-/// The distinct ones of `names`, in the order they first came.
-fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
+/// The distinct names, in order of appearance.
+pub(crate) fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for name in names {
         if !distinct.contains(&name) {

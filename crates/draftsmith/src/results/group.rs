@@ -151,6 +151,11 @@ impl<'a> Group<'a> {
         self.of_category(category).find(|row| row.same_setting(like))
     }
 
+    /// The dataset and the way of decoding, in words.
+    pub(crate) fn name(&self) -> String {
+        format!("{}, {}", self.dataset, self.decoding_text())
+    }
+
     /// How the group decodes, in words: `greedy`, `sampled at T = 0.7`.
     pub(crate) fn decoding_text(&self) -> String {
         match self.decoding {
