@@ -83,7 +83,7 @@ pub(super) fn picture(
     let adds_up = |row: &ResultRow| row.counts().check_forward_identity().is_ok();
     let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
     let of_drafter =
-        |cost: &&CostSummary| group_rows(&rows, cost.drafter).map(|row| adds_up(row)).collect();
+        |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(|row| adds_up(row)).collect();
     let add_up: Option<Vec<bool>> = cost.as_ref().map(of_drafter);
     let cost = cost.filter(|_| add_up.iter().flatten().any(|adds_up| *adds_up));
     let all_add_up = cost.is_none() || add_up.iter().flatten().all(|adds_up| *adds_up);
@@ -127,7 +127,7 @@ fn is_drawn(row: &ResultRow) -> bool {
     row.stop_rule != StopRuleName::None && is_finite
 }
 
-fn group_rows<'r>(
+fn rows_of<'r>(
     rows: &'r [&ResultRow],
     drafter: DrafterName,
 ) -> impl Iterator<Item = &'r ResultRow> {
@@ -228,7 +228,7 @@ fn description(group: &Group<'_>, rows: &[&ResultRow]) -> String {
 /// By Eq. 2.3 the time per token is a·(1 + discard) + b·verification with a = t_draft + t_row and
 /// b = t_target − t_draft. Plain decoding takes t_target + t_row per token.
 fn equal_lines(cost: &CostSummary, scales: &Scales) -> Vec<(Segment, String)> {
-    let Scales { x, y, .. } = scales;
+    let Scales { x, y, plot } = scales;
     let row_seconds = cost.row_seconds.unwrap_or(0.0);
     let a = cost.draft_seconds + row_seconds;
     let b = cost.target_seconds - cost.draft_seconds;
@@ -241,16 +241,10 @@ fn equal_lines(cost: &CostSummary, scales: &Scales) -> Vec<(Segment, String)> {
         |discard: f64, verification: f64| plain / (a * (1.0 + discard) + b * verification);
     let (slowest, fastest) = (speedup(x.high, y.high), speedup(x.low, y.low));
     let step = round_step((fastest - slowest) / 7.0);
-    let area = Rect {
-        left: x.place(x.low),
-        right: x.place(x.high),
-        top: y.place(y.high),
-        bottom: y.place(y.low),
-    };
     let line = |level: f64| {
         let verification = |discard: f64| (plain / level - a * (1.0 + discard)) / b;
         let ends = [x.low, x.high].map(|discard| scales.at(discard, verification(discard)));
-        let segment = area.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
+        let segment = plot.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
         let length = (segment[1].0 - segment[0].0).hypot(segment[1].1 - segment[0].1);
         let text = format!("{level:.*}\u{d7}", decimals(step));
         (length >= MIN_LINE).then_some((segment, text))

@@ -1,6 +1,7 @@
 //! Numbers and names as the page shows them; most are also filters of the templates.
 
 use crate::results::ResultRow;
+use crate::table;
 
 /// The id of a group. It does not contain names, which may hold any character.
 pub(super) fn group_id(index: usize) -> String {
@@ -32,12 +33,7 @@ pub(super) fn number(value: f64, decimals: usize) -> String {
     if !value.is_finite() {
         return "\u{2013}".into();
     }
-    let text = format!("{value:.decimals$}");
-    match text.strip_prefix('-') {
-        Some(zero) if !zero.contains(|digit| matches!(digit, '1'..='9')) => zero.into(),
-        Some(digits) => format!("\u{2212}{digits}"),
-        None => text,
-    }
+    table::number(value, decimals).replace('-', "\u{2212}")
 }
 
 /// `1.25×`; an en dash if there is none.
