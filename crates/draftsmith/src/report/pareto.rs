@@ -83,7 +83,7 @@ pub(super) fn picture(
     let adds_up = |row: &ResultRow| row.counts().check_forward_identity().is_ok();
     let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
     let of_drafter =
-        |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(|row| adds_up(row)).collect();
+        |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(adds_up).collect();
     let add_up: Option<Vec<bool>> = cost.as_ref().map(of_drafter);
     let cost = cost.filter(|_| add_up.iter().flatten().any(|adds_up| *adds_up));
     let all_add_up = cost.is_none() || add_up.iter().flatten().all(|adds_up| *adds_up);
@@ -108,7 +108,9 @@ pub(super) fn picture(
     let (key, key_height) = key(&rows, group, symbol, sides, frame.pareto_height);
     let several_drafters = group.drafters().len() > 1;
     let content = context! {
-        lines => lines.iter().zip(&line_labels).map(line_view).collect::<Vec<_>>(),
+        lines => lines.iter().zip(&line_labels)
+            .map(|(line, label)| line_view(line, label.map(|(centre, _)| centre)))
+            .collect::<Vec<_>>(),
         left_out => (rows.len() < all.len()).then(|| counted(all.len() - rows.len(), "setting")),
         all_add_up,
         lines_of => cost.filter(|_| several_drafters).map(|cost| cost.drafter.text()),
@@ -178,9 +180,9 @@ fn point_view(look: &Look, row: &ResultRow, mark: &Mark, label: Option<Label>) -
     }
 }
 
-fn line_view((line, label): (&(Segment, String), &Option<((f64, f64), Rect)>)) -> Value {
-    let label = label.map(|((x, y), _)| context! { x => tenth(x), y => tenth(y + 4.0) });
-    context! { line => segment_view(line.0), text => line.1.as_str(), label }
+fn line_view((segment, text): &(Segment, String), label: Option<(f64, f64)>) -> Value {
+    let label = label.map(|(x, y)| context! { x => tenth(x), y => tenth(y + 4.0) });
+    context! { line => segment_view(*segment), text => text.as_str(), label }
 }
 
 /// Rows whose rates are near those of the best of some rule.
