@@ -217,7 +217,7 @@ fn generate(
         }
     };
     let drafters = arguments.cascade.iter().flat_map(|cascade| &cascade.drafters);
-    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::none() };
+    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::default() };
     let exports = exports.with_small_draft(drafters, &workspace)?;
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let (mut rule, tuned_first) = match rule {

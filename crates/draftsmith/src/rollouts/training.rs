@@ -71,7 +71,7 @@ impl TrainingRollouts {
         let context = models.text().context;
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let adapters = adapter.transpose()?.into_iter().collect();
-        let exports = Exports { adapters, ..Exports::none() };
+        let exports = Exports { adapters, ..Exports::default() };
         let drafter = match exports.adapters.first() {
             Some(adapter) => {
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })

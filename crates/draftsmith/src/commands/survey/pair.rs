@@ -113,7 +113,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         progress: &progress,
     };
     progress.message("draft");
-    let none = Exports::none();
+    let none = Exports::default();
     let recorded = recorder.record(&none, drafter, decoding, answers)?;
     let all = |recorded: &[(String, Recording)], head| Recordings {
         drafter: id,
