@@ -173,8 +173,7 @@ impl RecordingJob<'_> {
             options.has_head = head.is_some();
             let layers = workspace.target_of_adapters(workspace.dtype())?;
             let adapter = &adapter.adapter;
-            let mut drafter =
-                SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
+            let mut drafter = SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
             let mut target = ServedTarget::new(layers, exit_layer, answers);
             return self.watched(responses, |requests, observe| {
                 Ok(record(&mut target, &mut drafter, &options, requests, observe)?)

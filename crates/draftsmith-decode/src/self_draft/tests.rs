@@ -16,8 +16,8 @@ use draftsmith_model::{
     WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
-    Bounds, Calibration, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling, SeededDraws,
-    StopRule, Trace,
+    Bounds, Calibration, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling,
+    SeededDraws, StopRule, Trace,
 };
 
 use super::*;

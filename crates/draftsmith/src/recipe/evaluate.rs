@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Bounds, Decoding, EntropyThreshold, LookupFirst, Sampling};
+use draftsmith_theory::{Bounds, Decoding, EntropyThresholdConfig, LookupFirst, Sampling};
 use serde::{Deserialize, Serialize};
 
 use super::cascades::CascadeRecipe;
@@ -128,7 +128,7 @@ impl Default for EvaluateRecipe {
             candidate_prob_thresholds: Vec::new(),
             joint_confidence_thresholds: Vec::new(),
             entropy_thresholds: Vec::new(),
-            entropy_scale: EntropyThreshold::ENTROPY_SCALE,
+            entropy_scale: EntropyThresholdConfig::ENTROPY_SCALE,
             entropy_check_interval: 1,
             trees: None,
             max_gram: None,

@@ -164,10 +164,7 @@ fn violated_rules_between_rows_are_named() {
         },
         "rollout `set#0` at 3: column `start` is not a position of the response, which has 3",
     );
-    check(
-        |r| r[2].limit = 4,
-        "rollout `set#0` at 1: column `limit` is 4, but the response's is 3",
-    );
+    check(|r| r[2].limit = 4, "rollout `set#0` at 1: column `limit` is 4, but the response's is 3");
     check(
         |r| r[2].candidates.candidate_ids[0] = 11,
         "rollout `set#0` at 1: column `candidate_ids` begins with 11, which is the response's",
