@@ -1,7 +1,7 @@
 //! Runs a chat template, an untrusted program, within an [`Allowance`].
 //!
 //! The engine does not bound the size of values, and its operators cannot be replaced from outside:
-//! `~`, `+`, `*`, slices and captures are separate instructions, some of which are evaluated while
+//! `~`, `+`, `*`, slices and captures are separate instructions, and some are evaluated while
 //! compiling. So the program is rewritten between parsing and compiling: every expression that makes
 //! a value is wrapped in a filter that charges the allowance, and these operators are replaced by
 //! such filters. Text between tags becomes an expression too, because only expressions pass the

@@ -176,7 +176,7 @@ fn to_json(value: &impl Serialize) -> String {
     text + "\n"
 }
 
-/// Parses a JSON file; `None` if there is no such file.
+/// Parses a JSON file; `None` if the file does not exist.
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, DataError> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {

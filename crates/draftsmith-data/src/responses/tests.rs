@@ -288,7 +288,8 @@ fn copied_surplus_and_misnamed_shards_are_refused() {
     let (dir, _) = three_shards();
     fs::copy(path(&dir, 2), dir.path().join("responses-2.parquet")).unwrap();
     let error = refusal(dir.path());
-    let name = "responses-2.parquet` is named like shard 2, whose name is `responses-00002.parquet`";
+    let name =
+        "responses-2.parquet` is named like shard 2, whose name is `responses-00002.parquet`";
     assert!(error.contains(name), "{error}");
 
     let (dir, rows) = three_shards();
@@ -507,7 +508,10 @@ fn text_encodings_with_unbounded_memory_are_refused() {
     };
     check(Encoding::PLAIN, None);
     check(Encoding::DELTA_BYTE_ARRAY, Some("column `source` is encoded as DELTA_BYTE_ARRAY"));
-    check(Encoding::DELTA_LENGTH_BYTE_ARRAY, Some("DELTA_LENGTH_BYTE_ARRAY, which is not supported"));
+    check(
+        Encoding::DELTA_LENGTH_BYTE_ARRAY,
+        Some("DELTA_LENGTH_BYTE_ARRAY, which is not supported"),
+    );
 }
 
 #[test]

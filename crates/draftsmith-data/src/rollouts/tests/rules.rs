@@ -164,10 +164,7 @@ fn violated_rules_between_rows_are_named() {
         },
         "rollout `set#0` at 3: column `start` is not a position of the response, which has 3",
     );
-    check(
-        |r| r[2].limit = 4,
-        "rollout `set#0` at 1: column `limit` is 4, but the response's is 3",
-    );
+    check(|r| r[2].limit = 4, "rollout `set#0` at 1: column `limit` is 4, but the response's is 3");
     check(
         |r| r[2].candidates.candidate_ids[0] = 11,
         "rollout `set#0` at 1: column `candidate_ids` begins with 11, which is the response's",
@@ -320,7 +317,7 @@ fn only_greedy_responses_may_lack_the_targets_probabilities() {
     }
     let sampled = RolloutProvenance { data: None, ..provenance(false) };
     let error = write_rollouts(&path, &rows, &sampled).unwrap_err().to_string();
-    assert!(error.contains("`target_log_prob` is NaN, but a look-up"), "{error}");
+    assert!(error.contains("`target_log_prob` is NaN, but look-ups"), "{error}");
     let responses = Provenance { temperature: 0.0, ..sampled.responses.clone() };
     let greedy = RolloutProvenance { responses, ..sampled };
     write_rollouts(&path, &rows, &greedy).unwrap();
