@@ -242,7 +242,7 @@ pub enum DataError {
         /// Its size or hash, now and when it was written.
         problem: String,
     },
-    /// The manifest, or a record beside a shard, is malformed.
+    /// The manifest, or a record next to a shard, is malformed.
     #[error("`{path}` {problem}; hint: `draftsmith build-data --repair` writes it again")]
     CorruptManifest {
         /// The file.

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use minijinja::machinery::ast::{self, BinOpKind, Expr, Spanned, Stmt};
+use minijinja::machinery::ast::{self, BinOpKind, Expr, Spanned, Stmt, UnaryOpKind};
 use minijinja::machinery::{CodeGenerator, Span, Token, eval, make_string_output, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
@@ -211,10 +211,8 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         }
         Expr::UnaryOp(node) => {
             // `UnaryOpKind` is not `Copy`.
-            let op = match node.op {
-                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
-            };
+            let is_not = matches!(node.op, UnaryOpKind::Not);
+            let op = if is_not { UnaryOpKind::Not } else { UnaryOpKind::Neg };
             return Ok(rebuilt!(Expr::UnaryOp, node, { op, expr: expression(&node.expr)? }));
         }
         Expr::IfExpr(node) => {

@@ -43,7 +43,7 @@ struct Manifest {
 
 /// The records of a directory's shards, by file name.
 #[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<String, ShardRecord>);
+pub(super) struct ShardRecords(BTreeMap<String, ShardRecord>);
 
 impl ShardRecord {
     /// The record of a shard in its current state.
@@ -64,7 +64,7 @@ impl ShardRecord {
     }
 }
 
-impl Records {
+impl ShardRecords {
     /// Reads the records of a directory, which may have none.
     ///
     /// # Errors
