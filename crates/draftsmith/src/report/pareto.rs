@@ -82,8 +82,7 @@ pub(super) fn picture(
     // forwards that drew nothing.
     let adds_up = |row: &ResultRow| row.counts().check_forward_identity().is_ok();
     let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
-    let of_drafter =
-        |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(adds_up).collect();
+    let of_drafter = |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(adds_up).collect();
     let add_up: Option<Vec<bool>> = cost.as_ref().map(of_drafter);
     let cost = cost.filter(|_| add_up.iter().flatten().any(|adds_up| *adds_up));
     let all_add_up = cost.is_none() || add_up.iter().flatten().all(|adds_up| *adds_up);
