@@ -275,34 +275,21 @@ impl Recipe {
         let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(safe) {
             bail!(
-                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` that does not \
-                 start with `.`",
+                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` \
+                 that does not start with `.`",
                 self.name
             );
         }
-        if let Some(data) = &self.data {
-            data.check()?;
-        }
+        self.data.iter().try_for_each(DataRecipe::check)?;
         if self.target_elsewhere().is_some() {
             check_without_weights(self)?;
         }
         self.splits.check()?;
-        if let Some(head) = &self.head {
-            head.validate(Section::Head)?;
-        }
-        if let Some(adapter) = &self.adapter {
-            adapter.validate()?;
-        }
-        if let Some(head) = &self.adapter_head {
-            self.check_adapter_head(head)?;
-        }
-        if let Some(tune) = &self.tune {
-            tune.check()?;
-        }
-        if let Some(evaluate) = &self.evaluate {
-            evaluate.check()?;
-        }
-        Ok(())
+        self.head.iter().try_for_each(|head| head.validate(Section::Head))?;
+        self.adapter.iter().try_for_each(AdapterTraining::validate)?;
+        self.adapter_head.iter().try_for_each(|head| self.check_adapter_head(head))?;
+        self.tune.iter().try_for_each(TuneRecipe::check)?;
+        self.evaluate.iter().try_for_each(EvaluateRecipe::check)
     }
 
     fn check_adapter_head(&self, head: &HeadTraining) -> Result<()> {

@@ -141,40 +141,33 @@ impl CascadeRecipe {
 
     /// Checks the table; messages name it `key`.
     pub(super) fn check(&self, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         let drafters = &self.drafters;
         let is_one =
             |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. } | DrafterId::Merged { .. });
-        require(
+        check(
             (1..=MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(is_one),
-            key,
             "has a cascade whose `drafters` are empty, more than four, or cascades: name `draft`, \
              `small_draft`, `self_draft_N` or `max_gram`",
         )?;
         let num_distinct =
             (0..drafters.len()).filter(|at| !drafters[..*at].contains(&drafters[*at]));
-        require(
-            num_distinct.count() == drafters.len(),
-            key,
-            "has a cascade that names a drafter twice",
-        )?;
+        check(num_distinct.count() == drafters.len(), "has a cascade that names a drafter twice")?;
         let num_self_drafts = drafters.iter().filter(|id| id.exit_layer().is_some()).count();
-        require(
+        check(
             num_self_drafts <= 1,
-            key,
             "has a cascade of two self-drafts: the target can exit at only one layer",
         )?;
         let before_last = &drafters[..drafters.len() - 1];
-        require(
+        check(
             !before_last.contains(&DrafterId::MaxGram),
-            key,
             "has a cascade with a drafter after `max_gram`, which reviews nothing: put it last",
         )?;
         for lengths in self.lengths.all() {
             self.check_lengths(lengths, key)?;
         }
-        require(
+        check(
             !self.lenient_lookup || (self.lenience > 1.0 && drafters.contains(&DrafterId::MaxGram)),
-            key,
             "has a cascade with `lenient_lookup` but without `max_gram`, or without a `lenience` above 1: \
              leave it out",
         )?;
@@ -184,31 +177,29 @@ impl CascadeRecipe {
     }
 
     fn check_lengths(&self, lengths: &CascadeLengths, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         let num_drafters = self.drafters.len();
-        require(
+        check(
             lengths.len() == num_drafters && lengths.iter().all(|row| row.len() == num_drafters),
-            key,
             "has a cascade whose `lengths` are not a matrix with a row and a column for each drafter",
         )?;
         let mut rows = lengths.iter().enumerate();
-        require(
+        check(
             rows.all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
-            key,
             "has a cascade with `lengths` below the diagonal: a drafter reviews only smaller ones",
         )?;
-        require(
+        check(
             lengths[0].iter().any(|length| *length > 0),
-            key,
             "has a cascade whose first row of `lengths` is 0: the target would review nothing",
         )
     }
 
     /// Checks `leading`: only a model can give alternatives for the first token.
     fn check_leading(&self, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         let Some(leading) = self.leading else { return Ok(()) };
-        require(
+        check(
             leading > 1,
-            key,
             "has a cascade whose `leading` is 0 or 1, which branches nothing: give the number of \
              first tokens, such as 8, or leave it out",
         )?;
@@ -217,9 +208,8 @@ impl CascadeRecipe {
             let first = lengths[0].iter().position(|length| *length > 0);
             first.is_some_and(|drafter| has_model(&self.drafters[drafter]))
         };
-        require(
+        check(
             self.lengths.all().into_iter().all(first_of),
-            key,
             "has a cascade with `leading` whose first candidate is looked up, which gives only one \
              token: give a drafter with a model a length in the first row",
         )
@@ -240,35 +230,31 @@ impl CascadeRecipe {
     }
 
     fn check_rules(&self, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         for (at, rule) in self.rules.iter().enumerate() {
-            require(
+            check(
                 self.row_of(rule).is_some(),
-                key,
                 "has a cascade with a rule whose `reviewer` reviews no chain: name a drafter that is not \
                  the last, or leave it out for the target",
             )?;
-            require(
+            check(
                 self.rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
-                key,
                 "has a cascade with two rules for one reviewer",
             )?;
             let needs = rule.config(1).with_context(|| format!("key `{key}`"))?.needs();
             let drafters = self.drafters_of(rule);
-            require(
+            check(
                 needs.is_nothing() || !drafters.contains(&DrafterId::MaxGram),
-                key,
                 "has a cascade with a rule that reads probabilities for a chain with looked-up \
                  tokens, which have none: use `fixed_length`, or 0 in the column of `max_gram`",
             )?;
-            require(
+            check(
                 !needs.acceptance_prob || drafters.len() == 1,
-                key,
                 "has a cascade with a rule that reads a head for a chain of several drafters: give \
                  the chain one drafter",
             )?;
-            require(
+            check(
                 needs.acceptance_prob || rule.head.is_none(),
-                key,
                 "has a cascade with a `head` for a rule that reads none",
             )?;
         }

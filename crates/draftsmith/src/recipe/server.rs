@@ -129,26 +129,22 @@ impl ServerRecipe {
             "data.server.model",
             "is empty; hint: see the server's `/v1/models`",
         )?;
-        require(
-            (1..=MOST_AT_ONCE).contains(&self.concurrency),
-            "data.server.concurrency",
-            &format!("is {}, expected 1 to {MOST_AT_ONCE}", self.concurrency),
-        )?;
-        require(
-            self.timeout_s > 0.0 && self.timeout_s <= MOST_SECONDS,
-            "data.server.timeout_s",
-            &format!("is {}, expected more than 0 and at most {MOST_SECONDS}", self.timeout_s),
-        )?;
-        require(
-            (1..=MOST_LOGPROBS).contains(&self.logprobs),
-            "data.server.logprobs",
-            &format!("is {}, expected 1 to {MOST_LOGPROBS}", self.logprobs),
-        )?;
-        require(
-            self.max_outside_mass > 0.0 && self.max_outside_mass <= 1.0,
-            "data.server.max_outside_mass",
-            &format!("is {}, expected more than 0 and at most 1", self.max_outside_mass),
-        )
+        let counts = [
+            ("data.server.concurrency", self.concurrency, MOST_AT_ONCE),
+            ("data.server.logprobs", self.logprobs, MOST_LOGPROBS),
+        ];
+        for (key, value, most) in counts {
+            let problem = format!("is {value}, expected 1 to {most}");
+            require((1..=most).contains(&value), key, &problem)?;
+        }
+        let numbers = [
+            ("data.server.timeout_s", self.timeout_s, MOST_SECONDS),
+            ("data.server.max_outside_mass", self.max_outside_mass, 1.0),
+        ];
+        numbers.into_iter().try_for_each(|(key, value, most)| {
+            let problem = format!("is {value}, expected more than 0 and at most {most}");
+            require(value > 0.0 && value <= most, key, &problem)
+        })
     }
 }
 
