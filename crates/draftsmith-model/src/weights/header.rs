@@ -8,7 +8,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
-use super::stored::StoredTensor;
+use super::stored::{Place, StoredTensor};
 use crate::error::ModelError;
 
 /// The longest header, the format's limit.
@@ -60,7 +60,7 @@ pub(super) fn tensors_of(
             )));
         }
         let (dtype, shape, start) = (info.dtype, info.shape.clone(), data_start + start as u64);
-        tensors.insert(name, StoredTensor { dtype, shape, start });
+        tensors.insert(name, StoredTensor { dtype, shape, place: Place::At(start) });
     }
     Ok(tensors)
 }

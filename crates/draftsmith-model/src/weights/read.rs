@@ -201,10 +201,11 @@ impl WeightReader {
         mut each: impl FnMut(usize, StoredRows<'_>),
     ) -> Result<(), ModelError> {
         let (OpenFile { path, file }, stored) = self.check(name, expected)?;
+        let mut bytes = stored.open(file).map_err(|e| ModelError::io("read", path, e))?;
         let mut first = 0;
         for rows in rows {
             let num_rows = rows.len();
-            stored.read_rows(file, path, name, rows, |row, rows| each(first + row, rows))?;
+            stored.read_rows(&mut bytes, path, name, rows, |row, rows| each(first + row, rows))?;
             first += num_rows;
         }
         self.taken.insert(name.to_owned());
@@ -289,7 +290,7 @@ impl OpenFile {
     fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>), ModelError> {
         let file = File::open(path).map_err(|e| ModelError::io("read", path, e))?;
         let tensors = match path.extension() {
-            Some(extension) if extension == "bin" => torch::tensors_of(&file, path)?,
+            Some(extension) if extension == "bin" => torch::tensors_of(path)?,
             _ => header::tensors_of(&file, path)?,
         };
         Ok((Self { path: path.to_path_buf(), file }, tensors))

@@ -1,7 +1,7 @@
 //! A tensor in a file: its type, shape and offset.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
@@ -21,9 +21,27 @@ const ROWS_AT_ONCE: usize = 16;
 pub(super) struct StoredTensor {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    /// Offset of its first byte in the file.
-    pub(super) start: u64,
+    pub(super) place: Place,
 }
+
+/// Where a tensor's numbers are.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    /// In the file, from this byte on.
+    At(u64),
+    /// Where `pytorch-reader` finds them.
+    Torch(pytorch_reader::Tensor),
+}
+
+/// A tensor's bytes, and the position of the first.
+pub(super) struct TensorBytes<'a> {
+    source: Box<dyn ReadSeek + 'a>,
+    start: u64,
+}
+
+trait ReadSeek: Read + Seek {}
+
+impl<T: Read + Seek> ReadSeek for T {}
 
 /// Consecutive rows of a tensor as stored: f32, bf16 or f16, little-endian.
 #[derive(Debug, Clone, Copy)]
@@ -49,10 +67,23 @@ impl StoredRows<'_> {
 }
 
 impl StoredTensor {
+    /// Opens a tensor's bytes. Those of a `torch.save` file are read whole here.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub(super) fn open<'a>(&self, file: &'a File) -> io::Result<TensorBytes<'a>> {
+        Ok(match &self.place {
+            Place::At(start) => TensorBytes { source: Box::new(file), start: *start },
+            Place::Torch(tensor) => {
+                TensorBytes { source: Box::new(Cursor::new(tensor.read()?)), start: 0 }
+            }
+        })
+    }
+
     /// Reads some rows, a few at a time.
     pub(super) fn read_rows(
         &self,
-        mut file: &File,
+        TensorBytes { source, start }: &mut TensorBytes<'_>,
         path: &Path,
         name: &str,
         rows: Range<usize>,
@@ -68,12 +99,12 @@ impl StoredTensor {
         let rows_at_once = (READ_BYTES / row_bytes.max(1)).max(1).next_multiple_of(ROWS_AT_ONCE);
         let mut num_left = rows.len() * row_bytes;
         let mut bytes = vec![0_u8; rows_at_once.saturating_mul(row_bytes).min(num_left)];
-        let start = self.start + (rows.start * row_bytes) as u64;
-        file.seek(SeekFrom::Start(start)).map_err(io)?;
+        let start = *start + (rows.start * row_bytes) as u64;
+        source.seek(SeekFrom::Start(start)).map_err(io)?;
         let mut row = 0;
         while num_left > 0 {
             let bytes = &mut bytes[..num_left.min(rows_at_once.saturating_mul(row_bytes))];
-            file.read_exact(bytes).map_err(io)?;
+            source.read_exact(bytes).map_err(io)?;
             each(row, StoredRows { dtype: self.dtype, bytes });
             row += rows_at_once;
             num_left -= bytes.len();
@@ -84,7 +115,7 @@ impl StoredTensor {
     /// Reads a list of 64-bit integers.
     pub(super) fn read_ids(
         &self,
-        mut file: &File,
+        file: &File,
         path: &Path,
         name: &str,
     ) -> Result<Vec<i64>, ModelError> {
@@ -93,8 +124,9 @@ impl StoredTensor {
             return Err(self.bad_dtype(path, name));
         }
         let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size_of::<i64>()];
-        file.seek(SeekFrom::Start(self.start)).map_err(io)?;
-        file.read_exact(&mut bytes).map_err(io)?;
+        let TensorBytes { mut source, start } = self.open(file).map_err(io)?;
+        source.seek(SeekFrom::Start(start)).map_err(io)?;
+        source.read_exact(&mut bytes).map_err(io)?;
         Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
