@@ -1,9 +1,8 @@
-//! The road with a self-draft adapter: trained, looked at, decoded with, evaluated; and what bad
-//! input it meets on the way.
+//! Self-draft adapters: training, inspection, decoding, evaluation, and errors for bad input.
 
 use crate::support::{Place, Ran, model};
 
-/// A place with a recipe that trains adapters behind layers 1 and 3, without any draft.
+/// A directory with a recipe that trains adapters after layers 1 and 3, without a draft.
 fn adapter_place() -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
@@ -32,25 +31,25 @@ fn generate(place: &Place, extra: &[&str]) -> Ran {
 }
 
 #[test]
-fn adapters_are_trained_without_a_draft_and_speed_up_nothing_but_the_clock() {
+fn adapters_need_no_draft_and_do_not_change_the_output() {
     let place = adapter_place();
     let stdout = place.run(&["run", "road.toml"]).ok();
     let after = |heading: &str| stdout.split_once(heading).expect(heading).1.to_owned();
     assert!(after("exit 1").contains("K = 4"), "{stdout}");
     assert!(after("exit 3").contains("K = 1"), "{stdout}");
     let rows = place.results("road");
-    // Plain, and two lengths and a threshold for each of two exits, greedy and sampled.
+    // Plain decoding, and two lengths and a threshold for each of two exits, greedy and sampled.
     assert_eq!(rows.len(), 2 * 7);
     assert!(rows.iter().any(|row| row["drafter"] == "self_draft_3"));
 
-    // Again: nothing is trained twice; another setting trains again.
+    // A second run trains nothing; another setting trains again.
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
     assert_eq!((&again[0]["kept"], &again[1]["kept"]), (&true.into(), &true.into()));
     let other =
         ["train-adapter", "road.toml", "--json", "--set", "adapter.optimizer.learning_rate=2e-3"];
     assert_eq!(place.run(&other).json()[0]["kept"], false);
 
-    // What came out can be looked at and decoded with.
+    // The adapters can be inspected and used for decoding.
     let adapter = "checkpoints/road/adapter/exit-3";
     let shown = place.run(&["inspect", adapter, "--json"]).json();
     assert_eq!((&shown["kind"], &shown["exit_layer"]), (&"self-draft adapter".into(), &3.into()));
@@ -71,7 +70,7 @@ fn adapters_are_trained_without_a_draft_and_speed_up_nothing_but_the_clock() {
 }
 
 #[test]
-fn adapters_that_do_not_belong_are_refused() {
+fn adapters_of_other_models_are_refused() {
     let place = adapter_place();
     place.run(&["build-data", "road.toml"]).ok();
     place.run(&["evaluate", "road.toml"]).fails_naming(&["adapter/exit-1", "train-adapter"]);
@@ -86,7 +85,7 @@ fn adapters_that_do_not_belong_are_refused() {
     let adapter = "checkpoints/road/adapter";
     generate(&place, &["--adapter", adapter]).ok();
 
-    // Another target of the same shape, one of another shape, and one without a tensor it needs.
+    // Another target of the same shape, one of another shape, and one with a missing tensor.
     let other = place.copy_model("target", "other");
     let config = std::fs::read_to_string(other.join("config.json")).unwrap();
     std::fs::write(other.join("config.json"), format!("{config}\n")).unwrap();
@@ -104,7 +103,7 @@ fn adapters_that_do_not_belong_are_refused() {
     arguments.extend(set);
     place.run(&arguments).fails_naming(&["`target` = "]);
 
-    // What only an adapter's config says.
+    // Errors in the adapter's config.
     let path = place.path(adapter).join("config.json");
     let config = std::fs::read_to_string(&path).unwrap();
     for (was, is, named) in [
@@ -118,7 +117,7 @@ fn adapters_that_do_not_belong_are_refused() {
 }
 
 #[test]
-fn flags_of_adapters_that_contradict_each_other_or_are_out_of_range() {
+fn contradictory_and_invalid_adapter_flags_are_refused() {
     let place = Place::new();
     let draft = model("draft").display().to_string();
     generate(&place, &["--adapter", "a", "--draft", &draft]).fails_naming(&["--adapter"]);
@@ -129,7 +128,7 @@ fn flags_of_adapters_that_contradict_each_other_or_are_out_of_range() {
 }
 
 #[test]
-fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
+fn an_adapters_head_works_in_every_stage() {
     let place = adapter_place();
     let path = place.path("road.toml");
     let text = std::fs::read_to_string(&path).unwrap().replace("[1, 3]", "3");
@@ -160,7 +159,7 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
         .run(&[&["train-adapter", "road.toml"], &hot[..]].concat())
         .fails_naming(&["not finite in epoch 1", "`adapter_head.optimizer.learning_rate`"]);
 
-    // Recorded with its predictions, tuned with them, and replayed beside a perfect head.
+    // Rollouts have its predictions, and replay compares it with a perfect head.
     for stage in ["record", "tune"] {
         place.run(&[stage, "road.toml"]).ok();
     }
@@ -173,7 +172,7 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     let rule = rows.iter().find(|row| row["stop_rule"] == "rejection_threshold").expect("a rule");
     assert!(rule["ceiling"]["value"].is_number(), "{rule}");
 
-    // Decoded with: greedy output is the target's own under every rule of the head.
+    // Greedy output is the target's under every rule of the head.
     let tokens = |extra: &[&str]| {
         let arguments = [&["--json"], extra].concat();
         generate(&place, &arguments).json()["token_ids"].clone()
@@ -185,7 +184,7 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     place.run(&["evaluate", "road.toml"]).ok();
     let rows = place.results("road");
     let of_head = rows.iter().filter(|row| row["stop_rule"] == "rejection_threshold");
-    // What was tuned may be behind look-ups.
+    // The tuned rule may have prompt lookup before the drafter.
     let alone = of_head.clone().filter(|row| row["drafter"] == "self_draft_3");
     assert_eq!(alone.count(), 2, "{rows:?}");
     assert!(of_head.clone().count() <= 3, "{rows:?}");
@@ -195,7 +194,7 @@ fn an_adapters_head_is_trained_tuned_decoded_with_and_checked() {
     assert_eq!(shown["head"]["kind"], "acceptance head");
     assert_eq!(shown["head"]["labels"], "rollouts");
 
-    // A head of other weights is refused, and goes with the adapter that it was trained on.
+    // A head of another adapter is refused.
     let spoilt = std::fs::read_to_string(place.path(head).join("config.json")).unwrap();
     let hash = config["draft_hash"].as_str().unwrap();
     std::fs::write(place.path(head).join("config.json"), spoilt.replace(hash, "other")).unwrap();

@@ -1,9 +1,9 @@
-//! Bad input ends with exit code 1 or 2 and one message that names file, key or tensor; nothing
-//! panics, and nothing half-written stands under its final name.
+//! Bad input ends with exit code 1 or 2 and one message that names the file, key or tensor. Nothing panics, and
+//! no incomplete file has its final name.
 
 use crate::support::{Place, model};
 
-/// A place with a small recipe; `edit` changes its text.
+/// A place with a small recipe, edited by `edit`.
 fn with_recipe(edit: impl Fn(String) -> String) -> Place {
     let place = Place::new();
     let path = place.write_small_recipe();
@@ -25,7 +25,7 @@ fn spoil_bytes(path: &std::path::Path, spoil: impl Fn(&mut Vec<u8>)) {
 }
 
 #[test]
-fn a_recipe_that_is_missing_misspelt_or_incomplete() {
+fn a_missing_misspelt_or_incomplete_recipe_is_named() {
     let place = Place::new();
     place.run(&["run", "absent.toml"]).fails_naming(&["absent.toml"]);
     let place = with_recipe(|text| text.replace("max_new_tokens", "max_tokens"));
@@ -49,8 +49,8 @@ fn a_recipe_that_is_missing_misspelt_or_incomplete() {
     for command in
         ["run", "build-data", "train-head", "train-adapter", "record", "tune", "evaluate"]
     {
-        let told = ["`--dtype bf16`", "the CPU keeps weights", "computes in f32", "--device cuda"];
-        place.run(&[command, "small.toml", "--dtype", "bf16"]).fails_naming(&told);
+        let parts = ["`--dtype bf16`", "the CPU keeps weights", "computes in f32", "--device cuda"];
+        place.run(&[command, "small.toml", "--dtype", "bf16"]).fails_naming(&parts);
     }
     place.run(&["run", "small.toml", "--set", "head.x=2"]).fails_naming(&["`x`"]);
     place.run(&["frobnicate"]).fails_naming(&["frobnicate"]);
@@ -58,7 +58,7 @@ fn a_recipe_that_is_missing_misspelt_or_incomplete() {
 }
 
 #[test]
-fn stages_that_the_recipe_or_the_directory_lacks() {
+fn stages_without_a_section_or_data_say_so() {
     let place = with_recipe(|text| text);
     place.run(&["train-head", "small.toml"]).fails_naming(&["data/small", "build-data"]);
     place.run(&["evaluate", "small.toml"]).fails_naming(&["checkpoints/small/head", "train-head"]);
@@ -74,7 +74,7 @@ fn stages_that_the_recipe_or_the_directory_lacks() {
 }
 
 #[test]
-fn a_tokenizer_that_target_and_draft_do_not_share() {
+fn different_tokenizers_of_target_and_draft_fail() {
     let place = with_recipe(|text| {
         let own = model("draft").display().to_string();
         text.replace(&format!("draft = '{own}'"), "draft = 'other'")
@@ -91,7 +91,7 @@ fn a_tokenizer_that_target_and_draft_do_not_share() {
     left_nothing(&place);
 }
 
-/// Runs generate on a spoilt copy of the small draft as its target.
+/// Runs `generate` with a spoilt copy of the small draft as its target.
 fn generate_on_spoilt(spoil: impl Fn(&std::path::Path), named: &[&str]) {
     let place = Place::new();
     let dir = place.copy_model("draft-small", "spoilt");
@@ -114,7 +114,7 @@ fn edit_header(dir: &std::path::Path, edit: impl Fn(String) -> String) {
 }
 
 #[test]
-fn checkpoints_with_tensors_missing_extra_or_misshapen() {
+fn missing_extra_or_misshapen_tensors_are_named() {
     let q_proj = "model.layers.0.self_attn.q_proj.weight";
     generate_on_spoilt(
         |dir| edit_header(dir, |header| header.replace(q_proj, "model.layers.0.elsewhere")),
@@ -154,7 +154,7 @@ fn checkpoints_with_tensors_missing_extra_or_misshapen() {
 }
 
 #[test]
-fn safetensors_that_are_cut_short_or_lie() {
+fn truncated_or_lying_safetensors_fail() {
     generate_on_spoilt(
         |dir| spoil_bytes(&dir.join("model.safetensors"), |b| b.truncate(b.len() - 100)),
         &["model.safetensors", "whole"],
@@ -190,7 +190,7 @@ fn safetensors_that_are_cut_short_or_lie() {
 }
 
 #[test]
-fn parquet_that_is_cut_short_or_not_parquet() {
+fn truncated_parquet_and_other_files_fail() {
     let place = with_recipe(|text| text);
     place.run(&["build-data", "small.toml"]).ok();
     let shard = place.path("data/small/responses-00001.parquet");
@@ -218,7 +218,7 @@ fn parquet_that_is_cut_short_or_not_parquet() {
 }
 
 #[test]
-fn data_of_a_larger_vocabulary() {
+fn data_with_tokens_outside_the_vocabulary_fails() {
     let place = with_recipe(|text| text + "[adapter]\nexit_layer = 2\n[tune]\nnum_prompts = 2\n");
     place.run(&["build-data", "small.toml"]).ok();
     let shard = place.path("data/small/responses-00001.parquet");
@@ -229,22 +229,22 @@ fn data_of_a_larger_vocabulary() {
         let place = draftsmith_data::ShardPlace { index: 1, count: 3 };
         draftsmith_data::write_shard(&shard, &rows, &provenance, Some(place)).unwrap();
     };
-    let told = |column: &'static str| {
+    let parts = |column: &'static str| {
         ["responses-00001.parquet", "row `train#35`", column, "token 1024", "1024 tokens"]
     };
-    // Data that another model wrote, on a tokenizer with the same text.
+    // Data of another model whose tokenizer gives the same text.
     spoil(&|row| row.draft.as_mut().unwrap().draft_ids[1] = 1024);
-    place.run(&["train-head", "small.toml"]).fails_naming(&told("`draft_ids`"));
+    place.run(&["train-head", "small.toml"]).fails_naming(&parts("`draft_ids`"));
     spoil(&|row| row.response_ids[1] = 1024);
     for command in ["train-head", "train-adapter", "record"] {
-        place.run(&[command, "small.toml"]).fails_naming(&told("`response_ids`"));
+        place.run(&[command, "small.toml"]).fails_naming(&parts("`response_ids`"));
     }
     assert!(place.names("checkpoints/small").is_empty(), "nothing is made of it");
     place.run(&["inspect", "data/small"]).ok();
 }
 
 #[test]
-fn prompts_that_are_empty_broken_or_too_long() {
+fn empty_broken_or_too_long_prompts_are_named() {
     let cases: [(&str, &[&str]); 4] = [
         ("", &["train.jsonl"]),
         ("{\"prompt\": \"fine\"}\n{not json\n", &["train.jsonl", "line 2"]),
@@ -272,7 +272,7 @@ fn prompts_that_are_empty_broken_or_too_long() {
 }
 
 #[test]
-fn a_head_for_another_width_or_draft() {
+fn a_head_for_another_width_or_draft_fails() {
     let place = with_recipe(|text| text);
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml"]).ok();
@@ -298,7 +298,7 @@ fn a_head_for_another_width_or_draft() {
     assert!(place.names("checkpoints/small/evaluation").is_empty());
 }
 
-/// What trains an export, where it lies, what decodes with it, and a tensor of it.
+/// How to train an export and decode with it, its directory, and one of its tensors.
 struct Export {
     command: &'static str,
     dir: &'static str,
@@ -322,7 +322,7 @@ const EXPORTS: [Export; 2] = [
 ];
 
 #[test]
-fn exports_that_are_spoilt() {
+fn spoilt_exports_are_named() {
     let place = with_recipe(|text| {
         text.replace(&model("draft").display().to_string(), "draft")
             + "[adapter]\nexit_layer = 2\noptimizer.num_epochs = 1\n"
@@ -360,7 +360,7 @@ fn exports_that_are_spoilt() {
 }
 
 #[test]
-fn a_device_that_this_build_or_machine_lacks() {
+fn an_unavailable_device_is_named() {
     let place = Place::new();
     let target = model("draft-small").display().to_string();
     let generate = |device: &str| {
@@ -390,7 +390,7 @@ fn a_device_that_this_build_or_machine_lacks() {
 }
 
 #[test]
-fn flags_outside_their_range_and_paths_that_are_nothing() {
+fn invalid_flags_and_missing_paths_are_named() {
     let place = Place::new();
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
     let generate = |extra: &[&str]| {
@@ -410,7 +410,7 @@ fn flags_outside_their_range_and_paths_that_are_nothing() {
 }
 
 #[test]
-fn prompts_are_read_as_far_as_they_are_needed() {
+fn prompt_files_are_read_only_as_far_as_needed() {
     let place = with_recipe(|text| text.replace("[data]\n", "[data]\nnum_prompts = 3\n"));
     let prompts = std::fs::read_to_string(place.path("train.jsonl")).unwrap();
     let mut lines: Vec<&str> = prompts.lines().take(4).collect();
@@ -419,18 +419,18 @@ fn prompts_are_read_as_far_as_they_are_needed() {
     lines.push("what is this?");
     place.write("train.jsonl", lines.join("\n"));
 
-    // The long one is in the way, and not of use.
+    // The long prompt is read but cannot be used.
     place.run(&["build-data", "small.toml"]).fails_naming(&["prompt `train#1`", "context"]);
     let skip = ["--set", "data.skip_long_prompts=true"];
     let ran = place.run(&[&["build-data", "small.toml", "--json"], &skip[..]].concat());
-    assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts left out"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts are left out"), "{}", ran.stderr);
     assert_eq!(ran.json()["num_prompts"], 3);
 
-    // Two more are needed than there are, and the last line is met.
+    // Two more are needed than exist, so the last line is read.
     let more = ["--set", "data.num_prompts=5", "--set", "name=more", "--strict"];
     let all = [&["build-data", "small.toml"], &skip[..], &more[..]].concat();
     place.run(&all).fails_naming(&["`train.jsonl`, line 6"]);
-    // Prompts that are spread over a file need all of it.
+    // Prompts spread over a file require all of it.
     place.write("test.jsonl", lines.join("\n"));
     place.run(&["evaluate", "small.toml", "--strict"]).fails_naming(&["`test.jsonl`, line 6"]);
     place.write("small.toml", place_recipe(&place).replace("'test.jsonl'", "'/dev/zero'"));
@@ -442,7 +442,7 @@ fn place_recipe(place: &Place) -> String {
 }
 
 #[test]
-fn a_bound_beyond_any_number_of_tokens_is_the_context() {
+fn a_huge_token_limit_means_the_context() {
     let place = Place::new();
     let small = model("draft-small").display().to_string();
     let most = u64::MAX.to_string();
@@ -456,7 +456,7 @@ fn a_bound_beyond_any_number_of_tokens_is_the_context() {
 }
 
 #[test]
-fn keys_of_another_type_are_named_in_plain_words() {
+fn keys_of_the_wrong_type_are_explained() {
     let edits = [
         ("hidden_size", serde_json::json!({}), "key `hidden_size` is an object, expected a whole"),
         ("vocab_size", serde_json::json!("many"), "key `vocab_size` is \"many\", expected a whole"),
@@ -475,10 +475,10 @@ fn keys_of_another_type_are_named_in_plain_words() {
             "key `rope_parameters.factor` is missing",
         ),
     ];
-    for (key, value, told) in edits {
+    for (key, value, parts) in edits {
         generate_on_spoilt(
             |dir| {
-                // Its generation config would name other end tokens.
+                // Its generation config names other end tokens.
                 let _ = std::fs::remove_file(dir.join("generation_config.json"));
                 let path = dir.join("config.json");
                 let text = std::fs::read_to_string(&path).unwrap();
@@ -486,18 +486,18 @@ fn keys_of_another_type_are_named_in_plain_words() {
                 config[key] = value.clone();
                 std::fs::write(&path, config.to_string()).unwrap();
             },
-            &["spoilt/config.json`", told],
+            &["spoilt/config.json`", parts],
         );
     }
     let place = with_recipe(|text| text);
-    let told = ["is \"two\", expected a whole number, 0 or more"];
-    place.run(&["run", "small.toml", "--set", "head.num_layers='two'"]).fails_naming(&told);
-    let told = ["is a table, expected a string"];
-    place.run(&["run", "small.toml", "--set", "models.target={}"]).fails_naming(&told);
+    let parts = ["is \"two\", expected a whole number, 0 or more"];
+    place.run(&["run", "small.toml", "--set", "head.num_layers='two'"]).fails_naming(&parts);
+    let parts = ["is a table, expected a string"];
+    place.run(&["run", "small.toml", "--set", "models.target={}"]).fails_naming(&parts);
 }
 
 #[test]
-fn exports_that_are_not_where_they_belong() {
+fn exports_in_the_wrong_place_are_named() {
     let place = with_recipe(|text| text + "[adapter]\nexit_layer = 8\n");
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-adapter", "small.toml"]).fails_naming(&[

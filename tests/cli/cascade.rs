@@ -1,5 +1,5 @@
-//! Cascades and prompt lookup in `evaluate`: the output stays the target's, and results name what
-//! drafted.
+//! Cascades and prompt lookup in `evaluate`: the output stays the target's, and results name the
+//! drafters.
 
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ fn drafts() -> String {
 }
 
 #[test]
-fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
+fn cascades_are_measured_and_change_no_token() {
     let place = Place::new();
     let cascades = "[evaluate.max_gram]\nlengths = [4]\n\
         [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = [[3, 2], [0, 4]]\n\
@@ -51,14 +51,14 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
                 assert_eq!(row["lossless"], true, "{row}");
             }
             if drafter == "cascade_3" {
-                // Seven children beside the chain's first take no forward of the draft.
+                // Seven alternatives for the first token need no draft forward.
                 let per_round = |key: &str| {
                     row[key].as_f64().unwrap() / row["num_target_forwards"].as_f64().unwrap()
                 };
                 assert!(per_round("num_drafted") > 7.0, "{row}");
                 assert!(row["compression_rate"].as_f64().unwrap() > 1.5, "{row}");
             } else if drafter.starts_with("cascade") {
-                // A reviewer's forward reads what smaller drafters have proposed, so there are draft
+                // A reviewer's forward reads the candidates of smaller drafters, so there are draft
                 // forwards of several drafters.
                 assert!(row["num_draft_forwards"].as_u64() > row["num_drafted"].as_u64(), "{row}");
                 assert!(row["compression_rate"].as_f64().unwrap() > 1.5, "{row}");
@@ -75,7 +75,7 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
     assert!(described("cascade 2").contains("lenience 3 for look-ups too"));
     assert!(described("cascade 3").contains("lenience 1, 8 first tokens"));
 
-    // Side by side they share forwards, and each has the rounds that it has alone.
+    // Prompts in a batch share forwards and have the same rounds as alone.
     let recipe = write_recipe(&place, &drafts(), &format!("batch_size = 3\n{cascades}"));
     place.run(&["evaluate", &recipe]).ok();
     let batched = place.json("checkpoints/mine/evaluation/results.json");
@@ -85,13 +85,13 @@ fn cascades_are_measured_beside_their_drafters_and_change_no_token() {
         greedy.map(|row| keys.map(|key| row[key].to_string()).join(" ")).collect()
     };
     assert_eq!(counts(&batched), counts(&all));
-    // The recipe that is written beside them says the same.
+    // The written recipe has the same cascades.
     let again = place.path("checkpoints/mine/evaluation/recipe.toml").display().to_string();
     place.run(&["evaluate", &again]).ok();
 }
 
 #[test]
-fn a_cascade_of_drafters_that_are_not_there_is_refused_by_its_key() {
+fn a_cascade_with_missing_drafters_is_refused() {
     let place = Place::new();
     let evaluate = |models: &str, drafters: &str, lengths: &str| {
         let cascade =

@@ -1,4 +1,4 @@
-//! `check`: a good export passes, a broken promise is named, and noise for weights never changes the output.
+//! `check`: a good export passes, a broken promise is reported, and random weights never change the output.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::support::{Place, model};
 const HEAD: &str = "checkpoints/small/head";
 const ADAPTER: &str = "checkpoints/small/adapter";
 
-/// A place with a head that was trained a little.
+/// A directory with a briefly trained head.
 fn head_place() -> Place {
     let place = Place::new();
     place.write_small_recipe();
@@ -18,14 +18,14 @@ fn head_place() -> Place {
     place
 }
 
-/// Changes a JSON file.
+/// Edits a JSON file.
 fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     change(&mut value);
     std::fs::write(path, serde_json::to_string_pretty(&value).unwrap()).unwrap();
 }
 
-/// What tuning leaves of a way of decoding, with a promise of the acceptance rate.
+/// A tuned rule with a promised acceptance rate.
 fn tuned(drafter: &str, temperature: f64, [value, low, high]: [f64; 3]) -> Value {
     json!({
         "drafter": drafter,
@@ -40,12 +40,12 @@ fn tuned(drafter: &str, temperature: f64, [value, low, high]: [f64; 3]) -> Value
     })
 }
 
-/// Any rate fulfils it.
+/// A promise that every rate fulfils.
 const WIDE: [f64; 3] = [0.5, 0.0, 1.0];
-/// No drafter is so bad.
+/// A promise that every drafter breaks.
 const BROKEN: [f64; 3] = [0.001, 0.0005, 0.0015];
 
-/// Replaces all weights, in f32 or bf16, by noise of their size.
+/// Replaces all weights, f32 or bf16, by noise of the same scale.
 fn make_noise(dir: &Path) {
     let path = dir.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -60,14 +60,14 @@ fn make_noise(dir: &Path) {
         weight.copy_from_slice(&(noise * 0.4).to_le_bytes()[lower..]);
     }
     std::fs::write(path, bytes).unwrap();
-    // It would be refused by its checksum.
+    // The old checksum would be an error.
     edit(&dir.join("config.json"), |config| {
         drop(config.as_object_mut().unwrap().remove("weights_hash"))
     });
 }
 
 #[test]
-fn a_good_head_passes_and_a_promise_that_does_not_hold_is_named() {
+fn a_good_head_passes_and_a_broken_promise_is_reported() {
     let place = head_place();
     let stdout = place.run(&["check", HEAD]).ok();
     for text in ["acceptance head, passed", "h = 0.7, default", "nothing promised", "pass"] {
@@ -111,7 +111,7 @@ fn a_good_head_passes_and_a_promise_that_does_not_hold_is_named() {
 }
 
 #[test]
-fn noise_for_weights_changes_rounds_but_never_the_output() {
+fn random_weights_change_rounds_but_never_the_output() {
     let place = head_place();
     make_noise(&place.path(HEAD));
     let checked = place.run(&["check", HEAD, "--json"]).json();
@@ -138,7 +138,7 @@ fn noise_for_weights_changes_rounds_but_never_the_output() {
     let stdout = place.run(&["check", ADAPTER]).ok();
     assert!(stdout.contains("self-draft adapter, passed") && stdout.contains("K = 5"), "{stdout}");
 
-    // A rule of another drafter.
+    // A rule for another drafter.
     edit(&place.path(ADAPTER).join("config.json"), |config| {
         config["tuned"] = json!({ "greedy": tuned("self_draft_3", 0.0, WIDE), "sampled": null });
     });
@@ -146,14 +146,14 @@ fn noise_for_weights_changes_rounds_but_never_the_output() {
 }
 
 #[test]
-fn what_is_missing_broken_or_of_other_models_is_named() {
+fn missing_invalid_and_foreign_files_are_named() {
     let place = head_place();
     place.run(&["check", "absent"]).fails_naming(&["absent", "config.json", "train-head"]);
     place.run(&["check", &model("draft").display().to_string()]).fails_naming(&["num_layers"]);
     place.run(&["check", HEAD, "--num-prompts", "0"]).fails_naming(&["--num-prompts"]);
     place.run(&["check", HEAD, "--prompts", "absent.jsonl"]).fails_naming(&["absent.jsonl"]);
 
-    // The recipe beside it, and one without prompts.
+    // The recipe of the export, and one without prompts.
     let beside = place.path(HEAD).join("recipe.toml");
     let recipe = std::fs::read_to_string(&beside).unwrap();
     std::fs::remove_file(&beside).unwrap();
@@ -164,7 +164,7 @@ fn what_is_missing_broken_or_of_other_models_is_named() {
     place.run(&["check", HEAD]).fails_naming(&["[evaluate]", "--prompts"]);
     place.run(&["check", HEAD, "--prompts", "test.jsonl"]).ok();
 
-    // Another draft, of another width and of the same, and another target.
+    // A draft of another width, one of the same width, and another target.
     let own = model("draft").display().to_string();
     let other = place.copy_model("draft", "other-draft");
     let text = std::fs::read_to_string(other.join("config.json")).unwrap();
@@ -183,7 +183,7 @@ fn what_is_missing_broken_or_of_other_models_is_named() {
     place.run(&["check", HEAD]).fails_naming(&["models.draft"]);
     std::fs::write(&beside, &recipe).unwrap();
 
-    // What tuning wrote, spoilt.
+    // Invalid tuned rules.
     let config = place.path(HEAD).join("config.json");
     let good = tuned("draft", 0.0, WIDE);
     for (spoilt, named) in [

@@ -1,22 +1,22 @@
-//! Responses and labels in the forms of others.
+//! Data in the formats of the methods' authors.
 
 use crate::support::Place;
 
-/// A list as Python prints it.
+/// Reads a list as Python prints it.
 fn read<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &serde_json::Value) -> Vec<T> {
     let inner = text.as_str().unwrap().strip_prefix('[').unwrap().strip_suffix(']').unwrap();
     inner.split(", ").map(|value| value.parse().unwrap()).collect()
 }
 
 #[test]
-fn labels_are_written_as_the_specdec_pp_authors_read_them() {
+fn exported_labels_follow_the_specdec_pp_authors_format() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
     let export = ["export", "--for", "specdec-pp", "data/small", "labels.json"];
-    let told = place.run(&export).ok();
-    assert!(told.contains("70 responses with labels"), "{told}");
-    assert!(!told.contains("as served"), "T = 1 is what theirs are of: {told}");
+    let message = place.run(&export).ok();
+    assert!(message.contains("70 responses with labels"), "{message}");
+    assert!(!message.contains("sampling settings"), "the authors sample at T = 1: {message}");
     let items = place.json("labels.json");
     let items = items.as_array().unwrap();
     let rows =
@@ -37,15 +37,15 @@ fn labels_are_written_as_the_specdec_pp_authors_read_them() {
         }
         assert!(!item["continuation"].as_str().unwrap().contains("</s>"));
     }
-    // Nothing is overwritten.
-    place.run(&export).fails_naming(&["`labels.json`", "there already"]);
+    // An existing file is never overwritten.
+    place.run(&export).fails_naming(&["`labels.json`", "already exists"]);
 
-    // One shard, of what was chosen otherwise than theirs.
+    // One shard with sampling settings that differ from the authors'.
     let set = ["--set", "data.temperature=0.0", "--set", "name=\"greedy\""];
     place.run(&[&["build-data", "small.toml"], &set[..]].concat()).ok();
     let shard = "data/greedy/responses-00001.parquet";
-    let told = place.run(&["export", "--for", "specdec-pp", shard, "one.json"]).ok();
-    assert!(told.contains("as served"), "{told}");
+    let message = place.run(&["export", "--for", "specdec-pp", shard, "one.json"]).ok();
+    assert!(message.contains("sampling settings"), "{message}");
     assert_eq!(place.json("one.json").as_array().unwrap().len(), 32);
 
     // Without a draft there are no labels.
@@ -73,7 +73,7 @@ fn rows_of(place: &Place, dir: &str) -> Vec<draftsmith_data::ResponseRow> {
 }
 
 #[test]
-fn the_specdec_pp_authors_data_comes_back_and_heads_are_trained_on_it() {
+fn specdec_pp_data_round_trips_and_trains_the_same_head() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
@@ -82,14 +82,15 @@ fn the_specdec_pp_authors_data_comes_back_and_heads_are_trained_on_it() {
         place.run(&["import", "--from", "specdec-pp", "--recipe", "small.toml", from, out])
     };
     let ran = import("labels.json", "data/back");
-    let told = "70 responses came as tokens; acceptance probabilities are 0.0000 from the file's";
-    assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    let message = "70 responses were given as tokens; acceptance probabilities differ from the \
+                   file's by 0.0000";
+    assert!(ran.stderr.contains(message), "{}", ran.stderr);
     assert!(!ran.stderr.contains("other models"), "{}", ran.stderr);
     ran.ok();
     let expected = rows_of(&place, "data/small");
     assert!(rows_of(&place, "data/back") == expected);
 
-    // Lists instead of texts, all on one line, and tokens drawn here where the file has none.
+    // Lists instead of strings, all on one line; draft tokens are drawn here if the file has none.
     let mut items = place.json("labels.json");
     for item in items.as_array_mut().unwrap() {
         for key in ["prefix", "tokens", "p_acc"] {
@@ -101,7 +102,7 @@ fn the_specdec_pp_authors_data_comes_back_and_heads_are_trained_on_it() {
     import("lists.json", "./data/lists/").ok();
     assert!(rows_of(&place, "data/lists") == expected);
 
-    // What is left is what train-head takes, and the head is the same.
+    // train-head accepts the imported data and gives the same head.
     for recipe in ["small.toml", "data/back/recipe.toml"] {
         place.run(&["train-head", recipe]).ok();
     }
@@ -110,7 +111,7 @@ fn the_specdec_pp_authors_data_comes_back_and_heads_are_trained_on_it() {
     };
     assert!(weights("small") == weights("back"));
 
-    // Labels of another temperature are told from the file's.
+    // Labels at another temperature are noted as different.
     place.write("warm.toml", {
         let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
         recipe
@@ -119,13 +120,13 @@ fn the_specdec_pp_authors_data_comes_back_and_heads_are_trained_on_it() {
     let warm = ["import", "--from", "specdec-pp", "--recipe", "warm.toml", "labels.json", "data/w"];
     let ran = place.run(&warm);
     assert!(ran.stderr.contains("cut at an end token"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("other models, or another way of sampling"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("other models or sampling settings"), "{}", ran.stderr);
     ran.ok();
     assert!(rows_of(&place, "data/w").iter().all(|row| row.response_ids.len() <= 5));
 }
 
 #[test]
-fn what_is_wrong_with_the_specdec_pp_authors_data_is_told_by_file_and_item() {
+fn errors_in_specdec_pp_data_name_file_and_item() {
     let place = Place::new();
     place.write_small_recipe();
     let import = ["import", "--from", "specdec-pp", "theirs.json", "data/theirs"];

@@ -1,16 +1,16 @@
-//! `inspect DATA --html`: responses and labels as a page.
+//! `inspect DATA --html`: the page of a data set.
 
 use draftsmith_data::RolloutDecoding::Greedy as GREEDY;
 
 use crate::support::{Place, model};
 
-/// How often a text stands in another.
+/// The number of occurrences of `part`.
 fn count(text: &str, part: &str) -> usize {
     text.matches(part).count()
 }
 
 #[test]
-fn a_data_set_is_shown_with_its_tokens_on_what_the_draft_knows_of_them() {
+fn a_page_shows_tokens_with_their_overlap() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
@@ -26,7 +26,7 @@ fn a_data_set_is_shown_with_its_tokens_on_what_the_draft_knows_of_them() {
     {
         assert_eq!(count(&html, &format!("id=\"{id}-wide-title\"")), 1, "{id}");
     }
-    // Each token has a ground, and a title with what is known of it.
+    // Each token has a background and a title.
     let (rows, _) =
         draftsmith_data::read_shard(&place.path("data/small/responses-00000.parquet"), None)
             .unwrap();
@@ -40,13 +40,13 @@ fn a_data_set_is_shown_with_its_tokens_on_what_the_draft_knows_of_them() {
         let num = overlap.iter().filter(of).count();
         assert_eq!(count(article, &format!("class=\"t{tenth}\"")), num, "{overlap:?}");
     }
-    // Nothing is fetched, and nothing runs.
+    // The page makes no request and has no script.
     assert_eq!(
         (count(&html, "<script"), count(&html, "http://"), count(&html, "https://")),
         (0, 0, 0)
     );
 
-    // Without a tokenizer, ids; of one shard alone, too.
+    // Without a tokenizer the page shows ids, also for a single shard.
     let shard = ["inspect", "data/small/responses-00000.parquet", "--html", "ids.html"];
     place.run(&shard).ok();
     let html = std::fs::read_to_string(place.path("ids.html")).unwrap();
@@ -55,7 +55,7 @@ fn a_data_set_is_shown_with_its_tokens_on_what_the_draft_knows_of_them() {
 }
 
 #[test]
-fn what_a_page_cannot_show_is_told() {
+fn pages_of_other_files_are_refused() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
@@ -72,6 +72,6 @@ fn what_a_page_cannot_show_is_told() {
     let text = std::fs::read_to_string(&tokenizer).unwrap();
     std::fs::write(&tokenizer, text + "\n").unwrap();
     let other = ["inspect", "data/small", "--html", "page.html", "--tokenizer", "other"];
-    place.run(&other).fails_naming(&["`other`", "another tokenizer", "`--tokenizer`"]);
+    place.run(&other).fails_naming(&["`other`", "differs from the data", "`--tokenizer`"]);
     assert!(!place.path("page.html").exists());
 }

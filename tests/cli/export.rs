@@ -1,4 +1,4 @@
-//! `export`: what other runtimes load says what it says here, and what cannot be taken along is named.
+//! `export`: exports give the same results in other runtimes, and name what they leave out.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::support::{Place, model};
 
 const ADAPTER: &str = "checkpoints/road/adapter";
 
-/// A place with a recipe of an adapter behind layer 2, tuned greedily, and what `more` adds to it.
+/// A place with an adapter after layer 2 that is tuned for greedy decoding. `more` is added to the recipe.
 fn adapter_place(more: &str) -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
@@ -39,7 +39,7 @@ fn generate(place: &Place, drafter: [&str; 2]) -> Value {
     place.run(&arguments).json()
 }
 
-/// What each round drafted and kept.
+/// The numbers of drafted and kept tokens of each round.
 fn rounds(generated: &Value) -> Vec<[Value; 2]> {
     let rounds = generated["rounds"].as_array().expect("rounds");
     rounds
@@ -49,20 +49,23 @@ fn rounds(generated: &Value) -> Vec<[Value; 2]> {
 }
 
 #[test]
-fn an_adapter_drafts_the_same_as_a_draft_model_of_its_own() {
+fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     let place = adapter_place("architecture = 'decoder-layer'\ninitial = 'target'\n");
     let untuned = ["export", "--for", "draft-model", ADAPTER, "draft"];
-    let told = place.run(&untuned).ok();
-    assert!(told.contains("3 layers") && told.contains("tune --for draft-model"), "{told}");
+    let message = place.run(&untuned).ok();
+    assert!(
+        message.contains("3 layers") && message.contains("tune --for draft-model"),
+        "{message}"
+    );
     let [with_adapter, with_draft] =
         [["--adapter", ADAPTER], ["--draft", "draft"]].map(|drafter| generate(&place, drafter));
     assert_eq!(with_draft["token_ids"], with_adapter["token_ids"]);
     assert_eq!(rounds(&with_draft), rounds(&with_adapter));
     let shown = place.run(&["inspect", "draft", "--json"]).json();
     assert_eq!(shown["num_layers"], 3, "{shown}");
-    place.run(&untuned).fails_naming(&["`draft` is there already", "hint"]);
+    place.run(&untuned).fails_naming(&["`draft` already exists", "hint"]);
 
-    // Tuned for this use, it says what transformers is to do.
+    // Tuned as a draft model, it has settings for transformers.
     place.run(&["record", "road.toml"]).ok();
     let tuned = place.run(&["tune", "--for", "draft-model", "road.toml", "--json"]).json();
     let runtimes = tuned[0]["runtimes"].as_array().unwrap();
@@ -96,7 +99,7 @@ fn an_adapter_drafts_the_same_as_a_draft_model_of_its_own() {
     promises_follow_given_costs(&place);
 }
 
-/// A runtime's own costs, in the recipe or in a file, take the place of those that are measured here.
+/// A runtime's costs, given in the recipe or a file, replace measured ones.
 fn promises_follow_given_costs(place: &Place) {
     let tune =
         |more: &[&str]| place.run(&[&["tune", "--for", "draft-model", "road.toml"], more].concat());
@@ -116,11 +119,11 @@ fn promises_follow_given_costs(place: &Place) {
         let found = all.iter().find(|one| one["runtime"] == runtime).unwrap().clone();
         (found["setting"].clone(), found["speedup"]["value"].as_f64().unwrap())
     };
-    // Where drafting is next to free, more candidates a round are better, and never slow anything down.
+    // With nearly free drafts, more candidates per round are better.
     let (setting, speedup) = of(&free, "vLLM");
     assert_ne!(setting, "num_speculative_tokens=1");
     assert!(speedup > 1.0, "{free}");
-    // At these, one costs as much as it saves where it is accepted.
+    // At these costs, a candidate costs as much as it saves if accepted.
     let (setting, speedup) = of(&dear, "vLLM");
     assert_eq!(setting, "num_speculative_tokens=1");
     assert!(speedup < 0.9, "{dear}");
@@ -130,7 +133,7 @@ fn promises_follow_given_costs(place: &Place) {
         shown.contains("a draft forward 9.00 ms, a target forward of one row 10.00 ms"),
         "{shown}"
     );
-    // A file goes before the recipe's own.
+    // A file overrides the recipe.
     let own = ["--set", "tune.costs.draft_ms=9", "--set", "tune.costs.target_ms=10", "--json"];
     let of_recipe = tune(&own).json()[0].take();
     assert_eq!(of_recipe["cost_source"], "given");
@@ -141,7 +144,7 @@ fn promises_follow_given_costs(place: &Place) {
 }
 
 #[test]
-fn what_an_ordinary_model_cannot_be_is_named() {
+fn unsupported_exports_as_draft_models_are_named() {
     let place = adapter_place("architecture = 'mlp-only'\n");
     let export = |source: &str, more: &[&str]| {
         let mut arguments = vec!["export", "--for", "draft-model", source, "out"];
@@ -152,8 +155,8 @@ fn what_an_ordinary_model_cannot_be_is_named() {
     assert!(!place.path("out").exists());
     let narrow = ["train-adapter", "road.toml", "--set", "adapter.architecture=\"attention\""];
     place.run(&[&narrow[..], &["--set", "adapter.draft_vocabulary=200"]].concat()).ok();
-    let told = export(ADAPTER, &[]).ok();
-    assert!(told.contains("the draft vocabulary: "), "{told}");
+    let message = export(ADAPTER, &[]).ok();
+    assert!(message.contains("the draft vocabulary: "), "{message}");
     let drafted = generate(&place, ["--draft", "out"]);
     let plain = generate(&place, ["--adapter", ADAPTER]);
     assert_eq!(drafted["token_ids"], plain["token_ids"]);
@@ -167,10 +170,10 @@ fn what_an_ordinary_model_cannot_be_is_named() {
 }
 
 #[test]
-fn the_authors_forms_come_back_as_they_were_and_what_they_lack_is_named() {
+fn the_authors_formats_round_trip_and_losses_are_named() {
     let place = adapter_place("");
-    let told = place.run(&["export", "--for", "kangaroo", ADAPTER, "theirs"]).ok();
-    assert!(told.contains("an adapter for Kangaroo's class"), "{told}");
+    let message = place.run(&["export", "--for", "kangaroo", ADAPTER, "theirs"]).ok();
+    assert!(message.contains("an adapter for Kangaroo's class"), "{message}");
     let files = std::fs::read_dir(place.path("theirs")).unwrap();
     let mut files: Vec<String> =
         files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
@@ -186,7 +189,7 @@ fn the_authors_forms_come_back_as_they_were_and_what_they_lack_is_named() {
         [["--adapter", ADAPTER], ["--adapter", "back"]].map(|drafter| generate(&place, drafter));
     assert_eq!(back["token_ids"], ours["token_ids"]);
     assert_eq!(rounds(&back), rounds(&ours));
-    // Their class rotates with 10,000 whatever the file says.
+    // Kangaroo's class uses rotary base 10,000 regardless of the file.
     let config = place.path("theirs").join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     let mut json: Value = serde_json::from_str(&text).unwrap();
@@ -203,14 +206,14 @@ fn the_authors_forms_come_back_as_they_were_and_what_they_lack_is_named() {
 }
 
 #[test]
-fn heads_go_to_the_authors_class_and_into_their_drafts() {
+fn heads_are_exported_for_the_authors_class_and_for_transformers() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml", "--set", "head.num_layers=2"]).ok();
     const HEAD: &str = "checkpoints/small/head";
-    let told = place.run(&["export", "--for", "specdec-pp", HEAD, "theirs"]).ok();
-    assert!(told.contains("from_pretrained(\"theirs\")"), "{told}");
+    let message = place.run(&["export", "--for", "specdec-pp", HEAD, "theirs"]).ok();
+    assert!(message.contains("from_pretrained(\"theirs\")"), "{message}");
     let draft = place.json(&format!("{HEAD}/config.json"))["hidden_size"].clone();
     let expected = serde_json::json!({ "hidden_size": draft, "num_layers": 2 });
     assert_eq!(place.json("theirs/config.json"), expected);
@@ -225,7 +228,7 @@ fn heads_go_to_the_authors_class_and_into_their_drafts() {
     };
     assert_eq!(decode("back"), decode(HEAD));
 
-    // Inside its draft, for transformers.
+    // For transformers, in the draft's directory.
     let arguments =
         ["export", "--for", "transformers", HEAD, "inside", "--stop-threshold", "0.4", "--json"];
     let exported = place.run(&arguments).json();
@@ -252,7 +255,7 @@ fn heads_go_to_the_authors_class_and_into_their_drafts() {
     place.run(&wrong).fails_naming(&["1.5"]);
     assert!(!place.path("out").exists());
 
-    // What their class cannot compute.
+    // A head that the class cannot compute.
     for (keys, named) in [
         (&["head.form=\"look-ahead\"", "head.labels=\"overlap\""][..], "looks ahead"),
         (&["head.inputs=[\"entropy\"]"], "`inputs`"),

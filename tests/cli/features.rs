@@ -1,4 +1,4 @@
-//! Hidden states that trainings keep on the disk: told, read again, and the same whatever was there.
+//! Hidden states that trainings store on disk: they are reported and reused, and do not change results.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::support::{Place, model};
 
-/// A place with built data, and a recipe of an adapter with a head and of a draft's head that learns from
-/// rollouts.
+/// A directory with built data and a recipe of an adapter with a head and of a draft's head that learns
+/// from rollouts.
 fn built_place() -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
@@ -50,7 +50,7 @@ const CACHED: [&str; 6] = [
 ];
 
 #[test]
-fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
+fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     let place = built_place();
     let scores = |recipe: &str, name: &str| -> Value {
         place.json(&format!("checkpoints/{recipe}/{name}/scores.json"))
@@ -83,7 +83,7 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
         "features-target-layer-3.bin",
     ];
     assert_eq!(names, expected);
-    // f16 rounds to 11 bits.
+    // f16 has 11 bits of precision.
     for (name, exact) in trained.iter().zip(&exact) {
         let found = scores("kept", name);
         let loss = if name.starts_with("adapter/") && !name.ends_with("head") {
@@ -96,7 +96,7 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
     }
     let first = trained.map(weights);
 
-    // Trained again, they are read, and the result is the same; so it is where half was there.
+    // Another training reads them, all or half of them, with the same result.
     let again = || {
         std::fs::remove_dir_all(place.path("checkpoints/kept")).unwrap();
         let told = train(&CACHED);
@@ -113,7 +113,7 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
     again();
     assert!(kept(&place) == files);
 
-    // Stopped in the middle and resumed, too.
+    // The same after an interruption.
     std::fs::remove_dir_all(place.path("checkpoints/kept")).unwrap();
     for name in files.keys() {
         std::fs::remove_file(place.path(&format!("data/kept/{name}"))).unwrap();
@@ -126,7 +126,7 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
     assert!(trained.map(weights) == first);
     assert!(kept(&place) == files);
 
-    // Int8 takes about half, and other settings are another training.
+    // Int8 needs about half the space; other settings are another training.
     let int8 = ["--set", "adapter.features_format=int8"];
     let told = train(&[&CACHED[..], &int8].concat());
     assert!(told.contains("features-target*.bin"), "{told}");
@@ -136,7 +136,7 @@ fn hidden_states_are_kept_for_the_trainings_that_read_one_text() {
 }
 
 #[test]
-fn what_is_mixed_anew_in_each_epoch_is_not_kept() {
+fn states_that_change_with_the_epoch_are_not_stored() {
     let place = built_place();
     for labels in ["sampled", "overlap", "greedy"] {
         let labels = format!("head.labels={labels}");

@@ -1,4 +1,4 @@
-//! `generate`: text, JSON, and the promise that a draft changes the speed and nothing else.
+//! `generate`: text and JSON output, and drafts that change only the speed.
 
 use crate::support::{Place, model};
 
@@ -42,7 +42,7 @@ fn greedy_speculative_output_is_plain_greedy_output() {
 }
 
 #[test]
-fn a_head_changes_the_rounds_and_not_the_text() {
+fn a_head_changes_the_rounds_but_not_the_text() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
@@ -64,7 +64,7 @@ fn a_head_changes_the_rounds_and_not_the_text() {
 }
 
 #[test]
-fn a_repetition_penalty_changes_the_text_alike_with_every_drafter() {
+fn a_repetition_penalty_has_the_same_effect_with_every_drafter() {
     let place = Place::new();
     let [target, draft, _] = paths();
     for penalty in ["1.3", "0.5"] {
@@ -97,7 +97,7 @@ fn a_repetition_penalty_changes_the_text_alike_with_every_drafter() {
 }
 
 #[test]
-fn stop_strings_and_end_tokens_end_the_text_alike_with_every_drafter() {
+fn stop_strings_and_end_tokens_work_with_every_drafter() {
     let place = Place::new();
     let [target, draft, _] = paths();
     let generate = |prompt: &str, extra: &[&str]| {
@@ -108,7 +108,7 @@ fn stop_strings_and_end_tokens_end_the_text_alike_with_every_drafter() {
     for prompt in PROMPTS {
         let whole = generate(prompt, &[]);
         let text = whole["text"].as_str().unwrap();
-        // Five characters, wherever they lie in tokens.
+        // Five characters, which need not align with tokens.
         let string: String = text.chars().skip(text.chars().count() / 2).take(5).collect();
         let token = ids(&whole)[ids(&whole).len() / 2].to_string();
         for end in [["--stop-string", &string], ["--eos-token-id", &token]] {
@@ -117,8 +117,8 @@ fn stop_strings_and_end_tokens_end_the_text_alike_with_every_drafter() {
             assert!(found.len() < all.len() && all.starts_with(&found), "{end:?}, {prompt}");
             if end[0] == "--stop-string" {
                 let stopped = plain["text"].as_str().unwrap();
-                let before = stopped.find(&string).expect("it is kept whole");
-                // Nothing is behind it but the rest of the token that completes it.
+                let before = stopped.find(&string).expect("the whole stop string is kept");
+                // Only the rest of the completing token follows.
                 assert_eq!(text.find(&string), Some(before));
                 assert!(stopped.len() - before - string.len() < 12, "{stopped:?} for {string:?}");
             } else {
@@ -208,7 +208,7 @@ fn a_model_without_a_chat_template_needs_one() {
     assert_eq!(chosen(&file), generate(&own, &[]).json()["prompt_ids"]);
     generate("bare", &["--chat-template", "no.jinja"]).fails_naming(&["`no.jinja`", "`none`"]);
 
-    // The choice is part of what data is made of.
+    // The choice is part of the data's provenance.
     let recipe = std::fs::read_to_string(place.write_small_recipe()).unwrap();
     place.write("small.toml", recipe.replace(&format!("target = '{own}'"), "target = 'bare'"));
     place.run(&["build-data", "small.toml"]).fails_naming(&["`bare` has no chat template"]);
@@ -223,7 +223,7 @@ fn a_model_without_a_chat_template_needs_one() {
 }
 
 #[test]
-fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
+fn prompt_lookup_copies_repeated_text_and_changes_no_token() {
     let place = Place::new();
     let [target, draft, _] = paths();
     let prompt = "Copy: red lamp red lamp red lamp red lamp red lamp";
@@ -240,7 +240,7 @@ fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
         assert_eq!(found["token_ids"], plain["token_ids"]);
         let rounds = found["rounds"].as_array().unwrap();
         let most = |key: &str| rounds.iter().filter_map(|round| round[key].as_u64()).max().unwrap();
-        // The text goes on repeating, so rounds of any length are accepted whole.
+        // The text keeps repeating, so complete rounds are accepted.
         assert_eq!(most("num_accepted").to_string(), length);
         assert_eq!(most("num_drafted").to_string(), length);
     }
@@ -250,7 +250,7 @@ fn prompt_lookup_copies_what_repeats_and_changes_no_token() {
 }
 
 #[test]
-fn looking_up_first_drafts_where_nothing_repeats_and_changes_no_token() {
+fn the_draft_runs_if_lookup_finds_nothing_and_changes_no_token() {
     let place = Place::new();
     let [target, draft, _] = paths();
     let prompt = "What is 47 + 85? Copy it: What is 47 + 85? Copy it: What is";
@@ -308,7 +308,7 @@ fn trees_accept_more_than_their_chain_and_change_no_token() {
     assert_eq!(num_rounds(&["--tree", "1x1x0"]), chain);
     let trees = ["4x1x9", "4x9x99", "4x9x99-drawn"].map(|shape| num_rounds(&["--tree", shape]));
     assert!(chain > trees[0] && trees[0] >= trees[1] && trees[1] == trees[2], "{chain} {trees:?}");
-    // Told node by node: siblings at every place, and a second branch.
+    // A shape as paths: siblings at every position, and a second branch.
     let fixed = ["4-4.1-4-4", "4-4.1-4-4-drawn"].map(|shape| num_rounds(&["--tree", shape]));
     assert!(
         fixed == [fixed[0]; 2] && (trees[1]..=trees[0]).contains(&fixed[0]),
@@ -327,7 +327,7 @@ fn trees_accept_more_than_their_chain_and_change_no_token() {
 }
 
 #[test]
-fn bigrams_fill_up_what_is_looked_up_and_belong_to_their_tokenizer() {
+fn bigrams_continue_lookups_and_belong_to_their_tokenizer() {
     let place = Place::new();
     let [target, _, _] = paths();
     let recipe = place.write("mine.toml", format!("[models]\ntarget = '{target}'\n"));
@@ -368,7 +368,7 @@ fn bigrams_fill_up_what_is_looked_up_and_belong_to_their_tokenizer() {
 }
 
 #[test]
-fn a_cascade_changes_the_rounds_and_not_the_text() {
+fn a_cascade_changes_the_rounds_but_not_the_text() {
     let place = Place::new();
     let [target, draft, small] = paths();
     let generate = |prompt: &str, extra: &[&str]| {
@@ -382,7 +382,7 @@ fn a_cascade_changes_the_rounds_and_not_the_text() {
     for prompt in PROMPTS {
         let plain = generate(prompt, &[]).json();
         let models = ["--draft", &draft, "--small-draft", &small];
-        // Of the last, the chain and seven siblings of its first token with three look-ups each.
+        // The last one: the chain, and seven siblings of its first token with three looked-up tokens each.
         for (cascade, most) in [(vertical, 7), (nested, 7), (branching, 4 + 7 * 4)] {
             let found = generate(prompt, &[&models[..], &["--cascade", cascade]].concat()).json();
             assert_eq!(found["token_ids"], plain["token_ids"], "{cascade}");

@@ -1,5 +1,5 @@
-//! Models by their names on the Hub: from the cache, and from a Hub on loopback that also redirects,
-//! breaks off, stands still and sends what is damaged.
+//! Models by their name on the Hub, from the cache and from a test Hub that redirects, breaks off, stalls and
+//! sends damaged files.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,23 +13,23 @@ use crate::support::{Place, Ran, model};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const WEIGHTS: &str = "model.safetensors";
 
-/// What is wrong with a Hub.
+/// A Hub's fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Weights come from elsewhere.
+    /// Weights come from another address.
     Redirects,
-    /// The first answer with weights ends in the middle.
+    /// The first response with weights ends in the middle.
     BreaksOff,
     /// Weights never come.
-    StandsStill,
-    /// A byte of the weights is another one.
+    Stalls,
+    /// A byte of the weights is wrong.
     Damages,
-    /// Nothing is allowed.
+    /// Every request is denied.
     Refuses,
 }
 
-/// A Hub with one model, `org/tiny`, and what was asked of it.
+/// A Hub with one model, `org/tiny`, and the requests so far.
 struct Hub {
     address: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -139,7 +139,7 @@ impl Served {
         let (start, end) = range.unwrap_or((0, None));
         let end = end.map_or(bytes.len(), |last| last + 1);
         let is_body = end == bytes.len();
-        if is_large && is_body && self.fault == Fault::StandsStill {
+        if is_large && is_body && self.fault == Fault::Stalls {
             std::thread::sleep(Duration::from_secs(3600));
         }
         let header = format!(
@@ -217,7 +217,7 @@ fn a_model_of_the_hub_is_downloaded_once_and_then_read_from_the_cache() {
         assert!(downloaded.stderr.contains("`org/tiny@main` is in"), "{}", downloaded.stderr);
         let text = own.ok();
         assert_eq!(downloaded.ok(), text, "{fault:?}");
-        // All but programs, with the bytes that they have.
+        // Everything but code, with the same bytes.
         assert_eq!(names(&snapshot(&place)), names(&dir));
         for name in names(&dir) {
             assert_eq!(
@@ -225,7 +225,7 @@ fn a_model_of_the_hub_is_downloaded_once_and_then_read_from_the_cache() {
                 std::fs::read(dir.join(&name)).unwrap()
             );
         }
-        // Nobody is asked again, so it works without a network.
+        // A second run asks the Hub nothing, so it works without a network.
         let num_asked = hub.asked().len();
         assert_eq!(generate(&place, &hub.address, &[]).ok(), text);
         assert_eq!(hub.asked().len(), num_asked);
@@ -234,7 +234,7 @@ fn a_model_of_the_hub_is_downloaded_once_and_then_read_from_the_cache() {
 }
 
 #[test]
-fn what_broke_off_is_resumed_where_it_ended() {
+fn an_interrupted_download_resumes_where_it_ended() {
     let (place, hub) = (Place::new(), Hub::start(Fault::BreaksOff));
     generate(&place, &hub.address, &[]).ok();
     let of_weights: Vec<String> =
@@ -245,7 +245,7 @@ fn what_broke_off_is_resumed_where_it_ended() {
 }
 
 #[test]
-fn without_a_network_it_fails_at_once_in_one_line() {
+fn without_a_network_it_fails_in_one_line() {
     let place = Place::new();
     let refused = generate(&place, &nowhere(), &[]);
     refused.fails_naming(&["`org/tiny@main` is not a directory", "hint: check the name"]);
@@ -254,11 +254,11 @@ fn without_a_network_it_fails_at_once_in_one_line() {
 }
 
 #[test]
-fn a_hub_that_stands_still_is_given_up_and_resumed() {
-    let (place, hub) = (Place::new(), Hub::start(Fault::StandsStill));
+fn a_stalled_download_is_abandoned_and_resumed() {
+    let (place, hub) = (Place::new(), Hub::start(Fault::Stalls));
     let stuck = generate(&place, &hub.address, &[("HF_HUB_DOWNLOAD_TIMEOUT", "1")]);
-    stuck.fails_naming(&["`org/tiny@main`", "nothing came for 1 s of `model.safetensors`"]);
-    // Configuration is there, so that this is not taken for the whole model.
+    stuck.fails_naming(&["`org/tiny@main`", "received nothing for 1 s of `model.safetensors`"]);
+    // The configuration alone does not count as the whole model.
     assert!(snapshot(&place).join("config.json").is_file());
     let hub = Hub::start(Fault::None);
     generate(&place, &hub.address, &[]).ok();
@@ -269,16 +269,16 @@ fn a_hub_that_stands_still_is_given_up_and_resumed() {
 fn damaged_weights_are_not_kept() {
     let (place, hub) = (Place::new(), Hub::start(Fault::Damages));
     let refused = generate(&place, &hub.address, &[]);
-    refused.fails_naming(&["`model.safetensors`", "came damaged"]);
+    refused.fails_naming(&["`model.safetensors`", "download was damaged"]);
     assert!(!snapshot(&place).join(WEIGHTS).exists());
     generate(&place, &Hub::start(Fault::None).address, &[]).ok();
 }
 
 #[test]
-fn what_the_hub_does_not_allow_or_have_is_told() {
+fn denied_and_unknown_models_are_named() {
     let place = Place::new();
     let refused = generate(&place, &Hub::start(Fault::Refuses).address, &[]);
-    refused.fails_naming(&["`org/tiny@main`", "not allowed", "`HF_TOKEN`"]);
+    refused.fails_naming(&["`org/tiny@main`", "denies access", "`HF_TOKEN`"]);
     let hub = Hub::start(Fault::None);
     let home = place.path("home");
     let env = [

@@ -1,5 +1,5 @@
-//! What surrounds a process: streams that are closed or full, a terminal, signals, other processes
-//! at the same work, full disks. Nothing of it may cost work that is done, or end in a panic.
+//! The environment of a process: closed or full streams, terminals, signals, other processes and full disks.
+//! None of them may lose finished work or cause a panic.
 
 use std::fs::File;
 use std::io::{Read, Write, pipe};
@@ -12,12 +12,12 @@ use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::support::{Place, Running, hangups_heard, model, preceded_by, send_signal};
 
-/// How long anything may take that a test waits for.
+/// Longest wait in a test.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 const FULL: &str = "No space left on device";
 
-/// A stream whose reader has gone.
+/// A stream whose reader has exited.
 fn closed() -> Stdio {
     let (_reader, writer) = pipe().unwrap();
     writer.into()
@@ -28,20 +28,20 @@ fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// Has a file that is yet to be written fill the disk.
+/// Makes writing a file fail as on a full disk.
 fn fill(place: &Place, name: &str) {
     let path = place.path(name);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink("/dev/full", path).unwrap();
 }
 
-/// The exit code of a command, and what it told on stderr.
+/// A command's exit code and stderr.
 fn run(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// A place with built data and a training of so many epochs that nothing has time to outlast it.
+/// A place with built data, and the arguments of a training that is long enough to be interrupted.
 fn place_to_train() -> (Place, [&'static str; 4]) {
     let place = Place::new();
     place.write_small_recipe();
@@ -50,7 +50,7 @@ fn place_to_train() -> (Place, [&'static str; 4]) {
 }
 
 #[test]
-fn a_stderr_that_is_closed_or_full_costs_no_work() {
+fn a_closed_or_full_stderr_loses_no_work() {
     let place = Place::new();
     place.write_small_recipe();
     let head = place.path("checkpoints/small/head/model.safetensors");
@@ -74,7 +74,7 @@ fn a_stderr_that_is_closed_or_full_costs_no_work() {
 }
 
 #[test]
-fn stages_do_their_work_for_nobody_who_reads() {
+fn stages_finish_if_nothing_reads_their_output() {
     let place = Place::new();
     place.write_small_recipe();
     let mut command = place.command(&["run", "small.toml"]);
@@ -84,7 +84,7 @@ fn stages_do_their_work_for_nobody_who_reads() {
 }
 
 #[test]
-fn a_closed_stdout_is_no_error_and_a_full_one_is_named() {
+fn a_closed_stdout_is_fine_and_a_full_one_is_an_error() {
     let place = Place::new();
     let target = model("draft-small").display().to_string();
     let generate = ["generate", "--target", &target, "--prompt", "Convert 3 km to m."];
@@ -106,19 +106,22 @@ fn a_closed_stdout_is_no_error_and_a_full_one_is_named() {
         command.stdout(full());
         let (code, stderr) = run(command);
         assert_eq!(code, Some(1), "{arguments:?}: {stderr}");
-        let told = format!("cannot write to stdout: {FULL}");
-        assert!(stderr.contains("error: ") && stderr.contains(&told), "{arguments:?}: {stderr}");
+        let expected = format!("cannot write to stdout: {FULL}");
+        assert!(
+            stderr.contains("error: ") && stderr.contains(&expected),
+            "{arguments:?}: {stderr}"
+        );
     }
 }
 
 #[test]
-fn a_command_line_that_is_not_understood_is_a_document_too() {
+fn an_invalid_command_line_is_reported_as_json_too() {
     let place = Place::new();
     let cases: [(&[&str], &str); 4] = [
         (&["--json", "frobnicate"], "unrecognized subcommand 'frobnicate'"),
         (&["generate", "--json"], "--target <MODEL> --prompt <TEXT>"),
         (&["run", "a.toml", "--steps", "none", "--json"], "'none' for '--steps <N>'"),
-        (&["--json"], "no command is given"),
+        (&["--json"], "no command was given"),
     ];
     for (arguments, problem) in cases {
         let ran = place.run(arguments);
@@ -133,7 +136,7 @@ fn a_command_line_that_is_not_understood_is_a_document_too() {
 }
 
 #[test]
-fn a_hangup_that_nohup_ignores_stays_ignored() {
+fn a_hangup_under_nohup_is_ignored() {
     let (place, arguments) = place_to_train();
     let nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];
     let mut training = Running::start(preceded_by(&nohup, place.command(&arguments)));
@@ -147,36 +150,36 @@ fn a_hangup_that_nohup_ignores_stays_ignored() {
 /// How a training at a terminal is stopped.
 #[derive(Debug)]
 enum Stop {
-    /// By keys, and those that answer to what is then asked.
+    /// By keys, and by keys that answer a question.
     Keys(&'static [u8], Option<(&'static str, &'static [u8])>),
     Signal(&'static str),
     /// The terminal is closed.
     HangUp,
 }
 
-/// A terminal, and what was drawn on it.
+/// A terminal and its output so far.
 struct Terminal {
     master: File,
-    told: String,
+    output: String,
 }
 
 impl Terminal {
-    /// Reads until `text` is there.
+    /// Reads until `text` appears.
     fn await_text(&mut self, text: &str) {
         let mut bytes = [0; 4096];
-        while !self.told.contains(text) {
-            // Without anybody at its other end it fails.
+        while !self.output.contains(text) {
+            // Fails once the other end is closed.
             let length = self.master.read(&mut bytes).unwrap_or(0);
-            assert!(length > 0, "no `{text}` in: {}", self.told);
-            self.told += &String::from_utf8_lossy(&bytes[..length]);
+            assert!(length > 0, "no `{text}` in: {}", self.output);
+            self.output += &String::from_utf8_lossy(&bytes[..length]);
         }
     }
 }
 
-/// Runs a training at a terminal, and stops it once its dashboard shows numbers. Gives the exit code.
+/// Runs a training at a terminal, stops it once its dashboard shows numbers, and returns the exit code.
 fn stopped_at_a_terminal(place: &Place, arguments: &[&str], stop: &Stop) -> Option<i32> {
     let size = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-    // Copies are closed in the child: it would hold its own terminal open.
+    // The child must not inherit these, or it would keep its terminal open.
     let (master, slave) = {
         let pty = openpty(&size, None).unwrap();
         (pty.master.try_clone().unwrap(), pty.slave.try_clone().unwrap())
@@ -196,8 +199,8 @@ fn stopped_at_a_terminal(place: &Place, arguments: &[&str], stop: &Stop) -> Opti
             Command::new("kill").args(["-KILL", &id]).status().unwrap();
         }
     });
-    let mut terminal = Terminal { master: File::from(master), told: String::new() };
-    // The alternate screen, and a number in it.
+    let mut terminal = Terminal { master: File::from(master), output: String::new() };
+    // The alternate screen with a number.
     terminal.await_text("\u{1b}[?1049h");
     terminal.await_text("Loss");
     match stop {
@@ -233,14 +236,14 @@ fn stopped_at_a_terminal(place: &Place, arguments: &[&str], stop: &Stop) -> Opti
 }
 
 #[test]
-fn the_terminal_comes_back_however_training_is_stopped() {
+fn stopping_a_training_restores_the_terminal() {
     let (place, arguments) = place_to_train();
     for (stop, code) in [
         (Stop::Signal("TERM"), 143),
         (Stop::HangUp, 129),
         // Ctrl-C.
         (Stop::Keys(&[3], None), 130),
-        // What the README says of `q`.
+        // `q`, then the answer to its question.
         (Stop::Keys(b"q", Some(("[s]", b"s"))), 130),
     ] {
         assert_eq!(stopped_at_a_terminal(&place, &arguments, &stop), Some(code), "{stop:?}");
@@ -254,7 +257,7 @@ fn the_terminal_comes_back_however_training_is_stopped() {
 fn a_full_disk_names_the_file() {
     let place = Place::new();
     place.write_small_recipe();
-    // A file is written under a temporary name first.
+    // Files are first written under a temporary name.
     let cases = [
         ("build-data", "data/small/.responses-00000.parquet.tmp", "responses-00000.parquet"),
         ("train-head", "checkpoints/small/head/.model.safetensors.tmp", "head/model.safetensors"),
@@ -271,35 +274,35 @@ fn a_full_disk_names_the_file() {
             std::fs::remove_dir_all(place.path("checkpoints/small/head")).unwrap();
         }
     }
-    // Any file, logs and states too: none may be longer than this.
+    // Limit the size of all files, including logs and states.
     std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
     let limit = ["sh", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh"];
     let (code, stderr) = run(preceded_by(&limit, place.command(&["train-head", "small.toml"])));
     assert_eq!(code, Some(1), "{stderr}");
-    let told = "error: cannot write `checkpoints/small/";
-    assert!(stderr.contains(told) && stderr.contains("File too large"), "{stderr}");
+    let expected = "error: cannot write `checkpoints/small/";
+    assert!(stderr.contains(expected) && stderr.contains("File too large"), "{stderr}");
 }
 
 #[test]
-fn a_second_command_is_told_who_is_at_the_recipe_until_that_one_is_gone() {
+fn a_second_command_on_a_recipe_fails_and_names_the_first() {
     let (place, arguments) = place_to_train();
     let mut first = Running::start(place.command(&arguments));
     first.await_line("epoch 1/40");
     let id = first.id().to_string();
     for second in ["train-head", "build-data", "train-adapter", "evaluate", "replay", "run"] {
-        let told = ["is in use by process ", &id, "train-head small.toml --set", "hint: wait"];
-        place.run(&[second, "small.toml"]).fails_naming(&told);
+        let expected = ["is in use by process ", &id, "train-head small.toml --set", "hint: wait"];
+        place.run(&[second, "small.toml"]).fails_naming(&expected);
     }
-    // Those that read need no lock, and another recipe has one of its own.
+    // Readers need no lock, and another recipe has another lock.
     place.run(&["inspect", "data/small"]).ok();
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
     place.write("other.toml", recipe);
     place.run(&["build-data", "other.toml"]).ok();
-    // Nobody tidies up after a kill.
+    // A killed process leaves its lock file.
     first.signal("KILL");
     assert_eq!(first.end().code, None);
     let resumed = place.run(&arguments);
-    assert!(resumed.stderr.contains("resumes after step"), "{}", resumed.stderr);
+    assert!(resumed.stderr.contains("resuming after step"), "{}", resumed.stderr);
     resumed.ok();
     assert!(!place.names("checkpoints/small").iter().any(|name| name.contains("lock")));
 }
@@ -314,21 +317,21 @@ fn change(place: &Place, name: &str) {
 }
 
 #[test]
-fn a_changed_training_state_is_named_and_training_begins_without_it() {
+fn a_damaged_training_state_is_an_error_until_it_is_deleted() {
     let (place, arguments) = place_to_train();
     let steps = [&arguments[..], &["--steps", "2"]].concat();
     assert_eq!(place.run(&steps).code, Some(130));
     let states = "checkpoints/small/head-training/checkpoint";
     let state = place.names(states).pop().unwrap();
     change(&place, &format!("{states}/{state}/optimizer.bpk"));
-    let told = [state.as_str(), "optimizer.bpk`", "checksum", "hint: delete"];
-    place.run(&arguments).fails_naming(&told);
+    let expected = [state.as_str(), "optimizer.bpk`", "checksum", "hint: delete"];
+    place.run(&arguments).fails_naming(&expected);
     std::fs::remove_dir_all(place.path(states)).unwrap();
     place.run(&arguments).ok();
 }
 
 #[test]
-fn changed_weights_of_an_export_are_named_by_whoever_reads_them() {
+fn readers_name_changed_weights_of_an_export() {
     let place = Place::new();
     place.write_small_recipe();
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
@@ -355,11 +358,11 @@ fn changed_weights_of_an_export_are_named_by_whoever_reads_them() {
         let weights = format!("{dir}/model.safetensors");
         let whole = std::fs::read(place.path(&weights)).unwrap();
         change(&place, &weights);
-        let told = [weights.as_str(), "not what was exported", "hint: "];
-        place.run(arguments).fails_naming(&told);
+        let expected = [weights.as_str(), "not what was exported", "hint: "];
+        place.run(arguments).fails_naming(&expected);
         std::fs::write(place.path(&weights), whole).unwrap();
     }
-    // Other programs, and earlier versions, write no checksum.
+    // Exports of other programs have no checksum.
     for (dir, arguments) in [(head, &with_head), (adapter, &with_adapter)] {
         place.run(arguments).ok();
         let config = place.path(dir).join("config.json");

@@ -1,10 +1,10 @@
-//! Rollouts: recorded once, kept while they are true, recorded again when they are not.
+//! Rollouts are recorded once and again only when their inputs change.
 
 use std::collections::BTreeMap;
 
 use crate::support::{Place, model, send_signal};
 
-/// A place with the small recipe and a section `[tune]`.
+/// A directory with the small recipe and a section `[tune]`.
 fn place() -> Place {
     let place = Place::new();
     let path = place.write_small_recipe();
@@ -14,7 +14,7 @@ fn place() -> Place {
     place
 }
 
-/// The same, built and trained.
+/// [`place`] with built data and a trained head.
 fn trained() -> Place {
     let place = place();
     place.run(&["build-data", "small.toml"]).ok();
@@ -58,7 +58,7 @@ fn rollouts_are_recorded_once_and_again_when_they_are_stale() {
     }
     assert_eq!(rollouts(&place), whole);
 
-    // One that is missing or broken comes back with the same bytes, on any number of threads.
+    // A missing or corrupt file is recorded again with the same bytes, on any number of threads.
     std::fs::remove_file(place.path("data/small").join(NAMES[1])).unwrap();
     place.write(&format!("data/small/{}", NAMES[3]), &whole[NAMES[3]][..100]);
     let mut command = place.command(&["record", "small.toml"]);
@@ -68,7 +68,7 @@ fn rollouts_are_recorded_once_and_again_when_they_are_stale() {
     assert!(stderr.contains("not a whole Parquet file") && stderr.contains("again"), "{stderr}");
     assert_eq!(rollouts(&place), whole);
 
-    // Other settings: what they touch is recorded again, and the note says why.
+    // Changed settings: affected files are recorded again, and a note gives the reason.
     let other = ["record", "small.toml", "--set", "evaluate.temperature=0.7"];
     let ran = place.run(&other);
     assert!(ran.stderr.contains("`temperature` = 1.0, which is 0.7 now"), "{}", ran.stderr);
@@ -109,13 +109,13 @@ fn inspect_explains_rollouts() {
     assert_eq!(shown["num_response_tokens"], num_positions);
     for band in bands {
         let (bound, overlap) = (&band["overlap_bound"], &band["mean_overlap"]);
-        // Both are means of f32.
+        // Both are means of f32 values.
         assert!(bound.as_f64().unwrap() <= overlap.as_f64().unwrap() + 1e-4, "{band}");
     }
     let first = shown["expected_tokens"][0]["tokens_per_round"].as_f64().unwrap();
     assert!((first - 1.0 - shown["mean_overlap"].as_f64().unwrap()).abs() < 1e-12, "{first}");
 
-    // Under another name it is still what it is.
+    // The kind of file does not depend on its name.
     let bytes = std::fs::read(place.path(&path)).unwrap();
     place.write("other.parquet", &bytes);
     assert_eq!(place.run(&["inspect", "other.parquet", "--json"]).json()["kind"], "rollouts");
@@ -124,7 +124,7 @@ fn inspect_explains_rollouts() {
 }
 
 #[test]
-fn prompts_of_its_own_need_no_data_and_no_head() {
+fn separate_tuning_prompts_need_no_data_and_no_head() {
     let place = Place::new();
     place.write_prompts("choose.jsonl", 4);
     place.write_prompts("test.jsonl", 2);
@@ -156,7 +156,7 @@ fn prompts_of_its_own_need_no_data_and_no_head() {
 }
 
 #[test]
-fn what_record_needs_is_named() {
+fn missing_inputs_of_record_are_named() {
     let place = place();
     place.run(&["record", "small.toml"]).fails_naming(&["data/small", "build-data"]);
     place.run(&["build-data", "small.toml"]).ok();
@@ -213,7 +213,7 @@ fn ctrl_c_keeps_whole_files() {
     }
     let left = rollouts(&place);
     assert!((1..4).contains(&left.len()), "{:?}", left.keys());
-    // What was kept is not recorded again, and the rest is.
+    // Only the missing files are recorded.
     place.write_prompts("test.jsonl", 3);
     place.run(&["record", "small.toml"]).ok();
     let whole = rollouts(&place);
@@ -222,7 +222,7 @@ fn ctrl_c_keeps_whole_files() {
 }
 
 #[test]
-fn a_draft_that_may_draw_few_tokens_is_recorded_measured_and_served_so() {
+fn a_draft_vocabulary_applies_to_every_stage() {
     const FEW: &str = "evaluate.draft_vocabulary=40";
     const FILE: &str = "checkpoints/small/draft_vocabulary.safetensors";
     let place = trained();
@@ -243,7 +243,7 @@ fn a_draft_that_may_draw_few_tokens_is_recorded_measured_and_served_so() {
     let draft = summary["models"][1]["description"].as_str().unwrap();
     assert!(draft.contains("draws 40 tokens (") && draft.contains(" % of"), "{draft}");
 
-    // Counted once, and nobody needs the data for it any more.
+    // The vocabulary is stored, so later stages do not need the data.
     std::fs::rename(place.path("data"), place.path("elsewhere")).unwrap();
     place.run(&["evaluate", "small.toml", "--set", FEW]).ok();
     assert_eq!(std::fs::read(place.path(FILE)).unwrap(), bytes);

@@ -1,5 +1,5 @@
-//! Trainings that are stopped, by their own bounds, by Ctrl-C or by force, and resumed: they end with
-//! the bytes of one that never stopped.
+//! Trainings that are stopped by `--steps`, `--hours`, signals or kills, and resumed, end with the bytes of an
+//! uninterrupted one.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -32,19 +32,19 @@ fn place() -> Place {
     place
 }
 
-/// What a training leaves.
+/// The files of an export.
 fn export(place: &Place, dir: &str) -> Vec<(&'static str, Vec<u8>)> {
     let names = ["model.safetensors", "scores.json", "config.json"];
     names.map(|name| (name, std::fs::read(place.path(dir).join(name)).unwrap())).to_vec()
 }
 
-/// What a head's training tells of its epochs on stderr.
+/// The epoch lines of a head's training on stderr.
 fn epoch_lines(ran: &Ran) -> Vec<String> {
     let lines = ran.stderr.lines().filter(|line| line.starts_with("train-head: epoch "));
     lines.map(ToOwned::to_owned).collect()
 }
 
-/// Runs both trainings to their ends, without a stop, and clears them away.
+/// Runs both trainings without interruption, and removes their outputs.
 fn uninterrupted(place: &Place) -> [Vec<(&'static str, Vec<u8>)>; 2] {
     place.run(&["train-head", "steps.toml"]).ok();
     place.run(&["train-adapter", "steps.toml"]).ok();
@@ -64,7 +64,7 @@ fn was_stopped(ran: &Ran) {
 }
 
 #[test]
-fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
+fn training_a_few_steps_at_a_time_gives_the_same_bytes() {
     let place = place();
     let whole = epoch_lines(&place.run(&["train-head", "steps.toml"]));
     assert_eq!(whole.len(), 3, "{whole:?}");
@@ -74,23 +74,23 @@ fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
     was_stopped(&first);
     assert!(first.stderr.contains("train-head: stopped after step 4 of "), "{}", first.stderr);
     assert!(!place.path(HEAD).exists(), "no epoch was whole");
-    // A training with other settings begins anew, and takes the place of this one.
+    // A training with other settings starts over and replaces this one.
     let other =
         ["train-head", "steps.toml", "--steps", "2", "--set", "head.optimizer.learning_rate=2e-3"];
     let other = place.run(&other);
     was_stopped(&other);
-    assert!(other.stderr.contains("training begins anew"), "{}", other.stderr);
+    assert!(other.stderr.contains("starting over"), "{}", other.stderr);
     let back = place.run(&["train-head", "steps.toml", "--steps", "9"]);
     was_stopped(&back);
-    assert!(back.stderr.contains("training begins anew"), "{}", back.stderr);
+    assert!(back.stderr.contains("starting over"), "{}", back.stderr);
     let last = place.run(&["train-head", "steps.toml"]);
-    let told = [epoch_lines(&back), epoch_lines(&last)].concat();
-    assert_eq!(told, whole, "losses are told as if it had never stopped");
-    assert!(last.stderr.contains("train-head: resumes after step 9"), "{}", last.stderr);
+    let lines = [epoch_lines(&back), epoch_lines(&last)].concat();
+    assert_eq!(lines, whole, "the losses are those of an uninterrupted training");
+    assert!(last.stderr.contains("train-head: resuming after step 9"), "{}", last.stderr);
     last.ok();
     assert!(export(&place, HEAD) == head, "other bytes");
 
-    // A bound on the steps of a whole run, which has the head already.
+    // `--steps` on `run`, whose head is finished.
     let mut num_runs = 0;
     loop {
         num_runs += 1;
@@ -106,10 +106,10 @@ fn a_number_of_steps_at_a_time_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn hours_stop_a_training_that_resumes_to_the_same_bytes() {
+fn a_training_stopped_by_hours_resumes_to_the_same_bytes() {
     let place = place();
     let [head, _] = uninterrupted(&place);
-    // Past before the first step.
+    // Over before the first step.
     let none = place.run(&["train-head", "steps.toml", "--hours", "0.00000001"]);
     was_stopped(&none);
     assert!(none.stderr.contains("stopped after step 0 of "), "{}", none.stderr);
@@ -121,7 +121,7 @@ fn hours_stop_a_training_that_resumes_to_the_same_bytes() {
     place.run(&["run", "steps.toml", "--steps", "0"]).fails_naming(&["--steps"]);
 }
 
-/// Kills the process at a moment after it has begun to save a state; false if it has ended by then.
+/// Kills the process `delay` after it begins to save a state; false if it ended earlier.
 fn kill_after(mut child: Child, place: &Place, delay: Duration) -> bool {
     let begun = Instant::now();
     let states = "checkpoints/steps/head-training/checkpoint";
@@ -139,7 +139,7 @@ fn kill_after(mut child: Child, place: &Place, delay: Duration) -> bool {
 }
 
 #[test]
-fn killed_at_any_moment_it_resumes_to_the_same_bytes() {
+fn a_training_killed_at_any_moment_resumes_to_the_same_bytes() {
     let place = place();
     let [head, _] = uninterrupted(&place);
     let num_killed = [0, 500, 3_000, 10_000, 40_000].into_iter().filter(|micros| {
@@ -155,7 +155,7 @@ fn killed_at_any_moment_it_resumes_to_the_same_bytes() {
 #[test]
 fn a_signal_leaves_a_state_to_resume_from() {
     let place = place();
-    // So many epochs that it cannot end between its first line and the signal.
+    // Enough epochs that it cannot end between its first line and the signal.
     let arguments = ["train-head", "steps.toml", "--set", "head.optimizer.num_epochs=40"];
     place.run(&arguments).ok();
     let head = export(&place, HEAD);
@@ -165,7 +165,7 @@ fn a_signal_leaves_a_state_to_resume_from() {
         training.await_line("epoch 1/40");
         training.signal(name);
         if name == "TERM" {
-            // As `timeout` sends it: once to the process, and once to its group.
+            // `timeout` sends it to the process and to its group.
             training.signal(name);
         }
         let ran = training.end();
@@ -174,14 +174,14 @@ fn a_signal_leaves_a_state_to_resume_from() {
         let left = place.names("checkpoints/steps/head-training/checkpoint");
         assert_eq!(left.len(), 1, "{name}: {left:?}");
         let resumed = place.run(&arguments);
-        assert!(!resumed.stderr.contains("epoch 1/40"), "it began anew: {}", resumed.stderr);
+        assert!(!resumed.stderr.contains("epoch 1/40"), "it started over: {}", resumed.stderr);
         resumed.ok();
         assert!(export(&place, HEAD) == head, "{name}: other bytes");
     }
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_training_and_leaves_its_batch() {
+fn a_loss_that_is_not_finite_ends_training_and_saves_the_batch() {
     let place = place();
     let hot =
         ["--set", "head.optimizer.learning_rate=1e38", "--set", "head.optimizer.warmup_ratio=0"];

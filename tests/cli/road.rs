@@ -1,4 +1,4 @@
-//! The whole road, and what a job that is stopped leaves behind.
+//! The complete pipeline, and interrupted jobs.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::{Place, send_signal, wait};
 
-/// File name to bytes of every Parquet shard.
+/// The bytes of every Parquet shard, by file name.
 fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
     let names = place.names("data/small");
     let shards = names.into_iter().filter(|name| name.ends_with(".parquet"));
@@ -22,7 +22,7 @@ fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn prompts_go_in_and_a_measured_report_comes_out() {
+fn the_pipeline_turns_prompts_into_a_report() {
     let place = Place::new();
     place.write_small_recipe();
     let ran = place.run(&["run", "small.toml"]);
@@ -31,11 +31,11 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
     assert!(stdout.contains("report: checkpoints/small/evaluation/report.html"), "{stdout}");
 
     let evaluation = place.path("checkpoints/small/evaluation");
-    // Plain, two fixed lengths and one threshold, greedy and sampled.
+    // Plain decoding, two fixed lengths and one threshold, greedy and sampled.
     assert_eq!(place.results("small").len(), 2 * 4);
     let html = std::fs::read_to_string(evaluation.join("report.html")).unwrap();
     assert!(html.starts_with("<!doctype html>") || html.starts_with("<!DOCTYPE html>"));
-    // Nothing is fetched when the page is opened: no address at all, no file beside it, no script.
+    // The page needs no other file: it has no address and no script.
     for outside in ["://", "src=", "url(", "@import", "<script", "<iframe"] {
         assert!(!html.contains(outside), "`{outside}` is in the report");
     }
@@ -45,7 +45,7 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
     }
     assert_eq!(place.names("checkpoints/small/evaluation/answers/test").len(), 8);
 
-    // Again: nothing is built or trained twice.
+    // A second run builds and trains nothing.
     let before = shards(&place);
     let head = std::fs::read(place.path("checkpoints/small/head/model.safetensors")).unwrap();
     let again = place.run(&["run", "small.toml", "--json"]).json();
@@ -58,7 +58,7 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
         head
     );
 
-    // What came out can be looked at.
+    // The results can be inspected.
     for (path, kind) in [("checkpoints/small/head", "acceptance head"), ("data/small", "responses")]
     {
         let shown = place.run(&["inspect", path, "--json"]).json();
@@ -68,7 +68,7 @@ fn prompts_go_in_and_a_measured_report_comes_out() {
     let table = place.run(&["inspect", "checkpoints/small/evaluation/results.json"]).ok();
     assert!(table.contains("K = 4"), "{table}");
 
-    // Other settings do not mix with what is there.
+    // Data of other settings is refused.
     place.run(&["build-data", "small.toml", "--set", "data.temperature=0.5"]).fails_naming(&[
         "temperature",
         "data/small",
@@ -101,7 +101,7 @@ fn missing_shards_are_built_again_with_the_same_bytes() {
     assert_eq!(shards(&place), whole);
 }
 
-/// Waits until `path` is there, for a minute at most.
+/// Waits for `path` to appear, at most a minute.
 fn wait_for(path: &Path) {
     let begun = Instant::now();
     while !path.exists() {
@@ -132,7 +132,7 @@ fn a_killed_job_leaves_whole_shards_and_resumes_to_the_same_bytes() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() {
+fn an_interrupted_evaluation_keeps_complete_prompts_separately() {
     let place = Place::new();
     place.write_small_recipe();
     place.write_prompts("test.jsonl", 1000);
@@ -148,8 +148,8 @@ fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() 
     let mut arguments = vec!["evaluate", "small.toml"];
     settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
     let partial = place.path("checkpoints/small/evaluation-partial");
-    // How long the first prompt takes is the machine's to say: a stop before it leaves nothing, and
-    // is tried again a little later.
+    // The time of the first prompt is unknown. A stop before its end leaves nothing, and is tried again
+    // with a longer wait.
     for millis in [1, 50, 200, 800, 3_200] {
         let mut child =
             place.command(&arguments).stderr(std::process::Stdio::piped()).spawn().unwrap();
@@ -160,7 +160,7 @@ fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() 
         );
         wait(Duration::from_millis(millis));
         send_signal(&child, "INT");
-        assert!(lines.any(|line| line.unwrap().contains("stopping after the work in hand")));
+        assert!(lines.any(|line| line.unwrap().contains("stopping after the current step")));
         assert_eq!(child.wait().unwrap().code(), Some(130));
         assert!(place.names("checkpoints/small/evaluation").is_empty());
         if partial.exists() {
@@ -181,7 +181,7 @@ fn an_interrupted_evaluation_keeps_whole_prompts_apart_from_whole_evaluations() 
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
+fn ctrl_c_stops_cleanly_and_keeps_finished_work() {
     let place = Place::new();
     place.write_small_recipe();
     place.write_prompts("train.jsonl", 350);
@@ -203,7 +203,7 @@ fn ctrl_c_stops_cleanly_and_keeps_what_is_done() {
 }
 
 #[test]
-fn prompts_side_by_side_get_the_answers_that_they_get_alone() {
+fn batched_prompts_get_the_same_answers_as_single_ones() {
     let place = Place::new();
     place.write_small_recipe();
     for stage in ["build-data", "train-head"] {
@@ -220,7 +220,7 @@ fn prompts_side_by_side_get_the_answers_that_they_get_alone() {
         place.results("small").into_iter().map(counts).collect::<Vec<_>>()
     };
     let alone = counted("1");
-    // Two go side by side, and one by itself.
+    // A batch of two, then one prompt.
     assert_eq!(counted("2"), alone);
     assert_eq!(counted("9"), alone);
     let summary = place.json("checkpoints/small/evaluation/summary.json");

@@ -1,5 +1,5 @@
-//! One data set built by several processes that know nothing of each other: the bytes of one process,
-//! whoever is killed, comes twice or finds a byte that was changed.
+//! One data set built by several independent processes. The bytes equal those of one process, even if
+//! processes are killed or run twice, or bytes are damaged.
 #![cfg(unix)]
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ fn shard(index: usize) -> String {
     format!("{DATA}/responses-{index:05}.parquet")
 }
 
-/// All files of the data, hidden ones too.
+/// All files of the data, including hidden ones.
 fn files(place: &Place) -> BTreeMap<String, Vec<u8>> {
     let read = |name: String| {
         let bytes = std::fs::read(place.path(DATA).join(&name)).unwrap();
@@ -45,7 +45,7 @@ fn files(place: &Place) -> BTreeMap<String, Vec<u8>> {
     place.names(DATA).into_iter().map(read).collect()
 }
 
-/// The files that one process makes, and the place it made them in.
+/// The files that one process builds, and their place.
 fn whole() -> (BTreeMap<String, Vec<u8>>, Place) {
     let place = place();
     place.run(&["build-data", "many.toml"]).ok();
@@ -73,7 +73,7 @@ fn flip(place: &Place, name: &str, at: usize) {
 }
 
 #[test]
-fn processes_side_by_side_give_the_bytes_of_one() {
+fn several_processes_give_the_bytes_of_one() {
     let (expected, _) = whole();
     let manifest: Value = serde_json::from_slice(&expected["manifest.json"]).unwrap();
     assert_eq!(manifest["num_shards"], NUM_SHARDS);
@@ -86,14 +86,14 @@ fn processes_side_by_side_give_the_bytes_of_one() {
         assert_eq!(record["num_bytes"], bytes.len());
         assert_eq!(record["blake3"], blake3::hash(bytes).to_hex().as_str());
     }
-    // Three of three, one of them twice.
+    // Three processes, one of them twice.
     let place = place();
     let all = ["0/3", "1/3", "2/3", "1/3"].map(|shard| start(&place, &["--shard", shard]));
     for mut child in all {
         assert!(child.wait().unwrap().success());
     }
     same(&files(&place), &expected);
-    // One after the other, numbered by schedulers, and more of them than there are shards.
+    // In sequence, numbered by schedulers, and more processes than shards.
     std::fs::remove_dir_all(place.path(DATA)).unwrap();
     let slurm = |id: &'static str| {
         [
@@ -104,7 +104,7 @@ fn processes_side_by_side_give_the_bytes_of_one() {
     };
     for (nth, id) in ["3", "7", "1", "2", "4", "5", "6"].into_iter().enumerate() {
         let ran = place.run_with(&["build-data", "many.toml", "--json"], &slurm(id));
-        assert!(ran.stderr.contains(", of `SLURM_ARRAY_TASK_ID`"), "{}", ran.stderr);
+        assert!(ran.stderr.contains(", from `SLURM_ARRAY_TASK_ID`"), "{}", ran.stderr);
         let left = ran.json()["num_shards_left"].as_u64().unwrap() as usize;
         // The seventh has nothing to build.
         let built = if nth == 0 { 1 } else { nth };
@@ -123,13 +123,13 @@ fn processes_side_by_side_give_the_bytes_of_one() {
 }
 
 #[test]
-fn killed_processes_resume_to_the_bytes_of_one() {
+fn killed_processes_resume_to_the_bytes_of_one_process() {
     let (expected, _) = whole();
     let place = place();
     let mut num_killed = 0;
     for round in 0..6 {
         let mut all = ["0/2", "1/2"].map(|shard| start(&place, &["--shard", shard]));
-        // Until some shard of this round is there, and a moment longer.
+        // Wait until this round has a shard, and a moment longer.
         let before = place.names(DATA).len();
         while place.names(DATA).len() <= before
             && all.iter_mut().any(|child| child.try_wait().unwrap().is_none())
@@ -151,10 +151,10 @@ fn killed_processes_resume_to_the_bytes_of_one() {
 }
 
 #[test]
-fn a_changed_byte_is_found_named_and_repaired() {
+fn a_damaged_shard_is_named_and_repaired() {
     let (expected, place) = whole();
     let size = |index: usize| expected[&format!("responses-{index:05}.parquet")].len();
-    // In a page, in the header and in the footer: whatever the file's own format makes of it.
+    // In a page, the header and the footer.
     for at in [size(2) / 3, 0, size(2) - 20] {
         flip(&place, &shard(2), at);
         let named = ["responses-00002.parquet`", "--repair"];
@@ -166,7 +166,7 @@ fn a_changed_byte_is_found_named_and_repaired() {
         assert_eq!(ran.json()["num_shards_kept"], NUM_SHARDS - 1);
         same(&files(&place), &expected);
     }
-    // Two, one of them cut: its own process repairs each.
+    // Two damaged shards, one of them truncated; each is repaired by its process.
     flip(&place, &shard(3), 1000);
     std::fs::write(place.path(&shard(4)), &expected["responses-00004.parquet"][..500]).unwrap();
     place.run(&["build-data", "many.toml"]).fails_naming(&["responses-00003.parquet` ", "1 more"]);
@@ -174,7 +174,7 @@ fn a_changed_byte_is_found_named_and_repaired() {
     assert!(one.stderr.contains("00003") && !one.stderr.contains("00004"), "{}", one.stderr);
     place.run(&["build-data", "many.toml", "--shard", "0/2", "--repair"]).ok();
     same(&files(&place), &expected);
-    // A hash of the manifest, and the manifest itself.
+    // Damage to a hash in the manifest, and to the manifest's format.
     let manifest = format!("{DATA}/manifest.json");
     let text = String::from_utf8(expected["manifest.json"].clone()).unwrap();
     let at = text.find("\"blake3\": \"").unwrap() + 12;
@@ -186,14 +186,14 @@ fn a_changed_byte_is_found_named_and_repaired() {
     place.run(&["build-data", "many.toml"]).fails_naming(&["manifest.json", "--repair"]);
     place.run(&["build-data", "many.toml", "--repair"]).ok();
     same(&files(&place), &expected);
-    // Data of builds that had none gets one.
+    // Data without a manifest gets one.
     std::fs::remove_file(place.path(&manifest)).unwrap();
     place.run(&["build-data", "many.toml"]).ok();
     same(&files(&place), &expected);
 }
 
 #[test]
-fn other_settings_are_refused_whichever_shards_are_there() {
+fn other_settings_fail_for_any_existing_shards() {
     let place = place();
     place.run(&["build-data", "many.toml", "--shard", "1/2"]).ok();
     let other = ["--set", "data.temperature=0.5"];
@@ -209,7 +209,7 @@ fn other_settings_are_refused_whichever_shards_are_there() {
 }
 
 #[test]
-fn a_store_holds_the_data_of_machines_that_share_nothing_else() {
+fn machines_share_data_through_a_store() {
     let (mut expected, _) = whole();
     expected.remove("recipe.toml");
     let common = Place::new();
@@ -221,7 +221,7 @@ fn a_store_holds_the_data_of_machines_that_share_nothing_else() {
         };
         common.names("store").into_iter().map(read).collect::<BTreeMap<_, _>>()
     };
-    // The second is killed once and comes twice at the same time, on two machines.
+    // The second process is killed once, and then runs on two machines at once.
     let machines = [place(), place(), place(), place()];
     let mut killed = start(&machines[1], &["--shard", "1/3", "--set", &key]);
     while common.names("store").is_empty() && killed.try_wait().unwrap().is_none() {
@@ -240,15 +240,15 @@ fn a_store_holds_the_data_of_machines_that_share_nothing_else() {
     same(&store(), &expected);
     for machine in &machines {
         let shards = machine.names(DATA).into_iter().filter(|name| name.ends_with(".parquet"));
-        // And others', which told it the settings, or of which there was no record yet in the end.
+        // It also copies others' shards, to compare settings or because a record was missing.
         assert!(shards.count() >= 2, "each has its own");
     }
-    // Whoever reads the data copies what is not there.
+    // Readers copy missing files.
     let reader = place();
     reader.run(&["train-head", "many.toml", "--set", &key]).ok();
     same(&files_but_recipe(&reader), &expected);
 
-    // A byte that changes in the store, met by a machine that has no copy.
+    // Damage in the store, found by a machine without a copy.
     let object = common.path("store").join("responses-00002.parquet");
     let mut bytes = expected["responses-00002.parquet"].clone();
     bytes[2000] ^= 1;
@@ -267,7 +267,7 @@ fn a_store_holds_the_data_of_machines_that_share_nothing_else() {
     fresh
         .run(&["build-data", "many.toml", "--shard", "9/10", "--set", &key, "--seed", "5"])
         .fails_naming(&["`seed` = 0, which is 5 now"]);
-    // Data that was built before there was a store.
+    // Data built without a store.
     std::fs::remove_dir_all(common.path("store")).unwrap();
     assert_eq!(build(&["--json"]).json()["num_shards_kept"], NUM_SHARDS);
     same(&store(), &expected);

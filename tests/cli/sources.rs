@@ -1,5 +1,5 @@
-//! Where prompts come from: packed files and tables, patterns, weights, lengths, duplicates, splits and
-//! what is malformed, each from files as users have them to the rows that are built.
+//! Prompt sources from files to built rows: compressed files, tables, patterns, weights, lengths, duplicates,
+//! splits and malformed records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,8 +13,7 @@ use parquet::arrow::ArrowWriter;
 
 use crate::support::{Place, Ran, model, root};
 
-/// A place with a recipe `small.toml` of a target alone, which writes few tokens; `keys` are those of
-/// `[data]`.
+/// A place with a recipe `small.toml` that has no draft and generates few tokens. `keys` go into `[data]`.
 fn place(keys: &str) -> Place {
     let place = Place::new();
     place.write(
@@ -27,7 +26,7 @@ fn place(keys: &str) -> Place {
     place
 }
 
-/// Texts of prompts, all different.
+/// Distinct prompt texts.
 fn texts(count: usize) -> Vec<String> {
     let lines = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl")).unwrap();
     let text = |line: &str| {
@@ -56,7 +55,7 @@ fn write_table(path: &Path, texts: &[String]) {
     writer.close().unwrap();
 }
 
-/// Builds data under a name, with overrides.
+/// Builds data named `name`, with overrides.
 fn build(place: &Place, name: &str, keys: &[&str]) -> (DataSet, Ran) {
     let name = format!("name={name}");
     let mut arguments = vec!["build-data", "small.toml", "--set", &name];
@@ -72,7 +71,7 @@ fn ids(data: &DataSet) -> Vec<&str> {
 }
 
 #[test]
-fn packed_files_and_tables_give_the_rows_of_plain_ones() {
+fn compressed_files_and_tables_give_the_same_rows_as_plain_files() {
     let place = place("prompts = ['train.jsonl']");
     let texts = texts(10);
     let lines = json_lines(&texts);
@@ -93,7 +92,7 @@ fn packed_files_and_tables_give_the_rows_of_plain_ones() {
 }
 
 #[test]
-fn weights_share_out_the_prompts_of_patterns_and_files() {
+fn weights_divide_prompts_among_sources() {
     let place = place(
         "prompts = ['a.jsonl', { path = 'parts/*.parquet', weight = 2.0 }]\nnum_prompts = 12",
     );
@@ -111,7 +110,7 @@ fn weights_share_out_the_prompts_of_patterns_and_files() {
     let counts = of_sources(&data);
     assert_eq!((counts["a"], counts["b"] + counts["c"]), (4, 8), "{counts:?}");
     assert!(counts["b"] > 0 && counts["c"] > 0, "drawn from all files of the source: {counts:?}");
-    // In the files' order, and not their first ones.
+    // In file order, but not the first prompts.
     let mut sorted = ids(&data);
     sorted.sort_by_key(|id| {
         let (source, number) = id.split_once('#').unwrap();
@@ -119,16 +118,16 @@ fn weights_share_out_the_prompts_of_patterns_and_files() {
     });
     assert_eq!(ids(&data), sorted);
     assert_ne!(ids(&data)[..4], ["a#0", "a#1", "a#2", "a#3"]);
-    // The same again, others of another seed, and what is drawn of fewer is part of what is drawn of more.
+    // Repeatable, dependent on the seed, and a smaller choice is part of a larger one.
     assert_eq!(ids(&build(&place, "again", &[]).0), ids(&data));
     assert_ne!(ids(&build(&place, "seeded", &["seed=1"]).0), ids(&data));
     let (more, _) = build(&place, "more", &["data.num_prompts=24"]);
     assert!(ids(&data).iter().all(|id| ids(&more).contains(id)));
-    // More than there are.
+    // More than exist.
     let (all, ran) = build(&place, "all", &["data.num_prompts=99"]);
     assert_eq!(all.rows.len(), 60);
-    let told = "`parts/*.parquet`: 30 prompts, fewer than the 66 of its weight";
-    assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    let message = "`parts/*.parquet` has 30 prompts, fewer than the 66 that its weight asks for";
+    assert!(ran.stderr.contains(message), "{}", ran.stderr);
 
     let changed = place.run(&[
         "build-data",
@@ -151,7 +150,7 @@ fn weights_share_out_the_prompts_of_patterns_and_files() {
 }
 
 #[test]
-fn duplicates_are_dropped_over_all_files_and_the_first_is_kept() {
+fn duplicates_across_files_are_dropped_except_the_first() {
     let place = place("prompts = ['a.jsonl', 'b.jsonl']");
     let texts = texts(6);
     let pick = |at: &[usize]| at.iter().map(|at| texts[*at].clone()).collect::<Vec<_>>();
@@ -159,16 +158,17 @@ fn duplicates_are_dropped_over_all_files_and_the_first_is_kept() {
     place.write("b.jsonl", json_lines(&pick(&[3, 2, 3, 4])));
     let (data, ran) = build(&place, "once", &[]);
     assert_eq!(ids(&data), ["a#0", "a#1", "a#3", "b#0", "b#3"]);
-    for told in ["`a.jsonl`: 2 of 5 prompts left out: 2 there before", "`b.jsonl`: 2 of 4 prompts"]
+    for message in
+        ["`a.jsonl`: 2 of 5 prompts are left out: 2 duplicates", "`b.jsonl`: 2 of 4 prompts"]
     {
-        assert!(ran.stderr.contains(told), "{}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{}", ran.stderr);
     }
-    // A number of each file is one of those that are taken.
+    // `num_prompts` counts prompts that are kept.
     let (data, _) = build(&place, "three", &["data.num_prompts=3"]);
     assert_eq!(ids(&data), ["a#0", "a#1", "a#3", "b#0", "b#3"]);
     let (data, _) = build(&place, "all", &["data.keep_duplicates=true"]);
     assert_eq!(data.rows.len(), 9);
-    // Other answers to one prompt are the same where the target answers, and others where they do not.
+    // Prompts that differ only in their answers are duplicates unless the answers are used.
     let answered =
         ["x", "y", "x"].map(|answer| format!("{{\"prompt\": \"a\", \"answer\": \"{answer}\"}}\n"));
     place.write("answered.jsonl", answered.concat());
@@ -197,10 +197,10 @@ fn lengths_outside_the_bounds_are_left_out() {
     let bounds = [format!("data.min_prompt_tokens={min}"), format!("data.max_prompt_tokens={max}")];
     let (some, ran) = build(&place, "some", &[&bounds[0], &bounds[1]]);
     assert_eq!(ids(&some), expected);
-    let told = format!("{} shorter or longer than is asked for", 12 - expected.len());
-    assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+    let message = format!("{} outside the length bounds", 12 - expected.len());
+    assert!(ran.stderr.contains(&message), "{}", ran.stderr);
 
-    // Answers that stand in the file, of every turn.
+    // Answers from the file, for every turn.
     place.write(
         "chat.jsonl",
         r#"{"prompt": "a", "answer": "one"}
@@ -224,7 +224,7 @@ fn lengths_outside_the_bounds_are_left_out() {
 #[test]
 fn splits_of_one_file_never_overlap() {
     let place = Place::new();
-    // Every text twice: a split has both or neither.
+    // Each text occurs twice, and both copies are in the same split.
     let texts = texts(40);
     place.write("all.jsonl", json_lines(&[&texts[..], &texts[..]].concat()));
     place.write(
@@ -264,7 +264,7 @@ fn splits_of_one_file_never_overlap() {
     }
     assert_eq!(all.len(), 80);
 
-    // Another split is another set of prompts, and told as such.
+    // Changing the split makes the data stale.
     let other = ["build-data", "small.toml", "--set", "data.split=test"];
     place.run(&other).fails_naming(&["`split` = {\"name\":\"train\"", "\"name\":\"test\""]);
     let bad = |key: &str| place.run(&["build-data", "small.toml", "--set", key]);
@@ -279,7 +279,7 @@ fn splits_of_one_file_never_overlap() {
 }
 
 #[test]
-fn malformed_records_are_told_counted_and_skipped_unless_strict() {
+fn malformed_records_are_noted_and_skipped_unless_strict() {
     let place = place("prompts = ['train.jsonl']");
     let texts = texts(3);
     let lines = [
@@ -292,12 +292,12 @@ fn malformed_records_are_told_counted_and_skipped_unless_strict() {
     place.write("train.jsonl", lines.concat());
     let (data, ran) = build(&place, "some", &[]);
     assert_eq!(ids(&data), ["train#0", "train#2", "train#4"]);
-    for told in [
+    for message in [
         "`train.jsonl`, line 2, column 2: not JSON",
         "`train.jsonl`, line 5: the record has keys `text`",
         "`train.jsonl`: 2 malformed records skipped; hint: `--strict`",
     ] {
-        assert!(ran.stderr.contains(told), "{told}: {}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{message}: {}", ran.stderr);
     }
     for strict in [&["--strict"][..], &["--set", "data.strict=true"]] {
         let arguments = [&["build-data", "small.toml", "--set", "name=none"], strict].concat();
@@ -307,7 +307,7 @@ fn malformed_records_are_told_counted_and_skipped_unless_strict() {
 }
 
 #[test]
-fn every_turn_of_a_conversation_is_a_row_behind_those_before_it() {
+fn each_turn_of_a_conversation_is_a_row_after_the_earlier_turns() {
     let place = place("prompts = ['chat.jsonl']\nresponses = 'existing'\n");
     place.write(
         "chat.jsonl",
@@ -317,7 +317,7 @@ fn every_turn_of_a_conversation_is_a_row_behind_those_before_it() {
     let (data, _) = build(&place, "chat", &["data.max_new_tokens=64"]);
     assert_eq!(ids(&data), ["chat#0", "chat#0#1", "chat#0#2"]);
     for (row, next) in data.rows.iter().zip(&data.rows[1..]) {
-        // What a row's prompt and response say is what the next one's prompt begins with.
+        // The next row's prompt begins with this row's prompt and response.
         let said = [&row.prompt_ids[..], &row.response_ids].concat();
         assert!(next.prompt_ids.len() > said.len());
         assert_eq!(next.prompt_ids[..said.len()], said, "`{}`", row.id);

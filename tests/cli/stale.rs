@@ -1,5 +1,5 @@
-//! An output knows what it was made of: shards that are missing, copied or too many, and models, text,
-//! prompts or settings that have changed since, are refused by name in every stage that reads it.
+//! Outputs record their inputs. Every stage names and rejects missing, copied or surplus shards, and models,
+//! text, prompts or settings that have changed.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, model};
 
-/// What reads built data.
+/// The commands that read built data.
 const READERS: [&str; 3] = ["train-head", "train-adapter", "record"];
 
-/// A place with built data (three shards) of models that a test may change, and a recipe with every
-/// stage that reads it.
+/// A place with built data (three shards), models that a test may change, and a recipe with all stages that
+/// read the data.
 fn place() -> Place {
     let place = Place::new();
     let path = place.write_small_recipe();
@@ -38,7 +38,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
     std::fs::write(path, serde_json::to_string_pretty(&value).unwrap()).unwrap();
 }
 
-/// Changes the last byte of a file, a weight's.
+/// Changes the last byte of a weight file.
 fn change_weight(path: &Path) {
     let mut bytes = std::fs::read(path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -46,12 +46,12 @@ fn change_weight(path: &Path) {
 }
 
 fn is_kept(place: &Place, arguments: &[&str]) -> bool {
-    let told = place.run(&[&["train-head", "small.toml", "--json"], arguments].concat()).json();
-    told["kept"].as_bool().unwrap()
+    let outcome = place.run(&[&["train-head", "small.toml", "--json"], arguments].concat()).json();
+    outcome["kept"].as_bool().unwrap()
 }
 
 #[test]
-fn shards_that_are_missing_are_refused_unless_they_may_be_missing() {
+fn missing_shards_fail_unless_incomplete_data_is_allowed() {
     let place = place();
     std::fs::remove_file(place.path(&shard(1))).unwrap();
     let named = ["data/small` is incomplete", "responses-00001.parquet", "build-data", "hint: "];
@@ -60,11 +60,11 @@ fn shards_that_are_missing_are_refused_unless_they_may_be_missing() {
         ran.fails_naming(&named);
     }
     assert!(!place.path("checkpoints/small").exists(), "trained on a part");
-    // It can be looked at.
+    // `inspect` works.
     let shown = place.run(&["inspect", "data/small", "--json"]).json();
     assert_eq!((&shown["num_shards"], &shown["num_shards_planned"]), (&json!(2), &json!(3)));
 
-    // What is there can be trained on, and the head says so.
+    // Training works with a flag, and the head records it.
     let trained_on =
         || place.json("checkpoints/small/head/config.json")["training"]["data"].clone();
     assert!(!is_kept(&place, &["--incomplete-data"]));
@@ -74,7 +74,7 @@ fn shards_that_are_missing_are_refused_unless_they_may_be_missing() {
     assert!(is_kept(&place, &["--incomplete-data"]));
     place.run(&["train-head", "small.toml"]).fails_naming(&named);
 
-    // The rest is noticed.
+    // The head is stale once the missing shard exists.
     place.run(&["build-data", "small.toml"]).ok();
     assert!(!is_kept(&place, &[]), "it says that it was trained on this data");
     let whole = trained_on();
@@ -84,21 +84,21 @@ fn shards_that_are_missing_are_refused_unless_they_may_be_missing() {
 }
 
 #[test]
-fn a_training_that_was_stopped_does_not_go_on_with_other_rows() {
+fn a_stopped_training_does_not_resume_with_other_rows() {
     let place = place();
     let long = ["--set", "head.optimizer.num_epochs=9"];
     let stopped = [&["train-head", "small.toml", "--steps", "2"], &long[..]].concat();
     assert_eq!(place.run(&stopped).code, Some(130));
-    // The same ids with other responses, as another machine may have built them.
+    // The same ids with different responses.
     let other = place_with_other_rows();
     for name in [&shard(1), "data/small/.responses-00001.json"] {
         std::fs::copy(other.path(name), place.path(name)).unwrap();
     }
     let ran = place.run(&stopped);
-    assert!(ran.stderr.contains("with other settings or data"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("of other settings or data"), "{}", ran.stderr);
 }
 
-/// A place whose second shard has the same provenance and place, and other rows.
+/// A place whose second shard has the same provenance and index, but other rows.
 fn place_with_other_rows() -> Place {
     use draftsmith_data::{ShardPlace, read_shard, write_shard};
 
@@ -112,7 +112,7 @@ fn place_with_other_rows() -> Place {
 }
 
 #[test]
-fn shards_that_are_copies_or_too_many_are_named() {
+fn copied_and_surplus_shards_are_named() {
     let place = place();
     let all = |named: &[&str]| {
         for reader in READERS.into_iter().chain(["build-data"]) {
@@ -140,7 +140,7 @@ fn shards_that_are_copies_or_too_many_are_named() {
 }
 
 #[test]
-fn settings_that_data_and_stage_share_are_refused_with_the_difference() {
+fn changed_settings_of_data_are_named() {
     let place = place();
     let prompts = std::fs::read_to_string(place.path("train.jsonl")).unwrap();
     place.copy_model("draft-small", "small");
@@ -172,16 +172,16 @@ fn settings_that_data_and_stage_share_are_refused_with_the_difference() {
         }
     }
     assert!(!place.path("checkpoints/small").exists());
-    // Several trainings may share data, each with a seed of its own.
+    // The seed may differ, so that several trainings can share data.
     place.run(&["train-head", "small.toml", "--seed", "5"]).ok();
 
-    // Changed where they are.
+    // Prompts edited in place.
     std::fs::copy(place.path("more/train.jsonl"), place.path("train.jsonl")).unwrap();
     place.run(&["train-head", "small.toml"]).fails_naming(&["`prompts[0]` = {\"name\":\"train"]);
 }
 
 #[test]
-fn what_shapes_and_stops_text_makes_all_stale_that_was_made_before() {
+fn changes_of_the_text_side_make_outputs_stale() {
     let place = place();
     place.run(&["train-head", "small.toml"]).ok();
     place.run(&["train-adapter", "small.toml"]).ok();
@@ -232,10 +232,10 @@ fn what_shapes_and_stops_text_makes_all_stale_that_was_made_before() {
         place.run(&["evaluate", "small.toml"]).fails_naming(&["small/head", difference]);
         std::fs::write(&path, before).unwrap();
     }
-    // All is as it was.
+    // Everything is restored.
     assert!(is_kept(&place, &[]));
 
-    // Rollouts of prompts of their own depend on no data, and on no head without one.
+    // Rollouts of separate prompts do not depend on data, nor on a head if there is none.
     let own = ["--set", "tune.prompts=['test.jsonl']"];
     let recipe = text(&place.path("small.toml"));
     let at = |part: &str| recipe.find(part).unwrap();
@@ -252,9 +252,9 @@ fn what_shapes_and_stops_text_makes_all_stale_that_was_made_before() {
 
 #[cfg(unix)]
 #[test]
-fn weights_of_any_name_and_anywhere_are_part_of_their_model() {
+fn weights_behind_links_are_part_of_the_model() {
     let place = place();
-    // As in Hugging Face's cache: links to files that end in nothing, named by an index.
+    // As in Hugging Face's cache: links to files without extensions, named by an index.
     let single = place.path("target/model.safetensors");
     let bytes = std::fs::read(&single).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -280,7 +280,7 @@ fn weights_of_any_name_and_anywhere_are_part_of_their_model() {
 }
 
 #[test]
-fn a_head_is_refused_with_a_draft_or_target_that_has_changed() {
+fn a_head_fails_with_a_changed_draft_or_target() {
     let place = place();
     place.run(&["train-head", "small.toml"]).ok();
     let generate = |target: &str, draft: &str| {
@@ -299,7 +299,7 @@ fn a_head_is_refused_with_a_draft_or_target_that_has_changed() {
     generate("other-target", "draft").fails_naming(&named("another target"));
     evaluate("models.draft=other-draft").fails_naming(&named("another draft"));
     evaluate("models.target=other-target").fails_naming(&named("another target"));
-    // One that names no models, as the authors' does not, may go with any.
+    // A head that names no models, like the authors', fits any.
     edit(&place.path("checkpoints/small/head/config.json"), |config| {
         let config = config.as_object_mut().unwrap();
         for key in ["draft_hash", "target_hash"] {

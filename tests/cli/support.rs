@@ -1,4 +1,4 @@
-//! A working directory of its own for each test, and the binary run in it.
+//! A separate working directory for each test, and runs of the binary in it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) fn model(name: &str) -> PathBuf {
     root().join("checkpoints/tiny").join(name)
 }
 
-/// What a run of the binary left.
+/// The output of a run of the binary.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -61,7 +61,7 @@ impl Ran {
     }
 }
 
-/// A directory that the binary is run in.
+/// A working directory of the binary.
 pub(crate) struct Place {
     dir: TempDir,
 }
@@ -83,7 +83,7 @@ impl Place {
         path
     }
 
-    /// A copy of an embedded model that a test may spoil.
+    /// A copy of an embedded model that a test may change.
     pub(crate) fn copy_model(&self, from: &str, to: &str) -> PathBuf {
         copy_dir(&model(from), &self.path(to))
     }
@@ -99,7 +99,7 @@ impl Place {
         self.run_with(arguments, &[])
     }
 
-    /// A run in another environment.
+    /// A run with additional environment variables.
     pub(crate) fn run_with(&self, arguments: &[&str], env: &[(&str, &str)]) -> Ran {
         Ran::new(self.command(arguments).envs(env.iter().copied()).output().unwrap())
     }
@@ -112,7 +112,7 @@ impl Place {
         self.write(name, lines.join("\n") + "\n")
     }
 
-    /// A small recipe named `small.toml` over `train.jsonl` and `test.jsonl`, which it writes too.
+    /// Writes a small recipe, `small.toml`, and its prompts, `train.jsonl` and `test.jsonl`.
     pub(crate) fn write_small_recipe(&self) -> PathBuf {
         self.write_prompts("train.jsonl", 70);
         self.write_prompts("test.jsonl", 3);
@@ -131,19 +131,19 @@ impl Place {
         )
     }
 
-    /// A JSON file.
+    /// Reads a JSON file.
     pub(crate) fn json(&self, name: &str) -> Value {
         serde_json::from_slice(&std::fs::read(self.path(name)).unwrap()).unwrap()
     }
 
-    /// The rows of a recipe's `results.json` over all categories, of which each adds up.
+    /// The rows of a recipe's `results.json` over all categories, after a check of their counts.
     #[track_caller]
     pub(crate) fn results(&self, recipe: &str) -> Vec<Value> {
         let rows = self.json(&format!("checkpoints/{recipe}/evaluation/results.json"));
         let rows = rows.as_array().unwrap();
         for row in rows {
             let count = |key: &str| row[key].as_u64().unwrap();
-            // Only greedy output can be compared with plain decoding's.
+            // Only greedy output can be compared with plain decoding.
             let lossless = if row["decoding"] == "greedy" { true.into() } else { Value::Null };
             assert_eq!(row["lossless"], lossless, "{row}");
             assert_eq!(
@@ -167,7 +167,7 @@ impl Place {
     }
 }
 
-/// A command that runs while the test does something else.
+/// A command that runs in the background.
 #[cfg(unix)]
 pub(crate) struct Running {
     child: Child,
@@ -177,7 +177,7 @@ pub(crate) struct Running {
 
 #[cfg(unix)]
 impl Running {
-    /// Starts it, with stdout thrown away.
+    /// Starts the command and discards its stdout.
     pub(crate) fn start(mut command: Command) -> Self {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -189,7 +189,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Waits until it tells a line with `text`.
+    /// Waits for a line on stderr with `text`.
     #[track_caller]
     pub(crate) fn await_line(&mut self, text: &str) {
         loop {
@@ -202,12 +202,12 @@ impl Running {
         }
     }
 
-    /// Sends it a signal by its name, as `TERM`.
+    /// Sends a signal by name, such as `TERM`.
     pub(crate) fn signal(&self, name: &str) {
         send_signal(&self.child, name);
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the command.
     pub(crate) fn end(mut self) -> Ran {
         self.stderr.read_to_string(&mut self.told).unwrap();
         let code = self.child.wait().unwrap().code();
@@ -215,14 +215,13 @@ impl Running {
     }
 }
 
-/// The same command with SIGHUP as a terminal leaves it, whatever the tests run under: `nohup`'s
-/// children ignore it.
+/// The command with the default action for SIGHUP, which children of `nohup` would ignore.
 #[cfg(unix)]
 pub(crate) fn hangups_heard(command: Command) -> Command {
     preceded_by(&["env", "--default-signal=HUP"], command)
 }
 
-/// The same command as the arguments of another.
+/// The command with `words` before it.
 pub(crate) fn preceded_by(words: &[&str], command: Command) -> Command {
     let mut whole = Command::new(words[0]);
     whole.args(&words[1..]).arg(command.get_program()).args(command.get_args());
@@ -231,13 +230,13 @@ pub(crate) fn preceded_by(words: &[&str], command: Command) -> Command {
     whole
 }
 
-/// Sends a process a signal by its name, as `TERM`.
+/// Sends a process a signal by name, such as `TERM`.
 pub(crate) fn send_signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
     assert!(sent.unwrap().success(), "it ended before the signal");
 }
 
-/// Lets another process work for a while, where nothing tells how far it is.
+/// Waits for a process whose progress cannot be observed.
 pub(crate) fn wait(time: Duration) {
     let begun = Instant::now();
     while begun.elapsed() < time {

@@ -1,4 +1,4 @@
-//! `survey`: the figures are those of `record` and `replay`, nothing is written, and bad input is told.
+//! `survey`: its figures match `record` and `replay`, it writes nothing, and it reports bad input.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::support::Running;
 use crate::support::{Place, model};
 
-/// Costs that make nothing depend on the machine.
+/// Fixed costs, so that results do not depend on the machine.
 const COSTS: &str = "draft_ms = 2.0\nrows_ms = [10.0, 10.5, 11.0, 12.0]\n";
 
 fn place() -> Place {
@@ -32,22 +32,22 @@ fn run(place: &Place, more: &[&str]) -> crate::support::Ran {
 fn assert_same(one: &Value, other: &Value) {
     for key in ["value", "low", "high"] {
         let (one, other) = (one[key].as_f64().unwrap(), other[key].as_f64().unwrap());
-        // Numbers that went through text, of f32 in rollouts.
+        // Numbers went through text and f32.
         assert!((one - other).abs() < 1e-9, "{key}: {one} and {other}");
     }
 }
 
 #[test]
-fn a_pair_has_the_figures_that_record_and_replay_give() {
+fn a_pairs_figures_match_record_and_replay() {
     let place = place();
     let draft = model("draft").display().to_string();
     let pair = ["--draft", &draft, "--costs", "costs.toml"];
     let found = run(&place, &[&pair[..], &["--json"]].concat()).json();
     assert_eq!((&found["num_prompts"], &found["num_answers"]), (&24.into(), &24.into()));
-    // Nothing is left behind.
+    // No file is written.
     assert_eq!(place.names("."), ["costs.toml", "prompts.jsonl"]);
 
-    // The same prompts to choose on and to judge on.
+    // The same prompts for choosing and judging.
     let recipe = format!(
         "[models]\ntarget = '{}'\ndraft = '{draft}'\n\
          [tune]\nprompts = ['prompts.jsonl']\nmax_length = 10\n[tune.costs]\n{COSTS}\
@@ -70,9 +70,9 @@ fn a_pair_has_the_figures_that_record_and_replay_give() {
     assert!(lengths.iter().all(|length| {
         length["speedup"]["value"].as_f64() <= fixed["speedup"]["value"].as_f64()
     }));
-    // Settings are those of all prompts, in the survey as there.
+    // Settings are chosen on all prompts, as in the survey.
     let rules = found["rules"].as_array().unwrap();
-    // Rules that read a head have one here, and what is best behind look-ups may be such a rule.
+    // This recipe has a head, and the best rule after prompt lookup may read it.
     let alone = |row: &&Value| row["lookup_first"].is_null();
     let mut num_same = 0;
     for rule in
@@ -95,7 +95,7 @@ fn a_pair_has_the_figures_that_record_and_replay_give() {
     let share = found["head"]["probe"]["explained"]["value"].as_f64();
     assert!(share.is_some_and(|share| share < 1.0), "{}", found["head"]);
     assert!(found["agreement"]["value"].as_f64().unwrap() > 0.5);
-    // Costs at which a draft is never worth it, without and with a price of a row.
+    // Costs at which a draft never pays, without and with a cost per row.
     place.write("dear.toml", "draft_ms = 50\ntarget_ms = 10\n");
     let dear = run(&place, &["--draft", &draft, "--costs", "dear.toml", "--json"]).json();
     let verdict = &dear["verdict"];
@@ -114,7 +114,7 @@ fn a_pair_has_the_figures_that_record_and_replay_give() {
 }
 
 #[test]
-fn a_target_alone_is_read_out_behind_every_layer() {
+fn without_a_draft_every_layer_of_the_target_is_tried() {
     let place = place();
     place.write("costs.toml", "target_ms = 10\n");
     let found = run(&place, &["--costs", "costs.toml", "--json"]).json();
@@ -124,16 +124,16 @@ fn a_target_alone_is_read_out_behind_every_layer() {
     for exit in exits {
         let agreement = value(exit, "agreement");
         assert!((0.05..1.0).contains(&agreement), "{exit}");
-        // Greedily, what agrees is accepted.
+        // In greedy decoding, agreeing tokens are accepted.
         assert_eq!(exit["agreement"], exit["accepted"]);
-        // Rows are free: one candidate a round costs a target forward and its share.
+        // Rows cost nothing: a round of one candidate costs a target forward and its share of layers.
         let share = exit["draft_share"].as_f64().unwrap();
         assert!((exit["break_even"].as_f64().unwrap() - share).abs() < 1e-12);
     }
     assert!(value(&exits[6], "agreement") > value(&exits[0], "agreement"));
     let shares: Vec<f64> = exits.iter().map(|exit| exit["draft_share"].as_f64().unwrap()).collect();
     assert!(shares.is_sorted() && shares[6] == 1.0, "{shares:?}");
-    // Where its forwards cost next to nothing, any read-out is worth it.
+    // If draft forwards cost almost nothing, every layer pays.
     place.write("free.toml", "draft_ms = { self_draft_2 = 0.01 }\ntarget_ms = 10\n");
     let free = run(&place, &["--costs", "free.toml", "--json"]).json();
     assert_eq!(free["best_exit_layer"], 2);
@@ -146,7 +146,7 @@ fn a_target_alone_is_read_out_behind_every_layer() {
 }
 
 #[test]
-fn what_a_survey_cannot_use_is_told() {
+fn invalid_input_of_a_survey_is_reported() {
     let place = place();
     let fails = |more: &[&str], named: &[&str]| run(&place, more).fails_naming(named);
     fails(&["--num-prompts", "0"], &["--num-prompts"]);
@@ -174,7 +174,7 @@ fn ctrl_c_ends_a_survey() {
     running.signal("INT");
     let ran = running.end();
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
-    let told = "stopped; nothing of it is kept, and the same command begins anew";
+    let told = "stopped; nothing is kept; running it again starts over";
     assert_eq!(ran.stderr.lines().last(), Some(told));
     assert_eq!(place.names("."), ["costs.toml", "prompts.jsonl"]);
 }

@@ -1,5 +1,5 @@
-//! A sweep of acceptance heads: each is what it would be alone, the best is where one is looked for, and
-//! what is there is not trained again.
+//! Sweeps of acceptance heads: each head is the same as in a single training, the best is exported, and
+//! existing heads are not trained again.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::support::{Place, model};
 const BASE: &str = "[head.optimizer]\nnum_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
                     gradient_accumulation = 2\nvalidation_fraction = 0.3\n";
 
-/// A place with built data, a recipe of a sweep, and one that trains the head of its `head`.
+/// A directory with built data, a recipe of a sweep, and a recipe of one of its heads.
 fn place(sweep: &str) -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
@@ -33,11 +33,11 @@ fn bytes(place: &Place, dir: &str) -> [Vec<u8>; 3] {
 }
 
 #[test]
-fn every_head_is_the_one_it_would_be_alone_and_the_best_is_exported() {
+fn every_head_equals_a_single_training_and_the_best_is_exported() {
     let place =
         place("num_layers = [0, 2]\nrejection_weight = [1, 6]\nmixing_ratio = [0.15, 0.4]\n");
     let shown = place.run(&["train-head", "sweep.toml"]);
-    assert!(shown.stderr.contains("4 heads in one pass"), "{}", shown.stderr);
+    assert!(shown.stderr.contains("training 4 heads"), "{}", shown.stderr);
     let shown = shown.ok();
     assert!(shown.lines().take(10).all(|line| line.chars().count() <= 80), "{shown}");
     let heads = shown.lines().filter(|line| line.starts_with('d'));
@@ -72,18 +72,18 @@ fn every_head_is_the_one_it_would_be_alone_and_the_best_is_exported() {
         place.run(&arguments).ok();
         assert!(bytes(&place, "head") == swept, "{name} is another than alone");
     }
-    // The best is put back, and a larger sweep trains only what it adds.
+    // The best is exported again, and a larger sweep trains only the added heads.
     let larger = "head.sweep.num_layers=[0, 1, 2]";
     let ran = place.run(&["train-head", "sweep.toml", "--json", "--set", larger]);
-    assert!(ran.stderr.contains("4 heads of the sweep are there"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("2 heads in one pass"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("keeping 4 heads of the sweep"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("training 2 heads"), "{}", ran.stderr);
     let told = ran.json();
     assert_eq!(told["sweep"].as_array().unwrap().len(), 12);
     assert!(place.path("checkpoints/swept/sweep/d1-w6-r0.4/model.safetensors").exists());
 }
 
 #[test]
-fn a_sweep_that_is_stopped_goes_on_to_the_same_bytes() {
+fn an_interrupted_sweep_resumes_to_the_same_bytes() {
     let place = place("num_layers = [0, 1]\nmixing_ratio = [0.15, 0.4]\n");
     place.run(&["train-head", "sweep.toml"]).ok();
     let names = ["d0-w6-r0.15", "d1-w6-r0.15", "d0-w6-r0.4", "d1-w6-r0.4"];
@@ -107,7 +107,7 @@ fn a_sweep_that_is_stopped_goes_on_to_the_same_bytes() {
 }
 
 #[test]
-fn a_sweep_without_sense_is_refused() {
+fn an_invalid_sweep_is_refused() {
     let place = Place::new();
     place.write_small_recipe();
     for (setting, named) in [

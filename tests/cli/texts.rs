@@ -1,10 +1,10 @@
-//! What the command line says: its help and its errors, word for word. After a change that is meant,
-//! run with `INSTA_UPDATE=always` and read the diff of `snapshots/`.
+//! Snapshots of help and error messages. After an intended change, run with `INSTA_UPDATE=always` and
+//! review the diff of `snapshots/`.
 
 use crate::support::{Place, model, root};
 
-/// What a command says, with the repository's path taken out.
-fn told(place: &Place, arguments: &[&str]) -> String {
+/// The output of a command without the repository's path.
+fn output_of(place: &Place, arguments: &[&str]) -> String {
     let output = place.command(arguments).env("COLUMNS", "100").output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     let code = output.status.code().unwrap();
@@ -32,7 +32,7 @@ fn the_help() {
         "import",
         "inspect",
     ];
-    let all = told(&place, &["--help"]);
+    let all = output_of(&place, &["--help"]);
     for command in commands {
         assert!(all.contains(&format!("\n  {command} ")), "`{command}` is not listed");
     }
@@ -40,7 +40,7 @@ fn the_help() {
     let is_name = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
     let num_listed = listed.lines().filter(is_name).count();
     assert_eq!(num_listed, commands.len() + 1, "a command has no help here, but for `help`");
-    let each = commands.map(|command| told(&place, &[command, "--help"]));
+    let each = commands.map(|command| output_of(&place, &[command, "--help"]));
     insta::assert_snapshot!(all + "\n" + &each.join("\n"));
 }
 
@@ -65,18 +65,18 @@ fn errors() {
     std::fs::write(&cut, &weights[..weights.len() - 100]).unwrap();
     let generate = |extra: &[&str]| {
         let arguments = [&["generate", "--target", &target, "--prompt", "x"], extra].concat();
-        told(&place, &arguments)
+        output_of(&place, &arguments)
     };
     let small = |command: &str, set: &str| {
         let set: &[&str] = if set.is_empty() { &[] } else { &["--set", set] };
-        told(&place, &[&[command, "small.toml"], set].concat())
+        output_of(&place, &[&[command, "small.toml"], set].concat())
     };
     let errors = [
-        told(&place, &["frobnicate"]),
-        told(&place, &["run", "absent.toml"]),
-        told(&place, &["run", "misspelt.toml"]),
-        told(&place, &["run", "untargeted.toml"]),
-        told(&place, &["run", "broken.toml"]),
+        output_of(&place, &["frobnicate"]),
+        output_of(&place, &["run", "absent.toml"]),
+        output_of(&place, &["run", "misspelt.toml"]),
+        output_of(&place, &["run", "untargeted.toml"]),
+        output_of(&place, &["run", "broken.toml"]),
         small("run", "head.layers=2"),
         small("run", "seed"),
         small("run", "head.learning_rate=1e-3"),
@@ -88,18 +88,18 @@ fn errors() {
         small("train-head", ""),
         small("tune", ""),
         small("build-data", "data.prompts=['absent.jsonl']"),
-        told(
+        output_of(
             &place,
             &["build-data", "small.toml", "--strict", "--set", "data.prompts=['odd.jsonl']"],
         ),
         small("build-data", "models.target=nowhere"),
         small("train-adapter", "adapter.exit_layer=[2, 2]"),
-        told(&place, &["check", "nowhere"]),
-        told(&place, &["check", &draft]),
-        told(&place, &["inspect", "notes.txt"]),
-        told(&place, &["evaluate", "trees.toml"]),
-        told(&place, &["evaluate", "trees.toml", "--set", "evaluate.decodings=['sampled']"]),
-        told(&place, &["evaluate", "trees.toml", "--set", "evaluate.trees.shapes=['best']"]),
+        output_of(&place, &["check", "nowhere"]),
+        output_of(&place, &["check", &draft]),
+        output_of(&place, &["inspect", "notes.txt"]),
+        output_of(&place, &["evaluate", "trees.toml"]),
+        output_of(&place, &["evaluate", "trees.toml", "--set", "evaluate.decodings=['sampled']"]),
+        output_of(&place, &["evaluate", "trees.toml", "--set", "evaluate.trees.shapes=['best']"]),
         generate(&["--head", "head"]),
         generate(&["--draft", &draft, "--head", &draft]),
         generate(&["--draft", "cut"]),

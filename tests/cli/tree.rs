@@ -1,10 +1,10 @@
-//! Static trees that `tune` finds: by replay, with the counts that decoding then has.
+//! Static trees that `tune` finds by replay, whose counts decoding reproduces.
 
 use serde_json::Value;
 
 use crate::support::{Place, model};
 
-/// A recipe that needs no training and leaves a tree to `tune`, with `more` behind it.
+/// Writes a recipe with a tuned tree and without training, followed by `more`.
 fn write_recipe(place: &Place, decodings: &str, more: &str) -> String {
     place.write_prompts("test.jsonl", 4);
     let [target, draft] = ["target", "draft-small"].map(|name| model(name).display().to_string());
@@ -17,7 +17,7 @@ fn write_recipe(place: &Place, decodings: &str, more: &str) -> String {
     place.write("mine.toml", recipe).display().to_string()
 }
 
-/// Rows that cost little, so that trees pay.
+/// Costs with cheap rows, so that trees pay.
 const COSTS: &str = "[tune.costs]\ndraft_ms = 1.0\nrows_ms = [9.0, 9.02, 9.04]\n";
 
 fn row(place: &Place, drafter: &str, decoding: &str) -> Option<Value> {
@@ -51,7 +51,7 @@ fn tune_finds_a_static_tree_and_decoding_counts_what_replay_counted() {
     };
     let (greedy, sampled) = (of("greedy"), of("sampled"));
     assert!(sampled.get("tree").is_none() && sampled.get("trees_tried").is_none());
-    // The one of the greatest predicted gain, of all that grow along what was recorded.
+    // The tree with the greatest predicted gain among those along recorded paths.
     let (tree, tried) = (&greedy["tree"], greedy["trees_tried"].as_array().unwrap());
     assert_eq!(tree["num_tried"].as_u64().unwrap() as usize, tried.len());
     assert!(tried.len() > 50, "{}", tried.len());
@@ -67,7 +67,7 @@ fn tune_finds_a_static_tree_and_decoding_counts_what_replay_counted() {
     let shape = tree["shape"].as_str().unwrap();
     assert!(shown.contains(&format!("{shape}, K = ")) && shown.contains("static tree"), "{shown}");
 
-    // The same prompts, decoded: round for round what replay took them to be.
+    // Decoding the same prompts gives the same rounds as replay.
     place.run(&["evaluate", &recipe]).ok();
     let drafter = format!("draft_tree_{shape}");
     let decoded = row(&place, &drafter, "greedy").expect("it is measured");
@@ -75,11 +75,11 @@ fn tune_finds_a_static_tree_and_decoding_counts_what_replay_counted() {
     assert_counts(&decoded, tree);
     assert!(row(&place, &drafter, "sampled").is_none() || shape == "2-1");
     assert!(row(&place, "draft_tree_2-1", "sampled").is_some());
-    // Costs of another machine promise nothing here.
+    // Given costs make no promise for this machine.
     let summary = place.json("checkpoints/mine/evaluation/summary.json");
     assert_eq!(summary["groups"][0]["promises"], Value::Array(Vec::new()));
 
-    // Chosen and judged on the same prompts, `replay` says so too.
+    // `replay` on the same prompts has the same result.
     place.run(&["replay", &recipe]).ok();
     let replayed = place.json("checkpoints/mine/tuning/replay.json");
     let given = replayed["groups"].as_array().unwrap().iter();
@@ -93,12 +93,12 @@ fn tune_finds_a_static_tree_and_decoding_counts_what_replay_counted() {
 }
 
 #[test]
-fn a_tree_at_this_machines_costs_promises_what_is_then_measured() {
+fn a_tree_with_measured_costs_makes_a_promise_that_is_judged() {
     let place = Place::new();
     let recipe = write_recipe(&place, "['greedy']", "");
     place.run(&["record", &recipe]).ok();
     let tuned = place.run(&["tune", &recipe, "--json"]).json()[0].take();
-    // As many rows as the largest shape has, and the drafter's own.
+    // The rows of the largest shape, and of the drafter.
     let rows = &tuned["costs"]["rounds"]["verify_seconds"];
     assert_eq!(rows.as_array().unwrap().len(), 65, "{rows}");
     assert!(tuned["costs"]["draft_rows"].is_object());
@@ -133,7 +133,7 @@ fn rollouts_without_ranks_are_recorded_again_for_a_tree() {
     draftsmith_data::write_rollouts(&path, &rows, &provenance).unwrap();
     let told = ["rollouts-draft-validation-greedy.parquet", "ranks", "draftsmith record"];
     place.run(&["tune", &recipe]).fails_naming(&told);
-    // What asks for no tree reads it all the same.
+    // Recipes without trees can still read the rollouts.
     place.run(&["tune", &recipe, "--set", "evaluate.trees.shapes=['2-1']"]).ok();
     place.run(&["record", &recipe]).ok();
     let (again, _) = draftsmith_data::read_rollouts(&path, None).unwrap();

@@ -1,4 +1,4 @@
-//! `tune` and `replay`: the best rule is written, promised, decoded with and checked; nothing is guessed from nothing.
+//! `tune` and `replay`: the best rule is written with a promise, used for decoding and checked.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::support::{Place, model};
 
 const HEAD: &str = "checkpoints/small/head";
 
-/// A place where everything but tuning is done, greedy alone.
+/// A directory in which everything before tuning is done, only for greedy decoding.
 fn recorded() -> Place {
     let place = Place::new();
     let path = place.write_small_recipe();
@@ -20,14 +20,14 @@ fn recorded() -> Place {
     place
 }
 
-/// Numbers that went through text may differ in their last digit.
+/// Compares numbers up to their last digit, which text may change.
 #[track_caller]
 fn assert_close(one: &Value, other: f64) {
     let one = one.as_f64().unwrap();
     assert!((one - other).abs() < 1e-9, "{one} and {other}");
 }
 
-/// The row of fixed lengths, which other rules are held against.
+/// The row of the best fixed length, the baseline of other rules.
 fn best_fixed_length(rules: &Value) -> &Value {
     let rules = rules.as_array().unwrap();
     rules.iter().find(|rule| rule["stop_rule"] == "fixed_length").unwrap()
@@ -43,7 +43,7 @@ fn generate(place: &Place, extra: &[&str]) -> Value {
 }
 
 #[test]
-fn the_best_rule_is_written_promised_decoded_with_and_checked() {
+fn the_best_rule_is_written_used_and_checked() {
     let place = recorded();
     let before = place.json(&format!("{HEAD}/config.json"));
     let tunings = place.run(&["tune", "small.toml", "--json"]).json();
@@ -53,7 +53,7 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
     for (key, value) in before.as_object().unwrap() {
         assert_eq!(&config[key], value, "{key}");
     }
-    // The fastest rule is chosen, and what it promises is its gain over the best fixed length.
+    // The fastest rule is chosen and promises its gain over the best fixed length.
     let rules = &tunings[0]["rules"];
     let fixed = best_fixed_length(rules);
     let speedup = |rule: &Value| rule["speedup"].as_f64().unwrap();
@@ -82,11 +82,11 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
     assert!(promised["value"].as_f64() <= promised["high"].as_f64(), "{promised}");
     assert_eq!(tuned["num_prompts"], 12);
 
-    // Trained heads are kept though their config has a key more.
+    // The additional key does not cause another training.
     let again = place.run(&["train-head", "small.toml", "--json"]).json();
     assert_eq!(place.json(&format!("{HEAD}/config.json")), config, "{again}");
 
-    // Greedy output is the target's own under the tuned rule too.
+    // Greedy output is the target's under the tuned rule.
     let fixed = generate(&place, &["--candidate-length", "2"]);
     assert_eq!(generate(&place, &[])["token_ids"], fixed["token_ids"]);
 
@@ -104,14 +104,14 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
         }
         assert!(row("rejection_threshold")["ceiling"]["value"].is_number(), "{group}");
         assert!(row("entropy_threshold")["ceiling"].is_null());
-        // Nothing gains more than knowing the answers, where rows cost nothing: else short rounds may.
+        // No rule beats the oracle if rows cost nothing; otherwise short rounds may.
         let oracle = group["oracle"]["value"].as_f64().unwrap();
         for row in rows.iter().filter(|_| group["cost_source"] == "paper") {
             assert!(row["gain"]["value"].as_f64().unwrap() <= oracle + 1e-9, "{row}");
         }
     }
 
-    // The tuned rule and the length that it is held against are measured too, and the promise is told.
+    // The tuned rule and its baseline are measured, and the promise is reported.
     let ran = place.run(&["evaluate", "small.toml"]);
     assert!(ran.stderr.contains("tuning promised"), "{}", ran.stderr);
     ran.ok();
@@ -124,7 +124,7 @@ fn the_best_rule_is_written_promised_decoded_with_and_checked() {
 }
 
 #[test]
-fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
+fn predictions_are_calibrated_as_the_recipe_says() {
     let place = recorded();
     let calibration = || place.json(&format!("{HEAD}/config.json"))["calibration"].clone();
     let tune = |choice: &str| {
@@ -146,7 +146,7 @@ fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
     assert_eq!(greedy["map"]["kind"], "platt");
     assert_eq!(greedy["num_prompts"], 12);
     let score = |at: &Value, key: &str| at[key].as_f64().expect(key);
-    // A number that is read and written again may differ in its last digit.
+    // The last digit may change when a number is read and written.
     let same_map = |one: &Value, other: &Value| {
         assert_eq!(one["map"]["kind"], other["map"]["kind"]);
         for key in ["scale", "bias"] {
@@ -156,17 +156,17 @@ fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
     };
     assert_eq!(greedy["before"]["num_labels"], greedy["after"]["num_labels"]);
 
-    // Rollouts are still true of the head, and replay judges predictions before and after.
+    // Rollouts stay valid, and replay judges predictions before and after calibration.
     let replayed = place.run(&["replay", "small.toml", "--json"]).json();
     let [predictions] = &replayed["predictions"].as_array().unwrap()[..] else {
         panic!("one way of decoding: {replayed}");
     };
     same_map(&predictions["calibration"], greedy);
     let (before, after) = (&predictions["before"], &predictions["after"]);
-    // A scaled logit keeps the order, but for what it rounds to one number.
+    // Scaling logits keeps the order except for ties by rounding.
     let auroc = |judged: &Value| score(&judged["scores"], "auroc");
     assert!((auroc(before) - auroc(after)).abs() < 1e-9, "{predictions}");
-    // A rejection weight of 6 taught the head to doubt: calibrated, it predicts more.
+    // A rejection weight of 6 lowers predictions, so calibration raises them.
     let mean = |judged: &Value| -> f64 {
         let bins = judged["bins"].as_array().unwrap().iter();
         bins.map(|bin| score(bin, "share") * score(bin, "mean_predicted")).sum()
@@ -178,7 +178,7 @@ fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
     same_map(&inspected["calibration"]["greedy"], greedy);
     assert_eq!(inspected["calibration"]["sampled"], Value::Null);
 
-    // Greedy output is the target's own whatever the rule is told.
+    // Calibration does not change greedy output.
     let fixed = generate(&place, &["--candidate-length", "2"]);
     assert_eq!(generate(&place, &["--stop-threshold", "0.5"])["token_ids"], fixed["token_ids"]);
 
@@ -191,7 +191,7 @@ fn predictions_are_calibrated_as_the_recipe_says_and_shown() {
 }
 
 #[test]
-fn nothing_is_tuned_or_replayed_from_nothing() {
+fn tune_and_replay_need_their_inputs() {
     let place = Place::new();
     place.write_small_recipe();
     for command in ["record", "tune", "replay"] {
@@ -224,13 +224,13 @@ fn nothing_is_tuned_or_replayed_from_nothing() {
 }
 
 #[test]
-fn given_costs_are_taken_as_they_are_and_nothing_is_measured() {
+fn given_costs_replace_measurements() {
     let place = Place::new();
     let path = place.write_small_recipe();
     let text = std::fs::read_to_string(&path).unwrap().replace("[head]\nnum_layers = 1\n", "");
     let head = text.find("[head.optimizer]").unwrap();
     let evaluate = text.find("[evaluate]").unwrap();
-    // The paper's costs, so that what comes of them is there to compare with.
+    // The paper's costs, whose results replay shows as well.
     let more = "decodings = ['greedy']\nmax_candidate_length = 6\n\
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n\
                 [tune.costs]\ndraft_ms = 23.4\ntarget_ms = 112\n";
@@ -267,7 +267,7 @@ fn given_costs_are_taken_as_they_are_and_nothing_is_measured() {
 }
 
 #[test]
-fn a_penalty_and_stop_strings_hold_for_every_stage_and_are_told() {
+fn a_penalty_and_stop_strings_apply_to_every_stage() {
     let place = Place::new();
     let path = place.write_small_recipe();
     let text = std::fs::read_to_string(&path).unwrap();
@@ -295,9 +295,9 @@ fn a_penalty_and_stop_strings_hold_for_every_stage_and_are_told() {
         let head = ["--head", "checkpoints/small/head", "--max-new-tokens", "9"];
         place.run(&[&arguments[..], &head, extra].concat())
     };
-    let told = "was tuned for a repetition penalty of 1.2, and is left out for one of 1";
+    let note = "was tuned for a repetition penalty of 1.2, and is left out for one of 1";
     let other = generate(&[]);
-    assert!(other.stderr.contains(told), "{}", other.stderr);
+    assert!(other.stderr.contains(note), "{}", other.stderr);
     other.ok();
     let same = generate(&["--repetition-penalty", "1.2", "--stop-string", "!"]);
     assert!(!same.stderr.contains("left out"), "{}", same.stderr);

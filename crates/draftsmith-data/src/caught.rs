@@ -1,4 +1,4 @@
-//! Panics of libraries that read files, as what they are: files that are broken.
+//! Turns panics of libraries that read malformed files into errors.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,23 +7,23 @@ thread_local! {
     static IS_CATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a step of a library that panics on files that lie. What it was given is not to be used again
-/// after it did.
+/// Runs a step of a library that may panic on malformed files. Do not use what `step` captured again
+/// after a panic.
 ///
 /// # Errors
-/// What the panic said.
+/// The panic's message.
 pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     let was_catching = IS_CATCHING.replace(true);
     let done = catch_unwind(AssertUnwindSafe(step));
     IS_CATCHING.set(was_catching);
     done.map_err(|panic| {
-        let told = panic.downcast_ref::<String>().map(String::as_str);
-        told.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no more is known").to_owned()
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown panic").to_owned()
     })
 }
 
-/// Whether a panic on this thread, now, is one that becomes an error that names the file: a panic
-/// hook need not tell of it.
+/// Whether a panic on this thread would now become an error. A panic hook need not report such a
+/// panic.
 #[must_use]
 pub fn is_panic_caught() -> bool {
     IS_CATCHING.get()
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_what_it_said() {
+    fn a_panic_becomes_its_message() {
         assert_eq!(caught(|| (is_panic_caught(), 7)), Ok((true, 7)));
         assert!(!is_panic_caught());
         let number = 3;

@@ -1,5 +1,4 @@
-//! How a chat is written for a model: by its own chat template, by one that was chosen, or not at
-//! all.
+//! The format of a chat for a model: its own chat template, a chosen one, or none.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,27 +12,27 @@ const BUILT_IN: [(&str, &str); 3] = [
     ("llama-2", include_str!("chat_template/built_in/llama-2.jinja")),
     ("alpaca", include_str!("chat_template/built_in/alpaca.jinja")),
 ];
-/// The choice of no template.
+/// The name that chooses no template.
 const NONE: &str = "none";
 
-/// How a chat is written.
+/// The format of a chat.
 #[derive(Debug, Clone)]
 pub enum ChatFormat {
-    /// As a template has it.
+    /// A chat template.
     Template(Box<ChatTemplate>),
-    /// The last user text alone, with the tokenizer's own special tokens.
+    /// Only the last user text, with the special tokens that the tokenizer adds.
     LastUserText,
-    /// Nobody knows: the model in this directory ships no template, and none was chosen.
+    /// Unknown: the model in this directory has no template, and none was chosen.
     Unknown(PathBuf),
 }
 
 impl ChatFormat {
-    /// The format that was chosen for the model in `dir`: `vicuna`, `llama-2` or `alpaca`; `none`,
-    /// the last user text alone; the path of a Jinja file; and where nothing was chosen, the
-    /// model's own template. Special tokens are the model's in any case.
+    /// The format for the model in `dir`: `vicuna`, `llama-2`, `alpaca` or the path of a Jinja file for
+    /// a template, `none` for only the last user text, `None` for the model's own template. Special
+    /// tokens are always the model's.
     ///
     /// # Errors
-    /// If a file is missing or broken.
+    /// If a file is missing or malformed.
     pub fn choose(dir: &Path, chosen: Option<&str>) -> Result<Self, DataError> {
         let Some(chosen) = chosen else {
             let own = ChatTemplate::from_model_dir(dir)?;
@@ -55,7 +54,7 @@ impl ChatFormat {
         Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))
     }
 
-    /// The SHA-256 of the template's source, as hex, where there is one.
+    /// The SHA-256 of the template's source, as hex, if there is a template.
     #[must_use]
     pub fn hash(&self) -> Option<String> {
         match self {
@@ -63,7 +62,8 @@ impl ChatFormat {
             Self::LastUserText | Self::Unknown(_) => None,
         }
     }
-    /// The special tokens that the template may name, by name; none where there is no template.
+
+    /// The special tokens that the template can use, by name; empty without a template.
     #[must_use]
     pub fn special_tokens(&self) -> BTreeMap<String, String> {
         let Self::Template(template) = self else { return BTreeMap::new() };

@@ -1,14 +1,13 @@
-//! Chat templates: the Jinja text that turns messages into the one text a model was trained on.
+//! Chat templates: the Jinja source that turns messages into one text in the model's format.
 //!
-//! They are rendered as transformers renders them: `trim_blocks` and `lstrip_blocks`, Python's
-//! string methods, `raise_exception`, a `tojson` that escapes nothing for HTML, `tools` and
-//! `documents` none, and the special tokens of `tokenizer_config.json` in scope. One departure:
-//! `strftime_now` is not defined. Templates that ask whether it is fall back to a fixed date; one
-//! that calls it regardless is an error, since a prompt that changes from day to day could not be
-//! made again.
+//! Rendering follows transformers: `trim_blocks` and `lstrip_blocks`, Python's string methods,
+//! `raise_exception`, a `tojson` without HTML escapes, `tools` and `documents` set to none, and the
+//! special tokens of `tokenizer_config.json` as variables. One departure: `strftime_now` is not
+//! defined, because a prompt that depends on the date is not reproducible. Templates that check for
+//! it use a fixed date; one that does not check is an error.
 //!
-//! A template comes with a model and is a stranger's program: `program.rs` runs it within an
-//! [`Allowance`] of steps, bytes and time that no chat comes near, on a stack of its own.
+//! A template comes with a model and is an untrusted program: `program.rs` runs it on its own stack
+//! within an [`Allowance`] of steps, bytes and time that no real chat needs.
 
 mod allowance;
 mod operations;
@@ -27,37 +26,37 @@ use crate::error::DataError;
 
 /// The template's own file (transformers 5).
 const TEMPLATE_FILE: &str = "chat_template.jinja";
-/// Where special tokens stand, and the template in transformers 4.
+/// Holds special tokens and, in transformers 4, the template.
 const CONFIG_FILE: &str = "tokenizer_config.json";
-/// Where transformers 4 writes special tokens too, and some models have them only.
+/// Holds special tokens in transformers 4, for some models exclusively.
 const TOKENS_FILE: &str = "special_tokens_map.json";
-/// The longest problem that is told: a template may raise a text of any length.
-const LONGEST_PROBLEM: usize = 400;
-/// The special tokens that templates may name.
+/// The largest number of characters of a template's message that an error repeats.
+const MAX_PROBLEM_CHARS: usize = 400;
+/// The special tokens that templates can use.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// The author: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
 impl Message {
-    /// A system text.
+    /// A system message.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".to_owned(), content: content.into() }
     }
 
-    /// What the user says.
+    /// A user message.
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: "user".to_owned(), content: content.into() }
     }
 
-    /// What the assistant answers.
+    /// An assistant message.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self { role: "assistant".to_owned(), content: content.into() }
     }
@@ -74,12 +73,12 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     /// The chat template of a checkpoint directory, if it has one: `chat_template.jinja`, else the
-    /// key `chat_template` of `tokenizer_config.json`, a text or a list of
-    /// `{"name": …, "template": …}` of which `default` is taken.
+    /// key `chat_template` of `tokenizer_config.json`: a text, or a list of
+    /// `{"name": …, "template": …}` with one named `default`.
     ///
     /// # Errors
     /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
-    /// type, or the template is not valid Jinja or larger than any that is published.
+    /// type, or the template is not valid Jinja or is too large.
     pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, DataError> {
         let config_path = dir.join(CONFIG_FILE);
         let config = read_json_if_present(&config_path)?;
@@ -94,10 +93,10 @@ impl ChatTemplate {
         Self::new(dir, path, source, &config).map(Some)
     }
 
-    /// A template that does not come with the model in `dir`, with that model's special tokens.
+    /// Another template, with the special tokens of the model in `dir`.
     ///
     /// # Errors
-    /// As for the model's own.
+    /// As for [`Self::from_model_dir`].
     pub(crate) fn with_tokens_of(
         dir: &Path,
         path: &Path,
@@ -112,17 +111,19 @@ impl ChatTemplate {
         let mut special_tokens =
             special_tokens_of(&tokens_path, &read_json_if_present(&tokens_path)?)?;
         special_tokens.extend(special_tokens_of(&dir.join(CONFIG_FILE), config)?);
-        program::check(&without_generation_tags(&source))
-            .map_err(|e| DataError::TemplateSyntax { path: path.clone(), problem: describe(&e) })?;
+        program::check(&without_generation_tags(&source)).map_err(|e| DataError::Text {
+            path: path.clone(),
+            action: "parse the chat template",
+            problem: describe(&e),
+        })?;
         Ok(Self { path, source, special_tokens })
     }
 
-    /// The text of a chat; with `add_generation_prompt`, up to where the assistant's answer begins.
-    /// Special tokens are in the text already: encode it without adding any.
+    /// The text of a chat, which includes special tokens: encode it without adding any. With
+    /// `add_generation_prompt`, it ends where the assistant's answer begins.
     ///
     /// # Errors
-    /// What the template raises about these messages, or fails on, or that it asks for more than a
-    /// chat needs.
+    /// If the template raises an error, fails, or exceeds its allowance.
     pub fn render(
         &self,
         messages: &[Message],
@@ -146,11 +147,12 @@ impl ChatTemplate {
         context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
         let source = without_generation_tags(&self.source);
         program::run(&source, Value::from_pairs(context), allowance).map_err(|e| {
-            DataError::TemplateRender { path: self.path.clone(), problem: describe(&e) }
+            let (path, action) = (self.path.clone(), "render these messages");
+            DataError::Text { path, action, problem: describe(&e) }
         })
     }
 
-    /// The special tokens that the template may name, by name.
+    /// The special tokens that the template can use, by name.
     pub fn special_tokens(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.special_tokens.iter().map(|(name, token)| (*name, token.as_str()))
     }
@@ -170,7 +172,7 @@ fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
     }
 }
 
-/// The JSON of a file; null if there is none.
+/// The JSON of a file; null if there is no such file.
 fn read_json_if_present(path: &Path) -> Result<Json, DataError> {
     match read_if_present(path)? {
         None => Ok(Json::Null),
@@ -219,8 +221,8 @@ fn special_tokens_of(
     Ok(tokens)
 }
 
-/// An error in one line: what the template raised, or the kind of mistake, and the line. What a
-/// template says itself is a stranger's text: no control character of it reaches a terminal.
+/// An error in one line, with the template's line. The template's own message is untrusted, so control
+/// characters are removed.
 fn describe(error: &Error) -> String {
     let what = match (error.kind(), error.detail()) {
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
@@ -229,24 +231,24 @@ fn describe(error: &Error) -> String {
         (kind, None) => kind.to_string(),
     };
     let mut characters = what.chars().map(|c| if c.is_whitespace() { ' ' } else { c });
-    let mut told: String =
-        characters.by_ref().filter(|c| !c.is_control()).take(LONGEST_PROBLEM).collect();
+    let mut message: String =
+        characters.by_ref().filter(|c| !c.is_control()).take(MAX_PROBLEM_CHARS).collect();
     if characters.next().is_some() {
-        told.push('…');
+        message.push('…');
     }
     match error.line() {
-        Some(line) => format!("{told} (line {line} of the template)"),
-        None => told,
+        Some(line) => format!("{message} (line {line} of the template)"),
+        None => message,
     }
 }
 
-/// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks what the
-/// assistant said and which renders to its contents, by a condition that always holds.
+/// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks assistant text
+/// and which renders to its contents, by a condition that is always true.
 fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // Behind the opening: in `{%}` the two would share a character.
+        // Search after `{%`: in `{%}`, opening and closing would share a character.
         let Some(length) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         plain.push_str(&rest[..start]);
         let tag = &rest[start..start + length];

@@ -1,14 +1,10 @@
-//! Errors of prompts, templates, tokenizers, response files and rollouts. Every message names the file,
-//! and the line, key or column, and says what to do.
+//! The errors of this crate. Each message names the file and the line, key or column, and says what
+//! to do about it. This module knows no other: callers hand over finished text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::FileError;
-
-/// The forms of prompt files in messages.
-const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
-     `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
 
 /// An error of reading or writing prompts, tokenizers, chat templates, response files or rollouts.
 #[derive(Debug, thiserror::Error)]
@@ -16,32 +12,32 @@ pub enum DataError {
     /// The file could not be read or written.
     #[error("cannot {action} `{path}`: {source}")]
     Io {
-        /// What was being done: `read`, `write`, `create`.
+        /// `read`, `write`, `create`, `remove` or `decompress`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the operating system.
         source: std::io::Error,
     },
     /// A file, or a line of one, is not JSON.
-    #[error(
-        "`{path}`, line {line}, column {column}: not JSON: {problem}; mend or remove that line"
-    )]
+    #[error("`{path}`, line {line}, column {column}: not JSON: {problem}; fix or remove that line")]
     NotJson {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The column, in bytes from 1; 0 where the text ends too early.
+        /// The column in bytes, from 1; 0 if the text ends too early.
         column: usize,
-        /// What the parser said.
+        /// The parser's message.
         problem: String,
     },
     /// The prompt file holds no prompt.
-    #[error("`{path}` holds no prompts: give one JSON object a line with {PROMPT_FORMS}")]
+    #[error("`{path}` holds no prompts: give one JSON object per line with {forms}")]
     NoPrompts {
         /// The file.
         path: PathBuf,
+        /// The keys of all known forms.
+        forms: &'static str,
     },
     /// A prompt file is a directory, a pipe or a device.
     #[error(
@@ -52,38 +48,14 @@ pub enum DataError {
         /// The path.
         path: PathBuf,
     },
-    /// A prompt record is larger than any prompt.
-    #[error(
-        "`{path}`, {place}: the record {problem}, more than a prompt may; shorten or remove it"
-    )]
-    LargeRecord {
+    /// A prompt record is too large, in no known form, or has a value that cannot be used.
+    #[error("`{path}`, {position}: {problem}")]
+    Record {
         /// The file.
         path: PathBuf,
-        /// Where in it.
-        place: Place,
-        /// What there is too much of.
-        problem: String,
-    },
-    /// A prompt record is in none of the known forms.
-    #[error("`{path}`, {place}: the record has {found}, but a prompt needs {PROMPT_FORMS}")]
-    UnknownRecord {
-        /// The file.
-        path: PathBuf,
-        /// Where in it.
-        place: Place,
-        /// The keys that are there, or what is there instead of an object.
-        found: String,
-    },
-    /// A prompt record is in a known form, but one of its values cannot be used.
-    #[error("`{path}`, {place}: key `{key}` {problem}")]
-    BadRecord {
-        /// The file.
-        path: PathBuf,
-        /// Where in it.
-        place: Place,
-        /// The key, dotted and indexed.
-        key: String,
-        /// What is wrong and what is expected.
+        /// Where the record is.
+        position: RecordPosition,
+        /// The key, what is wrong with it and what is expected.
         problem: String,
     },
     /// A key of `tokenizer_config.json` cannot be used.
@@ -96,47 +68,43 @@ pub enum DataError {
         /// What is wrong and what is expected.
         problem: String,
     },
-    /// A chat template is not valid Jinja.
-    #[error("`{path}` holds a chat template that does not parse: {problem}")]
-    TemplateSyntax {
-        /// The file that holds the template.
+    /// A chat template is not valid Jinja, or `tokenizer.json` is not a tokenizer, or rendering,
+    /// encoding or decoding fails.
+    #[error("`{path}`: cannot {action}: {problem}")]
+    Text {
+        /// The file that holds the template or the tokenizer.
         path: PathBuf,
-        /// What is wrong, with the template's line.
-        problem: String,
-    },
-    /// A chat template refuses the messages, or fails on them.
-    #[error("the chat template of `{path}` cannot render these messages: {problem}")]
-    TemplateRender {
-        /// The file that holds the template.
-        path: PathBuf,
-        /// What it raised, with the template's line.
+        /// `parse the chat template`, `render these messages`, `load the tokenizer`, `encode` or
+        /// `decode`.
+        action: &'static str,
+        /// The library's message, with the line of a template.
         problem: String,
     },
     /// A model ships no chat template, and none was chosen.
     #[error(
-        "`{path}` has no chat template, which says how a chat is written for the model; \
-         hint: choose one by `models.chat_template` or `--chat-template`: `vicuna`, `llama-2`, \
-         `alpaca`, a Jinja file, or `none` for the last user text alone"
+        "`{path}` has no chat template, so the format of a chat is unknown; \
+         hint: choose one with `models.chat_template` or `--chat-template`: `vicuna`, `llama-2`, \
+         `alpaca`, a Jinja file, or `none` to encode only the last user text"
     )]
     NoTemplate {
         /// The model's directory.
         path: PathBuf,
     },
-    /// The chat template that was chosen is neither built in nor a file that can be read.
+    /// The chosen chat template is neither built in nor a readable file.
     #[error(
         "cannot read the chat template `{chosen}`: {source}; \
          hint: give `vicuna`, `llama-2`, `alpaca`, `none` or the path of a Jinja file"
     )]
     ChosenTemplate {
-        /// What was chosen.
+        /// The name or path that was chosen.
         chosen: String,
-        /// What the system said.
+        /// The error from the operating system.
         source: std::io::Error,
     },
-    /// A model has a tokenizer in an older form only.
+    /// A model has its tokenizer only in an older format.
     #[error(
-        "`{path}` has `{found}`, but no `tokenizer.json`, which is what draftsmith reads; \
-         hint: make it: python -c \"from transformers import AutoTokenizer as T; \
+        "`{path}` has `{found}`, but draftsmith needs a `tokenizer.json`; \
+         hint: convert it: python -c \"from transformers import AutoTokenizer as T; \
          T.from_pretrained('{path}').save_pretrained('{path}')\" \
          (with the packages transformers, sentencepiece and protobuf)"
     )]
@@ -146,22 +114,12 @@ pub enum DataError {
         /// The file that is there.
         found: &'static str,
     },
-    /// A stop string that every text has.
-    #[error("a stop string is empty, and would end every answer before it begins: leave it out")]
+    /// A stop string is empty.
+    #[error("a stop string is empty and would end every answer before it begins: remove it")]
     EmptyStopString,
-    /// There were no messages to encode.
-    #[error("the chat has no user message: add one, there is nothing to answer")]
+    /// The chat has no user message to encode.
+    #[error("the chat has no user message, so there is nothing to answer: add one")]
     NoUserMessage,
-    /// `tokenizer.json` cannot be used, or a text or id cannot be converted by it.
-    #[error("`{path}`: cannot {action}: {problem}")]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// What was being done: `load the tokenizer`, `encode`, `decode`.
-        action: &'static str,
-        /// What the tokenizer said.
-        problem: String,
-    },
     /// Target and draft do not share one tokenizer.
     #[error(
         "`{target}` and `{draft}` are different tokenizers: {difference}; \
@@ -175,7 +133,7 @@ pub enum DataError {
         /// The first id or token that differs.
         difference: String,
     },
-    /// A response row breaks its own rules.
+    /// A response row is invalid.
     #[error("row `{id}`: column `{column}` {problem}")]
     Row {
         /// The row's id.
@@ -185,7 +143,7 @@ pub enum DataError {
         /// What is wrong and what is expected.
         problem: String,
     },
-    /// A rollout row breaks its own rules, or those among the rows of its id.
+    /// A rollout row is invalid, by itself or next to the other rows of its id.
     #[error("rollout `{id}` at {start}: column `{column}` {problem}")]
     Rollout {
         /// The row's id.
@@ -197,20 +155,20 @@ pub enum DataError {
         /// What is wrong and what is expected.
         problem: String,
     },
-    /// A file holds a row that breaks its own rules.
+    /// A file holds an invalid row.
     #[error("`{path}`: {source}; build the data again")]
     RowInFile {
         /// The file.
         path: PathBuf,
-        /// The broken rule.
+        /// What is wrong with the row.
         source: Box<DataError>,
     },
-    /// A Parquet file breaks its own format, is cut short, or its footer lies.
+    /// A Parquet file is malformed or truncated, or its footer contradicts its pages.
     #[error("`{path}` is not a whole Parquet file: {problem}; build or fetch it again")]
     Parquet {
         /// The file.
         path: PathBuf,
-        /// What does not add up.
+        /// The contradiction, or the reader's message.
         problem: String,
     },
     /// Rows could not be encoded as Parquet.
@@ -218,35 +176,22 @@ pub enum DataError {
     ParquetWrite {
         /// The file.
         path: PathBuf,
-        /// What the encoder said.
+        /// The encoder's message.
         problem: String,
     },
-    /// A Parquet file lacks a column.
-    #[error(
-        "`{path}` has no column `{column}`: draftsmith did not write it, or another version did; \
-         build the data again"
-    )]
-    MissingColumn {
+    /// A column is missing, has the wrong type or holds a wrong value.
+    #[error("`{path}`: column `{column}` {problem}; build the data again")]
+    Column {
         /// The file.
         path: PathBuf,
         /// The column's name.
         column: &'static str,
+        /// What is wrong, in which row, and what is expected.
+        problem: String,
     },
-    /// A column has another type than the schema says.
-    #[error("`{path}`: column `{column}` is {found}, it must be {expected}; build the data again")]
-    ColumnType {
-        /// The file.
-        path: PathBuf,
-        /// The column's name.
-        column: &'static str,
-        /// The type in the file.
-        found: String,
-        /// The type that is needed.
-        expected: String,
-    },
-    /// Texts of a column are encoded in a way that is not read.
+    /// A text column has an encoding that is not supported.
     #[error(
-        "`{path}`: column `{column}` is encoded as {encoding}, which is not read; \
+        "`{path}`: column `{column}` is encoded as {encoding}, which is not supported; \
          write the file with plain or dictionary encoding"
     )]
     Encoding {
@@ -257,40 +202,28 @@ pub enum DataError {
         /// The encoding, as Parquet names it.
         encoding: String,
     },
-    /// A value is null, or not one of those that may be.
-    #[error("`{path}`: row {row}, column `{column}` {problem}; build the data again")]
-    ColumnValue {
-        /// The file.
-        path: PathBuf,
-        /// The row, from 0.
-        row: usize,
-        /// The column's name.
-        column: &'static str,
-        /// What is wrong and what is expected.
-        problem: String,
-    },
-    /// A Parquet file does not say where it came from, or not in a form that can be read.
+    /// The provenance in a Parquet file is missing or malformed.
     #[error("`{path}`: its provenance cannot be used: {problem}")]
     BadProvenance {
         /// The file.
         path: PathBuf,
-        /// What is missing, unknown or not as it must be.
+        /// What is missing, unknown or malformed.
         problem: String,
     },
-    /// Two shards of one directory were made differently.
+    /// Two shards of one directory have different provenance.
     #[error(
-        "`{first}` and `{second}` were made differently: {difference}; \
+        "`{first}` and `{second}` were built with different settings: {difference}; \
          keep shards of different runs in different directories"
     )]
     ProvenanceDiffers {
-        /// One file.
+        /// The first file.
         first: PathBuf,
-        /// The other.
+        /// The second file.
         second: PathBuf,
         /// The first key that differs, with both values.
         difference: String,
     },
-    /// A file is not the shard that its name says.
+    /// A file is not the shard that its name claims.
     #[error("`{path}` {problem}; remove it and run build-data again")]
     WrongShard {
         /// The file.
@@ -300,43 +233,42 @@ pub enum DataError {
     },
     /// A file has changed since it was written.
     #[error(
-        "`{path}` {problem}: it has changed since; hint: `draftsmith build-data` builds it again with `--repair`"
+        "`{path}` {problem}: it has changed since it was written; \
+         hint: `draftsmith build-data --repair` builds it again"
     )]
     CorruptShard {
         /// The file.
         path: PathBuf,
-        /// What is not as it was.
+        /// Its size or hash, now and when it was written.
         problem: String,
     },
-    /// What was written of shards cannot be read.
-    #[error("`{path}` {problem}; hint: `draftsmith build-data` makes it anew with `--repair`")]
+    /// The manifest, or a record beside a shard, is malformed.
+    #[error("`{path}` {problem}; hint: `draftsmith build-data --repair` writes it again")]
     CorruptManifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's message.
         problem: String,
     },
-    /// A directory holds some of its shards.
-    #[error("`{path}` is incomplete: of {count} shards it lacks {}", told_missing(first, *num_missing))]
+    /// A directory lacks some of its shards.
+    #[error("`{path}` is incomplete: of {count} shards it lacks {missing}")]
     MissingShards {
         /// The directory.
         path: PathBuf,
-        /// Shards when all are built.
+        /// The number of shards when all are built.
         count: usize,
-        /// How many of them are not there.
-        num_missing: usize,
-        /// The names of the first.
-        first: Vec<String>,
+        /// The names of the first missing shards, and how many more are missing.
+        missing: String,
     },
-    /// Two rows have one id.
+    /// Two rows have the same id.
     #[error(
-        "{}; remove what is there twice and run build-data again",
-        told_twice(first, second, id)
+        "row `{id}` is in `{first}` and again in `{second}`; \
+         remove the duplicate and run build-data again"
     )]
     DuplicateRow {
-        /// The one row's file.
+        /// The first row's file.
         first: PathBuf,
-        /// The other's.
+        /// The second row's file, which may be the same.
         second: PathBuf,
         /// Their id.
         id: String,
@@ -356,26 +288,26 @@ impl From<FileError> for DataError {
 }
 
 impl DataError {
-    /// Wraps an I/O error with what was done to which file.
+    /// Adds the action and the file to an I/O error.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// Wraps a broken rule of a row with the file that holds the row.
+    /// Adds the file to the error of a row.
     pub(crate) fn row_in_file(path: &Path, source: Self) -> Self {
         Self::RowInFile { path: path.to_path_buf(), source: Box::new(source) }
     }
 
-    /// Wraps a parser's error about a text that begins at `line` and `column` (both from 1) of the
-    /// file.
+    /// A parser's error in a text that begins at `line` and `column` of the file, both from 1.
     pub(crate) fn json(
         path: &Path,
         line: usize,
         column: usize,
         source: &serde_json::Error,
     ) -> Self {
-        let told = source.to_string();
-        let problem = told.rsplit_once(" at line ").map_or(told.as_str(), |(problem, _)| problem);
+        let message = source.to_string();
+        let problem =
+            message.rsplit_once(" at line ").map_or(message.as_str(), |(problem, _)| problem);
         Self::NotJson {
             path: path.to_path_buf(),
             line: line + source.line().saturating_sub(1),
@@ -385,40 +317,23 @@ impl DataError {
     }
 }
 
-/// The first names, and how many more there are.
-fn told_missing(first: &[String], num_missing: usize) -> String {
-    let told: Vec<String> = first.iter().map(|name| format!("`{name}`")).collect();
-    match num_missing - told.len() {
-        0 => told.join(", "),
-        more => format!("{} and {more} more", told.join(", ")),
-    }
-}
-
-fn told_twice(first: &Path, second: &Path, id: &str) -> String {
-    if first == second {
-        format!("`{}` has two rows with the id `{id}`", first.display())
-    } else {
-        format!("`{}` and `{}` both have a row `{id}`", first.display(), second.display())
-    }
-}
-
 /// The position of a record in a prompt file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// The line that the record begins on, from 1.
+pub enum RecordPosition {
+    /// The line on which the record begins, from 1.
     Line(usize),
-    /// An element of a JSON array, from 1, and the line that it begins on.
+    /// An element of a JSON array.
     Item {
-        /// The line, from 1.
+        /// The line on which it begins, from 1.
         line: usize,
-        /// Which one, from 1.
+        /// Its number in the array, from 1.
         item: usize,
     },
-    /// The row of a table, from 0.
+    /// A row of a table, from 0.
     Row(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecordPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),

@@ -1,9 +1,9 @@
-//! Prompts, chat templates, tokenizers and the Parquet rows that heads and adapters are trained on.
+//! Prompts, chat templates, tokenizers, and the Parquet rows on which heads and adapters are trained.
 //!
-//! Everything that comes from or goes to a file and is not a model: prompt sets in their published
-//! forms, the text side of a checkpoint directory (`tokenizer.json`, the chat template), and the
-//! response shards and rollouts with the provenance in their metadata. It sees token ids and
-//! numbers, never tensors or weights.
+//! This crate reads and writes every file that is not a model: prompt sets in their published forms,
+//! the text side of a checkpoint directory (`tokenizer.json` and the chat template), and response
+//! shards and rollouts with the provenance in their metadata. It handles token ids and numbers,
+//! never tensors or weights. Files are untrusted: a malformed file causes an error and nothing worse.
 
 mod caught;
 mod chat_format;
@@ -17,18 +17,17 @@ mod provenance;
 mod responses;
 mod rollouts;
 mod tokenizer;
-mod values;
 
 pub use caught::{caught, is_panic_caught};
 pub use chat_format::ChatFormat;
 pub use chat_template::{ChatTemplate, Message};
 pub use draftsmith_files::{hash_bytes, hash_file};
-pub use error::{DataError, Place};
+pub use error::{DataError, RecordPosition};
 pub use prompts::{
     ContentHash, GivenTokens, LengthBounds, Malformed, Prompt, Prompts, SourceWeight, SplitRange,
     Turn,
 };
-pub use provenance::{Difference, PromptFile, Provenance, is_no_penalty, no_penalty};
+pub use provenance::{FieldDifference, PromptFile, Provenance, is_no_penalty, no_penalty};
 pub use responses::{
     DataSet, DraftColumns, FinishReason, Incomplete, MANIFEST, ResponseRow, ShardPlace, ShardSet,
     broken_shards, forget_manifest, has_shards, is_record_name, read_dir, read_shard, record_name,

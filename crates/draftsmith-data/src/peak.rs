@@ -1,7 +1,6 @@
-//! How much memory a process took, for tests that hold a reader to a bound and for the bench beside
-//! peers.
+//! Peak memory of the process, for tests that bound the memory of a reader.
 
-/// The most memory that this process had, in bytes, where the system tells.
+/// The peak resident memory of this process in bytes; `None` if the system does not report it.
 pub(crate) fn peak_bytes() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

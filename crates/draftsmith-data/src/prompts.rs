@@ -1,55 +1,53 @@
-//! Prompt sets in the forms they are published in, read into one [`Prompt`] each.
+//! Prompt sets in the forms in which they are published, read into one [`Prompt`] each.
 //!
-//! The form is recognised by content, never by the file's name: `prompts/file.rs` cuts a file into
-//! records (JSON lines or a JSON array, packed by gzip or zstd or not, or a Parquet table),
-//! `prompts/forms.rs` says what a record's keys mean. What a prompt becomes for a model is the chat
-//! template's business. `prompts/content.rs` tells prompts by what they say.
+//! The form is recognised by content, not by the file's name. `prompts/file.rs` and
+//! `prompts/table.rs` split a file into records, `prompts/forms.rs` interprets a record's keys, and
+//! `prompts/selection.rs` defines splits and duplicates. The chat template, not this module, turns a
+//! prompt into model input.
 
-mod choice;
-mod content;
 mod file;
 mod forms;
 mod given_tokens;
 mod record;
+mod selection;
 mod table;
 
 use std::path::{Path, PathBuf};
 
-pub use self::choice::{LengthBounds, SourceWeight};
-pub use self::content::{ContentHash, SplitRange};
 use self::file::Records;
 pub use self::given_tokens::GivenTokens;
-use self::record::{Problem, Record};
+use self::record::{PROMPT_FORMS, Problem, Record};
+pub use self::selection::{ContentHash, LengthBounds, SourceWeight, SplitRange};
 use crate::chat_template::Message;
 use crate::error::DataError;
 
-/// One conversation to be answered: a user text a turn.
+/// A conversation to respond to, with one user text per turn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
-    /// `source#n`, `n` the record's place in its file, from 0; of one whose tokens are kept, what it calls
-    /// itself, if it does.
+    /// `source#n`, where `n` is the record's index in its file, from 0. A prompt whose tokens are kept
+    /// uses its `own_id` instead, if it has one.
     pub id: String,
-    /// What the record calls itself, a number or a string: `question_id`, `task_id` or `id`, so
-    /// that answers can be joined with questions.
+    /// The record's `question_id`, `task_id` or `id`, a number or a string, by which answers can be
+    /// joined with questions.
     pub own_id: Option<serde_json::Value>,
     /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
     pub source: String,
-    /// The record's own category, where it has one.
+    /// The record's category, if it has one.
     pub category: Option<String>,
     /// The turns, at least one.
     pub turns: Vec<Turn>,
-    /// The system text, where the conversation has one.
+    /// The system text, if the conversation has one.
     pub system: Option<String>,
 }
 
-/// One user text and, where the file has one, the assistant's answer.
+/// One user text and, if the file has one, the assistant's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
-    /// What the user says; never empty.
+    /// The user text; never empty.
     pub user: String,
-    /// The answer that stands in the file; never empty.
+    /// The answer in the file; never empty.
     pub response: Option<String>,
-    /// The same as token ids, where the file has those and they are kept.
+    /// The turn as token ids, if the file has them and they are kept.
     pub tokens: Option<GivenTokens>,
 }
 
@@ -62,17 +60,17 @@ impl Turn {
 }
 
 impl Prompt {
-    /// The id of a turn's row: the prompt's own for turn 0, `source#n#turn` later.
+    /// The id of a turn's row: the prompt's id for turn 0, `source#n#turn` for later turns.
     #[must_use]
     pub fn row_id(&self, turn: usize) -> String {
         if turn == 0 { self.id.clone() } else { format!("{}#{turn}", self.id) }
     }
 
-    /// The messages that lead up to the answer of `turn`: the system text, the earlier turns with
-    /// `responses` as their answers, and the turn's user text.
+    /// The messages before the answer of `turn`: the system text, the earlier turns with `responses`
+    /// as their answers, and the turn's user text.
     ///
     /// # Panics
-    /// If there is no such turn, or fewer responses than earlier turns.
+    /// If `turn` does not exist, or if there are fewer responses than earlier turns.
     #[must_use]
     pub fn messages(&self, turn: usize, responses: &[String]) -> Vec<Message> {
         assert!(turn < self.turns.len(), "`{}` has no turn {turn}", self.id);
@@ -87,34 +85,34 @@ impl Prompt {
     }
 }
 
-/// The prompts of a file in any of the published forms, read as they are asked for:
+/// The prompts of a file in any of the published forms, read lazily:
 ///
 /// | form | keys of a record |
 /// |---|---|
 /// | Spec-Bench `question.jsonl` | `turns` (user texts), `category` |
 /// | GSM8K | `question`, `answer` |
-/// | HumanEval | `task_id`, `prompt`; its `canonical_solution` continues the prompt and is not taken for an answer |
+/// | HumanEval | `task_id`, `prompt`; its `canonical_solution` continues the prompt and is not used as an answer |
 /// | plain | `prompt`, and `response`, `answer` or `completion`, and `category` |
-/// | SpecDec++ | `prompt`, and, where tokens are kept ([`Self::keeping_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
-/// | Alpaca | `instruction`, `input`, `output`; the prompt is the instruction, then `\nInput: ` and the input where there is one |
+/// | SpecDec++ | `prompt` and, if tokens are kept ([`Self::keeping_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
+/// | Alpaca | `instruction`, `input`, `output`; the prompt is the instruction, followed by `\nInput: ` and the input if there is one |
 /// | ShareGPT | `conversations` of `from` (`human`, `gpt`, `system`) and `value` |
 /// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
 ///
 /// Records are lines of JSON, the elements of one JSON array, or the rows of a Parquet table whose
-/// text columns carry the keys' names; JSON may be packed by gzip or zstd. A byte-order mark, blank lines
-/// and mixed line endings are fine. The published ShareGPT files were cut at a length: an answer
-/// that begins a conversation is dropped there, and so is a conversation without a user text
-/// (which keeps its number). A record has at most 8 MB and 100,000 values.
+/// text columns have the keys' names. JSON may be compressed with gzip or zstd. A byte-order mark,
+/// blank lines and mixed line endings are accepted. The published ShareGPT files were truncated: there
+/// an answer at the beginning of a conversation is dropped, and so is a conversation without a user
+/// text, which keeps its number. A record has at most 8 MB and 100,000 values.
 ///
 /// # Errors
-/// An item is an error, the last one, if the file cannot be read or decompressed, holds no prompt,
-/// or has a record that is not JSON, larger than a prompt may be, in no known form, or with an
-/// empty user text; with its line. Such records may also be skipped ([`Self::skipping_malformed`]).
+/// The last item is an error if the file cannot be read or decompressed or holds no prompt, or if a
+/// record is not JSON, is too large, has no known form or has an empty user text. The error names the
+/// line. [`Self::skipping_malformed`] skips such records instead.
 #[derive(Debug)]
 pub struct Prompts {
     path: PathBuf,
     source: String,
-    /// None after the end or an error.
+    /// `None` after the end or an error.
     records: Option<Records>,
     num_records: usize,
     num_prompts: usize,
@@ -123,18 +121,17 @@ pub struct Prompts {
     malformed: Malformed,
 }
 
-/// The records of a file that are no prompts and were skipped. They keep their numbers in the ids of
-/// those behind them.
+/// The malformed records of a file that were skipped. They count in the ids of later prompts.
 #[derive(Debug, Default)]
 pub struct Malformed {
-    /// How many there were so far.
+    /// Their number so far.
     pub num_records: usize,
-    /// What is wrong with the first of them, a few at most.
+    /// The errors of the first few.
     pub first: Vec<DataError>,
 }
 
-/// Of malformed records so many are told in full.
-const MALFORMED_TOLD: usize = 3;
+/// The number of malformed records whose errors are kept.
+const MAX_ERRORS: usize = 3;
 
 impl Prompts {
     /// Opens a prompt file.
@@ -154,27 +151,27 @@ impl Prompts {
         })
     }
 
-    /// The same, which skips and counts records that are no prompts. A file in which all are malformed
-    /// is an error, and so is one that breaks where the next record cannot be found: packed text that
-    /// was cut, a JSON array that is no JSON, a broken Parquet page.
+    /// Skips and counts malformed records. A file in which all records are malformed is still an error,
+    /// and so is one in which the next record cannot be found: truncated compressed text, a JSON array
+    /// with a syntax error, a malformed Parquet page.
     #[must_use]
     pub fn skipping_malformed(self) -> Self {
         Self { skips_malformed: true, ..self }
     }
 
-    /// The same, which keeps prompts and answers that the file has as token ids.
+    /// Keeps prompts and answers that the file has as token ids.
     #[must_use]
     pub fn keeping_tokens(self) -> Self {
         Self { keeps_tokens: true, ..self }
     }
 
-    /// What was skipped so far.
+    /// The records skipped so far.
     #[must_use]
     pub fn malformed(&self) -> &Malformed {
         &self.malformed
     }
 
-    /// What was skipped, when there is nothing more to read.
+    /// The records that were skipped.
     #[must_use]
     pub fn into_malformed(self) -> Malformed {
         self.malformed
@@ -186,17 +183,14 @@ impl Prompts {
         &self.source
     }
 
-    /// The next prompt, of as many records as it takes.
+    /// The next prompt. Skips records without one.
     fn read_next(&mut self) -> Result<Option<Prompt>, DataError> {
-        let Some(records) = &mut self.records else { return Ok(None) };
-        while let Some(record) = records.next()? {
+        loop {
+            let Some(records) = &mut self.records else { return Ok(None) };
+            let Some(record) = records.next()? else { break };
             let index = self.num_records;
             self.num_records += 1;
-            let id = || format!("{}#{index}", self.source);
-            let prompt = record.and_then(|record| {
-                read_prompt(record, &self.path, &self.source, id, self.keeps_tokens)
-            });
-            match prompt {
+            match record.and_then(|record| self.read_prompt(record, index)) {
                 Ok(None) => {}
                 Ok(Some(prompt)) => {
                     self.num_prompts += 1;
@@ -204,7 +198,7 @@ impl Prompts {
                 }
                 Err(error) if self.skips_malformed => {
                     self.malformed.num_records += 1;
-                    if self.malformed.first.len() < MALFORMED_TOLD {
+                    if self.malformed.first.len() < MAX_ERRORS {
                         self.malformed.first.push(error);
                     }
                 }
@@ -216,45 +210,33 @@ impl Prompts {
         }
         let path = self.path.clone();
         Err(if self.malformed.first.is_empty() {
-            DataError::NoPrompts { path }
+            DataError::NoPrompts { path, forms: PROMPT_FORMS }
         } else {
             self.malformed.first.remove(0)
         })
     }
-}
 
-/// The prompt that a record is; none of a conversation that was cut down to nothing.
-fn read_prompt(
-    record: Record,
-    path: &Path,
-    source: &str,
-    id: impl Fn() -> String,
-    keeps_tokens: bool,
-) -> Result<Option<Prompt>, DataError> {
-    let Record { place, value, unread } = record;
-    let content =
-        forms::read_record(&value, keeps_tokens).map_err(|problem| match (problem, unread) {
-            (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
-            (problem, _) => problem,
-        });
-    let content = content.map_err(|problem| problem.at(path, place))?;
-    let own_id = forms::own_id(&value);
-    let id = |content: &forms::Content| {
-        let has_tokens = content.turns.iter().any(|turn| turn.tokens.is_some());
-        match own_id.as_ref().filter(|_| has_tokens) {
+    /// The prompt in record `index`; `None` for a conversation that was truncated to nothing.
+    fn read_prompt(&self, record: Record, index: usize) -> Result<Option<Prompt>, DataError> {
+        let Record { position, value, unread } = record;
+        let content = forms::read_record(&value, self.keeps_tokens).map_err(|problem| {
+            let problem = match (problem, unread) {
+                (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),
+                (problem, _) => problem,
+            };
+            problem.at(&self.path, position)
+        })?;
+        let Some(forms::Content { category, turns, system }) = content else { return Ok(None) };
+        let source = self.source.clone();
+        let own_id = forms::own_id(&value);
+        let has_tokens = turns.iter().any(|turn| turn.tokens.is_some());
+        let id = match own_id.as_ref().filter(|_| has_tokens) {
             Some(serde_json::Value::String(own)) if !own.is_empty() => own.clone(),
             Some(own @ serde_json::Value::Number(_)) => format!("{source}#{own}"),
-            _ => id(),
-        }
-    };
-    Ok(content.map(|content| Prompt {
-        id: id(&content),
-        own_id: own_id.clone(),
-        source: source.to_owned(),
-        category: content.category,
-        turns: content.turns,
-        system: content.system,
-    }))
+            _ => format!("{source}#{index}"),
+        };
+        Ok(Some(Prompt { id, own_id, source, category, turns, system }))
+    }
 }
 
 impl Iterator for Prompts {

@@ -1,7 +1,7 @@
-//! Where a file of responses came from: what would have to be the same to make the same file again.
+//! The provenance of a file of responses: everything that must be equal to build the same file again.
 //!
-//! It stands in the file's key-value metadata, one key a field: `draftsmith.<field>`, each value
-//! JSON text. There are no timestamps and no paths, so equal inputs give equal bytes.
+//! It is stored in the file's key-value metadata, one key per field: `draftsmith.<field>`, each value
+//! JSON text. It holds no timestamps and no paths, so equal inputs give equal bytes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,82 +11,79 @@ use serde_json::{Map, Value};
 
 use crate::prompts::{LengthBounds, SourceWeight, SplitRange};
 
-/// What the metadata keys begin with.
+/// The prefix of the metadata keys.
 const KEY_PREFIX: &str = "draftsmith.";
 
 /// Everything that a response file depends on. Hashes are hex SHA-256.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
     /// The version of draftsmith that wrote the file.
     pub version: String,
     /// Hash of the target's weights and config.
     pub target: String,
-    /// Hash of the draft's weights and config; `None` where no draft was given.
+    /// Hash of the draft's weights and config; `None` without a draft.
     pub draft: Option<String>,
     /// Hash of the target's `tokenizer.json`.
     pub tokenizer: String,
-    /// Hash of the chat template's source; `None` where prompts were encoded as they are.
+    /// Hash of the chat template's source; `None` if prompts were encoded without a template.
     pub chat_template: Option<String>,
-    /// The special tokens that the chat template may name, by name.
+    /// The special tokens that the chat template can use, by name.
     pub special_tokens: BTreeMap<String, String>,
     /// The tokens that end a response.
     pub eos_token_ids: Vec<u32>,
-    /// What else ends a response. Files do not name an empty list, as none did that were written before
-    /// there was a choice.
+    /// Stop strings, which end a response too. Not stored if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop_strings: Vec<String>,
     /// The prompt files, in the order they were read.
     pub prompts: Vec<PromptFile>,
-    /// How many prompts of each file there are at most, or, with weights, of all sources together;
-    /// `None` for all.
+    /// The largest number of prompts from each file or, with weights, from all sources together;
+    /// `None` for no limit.
     pub limit: Option<u64>,
-    /// What share of the prompts each source has, and how many of the files are its own, in their
-    /// order. Files do not name it where nothing is weighed, nor the three below where they say nothing.
+    /// Each source's weight and number of files, in the order of the files. Not stored if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<SourceWeight>,
-    /// The split that prompts were taken of; `None` for all.
+    /// The split to which prompts were restricted; `None`, which is not stored, for all prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitRange>,
-    /// Which lengths were left out.
+    /// Bounds on the lengths of prompts and responses. Not stored if there are none.
     #[serde(default, skip_serializing_if = "LengthBounds::is_none")]
     pub lengths: LengthBounds,
-    /// Whether prompts were taken as often as they stand in the files.
+    /// Whether duplicate prompts were kept. Not stored if false.
     #[serde(default, skip_serializing_if = "is_false")]
     pub keep_duplicates: bool,
-    /// Whether the file's own answers were taken as responses, instead of the target's.
+    /// Whether responses are the answers in the prompt files rather than the target's.
     pub existing_responses: bool,
-    /// The name of the target on the servers that wrote the responses; `None`, and not named in files, where
-    /// it wrote them itself.
+    /// The target's name on the servers that generated the responses; `None`, which is not stored, for
+    /// a local target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_model: Option<String>,
-    /// Of how many of its most probable tokens those servers gave the probabilities, which labels are made of;
-    /// `None`, and not named in files, where labels are the target's own or those of greedy responses.
+    /// The number of most probable tokens whose probabilities those servers returned, if labels were
+    /// computed from them; otherwise `None`, which is not stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_log_probs: Option<u32>,
-    /// Responses whose mean `target_outside_mass` is larger were left out; `None`, and not named in files, where
-    /// nothing is outside.
+    /// Responses with a larger mean `target_outside_mass` were dropped; `None`, which is not stored, if
+    /// all probabilities are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_outside_mass: Option<f64>,
     /// Sampling temperature of both models; 0 is greedy.
     pub temperature: f64,
-    /// Nucleus mass that is kept; 1 keeps all.
+    /// Nucleus sampling: the probability mass that is kept; 1 keeps all.
     pub top_p: f64,
     /// Number of most probable tokens that are kept; `None` keeps all.
     pub top_k: Option<u32>,
-    /// The least probability that is kept, as a share of the largest; `None` keeps all. Files do not
-    /// name it then, as none did that were written before there was a choice.
+    /// The smallest probability that is kept, as a fraction of the largest; `None`, which is not stored,
+    /// keeps all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
-    /// The repetition penalty of both models. 1 is none, and files do not name it then.
+    /// The repetition penalty of both models; 1, which is not stored, is none.
     #[serde(default = "no_penalty", skip_serializing_if = "is_no_penalty")]
     pub repetition_penalty: f64,
     /// The longest response, in tokens.
     pub max_new_tokens: u64,
     /// The seed of every draw.
     pub seed: u64,
-    /// The type that the models computed in: [`Provenance::F32`] or `bf16`. Files in f32 do not name
-    /// it, as none did that were written before there was a choice.
+    /// The type in which the models computed: [`Provenance::F32`], which is not stored, or `bf16`.
     #[serde(default = "f32_name", skip_serializing_if = "is_f32")]
     pub dtype: String,
 }
@@ -96,20 +93,20 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl Provenance {
-    /// Whether tokens were chosen by the models' own distributions: at temperature 1, with none left out
-    /// and none penalised.
+    /// Whether tokens were drawn from the unmodified distributions: temperature 1, no truncation and
+    /// no penalty.
     pub fn is_raw(&self) -> bool {
         let served = (self.temperature, self.top_p, self.top_k, self.min_p);
         served == (1.0, 1.0, None, None) && is_no_penalty(&self.repetition_penalty)
     }
 }
 
-/// The repetition penalty that changes nothing, which files mean that name none.
+/// The repetition penalty that changes nothing, which is the default in files.
 pub fn no_penalty() -> f64 {
     1.0
 }
 
-/// Whether a repetition penalty changes nothing: then files do not name it.
+/// Whether a repetition penalty changes nothing; it is then not stored.
 pub fn is_no_penalty(penalty: &f64) -> bool {
     *penalty == no_penalty()
 }
@@ -122,7 +119,7 @@ fn is_f32(dtype: &str) -> bool {
     dtype == Provenance::F32
 }
 
-/// A prompt file as provenance knows it.
+/// A prompt file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromptFile {
@@ -132,18 +129,18 @@ pub struct PromptFile {
     pub hash: String,
 }
 
-/// A field in which two provenances differ, with both values as JSON text.
+/// A field in which two provenances differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
-    /// The field's name, with the place in its list where that is all that differs.
+pub struct FieldDifference {
+    /// The field's name, with the index of the first file that differs in a list of files.
     pub key: String,
-    /// Its value in the one.
+    /// Its value in the first, as JSON text.
     pub left: String,
-    /// Its value in the other.
+    /// Its value in the second, as JSON text.
     pub right: String,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for FieldDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` is {} in the one and {} in the other", self.key, self.left, self.right)
     }
@@ -155,12 +152,11 @@ impl Provenance {
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
-    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+    pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.fields(), other.fields())
     }
 
-    /// The fields and their values, in the order of declaration, as files have them: some are left out
-    /// where they say nothing.
+    /// The fields that files store and their values, in the order of declaration.
     #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
@@ -175,7 +171,7 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// What fields stand for that files leave out, as they did before there was a choice.
+/// Adds the defaults of fields that are not stored.
 fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
     let left_out: [(&str, Value); 11] = [
         ("weights", Value::Array(Vec::new())),
@@ -196,17 +192,16 @@ fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
     fields
 }
 
-/// Those of `left`'s fields that are others in `right`, which has the same ones, but for some that
-/// either may leave out.
+/// The fields in which `left` and `right` differ. A field that is not stored has its default.
 pub(crate) fn fields_differences(
     left: Map<String, Value>,
     right: Map<String, Value>,
-) -> Vec<Difference> {
+) -> Vec<FieldDifference> {
     let [left, right] = [left, right].map(fill_in);
     let differing = left.into_iter().filter(|(key, left)| *left != right[key]);
     differing
         .map(|(key, left)| match (&left, &right[&key]) {
-            // Of a list of files, the first that is another.
+            // In lists of files, name the first file that differs.
             (Value::Array(left), Value::Array(right))
                 if left.len() == right.len() && left.iter().all(Value::is_object) =>
             {
@@ -218,8 +213,8 @@ pub(crate) fn fields_differences(
         .collect()
 }
 
-fn difference(key: String, left: &Value, right: &Value) -> Difference {
-    Difference { key, left: left.to_string(), right: right.to_string() }
+fn difference(key: String, left: &Value, right: &Value) -> FieldDifference {
+    FieldDifference { key, left: left.to_string(), right: right.to_string() }
 }
 
 /// The metadata entries of fields: `draftsmith.<field>` and JSON text.
@@ -230,10 +225,10 @@ pub(crate) fn fields_to_entries(fields: Map<String, Value>) -> Vec<(String, Stri
         .collect()
 }
 
-/// The fields that [`fields_to_entries`] wrote, among entries of others.
+/// The fields that [`fields_to_entries`] wrote. Entries of other programs are ignored.
 ///
 /// # Errors
-/// If there is none, or one that is not JSON.
+/// If there are none, or a value is not JSON.
 pub(crate) fn fields_from_entries<'a>(
     entries: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Result<Map<String, Value>, String> {
@@ -245,7 +240,7 @@ pub(crate) fn fields_from_entries<'a>(
         fields.insert(field.to_owned(), value);
     }
     if fields.is_empty() {
-        return Err(format!("there is no `{KEY_PREFIX}*` key: draftsmith did not write it"));
+        return Err(format!("there is no `{KEY_PREFIX}*` key: draftsmith did not write this file"));
     }
     Ok(fields)
 }
@@ -304,7 +299,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_what_was_not_computed_in_f32_names_its_type() {
+    fn only_types_other_than_f32_are_stored() {
         let is_named = |entries: &[(String, String)]| {
             entries.iter().any(|(key, value)| key == "draftsmith.dtype" && value == "\"bf16\"")
         };
@@ -324,8 +319,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_one_of_two_leaves_out_is_a_difference() {
-        let told = |one: &Provenance, other: &Provenance| {
+    fn a_field_that_only_one_file_stores_is_a_difference() {
+        let messages = |one: &Provenance, other: &Provenance| {
             one.differences(other).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let penalised = Provenance { repetition_penalty: 1.3, ..provenance() };
@@ -338,10 +333,10 @@ pub(crate) mod tests {
                 .all(|key| !["min_p", "repetition_penalty"].contains(&&**key))
         );
         let expected = "`repetition_penalty` is 1.3 in the one and 1.0 in the other";
-        assert_eq!(told(&penalised, &provenance()), [expected]);
+        assert_eq!(messages(&penalised, &provenance()), [expected]);
         let stopped = Provenance { stop_strings: vec!["\n".into()], ..provenance() };
         let expected = "`stop_strings` is [] in the one and [\"\\n\"] in the other";
-        assert_eq!(told(&provenance(), &stopped), [expected]);
+        assert_eq!(messages(&provenance(), &stopped), [expected]);
         let lengths = LengthBounds { max_prompt_tokens: Some(9), ..LengthBounds::default() };
         let chosen = Provenance {
             weights: vec![SourceWeight { num_files: 1, weight: 2.0 }],
@@ -352,7 +347,7 @@ pub(crate) mod tests {
         };
         assert_eq!(read(&fields_to_entries(chosen.fields())).unwrap(), chosen);
         assert_eq!(
-            told(&provenance(), &chosen),
+            messages(&provenance(), &chosen),
             [
                 "`weights` is [] in the one and [{\"num_files\":1,\"weight\":2.0}] in the other",
                 "`split` is null in the one and {\"name\":\"train\",\"from\":0.0,\"to\":0.5} in the other",
@@ -362,11 +357,11 @@ pub(crate) mod tests {
         );
         let min_p = Provenance { min_p: Some(0.1), ..provenance() };
         assert_eq!(
-            told(&provenance(), &min_p),
+            messages(&provenance(), &min_p),
             ["`min_p` is null in the one and 0.1 in the other"]
         );
         assert_eq!(
-            told(&min_p, &provenance()),
+            messages(&min_p, &provenance()),
             ["`min_p` is 0.1 in the one and null in the other"]
         );
     }
@@ -390,20 +385,20 @@ pub(crate) mod tests {
         assert_eq!(provenance().differences(&other), []);
         other.eos_token_ids = vec![2, 3];
         other.draft = None;
-        let told = |other: &Provenance| {
+        let messages = |other: &Provenance| {
             let differences = provenance().differences(other);
             differences.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let draft = "`draft` is \"bb\" in the one and null in the other";
         let eos = "`eos_token_ids` is [2,7] in the one and [2,3] in the other";
-        assert_eq!(told(&other), [draft, eos]);
+        assert_eq!(messages(&other), [draft, eos]);
         let mut other = provenance();
         other.prompts[0].hash = "ff".into();
         assert!(
-            told(&other)[0].starts_with("`prompts[0]` is {\"name\":\"set.jsonl\","),
+            messages(&other)[0].starts_with("`prompts[0]` is {\"name\":\"set.jsonl\","),
             "{other:?}"
         );
         other.prompts.clear();
-        assert!(told(&other)[0].starts_with("`prompts` is [{"), "{other:?}");
+        assert!(messages(&other)[0].starts_with("`prompts` is [{"), "{other:?}");
     }
 }

@@ -1,37 +1,29 @@
-//! Response shards on disk, `responses-00000.parquet` and on: rows in, rows out, with their
-//! provenance and their place in the key-value metadata.
+//! Response shards on disk, `responses-00000.parquet` and so on.
 //!
-//! `responses/row.rs` holds what a row is, `responses/schema.rs` the columns, `responses/header.rs`
-//! the metadata; `responses/write.rs` and `responses/read.rs` turn rows into columns and back, and
-//! `responses/directory.rs` reads the shards of a directory as one data set, which
-//! `responses/hash.rs` gives its hash; `responses/manifest.rs` knows what was written of each shard, and
-//! `responses/broken.rs` finds those that are not that. Equal rows, provenance and place give equal bytes.
+//! `responses/row.rs` defines a row, `responses/shard.rs` reads and writes one shard,
+//! `responses/directory.rs` reads the shards of a directory as one data set, whose hash
+//! `responses/hash.rs` computes, and `responses/manifest.rs` records the size and hash of each shard
+//! as written. A shard holds a fixed run of 32 prompts, so a killed job resumes at the first missing
+//! shard and ends with the same bytes: equal rows, provenance and position give equal files.
 
-mod broken;
 mod directory;
 mod hash;
-mod header;
 mod manifest;
-mod read;
 mod row;
-mod schema;
-mod write;
+mod shard;
 
 use std::path::{Path, PathBuf};
 
-pub use broken::broken_shards;
-pub use directory::{DataSet, Incomplete, ShardSet, read_dir};
-pub use header::ShardPlace;
-pub use manifest::{MANIFEST, forget_manifest, is_record_name, record_name, write_manifest};
-pub use read::read_shard;
+pub use directory::{DataSet, Incomplete, ShardSet, broken_shards, read_dir, write_manifest};
+pub use manifest::{MANIFEST, forget_manifest, is_record_name, record_name};
 pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
-pub use write::write_shard;
+pub use shard::{ShardPlace, read_shard, write_shard};
 
-/// What a shard's file name begins and ends with.
+/// The beginning and the end of a shard's file name.
 const SHARD_PREFIX: &str = "responses-";
 const SHARD_SUFFIX: &str = ".parquet";
 
-/// The path of a directory's shard `index`: `responses-00003.parquet` for 3.
+/// The path of shard `index` of a directory: `responses-00003.parquet` for 3.
 #[must_use]
 pub fn shard_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(shard_name(index))
@@ -44,7 +36,7 @@ pub fn has_shards(dir: &Path) -> bool {
     entries.map(|entry| entry.path()).any(|path| shard_index(&path).is_some())
 }
 
-/// The name of shard `index`: `responses-00003.parquet` for 3.
+/// The file name of shard `index`: `responses-00003.parquet` for 3.
 #[must_use]
 pub fn shard_name(index: usize) -> String {
     format!("{SHARD_PREFIX}{index:05}{SHARD_SUFFIX}")

@@ -1,4 +1,4 @@
-//! `tokenizer.json`: text to token ids and back, and whether two models share one.
+//! `tokenizer.json`: text to token ids and back, and whether two models share a vocabulary.
 
 mod stop_strings;
 mod text_stream;
@@ -19,13 +19,13 @@ pub use text_stream::TextStream;
 
 /// The file of a checkpoint directory that holds the tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
-/// What a directory may hold instead: SentencePiece's model, GPT-2's, BERT's and Mistral's files.
+/// Older formats: those of SentencePiece, GPT-2, BERT and Mistral.
 const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"];
 
-/// More bytes than a token or a pattern has. The library overflows the stack while it drops a token
-/// of many (a Unigram model's tree is as deep as it is long).
-const MOST_TEXT_BYTES: usize = 4096;
-/// The key of the one text that is longer: a table.
+/// The longest text in `tokenizer.json`, in bytes, longer than any token or pattern. The library
+/// overflows the stack when it drops longer tokens (a Unigram model's tree is as deep as they are).
+const MAX_TEXT_BYTES: usize = 4096;
+/// The key of the only text that may be longer, a table.
 const TABLE: &[u8] = b"precompiled_charsmap";
 
 /// A model's tokenizer.
@@ -36,12 +36,11 @@ pub struct TextTokenizer {
 }
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json` of a checkpoint directory. Truncation and padding that it asks for
-    /// are switched off: they belong to batches of training text, and transformers ignores them
-    /// too unless told otherwise.
+    /// Loads `tokenizer.json` of a checkpoint directory. Its truncation and padding are disabled, as in
+    /// transformers by default.
     ///
     /// # Errors
-    /// If the file cannot be read or is not a tokenizer, or only an older form of one is there.
+    /// If the file cannot be read or is not a tokenizer, or if there is only an older format.
     pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(TOKENIZER_FILE);
         let bytes = std::fs::read(&path).map_err(|e| {
@@ -52,9 +51,9 @@ impl TextTokenizer {
                 _ => DataError::io("read", &path, e),
             }
         })?;
-        if let Some(length) = longest_text(&bytes).filter(|length| *length > MOST_TEXT_BYTES) {
-            let problem = format!("it has a text of {length} bytes, which no token has");
-            return Err(DataError::Tokenizer { path, action: "load the tokenizer", problem });
+        if let Some(length) = longest_text(&bytes).filter(|length| *length > MAX_TEXT_BYTES) {
+            let problem = format!("it has a text of {length} bytes, longer than any token");
+            return Err(DataError::Text { path, action: "load the tokenizer", problem });
         }
         let tokenizer = guard(&path, "load the tokenizer", || {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
@@ -64,9 +63,8 @@ impl TextTokenizer {
         Ok(Self { path, tokenizer })
     }
 
-    /// The ids of a text; with `add_special_tokens`, those that the tokenizer puts around a text
-    /// (often a beginning-of-sequence token) are added. Special tokens spelled out in the text
-    /// become their ids either way.
+    /// The ids of a text. With `add_special_tokens`, the tokenizer adds those around a text, often a
+    /// beginning-of-sequence token. Special tokens spelled out in the text always become their ids.
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
@@ -77,11 +75,11 @@ impl TextTokenizer {
         })
     }
 
-    /// The ids of a chat up to where the assistant's answer begins. Control tokens that are spelled
-    /// out in what somebody says become their ids, as in transformers: a user can end their turn.
+    /// The ids of a chat up to the beginning of the assistant's answer. Special tokens spelled out in a
+    /// message become their ids, as in transformers, so a user can end their turn.
     ///
     /// # Errors
-    /// If the template refuses the messages, there is no user message, or the format is unknown.
+    /// If the template fails, the user message is missing, or the format is unknown.
     pub fn encode_chat(
         &self,
         format: &ChatFormat,
@@ -97,8 +95,8 @@ impl TextTokenizer {
         }
     }
 
-    /// The text of ids; with `skip_special`, special tokens are left out. Bytes that are not UTF-8
-    /// become U+FFFD, ids that are not in the vocabulary nothing.
+    /// The text of ids, without special tokens if `skip_special`. Bytes that are not UTF-8 become
+    /// U+FFFD; unknown ids are skipped.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -106,22 +104,22 @@ impl TextTokenizer {
         guard(&self.path, "decode", || self.tokenizer.decode(ids, skip_special))
     }
 
-    /// Starts turning ids into text as they come. See [`TextStream`].
+    /// Starts to decode ids one by one. See [`TextStream`].
     #[must_use]
     pub fn text_stream(&self, skip_special: bool) -> TextStream<'_> {
         TextStream::new(self, skip_special)
     }
 
-    /// One more than the largest token id, added tokens included: as many logits as a model must
-    /// have at least.
+    /// One more than the largest token id, including added tokens: the smallest number of logits that
+    /// a model must have.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         let largest = self.tokenizer.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// The SHA-256 of `tokenizer.json`, as hex: how text is cut into tokens enters, not only what they
-    /// are called.
+    /// The SHA-256 of `tokenizer.json`, as hex. It covers how text is tokenized, not only the
+    /// vocabulary.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -129,7 +127,7 @@ impl TextTokenizer {
         Ok(hash_file(&self.path)?)
     }
 
-    /// Checks that target and draft have the same token → id map.
+    /// Checks that target and draft have the same vocabulary.
     ///
     /// # Errors
     /// [`DataError::TokenizersDiffer`] with both files and the smallest id at which they differ.
@@ -141,7 +139,7 @@ impl TextTokenizer {
             .filter(|&id| target_tokens.get(id) != draft_tokens.get(id))
             .min();
         let Some(id) = different else { return Ok(()) };
-        let told = |token: Option<&String>| match token {
+        let describe = |token: Option<&String>| match token {
             Some(token) => format!("`{token}`"),
             None => "no token".to_owned(),
         };
@@ -150,14 +148,13 @@ impl TextTokenizer {
             draft: draft.path.clone(),
             difference: format!(
                 "id {id} is {} in the target's and {} in the draft's",
-                told(target_tokens.get(id)),
-                told(draft_tokens.get(id))
+                describe(target_tokens.get(id)),
+                describe(draft_tokens.get(id))
             ),
         })
     }
 
-    /// The vocabulary by id. An id with several tokens, which no trained tokenizer has, keeps the
-    /// one that sorts last.
+    /// The vocabulary by id. If an id has several tokens, the last one in sorted order is kept.
     fn tokens_by_id(&self) -> BTreeMap<u32, String> {
         let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
         tokens.sort();
@@ -165,7 +162,7 @@ impl TextTokenizer {
     }
 }
 
-/// The bytes of the longest text in JSON, apart from a table.
+/// The length in bytes of the longest string in JSON, except a table.
 fn longest_text(json: &[u8]) -> Option<usize> {
     let (mut rest, mut last, mut longest) = (json, &json[..0], None);
     while let Some(start) = rest.iter().position(|byte| *byte == b'"') {
@@ -184,8 +181,8 @@ fn longest_text(json: &[u8]) -> Option<usize> {
     longest
 }
 
-/// Runs a step of the tokenizer library, naming the file in its error. The library (tokenizers
-/// 0.23) panics on decoders and normalizers that it cannot make sense of.
+/// Runs a step of the tokenizer library and names the file in its error. The library (tokenizers
+/// 0.23) panics on malformed decoders and normalizers.
 fn guard<T>(
     path: &Path,
     action: &'static str,
@@ -196,7 +193,7 @@ fn guard<T>(
         Ok(Err(e)) => e.to_string(),
         Err(panic) => panic,
     };
-    Err(DataError::Tokenizer { path: path.to_path_buf(), action, problem })
+    Err(DataError::Text { path: path.to_path_buf(), action, problem })
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Predictions of an acceptance head for candidates of any drafter, with or without a calibration.
+//! Predictions of an acceptance head for a drafter's candidates, with or without a calibration.
 //!
-//! A head of the paper's form predicts in the draft forward that reads the candidate, and its
-//! prediction comes to the host with that forward's logits. A head that looks ahead predicts once
-//! the candidate is drawn: that costs a sync, and may save a draft forward.
+//! SpecDec++'s head predicts in the draft forward that reads the candidate, one candidate late, and its
+//! prediction comes to the host with that forward's logits. A look-ahead head predicts as soon as the
+//! candidate is drawn: that costs a sync and may save a draft forward. A [`HeadEstimate`] says which of
+//! the two it is, so no rule can confuse them.
 //!
-//! Every prediction depends only on the prefix that it is about, so a rule that reads predictions
-//! does not bias the output.
+//! Every prediction depends only on the prefix before and including its candidate, so a rule that reads
+//! predictions does not bias the output.
 
 use std::collections::HashMap;
 
@@ -16,82 +17,78 @@ use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
 
-/// The most tokens whose products with the head are cached: 64 MiB for a draft of width 4,096.
+/// The most tokens whose embedding projections are cached: 64 MiB for a draft of width 4,096.
 const MAX_EMBEDDINGS: usize = 4096;
 
-/// A drafter's head, if it has one, and the draft forwards that it may yet be asked about.
+/// A drafter's head, if it has one, and the draft forwards that it may still predict for.
 #[derive(Debug)]
 pub(crate) struct Acceptance<'m> {
     head: Option<&'m AcceptanceHead>,
     calibration: Option<&'m Calibration>,
-    /// By slot, in the order of what they read. Of a head that looks ahead, only the last step's.
+    /// The forwards of each slot, in the order of the tokens they read. For a look-ahead head only those
+    /// of the last step.
     forwards: Vec<Vec<Forward>>,
-    /// [`AcceptanceHead::of_embedding`] of tokens that were candidates.
+    /// [`AcceptanceHead::of_embedding`] of earlier candidates, by token.
     of_embeddings: HashMap<u32, Rows>,
 }
 
-/// A draft forward, as far as a head reads it.
+/// What a head reads of one row of a draft forward.
 #[derive(Debug)]
 struct Forward {
-    /// The place of the token that it read.
+    /// The position of the token that the row read.
     at: usize,
-    /// The final hidden state, for a head that looks ahead.
+    /// The final hidden state, for a look-ahead head.
     hidden: Option<Rows>,
-    /// Of the drafter's logits before they are cut to the target's vocabulary, as in training.
+    /// A summary of the drafter's logits over its whole vocabulary, as in training.
     softmax: SoftmaxSummary,
 }
 
 impl Forward {
-    /// A candidate drawn from it.
+    /// A candidate drawn from this row.
     fn candidate(&self, log_prob: Option<f64>) -> DrawnCandidate {
         let SoftmaxSummary { entropy, largest_prob: top_prob, .. } = self.softmax;
         DrawnCandidate { entropy, top_prob, log_prob }
     }
 }
 
-/// A row of a step.
+/// A step and the number of one of its rows.
 type StepRow<'s> = (&'s DraftStep<'s>, usize);
 
-/// A row whose last token is a candidate that the head predicts for.
+/// A candidate that a row has read and the head predicts for.
 struct ReadCandidate {
-    /// The number of the row.
+    /// The row's number among all rows of the forward.
     row: usize,
     slot: usize,
-    /// The place of the token that the candidate was drawn after.
+    /// The position of the token before the candidate.
     drawn_from: usize,
 }
 
-/// A row's logits, and the head's prediction for the candidate that the row has read.
+/// A row's logits, and the head's prediction for the candidate that the row read.
 type ReadRow = (Vec<f32>, Option<HeadEstimate>);
 
 impl<'m> Acceptance<'m> {
-    /// A head's predictions, if there is a head, for candidates in each of `num_slots` slots.
+    /// Predictions of `head`, if there is one, in `num_slots` slots.
     pub(crate) fn new(head: Option<&'m AcceptanceHead>, num_slots: usize) -> Self {
         let forwards = std::iter::repeat_with(Vec::new).take(num_slots).collect();
         Self { head, calibration: None, forwards, of_embeddings: HashMap::new() }
     }
 
-    /// Sets the calibration of later predictions; None leaves them as they are.
+    /// Sets the calibration of later predictions; `None` leaves them as they are.
     pub(crate) fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
         self.calibration = calibration;
     }
 
-    /// Forgets the sequence in a slot.
-    pub(crate) fn begin(&mut self, slot: usize) {
-        self.forwards[slot].clear();
-    }
-
-    /// Forgets all forwards of a slot that read more than the first `len` tokens.
+    /// Forgets all forwards of a slot that read a token after the first `len`.
     pub(crate) fn roll_back(&mut self, slot: usize, len: usize) {
         self.forwards[slot].retain(|forward| forward.at < len);
     }
 
-    /// Brings the logits of steps to the host. A head that does not look ahead predicts in the same
-    /// sync for the candidates that the steps have read.
+    /// Brings the logits of a forward to the host. A head that does not look ahead predicts for the
+    /// candidates that the steps have read, if possible in the same sync.
     ///
     /// # Shapes
-    /// - normed: what the LM head reads, the rows of all steps in order
-    /// - logits: their logits, likewise
+    /// - normed: `[rows of all steps, hidden]`, what the LM head reads
+    /// - logits: `[rows of all steps, drafter's vocabulary]`
     ///
     /// # Errors
     /// If a number is not finite, or the device fails.
@@ -105,31 +102,29 @@ impl<'m> Acceptance<'m> {
     ) -> Result<Vec<ReadRow>, DecodeError> {
         let rows: Vec<StepRow<'_>> = steps.iter().flat_map(DraftStep::rows).collect();
         let read = self.read_candidates(&rows);
-        // A reviewer reads several tokens of a chain at once, each drawn from the row before it.
-        let is_own = |read: &ReadCandidate| {
+        // A reviewer in a cascade reads several tokens of a chain at once, each drawn from the row before
+        // it. A head that reads logits must then wait for those of this forward.
+        let is_drawn_from_this_forward = |read: &ReadCandidate| {
             let (step, row) = rows[read.row];
             row > 0 && step.parents.is_empty()
         };
-        let needs_logits = |head: &AcceptanceHead| !head.reads().is_hidden_only();
-        let (logits, predicted) = match self.head.filter(|_| !read.is_empty()) {
-            Some(head) if needs_logits(head) && read.iter().any(is_own) => {
-                let [logits] = to_host([logits], role)?;
-                self.note_forwards(&rows, &logits, &normed);
-                let [acceptance] =
-                    to_host([self.logits_of_read(model, head, &normed, &read)], role)?;
-                (logits, acceptance)
-            }
-            Some(head) => {
-                let acceptance = self.logits_of_read(model, head, &normed, &read);
-                let [logits, acceptance] = to_host([logits, acceptance], role)?;
-                self.note_forwards(&rows, &logits, &normed);
-                (logits, acceptance)
-            }
-            None => {
-                let [logits] = to_host([logits], role)?;
-                self.note_forwards(&rows, &logits, &normed);
-                (logits, Vec::new())
-            }
+        let head = self.head.filter(|_| !read.is_empty());
+        let in_one_sync = head.filter(|head| {
+            head.reads().is_hidden_only() || !read.iter().any(is_drawn_from_this_forward)
+        });
+        let (logits, predicted) = if let Some(head) = in_one_sync {
+            let acceptance = self.logits_of_read(model, head, &normed, &read);
+            let [logits, acceptance] = to_host([logits, acceptance], role)?;
+            self.note_forwards(&rows, &logits, &normed);
+            (logits, acceptance)
+        } else {
+            let [logits] = to_host([logits], role)?;
+            self.note_forwards(&rows, &logits, &normed);
+            let [acceptance] = match head {
+                Some(head) => to_host([self.logits_of_read(model, head, &normed, &read)], role)?,
+                None => [Vec::new()],
+            };
+            (logits, acceptance)
         };
         let mut predicted = read.iter().map(|read| read.row).zip(predicted).peekable();
         let of_rows = match rows[..] {
@@ -150,7 +145,7 @@ impl<'m> Acceptance<'m> {
         Ok(all)
     }
 
-    /// The candidates that a head predicts for once these rows have read them.
+    /// The candidates among these rows that a head which does not look ahead predicts for.
     fn read_candidates(&self, rows: &[StepRow<'_>]) -> Vec<ReadCandidate> {
         if self.head.is_none_or(|head| head.reads().looks_ahead()) {
             return Vec::new();
@@ -163,7 +158,7 @@ impl<'m> Acceptance<'m> {
         read.collect()
     }
 
-    /// The head's logits for candidates that were read, one row each.
+    /// The head's logits for candidates that were read, one row for each.
     fn logits_of_read(
         &self,
         model: &DrafterModel,
@@ -186,7 +181,7 @@ impl<'m> Acceptance<'m> {
         head.acceptance_logits(&hidden, None, &scalars)
     }
 
-    /// Keeps what the head may yet read of rows.
+    /// Stores what the head may still read of these rows.
     fn note_forwards(&mut self, rows: &[StepRow<'_>], logits: &[f32], normed: &Rows) {
         let Some(head) = self.head.filter(|head| !head.reads().is_hidden_only()) else { return };
         let looks_ahead = head.reads().looks_ahead();
@@ -196,8 +191,8 @@ impl<'m> Acceptance<'m> {
                 continue;
             }
             let forwards = &mut self.forwards[step.slot];
-            // Nothing before a round's first candidate is asked about any more. A head that looks
-            // ahead is only asked about the last step.
+            // No prediction needs rows before the round's first candidate. A look-ahead head needs only
+            // the last step's.
             if *row == 0 && (step.num_candidates == 0 || looks_ahead) {
                 forwards.clear();
             }
@@ -209,8 +204,8 @@ impl<'m> Acceptance<'m> {
         }
     }
 
-    /// The prediction of a head that looks ahead for `candidate`, drawn from the `logits` of a row
-    /// of the last step in a slot; None for other heads.
+    /// A look-ahead head's prediction for `candidate`, drawn from the `logits` of a row of the last step
+    /// in a slot; `None` for other heads.
     ///
     /// # Errors
     /// If the prediction is not a number, or the device fails.
@@ -230,8 +225,7 @@ impl<'m> Acceptance<'m> {
         };
         let forward = self.forwards[slot].get(row);
         let drawn_from = forward.and_then(|forward| Some((forward, forward.hidden.as_ref()?)));
-        let (forward, hidden) =
-            drawn_from.expect("the draft step was asked for the head's prediction");
+        let (forward, hidden) = drawn_from.expect("the draft step asked for the head's prediction");
         let log_prob = forward.softmax.log_prob(logits[candidate as usize]);
         let drawn = forward.candidate(Some(log_prob));
         let scalars: Vec<f32> = model.scalars(head.reads(), &drawn).collect();
@@ -249,7 +243,7 @@ impl<'m> Acceptance<'m> {
         self.acceptance_prob(acceptance[0], forward.at + 1).map(Some)
     }
 
-    /// The calibrated probability for a logit of the head.
+    /// The calibrated acceptance probability for a logit of the head.
     fn acceptance_prob(&self, logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {

@@ -9,12 +9,12 @@
 //!
 //! A drafter with a model works in steps. Smaller drafters propose the chain of its row; it reads the
 //! chain in one forward; the candidates it accepts and its next token go into the chain that it
-//! proposes. It takes steps until the chain has as many tokens as the matrix says, so the tokens that
-//! its last step accepts may make the chain longer, as in the authors' code.
+//! proposes. It takes steps until the chain has as many tokens as the matrix says. The chain may get
+//! longer by the tokens that the last step accepts, as in the authors' code.
 //!
-//! A chain may have a stop rule, which ends it before its length: an inner drafter then hands over to
-//! its reviewer when its head, confidence or entropy says so, as SpecDec++ does to the target. The
-//! round's stop rule may also end the first row's chain.
+//! A chain may have a stop rule that ends it before its length: an inner drafter then hands over to its
+//! reviewer by its head, confidence or entropy, as SpecDec++ hands over to the target. The round's stop
+//! rule may also end the first row's chain.
 //!
 //! The leading node may have other children beside the chain's first token, each followed by look-ups:
 //! the authors' tree attention.
@@ -28,26 +28,27 @@ use draftsmith_theory::{Decoding, DrafterId, Lenience, RoundEnd, StopRuleConfig,
 use chain_rules::ChainRules;
 use drafting::Drafting;
 
-use crate::drafter::{DraftRound, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
+use crate::session::ModelSession;
 use crate::target::Target;
 
-/// K: entry (i, j) is the number of drafter j's candidates in the chain that reviewer i reads. Reviewer 0
-/// is the target, reviewer i is drafter i − 1. Entries below the diagonal are ignored.
+/// The matrix K: entry (i, j) is the number of drafter j's candidates in the chain that reviewer i reads.
+/// Reviewer 0 is the target, reviewer i is drafter i − 1. Entries below the diagonal are ignored.
 pub type CascadeLengths = Vec<Vec<usize>>;
 
 /// How a cascade drafts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CascadeConfig {
-    /// K where the most probable token is decoded.
+    /// K for greedy decoding.
     pub greedy: CascadeLengths,
-    /// K where tokens are sampled.
+    /// K for sampled decoding.
     pub sampled: CascadeLengths,
     /// Lenience of all reviewers but the target.
     pub lenience: Lenience,
-    /// Rules that end the chain of each reviewer before its length, the target's first; a reviewer
-    /// without an entry has none. A rule that reads signals needs a chain of models' tokens only.
+    /// The stop rule of each reviewer's chain, the target's first; a reviewer without an entry has none. A
+    /// rule that reads signals needs a chain without look-ups.
     pub rules: Vec<Option<StopRuleConfig>>,
     /// First tokens of a proposal, the chain's among them: 1 is a chain. The others come from the same
     /// drafter, and each is followed by as many look-ups as the first row asks for. A looked-up first
@@ -62,7 +63,7 @@ impl CascadeConfig {
         Self { greedy: lengths, sampled, lenience, rules, leading: 1 }
     }
 
-    /// K under a way of decoding.
+    /// K for a way of decoding.
     pub fn lengths(&self, decoding: &Decoding) -> &CascadeLengths {
         match decoding.choice {
             TokenChoice::Greedy => &self.greedy,
@@ -71,27 +72,27 @@ impl CascadeConfig {
     }
 }
 
-/// A drafter of drafters.
-pub struct Cascade<'m, T> {
+/// Several drafters that propose one chain together.
+pub(crate) struct Cascade<'m, T> {
     id: DrafterId,
     config: CascadeConfig,
-    /// From the largest on.
+    /// The drafters with models, largest first.
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
-    /// After them.
+    /// Prompt lookup, the smallest drafter.
     lookup: Option<MaxGramDraft<'m>>,
-    /// Makes the rules of a sequence's chains.
+    /// Builds the stop rules of a sequence's chains.
     init_rules: Box<dyn Fn() -> ChainRules + 'm>,
-    /// By slot.
+    /// The stop rules of each slot's chains.
     rules: Vec<ChainRules>,
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
-    /// A cascade of drafters with models, from the largest on, and then prompt lookup.
+    /// A cascade of `models`, largest first, and then prompt lookup.
     ///
     /// # Panics
     /// Unless matrices have a row and a column for each, rules are valid, and the leading node has a
     /// child.
-    pub fn new(
+    pub(crate) fn new(
         id: DrafterId,
         config: CascadeConfig,
         models: Vec<Box<dyn StepDrafter<T> + 'm>>,
@@ -110,7 +111,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         cascade
     }
 
-    /// The same with rules that have no settings, and read no signals.
+    /// The same cascade with stop rules that no configuration can express. They must not read signals.
     #[cfg(test)]
     pub(crate) fn ending_chains_by(
         mut self,
@@ -128,7 +129,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         self
     }
 
-    /// Begins the rules of a slot's chains anew.
+    /// Resets the stop rules of a slot's chains.
     fn begin_rules(&mut self, slot: usize) {
         match self.rules.get_mut(slot) {
             Some(rules) => *rules = (self.init_rules)(),
@@ -136,7 +137,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         }
     }
 
-    /// Whether a rule reads signals that its chain's tokens do not have.
+    /// Whether a stop rule reads signals although its chain has look-ups.
     fn lacks_signals(&self, decoding: &Decoding) -> bool {
         let matrix = self.config.lengths(decoding);
         let mut rules = self.config.rules.iter().enumerate();
@@ -152,12 +153,9 @@ impl<'m, T: Target> Cascade<'m, T> {
         let first_row = self.config.lengths(decoding).first();
         first_row.and_then(|row| row.get(self.models.len())).copied().unwrap_or(0)
     }
-
-    /// The layer up to which the target's shallow layers run ahead, if a self-draft takes part.
-    pub(crate) fn exit_layer(&self) -> Option<usize> {
-        self.models.iter().find_map(|model| model.id().exit_layer())
-    }
 }
+
+impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {}
 
 impl<T: Target> Drafter<T> for Cascade<'_, T> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {

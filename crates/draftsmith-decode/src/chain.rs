@@ -1,21 +1,18 @@
-//! Proposals that are chains: a step of a drafter, a candidate, another step.
+//! Proposals that are chains: a drafter's step, a candidate, the next step.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftPhase, Drawn, DrawnFrom, Draws, Proposal, SignalNeeds, argmax,
-    largest_prob,
+    CandidateSource, DraftPhase, DrawnFrom, DrawnToken, Draws, SignalNeeds, SoftmaxSummary, argmax,
 };
 
-use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{DraftRound, DraftStep, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, StepDrafter};
 use crate::error::DecodeError;
 
-/// Proposes the chains of candidates that draft phases draw: a step of all phases at a time, as long
-/// as any goes on.
+/// Proposes a chain for each round. All draft phases that are not over take their steps together.
 ///
 /// # Errors
 /// If the drafter fails.
-pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
-    drafter: &mut D,
+pub(crate) fn propose_chain<T>(
+    drafter: &mut dyn StepDrafter<T>,
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
@@ -23,69 +20,68 @@ pub fn propose_chain<T, D: StepDrafter<T> + ?Sized>(
     let mut phases: Vec<DraftPhase> = rounds.iter_mut().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
-        let steps_of = pairs.map(|(round, phase)| {
-            DraftStep::in_chain(round.slot, round.tokens, phase.num_candidates(), phase.needs())
+        let steps = pairs.map(|(round, phase)| {
+            let (num_candidates, needs) = (phase.num_candidates(), phase.needs());
+            DraftStep::in_chain(round.slot, round.tokens, num_candidates, needs, round.decoding)
         });
-        let steps: Vec<DraftStep<'_>> = steps_of.collect();
+        let steps: Vec<DraftStep<'_>> = steps.collect();
         if steps.is_empty() {
             return Ok(());
         }
-        let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
-        let decodings = pairs.map(|(round, _)| round.decoding);
-        let rows = draft_rows(drafter, target, &steps, decodings)?;
+        let rows = drafter.draft(target, &steps)?;
         let pairs = rounds.iter_mut().zip(&mut phases).filter(|(_, phase)| phase.needs_step());
         for ((round, phase), row) in pairs.zip(&rows) {
             let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
-            proposal.forwards.add(drafter.id(), row.num_forwards());
-            let slot = *slot;
-            let mut source =
-                ChainSource { drafter, target, slot, proposal, decoding, draws: *draws, row };
-            phase.advance(&mut source, row.signals(), *rule, *limits, tokens)?;
+            proposal.forwards.add(drafter.id(), 1);
+            let draw_candidate = |needs| {
+                let probs = decoding.sampled_probs(row.logits());
+                let drawn = draw(row.logits(), probs.as_deref(), needs, *draws);
+                proposal
+                    .push_next(drawn.token_id, probs.map_or(DrawnFrom::OneHot, DrawnFrom::Probs));
+                drawn
+            };
+            let mut source = RowSource { drafter, slot: *slot, row, draw_candidate };
+            phase.advance(&mut source, row.signals, *rule, *limits, tokens)?;
         }
     }
 }
 
-/// A step of a drafter, as what a draft phase draws from.
-struct ChainSource<'a, T, D: ?Sized> {
-    drafter: &'a mut D,
-    target: &'a mut T,
-    slot: usize,
-    proposal: &'a mut Proposal,
-    decoding: &'a Decoding,
-    draws: &'a mut dyn Draws,
-    row: &'a DraftRow,
+/// A row of a drafter's step as the source of a draft phase's next candidate.
+pub(crate) struct RowSource<'a, T, F> {
+    pub(crate) drafter: &'a mut dyn StepDrafter<T>,
+    pub(crate) slot: usize,
+    /// The first row of the last step in the slot.
+    pub(crate) row: &'a DraftRow,
+    /// Draws the candidate and adds it to the proposal.
+    pub(crate) draw_candidate: F,
 }
 
-impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for ChainSource<'_, T, D> {
+impl<T, F: FnMut(SignalNeeds) -> DrawnToken> CandidateSource for RowSource<'_, T, F> {
     type Error = DecodeError;
 
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
-        let probs = self.decoding.sampled_probs(self.row.logits());
-        let drawn = draw(self.row.logits(), probs.as_deref(), needs, self.draws);
-        self.proposal.push_next(drawn.token_id, probs.map_or(DrawnFrom::OneHot, DrawnFrom::Probs));
-        drawn
+    fn draw(&mut self, needs: SignalNeeds) -> DrawnToken {
+        (self.draw_candidate)(needs)
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let logits = self.row.own_logits();
-        self.drafter.predict_acceptance(self.target, (self.slot, 0), logits, candidate)
+        self.drafter.predict_acceptance((self.slot, 0), &self.row.own_logits, candidate)
     }
 }
 
-/// Draws a candidate from a draft step: from `probs`, or the most probable token without.
+/// Draws a candidate: from `probs`, or the most probable token of `logits` if there are none.
 pub(crate) fn draw(
     logits: &[f32],
     probs: Option<&[f64]>,
     needs: SignalNeeds,
     draws: &mut dyn Draws,
-) -> Drawn {
+) -> DrawnToken {
     let token_id = match probs {
         Some(probs) => draws.categorical(probs) as u32,
         None => argmax(logits),
     };
     let candidate_prob = || match probs {
         Some(probs) => probs[token_id as usize],
-        None => largest_prob(logits),
+        None => SoftmaxSummary::of(logits).largest_prob,
     };
-    Drawn { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
+    DrawnToken { token_id, candidate_prob: needs.candidate_prob.then(candidate_prob) }
 }

@@ -1,33 +1,39 @@
-//! What proposes tokens, as the decoding loop sees it, and what a drafter that drafts step by step
-//! gives.
+//! The traits of drafters, and the rounds, steps and rows that they exchange with the decoding loop.
+//!
+//! Every drafter proposes tokens ([`Drafter`]). One that drafts step by step also implements
+//! [`StepDrafter`]: its steps can be recorded, grown into trees and used inside a cascade.
+
+use std::iter;
 
 use draftsmith_theory::{
-    Decoding, DraftLimits, DraftSignals, DrafterId, Draws, Proposal, SignalNeeds, StopRule,
+    Calibration, Decoding, DraftLimits, DraftSignals, DrafterId, Draws, HeadEstimate, Proposal,
+    SignalNeeds, StopRule,
 };
 
 use crate::error::DecodeError;
+use crate::session::ModelSession;
 
-/// What proposes tokens, with a sequence in each slot of its target. It is handed the target at
-/// each step, because a self-draft runs the target's own layers; a separate draft ignores it.
+/// Proposes tokens for the sequence in each slot of a target. Each method gets the target, because a
+/// self-draft runs the target's own layers; other drafters ignore it.
 pub trait Drafter<T> {
-    /// Starts a sequence in a slot, after the target has.
+    /// Starts a sequence in a slot. The target has started it already.
     ///
     /// # Errors
     /// If the prompt does not fit or has unknown tokens.
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
-    /// Proposes tokens for a round of each of several sequences.
+    /// Proposes tokens for one round of each of several sequences.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
     fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>])
     -> Result<(), DecodeError>;
 
-    /// Keeps of what it has read in a slot the first `num_standing` tokens and the proposed ones on
-    /// `path`, and forgets the rest.
+    /// Keeps the first `num_standing` tokens of a slot and the proposed nodes on `path`, and forgets
+    /// everything else that was read.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// The longest sequence a slot can hold.
+    /// The longest sequence that a slot can hold, in tokens.
     fn context(&self) -> usize;
 }
 
@@ -53,21 +59,21 @@ impl<T, D: Drafter<T> + ?Sized> Drafter<T> for &mut D {
     }
 }
 
-/// A round to draft for.
+/// One sequence's round, as a drafter fills it.
 pub struct DraftRound<'a> {
-    /// The sequence's, another one than other rounds'.
+    /// The sequence's slot. No two rounds of a call share one.
     pub slot: usize,
-    /// The sequence that stands; proposed tokens are appended in the order of their nodes.
+    /// The sequence so far. Proposed tokens are appended in the order of their nodes.
     pub tokens: &'a mut Vec<u32>,
-    /// Empty, to be filled.
+    /// The proposal to fill; empty at first.
     pub proposal: &'a mut Proposal,
-    /// When to stop.
+    /// When to stop drafting.
     pub rule: &'a mut dyn StopRule,
-    /// What ends drafting whatever the rule says.
+    /// Bounds on the draft phase, which no rule can exceed.
     pub limits: DraftLimits<'a>,
     /// How tokens are chosen.
     pub decoding: &'a Decoding,
-    /// The sequence's own.
+    /// The sequence's random draws.
     pub draws: &'a mut dyn Draws,
 }
 
@@ -86,14 +92,14 @@ impl DraftRound<'_> {
     }
 }
 
-/// A drafter that names one candidate a forward. It proposes a chain, by
-/// [`propose_chain`](crate::propose_chain), and its steps can be recorded.
+/// A drafter that reads tokens in forwards of a model and draws each candidate from a row of logits.
 pub trait StepDrafter<T>: Drafter<T> {
-    /// Its name.
+    /// The drafter's name.
     fn id(&self) -> DrafterId;
 
-    /// Takes a step of each of several sequences, in one forward: reads what it has not read of each,
-    /// and returns what its next candidates are drawn from, a step's rows behind the other's.
+    /// Takes one step of each of several sequences in one forward: reads the tokens that are new to
+    /// the drafter and returns the rows that the next candidates are drawn from, in the order of the
+    /// steps.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -101,80 +107,97 @@ pub trait StepDrafter<T>: Drafter<T> {
         &mut self,
         target: &mut T,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError>;
+    ) -> Result<Vec<DraftRow>, DecodeError>;
 
-    /// The prediction of an acceptance head that looks ahead: the probability that `candidate`, just
-    /// drawn from the `logits` of a row of the last [`draft`](Self::draft) in a slot, is accepted. None
-    /// without such a head. Called if the rule reads an acceptance head.
+    /// The acceptance probability that a look-ahead head predicts for `candidate`, just drawn from a
+    /// row of the last [`draft`](Self::draft) in a slot. `logits` are that row's
+    /// [`own_logits`](DraftRow::own_logits). `None` without such a head. Called only if the stop rule
+    /// reads an acceptance head.
     ///
     /// # Errors
     /// If the prediction is not a number or the device fails.
     fn predict_acceptance(
         &mut self,
-        target: &mut T,
         (slot, row): (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        let _ = (target, slot, row, logits, candidate);
+        let _ = (slot, row, logits, candidate);
         Ok(None)
     }
 }
 
-/// A step to take.
+/// A drafter whose target is a model on this machine.
+pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
+    /// Calibrates later predictions of the acceptance head; `None` leaves them as they are. A
+    /// calibration belongs to one way of decoding. Does nothing without a head.
+    fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
+        let _ = calibration;
+    }
+
+    /// The drafter's steps; `None` if it does not draft step by step.
+    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
+        None
+    }
+}
+
+/// A draft step of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftStep<'a> {
-    /// The sequence's, another one than other steps'.
+    /// The sequence's slot. No two steps of a call share one.
     pub slot: usize,
-    /// The whole sequence, with this round's candidates at its end.
+    /// The whole sequence, with the round's candidates at its end.
     pub tokens: &'a [u32],
-    /// How many those are.
+    /// The number of candidates at the end of `tokens`.
     pub num_candidates: usize,
-    /// What each of them follows, where they form a tree: the number of another one, or None for the
-    /// last token that stands. Empty where they are a chain.
+    /// The parent of each of the last tokens if they form a tree: the number of another node, or `None`
+    /// for a child of the sequence's last token. Empty for a chain.
     pub parents: &'a [Option<usize>],
-    /// Behind how many of the last tokens a candidate is drawn next: one in a chain.
+    /// The number of rows to return, those after the last tokens; 1 for a chain.
     pub num_rows: usize,
-    /// The signals that are needed of the next candidates.
+    /// The signals that the stop rule reads.
     pub needs: SignalNeeds,
+    /// How candidates are chosen.
+    pub decoding: &'a Decoding,
 }
 
 impl<'a> DraftStep<'a> {
-    /// A step behind a chain.
+    /// A step whose one row comes after a chain.
     pub fn in_chain(
         slot: usize,
         tokens: &'a [u32],
         num_candidates: usize,
         needs: SignalNeeds,
+        decoding: &'a Decoding,
     ) -> Self {
-        Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, needs }
+        Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, needs, decoding }
     }
 
-    /// The tokens before those that form a tree; all of them in a chain.
+    /// The number of tokens before the tree; all tokens of a chain.
     pub(crate) fn num_standing(&self) -> usize {
         self.tokens.len() - self.parents.len()
     }
 
-    /// Its rows, by number.
+    /// The step with each of its rows' numbers.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Self, usize)> {
         (0..self.num_rows).map(move |row| (self, row))
     }
 
-    /// The place in `tokens` of the last token that a row has read.
+    /// The position in `tokens` of the last token before a row.
     pub(crate) fn at(&self, row: usize) -> usize {
         self.tokens.len() - self.num_rows + row
     }
 
-    /// The tokens before the one that a row's candidate is, in any order.
+    /// All tokens before a row's candidate, in any order.
     pub(crate) fn tokens_before(&self, row: usize) -> impl Iterator<Item = u32> {
         let (at, num_standing) = (self.at(row), self.num_standing());
-        let node = at.checked_sub(num_standing);
-        let path = std::iter::successors(node, |node| self.parents[*node]);
+        let path = iter::successors(at.checked_sub(num_standing), |node| self.parents[*node]);
         let standing = self.tokens[..num_standing.min(at + 1)].iter().copied();
         standing.chain(path.map(move |node| self.tokens[num_standing + node]))
     }
 
-    /// The place of the token that the one at `at` follows, where that is a candidate.
+    /// The position of the token before the candidate at position `at`; `None` if that token is not a
+    /// candidate.
     pub(crate) fn parent_of(&self, at: usize) -> Option<usize> {
         let num_standing = self.num_standing();
         match at.checked_sub(num_standing) {
@@ -187,18 +210,42 @@ impl<'a> DraftStep<'a> {
     }
 }
 
-/// What a step gave.
+/// One row of a draft step: what the next candidate is drawn from.
 #[derive(Debug, Clone)]
-pub struct Drafted {
-    /// The model's own logits, over the target's vocabulary.
-    pub logits: Vec<f32>,
-    /// What stop rules may read, by those logits.
+pub struct DraftRow {
+    /// The model's logits over the target's vocabulary, without a repetition penalty. Acceptance heads
+    /// read these, as in training.
+    pub own_logits: Vec<f32>,
+    /// The logits under the repetition penalty, if there is one.
+    penalised: Option<Vec<f32>>,
+    /// The signals for stop rules, computed from [`Self::logits`].
     pub signals: DraftSignals,
-    /// Forwards of the draft that this step took.
-    pub num_forwards: usize,
 }
 
-/// Proposes nothing: the target decodes alone.
+impl DraftRow {
+    /// A row of `step` from the model's logits, with the prediction of a head for the candidate that
+    /// was read.
+    pub fn new(
+        (step, row): (&DraftStep<'_>, usize),
+        own_logits: Vec<f32>,
+        acceptance_prob: Option<HeadEstimate>,
+    ) -> Self {
+        let decoding = step.decoding;
+        let penalised = decoding
+            .is_penalised()
+            .then(|| decoding.penalised(&own_logits, step.tokens_before(row)).into_owned());
+        let logits = penalised.as_deref().unwrap_or(&own_logits);
+        let signals = DraftSignals { acceptance_prob, ..step.needs.signals_of_logits(logits) };
+        Self { own_logits, penalised, signals }
+    }
+
+    /// The logits that candidates are drawn from.
+    pub fn logits(&self) -> &[f32] {
+        self.penalised.as_deref().unwrap_or(&self.own_logits)
+    }
+}
+
+/// Proposes nothing, so that the target decodes without a drafter.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoDrafter;
 

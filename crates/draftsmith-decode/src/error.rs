@@ -1,12 +1,14 @@
-//! What can go wrong while decoding.
+//! Errors of decoding.
 
 use draftsmith_theory::DrafterId;
 
 /// An error of decoding.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// There is nothing to continue.
-    #[error("the prompt has no tokens; give at least one (a beginning-of-sequence token will do)")]
+    /// The prompt has no tokens.
+    #[error(
+        "the prompt has no tokens; give at least one (a beginning-of-sequence token is enough)"
+    )]
     EmptyPrompt,
     /// The prompt leaves no room for a new token.
     #[error(
@@ -14,14 +16,14 @@ pub enum DecodeError {
          shorten the prompt or use a model with a longer context"
     )]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// The number of tokens in the prompt.
         prompt: usize,
-        /// Tokens the context holds.
+        /// The number of tokens that the context holds.
         context: usize,
-        /// Whose context it is: `target`, `draft` or `adapter`.
+        /// The model with that context: `target`, `draft` or `adapter`.
         role: &'static str,
     },
-    /// A prompt has a token that the model has no embedding for.
+    /// The prompt has a token that the model has no embedding for.
     #[error(
         "token id {id} is outside the {role}'s vocabulary of {vocab_size}: \
          the tokenizer does not belong to this model"
@@ -29,37 +31,37 @@ pub enum DecodeError {
     UnknownToken {
         /// The token.
         id: u32,
-        /// Embeddings the model has.
+        /// The number of embeddings.
         vocab_size: usize,
-        /// Whose vocabulary it is.
+        /// The model with that vocabulary.
         role: &'static str,
     },
-    /// A model's logits cannot be made into a distribution.
+    /// A model's logits make no distribution: one is NaN or +∞.
     #[error(
         "the {role}'s logits are not finite after {num_tokens} tokens: \
          its weights are broken, or too large for f32"
     )]
     NotFinite {
-        /// Whose logits they are.
+        /// The model.
         role: &'static str,
-        /// Tokens read.
+        /// The number of tokens that it has read.
         num_tokens: usize,
     },
-    /// A stop rule reads of a drafter what it does not have.
+    /// A stop rule reads probabilities, but the drafter has none.
     #[error(
-        "the stop rule reads probabilities, which the drafter `{drafter}` does not have: end its \
-         rounds at a fixed length"
+        "the stop rule reads probabilities, but the drafter `{drafter}` has none: end its rounds at \
+         a fixed length"
     )]
     NoSignals {
         /// The drafter.
         drafter: DrafterId,
     },
     /// The device failed to deliver a result.
-    #[error("the device failed while the {role} was run: {message}")]
+    #[error("the device failed while it ran the {role}: {message}")]
     Device {
-        /// Who was being run.
+        /// The model that was running.
         role: &'static str,
-        /// What the device said.
+        /// The device's message.
         message: String,
     },
 }

@@ -1,12 +1,11 @@
-//! The proof that speculative output is the target's: the shipped loop, run over probability
-//! tables, enumerated over every draw and every stop map.
+//! The proof that speculative output is the target's: the shipped decoding loop runs over probability
+//! tables and is enumerated over every draw and every stop map.
 //!
-//! A stop map sends each drafted prefix to stop or continue. For vocabularies of 2 and 3 all maps
-//! are run. For a vocabulary of 4 at depth 3 there are 2^20, but the output's distribution is a sum
-//! over the first candidate y₁ of terms that depend on the map only through the prefixes that begin
-//! with y₁; so it is enough that the distribution is right whenever one branch has any of its 2^5
-//! maps and the others go on to the bound: every other map's distribution is a sum of terms met
-//! there.
+//! A stop map says after which drafted prefixes a round stops. For vocabularies of 2 and 3 all maps are
+//! run. For a vocabulary of 4 at depth 3 there are 2^20, but the output's distribution is a sum over the
+//! first candidate y₁, and each term depends only on the map's bits for prefixes that begin with y₁. So it
+//! is enough to give one branch each of its 2^5 maps while the other branches continue to the bound: the
+//! distribution under any other map is a sum of terms that occur there.
 
 mod cascade;
 mod chain_rules;
@@ -34,13 +33,13 @@ use draftsmith_theory::{
 use self::tables::{Advanced, Advancing, Asked, Drafting, EndsWith, StopMap, Table};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::Drafter;
-use crate::sequence::Limits;
+use crate::sequence::{Limits, Request};
 use crate::target::Target;
 
-/// Rounding of sums of some thousand products of f64.
+/// The rounding of sums of some thousand products of f64.
 const TOLERANCE: f64 = 1e-12;
 
-/// The kinds of acceptance heads.
+/// Both times at which acceptance heads predict.
 const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
 
 struct Case {
@@ -48,7 +47,7 @@ struct Case {
     draft: Table,
     decoding: Decoding,
     limits: Limits,
-    /// Whether more may be proposed than a candidate a draft forward.
+    /// Whether a draft forward may propose more than one candidate.
     branches: bool,
 }
 
@@ -71,24 +70,24 @@ impl Case {
         }
     }
 
-    /// The same with responses that also end where their text ends with some tokens.
-    fn stopping(mut self, behind: &'static [u32]) -> Self {
-        self.limits.text_end = Some(Arc::new(EndsWith(behind)));
+    /// The same case with a stop string.
+    fn stopping(mut self, stop: &'static [u32]) -> Self {
+        self.limits.text_end = Some(Arc::new(EndsWith(stop)));
         self
     }
 
-    /// The same with another head.
+    /// The same case with another head.
     fn with_head(mut self, head: HeadTiming) -> Self {
         self.draft.head = head;
         self
     }
 
-    /// The distribution of the target alone, multiplied out without any decoding loop.
+    /// The target's distribution, computed as products of probabilities without the decoding loop.
     fn target_distribution(&self) -> BTreeMap<Vec<u32>, f64> {
         self.target_distribution_after(&[0])
     }
 
-    /// The same behind another prompt.
+    /// The target's distribution after another prompt.
     fn target_distribution_after(&self, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
         let mut distribution = BTreeMap::new();
         let mut open = vec![(prompt.to_vec(), 1.0)];
@@ -121,7 +120,7 @@ impl Case {
         })
     }
 
-    /// The same with the tables as a target and the self-draft that advances it.
+    /// The distribution with a drafter that advances the target, as a self-draft does.
     fn self_speculative_distribution(
         &self,
         rule: &dyn Fn() -> Box<dyn StopRule>,
@@ -139,19 +138,21 @@ impl Case {
             let generation = decode_speculative(
                 &mut target.clone(),
                 &mut drafter.clone(),
-                &mut *rule(),
-                &self.decoding,
-                &[0],
-                &self.limits,
-                draws,
+                Request {
+                    prompt: &[0],
+                    decoding: self.decoding,
+                    limits: &self.limits,
+                    rule: Some(&mut *rule()),
+                    draws,
+                },
                 &mut |_| ControlFlow::Continue(()),
             )
             .expect("tables do not fail");
             let counts = generation.trace.counts();
-            // Where a round may end before a draw, its last forward makes no candidate.
+            // If a round ends before a draw, its last forward gives no candidate.
             assert!(self.branches || counts.num_draft_forwards >= counts.num_drafted);
             if counts.num_draft_forwards == counts.num_drafted {
-                counts.check_forward_identity().expect("a draft forward each");
+                counts.check_forward_identity().expect("one draft forward for each candidate");
             }
             generation.token_ids
         }))
@@ -172,7 +173,7 @@ fn every_stop_map_leaves_the_targets_distribution_at_vocabularies_of_two_and_thr
         [(2, 1, 3), (2, 2, 4), (2, 3, 5), (3, 1, 3), (3, 2, 4), (3, 3, 4)]
     {
         let num_maps = 1_u64 << StopMap::num_prefixes(vocab_size, depth);
-        // Fewer tables where there are many maps.
+        // Fewer tables if there are many maps.
         let num_seeds = if num_maps > 1000 { 1 } else { 4 };
         for seed in 0..num_seeds {
             for eos in [None, Some(1)] {
@@ -205,7 +206,7 @@ fn stopping_before_a_draw_and_skipping_rounds_leave_the_targets_distribution() {
     }
 }
 
-/// Every rule that has settings, each with thresholds that stop now and then.
+/// Every configurable rule, with thresholds that sometimes stop.
 fn rules(depth: usize) -> Vec<StopRuleConfig> {
     let bounds = Bounds { min: 1, max: depth };
     let mut rules = vec![StopRuleConfig::Heuristic(HeuristicConfig { initial_length: 1, bounds })];
@@ -262,7 +263,7 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
     rules
 }
 
-/// All rules with the first head; with the other, those that read it.
+/// All rules for the first kind of head; for the other kind, those that read a head.
 fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
     let mut rules = rules(depth);
     rules.retain(|config| head == HEADS[0] || config.needs().acceptance_prob);
@@ -305,7 +306,7 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
 }
 
 #[test]
-fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more() {
+fn the_oracle_discards_nothing_and_runs_the_target_once_for_each_mismatch_and_once_at_the_end() {
     let mut draws = SeededDraws::new(0, &["unused"]);
     let limits = Limits::new(40, Vec::new());
     for seed in 0..20 {
@@ -325,17 +326,19 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more
                 differs
             })
             .collect();
-        // The last token needs no candidate: it is the target's own in any case.
+        // The last token needs no candidate, because it is the target's own in any case.
         let num_mismatches = is_mismatch[..39].iter().filter(|differs| **differs).count();
         let mut rule = Oracle::new(is_mismatch, 64);
         let oracle = decode_speculative(
             &mut target,
             &mut draft,
-            &mut rule,
-            &greedy,
-            &[0],
-            &limits,
-            &mut draws,
+            Request {
+                prompt: &[0],
+                decoding: greedy,
+                limits: &limits,
+                rule: Some(&mut rule),
+                draws: &mut draws,
+            },
             observe,
         )
         .expect("tables do not fail");
@@ -343,7 +346,7 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_a_mismatch_and_once_more
         let counts = oracle.trace.counts();
         assert_eq!(counts.num_discarded, 0);
         assert_eq!(counts.num_target_forwards, num_mismatches + 1);
-        counts.check_forward_identity().expect("a forward a candidate");
+        counts.check_forward_identity().expect("one draft forward for each candidate");
     }
 }
 
@@ -367,7 +370,7 @@ fn every_stop_map_leaves_the_targets_distribution_at_a_vocabulary_of_four() {
 }
 
 #[test]
-fn a_drafter_that_advances_the_target_leaves_its_distribution() {
+fn a_drafter_that_advances_the_target_leaves_the_targets_distribution() {
     for (vocab_size, depth, max_new_tokens) in [(2, 3, 5), (3, 2, 4)] {
         for seed in 0..2 {
             for eos in [None, Some(1)] {
@@ -383,7 +386,7 @@ fn a_drafter_that_advances_the_target_leaves_its_distribution() {
     }
 }
 
-/// Ways of decoding with warpers, with a repetition penalty, and with both.
+/// Decoding with warpers, with a repetition penalty, and with both.
 fn warped() -> [Decoding; 6] {
     let sampled = |temperature, top_p, top_k, min_p| {
         Decoding::sampled(Sampling { temperature, top_p, top_k, min_p })
@@ -399,7 +402,7 @@ fn warped() -> [Decoding; 6] {
     ]
 }
 
-/// Ways of decoding under penalties that change what is likely, and often what is most likely.
+/// Decoding under penalties that change the probabilities and often the most probable token.
 fn penalised() -> [Decoding; 2] {
     [1.7, 0.6].map(|penalty| Decoding::sampled(Sampling::default()).penalising(penalty))
 }
@@ -436,7 +439,7 @@ fn every_rule_leaves_the_targets_distribution_under_a_repetition_penalty() {
     }
 }
 
-/// Texts that end a response: a token, several that may begin in the prompt, and a repetition.
+/// Stop strings: one token, two that may begin in the prompt, and one that overlaps itself.
 const STOPS: [&[u32]; 3] = [&[0], &[0, 1], &[1, 0, 1]];
 
 #[test]
@@ -502,11 +505,13 @@ fn greedy_output_is_plain_greedy_output_for_every_stop_map_limit_and_context() {
                     let speculative = decode_speculative(
                         &mut case.target.clone(),
                         &mut Drafting::from(&case.draft),
-                        &mut StopMap::new(3, 3, bits),
-                        &decoding,
-                        &[0],
-                        &case.limits,
-                        &mut draws,
+                        Request {
+                            prompt: &[0],
+                            decoding,
+                            limits: &case.limits,
+                            rule: Some(&mut StopMap::new(3, 3, bits)),
+                            draws: &mut draws,
+                        },
                         &mut |_| ControlFlow::Continue(()),
                     )
                     .expect("tables do not fail");

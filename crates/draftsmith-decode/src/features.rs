@@ -1,7 +1,7 @@
-//! Hidden states at an exit layer, kept until all who read them have.
+//! Hidden states at an exit layer, kept until both the deep layers and the drafter have read them.
 //!
-//! They stay in the runs they were computed in: a draft step appends one row and reads one row, so
-//! nothing is copied or cut until a verification lays a round's runs end to end.
+//! They stay in the runs that forwards computed: a draft step appends one row and reads one row, so
+//! nothing is copied until a verification lays a round's runs end to end.
 
 use draftsmith_model::Rows;
 
@@ -11,33 +11,33 @@ pub(crate) struct WantedFeatures<'a> {
     pub(crate) slot: usize,
     /// The whole sequence.
     pub(crate) tokens: &'a [u32],
-    /// What the last of them follow, where those form a tree.
+    /// The parents of the last tokens if those form a tree.
     pub(crate) parents: &'a [Option<usize>],
-    /// The first position.
+    /// The first position whose features are wanted. All later ones are wanted too.
     pub(crate) from: usize,
 }
 
-/// The features of a stretch of positions of one sequence.
+/// The features of consecutive positions of one sequence.
 #[derive(Debug)]
 pub(crate) struct Features {
-    /// The first position held, or to be held.
+    /// The first position, even while there are no runs.
     start: usize,
-    /// One after another.
+    /// The features, in order.
     runs: Vec<Rows>,
 }
 
 impl Features {
-    /// None yet; the first to come is that of position `start`.
+    /// No features yet. The first ones will be those of position `start`.
     pub(crate) fn new(start: usize) -> Self {
         Self { start, runs: Vec::new() }
     }
 
-    /// Appends the features of the positions that follow.
+    /// Appends the features of the next positions.
     pub(crate) fn push(&mut self, run: Rows) {
         self.runs.push(run);
     }
 
-    /// One position behind the last that came and was not forgotten.
+    /// The position after the last one.
     pub(crate) fn end(&self) -> usize {
         self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>()
     }
@@ -45,9 +45,9 @@ impl Features {
     /// The features of all positions from `from` on.
     ///
     /// # Panics
-    /// If there is none, or that of `from` is no longer held.
+    /// If there are none, or the features of `from` were released.
     pub(crate) fn since(&self, from: usize) -> Rows {
-        assert!(from >= self.start, "the features of position {from} are no longer held");
+        assert!(from >= self.start, "the features of position {from} were released");
         let mut start = self.start;
         let mut runs = Vec::with_capacity(self.runs.len());
         for run in &self.runs {
@@ -61,7 +61,7 @@ impl Features {
         Rows::cat(runs)
     }
 
-    /// Lets go of positions before `position`, as far as whole runs lie before it.
+    /// Releases all runs that end at or before `position`.
     pub(crate) fn release_before(&mut self, position: usize) {
         let mut num_released = 0;
         for run in &self.runs {
@@ -74,11 +74,11 @@ impl Features {
         self.runs.drain(..num_released);
     }
 
-    /// Keeps of the positions from `num_standing` on those on `path`, counted from there, one behind
-    /// the other; what is no longer held of them stays so.
+    /// Keeps all positions before `num_standing` and, of the later ones, the nodes on `path`, which are
+    /// counted from there. The kept nodes become consecutive. Released features stay released.
     ///
     /// # Panics
-    /// Unless the path's numbers rise.
+    /// Unless the path is in ascending order.
     pub(crate) fn keep(&mut self, num_standing: usize, path: &[usize]) {
         if path.iter().enumerate().all(|(at, node)| at == *node) {
             return self.truncate(num_standing + path.len());
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use burn::tensor::{Device, Tensor, TensorData};
 
-    /// Rows that say which position they are of.
+    /// Rows whose values are the position and its negative.
     fn run(positions: std::ops::Range<usize>) -> Rows {
         let shape = [1, positions.len(), 2];
         let values: Vec<f32> = positions.flat_map(|at| [at as f32, -(at as f32)]).collect();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn truncating_anywhere_is_never_having_appended() {
+    fn truncated_features_equal_features_that_were_never_appended() {
         for len in 5..12 {
             let mut features = example();
             features.truncate(len);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_kept_as_far_as_it_is_held() {
+    fn the_features_of_a_path_are_kept_unless_they_were_released() {
         let kept = |path: &[usize], released| {
             let mut features = example();
             features.release_before(released);
@@ -189,7 +189,7 @@ mod tests {
             assert_holds(&kept(&[0, 1], released), 5..7);
             assert_holds(&kept(&[], 4), 4..5);
         }
-        // Of what was let go nothing comes back, and what follows stands behind it.
+        // Released positions do not come back, and new rows follow the kept ones.
         let mut features = kept(&[1, 3, 4], 9);
         assert_eq!((features.start, features.runs.len()), (7, 1));
         features.push(run(8..10));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_go_when_they_are_over() {
+    fn a_run_is_released_once_the_position_is_past_its_end() {
         let held = |position| {
             let mut features = example();
             features.release_before(position);
@@ -209,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no longer held")]
-    fn what_was_let_go_cannot_be_read() {
+    #[should_panic(expected = "were released")]
+    fn released_features_cannot_be_read() {
         let mut features = example();
         features.release_before(9);
         features.since(8);

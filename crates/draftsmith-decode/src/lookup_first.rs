@@ -1,8 +1,8 @@
-//! Prompt lookup before a drafter with a model: what a sequence has read is copied where it repeats
-//! itself, at no draft forward, and drafted where it does not.
+//! Prompt lookup before a drafter with a model: where a sequence repeats itself, candidates are copied
+//! without a draft forward; elsewhere the model drafts.
 //!
-//! Who proposes depends on what stands alone, so that nothing is biased. A round that was looked up is
-//! none of the stop rule's: it ends at its length, at the match's end, or at an end token.
+//! Which of the two proposes depends only on accepted tokens, so the output is not biased. Stop rules do
+//! not apply to looked-up rounds: they end at their length, at the end of the match or at an end token.
 
 use draftsmith_theory::LookupFirst;
 
@@ -10,7 +10,7 @@ use crate::drafter::{DraftRound, Drafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 
-/// A drafter that is asked where a look-up finds nothing.
+/// A drafter that proposes only where a look-up finds nothing.
 #[derive(Debug, Clone)]
 pub struct LookupFirstDraft<D> {
     drafter: D,
@@ -19,7 +19,7 @@ pub struct LookupFirstDraft<D> {
 }
 
 impl<D> LookupFirstDraft<D> {
-    /// Look-ups before what `drafter` proposes, for `num_slots` sequences side by side.
+    /// Look-ups before `drafter`, for `num_slots` sequences side by side.
     pub fn new(drafter: D, first: LookupFirst, num_slots: usize) -> Self {
         let lookup = MaxGramDraft::new(first.config(), None, num_slots);
         Self { drafter, lookup, most: first.most }

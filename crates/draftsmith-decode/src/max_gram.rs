@@ -1,20 +1,20 @@
-//! Max-Gram as a drafter (prompt lookup): the sequence's own text is all that it draws from.
+//! Max-Gram as a drafter (prompt lookup): candidates come from the sequence's own text, or from a table
+//! of bigrams where a look-up finds nothing.
 //!
-//! Its candidates are certain, so that the target accepts one with its own probability of it. It has
-//! no distribution that a stop rule could read: a round ends at its length, or where there is nothing
-//! to go on with.
+//! Candidates are certain, so the target accepts one with the target's own probability. There is no
+//! distribution that a stop rule could read: a round ends at its length, or where nothing is found.
 
 use std::convert::Infallible;
 
 use draftsmith_theory::{
-    Bigrams, CandidateSource, DraftLimits, DraftPhase, DraftSignals, DrafterId, Drawn, DrawnFrom,
-    MaxGram, MaxGramConfig, Proposal, SignalNeeds, StopRule,
+    Bigrams, CandidateSource, DraftPhase, DraftSignals, DrafterId, DrawnFrom, DrawnToken, MaxGram,
+    MaxGramConfig, Proposal, SignalNeeds,
 };
 
-use crate::drafter::{DraftRound, Drafter};
+use crate::drafter::{DraftRound, Drafter, ModelDrafter};
 use crate::error::DecodeError;
 
-/// Max-Gram over the sequence in each slot, and what fills up its chains.
+/// Max-Gram over the sequence in each slot.
 #[derive(Debug, Clone)]
 pub struct MaxGramDraft<'m> {
     slots: Vec<MaxGram>,
@@ -22,44 +22,38 @@ pub struct MaxGramDraft<'m> {
 }
 
 impl<'m> MaxGramDraft<'m> {
-    /// A drafter for `num_slots` sequences side by side. Where a look-up says nothing more, `bigrams`
-    /// go on, if there are any.
+    /// A drafter for `num_slots` sequences side by side. `bigrams` continue a chain where a look-up finds
+    /// nothing.
     pub fn new(config: MaxGramConfig, bigrams: Option<&'m Bigrams>, num_slots: usize) -> Self {
         Self { slots: vec![MaxGram::new(config); num_slots], bigrams }
     }
 
-    /// Appends to a sequence, and to `proposal`, what would follow, until the phase of `rule` is over.
+    /// Proposes what follows in the text, until the draft phase is over.
     ///
     /// # Errors
-    /// If the rule reads what only a model has.
-    fn extend(
-        &mut self,
-        slot: usize,
-        tokens: &mut Vec<u32>,
-        proposal: &mut Proposal,
-        rule: &mut dyn StopRule,
-        limits: DraftLimits<'_>,
-    ) -> Result<(), DecodeError> {
+    /// If the stop rule reads probabilities.
+    fn propose_one(&mut self, round: &mut DraftRound<'_>) -> Result<(), DecodeError> {
+        let DraftRound { slot, tokens, proposal, rule, limits, .. } = round;
         if !rule.needs().is_nothing() {
             return Err(DecodeError::NoSignals { drafter: DrafterId::MaxGram });
         }
-        let max_gram = &mut self.slots[slot];
+        let max_gram = &mut self.slots[*slot];
         max_gram.read(tokens);
         let mut copied = max_gram.continuation();
-        let mut phase = DraftPhase::begin(rule, limits);
+        let mut phase = DraftPhase::begin(*rule, *limits);
         while phase.needs_step()
             && let Some(token) = copied.next_or(self.bigrams, tokens)
         {
             let mut source = Certain { token, proposal };
             let signals = DraftSignals::default();
-            let Ok(()) = phase.advance(&mut source, signals, rule, limits, tokens);
+            let Ok(()) = phase.advance(&mut source, signals, *rule, *limits, tokens);
         }
         proposal.forwards.add(DrafterId::MaxGram, phase.num_steps());
         Ok(())
     }
 
-    /// Appends to a round's sequence and proposal what would follow, at most so many tokens, and returns
-    /// how many there are.
+    /// Appends up to `most` looked-up tokens to a round's sequence and proposal, and returns how many were
+    /// found.
     pub(crate) fn propose_up_to(&mut self, most: usize, round: &mut DraftRound<'_>) -> usize {
         let DraftRound { slot, tokens, proposal, limits, .. } = round;
         let found = self.look_up(*slot, tokens, most.min(limits.room), limits.eos_token_ids);
@@ -68,7 +62,8 @@ impl<'m> MaxGramDraft<'m> {
         found.len()
     }
 
-    /// Appends to a sequence what would follow, `most` tokens or up to an end token, and returns it.
+    /// Appends up to `most` looked-up tokens to a sequence, no further than an end token, and returns
+    /// them.
     pub(crate) fn look_up(
         &mut self,
         slot: usize,
@@ -80,7 +75,7 @@ impl<'m> MaxGramDraft<'m> {
         tokens[tokens.len() - num_found..].to_vec()
     }
 
-    /// Forgets what it has read in a slot behind the first `num_standing` tokens.
+    /// Forgets all tokens of a slot after the first `num_standing`.
     pub(crate) fn forget(&mut self, slot: usize, num_standing: usize) {
         self.slots[slot].truncate(num_standing);
     }
@@ -95,9 +90,9 @@ struct Certain<'a> {
 impl CandidateSource for Certain<'_> {
     type Error = Infallible;
 
-    fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, _needs: SignalNeeds) -> DrawnToken {
         self.proposal.push_next(self.token, DrawnFrom::OneHot);
-        Drawn { token_id: self.token, candidate_prob: None }
+        DrawnToken { token_id: self.token, candidate_prob: None }
     }
 
     fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {
@@ -116,13 +111,10 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
         _target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        rounds.iter_mut().try_for_each(|round| {
-            let DraftRound { slot, tokens, proposal, rule, limits, .. } = round;
-            self.extend(*slot, tokens, proposal, *rule, *limits)
-        })
+        rounds.iter_mut().try_for_each(|round| self.propose_one(round))
     }
 
-    /// What was accepted is read with the next round's sequence.
+    /// Accepted tokens are read with the next round's sequence.
     fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
         self.forget(slot, num_standing);
     }
@@ -131,3 +123,5 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
         usize::MAX
     }
 }
+
+impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}

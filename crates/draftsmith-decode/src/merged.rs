@@ -1,34 +1,34 @@
 //! One tree of several drafters' chains (SpecInfer, Miao et al. 2023, section 3: merge-based
 //! expansion).
 //!
-//! Each drafter proposes a chain of its own, as if it were alone. Certain candidates that agree are one
-//! node; what is drawn is a node of its own, even where another drafter drew the same token, since each
-//! draw is a trial with a distribution of its own. Siblings are tried in the order of their drafters,
-//! whatever they are.
+//! Each drafter proposes a chain as if there were no other. Greedy and looked-up candidates that agree
+//! share a node. A sampled candidate always gets a separate node, even if another drafter drew the same
+//! token, because each draw is tried against the distribution it came from. Siblings are tried in the
+//! order of their drafters.
 
 use std::iter;
 
 use draftsmith_theory::{DrawnFrom, LookupFirst, Node, Proposal};
 
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
+use crate::session::ModelSession;
 use crate::target::Target;
 
-/// Drafters whose chains are one tree. One that advances the target is the first, so that both hold its
-/// nodes in one order.
-pub struct MergedDraft<'m, T> {
+/// Drafters whose chains form one tree. A self-draft must come first, so that it and the target hold its
+/// nodes in the same order.
+pub(crate) struct MergedDraft<'m, T> {
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
     lookup: Option<(MaxGramDraft<'m>, usize)>,
-    /// By slot, of each model: the nodes that the last round's chain is made of.
+    /// By slot and model: the nodes of the last round's chain.
     chains: Vec<Vec<Vec<usize>>>,
 }
 
 impl<'m, T: Target> MergedDraft<'m, T> {
-    /// A tree of what `models` draft and of what is looked up, if anything is, for `num_slots`
-    /// sequences side by side.
-    pub fn new(
+    /// A tree of the chains of `models` and of look-ups, for `num_slots` sequences side by side.
+    pub(crate) fn new(
         models: Vec<Box<dyn StepDrafter<T> + 'm>>,
         lookup: Option<LookupFirst>,
         num_slots: usize,
@@ -38,12 +38,9 @@ impl<'m, T: Target> MergedDraft<'m, T> {
         let chains = vec![vec![Vec::new(); models.len()]; num_slots];
         Self { models, lookup, chains }
     }
-
-    /// Where its target must let its shallow layers run ahead, if it must.
-    pub(crate) fn exit_layer(&self) -> Option<usize> {
-        self.models.iter().find_map(|model| model.id().exit_layer())
-    }
 }
+
+impl<'m> ModelDrafter<'m> for MergedDraft<'m, ModelSession<'m>> {}
 
 impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
@@ -102,7 +99,7 @@ impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
     }
 }
 
-/// Adds a chain to a round's tree, and returns the nodes that it is made of.
+/// Adds a chain to a round's tree, and returns its nodes.
 fn merge(round: &mut DraftRound<'_>, chain: Proposal) -> Vec<usize> {
     let DraftRound { tokens, proposal, .. } = round;
     chain.forwards.iter().for_each(|(drafter, count)| proposal.forwards.add(drafter, count));

@@ -1,20 +1,22 @@
-//! The one place where drafters are built, with what their target needs for them.
+//! Builds drafters and the session of their target. No other file does.
 //!
-//! A new drafter is a file of its own, a [`DrafterId`] and a line here.
+//! A drafter is named by its [`DrafterId`]. One that drafts step by step implements [`StepDrafter`]; its
+//! steps can be recorded, and `propose_chain` makes proposals of them. Others, such as Max-Gram and
+//! cascades, propose without steps and are not recorded. A new drafter takes a file, a [`DrafterId`] and
+//! a line here.
 
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
 use draftsmith_theory::{Bigrams, DrafterId, LookupFirst, MaxGramConfig};
 
 use crate::cascade::{Cascade, CascadeConfig};
-use crate::drafter::StepDrafter;
+use crate::drafter::{ModelDrafter, StepDrafter};
 use crate::max_gram::MaxGramDraft;
 use crate::merged::MergedDraft;
-use crate::model_drafter::ModelDrafter;
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
 use crate::session::ModelSession;
 
-/// What a drafter is made of.
+/// The parts that a drafter is built from.
 #[derive(Debug, Clone)]
 pub enum DrafterParts<'m> {
     /// A draft model.
@@ -23,54 +25,54 @@ pub enum DrafterParts<'m> {
         model: &'m CausalLm,
         /// The tokens that it may draw; all of them if None.
         vocabulary: Option<&'m DraftVocabulary>,
-        /// What predicts whether its candidates are accepted.
+        /// Its acceptance head.
         head: Option<&'m AcceptanceHead>,
     },
-    /// An adapter behind the target's first layers.
+    /// The target's first layers and an adapter.
     SelfDraft {
         /// The number of those layers.
         exit_layer: usize,
         /// The adapter.
         adapter: &'m Adapter,
-        /// What predicts whether its candidates are accepted.
+        /// Its acceptance head.
         head: Option<&'m AcceptanceHead>,
     },
-    /// The sequence itself.
+    /// Prompt lookup.
     MaxGram {
-        /// How it is looked up.
+        /// How the sequence is searched.
         config: MaxGramConfig,
-        /// What goes on where a look-up does not.
+        /// The table that continues a chain where a look-up finds nothing.
         bigrams: Option<&'m Bigrams>,
     },
     /// A second, smaller draft model.
     SmallDraft {
         /// The model.
         model: &'m CausalLm,
-        /// What predicts whether its candidates are accepted.
+        /// Its acceptance head.
         head: Option<&'m AcceptanceHead>,
     },
-    /// Drafters that review each other's candidates, or take turns.
+    /// Drafters that review each other's candidates or take turns.
     Cascade {
-        /// Which one of several.
+        /// Its number among the cascades.
         number: usize,
-        /// How they work together.
+        /// How the drafters work together.
         config: CascadeConfig,
-        /// From the largest on; prompt lookup, where it takes part, is the last.
+        /// The drafters, largest first; prompt lookup comes last.
         drafters: Vec<DrafterParts<'m>>,
     },
-    /// Drafters whose chains are one tree.
+    /// Drafters whose chains form one tree.
     Merged {
-        /// Which one of several.
+        /// Its number among the merged drafters.
         number: usize,
-        /// Those with models, an adapter first.
+        /// The drafters with models, an adapter first.
         drafters: Vec<DrafterParts<'m>>,
-        /// What is looked up besides, if anything is.
+        /// Look-ups that add another chain.
         lookup: Option<LookupFirst>,
     },
 }
 
 impl DrafterParts<'_> {
-    /// What the drafter is called.
+    /// The drafter's name.
     pub fn id(&self) -> DrafterId {
         match self {
             Self::Draft { .. } => DrafterId::Draft,
@@ -81,20 +83,37 @@ impl DrafterParts<'_> {
             Self::Merged { number, .. } => DrafterId::Merged { number: *number },
         }
     }
+
+    /// The number of target layers that a self-draft among the drafters runs.
+    fn exit_layer(&self) -> Option<usize> {
+        match self {
+            Self::Cascade { drafters, .. } | Self::Merged { drafters, .. } => {
+                drafters.iter().find_map(Self::exit_layer)
+            }
+            other => other.id().exit_layer(),
+        }
+    }
+}
+
+/// A drafter and what its target's session must know of it.
+struct BuiltDrafter<'m> {
+    id: DrafterId,
+    exit_layer: Option<usize>,
+    drafter: Box<dyn ModelDrafter<'m> + 'm>,
 }
 
 /// A target and the drafters that can propose for it.
 pub struct Drafters<'m> {
     target: ModelSession<'m>,
-    drafters: Vec<(DrafterId, Box<dyn ModelDrafter<'m> + 'm>)>,
+    drafters: Vec<BuiltDrafter<'m>>,
 }
 
 /// A target's session and a drafter for it.
 pub type Drafting<'a, 'm> = (&'a mut ModelSession<'m>, &'a mut (dyn ModelDrafter<'m> + 'm));
 
 impl<'m> Drafters<'m> {
-    /// Builds drafters for `target`, each for `num_slots` sequences of up to `capacity` tokens side
-    /// by side.
+    /// Builds drafters for `target`, each for `num_slots` sequences of up to `capacity` tokens side by
+    /// side.
     pub fn new(
         target: &'m CausalLm,
         parts: impl IntoIterator<Item = DrafterParts<'m>>,
@@ -102,29 +121,33 @@ impl<'m> Drafters<'m> {
         num_slots: usize,
     ) -> Self {
         let sizes = Sizes { target, capacity, num_slots };
-        let build = |parts: DrafterParts<'m>| (parts.id(), sizes.drafter(parts));
+        let build = |parts: DrafterParts<'m>| BuiltDrafter {
+            id: parts.id(),
+            exit_layer: parts.exit_layer(),
+            drafter: sizes.drafter(parts),
+        };
         Self {
             target: ModelSession::with_slots(target, capacity, num_slots, "target"),
             drafters: parts.into_iter().map(build).collect(),
         }
     }
 
-    /// What drafters there are.
+    /// The names of the drafters.
     pub fn ids(&self) -> impl Iterator<Item = DrafterId> {
-        self.drafters.iter().map(|(id, _)| *id)
+        self.drafters.iter().map(|built| built.id)
     }
 
-    /// The target, to decode alone.
+    /// The target's session, ready for plain decoding.
     pub fn target(&mut self) -> &mut ModelSession<'m> {
         self.target.set_exit(None);
         &mut self.target
     }
 
-    /// The target's session, ready for a drafter, and that drafter; None if there is no such.
+    /// A drafter and the target's session, ready for it; `None` if no drafter has this name.
     pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
-        let (_, drafter) = self.drafters.iter_mut().find(|(known, _)| *known == id)?;
-        self.target.set_exit(drafter.exit_layer());
-        Some((&mut self.target, &mut **drafter))
+        let built = self.drafters.iter_mut().find(|built| built.id == id)?;
+        self.target.set_exit(built.exit_layer);
+        Some((&mut self.target, &mut *built.drafter))
     }
 }
 
@@ -143,10 +166,10 @@ pub fn separate_draft<'m>(
         Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
         None => model,
     };
-    SeparateDraft::with_slots(model, head, vocab_size, capacity, num_slots)
+    SeparateDraft::new(model, head, vocab_size, capacity, num_slots)
 }
 
-/// What all drafters of a target are built for.
+/// The target and the sizes that all drafters are built for.
 #[derive(Clone, Copy)]
 struct Sizes<'m> {
     target: &'m CausalLm,
@@ -187,7 +210,7 @@ impl<'m> Sizes<'m> {
         }
     }
 
-    /// A drafter with a model of its own, for a cascade. None of others.
+    /// A drafter that drafts step by step; `None` for the others.
     fn by_steps(
         self,
         parts: DrafterParts<'m>,
@@ -229,6 +252,6 @@ impl<'m> Sizes<'m> {
         head: Option<&'m AcceptanceHead>,
     ) -> SelfDraft<'m> {
         let Self { target, capacity, num_slots } = self;
-        SelfDraft::with_slots(target, adapter, exit_layer, head, capacity, num_slots)
+        SelfDraft::new(target, adapter, exit_layer, head, capacity, num_slots)
     }
 }

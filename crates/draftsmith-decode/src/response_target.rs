@@ -1,39 +1,38 @@
-//! A target of which nothing is known but what it answered, and with what probabilities: where it is
-//! served by others.
+//! A target on a server, known only from its answers and the probabilities it returned with them.
 //!
-//! It reads answers along, token by token, as recording does, and says what it drew each from. What
-//! it would say behind other tokens nobody knows.
+//! It replays answers token by token, as recording needs them. A greedy answer is certain. A sampled token
+//! was drawn from the most probable tokens that the server returned, with the remaining mass spread
+//! evenly. After a rejected candidate nothing is known: log p is NaN there, and no code reads it.
 
 use std::ops::Range;
 
-use draftsmith_theory::{Proposal, TopProbs};
+use draftsmith_theory::TopProbs;
 
 use crate::error::DecodeError;
-use crate::logits::Logits;
-use crate::target::{Target, Verification};
+use crate::target::{Logits, Target, Verification};
 
-/// An answer, as it is known.
+/// An answer of the server.
 #[derive(Debug, Clone, Copy)]
 pub struct KnownResponse<'a> {
-    /// Its tokens.
+    /// The answer's tokens.
     pub response: &'a [u32],
-    /// What each was drawn from; None where each was the most probable, for certain.
+    /// The distribution of each token; `None` for a greedy answer.
     pub probs: Option<&'a [TopProbs]>,
 }
 
-/// The target's side of answers that it gave elsewhere.
+/// A target that replays the answers it gave elsewhere.
 #[derive(Debug)]
 pub struct ResponseTarget<'a> {
     vocab_size: usize,
     context: usize,
-    /// The answers to sequences that are still to begin, the next one last.
+    /// The answers of sequences that have not begun, in reverse order.
     waiting: Vec<KnownResponse<'a>>,
-    /// The length of the prompt and the answer of the sequence in each slot.
+    /// The prompt length and the answer of the sequence in each slot.
     slots: Vec<Option<(usize, KnownResponse<'a>)>>,
 }
 
 impl<'a> ResponseTarget<'a> {
-    /// A target of `vocab_size` tokens, whose sequences begin in the order of `responses`.
+    /// A target with `vocab_size` tokens, whose sequences will begin in the order of `responses`.
     pub fn new(
         responses: impl IntoIterator<Item = KnownResponse<'a>>,
         vocab_size: usize,
@@ -45,13 +44,12 @@ impl<'a> ResponseTarget<'a> {
         Self { vocab_size, context, waiting, slots: vec![None; num_slots] }
     }
 
-    /// Appends the row after a sequence.
-    fn push_row(&self, verification: &Verification<'_>, values: &mut Vec<f32>) {
-        assert!(verification.proposal.is_empty(), "answers alone are known");
-        let (num_prompt, known) = self.slots[verification.slot].expect("it began");
-        let at = verification.tokens.len() - num_prompt;
+    /// Appends the row after `tokens` in a slot.
+    fn push_row(&self, slot: usize, tokens: &[u32], values: &mut Vec<f32>) {
+        let (num_prompt, known) = self.slots[slot].expect("the sequence began");
+        let at = tokens.len() - num_prompt;
         let KnownResponse { response, probs } = known;
-        debug_assert_eq!(verification.tokens[num_prompt..], response[..at]);
+        debug_assert_eq!(tokens[num_prompt..], response[..at]);
         let certain = || TopProbs::certain(response[at]).logits(self.vocab_size);
         values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
     }
@@ -65,17 +63,18 @@ impl Target for ResponseTarget<'_> {
     /// # Panics
     /// If more sequences begin than there are answers.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        let response = self.waiting.pop().expect("there is an answer to each sequence");
+        let response = self.waiting.pop().expect("each sequence has an answer");
         self.slots[slot] = Some((prompt.len(), response));
         Ok(())
     }
 
     /// # Panics
-    /// If anything is proposed, or a sequence is not its answer so far.
+    /// If a proposal is not empty, or a sequence is not the beginning of its answer.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         let mut values = Vec::with_capacity(batch.len() * self.vocab_size);
-        for verification in batch {
-            self.push_row(verification, &mut values);
+        for Verification { slot, tokens, proposal } in batch {
+            assert!(proposal.is_empty(), "only answers are known");
+            self.push_row(*slot, tokens, &mut values);
         }
         Ok(Logits::new(values, self.vocab_size))
     }
@@ -86,11 +85,9 @@ impl Target for ResponseTarget<'_> {
         text: &[u32],
         lens: Range<usize>,
     ) -> Result<Logits, DecodeError> {
-        let nothing = &Proposal::default();
         let mut values = Vec::with_capacity(lens.len() * self.vocab_size);
         for len in lens {
-            let one = Verification { slot, tokens: &text[..len], proposal: nothing };
-            self.push_row(&one, &mut values);
+            self.push_row(slot, &text[..len], &mut values);
         }
         Ok(Logits::new(values, self.vocab_size))
     }

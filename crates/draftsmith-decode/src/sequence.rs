@@ -1,12 +1,15 @@
-//! One sequence on its way: a state machine that a caller advances.
+//! One sequence being decoded: a state machine that the decoding loop advances.
 //!
-//! A round is a draft phase, a target forward and a commit. Whoever advances a sequence runs the
-//! target in between, for this sequence alone or for many at once, and takes the times. What a
-//! sequence draws, when its rule stops and where it ends is its own: it comes out the same whatever
-//! runs beside it.
+//! A round is a draft phase, a target forward and a commit. A sequence needs a draft, then the target, and
+//! then a draft again, or it is finished. The loop runs the models in between, for one sequence or for
+//! many at once, and measures the times. A sequence owns its draws, its stop rule and its end, so its
+//! output does not depend on the sequences beside it.
+//!
+//! Models enter through the traits [`Target`] and [`Drafter`], which probability tables implement too, so
+//! `exactness.rs` enumerates this code. The slots of a target and a drafter share only weights.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use draftsmith_theory::{
     Commit, Decoding, DraftLimits, Draws, Proposal, Round, RoundEnd, StopRule, TextEnd,
@@ -15,27 +18,26 @@ use draftsmith_theory::{
 
 use crate::drafter::{DraftRound, Drafter};
 use crate::error::DecodeError;
-use crate::logits::Logits;
-use crate::target::{Target, Verification};
+use crate::target::{Logits, Target, Verification};
 
 /// When a generation ends.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The most new tokens.
+    /// The largest number of new tokens.
     pub max_new_tokens: usize,
-    /// Tokens that end a response; they are kept as its last token.
+    /// Tokens that end a response. The response keeps them as its last token.
     pub eos_token_ids: Vec<u32>,
-    /// What else ends a response: behind the token that completes a stop string, which is kept whole.
+    /// Stop strings. The response ends after the token that completes one, and keeps that token.
     pub text_end: Option<Arc<dyn TextEnd + Send + Sync>>,
 }
 
 impl Limits {
-    /// End tokens and a length alone.
+    /// Limits without stop strings.
     pub const fn new(max_new_tokens: usize, eos_token_ids: Vec<u32>) -> Self {
         Self { max_new_tokens, eos_token_ids, text_end: None }
     }
 
-    /// The same, as a draft phase reads them that has so much room.
+    /// The limits of a draft phase with room for `room` candidates.
     pub(crate) fn of_drafts(&self, room: usize) -> DraftLimits<'_> {
         let text_end = self.text_end.as_deref().map(|end| end as &dyn TextEnd);
         DraftLimits { room, eos_token_ids: &self.eos_token_ids, text_end }
@@ -51,32 +53,32 @@ pub enum Finish {
     StopString,
     /// The token limit, or the end of the context.
     Length,
-    /// The observer asked for it.
+    /// The observer stopped it.
     Stopped,
 }
 
-/// The new tokens and how they came about.
+/// The new tokens and the rounds that produced them.
 #[derive(Debug, Clone)]
 pub struct Generation {
-    /// The new tokens only, an end token or the one that completes a stop string included.
+    /// The new tokens, including an end token or the token that completes a stop string.
     pub token_ids: Vec<u32>,
-    /// The rounds.
+    /// The rounds and their times.
     pub trace: Trace,
-    /// Why it ended.
+    /// Why the generation ended.
     pub finish: Finish,
 }
 
-/// What one round gave, as an observer sees it.
+/// The result of one round, as an observer sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundTokens<'a> {
-    /// The tokens kept, in order: accepted candidates, then the target's own.
+    /// The tokens that were kept, in order: accepted candidates, then the target's own token.
     pub kept: &'a [u32],
-    /// Candidates drafted.
+    /// The number of drafted candidates.
     pub num_drafted: usize,
-    /// Candidates accepted, up to where the text ends.
+    /// The number of accepted candidates up to the end of the text.
     pub num_accepted: usize,
-    /// The target's own logits where each token was verified or drawn, `[kept, vocab]`; none
-    /// where the candidates that stand were not proposed as the first ones, one behind the other.
+    /// The target's logits before each kept token, `[kept, vocabulary]`, without a repetition penalty.
+    /// Empty if the accepted candidates were not the first nodes of the proposal.
     pub logits: &'a [f32],
 }
 
@@ -86,29 +88,29 @@ pub struct Request<'a> {
     pub prompt: &'a [u32],
     /// How tokens are chosen.
     pub decoding: Decoding,
-    /// When it ends.
+    /// When the generation ends.
     pub limits: &'a Limits,
-    /// When draft phases end; None where nothing is drafted.
+    /// When draft phases end; `None` for plain decoding.
     pub rule: Option<&'a mut dyn StopRule>,
-    /// Its own.
+    /// The sequence's random draws.
     pub draws: &'a mut dyn Draws,
 }
 
-/// What a sequence waits for.
+/// What a sequence needs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// A proposal for [`Sequence::draft_round`].
     NeedsDraft,
     /// A target forward over [`Sequence::verification`], then [`Sequence::commit`].
     NeedsTarget,
-    /// Nothing more.
+    /// Nothing.
     Finished(Finish),
 }
 
 /// One sequence in a slot of a target and a drafter.
-pub struct Sequence<'a> {
+pub(crate) struct Sequence<'a> {
     slot: usize,
-    /// What stands, with the proposal's tokens at its end between draft and commit.
+    /// The prompt and the new tokens. Between draft and commit the proposal's tokens come last.
     tokens: Vec<u32>,
     prompt_len: usize,
     max_len: usize,
@@ -117,25 +119,26 @@ pub struct Sequence<'a> {
     rule: Option<&'a mut dyn StopRule>,
     draws: &'a mut dyn Draws,
     proposal: Proposal,
-    /// Tokens kept of the last round.
+    /// The number of tokens kept in the last round.
     num_kept: usize,
-    /// Whether those that stand of its proposal were its first nodes.
+    /// Whether the candidates accepted in the last round were the first nodes of its proposal.
     are_first: bool,
     trace: Trace,
     stage: Stage,
 }
 
 impl<'a> Sequence<'a> {
-    /// Starts a sequence in a slot: target and drafter read its prompt but for the last token.
+    /// Starts a sequence in a slot: target and drafter read all of its prompt but the last token.
     ///
     /// # Errors
     /// If the prompt is empty or does not fit, or a model fails.
-    pub fn begin<T: Target, D: Drafter<T> + ?Sized>(
+    pub(crate) fn begin<T: Target, D: Drafter<T> + ?Sized>(
         request: Request<'a>,
         slot: usize,
         target: &mut T,
         drafter: &mut D,
     ) -> Result<Self, DecodeError> {
+        let begun = Instant::now();
         let Request { prompt, decoding, limits, mut rule, draws } = request;
         if prompt.is_empty() {
             return Err(DecodeError::EmptyPrompt);
@@ -165,35 +168,36 @@ impl<'a> Sequence<'a> {
         if sequence.num_remaining() > 0 {
             sequence.stage = sequence.first_stage();
         }
+        sequence.trace.prefill_time = begun.elapsed();
         Ok(sequence)
     }
 
-    /// What a round begins with.
+    /// The stage that a round begins with.
     fn first_stage(&self) -> Stage {
         if self.rule.is_some() { Stage::NeedsDraft } else { Stage::NeedsTarget }
     }
 
-    /// Tokens that may still be kept.
+    /// The number of tokens that may still be kept.
     fn num_remaining(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len())
     }
 
-    /// What the sequence waits for.
-    pub fn stage(&self) -> Stage {
+    /// What the sequence needs next.
+    pub(crate) fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The slot it is read in.
-    pub fn slot(&self) -> usize {
+    /// The sequence's slot.
+    pub(crate) fn slot(&self) -> usize {
         self.slot
     }
 
-    /// The round that a drafter is to propose tokens for: never more than could be kept beside the
-    /// target's own. The sequence then needs the target.
+    /// The round that a drafter is to propose tokens for. Its room is what can be kept together with the
+    /// target's own token. The sequence needs the target next.
     ///
     /// # Panics
-    /// Unless the sequence needs a draft.
-    pub fn draft_round(&mut self) -> DraftRound<'_> {
+    /// If the sequence does not need a draft.
+    pub(crate) fn draft_round(&mut self) -> DraftRound<'_> {
         assert_eq!(self.stage, Stage::NeedsDraft);
         self.stage = Stage::NeedsTarget;
         let room = self.num_remaining() - 1;
@@ -201,24 +205,24 @@ impl<'a> Sequence<'a> {
             slot: self.slot,
             tokens: &mut self.tokens,
             proposal: &mut self.proposal,
-            rule: &mut **self.rule.as_mut().expect("a sequence that drafts has a rule"),
+            rule: &mut **self.rule.as_mut().expect("a sequence that drafts has a stop rule"),
             limits: self.limits.of_drafts(room),
             decoding: &self.decoding,
             draws: &mut *self.draws,
         }
     }
 
-    /// What the target is to read.
-    pub fn verification(&self) -> Verification<'_> {
+    /// The tokens and the proposal that the target is to read.
+    pub(crate) fn verification(&self) -> Verification<'_> {
         Verification { slot: self.slot, tokens: &self.tokens, proposal: &self.proposal }
     }
 
-    /// Keeps what stands of the proposal by the target's `logits`, of which this sequence's rows
-    /// begin at `first_row`, cut where the response ends or at the limit; target and drafter forget the rest.
+    /// Keeps the candidates that the target accepts and its own token, up to the end of the response or the
+    /// limit. Target and drafter forget the rest. This sequence's rows of `logits` begin at `first_row`.
     ///
     /// # Panics
-    /// Unless the sequence needs the target.
-    pub fn commit<T: Target, D: Drafter<T> + ?Sized>(
+    /// If the sequence does not need the target.
+    pub(crate) fn commit<T: Target, D: Drafter<T> + ?Sized>(
         &mut self,
         target: &mut T,
         drafter: &mut D,
@@ -228,7 +232,7 @@ impl<'a> Sequence<'a> {
         assert_eq!(self.stage, Stage::NeedsTarget);
         let num_standing = self.tokens.len() - self.proposal.len();
         let (standing, proposal) = (&self.tokens[..num_standing], &self.proposal);
-        // Row 0 is behind what stands, row i + 1 behind node i.
+        // Row 0 comes after the tokens before the proposal, row i + 1 after node i.
         let row = |at: usize| {
             let path = proposal.path_to(at.checked_sub(1)).map(|node| node.token_id);
             let before = standing.iter().copied().chain(path);
@@ -254,13 +258,13 @@ impl<'a> Sequence<'a> {
         self.are_first = path.iter().enumerate().all(|(at, node)| at == *node);
         self.proposal.clear();
         self.keep(num_standing, round);
-        // What is read of the sequence that stands, but for its last token: that is read next, as
-        // the first of the next forward.
+        // Neither model has read the sequence's last token, which comes first in its next forward.
         target.commit(self.slot, num_standing, &path);
         drafter.commit(self.slot, num_standing, &path);
     }
 
-    /// Cuts what a round yielded behind the first `num_standing` tokens, and tells the rule.
+    /// Cuts the tokens of a round, which follow the first `num_standing`, at the end of the response, and
+    /// reports the round to the stop rule.
     fn keep(&mut self, num_standing: usize, mut round: Round) {
         let limits = self.limits.of_drafts(0);
         let is_end = |len: &usize| limits.is_end(&self.tokens[..*len]);
@@ -270,7 +274,7 @@ impl<'a> Sequence<'a> {
         self.num_kept = num_yielded.min(self.max_len - num_standing);
         self.tokens.truncate(num_standing + self.num_kept);
         self.trace.num_tokens += self.num_kept;
-        // Look-ups, and what grows beside a tree's chain, may run past the text's end.
+        // Look-ups and the nodes beside a tree's chain may run past the end of the text.
         round.num_accepted = round.num_accepted.min(num_yielded);
         self.trace.rounds.push(round);
         if let Some(rule) = &mut self.rule {
@@ -287,9 +291,13 @@ impl<'a> Sequence<'a> {
         };
     }
 
-    /// What the last round gave, whose rows of the target's logits begin at `first_row`; nothing
-    /// before the first.
-    pub fn last_round<'l>(&'l self, logits: &'l Logits, first_row: usize) -> RoundTokens<'l> {
+    /// The result of the last round, whose rows of the target's logits begin at `first_row`. Empty before
+    /// the first round.
+    pub(crate) fn last_round<'l>(
+        &'l self,
+        logits: &'l Logits,
+        first_row: usize,
+    ) -> RoundTokens<'l> {
         let round = self.trace.rounds.last().copied().unwrap_or_default();
         let num_rows = if self.are_first { self.num_kept } else { 0 };
         RoundTokens {
@@ -300,33 +308,26 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// Ends the sequence, unless it has.
-    pub fn stop(&mut self) {
+    /// Ends the sequence if it has not ended.
+    pub(crate) fn stop(&mut self) {
         if !matches!(self.stage, Stage::Finished(_)) {
             self.stage = Stage::Finished(Finish::Stopped);
         }
     }
 
-    /// Notes the time that reading the prompt took.
-    pub fn set_prefill_time(&mut self, time: Duration) {
-        self.trace.prefill_time = time;
-    }
-
-    /// Notes the times of the last round.
-    pub fn set_round_times(&mut self, draft_time: Duration, verify_time: Duration) {
+    /// Sets the times of the last round.
+    pub(crate) fn set_round_times(&mut self, draft_time: Duration, verify_time: Duration) {
         if let Some(round) = self.trace.rounds.last_mut() {
             (round.draft_time, round.verify_time) = (draft_time, verify_time);
         }
     }
 
-    /// What came of it.
+    /// The result of a finished sequence.
     ///
     /// # Panics
-    /// Unless the sequence is finished.
-    pub fn into_generation(mut self) -> Generation {
-        let Stage::Finished(finish) = self.stage else {
-            panic!("a generation is of a finished sequence")
-        };
+    /// If the sequence is not finished.
+    pub(crate) fn into_generation(mut self) -> Generation {
+        let Stage::Finished(finish) = self.stage else { panic!("the sequence is not finished") };
         let token_ids = self.tokens.split_off(self.prompt_len);
         Generation { token_ids, trace: self.trace, finish }
     }

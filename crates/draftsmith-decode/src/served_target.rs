@@ -1,5 +1,6 @@
-//! A target of which the first layers are here, and of whose rest nothing is known but what it answered:
-//! enough to record a self-draft along the answers.
+//! A target whose first layers are on this machine, while the rest is known only from its answers. That
+//! is enough to record a self-draft along the answers, because a self-draft reads only the first layers
+//! (`CausalLm::from_first_layers`).
 
 use std::ops::Range;
 
@@ -7,12 +8,11 @@ use draftsmith_model::{CausalLm, Rows};
 
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
-use crate::logits::Logits;
 use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
-use crate::target::{FirstLayers, Target, Verification};
+use crate::target::{FirstLayers, Logits, Target, Verification};
 
-/// The target's side of answers that it gave elsewhere, with the layers that a self-draft stands on.
+/// A target that answered elsewhere, with the local layers that a self-draft reads.
 #[derive(Debug)]
 pub struct ServedTarget<'m, 'a> {
     layers: ModelSession<'m>,
@@ -20,10 +20,10 @@ pub struct ServedTarget<'m, 'a> {
 }
 
 impl<'m, 'a> ServedTarget<'m, 'a> {
-    /// A target whose first layers, `exit_layer` of them at least, are in `layers`.
+    /// A target whose first `exit_layer` layers, or more, are in `layers`.
     ///
     /// # Panics
-    /// Unless there is a layer behind the exit.
+    /// If `layers` ends at the exit.
     pub fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
         let (capacity, num_slots) = (answers.context(), answers.num_slots());
         let mut layers = ModelSession::with_slots(layers, capacity, num_slots, "target");
@@ -47,13 +47,13 @@ impl Target for ServedTarget<'_, '_> {
     /// If more sequences begin than there are answers.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.layers.check_prompt(prompt)?;
-        // What they read, the drafter has them read.
+        // The layers read the prompt when the drafter asks for its features.
         self.layers.commit(slot, 0, &[]);
         self.answers.begin(slot, prompt)
     }
 
     /// # Panics
-    /// If anything is proposed, or a sequence is not its answer so far.
+    /// If a proposal is not empty, or a sequence is not the beginning of its answer.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         self.answers.verify(batch)
     }

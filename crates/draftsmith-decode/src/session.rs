@@ -1,10 +1,9 @@
-//! One model reading sequences, one in each slot: token ids in, rows of logits out, with the cache
-//! between.
+//! One model with its cache, reading a sequence in each slot: token ids in, rows of logits out.
 //!
-//! A forward has one sync, where its logits come to the host, and none where it ran in host memory.
-//! So a round of K candidates waits K + 1 times: after each draft step, which brings the acceptance
-//! head's prediction along with the logits, and after the verification. What is read or rolled back only
-//! for the cache waits for nothing.
+//! A forward syncs with the device once, when its logits come to the host; in host memory never. So a
+//! round of K candidates waits K + 1 times: after each draft step, whose logits bring the acceptance
+//! head's prediction with them, and after the verification. Filling the cache and rolling it back need no
+//! sync.
 
 #[cfg(test)]
 mod counting;
@@ -17,37 +16,36 @@ use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
 use crate::features::{Features, WantedFeatures};
-use crate::logits::Logits;
-use crate::target::{FirstLayers, Target, Verification};
+use crate::target::{FirstLayers, Logits, Target, Verification};
 
-/// A model with the cache of the sequences it is reading, one a slot.
+/// A model with the cache of the sequences that it reads, one in each slot.
 #[derive(Debug)]
 pub struct ModelSession<'m> {
     model: &'m CausalLm,
     cache: KvCache,
     role: &'static str,
-    /// Of a self-draft's target.
+    /// The exit, if this is a self-draft's target.
     exit: Option<EarlyExit>,
-    /// Of texts that began as known whole, by slot: after how many tokens the first final hidden state
-    /// is, and all of them.
+    /// For each slot whose whole text is known: the number of tokens before the first row, and rows of
+    /// final hidden states.
     along: Vec<Option<(usize, Rows)>>,
 }
 
-/// What a session needs on top whose shallow layers run ahead of its deep ones.
+/// The state of a session whose shallow layers run ahead of its deep ones.
 #[derive(Debug)]
 struct EarlyExit {
     /// The number of shallow layers.
     layer: usize,
-    /// What came out of them, by slot.
+    /// Their output, by slot.
     slots: Vec<ExitFeatures>,
 }
 
 /// The features of one sequence.
 #[derive(Debug)]
 struct ExitFeatures {
-    /// Of positions that the deep layers or the drafter have yet to read.
+    /// The features of positions that the deep layers or the drafter still have to read.
     features: Features,
-    /// The drafter has read the features before this position.
+    /// The number of positions whose features the drafter has read.
     num_drafted_from: usize,
 }
 
@@ -56,13 +54,13 @@ struct ExitFeatures {
 pub(crate) struct NewTokens<'a> {
     pub(crate) slot: usize,
     pub(crate) ids: &'a [u32],
-    /// How many of the last are asked for what comes out.
+    /// The number of last tokens whose hidden states are returned.
     pub(crate) num_rows: usize,
 }
 
 impl<'m> ModelSession<'m> {
-    /// A session for one sequence of up to `capacity` tokens; `role` is what errors call the model,
-    /// `target` or `draft`. The model's own context bounds the capacity.
+    /// A session for one sequence of up to `capacity` tokens. The model's context bounds the capacity.
+    /// `role` is the model's name in errors: `target` or `draft`.
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
         Self::with_slots(model, capacity, 1, role)
     }
@@ -80,22 +78,19 @@ impl<'m> ModelSession<'m> {
         Self { model, cache, role, exit: None, along }
     }
 
-    /// From now on the session serves a self-draft behind `exit_layer` layers: those layers may run
-    /// ahead, and what comes out of them, the features, is kept until the layers behind the exit
-    /// and the drafter have read it. None serves any other drafter, and none at all.
-    ///
-    /// What was read is forgotten.
+    /// Prepares the session for a self-draft behind `exit_layer` layers, or for any other decoding
+    /// (`None`), and forgets all sequences. With an exit the first layers may run ahead, and the session
+    /// keeps their output, the features, until the deep layers and the drafter have read it.
     ///
     /// # Panics
-    /// Unless there are layers behind the exit: adapters are checked against their target when they
-    /// are loaded.
+    /// If the exit is not before the last layer. Loading an adapter checks it against its target.
     pub fn set_exit(&mut self, exit_layer: Option<usize>) {
         let num_slots = self.cache.num_slots();
         for slot in 0..num_slots {
             self.truncate(slot, 0);
         }
         self.exit = exit_layer.map(|layer| {
-            assert!(layer < self.num_layers(), "an exit lies before a layer");
+            assert!(layer < self.num_layers(), "there is a layer behind the exit");
             let none = |_| ExitFeatures { features: Features::new(0), num_drafted_from: 0 };
             EarlyExit { layer, slots: (0..num_slots).map(none).collect() }
         });
@@ -106,11 +101,10 @@ impl<'m> ModelSession<'m> {
         self.model
     }
 
-    /// The number of tokens read in a slot and not truncated; the deep layers of a self-draft's
-    /// target may have read fewer.
+    /// The number of tokens read in a slot. The deep layers of a self-draft's target may have read fewer.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         match &self.exit {
-            // There may be no layer before the exit whose keys would tell.
+            // The exit may come before the first layer, and then no cached keys count them.
             Some(exit) => exit.slots[slot].features.end(),
             None => self.cache.len(slot, 0),
         }
@@ -125,11 +119,6 @@ impl<'m> ModelSession<'m> {
         self.model.shape().num_layers
     }
 
-    /// The number of tokens there is room for in a slot.
-    pub fn capacity(&self) -> usize {
-        self.cache.capacity()
-    }
-
     /// Forgets all tokens of a slot from position `len` on.
     fn truncate(&mut self, slot: usize, len: usize) {
         self.cache.truncate(slot, len);
@@ -140,23 +129,20 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// What is yet to be read of a sequence.
+    /// The tokens of a sequence that are still to be read.
     fn unread<'a>(&self, one: &Verification<'a>) -> NewTokens<'a> {
         let ids = &one.tokens[self.num_read(one.slot)..];
         NewTokens { slot: one.slot, ids, num_rows: one.proposal.num_rows() }
     }
 
-    /// Looks up new tokens, of each sequence in its slot; None where there are none.
+    /// The embeddings of new tokens; `None` if there are none.
     fn embed(&self, batch: &[NewTokens<'_>]) -> Option<Rows> {
-        if let [NewTokens { slot, ids, .. }] = batch {
-            return (!ids.is_empty()).then(|| self.model.embed_ids(ids).in_slot(*slot));
-        }
-        let runs: Vec<(usize, &[u32])> =
-            batch.iter().filter(|new| !new.ids.is_empty()).map(|new| (new.slot, new.ids)).collect();
+        let new = batch.iter().filter(|new| !new.ids.is_empty());
+        let runs: Vec<(usize, &[u32])> = new.map(|new| (new.slot, new.ids)).collect();
         (!runs.is_empty()).then(|| self.model.embed_runs(&runs))
     }
 
-    /// Runs the layers before the exit on new tokens and keeps what comes out.
+    /// Runs the layers before the exit on new tokens and keeps their features.
     fn read_shallow(&mut self, batch: &[NewTokens<'_>]) {
         let Some(hidden) = self.embed(batch) else { return };
         let exit = expect_exit(&mut self.exit);
@@ -169,26 +155,23 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// The exit layer, and its features at every position of some slots that the layers behind it
-    /// have not read.
+    /// The exit layer, and the features of some slots that the layers behind the exit have not read.
     fn features_of_unread(&mut self, slots: impl Iterator<Item = usize>) -> (usize, Rows) {
         let last_layer = self.num_layers() - 1;
         let exit = expect_exit(&mut self.exit);
         let unread = slots.map(|slot| {
             let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
             let unread = features.since(self.cache.len(slot, last_layer));
-            // What is left is the last candidate's: should it be accepted, the drafter reads it
-            // then.
+            // This leaves the last candidate's features, which the drafter reads if the candidate is
+            // accepted.
             features.release_before(*num_drafted_from);
             unread
         });
-        let unread = Rows::cat(unread);
-        (exit.layer, unread)
+        (exit.layer, Rows::cat(unread))
     }
 
-    /// Reads new tokens, of each sequence in another slot, in one forward, and returns the final
-    /// hidden states, after the final norm, of those that are asked for, one sequence's behind the
-    /// other's.
+    /// Reads new tokens of sequences in different slots, in one forward. Returns the normed final hidden
+    /// states of the last [`NewTokens::num_rows`] tokens of each, sequence by sequence.
     pub(crate) fn read(&mut self, batch: &[NewTokens<'_>]) -> Rows {
         let num_layers = self.num_layers();
         let hidden = if self.exit.is_some() {
@@ -202,16 +185,17 @@ impl<'m> ModelSession<'m> {
         self.model.normed(hidden.last_of_each(batch.iter().map(|new| new.num_rows)))
     }
 
-    /// Logits of normed hidden states behind `num_tokens` tokens, brought to the host: the one sync
-    /// of a forward.
+    /// The logits of normed hidden states, brought to the host: the one sync of a forward. Errors name
+    /// `num_tokens` as the number of tokens read.
     fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
-        let vocab_size = self.model.shape().vocab_size;
-        checked(self.model.logits(normed), vocab_size, self.role, num_tokens)
+        let [values] = to_host([self.model.logits(normed)], self.role)?;
+        check_logits(&values, self.role, num_tokens)?;
+        Ok(Logits::new(values, self.model.shape().vocab_size))
     }
 
-    /// Checks that a prompt can be read with room for one more token.
+    /// Checks that a prompt has only known tokens and leaves room for one more.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), DecodeError> {
-        check_fits(prompt, self.capacity(), self.role)?;
+        check_fits(prompt, self.cache.capacity(), self.role)?;
         let vocab_size = self.model.shape().vocab_size;
         match prompt.iter().find(|id| **id as usize >= vocab_size) {
             Some(id) => Err(DecodeError::UnknownToken { id: *id, vocab_size, role: self.role }),
@@ -219,12 +203,10 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// The logits after each of `ids[from..]`, read from an empty cache in one forward: scoring
-    /// of a text that is already there.
+    /// The logits after each token of `ids[from..]`, computed in one forward from an empty cache in slot 0.
     ///
     /// # Errors
-    /// If the text is longer than the context, has unknown tokens, or the model's logits are not
-    /// finite.
+    /// If the text is longer than the context or has unknown tokens, or the logits are not finite.
     pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits, DecodeError> {
         self.check_prompt(&ids[..ids.len().saturating_sub(1)])?;
         self.truncate(0, 0);
@@ -234,7 +216,7 @@ impl<'m> ModelSession<'m> {
 }
 
 fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {
-    exit.as_mut().expect("a self-draft's target has a session with an exit")
+    exit.as_mut().expect("the session of a self-draft's target has an exit")
 }
 
 /// Checks that a prompt leaves room for one more token in a context.
@@ -249,33 +231,18 @@ pub(crate) fn check_fits(
     Err(DecodeError::PromptTooLong { prompt: prompt.len(), context, role })
 }
 
-/// Rows of logits, brought to the host: the one sync of a forward.
-///
-/// # Errors
-/// If a logit is NaN or +∞, of which `role` is then told, or the device fails.
-pub(crate) fn checked(
-    logits: Rows,
-    vocab_size: usize,
-    role: &'static str,
-    num_tokens: usize,
-) -> Result<Logits, DecodeError> {
-    let [values] = to_host([logits], role)?;
-    check_logits(&values, role, num_tokens)?;
-    Ok(Logits::new(values, vocab_size))
-}
-
-/// Checks that logits make a distribution: that none is NaN or +∞.
+/// Checks that logits make a distribution, so that none is NaN or +∞.
 pub(crate) fn check_logits(
     logits: &[f32],
     role: &'static str,
     num_tokens: usize,
 ) -> Result<(), DecodeError> {
-    // To the end whatever comes, so that it vectorises.
+    // Without an early exit, so that the loop vectorises.
     let are_all_fine = logits.iter().fold(true, |fine, logit| fine & (*logit < f32::INFINITY));
     if are_all_fine { Ok(()) } else { Err(DecodeError::NotFinite { role, num_tokens }) }
 }
 
-/// Brings rows to the host: one sync, or none where they are there.
+/// Brings rows to the host: one sync, or none if they are there already.
 pub(crate) fn to_host<const N: usize>(
     rows: [Rows; N],
     role: &'static str,
@@ -290,11 +257,11 @@ pub(crate) fn to_host<const N: usize>(
 }
 
 impl FirstLayers for ModelSession<'_> {
-    /// Runs the layers before the exit on what they have not read of sequences, and keeps what the layers
-    /// behind it have yet to read.
+    /// Runs the layers before the exit on the sequences' new tokens, and keeps the features that the deep
+    /// layers still have to read.
     ///
     /// # Panics
-    /// If the session has no exit, or the features are no longer held.
+    /// If the session has no exit, or the features were released.
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows {
         for one in wanted {
             self.cache.branch(one.slot, one.tokens.len() - one.parents.len(), one.parents);
@@ -327,9 +294,8 @@ impl Target for ModelSession<'_> {
         if ids.is_empty() {
             return Ok(());
         }
-        let new = [NewTokens { slot, ids, num_rows: 0 }];
         let (first, hidden) = if self.exit.is_some() {
-            self.read_shallow(&new);
+            self.read_shallow(&[NewTokens { slot, ids, num_rows: 0 }]);
             self.features_of_unread(std::iter::once(slot))
         } else {
             (0, self.model.embed_ids(ids).in_slot(slot))
@@ -338,8 +304,8 @@ impl Target for ModelSession<'_> {
         Ok(())
     }
 
-    /// Reads the text in one forward and keeps final hidden states, from which rows of logits, which are
-    /// much longer, are made a few at a time.
+    /// Reads the text in one forward and keeps final hidden states. Rows of logits are much longer, so
+    /// they are computed from those a few at a time.
     fn begin_along(
         &mut self,
         slot: usize,
@@ -364,7 +330,7 @@ impl Target for ModelSession<'_> {
         _text: &[u32],
         lens: Range<usize>,
     ) -> Result<Logits, DecodeError> {
-        let (first, normed) = self.along[slot].as_ref().expect("the text was read");
+        let (first, normed) = self.along[slot].as_ref().expect("the sequence began along its text");
         self.logits_of(&normed.slice(lens.start - first..lens.end - first), lens.start)
     }
 
@@ -375,10 +341,8 @@ impl Target for ModelSession<'_> {
             self.cache.branch(one.slot, num_standing, &parents);
         }
         let num_tokens = batch.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
-        let normed = match batch {
-            [one] => self.read(&[self.unread(one)]),
-            _ => self.read(&batch.iter().map(|one| self.unread(one)).collect::<Vec<_>>()),
-        };
+        let unread: Vec<NewTokens<'_>> = batch.iter().map(|one| self.unread(one)).collect();
+        let normed = self.read(&unread);
         self.logits_of(&normed, num_tokens)
     }
 
@@ -394,6 +358,6 @@ impl Target for ModelSession<'_> {
     }
 
     fn context(&self) -> usize {
-        self.capacity()
+        self.cache.capacity()
     }
 }

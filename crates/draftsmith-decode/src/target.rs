@@ -1,4 +1,4 @@
-//! The verified model, as the decoding loop sees it.
+//! The verified model as the decoding loop sees it: proposals in, rows of logits on the host out.
 
 use std::ops::Range;
 
@@ -7,29 +7,65 @@ use draftsmith_theory::Proposal;
 
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
-use crate::logits::Logits;
 
-/// The verified model, reading one sequence in each of its slots.
+/// Rows of logits over the vocabulary, in host memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logits {
+    values: Vec<f32>,
+    vocab_size: usize,
+}
+
+impl Logits {
+    /// Rows of `vocab_size` logits, laid end to end.
+    ///
+    /// # Panics
+    /// If the values do not make whole rows.
+    pub fn new(values: Vec<f32>, vocab_size: usize) -> Self {
+        assert!(values.len().is_multiple_of(vocab_size), "logits come in whole rows");
+        Self { values, vocab_size }
+    }
+
+    /// The number of rows.
+    pub fn num_rows(&self) -> usize {
+        self.values.len() / self.vocab_size
+    }
+
+    /// One row.
+    pub fn row(&self, index: usize) -> &[f32] {
+        self.of_rows(index..index + 1)
+    }
+
+    /// A range of rows, laid end to end.
+    pub(crate) fn of_rows(&self, rows: Range<usize>) -> &[f32] {
+        &self.values[rows.start * self.vocab_size..rows.end * self.vocab_size]
+    }
+
+    /// All rows in order.
+    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.values.chunks_exact(self.vocab_size)
+    }
+}
+
+/// The verified model. It reads one sequence in each of its slots.
 pub trait Target {
-    /// The number of sequences it can read side by side.
+    /// The number of sequences that it can read side by side.
     fn num_slots(&self) -> usize;
 
-    /// Starts a sequence in a slot: forgets the last one there and reads `prompt[..-1]`.
+    /// Starts a sequence in a slot: forgets the previous one and reads `prompt[..-1]`.
     ///
     /// # Errors
     /// If the prompt does not fit or has unknown tokens.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
-    /// Reads what it has not read of sequences with their proposals, each in another slot, in one
-    /// forward. Returns the logits after the last token that stands and after each proposed one, a
-    /// sequence's rows behind the other's.
+    /// Reads sequences with their proposals, each in another slot, in one forward. Returns the logits
+    /// after the last token before each proposal and after each proposed token, sequence by sequence.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError>;
 
-    /// Starts a sequence in a slot of which all is known: `text`, whose first `prompt_len` tokens are the
-    /// prompt. Like [`Self::begin`], but [`Self::logits_along`] may be asked for then.
+    /// Starts a sequence whose whole text is known: `text`, with a prompt of `prompt_len` tokens. Like
+    /// [`Self::begin`], but allows calls of [`Self::logits_along`].
     ///
     /// # Errors
     /// If the text does not fit or has unknown tokens.
@@ -42,8 +78,8 @@ pub trait Target {
         self.begin(slot, &text[..prompt_len])
     }
 
-    /// The logits after the first `n` tokens of a slot's text, for each `n` of `lens`. What has been
-    /// read of the slot's sequence afterwards is, at most, its first `lens.start` tokens.
+    /// The logits after the first `n` tokens of a slot's text, for each `n` of `lens`. Afterwards the slot
+    /// has read at most the first `lens.start` tokens.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -60,28 +96,28 @@ pub trait Target {
         Ok(logits)
     }
 
-    /// Keeps of what it has read in a slot the first `num_standing` tokens and the proposed ones on
-    /// `path`, and forgets the rest.
+    /// Keeps the first `num_standing` tokens of a slot and the proposed nodes on `path`, and forgets
+    /// everything else that was read.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// The longest sequence a slot can hold.
+    /// The longest sequence that a slot can hold, in tokens.
     fn context(&self) -> usize;
 }
 
-/// A target whose first layers run ahead, for a self-draft behind them.
+/// A target whose first layers can run ahead of the others, for a self-draft.
 pub(crate) trait FirstLayers {
-    /// The hidden states at the exit that are wanted of sequences, in one forward; once the drafter has
-    /// them it may not ask for them again.
+    /// The wanted hidden states at the exit of all sequences, computed in one forward. The target may
+    /// drop states that it has returned.
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 
 /// A sequence to verify.
 #[derive(Debug, Clone, Copy)]
 pub struct Verification<'a> {
-    /// The slot it is read in.
+    /// The sequence's slot.
     pub slot: usize,
     /// The whole sequence, with the proposal's tokens at its end in the order of its nodes.
     pub tokens: &'a [u32],
-    /// What is proposed.
+    /// The proposal to verify.
     pub proposal: &'a Proposal,
 }

@@ -1,31 +1,32 @@
-//! Trees of candidates from a drafter that drafts step by step: each of its forwards reads several
-//! nodes, and each node it reads has several children.
+//! Trees of candidates from a drafter that drafts step by step: each forward reads several nodes, and
+//! each node that was read has several children.
+//!
+//! Nodes that the drafter reads come first in the proposal, so drafter and target hold them in the same
+//! order. Siblings are tried in the order of their draws; the order in which they are read does not matter. Products
+//! of the drafter's probabilities decide which nodes are read and which fill the rest of the tree.
 
 use draftsmith_theory::{
-    CandidateSource, Decoding, DraftLimits, DraftPhase, Drawn, Draws, EndBehind, SignalNeeds,
-    TextEnd, TreeGrowth, TreeShape,
+    DraftLimits, DraftPhase, DrawnToken, EndAfter, SignalNeeds, TextEnd, TreeGrowth, TreeShape,
 };
 
-use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{DraftRound, DraftStep, Drafter, StepDrafter};
+use crate::chain::RowSource;
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 
-/// A drafter whose proposals are trees. What it reads of a tree comes first among the proposal's
-/// nodes, so that it and a target that it advances hold them in the same order.
-#[derive(Debug)]
-pub struct TreeDraft<'d, D: ?Sized> {
-    drafter: &'d mut D,
+/// Proposes trees around the chains of another drafter.
+pub struct TreeDraft<'d, T> {
+    drafter: &'d mut dyn StepDrafter<T>,
     shape: TreeShape,
 }
 
-impl<'d, D: ?Sized> TreeDraft<'d, D> {
+impl<'d, T> TreeDraft<'d, T> {
     /// Trees of `drafter`'s candidates.
-    pub fn new(drafter: &'d mut D, shape: TreeShape) -> Self {
+    pub fn new(drafter: &'d mut dyn StepDrafter<T>, shape: TreeShape) -> Self {
         Self { drafter, shape }
     }
 }
 
-impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
+impl<T> Drafter<T> for TreeDraft<'_, T> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.drafter.begin(target, slot, prompt)
     }
@@ -51,16 +52,16 @@ impl<T, D: StepDrafter<T> + ?Sized> Drafter<T> for TreeDraft<'_, D> {
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
-    /// The candidates of the chain, which the stop rule sees.
+    /// The chain's candidates. The stop rule sees only these.
     chain: Vec<u32>,
     /// The parent of each node.
     parents: Vec<Option<usize>>,
-    /// How many of the last nodes the next step reads; 0 before the first step, which reads the sequence.
+    /// How many of the last nodes the next step reads. 0 before the first step, which reads the sequence.
     num_unread: usize,
 }
 
 impl Growing {
-    /// The step to take.
+    /// The next step.
     fn step<'a>(&'a self, round: &'a DraftRound<'_>) -> DraftStep<'a> {
         DraftStep {
             slot: round.slot,
@@ -69,14 +70,15 @@ impl Growing {
             parents: &self.parents,
             num_rows: self.num_unread.max(1),
             needs: self.phase.needs(),
+            decoding: round.decoding,
         }
     }
 }
 
-/// Proposes the trees around the chains that draft phases draw: a step of all phases at a time, as
-/// long as any goes on. The first row of each step is the chain's.
-fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
-    drafter: &mut D,
+/// Proposes a tree for each round, around the chain of its draft phase. All phases that are not over
+/// take their steps together. The first row of each step belongs to the chain.
+fn propose_trees<T>(
+    drafter: &mut dyn StepDrafter<T>,
     shape: TreeShape,
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
@@ -95,13 +97,11 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
         if steps.is_empty() {
             break;
         }
-        let pairs = rounds.iter().zip(&trees).filter(|(_, tree)| tree.phase.needs_step());
-        let decodings = pairs.map(|(round, _)| round.decoding);
-        let mut drafted = draft_rows(drafter, target, &steps, decodings)?.into_iter();
+        let mut drafted = drafter.draft(target, &steps)?.into_iter();
         let pairs = rounds.iter_mut().zip(&mut trees).filter(|(_, tree)| tree.phase.needs_step());
         for (round, tree) in pairs {
             let rows: Vec<DraftRow> = drafted.by_ref().take(tree.num_unread.max(1)).collect();
-            grow(drafter, target, round, tree, &rows)?;
+            grow(drafter, round, tree, &rows)?;
         }
     }
     for (round, tree) in rounds.iter_mut().zip(&mut trees) {
@@ -110,29 +110,30 @@ fn propose_trees<T, D: StepDrafter<T> + ?Sized>(
     Ok(())
 }
 
-/// Grows a tree by a step's `rows`: extends the chain, unless its phase ends before a draw, adds the
-/// children of the other nodes that were read, and chooses the nodes to read next.
-fn grow<T, D: StepDrafter<T> + ?Sized>(
-    drafter: &mut D,
-    target: &mut T,
+/// Grows a tree by the `rows` of a step: extends the chain, unless its phase ends before a draw, adds
+/// children to the other nodes that were read, and chooses the nodes to read next.
+fn grow<T>(
+    drafter: &mut dyn StepDrafter<T>,
     round: &mut DraftRound<'_>,
     tree: &mut Growing,
     rows: &[DraftRow],
 ) -> Result<(), DecodeError> {
     let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
-    let num_forwards = rows.iter().map(DraftRow::num_forwards).sum();
-    proposal.forwards.add(drafter.id(), num_forwards);
+    proposal.forwards.add(drafter.id(), 1);
     let Growing { phase, growth, chain, parents, num_unread } = tree;
-    let (first, others) = rows.split_first().expect("a step has a row");
-    let mut source =
-        TreeSource { drafter, target, slot: *slot, growth, decoding, draws: *draws, row: first };
+    let (row, others) = rows.split_first().expect("a step has a row");
+    let draw_candidate = |needs: SignalNeeds| {
+        let (token_id, prob) = growth.extend_chain(row.logits(), decoding, *draws);
+        DrawnToken { token_id, candidate_prob: needs.candidate_prob.then_some(prob) }
+    };
+    let mut source = RowSource { drafter, slot: *slot, row, draw_candidate };
     let num_before = phase.num_candidates();
-    // The text is the sequence and the chain, without the tree's other nodes.
-    let standing = &tokens[..tokens.len() - proposal.len()];
-    let text_end = limits.text_end.map(|end| EndBehind { end, standing });
+    // A stop string sees the sequence and the chain, without the tree's other nodes.
+    let prefix = &tokens[..tokens.len() - proposal.len()];
+    let text_end = limits.text_end.map(|end| EndAfter { end, prefix });
     let text_end = text_end.as_ref().map(|end| end as &dyn TextEnd);
     let of_chain = DraftLimits { text_end, ..*limits };
-    phase.advance(&mut source, first.signals(), *rule, of_chain, chain)?;
+    phase.advance(&mut source, row.signals, *rule, of_chain, chain)?;
     if phase.num_candidates() == num_before {
         return Ok(());
     }
@@ -146,30 +147,4 @@ fn grow<T, D: StepDrafter<T> + ?Sized>(
         parents.extend(proposal.nodes()[parents.len()..].iter().map(|node| node.parent));
     }
     Ok(())
-}
-
-/// The row after a tree's chain, as the source of a draft phase's candidates.
-struct TreeSource<'a, T, D: ?Sized> {
-    drafter: &'a mut D,
-    target: &'a mut T,
-    slot: usize,
-    growth: &'a mut TreeGrowth,
-    decoding: &'a Decoding,
-    draws: &'a mut dyn Draws,
-    row: &'a DraftRow,
-}
-
-impl<T, D: StepDrafter<T> + ?Sized> CandidateSource for TreeSource<'_, T, D> {
-    type Error = DecodeError;
-
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
-        let (token_id, prob) =
-            self.growth.extend_chain(self.row.logits(), self.decoding, self.draws);
-        Drawn { token_id, candidate_prob: needs.candidate_prob.then_some(prob) }
-    }
-
-    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let logits = self.row.own_logits();
-        self.drafter.predict_acceptance(self.target, (self.slot, 0), logits, candidate)
-    }
 }

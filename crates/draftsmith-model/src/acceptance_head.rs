@@ -24,15 +24,15 @@ use crate::decoder::source::{linear, transposed};
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
-use crate::rows::{DeviceRows, HostRows, Place, Rows};
+use crate::rows::{DeviceRows, HostRows, RowData, Rows};
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
 };
 
-/// A residual network from what is read of a candidate to the chance that it is accepted.
+/// A residual network that predicts the probability that a candidate is accepted.
 #[derive(Module, Debug)]
 pub struct AcceptanceHead {
-    /// U, without bias; None if the head reads only a hidden state.
+    /// U, without bias; `None` if the head reads only a hidden state.
     input: Option<Linear>,
     /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
     blocks: Vec<Linear>,
@@ -40,7 +40,7 @@ pub struct AcceptanceHead {
     num_layers: usize,
     #[module(skip)]
     reads: HeadReads,
-    /// The layers once more, for few rows on the CPU.
+    /// The same layers packed, for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedHead>>,
 }
@@ -52,7 +52,7 @@ struct PackedHead {
     /// U's part for scalars, `[scalars, hidden]`.
     scalars: Vec<f32>,
     blocks: Vec<PackedWeights>,
-    /// What makes the logit of acceptance of the last block's output, and the logit of none.
+    /// Weights of the logit of acceptance: those of accept minus those of reject.
     output: Vec<f32>,
     bias: f32,
 }
@@ -71,7 +71,7 @@ impl PackedHead {
         Self {
             embedding: (!embedding.is_empty()).then(|| pack(embedding)),
             scalars: scalars.to_vec(),
-            blocks: blocks.iter().map(|block| packed::pack(&[block])).collect(),
+            blocks: blocks.iter().map(packed::pack).collect(),
             output: difference(packed::values(output.weight.val())),
             bias: difference(bias)[0],
         }
@@ -79,8 +79,8 @@ impl PackedHead {
 }
 
 impl AcceptanceHead {
-    /// A copy that computes in `dtype`, for one forward of a training: on an autodiff device,
-    /// gradients reach this head's own parameters, in their own type.
+    /// A copy that computes in `dtype`, for one training forward. On an autodiff device gradients
+    /// reach this head's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
@@ -115,13 +115,13 @@ impl AcceptanceHead {
     /// - output: `[rows, 2]`
     ///
     /// # Panics
-    /// If the features are another head's.
+    /// If the features belong to another head.
     pub fn forward(&self, features: impl Into<HeadFeatures>) -> Tensor<2> {
         let HeadFeatures { hidden, extra } = features.into();
         self.forward_blocks(match (&self.input, extra) {
             (Some(input), Some(extra)) => hidden + input.forward(extra),
             (None, None) => hidden,
-            _ => panic!("a head is given what it reads"),
+            _ => panic!("inputs that do not match the head"),
         })
     }
 
@@ -152,7 +152,7 @@ impl AcceptanceHead {
     /// token, so callers may cache it for [`Self::acceptance_logits`].
     ///
     /// # Shapes
-    /// - embedding, output: a row a candidate, of the draft's width
+    /// - embedding, output: one row per candidate, of the draft's width
     ///
     /// # Panics
     /// If the head does not look ahead.
@@ -160,7 +160,7 @@ impl AcceptanceHead {
         let input = self.input.as_ref().filter(|_| self.reads.looks_ahead());
         let input = input.expect("a head that looks ahead reads embeddings");
         let packed = self.packed.as_ref().and_then(|packed| packed.embedding.as_ref());
-        if let (Some(weights), Place::Host(rows)) = (packed, &embedding.place) {
+        if let (Some(weights), RowData::Host(rows)) = (packed, &embedding.place) {
             let mut values = Vec::new();
             weights.multiply(&rows.values, &mut values, &Threads::All);
             return embedding.with_place(HostRows { values, width: rows.width });
@@ -179,7 +179,7 @@ impl AcceptanceHead {
         rows.map(|rows| rows.cast(FloatDType::from(weight.dtype())))
     }
 
-    /// [`AcceptanceHead::acceptance_logit`] of rows, each a row of one number.
+    /// [`AcceptanceHead::acceptance_logit`] for rows; each output row is one number.
     ///
     /// # Shapes
     /// - hidden: one row per candidate
@@ -195,14 +195,14 @@ impl AcceptanceHead {
         scalars: &[f32],
     ) -> Rows {
         let (num_rows, num_scalars) = (hidden.num_rows(), self.reads.num_scalars());
-        assert_eq!(scalars.len(), num_rows * num_scalars, "a head is given what it reads");
+        assert_eq!(scalars.len(), num_rows * num_scalars, "inputs that do not match the head");
         let looks_ahead = self.reads.looks_ahead();
-        assert_eq!(of_embedding.is_some(), looks_ahead, "a head is given what it reads");
+        assert_eq!(of_embedding.is_some(), looks_ahead, "inputs that do not match the head");
         match (&self.packed, &hidden.place, of_embedding.map(|rows| &rows.place)) {
-            (Some(packed), Place::Host(rows), None) => {
+            (Some(packed), RowData::Host(rows), None) => {
                 return hidden.with_place(self.run_packed(packed, rows, None, scalars));
             }
-            (Some(packed), Place::Host(rows), Some(Place::Host(of_embedding))) => {
+            (Some(packed), RowData::Host(rows), Some(RowData::Host(of_embedding))) => {
                 let of_embedding = Some(&of_embedding.values[..]);
                 return hidden.with_place(self.run_packed(packed, rows, of_embedding, scalars));
             }
@@ -227,7 +227,7 @@ impl AcceptanceHead {
         }))
     }
 
-    /// The same in host memory.
+    /// The same with packed weights.
     fn run_packed(
         &self,
         packed: &PackedHead,
@@ -254,7 +254,7 @@ impl AcceptanceHead {
     /// Loads a head directory for a draft of width `draft_hidden_size`.
     ///
     /// # Errors
-    /// If a file is missing, broken or not as it was exported, a tensor missing, extra or
+    /// If a file is missing, broken or changed since its export, a tensor is missing, extra or
     /// misshapen, or the head was trained for another width.
     pub fn from_dir(
         dir: &Path,
@@ -263,64 +263,35 @@ impl AcceptanceHead {
     ) -> Result<(AcceptanceHeadConfig, Self), ModelError> {
         let config = AcceptanceHeadConfig::from_dir(dir)?;
         if config.hidden_size != draft_hidden_size {
-            return Err(ModelError::HeadHiddenSize {
-                path: dir.join("config.json"),
-                found: config.hidden_size,
-                expected: draft_hidden_size,
-            });
+            let problem = format!(
+                "is {}, but the draft's hidden size is {draft_hidden_size}: train the head on this \
+                 draft, or use the draft it was trained on",
+                config.hidden_size
+            );
+            let path = dir.join("config.json");
+            return Err(ModelError::Config { path, key: "hidden_size", problem });
         }
         let path = dir.join("model.safetensors");
         let mut reader = WeightReader::open_file(&path)?;
         let hidden = config.hidden_size;
-        let mut blocks = Vec::with_capacity(config.num_stored_blocks());
-        if config.is_authors() {
-            // The authors' files hold block 0 and name the others in their metadata; a reader
-            // fills missing indices from the one that is present.
-            let present: Vec<usize> = (0..config.num_layers)
-                .filter(|i| reader.shape(&format!("model.{i}.linear.weight")).is_some())
-                .collect();
-            for (nth, index) in present.iter().enumerate() {
-                let block =
-                    read_linear(&mut reader, &format!("model.{index}.linear"), hidden, device)?;
-                if nth == 0 {
-                    blocks.push(block);
-                } else if !same(&blocks[0], &block) {
-                    return Err(ModelError::HeadSchema {
-                        path,
-                        problem: format!(
-                            "`model.{index}.linear` differs from `model.{}.linear`, but blocks \
-                             under this schema are one and the same: the file was written untied, \
-                             and the authors' class would misread it too",
-                            present[0]
-                        ),
-                    });
-                }
-            }
-            if config.num_layers > 0 && blocks.is_empty() {
-                return Err(ModelError::MissingTensor {
-                    path,
-                    tensor: "model.0.linear.weight".to_owned(),
-                });
-            }
+        let blocks = if config.is_authors() {
+            read_tied_block(&mut reader, &config, device)?.into_iter().collect()
         } else {
-            for i in 0..config.num_stored_blocks() {
-                blocks.push(read_linear(&mut reader, &format!("blocks.{i}"), hidden, device)?);
-            }
-        }
-        let num_extra = config.reads.num_extra(hidden);
-        let input = match num_extra {
-            0 => None,
-            _ => {
-                let weight = reader.take("input.weight", &[hidden, num_extra])?;
-                let weight = transposed(&weight, hidden, num_extra);
-                Some(linear(weight, [num_extra, hidden], None, device, FloatDType::F32))
-            }
+            let read = |i| read_linear(&mut reader, &format!("blocks.{i}"), [hidden; 2], device);
+            (0..config.num_stored_blocks()).map(read).collect::<Result<_, _>>()?
         };
+        let num_extra = config.reads.num_extra(hidden);
+        let mut input = None;
+        if num_extra > 0 {
+            let weight = reader.take("input.weight", &[hidden, num_extra])?;
+            let weight = transposed(&weight, hidden, num_extra);
+            input = Some(linear(weight, [num_extra, hidden], None, device, FloatDType::F32));
+        }
         let output_name = match config.is_authors() {
             true => format!("model.{}", config.num_layers),
             false => "output".to_owned(),
         };
-        let output = read_linear_shaped(&mut reader, &output_name, hidden, 2, device)?;
+        let output = read_linear(&mut reader, &output_name, [hidden, 2], device)?;
         reader.finish()?;
         check_weights(dir)?;
         let num_layers = config.num_layers;
@@ -399,20 +370,46 @@ fn same(a: &Linear, b: &Linear) -> bool {
     a.weight.val().into_data() == b.weight.val().into_data() && bias(a) == bias(b)
 }
 
+/// Reads the block of the authors' schema, which all depths share. Their files hold block 0 and name
+/// the others in metadata, and their reader fills missing blocks from any that is there.
+fn read_tied_block(
+    reader: &mut WeightReader,
+    config: &AcceptanceHeadConfig,
+    device: &Device,
+) -> Result<Option<Linear>, ModelError> {
+    let name = |depth: usize| format!("model.{depth}.linear");
+    let mut first: Option<(usize, Linear)> = None;
+    for depth in 0..config.num_layers {
+        if reader.shape(&format!("{}.weight", name(depth))).is_none() {
+            continue;
+        }
+        let block = read_linear(reader, &name(depth), [config.hidden_size; 2], device)?;
+        match &first {
+            None => first = Some((depth, block)),
+            Some((other, first)) if !same(first, &block) => {
+                let problem = format!(
+                    "`{}` differs from `{}`, but in this schema all blocks are the same one: the \
+                     file was written untied, and the authors' class would misread it too",
+                    name(depth),
+                    name(*other)
+                );
+                return Err(ModelError::HeadSchema { path: reader.path().to_path_buf(), problem });
+            }
+            Some(_) => {}
+        }
+    }
+    if config.num_layers > 0 && first.is_none() {
+        let tensor = format!("{}.weight", name(0));
+        return Err(ModelError::MissingTensor { path: reader.path().to_path_buf(), tensor });
+    }
+    Ok(first.map(|(_, block)| block))
+}
+
+/// Reads a linear layer with a bias.
 fn read_linear(
     reader: &mut WeightReader,
     name: &str,
-    hidden: usize,
-    device: &Device,
-) -> Result<Linear, ModelError> {
-    read_linear_shaped(reader, name, hidden, hidden, device)
-}
-
-fn read_linear_shaped(
-    reader: &mut WeightReader,
-    name: &str,
-    input: usize,
-    output: usize,
+    [input, output]: [usize; 2],
     device: &Device,
 ) -> Result<Linear, ModelError> {
     let weight = reader.take(&format!("{name}.weight"), &[output, input])?;

@@ -1,11 +1,11 @@
 //! The self-draft adapter of Kangaroo (Liu et al. 2024, section 3.1): a small layer that turns a
-//! target's own shallow layers into its draft.
+//! target's shallow layers into a draft.
 //!
 //! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
-//! state after its first `exit_layer` layers; the target's own LM head turns `y` into logits.
+//! state after its first `exit_layer` layers; the target's LM head turns `y` into logits.
 //! [`AdapterArchitecture`] has the others of its ablation (Table 2). Each is a decoder layer with
 //! parts left out, so that it can start from the weights of one of the target's layers. Stacking
-//! several of them is ours.
+//! several of them is our addition.
 
 mod files;
 mod kangaroo;
@@ -24,18 +24,17 @@ use serde_json::{Map, Value};
 
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::attention::{Attention, Positions};
+use crate::decoder::activation::soft_capped;
 use crate::decoder::layer::DecoderLayer;
-use crate::decoder::norm::Norm;
-use crate::decoder::soft_cap::soft_capped;
-use crate::decoder::source::{Drawn, WeightSource};
+use crate::decoder::source::{RandomSource, WeightSource};
+use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
-use crate::precision::cast_parameters;
+use crate::precision::{cast_parameters, copied};
 use crate::rope::Reach;
-use crate::rows::{DeviceRows, Rows, Run};
-use crate::shape::ModelShape;
+use crate::rows::Rows;
+use crate::spec::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use crate::weights::WeightDtype;
 pub use kangaroo::KANGAROO_ROPE_THETA;
@@ -119,14 +118,11 @@ pub struct AdapterConfig {
 /// One or a few layers between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
-    layers: Vec<DecoderLayer>,
-    norm: Norm,
+    pub(crate) stack: LayerStack,
     /// `[hidden, vocab]`; `None` to use the target's.
     lm_head: Option<Linear>,
     #[module(skip)]
     logit_soft_cap: Option<f32>,
-    #[module(skip)]
-    reaches: Vec<Reach>,
     /// The same weights packed for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedAdapter>>,
@@ -246,23 +242,21 @@ impl AdapterConfig {
         device: &Device,
         matrix: impl FnMut(&LinearSpec) -> Param<Tensor<2>>,
     ) -> Adapter {
-        let Ok(adapter) = self.build(&mut Drawn { device, matrix });
+        let Ok(adapter) = self.build(&mut RandomSource { device, matrix });
         adapter
     }
 
     /// The adapter with the weights of `source`.
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
         let ModelConfig { shape, spec, .. } = &self.model;
+        let layer =
+            |number| DecoderLayer::build(&self.layer(), shape, &self.layer_name(number), source);
+        let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
+        let norm = source.norm("", NORM, shape.hidden_size, &spec.norm)?;
         Ok(Adapter {
-            layers: (0..shape.num_layers)
-                .map(|number| {
-                    DecoderLayer::build(&self.layer(), shape, &self.layer_name(number), source)
-                })
-                .collect::<Result<_, _>>()?,
-            norm: source.norm("", NORM, shape.hidden_size, &spec.norm)?,
+            stack: LayerStack { layers, norm, reaches: Reach::all_of(spec, shape) },
             lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
             logit_soft_cap: spec.logit_soft_cap,
-            reaches: Reach::all_of(spec, shape),
             packed: None,
             shape: shape.clone(),
             draft_vocabulary: self.draft_vocabulary.clone(),
@@ -284,45 +278,36 @@ impl AdapterConfig {
     /// # Errors
     /// If a width differs, or no layer of the target follows the exit layer.
     pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
-        let (path, shape) = (dir.join("config.json"), &self.model.shape);
-        let widths: [(&'static str, usize, usize); 2] = [
+        let shape = &self.model.shape;
+        let fail =
+            |key, problem| Err(ModelError::Config { path: dir.join("config.json"), key, problem });
+        for (key, found, expected) in [
             ("hidden_size", shape.hidden_size, target.hidden_size),
             ("vocab_size", shape.vocab_size, target.vocab_size),
-        ];
-        for (key, found, expected) in widths {
+        ] {
             if found != expected {
-                return Err(ModelError::Config {
-                    path,
-                    key,
-                    problem: format!(
-                        "is {found}, but the target's is {expected}: the adapter was made for \
-                         another target; train one for this target"
-                    ),
-                });
+                let problem = format!(
+                    "is {found}, but the target's is {expected}: the adapter was made for another \
+                     target; train one for this target"
+                );
+                return fail(key, problem);
             }
         }
         let (context, needed) = (shape.context, target.context);
         if context < needed {
-            return Err(ModelError::Config {
-                path,
-                key: "max_position_embeddings",
-                problem: format!(
-                    "is {context}, but the target reads {needed} tokens: the adapter rotates with \
-                     the target's table, so raise it to that"
-                ),
-            });
+            let problem = format!(
+                "is {context}, but the target reads {needed} tokens: the adapter rotates with the \
+                 target's table, so raise it to that"
+            );
+            return fail("max_position_embeddings", problem);
         }
-        if self.exit_layer >= target.num_layers {
-            return Err(ModelError::Config {
-                path,
-                key: "exit_layer",
-                problem: format!(
-                    "is {}, but the target has {} layers: expected 0 to {}",
-                    self.exit_layer,
-                    target.num_layers,
-                    target.num_layers - 1
-                ),
-            });
+        let (exit_layer, num_layers) = (self.exit_layer, target.num_layers);
+        if exit_layer >= num_layers {
+            let problem = format!(
+                "is {exit_layer}, but the target has {num_layers} layers: expected 0 to {}",
+                num_layers - 1
+            );
+            return fail("exit_layer", problem);
         }
         Ok(())
     }
@@ -338,23 +323,21 @@ impl Adapter {
     pub fn with_layers_of(self, target: &CausalLm, first: usize) -> Self {
         let device = self.device();
         let last = target.shape().num_layers - 1;
-        let linear = |from: &Linear| {
-            let bias = from.bias.as_ref().map(|bias| copied(bias.val(), &device));
-            Linear { bias, ..copied_linear(from.weight.val(), &device) }
-        };
-        let norm_of = |from: &Norm| from.map(|weights| copied(weights, &device));
-        let (_, norm) = target.layer_and_norm(first);
-        let layers = self.layers.into_iter().enumerate().map(|(number, layer)| {
+        let layers = self.stack.layers.into_iter().enumerate().map(|(number, layer)| {
             let (theirs, _) = target.layer_and_norm(last.min(first + number).max(first));
-            layer.with_parts_of(&theirs, norm_of, linear)
+            layer.with_parts_of(theirs, &device)
         });
-        Self { layers: layers.collect(), norm: norm_of(&norm), ..self }
+        let layers = layers.collect();
+        let norm = copied(target.layer_and_norm(first).1, &device);
+        Self { stack: LayerStack { layers, norm, reaches: self.stack.reaches }, ..self }
     }
 
     /// The same adapter with the target's LM head as its separate one, if it has one.
     pub fn with_head_of(self, target: &CausalLm) -> Self {
         let device = self.device();
-        let lm_head = self.lm_head.map(|_| copied_linear(target.lm_head_weight(), &device));
+        let theirs = || Param::from_tensor(target.lm_head_weight());
+        let lm_head =
+            self.lm_head.map(|_| copied(Linear { weight: theirs(), bias: None }, &device));
         Self { lm_head, ..self }
     }
 
@@ -365,30 +348,20 @@ impl Adapter {
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let Some(attention) = self.layers[0].attention() else {
-            return KvCache::without_attention(capacity, num_slots);
-        };
-        let [query, ..] = attention.projections();
-        let (device, dtype) = (self.device(), FloatDType::from(query.weight.val().dtype()));
-        let place = match self.packed {
-            Some(_) => CachePlace::Host,
-            None => CachePlace::Device(&device, dtype),
+        let device = self.device();
+        let place = match (&self.stack.layers[0].attention, &self.packed) {
+            (None, _) => CachePlace::Nowhere,
+            (Some(_), Some(_)) => CachePlace::Host,
+            (Some(attention), None) => {
+                let [query, ..] = attention.projections();
+                CachePlace::Device(&device, query.weight.val().dtype().into())
+            }
         };
         KvCache::new(&self.shape, capacity, num_slots, place)
     }
 
     fn device(&self) -> Device {
-        self.norm.gamma().device()
-    }
-
-    /// Its layers in order.
-    pub(crate) fn layers(&self) -> &[DecoderLayer] {
-        &self.layers
-    }
-
-    /// The norm before its LM head.
-    pub(crate) fn norm(&self) -> &Norm {
-        &self.norm
+        self.stack.norm.gamma().device()
     }
 
     /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff
@@ -439,8 +412,8 @@ impl Adapter {
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
     /// - output: the same, after the adapter's norm
     pub fn forward(&self, features: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::whole(&self.reaches, &features, &self.device());
-        self.run(features, &positions, None)
+        let all = 0..self.stack.layers.len();
+        self.stack.norm.forward(self.stack.forward(all, features, &self.device()))
     }
 
     /// The same for new tokens, which follow their sequences' tokens in the cache.
@@ -448,9 +421,8 @@ impl Adapter {
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
     pub fn forward_cached(&self, features: Rows, cache: &mut KvCache) -> Rows {
-        let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.packed {
             Some(packed) => {
                 let normed = packed.forward(place.into_host(), runs, cache);
@@ -458,9 +430,9 @@ impl Adapter {
             }
             None => {
                 let features = place.into_device(&self.device());
-                let positions = self.positions(&features, runs, cache);
-                let normed = features.map(|rows| self.run(rows, &positions, Some(cache)));
-                slots.rows(normed)
+                let all = 0..self.stack.layers.len();
+                let hidden = self.stack.forward_cached(all, features, runs, cache);
+                slots.rows(hidden.map(|rows| self.stack.norm.forward(rows)))
             }
         }
     }
@@ -470,66 +442,16 @@ impl Adapter {
     /// # Panics
     /// As [`Adapter::forward_cached`].
     pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
-        let num_rows = features.num_rows();
         let (place, slots) = features.into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.packed {
             Some(packed) => packed.fill(place.into_host(), runs, cache),
             None => {
                 let features = place.into_device(&self.device());
-                let positions = self.positions(&features, runs, cache);
-                let (last, others) = self.layers.split_last().expect("an adapter has a layer");
-                // Without attention there is nothing to keep.
-                if last.attention().is_some() {
-                    let hidden = forward(others, *features.tensor, &positions, Some(cache));
-                    last.fill(hidden, &positions, cache.layer_mut(others.len()));
-                }
+                let last = self.stack.layers.len() - 1;
+                let hidden = self.stack.forward_cached(0..last, features, runs, cache);
+                self.stack.fill_last(hidden, slots.runs(), cache);
             }
         }
     }
-
-    /// Positions of new tokens, which the cache then counts as read.
-    fn positions(
-        &self,
-        features: &DeviceRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) -> Positions {
-        let num_kv_heads = self.layers[0].attention().map(Attention::num_kv_heads);
-        let layers = 0..if num_kv_heads.is_some() { self.layers.len() } else { 1 };
-        Positions::following(&self.reaches, num_kv_heads, features, layers, runs, cache)
-    }
-
-    fn run(
-        &self,
-        features: Tensor<3>,
-        positions: &Positions,
-        cache: Option<&mut KvCache>,
-    ) -> Tensor<3> {
-        self.norm.forward(forward(&self.layers, features, positions, cache))
-    }
-}
-
-/// Runs an adapter's layers in order.
-fn forward(
-    layers: &[DecoderLayer],
-    features: Tensor<3>,
-    positions: &Positions,
-    mut cache: Option<&mut KvCache>,
-) -> Tensor<3> {
-    layers.iter().enumerate().fold(features, |hidden, (number, layer)| {
-        let cache = cache.as_mut().filter(|_| layer.attention().is_some());
-        let cache = cache.map(|cache| cache.layer_mut(number));
-        layer.forward(hidden, positions, cache)
-    })
-}
-
-/// A linear layer with a copy of `[in, out]` weights, on `device`.
-fn copied_linear(weight: Tensor<2>, device: &Device) -> Linear {
-    Linear { weight: copied(weight, device), bias: None }
-}
-
-/// A copy in f32, the type of trained parameters.
-fn copied<const D: usize>(values: Tensor<D>, device: &Device) -> Param<Tensor<D>> {
-    Param::from_data(values.cast(FloatDType::F32).into_data(), device)
 }

@@ -1,37 +1,41 @@
-//! Lengths on devices come in buckets: a device compiles kernels for shapes, and looks for the
-//! fastest of them, the first time that it meets one. Sequences have every length there is; so what
-//! they need is computed for a few lengths only, and what is added changes nothing: rows that nobody
-//! reads, keys that masks hide.
+//! Lengths on devices come in buckets. A device compiles and tunes kernels for each shape that it
+//! meets first, and sequences have every length. So we pad to a few lengths: the rows of a forward
+//! (1, 8, 16, 32, 64, then multiples of 64, coarser from 1,024), the keys of a cache (likewise,
+//! from 256), and the rows and tokens of a batch. A step reads the bucket of its longest sequence,
+//! not the cache's capacity.
+//!
+//! Padding changes no result: nobody reads the rows, masks give the keys probability 0, and losses
+//! give the tokens weight 0. The CPU compiles nothing and does not pad.
 
 use burn::tensor::Device;
 
-/// Longer buckets are multiples of this at least: kernels that read several numbers at once, or
-/// blocks of them, then serve them all.
+/// Longer buckets are multiples of this at least, which suits kernels that read numbers in vectors
+/// or blocks.
 const SMALLEST_STEP: usize = 64;
 
-/// The fewest rows that are computed, if it is not one: those of a verification of 7 candidates. A
-/// GPU that waits for weights computes them in the same time.
+/// The fewest rows except one: those of a verification of 7 candidates. A GPU computes them in the
+/// time of one, because it waits for weights.
 const FEWEST_ROWS: usize = 8;
 
-/// The fewest keys that are looked at: most prompts with the beginning of a response.
+/// The fewest keys: most prompts with the start of a response.
 const FEWEST_KEYS: usize = 256;
 
-/// Which lengths are computed.
+/// Whether lengths are padded to buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lengths {
-    /// Those of what there is.
+    /// No padding.
     AsGiven,
-    /// Few, as this file has them.
+    /// Padded to a few lengths.
     InBuckets,
 }
 
 impl Lengths {
-    /// Those of a device: the CPU compiles nothing, and computes no padding.
+    /// The policy of a device: the CPU does not pad.
     pub fn on(device: &Device) -> Self {
         if device.clone().inner() == Device::flex() { Self::AsGiven } else { Self::InBuckets }
     }
 
-    /// How many rows are computed where there are `num_rows`, or tokens.
+    /// The number of rows or tokens to compute for `num_rows`.
     pub fn padded(self, num_rows: usize) -> usize {
         match self {
             Self::AsGiven => num_rows,
@@ -39,7 +43,7 @@ impl Lengths {
         }
     }
 
-    /// How many rows of a batch are computed where there are `num_rows`, at most `batch_size`.
+    /// The number of rows of a batch to compute for `num_rows`, of at most `batch_size`.
     pub fn padded_batch(self, num_rows: usize, batch_size: usize) -> usize {
         match self {
             Self::AsGiven => num_rows,
@@ -48,23 +52,23 @@ impl Lengths {
     }
 }
 
-/// How many rows are computed where there are `num_rows`.
+/// The number of rows to compute for `num_rows`.
 pub(crate) fn padded_rows(num_rows: usize) -> usize {
     if num_rows <= 1 { num_rows } else { padded(num_rows, FEWEST_ROWS) }
 }
 
-/// How many keys are looked at where there are `num_keys`.
+/// The number of keys to read for `num_keys`.
 pub(crate) fn padded_keys(num_keys: usize) -> usize {
     padded(num_keys, FEWEST_KEYS)
 }
 
-/// How many sequences are computed side by side where there are so many.
+/// The number of sequences to compute side by side for `num_sequences`.
 pub(crate) fn padded_sequences(num_sequences: usize) -> usize {
     num_sequences.next_power_of_two()
 }
 
-/// Powers of two up to the smallest step; then eight to sixteen buckets between a power of two and
-/// the next, so that a ninth at most is padding, in steps no smaller than that.
+/// Powers of two up to the smallest step, then eight to sixteen buckets between a power of two and
+/// the next, in steps no smaller than that. At most a ninth is padding.
 fn padded(len: usize, fewest: usize) -> usize {
     let power = len.next_power_of_two();
     let bucket = match power <= SMALLEST_STEP {
@@ -79,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_hold_what_is_put_in_them_and_are_few() {
+    fn buckets_are_long_enough_and_few() {
         for bucket in [padded_rows, padded_keys] {
             let mut found: Vec<usize> = (1..=65_536).map(bucket).collect();
             assert!(found.iter().zip(1..).all(|(bucket, len)| *bucket >= len));
@@ -94,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_computes_what_there_is() {
+    fn the_cpu_does_not_pad() {
         for device in [Device::flex(), Device::flex().autodiff()] {
             let lengths = Lengths::on(&device);
             assert_eq!((lengths.padded(5), lengths.padded_batch(3, 8)), (5, 3));

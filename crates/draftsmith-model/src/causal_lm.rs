@@ -1,11 +1,12 @@
-//! Causal language models: embedding, decoder layers that can be run in ranges, final norm and LM
+//! Causal language models: embedding, decoder layers that can run in ranges, final norm and LM
 //! head.
 //!
-//! The pieces are public on purpose: a self-draft runs the layers `0..exit_layer`, verification
-//! continues with `exit_layer..num_layers` on the same features. [`CausalLm::hidden_states`] runs
-//! whole sequences without a cache, for training and for features.
+//! A self-draft runs layers `0..exit_layer`, and verification continues with
+//! `exit_layer..num_layers` on the same features, so the pieces are public.
+//! [`CausalLm::hidden_states`] runs whole sequences without a cache, for training and for features.
 //!
-//! Which family a model is of is its config's to know: here are layers, wherever their weights are.
+//! The weights are in one of two places. A frozen model on the CPU is packed in host memory
+//! (`packed`); everything else is tensors on a device (`decoder`). Callers see no difference.
 
 mod packed_model;
 #[cfg(test)]
@@ -21,64 +22,64 @@ use serde_json::json;
 use crate::buckets::padded_rows;
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
+use crate::decoder::activation::soft_capped;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::soft_cap::soft_capped;
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
-use crate::packed::{self, PackedWeights, Storage};
-use crate::rows::{DeviceRows, HostRows, Place, Rows, Run, Slots};
-use crate::shape::ModelShape;
+use crate::packed::{self, PackedWeights};
+use crate::rows::{DeviceRows, HostRows, Rows, Run, Slots};
+use crate::spec::ModelShape;
 use crate::weights::{WeightDtype, WeightReader, write_json, write_safetensors};
 use packed_model::PackedModel;
 
 /// A causal language model.
 #[derive(Module, Debug)]
 pub struct CausalLm {
-    weights: Weights,
+    weights: ModelWeights,
     #[module(skip)]
     config: ModelConfig,
-    /// Of the files.
+    /// The type of the files' weights.
     #[module(skip)]
     stored: WeightDtype,
-    /// The layers that are here, the first ones: all of them, unless fewer were asked for.
+    /// Number of leading layers that were loaded; all unless fewer were asked for.
     #[module(skip)]
     num_here: usize,
 }
 
-/// Where a model's weights are: in one of two places, never in both.
+/// A model's weights, in one of two places.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are a few models, each in one place")]
-enum Weights {
-    /// Tensors on a device: of what is trained, and of frozen models on other devices.
+enum ModelWeights {
+    /// Tensors on a device, for training and for frozen models on other devices.
     Tensors(Decoder),
-    /// Host memory: of a frozen model on the CPU.
+    /// Packed in host memory, for a frozen model on the CPU.
     Packed(PackedModel),
 }
 
 impl ModelConfig {
     /// Initialises a model with random weights, for training from scratch.
     pub fn init(&self, device: &Device) -> CausalLm {
-        let weights = Weights::Tensors(Decoder::init(self, device));
+        let weights = ModelWeights::Tensors(Decoder::init(self, device));
         let num_here = self.shape.num_layers;
         CausalLm { weights, config: self.clone(), stored: WeightDtype::F32, num_here }
     }
 }
 
 impl CausalLm {
-    /// Loads a checkpoint directory: `config.json` and `model.safetensors` or shards. Weights are
-    /// computed with in f32, however they are stored. On an autodiff device they can be trained
-    /// further. On the CPU they are frozen otherwise, and kept in the format of the files, from
-    /// which they are widened as they are used.
+    /// Loads a checkpoint directory: `config.json`, and `model.safetensors` or shards. The model
+    /// computes in f32 regardless of the stored type. On an autodiff device it can be trained. On
+    /// the CPU it is frozen; its weights keep the stored type in memory and are widened in
+    /// registers.
     ///
     /// # Errors
-    /// If a file is missing or broken, or a tensor missing, extra or misshapen.
+    /// If a file is missing or broken, or a tensor is missing, extra or misshapen.
     pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
-        Self::load(dir, WeightDtype::F32, None, None, device)
+        Self::load(dir, WeightDtype::F32, None, device)
     }
 
-    /// [`CausalLm::from_model_dir`], computing in `dtype`. Weights in bf16 are tensors, on the CPU
-    /// too, where they are many times slower than packed ones.
+    /// [`CausalLm::from_model_dir`], computing in `dtype`. bf16 on the CPU uses tensors and is many
+    /// times slower than packed weights.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`].
@@ -87,28 +88,14 @@ impl CausalLm {
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, None, None, device)
+        Self::load(dir, dtype, None, device)
     }
 
-    /// [`CausalLm::from_model_dir`], with weights kept in `storage` where they are packed. A format
-    /// that holds the files' numbers exactly changes no result, so a model's hash, which is of its
-    /// files, says nothing of it; in a coarser one weights are rounded, and it is another model.
+    /// [`CausalLm::from_model_dir_in`] with only the first `num_layers` layers, plus embedding,
+    /// final norm and LM head: all that a self-draft needs. Files of deeper layers are not read and
+    /// may be absent.
     ///
-    /// # Errors
-    /// As [`CausalLm::from_model_dir`].
-    pub fn from_model_dir_stored(
-        dir: &Path,
-        storage: Storage,
-        device: &Device,
-    ) -> Result<Self, ModelError> {
-        Self::load(dir, WeightDtype::F32, Some(storage), None, device)
-    }
-
-    /// [`CausalLm::from_model_dir_in`] of the first `num_layers` layers, or all if there are fewer, with
-    /// embedding, final norm and LM head: what a self-draft behind them reads. What the directory has
-    /// of deeper layers is not read, and need not be there.
-    ///
-    /// The shape stays the whole model's; to run a layer that is not here is a panic.
+    /// The shape stays that of the whole model. Running a layer that was not loaded panics.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`].
@@ -118,13 +105,12 @@ impl CausalLm {
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, None, Some(num_layers), device)
+        Self::load(dir, dtype, Some(num_layers), device)
     }
 
     fn load(
         dir: &Path,
         dtype: WeightDtype,
-        storage: Option<Storage>,
         num_layers: Option<usize>,
         device: &Device,
     ) -> Result<Self, ModelError> {
@@ -139,9 +125,9 @@ impl CausalLm {
         let mut here = config.clone();
         here.shape.num_layers = num_here;
         let weights = if dtype == WeightDtype::F32 && packed::runs_on(device) {
-            Weights::Packed(PackedModel::read(&here, &mut reader, storage)?)
+            ModelWeights::Packed(PackedModel::read(&here, &mut reader)?)
         } else {
-            Weights::Tensors(Decoder::read(&here, &mut reader, dtype, device)?)
+            ModelWeights::Tensors(Decoder::read(&here, &mut reader, dtype, device)?)
         };
         let tied_head = format!("{}.weight", config.spec.names.lm_head);
         reader.ignore(|name| {
@@ -160,8 +146,8 @@ impl CausalLm {
     /// If the directory cannot be written.
     pub fn write_model_dir(&self, dir: &Path, dtype: WeightDtype) -> Result<(), ModelError> {
         let tensors = match &self.weights {
-            Weights::Tensors(decoder) => decoder.named(&self.config),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => decoder.named(&self.config),
+            ModelWeights::Packed(packed) => {
                 packed.to_decoder(&self.config, &self.device()).named(&self.config)
             }
         };
@@ -173,112 +159,109 @@ impl CausalLm {
         write_json(&dir.join("config.json"), &json)
     }
 
-    /// What the model is, without its weights.
+    /// The architecture, without weights.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The model's sizes.
+    /// The sizes.
     pub fn shape(&self) -> &ModelShape {
         &self.config.shape
     }
 
-    /// The layers that are here, the first ones.
-    pub fn num_layers_here(&self) -> usize {
-        self.num_here
-    }
-
     fn check_here(&self, layers: &Range<usize>) {
         let num_here = self.num_here;
-        assert!(layers.end <= num_here, "of the model, the first {num_here} layers alone are here");
+        assert!(layers.end <= num_here, "only the model's first {num_here} layers were loaded");
     }
 
-    /// The type that it computes in. Packed weights may be of another.
+    /// The type that the model computes in. Packed weights may be stored in another.
     pub fn dtype(&self) -> WeightDtype {
         match &self.weights {
-            Weights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => WeightDtype::Bf16,
-            Weights::Tensors(_) | Weights::Packed(_) => WeightDtype::F32,
+            ModelWeights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => {
+                WeightDtype::Bf16
+            }
+            ModelWeights::Tensors(_) | ModelWeights::Packed(_) => WeightDtype::F32,
         }
     }
 
-    /// The type to keep weights in that are used beside the model's: bf16 where its files have 16
-    /// bits a number.
+    /// The type for weights that are stored beside the model's: bf16 if its files have 16 bits per
+    /// number.
     pub fn stored_dtype(&self) -> WeightDtype {
         self.stored
     }
 
-    /// Whether weights are packed in host memory: then what it computes of a row does not depend on
-    /// the rows beside it, to the last bit.
+    /// Whether the weights are packed. If so, each row's result is independent of the other rows,
+    /// to the last bit.
     pub fn is_packed(&self) -> bool {
-        matches!(self.weights, Weights::Packed(_))
+        matches!(self.weights, ModelWeights::Packed(_))
     }
 
     /// The device that holds the weights.
     pub fn device(&self) -> Device {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.device(),
-            Weights::Packed(_) => Device::flex(),
+            ModelWeights::Tensors(decoder) => decoder.device(),
+            ModelWeights::Packed(_) => Device::flex(),
         }
     }
 
-    /// The model with its weights in `dtype`, in which it then computes; see `precision.rs`. Where
-    /// weights are drawn lazily, as [`ModelConfig::init`] does, each is drawn, cast and let go in
-    /// turn.
+    /// The model converted to compute in `dtype`; see `precision.rs`. Weights that are initialised
+    /// lazily, as by [`ModelConfig::init`], are drawn, cast and dropped one by one.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let decoder = match self.weights {
-            // Packed weights are computed with in f32.
-            Weights::Packed(_) if dtype == WeightDtype::F32 => return self,
-            Weights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
-            Weights::Tensors(decoder) => decoder,
+            // Packed weights already compute in f32.
+            ModelWeights::Packed(_) if dtype == WeightDtype::F32 => return self,
+            ModelWeights::Packed(packed) => packed.to_decoder(&self.config, &Device::flex()),
+            ModelWeights::Tensors(decoder) => decoder,
         };
-        Self { weights: Weights::Tensors(decoder.in_dtype(dtype)), ..self }
+        Self { weights: ModelWeights::Tensors(decoder.in_dtype(dtype)), ..self }
     }
 
-    /// The same with tensors in f32, to compare with.
+    /// The same model with tensors in f32, for comparison.
     #[cfg(test)]
     pub(crate) fn to_tensors(&self) -> Self {
-        let Weights::Packed(packed) = &self.weights else { return self.clone() };
+        let ModelWeights::Packed(packed) = &self.weights else { return self.clone() };
         let decoder = packed.to_decoder(&self.config, &Device::flex());
-        Self { weights: Weights::Tensors(decoder), ..self.clone() }
+        Self { weights: ModelWeights::Tensors(decoder), ..self.clone() }
     }
 
-    /// One layer, and the final norm: what an adapter can begin with.
+    /// One layer and the final norm, for initialising adapters and draft models.
     pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, Norm) {
         match &self.weights {
-            Weights::Tensors(decoder) => (decoder.layers()[number].clone(), decoder.norm().clone()),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => {
+                (decoder.stack.layers[number].clone(), decoder.stack.norm.clone())
+            }
+            ModelWeights::Packed(packed) => {
                 let device = self.device();
                 (packed.layer(number, &self.config, &device), packed.norm(&self.config, &device))
             }
         }
     }
 
-    /// A model of tensors, to be used beside one whose files have `stored`.
+    /// A model of tensors. `stored` is the type of the files that it belongs to.
     pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
         let num_here = config.shape.num_layers;
-        Self { weights: Weights::Tensors(decoder), config, stored, num_here }
+        Self { weights: ModelWeights::Tensors(decoder), config, stored, num_here }
     }
 
-    /// The embeddings as a matrix in f32, without what they are multiplied with.
+    /// The embedding matrix in f32, without the family's embedding scale.
     ///
     /// # Shapes
     /// - output: `[vocab, hidden]`
     pub(crate) fn embedding(&self) -> Tensor<2> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.embedding().cast(FloatDType::F32),
-            Weights::Packed(packed) => packed.embedding_table(&self.device()),
+            ModelWeights::Tensors(decoder) => decoder.embedding().cast(FloatDType::F32),
+            ModelWeights::Packed(packed) => packed.embedding_table(&self.device()),
         }
     }
 
     /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        match &self.weights {
-            Weights::Tensors(decoder) => {
-                let place = CachePlace::Device(&decoder.device(), decoder.dtype());
-                KvCache::new(self.shape(), capacity, num_slots, place)
-            }
-            Weights::Packed(_) => KvCache::new(self.shape(), capacity, num_slots, CachePlace::Host),
-        }
+        let device = self.device();
+        let place = match &self.weights {
+            ModelWeights::Tensors(decoder) => CachePlace::Device(&device, decoder.dtype()),
+            ModelWeights::Packed(_) => CachePlace::Host,
+        };
+        KvCache::new(self.shape(), capacity, num_slots, place)
     }
 
     /// Looks up token embeddings.
@@ -288,8 +271,8 @@ impl CausalLm {
     /// - output: `[batch, seq, hidden]`
     pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.embed(ids),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => decoder.embed(ids),
+            ModelWeights::Packed(packed) => {
                 let [batch, seq] = ids.dims();
                 let ids: Vec<u32> = ids.into_data().iter::<u32>().collect();
                 let HostRows { values, width } = packed.embed(&ids);
@@ -298,19 +281,18 @@ impl CausalLm {
         }
     }
 
-    /// The root of the mean square of all numbers of the embeddings.
+    /// The root mean square of the embeddings.
     pub fn embedding_size(&self) -> f32 {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.embedding_size(),
-            Weights::Packed(packed) => packed.embedding_size(),
+            ModelWeights::Tensors(decoder) => decoder.embedding_size(),
+            ModelWeights::Packed(packed) => packed.embedding_size(),
         }
     }
 
-    /// Looks up the embeddings of tokens of the sequence in slot 0, for the layers over a cache: in
-    /// host memory where the model has packed weights. There a token's results do not depend on
-    /// the tokens beside it.
+    /// Looks up embeddings for tokens of slot 0. The rows are in host memory if the weights are
+    /// packed, otherwise on the device.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if let Weights::Packed(packed) = &self.weights {
+        if let ModelWeights::Packed(packed) = &self.weights {
             return packed.embed(ids).into();
         }
         let num_rows = ids.len();
@@ -318,11 +300,11 @@ impl CausalLm {
         values.resize(padded_rows(num_rows), 0);
         let shape = [1, values.len()];
         let ids = Tensor::from_data(TensorData::new(values, shape), &self.device());
-        Slots::One(0).rows(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
+        Rows::of_slot_0(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
     }
 
-    /// [`CausalLm::embed_ids`] of tokens of several sequences, for one forward: each run is a slot
-    /// and its sequence's next tokens.
+    /// [`CausalLm::embed_ids`] for tokens of several sequences in one forward. Each run is a slot
+    /// and the next tokens of its sequence.
     pub fn embed_runs(&self, runs: &[(usize, &[u32])]) -> Rows {
         let ids: Vec<u32> = runs.iter().flat_map(|(_, ids)| *ids).copied().collect();
         let slots: Slots =
@@ -330,27 +312,26 @@ impl CausalLm {
         slots.rows(self.embed_ids(&ids).place)
     }
 
-    /// Runs a range of layers on new tokens, which follow those that each layer's cache holds of
-    /// their sequences. A row depends on its own sequence alone.
+    /// Runs a range of layers on new tokens, which follow the cached tokens of their sequences.
+    /// Each row depends only on its own sequence.
     ///
     /// # Panics
-    /// If the layers of the range hold different numbers of a sequence's tokens, its slot is full,
-    /// or its rows come in several runs.
+    /// If the layers of the range hold different numbers of a sequence's tokens, a slot is full, or
+    /// a sequence's rows come in several runs.
     pub fn forward_layers(&self, layers: Range<usize>, hidden: Rows, cache: &mut KvCache) -> Rows {
         if layers.is_empty() {
             return hidden;
         }
         self.check_here(&layers);
-        let num_rows = hidden.num_rows();
         let (place, slots) = hidden.into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.weights {
-            Weights::Tensors(decoder) => {
+            ModelWeights::Tensors(decoder) => {
                 let hidden = place.into_device(&decoder.device());
-                let hidden = decoder.forward_layers(layers, hidden, runs, cache);
+                let hidden = decoder.stack.forward_cached(layers, hidden, runs, cache);
                 slots.rows(hidden)
             }
-            Weights::Packed(packed) => {
+            ModelWeights::Packed(packed) => {
                 let mut rows = place.into_host();
                 packed.forward_layers(layers, &mut rows, runs, cache);
                 slots.rows(rows)
@@ -358,62 +339,60 @@ impl CausalLm {
         }
     }
 
-    /// Reads new tokens into the caches of layer `first` and all behind it, for their keys and
-    /// values alone: of the last layer nothing else is computed. `hidden` is the stream after
-    /// `first` layers; embeddings where that is 0.
+    /// Reads new tokens into the caches of all layers from `first` on, for their keys and values
+    /// only; the rest of the last layer is not computed. `hidden` is the stream after `first`
+    /// layers, that is, the embeddings if `first` is 0.
     ///
     /// # Panics
     /// As [`CausalLm::forward_layers`].
     pub fn fill_cache(&self, first: usize, hidden: Rows, cache: &mut KvCache) {
         let last = self.shape().num_layers - 1;
-        let num_rows = hidden.num_rows();
         let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
-        let runs = slots.runs(num_rows);
+        let runs = slots.runs();
         match &self.weights {
-            Weights::Tensors(decoder) => {
-                decoder.fill_last(place.into_device(&decoder.device()), runs, cache);
+            ModelWeights::Tensors(decoder) => {
+                decoder.stack.fill_last(place.into_device(&decoder.device()), runs, cache);
             }
-            Weights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
+            ModelWeights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
         }
     }
 
-    /// [`CausalLm::final_norm`] of rows.
+    /// [`CausalLm::final_norm`] for rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
         let (place, slots) = hidden.into_parts();
         match &self.weights {
-            Weights::Tensors(decoder) => {
+            ModelWeights::Tensors(decoder) => {
                 let hidden = place.into_device(&decoder.device());
                 slots.rows(hidden.map(|hidden| self.final_norm(hidden)))
             }
-            Weights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
+            ModelWeights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
         }
     }
 
-    /// [`CausalLm::lm_head`] of normed rows, one row of logits each.
+    /// [`CausalLm::lm_head`] for normed rows; one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
-        match (&self.weights, &normed.place) {
-            (Weights::Packed(packed), Place::Host(rows)) => normed.with_place(packed.logits(rows)),
-            (Weights::Packed(packed), place) => {
-                normed.with_place(packed.logits(&place.clone().into_host()))
-            }
-            (Weights::Tensors(decoder), place) => {
-                let rows = place.clone().into_device(&decoder.device());
+        match &self.weights {
+            ModelWeights::Packed(packed) => normed.with_place(packed.logits(&normed.place.host())),
+            ModelWeights::Tensors(decoder) => {
+                let rows = normed.place.clone().into_device(&decoder.device());
                 normed.with_place(rows.map(|rows| self.lm_head(rows)))
             }
         }
     }
 
-    /// Applies the final norm. Its output is what heads and Hugging Face's
-    /// `hidden_states[-1]` mean by the final hidden state.
+    /// Applies the final norm. The output is what heads read, and what Hugging Face calls
+    /// `hidden_states[-1]`.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.norm().forward(hidden),
-            Weights::Packed(packed) => packed.norm(&self.config, &self.device()).forward(hidden),
+            ModelWeights::Tensors(decoder) => decoder.stack.norm.forward(hidden),
+            ModelWeights::Packed(packed) => {
+                packed.norm(&self.config, &self.device()).forward(hidden)
+            }
         }
     }
 
-    /// Applies the LM head to normed hidden states. The logits are f32, whatever the model computes
-    /// in: what becomes of them, the soft cap first of all, is not rounded once more.
+    /// Applies the LM head to normed hidden states. Logits are always f32, so the soft cap and
+    /// later steps do not round again.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`
@@ -426,60 +405,43 @@ impl CausalLm {
         logits.reshape([batch, seq, self.shape().vocab_size])
     }
 
-    /// The LM head in host memory, where the model is.
+    /// The LM head, if it is packed.
     pub(crate) fn packed_lm_head(&self) -> Option<&PackedWeights> {
         match &self.weights {
-            Weights::Packed(packed) => Some(packed.lm_head()),
-            Weights::Tensors(_) => None,
+            ModelWeights::Packed(packed) => Some(packed.lm_head()),
+            ModelWeights::Tensors(_) => None,
         }
     }
 
-    /// The LM head as a matrix, for losses that take it in chunks; it has no bias. Logits may have
-    /// a soft cap behind it: [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
+    /// The LM head as a matrix, for losses that compute it in chunks. It has no bias. The caller
+    /// applies the soft cap, if any:
+    /// [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
     ///
     /// # Shapes
     /// - output: `[hidden, vocab]`
     pub fn lm_head_weight(&self) -> Tensor<2> {
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.lm_head_weight(),
-            Weights::Packed(packed) => packed.lm_head_weight(&self.device()),
+            ModelWeights::Tensors(decoder) => decoder.lm_head_weight(),
+            ModelWeights::Packed(packed) => packed.lm_head_weight(&self.device()),
         }
     }
 
-    /// Every layer's hidden states over whole sequences, without a cache: entry `ℓ` is the stream
-    /// after `ℓ` layers, entry 0 the embeddings. The last is *not* normed.
+    /// The hidden states after each number of layers in `exit_layers`, and the final hidden states
+    /// after the final norm, over whole sequences in one pass without a cache.
+    ///
+    /// `wanted` gives, for each sequence, the positions whose final states are needed. Later
+    /// positions are padding, and earlier ones are only attended to; neither is computed further
+    /// than necessary. Exit states are valid before the end of `wanted`, final states within it;
+    /// the others are finite and meaningless.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
-    /// - output: `num_layers + 1` of `[batch, seq, hidden]`
-    pub fn all_hidden_states(&self, ids: Tensor<2, Int>) -> Vec<Tensor<3>> {
-        let [batch, seq] = ids.dims();
-        let wanted = vec![0..seq; batch];
-        let mut states = vec![self.embed(ids)];
-        for number in 0..self.shape().num_layers {
-            let last = states[number].clone();
-            states.push(self.run_layers(number..number + 1, last, &wanted));
-        }
-        states
-    }
-
-    /// The hidden states after each number of layers in `exit_layers`, and the final ones (after
-    /// the final norm), over whole sequences in one pass, without a cache. No other layer's states
-    /// are kept.
-    ///
-    /// `wanted` names, for each sequence, the positions whose final states somebody reads. What
-    /// lies behind them is padding, and what lies before them is only ever looked at: where that
-    /// saves time, neither is computed to its end. So the exits' states hold before the end of
-    /// `wanted`, the final ones within it; elsewhere they are finite and mean nothing.
-    ///
-    /// # Shapes
-    /// - ids: `[batch, seq]`
-    /// - wanted: `batch` of them, within `seq`
-    /// - output: `[batch, seq, hidden]` for each of `exit_layers`, in their order, and once more
+    /// - wanted: one range per sequence, within `seq`
+    /// - output: `[batch, seq, hidden]` for each of `exit_layers` in order, and the final states
     ///
     /// # Panics
-    /// If there is no exit, there are fewer layers than one of `exit_layers`, or not one of `wanted` a
-    /// sequence.
+    /// If `exit_layers` is empty or has a layer that does not exist, or `wanted` does not have one
+    /// range per sequence.
     pub fn hidden_states_at(
         &self,
         ids: Tensor<2, Int>,
@@ -491,18 +453,17 @@ impl CausalLm {
         (exits, last)
     }
 
-    /// Those of [`CausalLm::hidden_states_at`] after each number of layers in `exit_layers`; no layer
-    /// behind the last of them is run.
+    /// The exit states of [`CausalLm::hidden_states_at`]. No layer after the deepest exit runs.
     ///
     /// # Panics
-    /// As there.
+    /// As for [`CausalLm::hidden_states_at`].
     pub fn exit_states_at(
         &self,
         ids: Tensor<2, Int>,
         exit_layers: &[usize],
         wanted: &[Range<usize>],
     ) -> Vec<Tensor<3>> {
-        assert_eq!(ids.dims()[0], wanted.len(), "positions are wanted of every sequence");
+        assert_eq!(ids.dims()[0], wanted.len(), "one range of positions per sequence");
         let mut rising: Vec<usize> = (0..exit_layers.len()).collect();
         rising.sort_by_key(|place| exit_layers[*place]);
         let mut hidden = self.embed(ids);
@@ -516,11 +477,11 @@ impl CausalLm {
         exits
     }
 
-    /// The final ones of [`CausalLm::hidden_states_at`], from those that
-    /// [`CausalLm::exit_states_at`] gave. Of a sequence of which nothing is wanted, nothing is computed.
+    /// The final states of [`CausalLm::hidden_states_at`], given the exit states. A sequence with
+    /// an empty range in `wanted` costs nothing.
     ///
     /// # Panics
-    /// If there is no exit.
+    /// If `exit_layers` is empty.
     pub fn final_states_from(
         &self,
         exit_layers: &[usize],
@@ -528,39 +489,36 @@ impl CausalLm {
         wanted: &[Range<usize>],
     ) -> Tensor<3> {
         let deepest = exit_layers.iter().zip(exits).max_by_key(|(layer, _)| **layer);
-        let (layer, hidden) = deepest.expect("there is an exit");
+        let (layer, hidden) = deepest.expect("at least one exit");
         let last = self.run_layers(*layer..self.shape().num_layers, hidden.clone(), wanted);
         self.final_norm(last)
     }
 
-    /// The final hidden states (after the final norm) over whole sequences, without a cache.
-    /// Causal, so padding on the right changes nothing to its left.
+    /// The final hidden states (after the final norm) over whole sequences, without a cache. The
+    /// model is causal, so padding on the right does not change earlier positions.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     pub fn hidden_states(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let [batch, seq] = ids.dims();
-        let hidden =
-            self.run_layers(0..self.shape().num_layers, self.embed(ids), &vec![0..seq; batch]);
-        self.final_norm(hidden)
+        self.final_norm(self.exit_states(ids, self.shape().num_layers))
     }
 
-    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache;
-    /// no other layer is run.
+    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache.
+    /// No later layer runs.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
     /// - output: `[batch, seq, hidden]`
     ///
     /// # Panics
-    /// If there are fewer layers.
+    /// If the model has fewer layers.
     pub fn exit_states(&self, ids: Tensor<2, Int>, exit_layer: usize) -> Tensor<3> {
         let [batch, seq] = ids.dims();
         self.run_layers(0..exit_layer, self.embed(ids), &vec![0..seq; batch])
     }
 
-    /// Runs layers over whole sequences, without a cache. `wanted`: see
+    /// Runs layers over whole sequences, without a cache. For `wanted`, see
     /// [`CausalLm::hidden_states_at`].
     fn run_layers(
         &self,
@@ -570,8 +528,10 @@ impl CausalLm {
     ) -> Tensor<3> {
         self.check_here(&layers);
         match &self.weights {
-            Weights::Tensors(decoder) => decoder.run_layers(layers, hidden),
-            Weights::Packed(packed) => {
+            ModelWeights::Tensors(decoder) => {
+                decoder.stack.forward(layers, hidden, &decoder.device())
+            }
+            ModelWeights::Packed(packed) => {
                 let (shape, device) = (hidden.dims(), hidden.device());
                 let mut x = packed::values(hidden);
                 let are_last = layers.end == self.shape().num_layers;

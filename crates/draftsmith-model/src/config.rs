@@ -1,36 +1,36 @@
-//! What a checkpoint states about its model: the architecture, its sizes, and the [`DecoderSpec`]
-//! that the model is built after.
+//! What `config.json` says about a model: its family, its sizes, and the [`DecoderSpec`] to build.
 //!
-//! They stand in `config.json`: `config/keys.rs` has its keys, `config/families.rs` what each family
-//! makes of them, `config/json.rs` writes them. The tokens that end a response are those of
-//! `generation_config.json` where it names some.
+//! `config/keys.rs` lists the keys, `config/families.rs` turns them into each family's spec, and
+//! `config/json.rs` writes them. If `generation_config.json` names end tokens, they replace those
+//! of `config.json`.
+//!
+//! A family is an entry: only this module asks which family a model belongs to. Everything else
+//! follows the spec. A value that we cannot compute is refused with an error that names its key.
 
 mod families;
 mod json;
 mod keys;
 mod rope;
-mod sizes;
 #[cfg(test)]
 mod tests;
 
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use self::keys::TokenIds;
 use crate::error::{ModelError, read_json};
-use crate::shape::ModelShape;
 use crate::spec::{
-    AttentionSpec, DecoderSpec, MlpSpec, ModelNames, NormForm, NormSpec, RopeConfig, RopeScaling,
+    AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,
+    RopeScaling,
 };
 
-/// A family of models: how `config.json` and the weights are to be read.
+/// A model family, which decides how to read `config.json` and the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama, and what is published under its name: Vicuna, Llama 2 and 3.
+    /// Llama and models published under its name: Vicuna, Llama 2 and 3.
     Llama,
-    /// Mistral, with a window over the last tokens or without.
+    /// Mistral, with or without a sliding window.
     Mistral,
     /// Qwen 2 and 2.5.
     Qwen2,
@@ -40,25 +40,25 @@ pub enum Architecture {
     Phi3,
     /// Gemma 2.
     Gemma2,
-    /// Gemma 3, as far as it reads text.
+    /// Gemma 3, text only.
     Gemma3,
     /// GPT-NeoX and Pythia.
     GptNeox,
 }
 
-/// A model without its weights.
+/// A model's architecture without its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The family, whose `config.json` it is.
+    /// The family.
     pub architecture: Architecture,
-    /// Its sizes.
+    /// The sizes.
     pub shape: ModelShape,
-    /// What it computes.
+    /// What the model computes.
     pub spec: DecoderSpec,
 }
 
 impl Architecture {
-    /// All that can be read.
+    /// All supported families.
     pub const ALL: [Self; 8] = [
         Self::Llama,
         Self::Mistral,
@@ -70,17 +70,17 @@ impl Architecture {
         Self::GptNeox,
     ];
 
-    /// As `config.json` names it.
+    /// The family's `model_type` in `config.json`.
     pub fn model_type(self) -> &'static str {
         self.names().0
     }
 
-    /// As people call it.
+    /// The family's usual name.
     pub fn name(self) -> &'static str {
         self.names().1
     }
 
-    /// As transformers calls its class.
+    /// The class name in transformers.
     fn class(self) -> &'static str {
         self.names().2
     }
@@ -99,7 +99,7 @@ impl Architecture {
     }
 }
 
-/// The key that names whose keys the others are.
+/// The key that says which family the other keys belong to.
 #[derive(Deserialize)]
 struct ModelType {
     model_type: Option<String>,
@@ -111,8 +111,8 @@ struct GenerationConfig {
 }
 
 impl ModelConfig {
-    /// A Llama with an MLP of width `mlp_width`. All else is as most have it: an LM head of its own,
-    /// no biases, ε = 1e-5, and a rotation of base 10,000.
+    /// A Llama with an MLP of width `mlp_width`, and common settings for the rest: an untied LM
+    /// head, no biases, ε = 1e-5, and rotary base 10,000.
     pub fn llama(shape: ModelShape, mlp_width: usize) -> Self {
         let spec = DecoderSpec {
             norm: NormSpec { form: NormForm::Rms, epsilon: 1e-5 },
@@ -129,19 +129,18 @@ impl ModelConfig {
         Self { architecture: Architecture::Llama, shape, spec }
     }
 
-    /// The same, with the embedding matrix as its LM head or not.
+    /// The same model with or without tied embeddings.
     #[must_use]
     pub fn with_tied_embeddings(mut self, tied: bool) -> Self {
         self.spec.tie_word_embeddings = tied;
         self
     }
 
-    /// Reads `config.json` and, for the tokens that end a response, `generation_config.json` of a
-    /// checkpoint directory.
+    /// Reads `config.json` of a checkpoint directory, and end tokens from `generation_config.json`
+    /// if it has any.
     ///
     /// # Errors
-    /// If a file is missing or not JSON, the architecture is not known, or a key has a value that
-    /// it does not allow.
+    /// If a file is missing or not JSON, the family is not supported, or a key has a bad value.
     pub fn from_model_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let mut config = families::read(read_architecture(&path)?, &path)?;
@@ -155,20 +154,15 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// `config.json`, for weights stored as `dtype`.
-    pub fn to_json(&self, dtype: &str) -> Value {
-        json::to_json(self, dtype)
-    }
-
-    /// The number of parameters, a tied LM head counted once.
+    /// The number of parameters; a tied LM head counts once.
     pub fn num_parameters(&self) -> usize {
-        // Layers differ in what they look at, not in their weights.
+        // Layers differ in their attention windows, not in their weights.
         let layer = self.spec.layer(0).num_parameters(&self.shape);
         self.spec.num_parameters_outside(&self.shape) + self.shape.num_layers * layer
     }
 }
 
-/// The architecture that a `config.json` names; Llama where it names none.
+/// The family that a `config.json` names; Llama if it names none.
 fn read_architecture(path: &Path) -> Result<Architecture, ModelError> {
     let ModelType { model_type } = read_json(path)?;
     let Some(model_type) = model_type else { return Ok(Architecture::Llama) };
@@ -178,7 +172,7 @@ fn read_architecture(path: &Path) -> Result<Architecture, ModelError> {
         ModelError::Config {
             path: path.to_path_buf(),
             key: "model_type",
-            problem: format!("is `{model_type}`: models of these types can be read: {known}"),
+            problem: format!("is `{model_type}`, which is not supported; expected one of {known}"),
         }
     })
 }

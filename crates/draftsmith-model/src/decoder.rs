@@ -1,20 +1,19 @@
-//! A decoder's weights as tensors, on any device: what is trained, and what runs where host memory
-//! does not serve.
+//! A decoder's weights as tensors on any device: for training, and for frozen models that are not
+//! packed.
 //!
-//! Built, read and written after its config's spec. Weights are contiguous `[in, out]` matrices and
-//! inputs are flattened to two dimensions before each product: other layouts decode several times
-//! slower on CPU.
+//! Decoders are built, read and written according to their spec. Weights are contiguous `[in, out]`
+//! matrices, and inputs are flattened to two dimensions before each product; other layouts are
+//! several times slower on the CPU.
 
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod layer;
 pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod packing;
 pub(crate) mod rope;
-pub(crate) mod soft_cap;
 pub(crate) mod source;
-
-use std::ops::Range;
+pub(crate) mod stack;
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
@@ -22,35 +21,32 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, module::embedding};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
-use crate::rows::{DeviceRows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader};
-use attention::{Attention, Positions};
 use layer::DecoderLayer;
 use norm::Norm;
-use source::{Drawn, Stored, WeightSource, linear, named_linears, parameter, transposed};
+use source::{
+    CheckpointSource, RandomSource, WeightSource, linear, named_linears, parameter, transposed,
+};
+use stack::LayerStack;
 
 /// Embedding, layers, final norm and LM head.
 #[derive(Module, Debug)]
 pub(crate) struct Decoder {
     /// `[vocab, hidden]`
     embedding: Param<Tensor<2>>,
-    layers: Vec<DecoderLayer>,
-    norm: Norm,
-    /// To `[vocab]`. `None` while a tied model is trained: the embedding is both then. A model that
-    /// was read has its own contiguous copy, tied or not.
+    pub(crate) stack: LayerStack,
+    /// To `[vocab]`. `None` while a tied model is trained, because the embedding is both. Frozen
+    /// models have a contiguous copy, tied or not.
     lm_head: Option<Linear>,
     #[module(skip)]
     embedding_scale: Option<f32>,
-    #[module(skip)]
-    reaches: Vec<Reach>,
 }
 
 impl Decoder {
-    /// A decoder of such parts, frozen: a tied one has a contiguous copy of its LM head.
+    /// A frozen decoder from its parts. If it is tied, `lm_head` is a contiguous copy.
     pub(crate) fn new(
         config: &ModelConfig,
         embedding: Tensor<2>,
@@ -58,20 +54,17 @@ impl Decoder {
         norm: Norm,
         lm_head: Tensor<2>,
     ) -> Self {
-        let lm_head = Some(Linear { weight: Param::from_tensor(lm_head), bias: None });
-        let embedding = Param::from_tensor(embedding);
+        let reaches = Reach::all_of(&config.spec, &config.shape);
         Self {
-            embedding,
-            layers,
-            norm,
-            lm_head,
+            embedding: Param::from_tensor(embedding),
+            stack: LayerStack { layers, norm, reaches },
+            lm_head: Some(Linear { weight: Param::from_tensor(lm_head), bias: None }),
             embedding_scale: config.spec.embedding_scale,
-            reaches: Reach::all_of(&config.spec, &config.shape),
         }
     }
 
-    /// Random weights: normal, standard deviation 0.02, as transformers has it; the projections into
-    /// the residual stream scaled by 1/√(2·layers), as GPT-2 has it.
+    /// Random weights: normal with standard deviation 0.02, as in transformers; projections into
+    /// the residual stream are scaled by 1/√(2·layers), as in GPT-2.
     pub(crate) fn init(config: &ModelConfig, device: &Device) -> Self {
         let ModelConfig { shape, spec, .. } = config;
         let normal = |std: f64| Initializer::Normal { mean: 0.0, std };
@@ -80,30 +73,36 @@ impl Decoder {
             let std = if linear.is_residual { residual_std } else { 0.02 };
             normal(std).init([linear.inputs, linear.outputs], device)
         };
-        let mut source = Drawn { device, matrix };
-        let layers = (0..shape.num_layers).map(|number| {
-            let (layer, name) = (spec.layer(number), spec.names.layer(number));
-            let Ok(layer) = DecoderLayer::build(&layer, shape, &name, &mut source);
-            layer
-        });
-        let layers = layers.collect();
+        let mut source = RandomSource { device, matrix };
+        let embedding = normal(0.02).init([shape.vocab_size, shape.hidden_size], device);
         let lm_head = (!spec.tie_word_embeddings).then(|| {
             let Ok(head) = source.linear("", &spec.lm_head(shape));
             head
         });
-        let Ok(norm) = source.norm("", spec.names.norm, shape.hidden_size, &spec.norm);
-        Self {
-            embedding: normal(0.02).init([shape.vocab_size, shape.hidden_size], device),
-            layers,
-            norm,
-            lm_head,
-            embedding_scale: spec.embedding_scale,
-            reaches: Reach::all_of(spec, shape),
-        }
+        let Ok(decoder) = Self::build(config, embedding, lm_head, &mut source);
+        decoder
     }
 
-    /// Reads a checkpoint's tensors, one after the other, each of which reaches the device in
-    /// `dtype`: neither there nor in host memory is there ever a model in f32 that is not to be one.
+    /// A decoder with layers and norm from `source`.
+    fn build<S: WeightSource>(
+        config: &ModelConfig,
+        embedding: Param<Tensor<2>>,
+        lm_head: Option<Linear>,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let ModelConfig { shape, spec, .. } = config;
+        let layers = (0..shape.num_layers).map(|number| {
+            let (layer, name) = (spec.layer(number), spec.names.layer(number));
+            DecoderLayer::build(&layer, shape, &name, source)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        let norm = source.norm("", spec.names.norm, shape.hidden_size, &spec.norm)?;
+        let stack = LayerStack { layers, norm, reaches: Reach::all_of(spec, shape) };
+        Ok(Self { embedding, stack, lm_head, embedding_scale: spec.embedding_scale })
+    }
+
+    /// Reads a checkpoint tensor by tensor. Each reaches the device in `dtype`, so a bf16 model
+    /// never exists in f32 as a whole, neither there nor in host memory.
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
@@ -116,10 +115,10 @@ impl Decoder {
         let ModelConfig { shape, spec, .. } = config;
         let (vocab, hidden) = (shape.vocab_size, shape.hidden_size);
         let dtype = dtype.float_dtype();
-        let mut source = Stored { reader, device, dtype };
+        let mut source = CheckpointSource { reader, device, dtype };
         let table = format!("{}.weight", spec.names.embedding);
         let table = source.reader.take(&table, &[vocab, hidden])?;
-        // A tied model on an autodiff device is there to be trained: the embedding stays both.
+        // A tied model on an autodiff device will be trained: the embedding stays both.
         let copies_head = spec.tie_word_embeddings && !device.is_autodiff();
         let tied = copies_head.then(|| {
             linear(transposed(&table, vocab, hidden), [hidden, vocab], None, device, dtype)
@@ -129,62 +128,45 @@ impl Decoder {
             true => tied,
             false => Some(source.linear("", &spec.lm_head(shape))?),
         };
-        let layers = (0..shape.num_layers).map(|number| {
-            let (layer, name) = (spec.layer(number), spec.names.layer(number));
-            DecoderLayer::build(&layer, shape, &name, &mut source)
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
-        let norm = source.norm("", spec.names.norm, hidden, &spec.norm)?;
-        let embedding_scale = spec.embedding_scale;
-        let reaches = Reach::all_of(spec, shape);
-        Ok(Self { embedding, layers, norm, lm_head, embedding_scale, reaches })
+        Self::build(config, embedding, lm_head, &mut source)
     }
 
-    /// The tensors as a checkpoint keeps them.
+    /// The tensors in a checkpoint's layout.
     pub(crate) fn named(&self, config: &ModelConfig) -> Vec<NamedTensor> {
         let ModelConfig { shape, spec, .. } = config;
         let embedding = format!("{}.weight", spec.names.embedding);
         let mut tensors = vec![NamedTensor::from_tensor(&embedding, self.embedding.val())];
-        for (number, layer) in self.layers.iter().enumerate() {
+        for (number, layer) in self.stack.layers.iter().enumerate() {
             tensors.extend(layer.named(&spec.layer(number), shape, &spec.names.layer(number)));
         }
-        tensors.extend(self.norm.named(&spec.norm, spec.names.norm));
+        tensors.extend(self.stack.norm.named(&spec.norm, spec.names.norm));
         if let Some(head) = self.lm_head.as_ref().filter(|_| !spec.tie_word_embeddings) {
             tensors.extend(named_linears("", [(spec.lm_head(shape), head)]));
         }
         tensors
     }
 
-    /// The device that holds the weights.
     pub(crate) fn device(&self) -> Device {
         self.embedding.val().device()
     }
 
-    /// The type that it computes in.
+    /// The type that the decoder computes in.
     pub(crate) fn dtype(&self) -> FloatDType {
         self.embedding.val().dtype().into()
     }
 
-    /// The same, computing in `dtype`.
+    /// The same decoder, converted to `dtype`.
     pub(crate) fn in_dtype(self, dtype: WeightDtype) -> Self {
         let dtype = dtype.float_dtype();
         if self.dtype() == dtype { self } else { cast_parameters(self, dtype) }
     }
 
-    /// `[vocab, hidden]`
+    /// The embedding matrix, `[vocab, hidden]`.
     pub(crate) fn embedding(&self) -> Tensor<2> {
         self.embedding.val()
     }
 
-    pub(crate) fn layers(&self) -> &[DecoderLayer] {
-        &self.layers
-    }
-
-    pub(crate) fn norm(&self) -> &Norm {
-        &self.norm
-    }
-
-    /// The root of the mean square of all numbers of the embeddings.
+    /// The root mean square of the embeddings.
     pub(crate) fn embedding_size(&self) -> f32 {
         let table = self.embedding.val().cast(FloatDType::F32);
         let size = table.square().mean().sqrt().into_scalar::<f32>();
@@ -206,53 +188,5 @@ impl Decoder {
             Some(scale) => embedded * scale,
             None => embedded,
         }
-    }
-
-    /// Runs layers on new tokens, which follow those that the cache holds of their sequences.
-    pub(crate) fn forward_layers(
-        &self,
-        layers: Range<usize>,
-        hidden: DeviceRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) -> DeviceRows {
-        let positions = self.positions(layers.clone(), &hidden, runs, cache);
-        let run = |hidden, number: usize| {
-            self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
-        };
-        hidden.map(|hidden| layers.fold(hidden, run))
-    }
-
-    /// Reads new tokens into the cache of the last layer alone.
-    pub(crate) fn fill_last(
-        &self,
-        hidden: DeviceRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let last = self.layers.len() - 1;
-        let positions = self.positions(last..last + 1, &hidden, runs, cache);
-        self.layers[last].fill(*hidden.tensor, &positions, cache.layer_mut(last));
-    }
-
-    fn positions(
-        &self,
-        layers: Range<usize>,
-        hidden: &DeviceRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) -> Positions {
-        let num_kv_heads = self.layers[layers.start].attention().map(Attention::num_kv_heads);
-        Positions::following(&self.reaches, num_kv_heads, hidden, layers, runs, cache)
-    }
-
-    /// Runs layers over whole sequences, without a cache.
-    ///
-    /// # Shapes
-    /// - hidden, output: `[batch, seq, hidden]`
-    pub(crate) fn run_layers(&self, layers: Range<usize>, hidden: Tensor<3>) -> Tensor<3> {
-        let positions = Positions::whole(&self.reaches, &hidden, &self.device());
-        let layers = self.layers[layers].iter();
-        layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
     }
 }

@@ -1,8 +1,9 @@
-//! A self-draft adapter as an ordinary model, for runtimes that know draft models and no adapters.
+//! A self-draft adapter as an ordinary model, for runtimes that support draft models but no
+//! adapters.
 //!
-//! The target's first layers, the adapter's behind them, the adapter's norm and an LM head are a
-//! model of the target's family, whose logits are those of the adapter. What the target shares with
-//! it in one process, it has once more here: its first layers run again in verification.
+//! The target's first layers, the adapter's layers, the adapter's norm and an LM head form a model
+//! of the target's family with the adapter's logits. It holds a copy of what the adapter shares
+//! with the target, and verification computes the first layers again.
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -14,10 +15,10 @@ use crate::error::ModelError;
 use crate::spec::WindowSpec;
 
 impl AdapterConfig {
-    /// What its draft model is: the target's first `exit_layer` layers and the adapter's.
+    /// The draft model's architecture: the target's first `exit_layer` layers, then the adapter's.
     ///
     /// # Errors
-    /// If no layer of the target's family computes what the adapter does.
+    /// If no layer of the target's family computes the adapter.
     pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig, ModelError> {
         if self.architecture == AdapterArchitecture::MlpOnly {
             return Err(ModelError::NoDraftModel {
@@ -34,26 +35,24 @@ impl AdapterConfig {
             layers.resize(self.exit_layer + own_layers, looks_back);
             WindowSpec { layers, ..window }
         });
-        model.spec.tie_word_embeddings &= !self.has_other_head();
+        // Its LM head differs from the target's.
+        if self.architecture.has_head() || self.draft_vocabulary.is_some() {
+            model.spec.tie_word_embeddings = false;
+        }
         Ok(model)
-    }
-
-    /// Whether its draft model has another LM head than the target.
-    fn has_other_head(&self) -> bool {
-        self.architecture.has_head() || self.draft_vocabulary.is_some()
     }
 }
 
 impl Adapter {
-    /// Its draft model, as tensors in f32. A part that the adapter's layers leave out is there with
-    /// weights of zero, which adds nothing. Tokens that it may not draft have rows of zeros in the LM
-    /// head, and so logits of 0: an ordinary model has no lower ones for them.
+    /// The draft model, as tensors in f32. Parts that the adapter lacks get weights of zero. Tokens
+    /// outside the draft vocabulary get LM head rows of zeros and hence logits of 0, because an
+    /// ordinary model cannot give them −∞.
     ///
     /// # Errors
-    /// If no layer of the target's family computes what the adapter does.
+    /// If no layer of the target's family computes the adapter.
     ///
     /// # Panics
-    /// If `target` is not the one that it was trained for, by its shape.
+    /// If `target` has another shape than the adapter's.
     pub fn draft_model(
         &self,
         config: &AdapterConfig,
@@ -63,7 +62,7 @@ impl Adapter {
         let device = target.device();
         let ModelConfig { shape, spec, .. } = &model;
         let theirs = (0..config.exit_layer).map(|number| target.layer_and_norm(number).0);
-        let own = self.layers().iter().enumerate().map(|(number, layer)| {
+        let own = self.stack.layers.iter().enumerate().map(|(number, layer)| {
             let spec = spec.layer(config.exit_layer + number);
             layer.clone().with_both_parts(&spec, shape, &device)
         });
@@ -80,7 +79,7 @@ impl Adapter {
             &model,
             target.embedding(),
             theirs.chain(own).collect(),
-            self.norm().clone(),
+            self.stack.norm.clone(),
             lm_head,
         );
         Ok(CausalLm::of_tensors(model, decoder, target.stored_dtype()))
@@ -109,28 +108,27 @@ mod tests {
         }
     }
 
-    /// Logits of the adapter behind the target's layers, and of its draft model from its files.
+    /// Logits of the adapter after the target's layers, and of the draft model read from files.
     fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
         let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
         let adapter = config.init(&Device::flex());
-        let features = target.all_hidden_states(ids_tensor(&ids)).swap_remove(config.exit_layer);
+        let features = target.exit_states(ids_tensor(&ids), config.exit_layer);
         let normed = adapter.forward(features);
         let [_, num_rows, width] = normed.dims();
         let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
         let cap = target.config().spec.logit_soft_cap;
         let logits = normed.reshape([num_rows, width]).matmul(head);
-        let expected = values(crate::decoder::soft_cap::soft_capped(logits, cap));
+        let expected = values(crate::decoder::activation::soft_capped(logits, cap));
         let place = tempfile::tempdir().expect("a temporary directory");
         let model = adapter.draft_model(config, target).expect(what);
         model.write_model_dir(place.path(), WeightDtype::F32).expect("written");
         let read = CausalLm::from_model_dir(place.path(), &Device::flex()).expect("readable");
         assert_eq!(read.shape().num_layers, config.exit_layer + config.model.shape.num_layers);
-        let last = read.all_hidden_states(ids_tensor(&ids)).pop().expect("there are layers");
-        [values(read.lm_head(read.final_norm(last))), expected]
+        [values(read.lm_head(read.hidden_states(ids_tensor(&ids)))), expected]
     }
 
     #[test]
-    fn its_logits_are_the_adapters_whatever_the_family_and_the_architecture() {
+    fn a_draft_model_has_the_adapters_logits_for_every_family_and_architecture() {
         for name in FIXTURES {
             let target = load(name);
             let exits = 1..target.shape().num_layers;
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_the_adapter_may_not_draft_have_logits_of_zero() {
+    fn tokens_outside_the_draft_vocabulary_have_logits_of_zero() {
         for name in FIXTURES {
             let target = load(name);
             let config = AdapterConfig::new(target.config(), 1).expect("an exit");

@@ -1,9 +1,11 @@
-//! The tokens that a drafter may draw, where they are not all that its target knows.
+//! The tokens that a drafter may draw, if not all of its target's.
 //!
-//! A small drafter spends much of a step on its LM head: behind two layers of SmolLM2-135M it reads
-//! 28 M weights of 35 M. Most tokens are rare, so an LM head of the frequent ones alone loses little
-//! (FR-Spec, Zhao et al. 2025; EAGLE-3's `d2t`, Li et al. 2025). The others have a probability of
-//! exactly 0, so that verification stays what it is.
+//! A small drafter spends much of a step on its LM head: after two layers of SmolLM2-135M it is 28
+//! M weights of 35 M. Most tokens are rare, so an LM head for the frequent ones loses little
+//! (FR-Spec, Zhao et al. 2025; EAGLE-3's `d2t`, Li et al. 2025). The others get probability exactly
+//! 0, so verification needs no change.
+//!
+//! The token set is part of the drafter's identity in rollouts and tuned rules.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,43 +13,42 @@ use std::sync::Arc;
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::causal_lm::CausalLm;
-use crate::decoder::soft_cap::soft_capped;
+use crate::decoder::activation::soft_capped;
 use crate::error::ModelError;
-use crate::id_lists::write_id_lists;
-use crate::packed::{self, PackedWeights, Threads};
+use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
-use crate::weights::WeightReader;
+use crate::weights::{WeightReader, write_id_lists};
 
-/// The tensor that lists the tokens, as 64-bit integers, and an adapter's key of how many they are.
+/// The tensor that lists the tokens as 64-bit integers, and an adapter's key for their number.
 pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
 
-/// The logit of a token that is never drawn: softmax turns it into exactly 0, at any temperature, and
-/// no sum that it is part of becomes NaN.
+/// The logit of a token that is never drawn. Softmax turns it into exactly 0 at any temperature,
+/// and sums with it do not become NaN.
 const NEVER: f32 = -1e30;
 
-/// Tokens that a drafter may draw. A copy shares them.
+/// The tokens that a drafter may draw. Clones share them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftVocabulary {
-    /// Rising.
+    /// In rising order.
     ids: Arc<[u32]>,
 }
 
 impl DraftVocabulary {
-    /// These tokens.
+    /// A vocabulary of these tokens.
     ///
     /// # Panics
-    /// If there are none, or they do not rise.
+    /// If `ids` is empty or does not rise.
     pub fn new(ids: impl Into<Arc<[u32]>>) -> Self {
         let ids = ids.into();
         assert!(!ids.is_empty() && ids.is_sorted_by(|a, b| a < b), "ids rise");
         Self { ids }
     }
 
-    /// The `size` tokens that are counted most often, of two as often the smaller id, and `always`
-    /// whatever their counts; fewer where fewer are counted at all.
+    /// The `size` tokens with the highest counts (ties go to the smaller id), including all of
+    /// `always`. Fewer if fewer have a count.
     ///
     /// # Panics
-    /// If none is counted and there are no others, or `size` is 0.
+    /// If no token qualifies, or `size` is 0.
     pub fn most_frequent(counts: &[u64], size: usize, always: &[u32]) -> Self {
         let mut ids: Vec<u32> = (0..counts.len() as u32).collect();
         ids.retain(|id| counts[*id as usize] > 0 || always.contains(id));
@@ -57,21 +58,20 @@ impl DraftVocabulary {
         Self::new(ids)
     }
 
-    /// The tokens, rising.
+    /// The tokens in rising order.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Whether a token is among them.
+    /// Whether a token is in the vocabulary.
     pub fn contains(&self, id: u32) -> bool {
         self.ids.binary_search(&id).is_ok()
     }
 
-    /// Takes the tensor of a file, which has `len` tokens.
+    /// Reads the vocabulary of `len` tokens from a file's tensor.
     ///
     /// # Errors
-    /// If it is missing, of another length, or what it lists is no rising list of ids of
-    /// `vocab_size`.
+    /// If it is missing, has another length, or is not a rising list of ids below `vocab_size`.
     pub(crate) fn take(
         reader: &mut WeightReader,
         len: usize,
@@ -87,10 +87,10 @@ impl DraftVocabulary {
         Ok(Self::new(ids))
     }
 
-    /// Reads a file that [`Self::write`] wrote, for a model that knows `vocab_size` tokens.
+    /// Reads a file written by [`Self::write`], for a model with `vocab_size` tokens.
     ///
     /// # Errors
-    /// If it is missing or broken, or has a token that the model does not know.
+    /// If the file is missing or broken, or has a token that the model lacks.
     pub fn read(path: &Path, vocab_size: usize) -> Result<Self, ModelError> {
         let mut reader = WeightReader::open_file(path)?;
         let len = reader.shape(DRAFT_VOCABULARY).and_then(|shape| shape.first().copied());
@@ -99,15 +99,15 @@ impl DraftVocabulary {
         Ok(vocabulary)
     }
 
-    /// Writes a safetensors file with the tokens and what is said of them, whole or not at all.
+    /// Writes a safetensors file with the tokens and metadata, atomically.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path, metadata: &[(String, String)]) -> Result<(), ModelError> {
         write_id_lists(path, &[(DRAFT_VOCABULARY, &self.ids)], metadata)
     }
 
-    /// The share of counted tokens that are among them; 1 where nothing is counted.
+    /// The share of counted tokens that are in the vocabulary; 1 if nothing was counted.
     pub fn coverage(&self, counts: &[u64]) -> f64 {
         let all: u64 = counts.iter().sum();
         let covered: u64 = self.ids.iter().filter_map(|id| counts.get(*id as usize)).sum();
@@ -115,29 +115,29 @@ impl DraftVocabulary {
     }
 }
 
-/// The rows of an LM head that belong to a draft vocabulary.
+/// The LM head's rows of a draft vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct NarrowHead {
     vocabulary: DraftVocabulary,
-    weight: Weight,
+    weight: NarrowWeight,
     logit_soft_cap: Option<f32>,
-    /// Of the logits that come out.
+    /// Number of logits of the output.
     vocab_size: usize,
 }
 
 #[derive(Debug, Clone)]
-enum Weight {
+enum NarrowWeight {
     Packed(Arc<PackedWeights>),
     /// `[hidden, tokens]`
     Tensor(Box<Tensor<2>>),
 }
 
 impl NarrowHead {
-    /// Those of a model's.
+    /// The rows of `model`'s LM head.
     pub(crate) fn of(model: &CausalLm, vocabulary: DraftVocabulary) -> Self {
         let weight = match model.packed_lm_head() {
-            Some(head) => Weight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
-            None => Weight::Tensor(Box::new(narrowed(model.lm_head_weight(), &vocabulary))),
+            Some(head) => NarrowWeight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
+            None => NarrowWeight::Tensor(Box::new(narrowed(model.lm_head_weight(), &vocabulary))),
         };
         Self {
             weight,
@@ -151,20 +151,16 @@ impl NarrowHead {
         &self.vocabulary
     }
 
-    /// Logits of all of the model's tokens.
+    /// Logits of all tokens of the model.
     ///
     /// # Shapes
-    /// - normed: what the LM head reads, a row a token
+    /// - normed: the LM head's input, one row per token
     /// - output: `[rows, vocab]`
     pub(crate) fn logits(&self, normed: &Rows) -> Rows {
         match &self.weight {
-            Weight::Packed(weight) => {
-                let rows = normed.place.clone().into_host();
-                let mut narrow = Vec::new();
-                weight.multiply(&rows.values, &mut narrow, &Threads::All);
-                if let Some(cap) = self.logit_soft_cap {
-                    packed::soft_cap(&mut narrow, cap);
-                }
+            NarrowWeight::Packed(weight) => {
+                let rows = normed.place.host();
+                let narrow = packed::logits(weight, &rows.values, self.logit_soft_cap);
                 let num_rows = rows.values.len() / rows.width;
                 let mut values = vec![NEVER; num_rows * self.vocab_size];
                 let wide = values.chunks_exact_mut(self.vocab_size);
@@ -175,9 +171,9 @@ impl NarrowHead {
                 }
                 normed.with_place(HostRows { values, width: self.vocab_size })
             }
-            Weight::Tensor(weight) => {
+            NarrowWeight::Tensor(weight) => {
                 let device = weight.device();
-                // Behind the narrow row lies what all other tokens have.
+                // The last column is for all other tokens.
                 let mut column_of = vec![self.vocabulary.ids.len() as i32; self.vocab_size];
                 for (column, id) in self.vocabulary.ids.iter().enumerate() {
                     column_of[*id as usize] = column as i32;
@@ -215,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_tokens_are_kept_and_those_that_must_be() {
+    fn the_most_frequent_and_the_required_tokens_are_kept() {
         let counts = [0, 7, 3, 3, 0, 9, 0];
         let kept = |size, always: &[u32]| {
             let vocabulary = DraftVocabulary::most_frequent(&counts, size, always);
@@ -224,14 +220,14 @@ mod tests {
         assert_eq!(kept(2, &[]), (vec![1, 5], 16.0 / 22.0));
         assert_eq!(kept(3, &[]).0, [1, 2, 5]);
         assert_eq!(kept(3, &[6]), (vec![1, 5, 6], 16.0 / 22.0));
-        // No more than there are.
+        // No more than have a count.
         assert_eq!(kept(100, &[0]), (vec![0, 1, 2, 3, 5], 1.0));
         let vocabulary = DraftVocabulary::new(vec![1, 5]);
         assert!(vocabulary.contains(5) && !vocabulary.contains(2));
     }
 
     #[test]
-    fn a_file_gives_the_tokens_back_and_a_broken_one_is_refused() {
+    fn a_vocabulary_file_reads_back_and_a_broken_one_is_refused() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("tokens.safetensors");
         let vocabulary = DraftVocabulary::new(vec![1, 5, 8]);

@@ -1,10 +1,11 @@
-//! A frozen drafter: a draft model of its own, or a target's first layers with an adapter.
+//! A frozen drafter: a draft model, or a target's first layers with an adapter.
 //!
-//! Training runs it over whole sequences, decoding over a cache, and heads read what comes of it in
+//! Training runs it over whole sequences and decoding over a cache; heads read its hidden states in
 //! both. It has two halves. The first turns tokens into *features*: a draft model's embeddings, or
-//! what leaves the target's layers before the exit. The second turns features into what the LM head
-//! reads: the draft model's layers, or the adapter; either ends in a norm. A self-draft that decodes
-//! leaves the first half to its target's own pass over the sequence, which goes on from there.
+//! the output of the target's layers before the exit. The second turns features into hidden states
+//! for the LM head: the draft model's layers, or the adapter, and a final norm. While decoding, a
+//! self-draft leaves the first half to its target, which continues from the same features in
+//! verification.
 
 mod head_features;
 
@@ -22,13 +23,13 @@ use crate::kv_cache::KvCache;
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
 
-/// What drafts. A copy shares its weights.
+/// A drafter. Clones share weights.
 #[derive(Module, Debug)]
 pub struct DrafterModel {
     /// The draft model, or the target of a self-draft.
     model: CausalLm,
     exit: Option<Exit>,
-    /// The rows of the LM head of a drafter with a draft vocabulary.
+    /// The LM head's rows of the draft vocabulary, if there is one.
     #[module(skip)]
     narrow_head: Option<NarrowHead>,
     #[module(skip)]
@@ -44,7 +45,7 @@ struct Exit {
 }
 
 impl From<&CausalLm> for DrafterModel {
-    /// A draft model of its own.
+    /// A separate draft model.
     fn from(draft: &CausalLm) -> Self {
         let embedding_gain = OnceLock::new();
         Self { model: draft.clone(), exit: None, narrow_head: None, embedding_gain }
@@ -52,18 +53,19 @@ impl From<&CausalLm> for DrafterModel {
 }
 
 impl DrafterModel {
-    /// The same draft model, drawing no tokens but these.
+    /// The same draft model, restricted to these tokens.
     ///
     /// # Panics
-    /// If it is a self-draft, whose adapter says what it draws, or a token is not the model's.
+    /// If it is a self-draft, whose adapter determines the vocabulary, or a token is not the
+    /// model's.
     #[must_use]
     pub fn with_draft_vocabulary(self, vocabulary: DraftVocabulary) -> Self {
         assert!(!self.is_self_draft(), "an adapter has its own draft vocabulary");
         Self { narrow_head: Some(NarrowHead::of(&self.model, vocabulary)), ..self }
     }
 
-    /// A self-draft: `target`'s first `exit_layer` layers with an adapter, whose normed output is
-    /// the hidden state.
+    /// A self-draft: `target`'s first `exit_layer` layers with an adapter. The adapter's normed
+    /// output is the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {
         let vocabulary = adapter.draft_vocabulary().cloned();
         let narrow_head = vocabulary.map(|vocabulary| NarrowHead::of(&target, vocabulary));
@@ -71,22 +73,22 @@ impl DrafterModel {
         Self { model: target, exit, narrow_head, embedding_gain: OnceLock::new() }
     }
 
-    /// Whether it is a target's first layers with an adapter.
+    /// Whether this is a target's first layers with an adapter.
     pub fn is_self_draft(&self) -> bool {
         self.exit.is_some()
     }
 
-    /// The number of its logits.
+    /// Number of logits.
     pub fn vocab_size(&self) -> usize {
         self.model.shape().vocab_size
     }
 
-    /// The width of its hidden states and embeddings.
+    /// Width of hidden states and embeddings.
     pub fn hidden_size(&self) -> usize {
         self.model.shape().hidden_size
     }
 
-    /// The longest sequence that it reads, in tokens.
+    /// Longest sequence, in tokens.
     pub fn context(&self) -> usize {
         self.model.shape().context
     }
@@ -96,12 +98,12 @@ impl DrafterModel {
         self.model.device()
     }
 
-    /// The type that it computes in.
+    /// The type that the drafter computes in.
     pub fn dtype(&self) -> WeightDtype {
         self.model.dtype()
     }
 
-    /// The same in another type, in which it then computes.
+    /// The same drafter, converted to compute in `dtype`.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let of_exit = |exit: Exit| match dtype {
             WeightDtype::F32 => exit,
@@ -113,15 +115,15 @@ impl DrafterModel {
         Self { model, exit: self.exit.map(of_exit), narrow_head, ..self }
     }
 
-    /// A token as the drafter can read it: one that it has no embedding for becomes token 0, which
-    /// costs agreement and nothing else.
+    /// A token id that the drafter can read. A token without an embedding becomes token 0, which
+    /// can only cost agreement.
     fn readable(&self, id: u32) -> u32 {
         if (id as usize) < self.vocab_size() { id } else { 0 }
     }
 
-    /// What the LM head reads, over whole sequences, which are padded on the right to the longest,
-    /// or to its bucket: the model is causal, so padding changes nothing to its left. An empty
-    /// sequence is padding.
+    /// The hidden states that the LM head reads, over whole sequences. Sequences are padded on the
+    /// right to the longest or to its bucket; the model is causal, so padding does not change
+    /// earlier positions. A sequence may be empty.
     ///
     /// # Shapes
     /// - output: `[sequences, longest, hidden]`
@@ -144,26 +146,23 @@ impl DrafterModel {
         }
     }
 
-    /// Looks up the embeddings of tokens: a draft model's features, and what a head that looks ahead
-    /// reads of candidates. A self-draft's are its target's.
+    /// Looks up embeddings of tokens: a draft model's features, and the input of look-ahead heads.
+    /// A self-draft uses its target's.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
-        if ids.iter().all(|id| self.readable(*id) == *id) {
-            return self.model.embed_ids(ids);
-        }
         let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();
         self.model.embed_ids(&ids)
     }
 
-    /// A cache of [`Self::features`] for `num_slots` sequences of up to `capacity` tokens each; none
-    /// for a draft model, which needs none.
+    /// A cache for [`Self::features`], for `num_slots` sequences of up to `capacity` tokens each;
+    /// `None` for a draft model, which needs none.
     pub fn new_feature_cache(&self, capacity: usize, num_slots: usize) -> Option<KvCache> {
         self.exit.as_ref().map(|_| self.model.new_cache(capacity, num_slots))
     }
 
-    /// The first half over new tokens, which follow those that `cache` holds.
+    /// The features of new tokens, which follow those in `cache`.
     ///
     /// # Panics
-    /// If there is no room, or it is another drafter's cache.
+    /// If a slot is full, or the cache belongs to another drafter.
     pub fn features(&self, ids: &[u32], cache: Option<&mut KvCache>) -> Rows {
         let embedded = self.embed_ids(ids);
         match (&self.exit, cache) {
@@ -173,7 +172,7 @@ impl DrafterModel {
         }
     }
 
-    /// A cache of the second half for `num_slots` sequences of up to `capacity` tokens each.
+    /// A cache for the second half, for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         match &self.exit {
             None => self.model.new_cache(capacity, num_slots),
@@ -181,12 +180,12 @@ impl DrafterModel {
         }
     }
 
-    /// The second half over the features of new tokens, which follow those that `cache` holds: what
-    /// the LM head reads of the last of them in each slot, so many as `num_rows` says of one after the
-    /// other.
+    /// Runs the second half over the features of new tokens, which follow those in `cache`. Returns
+    /// the hidden states that the LM head reads, for the last rows of each slot; `num_rows` gives
+    /// their number, slot by slot.
     ///
     /// # Panics
-    /// If there is no room.
+    /// If a slot is full.
     pub fn forward_cached(
         &self,
         features: Rows,
@@ -203,10 +202,10 @@ impl DrafterModel {
         }
     }
 
-    /// Reads the features of new tokens into the cache, for their keys and values alone.
+    /// Reads the features of new tokens into the cache, for their keys and values only.
     ///
     /// # Panics
-    /// If there is no room.
+    /// If a slot is full.
     pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
         match &self.exit {
             None => self.model.fill_cache(0, features, cache),
@@ -214,7 +213,7 @@ impl DrafterModel {
         }
     }
 
-    /// Logits of what the LM head reads, one row each.
+    /// The logits of hidden states, one row each.
     pub fn logits(&self, normed: &Rows) -> Rows {
         match (&self.narrow_head, &self.exit) {
             (Some(head), _) => head.logits(normed),

@@ -1,78 +1,65 @@
-//! What can be wrong with a model, a head or their weight files: every message names the file and
-//! the key or tensor, and says what to do.
+//! Errors of models, heads and weight files. Every message names the file and the key or tensor,
+//! and says what to do.
 
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::{FileError, JsonError, parse_json};
 
-/// An error of reading, checking or writing a model, a head or a weight file.
+/// An error while reading, checking or writing a model, a head or a weight file.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The file could not be read or written.
     #[error("cannot {action} `{path}`: {source}")]
     Io {
-        /// What was being done: `read`, `write`, `create`.
+        /// The action: `read`, `write`, `create`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A JSON file is not what it should be.
+    /// A malformed JSON file.
     #[error(transparent)]
     Json(#[from] JsonError),
-    /// A key of `config.json` has a value that cannot be used.
+    /// A key of a JSON file with an unusable value.
     #[error("`{path}`: key `{key}` {problem}")]
     Config {
         /// The file.
         path: PathBuf,
         /// The key, dotted.
         key: &'static str,
-        /// What is wrong and what is expected.
+        /// What is wrong, and what is expected.
         problem: String,
     },
-    /// The directory holds no weights.
+    /// A directory without weights.
     #[error(
-        "`{path}` has neither `model.safetensors` nor `model.safetensors.index.json`, and no \
-         `pytorch_model.bin` or its index: point at a Hugging Face checkpoint directory with weights"
+        "`{path}` has no weights: expected `model.safetensors`, `pytorch_model.bin`, or an index of \
+         either; hint: give a Hugging Face checkpoint directory"
     )]
     NoWeights {
         /// The directory.
         path: PathBuf,
     },
-    /// An index names a file outside of its directory.
-    #[error(
-        "`{path}`: key `weight_map` has tensor `{tensor}` in `{file}`: expected the plain name of a \
-         file beside the index; hint: put the file there and name it so, or fetch the model again"
-    )]
-    OutsideDir {
-        /// The index.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The file that the index names.
-        file: String,
-    },
-    /// A safetensors file breaks its own format, is cut short, or its header lies.
-    #[error("`{path}` is not a whole safetensors file: {problem}; fetch or export it again")]
+    /// A malformed or truncated safetensors file.
+    #[error("`{path}` is not a valid safetensors file: {problem}; download or export it again")]
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What does not add up.
+        /// The inconsistency.
         problem: String,
     },
-    /// The weights of an export are others than it was written with.
+    /// An export's weights that were changed since they were written.
     #[error(
-        "`{path}` is not what was exported: its checksum is not `weights_hash` of the config.json \
-         beside it; hint: copy the whole directory again, or delete it and train anew"
+        "`{path}` was changed since it was exported: its checksum differs from `weights_hash` in \
+         config.json; hint: copy the whole directory again, or delete it and train again"
     )]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// A file of PyTorch's is cut short, or holds more than tensors.
+    /// A PyTorch file that is truncated, or holds more than tensors.
     #[error(
-        "`{path}` cannot be read as what `torch.save` writes of a model: {problem}; hint: fetch it \
+        "`{path}` cannot be read as a model written by `torch.save`: {problem}; hint: download it \
          again, or save it as safetensors"
     )]
     Torch {
@@ -81,7 +68,7 @@ pub enum ModelError {
         /// What is wrong.
         problem: String,
     },
-    /// A tensor that the architecture needs is not there.
+    /// A tensor that the architecture needs is missing.
     #[error("`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json")]
     MissingTensor {
         /// The file or directory.
@@ -89,10 +76,9 @@ pub enum ModelError {
         /// The tensor's name.
         tensor: String,
     },
-    /// Tensors are there that the architecture does not know.
+    /// Tensors that the architecture does not have.
     #[error(
-        "`{path}` has a tensor that its config.json does not explain: `{tensor}`{}: \
-         models of its `model_type` have none of that name",
+        "`{path}` has an unexpected tensor `{tensor}`{}: models of its `model_type` do not have it",
         if *.others == 0 { String::new() } else { format!(" (and {} more)", .others) }
     )]
     ExtraTensor {
@@ -100,10 +86,10 @@ pub enum ModelError {
         path: PathBuf,
         /// The first such tensor's name.
         tensor: String,
-        /// How many further ones there are.
+        /// Number of further ones.
         others: usize,
     },
-    /// A tensor has another shape than config.json implies.
+    /// A tensor whose shape contradicts config.json.
     #[error("`{path}`: tensor `{tensor}` has shape {found:?}, config.json implies {expected:?}")]
     Shape {
         /// The file.
@@ -112,69 +98,56 @@ pub enum ModelError {
         tensor: String,
         /// The shape in the file.
         found: Vec<usize>,
-        /// The shape that is needed.
+        /// The expected shape.
         expected: Vec<usize>,
     },
-    /// A tensor is stored in a type that cannot be read.
-    #[error("`{path}`: tensor `{tensor}` is stored as {dtype}: f32, f16 and bf16 can be read")]
+    /// A tensor of a type that cannot be read.
+    #[error("`{path}`: tensor `{tensor}` is stored as {dtype}, expected f32, f16 or bf16")]
     Dtype {
         /// The file.
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
-        /// Its type.
+        /// The type.
         dtype: String,
     },
-    /// A head was trained for a draft of another width.
-    #[error(
-        "`{path}`: key `hidden_size` is {found}, but the draft's hidden size is {expected}: \
-         train the head on this draft, or point at the draft it was trained on"
-    )]
-    HeadHiddenSize {
-        /// The head's config.json.
-        path: PathBuf,
-        /// The head's width.
-        found: usize,
-        /// The draft's width.
-        expected: usize,
-    },
-    /// An adapter cannot sit where it should.
+    /// An exit layer that the target does not have.
     #[error(
         "exit layer {exit_layer} of a target with {num_layers} layers: expected 0 to {}",
         num_layers.saturating_sub(1)
     )]
     ExitLayer {
-        /// The layers before the adapter.
+        /// Number of layers before the adapter.
         exit_layer: usize,
-        /// The target's layers.
+        /// Number of the target's layers.
         num_layers: usize,
     },
-    /// An adapter that no model of its target's family computes.
+    /// An adapter that no layer of the target's family computes.
     #[error(
-        "an adapter of the architecture `{architecture}` cannot be a draft model: no layer of a \
-         {family} computes it; train one of another architecture, best a `decoder-layer`"
+        "an adapter of architecture `{architecture}` cannot be a draft model, because no layer of \
+         {family} computes it; train another architecture, best `decoder-layer`"
     )]
     NoDraftModel {
-        /// What the adapter is made of.
+        /// The adapter's architecture.
         architecture: String,
         /// The target's family.
         family: &'static str,
     },
     /// An adapter that Kangaroo's class does not compute.
-    #[error("this adapter is none of Kangaroo's: {problem}")]
+    #[error("Kangaroo's class cannot compute this adapter: {problem}")]
     NotKangaroo {
-        /// Why not.
+        /// The reason.
         problem: String,
     },
-    /// The tensors of an acceptance head fit neither schema.
+    /// An acceptance head whose tensors fit neither schema.
     #[error("`{path}`: {problem}")]
     HeadSchema {
         /// The head's directory or file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// What is wrong, and what to do.
         problem: String,
     },
-    /// The device failed to deliver a result.
+    /// The device failed to return a result.
     #[error("the device failed: {0}")]
     Device(String),
 }
@@ -186,7 +159,7 @@ impl From<FileError> for ModelError {
 }
 
 impl ModelError {
-    /// Wraps an I/O error with what was done to which file.
+    /// Wraps an I/O error with the action and the file.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
     }
@@ -195,7 +168,7 @@ impl ModelError {
 /// Reads a JSON file.
 ///
 /// # Errors
-/// If the file cannot be read, or is not JSON of `T`'s form.
+/// If the file cannot be read, or does not have `T`'s form.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
     Ok(parse_json(path, &bytes)?)

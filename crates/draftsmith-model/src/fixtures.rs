@@ -1,4 +1,4 @@
-//! Tiny random checkpoints of every family, with what transformers computes of them:
+//! Tiny random checkpoints of every family, with transformers' results.
 //! `tests/fixtures/make_models.py` makes both.
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::causal_lm::CausalLm;
 use crate::weights::WeightReader;
 
-/// Of every family, its parts in the formats in which they are met.
+/// Every family, in the variants and file formats that occur.
 pub(crate) const FIXTURES: [&str; 13] = [
     "llama-v5-untied-f32",
     "llama-v4-tied-bf16",
@@ -44,9 +44,9 @@ pub(crate) fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
 pub(crate) struct Expected {
     pub(crate) ids: Vec<u32>,
     pub(crate) logits: Vec<f32>,
-    /// After each number of layers, the last after the final norm.
+    /// After each number of layers; the last is after the final norm.
     pub(crate) hidden_states: Vec<Vec<f32>>,
-    /// What greedy decoding goes on with.
+    /// The tokens of greedy decoding.
     pub(crate) continuation: Vec<u32>,
 }
 

@@ -1,11 +1,10 @@
-//! New tokens behind those that a cache on a device holds, as one batch: where their keys and values
-//! are written, which are read, and what each row may look at.
+//! New tokens after those in a cache on a device, as one batch: where their keys and values go,
+//! which ones they read, and what each row may see.
 //!
-//! Attention runs over all sequences of a forward at once, a sequence with the most rows and the
-//! longest one setting the lengths, in buckets. Rows without a token of their own (see
-//! [`DeviceRows`](crate::rows::DeviceRows)) stand behind the last sequence, as tokens that would
-//! follow: no row of another token looks at them, nobody reads what comes of them, and the next
-//! tokens overwrite them.
+//! Attention runs over all sequences of a forward at once. The sequence with the most rows and the
+//! longest sequence determine the lengths, in buckets. Padding rows
+//! ([`DeviceRows`](crate::rows::DeviceRows)) are treated as tokens that follow the last sequence:
+//! no other row sees them, and the next tokens overwrite them.
 
 use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 
@@ -13,16 +12,15 @@ use crate::buckets::{padded_keys, padded_rows, padded_sequences};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::Reach;
 
-/// Added to scores that must not be seen: softmax turns it into exactly 0.
+/// Added to masked scores; softmax turns it into exactly 0.
 pub(crate) const MASKED: f32 = -1e30;
 
 /// The rows of a forward over a cache on a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Following {
-    /// A power of two of them: the last stands in for those that are missing.
+    /// Padded to a power of two by repeating the last run.
     runs: Vec<PlacedRun>,
-    /// Rows of each run, as many as the longest has, in a bucket: its last row stands in for those
-    /// that are missing.
+    /// Rows per run, a bucket. A shorter run is padded by repeating its last row.
     num_rows: usize,
     num_keys: usize,
     placed: Placed,
@@ -31,27 +29,26 @@ pub(crate) struct Following {
 /// Where the rows are, in the forward and in the cache.
 #[derive(Debug, Clone)]
 enum Placed {
-    /// One run, in its order.
+    /// A single run, in order.
     One,
     Several(Box<Several>),
 }
 
 #[derive(Debug, Clone)]
 struct Several {
-    /// `[rows, kv_heads, 3]`: slot, head and position that a row's keys are written to.
+    /// `[rows, kv_heads, 3]`: slot, head and position where a row's keys are written.
     written: Tensor<3, Int>,
-    /// `[runs]`: the slots that are read. None if they are all, in order.
+    /// `[runs]`: the slots to read; `None` if they are all slots in order.
     slots: Option<Tensor<1, Int>>,
-    /// `[runs · num_rows]`: the row of the forward that each row of the batch is.
+    /// `[runs · num_rows]`: for each row of the batch, its row in the forward.
     rows: Tensor<1, Int>,
-    /// `[rows]`: the row of the batch that each row of the forward is.
+    /// `[rows]`: for each row of the forward, its row in the batch.
     back: Tensor<1, Int>,
 }
 
 impl Following {
-    /// `rows` are those of a forward over a cache with `num_slots` slots, as
-    /// [`KvCache::extend`](crate::kv_cache::KvCache::extend) places them: the last `num_padding` of
-    /// the last run have no token.
+    /// `rows` are placed by [`KvCache::extend`](crate::kv_cache::KvCache::extend) in a cache with
+    /// `num_slots` slots; the last `num_padding` rows of the last run are padding.
     pub(crate) fn new(
         rows: PlacedRows<'_>,
         num_padding: usize,
@@ -99,8 +96,8 @@ impl Following {
         Self { runs: batch, num_rows, num_keys, placed }
     }
 
-    /// What each row may look at: `[runs, 1, num_rows, num_keys]`, 0 where it may, [`MASKED`] where
-    /// it may not.
+    /// The attention mask, `[runs, 1, num_rows, num_keys]`: 0 where a row may look, otherwise
+    /// [`MASKED`].
     pub(crate) fn mask(
         &self,
         rows: PlacedRows<'_>,
@@ -127,7 +124,7 @@ impl Following {
         Tensor::<4>::from_data(mask, device).cast(dtype)
     }
 
-    /// The rows of a forward as a batch of their runs.
+    /// Arranges the rows of a forward as a batch of runs.
     ///
     /// # Shapes
     /// - rows: `[1, rows, heads, head_dim]`
@@ -139,7 +136,7 @@ impl Following {
         rows.reshape([self.runs.len(), self.num_rows, heads, head_dim])
     }
 
-    /// [`Self::batch`] undone.
+    /// The inverse of [`Self::batch`].
     ///
     /// # Shapes
     /// - batch: `[runs, num_rows, width]`
@@ -150,11 +147,10 @@ impl Following {
         batch.reshape([1, runs * num_rows, width]).select(1, several.back.clone())
     }
 
-    /// Writes the rows' keys, or values, and returns those that the batch reads.
+    /// Writes the rows' keys or values, and returns those that the batch reads.
     ///
     /// # Shapes
-    /// - stored: `[slots, kv_heads, allocated, head_dim]`, of which nothing is copied if nobody else
-    ///   holds it
+    /// - stored: `[slots, kv_heads, allocated, head_dim]`, written in place if nobody else holds it
     /// - new: `[1, rows, kv_heads, head_dim]`
     /// - output: `stored`, and `[runs, kv_heads, num_keys, head_dim]`
     pub(crate) fn append(&self, stored: Tensor<4>, new: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
@@ -183,7 +179,7 @@ impl Following {
     }
 }
 
-/// Each row of some runs: whose it is, and which of its run's.
+/// For each row, the number of its run and its number within the run.
 fn rows_of(runs: &[PlacedRun]) -> impl Iterator<Item = (usize, usize)> {
     runs.iter().enumerate().flat_map(|(nth, run)| (0..run.num_rows).map(move |row| (nth, row)))
 }

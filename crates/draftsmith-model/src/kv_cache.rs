@@ -1,16 +1,18 @@
-//! The keys and values of the tokens read so far: room for several sequences, one a slot, with one
+//! Keys and values of the tokens read so far, for several sequences: one slot per sequence, with a
 //! length per slot and layer.
 //!
-//! How many tokens a sequence may have is a limit, which a `config.json` gives and nobody may ever
-//! reach. So memory grows with what is read, and doubles when it does.
+//! A limit allocates nothing: `config.json` gives the most tokens of a sequence, which is rarely
+//! reached. Memory grows with the tokens read, by doubling.
 //!
-//! Shallow layers may run ahead of deep ones (a self-draft), so each layer has its own length and
-//! [`KvCache::truncate`] cuts every layer that is longer. Truncation moves a number; what lies
-//! beyond it is overwritten by the next append. A slot that is truncated to nothing serves the next
-//! sequence.
+//! Shallow layers may run ahead of deep ones in a self-draft, so each layer has a length.
+//! [`KvCache::truncate`] shortens every layer that is longer. It only changes lengths; the next
+//! tokens overwrite the rest. A slot truncated to 0 is ready for the next sequence. Layers with an
+//! attention window keep all keys and values too, so a rollback never needs a token that was
+//! evicted.
 //!
-//! The last tokens of a slot may be a tree's nodes ([`KvCache::branch`]), of which one path is kept in
-//! the end ([`KvCache::keep`]).
+//! The last tokens of a slot may form a tree ([`KvCache::branch`]); one path is kept in
+//! the end ([`KvCache::keep`]). The kept nodes were computed with other keys between theirs, so
+//! their logits differ by rounding from those of the path read as a chain.
 
 use std::ops::Range;
 
@@ -21,24 +23,24 @@ use crate::following::Following;
 use crate::packed::{PackedLayerCache, Scratch};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rows::Run;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::token_tree::TokenTree;
 
-/// Tokens a slot that a cache has memory for before anything is read.
+/// Tokens per slot that a new cache allocates.
 const FIRST: usize = 1024;
 
-/// Keys and values of every layer of one model, for as many sequences as there are slots.
+/// Keys and values of every layer of one model.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
-    /// The tokens of a slot that there is memory for.
+    /// Tokens per slot that are allocated.
     allocated: usize,
-    /// By slot, what its last tokens follow.
+    /// For each slot, the tree that its last tokens form.
     trees: Vec<TokenTree>,
-    /// The rows of the forward that is running.
+    /// The runs of the current forward.
     placed: Vec<PlacedRun>,
-    /// What packed forwards over this cache write to on their way.
+    /// Buffers of packed forwards.
     scratch: Scratch,
 }
 
@@ -46,34 +48,36 @@ pub struct KvCache {
 #[derive(Debug)]
 pub(crate) struct LayerCache {
     store: Store,
-    /// Of each slot, the number of tokens that this layer has read.
+    /// For each slot, the number of tokens that this layer has read.
     lens: Vec<usize>,
 }
 
 /// Where keys and values are.
 #[derive(Debug)]
 enum Store {
-    /// Keys and values on the model's device and in the type that it computes in, each `[slots,
-    /// kv_heads, allocated, head_dim]`. `Option` only so that the tensors can be moved out while
-    /// they are written: a write is in place when nobody else holds the tensor.
+    /// Keys and values on the model's device, in its type, each `[slots, kv_heads, allocated,
+    /// head_dim]`. `Option` lets a write move the tensor out, because a write is in place only for
+    /// a sole owner.
     Device(Box<[Option<Tensor<4>>; 2]>),
-    /// In host memory by slot, for packed weights.
+    /// In host memory, by slot, for packed weights.
     Host(Vec<PackedLayerCache>),
-    /// Nowhere: the layer has no attention, and only counts its tokens.
+    /// The layer has no attention and only counts its tokens.
     Nowhere,
 }
 
-/// Where a model has its cache: where it has its weights.
+/// Where a model keeps its cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CachePlace<'a> {
-    /// In host memory, of packed weights.
+    /// In host memory, for packed weights.
     Host,
     /// On a device, in the type that the model computes in.
     Device(&'a Device, FloatDType),
+    /// Nowhere, for layers without attention.
+    Nowhere,
 }
 
 impl KvCache {
-    /// Room for `num_slots` sequences of up to `capacity` tokens each.
+    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
     pub(crate) fn new(
         shape: &ModelShape,
         capacity: usize,
@@ -83,8 +87,8 @@ impl KvCache {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
         let first = capacity.min(FIRST);
         let allocated = match place {
-            CachePlace::Host => first,
             CachePlace::Device(..) => padded_keys(first),
+            CachePlace::Host | CachePlace::Nowhere => first,
         };
         let store = || match place {
             CachePlace::Host => {
@@ -96,42 +100,38 @@ impl KvCache {
                 let zeros = || Some(Tensor::zeros(dims, (device, DType::from(dtype))));
                 Store::Device(Box::new([zeros(), zeros()]))
             }
+            CachePlace::Nowhere => Store::Nowhere,
         };
         let layers = (0..shape.num_layers)
             .map(|_| LayerCache { store: store(), lens: vec![0; num_slots] })
             .collect();
-        Self::of(layers, capacity, allocated)
+        Self {
+            layers,
+            capacity,
+            allocated,
+            trees: vec![TokenTree::default(); num_slots],
+            placed: Vec::new(),
+            scratch: Scratch::default(),
+        }
     }
 
-    /// The cache of a layer without attention, which counts up to `capacity` tokens a slot.
-    pub(crate) fn without_attention(capacity: usize, num_slots: usize) -> Self {
-        let layer = LayerCache { store: Store::Nowhere, lens: vec![0; num_slots] };
-        Self::of(vec![layer], capacity, capacity)
-    }
-
-    fn of(layers: Vec<LayerCache>, capacity: usize, allocated: usize) -> Self {
-        let trees = vec![TokenTree::default(); layers[0].lens.len()];
-        let (placed, scratch) = (Vec::new(), Scratch::default());
-        Self { layers, capacity, allocated, trees, placed, scratch }
-    }
-
-    /// The number of sequences there is room for.
+    /// Number of slots.
     pub fn num_slots(&self) -> usize {
         self.layers[0].lens.len()
     }
 
-    /// The number of tokens of the sequence in `slot` that layer `layer` has read.
+    /// Number of tokens of the sequence in `slot` that `layer` has read.
     pub fn len(&self, slot: usize, layer: usize) -> usize {
         self.layers[layer].lens[slot]
     }
 
-    /// The number of tokens there is room for in a slot.
+    /// Most tokens per slot.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Forgets every token of the sequence in `slot` from position `len` on, in every layer; those
-    /// that are left are a chain.
+    /// Forgets all tokens of `slot` from position `len` on, in every layer. The remaining tokens
+    /// are a chain.
     pub fn truncate(&mut self, slot: usize, len: usize) {
         self.trees[slot].clear();
         for layer in &mut self.layers {
@@ -139,24 +139,24 @@ impl KvCache {
         }
     }
 
-    /// Says what each token behind the first `num_standing` of a slot follows, of those that were read
-    /// and of those that come next: the number of another one, counted from there, or None for the
-    /// last of those that stand. What is read then looks at what it follows alone. Without any they
-    /// are a chain.
+    /// Declares the tokens of `slot` after the first `num_standing` to be the nodes of a tree. Node
+    /// `i` is the token at `num_standing + i`, read already or to be read next; `parents[i]` is its
+    /// parent node, or `None` for the last token before the tree. Nodes attend only to their
+    /// ancestors and the tokens before the tree. Without nodes the tokens are a chain.
     ///
     /// # Panics
-    /// If a token follows one that comes later.
+    /// If a parent comes after its child.
     pub fn branch(&mut self, slot: usize, num_standing: usize, parents: &[Option<usize>]) {
         self.trees[slot].set(num_standing, parents.iter().copied());
     }
 
-    /// Keeps of a slot the first `num_standing` tokens, and of those behind them the ones on `path`,
-    /// counted from there, as far as a layer has read it.
+    /// Keeps the first `num_standing` tokens of a slot and the tree nodes on `path`, as far as each
+    /// layer has read them.
     ///
     /// # Panics
-    /// Unless the path's numbers rise.
+    /// If the numbers of `path` do not rise.
     pub fn keep(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        assert!(path.is_sorted_by(|one, next| one < next), "a path leads from parent to child");
+        assert!(path.is_sorted_by(|one, next| one < next), "a path goes from parent to child");
         let is_moved = |(at, node): (usize, &usize)| at != *node;
         if path.iter().enumerate().any(is_moved) {
             for layer in &mut self.layers {
@@ -171,13 +171,13 @@ impl KvCache {
         self.truncate(slot, num_standing + path.len());
     }
 
-    /// Counts the rows of a forward as read by each layer of a range, before they are, and returns
-    /// where they stand. `num_padding` more are computed; they stand behind the last run, belong to
-    /// it where it is returned, and are not counted.
+    /// Registers the rows of a forward as read by each layer of a range, and returns where they go.
+    /// `num_padding` further rows are computed; they follow the last run and count as part of it in
+    /// the result, but not as read.
     ///
     /// # Panics
-    /// If the layers hold different numbers of a slot's tokens, there is no such slot or no room
-    /// left in it, or rows of one slot come in several runs.
+    /// If the layers hold different numbers of a slot's tokens, a slot does not exist or is full,
+    /// or a slot's rows come in several runs.
     pub(crate) fn extend(
         &mut self,
         layers: Range<usize>,
@@ -188,14 +188,17 @@ impl KvCache {
         for Run { slot, num_rows } in runs {
             let start = self.layers[layers.start].lens[slot];
             let end = start + num_rows;
-            // Siblings share a place in the text.
+            // Siblings share a position.
             let capacity = self.capacity + self.trees[slot].num_nodes();
             assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
             self.make_room(end, num_padding);
             let is_new = self.placed.iter().all(|run| run.slot != slot);
-            assert!(is_new, "a slot's rows of one forward come in one run");
+            assert!(is_new, "a slot's rows of one forward are one run");
             for layer in &mut self.layers[layers.clone()] {
-                assert_eq!(layer.lens[slot], start, "layers of one range run in step");
+                assert_eq!(
+                    layer.lens[slot], start,
+                    "layers of one range have read the same tokens"
+                );
                 layer.lens[slot] = end;
             }
             self.placed.push(PlacedRun { slot, start, num_rows });
@@ -206,7 +209,7 @@ impl KvCache {
         PlacedRows::new(&self.placed, &self.trees)
     }
 
-    /// Makes room for `end` tokens a slot, and for padding behind them.
+    /// Makes room for `end` tokens per slot and `num_padding` more.
     fn make_room(&mut self, end: usize, num_padding: usize) {
         if end + num_padding <= self.allocated {
             return;
@@ -217,11 +220,11 @@ impl KvCache {
         self.layers.iter_mut().for_each(|layer| layer.grow(self.allocated));
     }
 
-    /// [`KvCache::extend`] for a packed forward, with what it needs besides: each layer's memory by
-    /// slot, and its buffers.
+    /// [`KvCache::extend`] for a packed forward. Returns each layer's memory by slot, and the
+    /// buffers, too.
     ///
     /// # Panics
-    /// As there, or if the cache is not in host memory.
+    /// As for [`KvCache::extend`], and if the cache is not in host memory.
     pub(crate) fn extend_packed(
         &mut self,
         layers: Range<usize>,
@@ -231,16 +234,10 @@ impl KvCache {
         let placed = PlacedRows::new(&self.placed, &self.trees);
         let memory = self.layers[layers].iter_mut().map(|layer| match &mut layer.store {
             Store::Host(slots) => slots.as_mut_slice(),
-            Store::Device(_) | Store::Nowhere => {
-                panic!("a model with packed weights has its cache there")
-            }
+            Store::Nowhere => &mut [],
+            Store::Device(_) => panic!("a packed model's cache is in host memory"),
         });
         (placed, memory, &mut self.scratch)
-    }
-
-    /// The buffers of packed forwards, for what runs beside attention.
-    pub(crate) fn scratch_mut(&mut self) -> &mut Scratch {
-        &mut self.scratch
     }
 
     pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut LayerCache {
@@ -249,7 +246,7 @@ impl KvCache {
 }
 
 impl LayerCache {
-    /// Makes room for so many tokens a slot, and keeps those that are there.
+    /// Makes room for `allocated` tokens per slot.
     fn grow(&mut self, allocated: usize) {
         match &mut self.store {
             Store::Device(both) => {
@@ -266,8 +263,8 @@ impl LayerCache {
         }
     }
 
-    /// Moves the tokens on `path`, counted behind the first `num_standing` of a slot, to where the
-    /// first of those are.
+    /// Moves the tree nodes on `path` to the positions after the first `num_standing` tokens of a
+    /// slot.
     fn gather(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         match &mut self.store {
             _ if path.is_empty() => {}
@@ -295,17 +292,17 @@ impl LayerCache {
         }
     }
 
-    /// Writes the keys and values of new tokens, which [`KvCache::extend`] has counted, and returns
-    /// those that they look at.
+    /// Writes the keys and values of new tokens, which [`KvCache::extend`] has registered. Returns
+    /// the keys and values that they attend to.
     ///
     /// # Shapes
     /// - new: keys and values, `[1, rows, kv_heads, head_dim]` each
-    /// - output: two of `[runs, kv_heads, num_keys, head_dim]`, as `following` has it
+    /// - output: `[runs, kv_heads, num_keys, head_dim]` each, as in `following`
     pub(crate) fn append(&mut self, following: &Following, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let both = match &mut self.store {
             Store::Device(both) => both,
             Store::Nowhere => panic!("a layer without attention has no keys"),
-            Store::Host(_) => panic!("packed weights read and write their own cache"),
+            Store::Host(_) => panic!("a packed model writes its cache itself"),
         };
         let mut of_each = both.iter_mut().zip(new).map(|(stored, new)| {
             let all = stored.take().expect("put back after every write");

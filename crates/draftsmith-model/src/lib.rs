@@ -1,8 +1,8 @@
 //! Decoder language models, their KV cache, acceptance heads, self-draft adapters, and their
 //! weight files.
 //!
-//! The base of everything that computes with tensors. It knows nothing of datasets, prompts or
-//! decoding loops, and picks no device: callers hand one in.
+//! The lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops, and
+//! chooses no device: callers pass one.
 
 mod acceptance_head;
 mod adapter;
@@ -17,14 +17,12 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod following;
-mod id_lists;
 mod kv_cache;
 mod packed;
 mod placed;
 mod precision;
 mod rope;
 mod rows;
-mod shape;
 mod spec;
 mod token_tree;
 pub mod vectors;
@@ -38,20 +36,18 @@ pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THE
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
-pub use decoder::soft_cap::soft_capped;
+pub use decoder::activation::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;
-pub use id_lists::{read_id_lists, write_id_lists};
 pub use kv_cache::KvCache;
-pub use packed::Storage;
 pub use rows::{Rows, Run};
-pub use shape::ModelShape;
+
 pub use spec::{
-    Activation, AttentionSpec, DecoderSpec, MlpSpec, NormForm, NormSpec, RopeConfig, RopeScaling,
-    WindowSpec,
+    Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
+    RopeScaling, WindowSpec,
 };
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, hash_first_layers, hash_model_dir,
-    read_metadata, weight_files, write_safetensors,
+    read_id_lists, read_metadata, weight_files, write_id_lists, write_safetensors,
 };

@@ -1,17 +1,23 @@
-//! Frozen weights on the CPU, packed in host memory once while loading, and the forward through
-//! them: one path for any number of rows.
+//! Frozen weights on the CPU, packed in host memory while loading, and the forward through them for
+//! any number of rows.
 //!
-//! A decoded token is one row, a verification a few. On the CPU each tensor operation on so little
-//! costs more in overhead than in arithmetic, and a layer is some sixty of them; general products
-//! and caches are laid out for many rows besides. Here a layer is three products and a few passes
-//! over slices. Threads that stand by take shares of the products of a few rows (`team`); two share the
-//! rows of a longer verification (`sharing`); the many rows of a prompt are cut into blocks, for as
-//! many threads as there are (`blocks`). A row's results do not depend on how many are beside it.
+//! A frozen model on the CPU is held once, packed in the number format of its files. (An adapter
+//! that decodes has its tensors too; training next to a packed model unpacks the tensors it needs.)
+//! A decoded token is one row and a verification a few. For so few rows, tensor operations cost
+//! more in overhead than in arithmetic, and a general matrix product makes two rows cost three
+//! times one, so that speculation gains nothing. Here a layer is three products and a few passes
+//! over slices.
+//!
+//! Threads share this work in three ways: a team takes shares of each product of a few rows
+//! (`team`), two threads share the rows of a longer verification (`sharing`), and a prompt's rows
+//! are divided into blocks for all threads (`blocks`). A row's result depends neither on the rows
+//! beside it nor on the format, if that holds the numbers exactly.
 //!
 //! Other devices and training go through tensors, in `decoder`.
 //!
-//! Vector instructions are chosen at run time by `pulp`: what is handed to [`vectorized`] is
-//! compiled once more for them, provided that everything it calls is inlined into it.
+//! `pulp` chooses vector instructions at run time: [`vectorized`] compiles its argument again for
+//! them, provided that all calls inside are inlined. The only `unsafe` code is a prefetch in
+//! `kernel`.
 
 mod attention;
 mod blocks;
@@ -35,7 +41,7 @@ pub(crate) use attention::{AttentionForm, PackedAttention};
 pub(crate) use buffers::{PackedLayerCache, Scratch};
 pub(crate) use norm::PackedNorm;
 pub(crate) use read::Packing;
-pub use storage::Storage;
+pub(crate) use storage::Storage;
 pub(crate) use weights::{PackedWeights, Threads};
 
 use norm::add_normed;
@@ -45,33 +51,15 @@ use crate::rope::Reach;
 use crate::spec::Activation;
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
-/// Rows of a block. Fewer share weights that are in the caches less often; more push each other out
-/// of them, and score more keys that they may not see.
+/// Most rows of a block. Smaller blocks reuse cached weights less; larger ones evict each other's
+/// rows and score more keys that they may not see.
 const MAX_ROWS_A_BLOCK: usize = 64;
 
-/// Packs layers that read the same input side by side, as one matrix.
-pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
-    let inputs = linears[0].weight.dims()[0];
-    let parts: Vec<(Vec<f32>, usize)> = linears
-        .iter()
-        .map(|linear| (values(linear.weight.val()), linear.weight.dims()[1]))
-        .collect();
-    let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
-    let mut weight = Vec::with_capacity(inputs * outputs);
-    for input in 0..inputs {
-        for (part, outputs) in &parts {
-            weight.extend_from_slice(&part[input * outputs..(input + 1) * outputs]);
-        }
-    }
-    let has_bias = linears.iter().any(|linear| linear.bias.is_some());
-    let bias = has_bias.then(|| {
-        let bias = |(linear, (_, outputs)): (&&Linear, &(Vec<f32>, usize))| match &linear.bias {
-            Some(bias) => values(bias.val()),
-            None => vec![0.0; *outputs],
-        };
-        linears.iter().zip(&parts).flat_map(bias).collect()
-    });
-    PackedWeights::pack(&weight, inputs, outputs, bias)
+/// Packs a linear layer.
+pub(crate) fn pack(linear: &Linear) -> PackedWeights {
+    let [inputs, outputs] = linear.weight.dims();
+    let bias = linear.bias.as_ref().map(|bias| values(bias.val()));
+    PackedWeights::pack(&values(linear.weight.val()), inputs, outputs, bias)
 }
 
 /// One decoder layer.
@@ -79,17 +67,17 @@ pub(crate) fn pack(linears: &[&Linear]) -> PackedWeights {
 pub(crate) struct PackedLayer {
     pub(crate) attention: PackedAttention,
     pub(crate) mlp: PackedMlp,
-    /// Whether the MLP reads what attention reads.
+    /// Whether the MLP reads the same input as attention.
     pub(crate) is_parallel: bool,
 }
 
 impl PackedLayer {
-    /// Weights of its products.
+    /// Number of weights of the products.
     fn num_weights(&self) -> usize {
         self.products().iter().map(|weights| weights.num_weights()).sum()
     }
 
-    /// Bytes of them.
+    /// Bytes of these weights.
     fn num_bytes(&self) -> usize {
         self.products().iter().map(|weights| weights.num_bytes()).sum()
     }
@@ -99,7 +87,7 @@ impl PackedLayer {
         [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down]
     }
 
-    /// Adds the layer to rows; `slots` has its memory of each slot.
+    /// Adds the layer's output to the rows. `slots` is the layer's cache, by slot.
     pub(crate) fn forward(
         &self,
         x: &mut [f32],
@@ -115,8 +103,8 @@ impl PackedLayer {
         scratch.projected = projected;
     }
 
-    /// Adds to rows what attention and the MLP make of them, once their queries are known and their
-    /// keys and values written.
+    /// Adds attention and MLP to the rows, whose queries are in `projected` and whose keys and
+    /// values are cached.
     fn finish(
         &self,
         x: &mut [f32],
@@ -126,7 +114,7 @@ impl PackedLayer {
         reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        // Queries were made of the rows already, so that the MLP can read them first.
+        // The queries were computed before, so the MLP may change the rows first.
         if self.is_parallel {
             self.mlp.forward(x, scratch);
         }
@@ -137,14 +125,14 @@ impl PackedLayer {
     }
 }
 
-/// Runs layers on whole sequences of one length, one a thread, in place, and forgets their keys and
-/// values.
+/// Runs layers in place over whole sequences of one length, one sequence per thread. Keys and
+/// values are dropped afterwards.
 ///
-/// `wanted` has the positions of each sequence whose result is read: those behind it stay as they
-/// are, and where `are_last`, those before it come out of the last layer as they went in.
+/// `wanted` gives, for each sequence, the positions whose results are read. Later positions are
+/// left unchanged. If `are_last`, the last layer leaves earlier positions unchanged too.
 ///
 /// # Shapes
-/// - x: `[batch, seq, hidden]`, one after the other
+/// - x: `[batch, seq, hidden]`, contiguous
 pub(crate) fn forward_sequences(
     layers: &[PackedLayer],
     x: &mut [f32],
@@ -159,7 +147,7 @@ pub(crate) fn forward_sequences(
     let sequences = x.par_chunks_mut(x.len() / wanted.len()).zip(wanted).with_max_len(1);
     sequences.for_each(|(x, wanted)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
-        // No layer looks at another's keys, so one cache serves all in turn.
+        // Layers do not read each other's keys, so one cache serves all in turn.
         let slots = &mut [PackedLayerCache::new(kv_heads, head_dim, wanted.end)];
         let placed = |start, num_rows| [PlacedRun { slot: 0, start, num_rows }];
         for (number, layer) in layers.iter().enumerate() {
@@ -181,7 +169,7 @@ pub(crate) fn forward_sequences(
     });
 }
 
-/// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
+/// Runs layers in place on rows. `caches` yields each layer's cache, by slot.
 pub(crate) fn forward_layers<'a>(
     layers: &[PackedLayer],
     x: &mut [f32],
@@ -204,27 +192,27 @@ pub(crate) fn forward_layers<'a>(
     });
 }
 
-/// An MLP behind its norm, gated or not.
+/// An MLP block with its norms, gated or not.
 #[derive(Debug)]
 pub(crate) struct PackedMlp {
     pub(crate) norm: PackedNorm,
-    /// Gate and up, side by side; up alone where there is no gate.
+    /// Gate and up side by side, or only up.
     pub(crate) gate_up: PackedWeights,
     pub(crate) is_gated: bool,
     pub(crate) activation: Activation,
     pub(crate) down: PackedWeights,
-    /// Of what it gives, before that is added.
+    /// Norm of the output, before the residual sum.
     pub(crate) post_norm: Option<PackedNorm>,
 }
 
 impl PackedMlp {
-    /// Adds the MLP of rows to them.
+    /// Adds the MLP's output to the rows.
     pub(crate) fn forward(&self, x: &mut [f32], scratch: &mut Scratch) {
         let Scratch { normed, wide, narrow, threads, .. } = scratch;
         self.norm.forward_into(x, normed);
         self.gate_up.multiply(normed, wide, threads);
         let between = if self.is_gated {
-            let width = self.down.num_inputs();
+            let width = self.down.inputs;
             vectorized(
                 #[inline(always)]
                 || match self.activation {
@@ -250,20 +238,30 @@ impl PackedMlp {
     }
 }
 
-/// Multiplies rows with a number.
+/// An LM head's logits of `[rows, inputs]`, with a soft cap if given.
+pub(crate) fn logits(lm_head: &PackedWeights, rows: &[f32], cap: Option<f32>) -> Vec<f32> {
+    let mut logits = Vec::new();
+    lm_head.multiply(rows, &mut logits, &Threads::All);
+    if let Some(cap) = cap {
+        soft_cap(&mut logits, cap);
+    }
+    logits
+}
+
+/// Multiplies all numbers by `factor`.
 pub(crate) fn scale(x: &mut [f32], factor: f32) {
     x.iter_mut().for_each(|x| *x *= factor);
 }
 
-/// `cap · tanh(x / cap)` of all numbers, in place.
-pub(crate) fn soft_cap(x: &mut [f32], cap: f32) {
+/// `cap · tanh(x / cap)`, in place.
+fn soft_cap(x: &mut [f32], cap: f32) {
     vectorized(
         #[inline(always)]
         || steps::soft_cap(x, cap),
     );
 }
 
-/// Adds `silu(y)` to `x`: the residual step of an acceptance head.
+/// Adds `silu(y)` to `x`, the residual step of an acceptance head.
 pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
     vectorized(
         #[inline(always)]

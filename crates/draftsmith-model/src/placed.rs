@@ -1,24 +1,24 @@
-//! The rows of a forward over a cache: whose next tokens they are, and where those stand.
+//! The rows of a forward over a cache: which sequences they continue, and at which cache entries.
 
 use crate::token_tree::TokenTree;
 
-/// Rows of a forward that are one slot's next tokens.
+/// Rows of a forward that are the next tokens of one slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedRun {
     pub(crate) slot: usize,
-    /// The entry of the cache that the first is: its position, unless tokens form a tree.
+    /// The cache entry of the first row: its position, unless the tokens form a tree.
     pub(crate) start: usize,
     pub(crate) num_rows: usize,
 }
 
-/// Consecutive rows of a forward, and whose tokens they are.
+/// Consecutive rows of a forward, with their runs and trees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedRows<'a> {
-    /// Of the whole forward.
+    /// Runs of the whole forward.
     runs: &'a [PlacedRun],
-    /// By slot; none where all tokens are chains.
+    /// By slot; empty if all tokens are chains.
     trees: &'a [TokenTree],
-    /// Rows of the forward that come before these.
+    /// Number of rows of the forward before these.
     num_before: usize,
     num_rows: usize,
 }
@@ -30,25 +30,25 @@ impl<'a> From<&'a [PlacedRun]> for PlacedRows<'a> {
 }
 
 impl<'a> PlacedRows<'a> {
-    /// The rows of a forward, whose tokens form the trees of their slots.
+    /// All rows of a forward. `trees` are those of the slots.
     pub(crate) fn new(runs: &'a [PlacedRun], trees: &'a [TokenTree]) -> Self {
         let num_rows = runs.iter().map(|run| run.num_rows).sum();
         Self { runs, trees, num_before: 0, num_rows }
     }
 
-    /// The tree that a slot's tokens form; None where they are a chain.
+    /// The tree of a slot's tokens; `None` for a chain.
     #[inline(always)]
     pub(crate) fn tree(&self, slot: usize) -> Option<&'a TokenTree> {
         self.trees.get(slot).filter(|tree| !tree.is_chain())
     }
 
-    /// The position in the text of a token that a slot's cache has as `entry`.
+    /// The position in the text of cache entry `entry` of a slot.
     #[inline(always)]
     pub(crate) fn position(&self, slot: usize, entry: usize) -> usize {
         self.tree(slot).map_or(entry, |tree| tree.position(entry))
     }
 
-    /// The rows, slot by slot.
+    /// The runs of these rows.
     pub(crate) fn runs(&self) -> impl Iterator<Item = PlacedRun> {
         let (mut num_to_skip, mut num_left) = (self.num_before, self.num_rows);
         self.runs.iter().filter_map(move |run| {
@@ -61,7 +61,7 @@ impl<'a> PlacedRows<'a> {
         })
     }
 
-    /// The first rows, so many of them, and the others.
+    /// The first `num_rows` rows, and the others.
     pub(crate) fn split_at(self, num_rows: usize) -> (Self, Self) {
         let first = Self { num_rows, ..self };
         let num_before = self.num_before + num_rows;
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_split_anywhere_within_or_between_slots() {
+    fn rows_can_be_split_within_and_between_slots() {
         let run = |slot, start, num_rows| PlacedRun { slot, start, num_rows };
         let all = [run(2, 7, 3), run(0, 0, 1), run(1, 40, 4)];
         let each = |rows: PlacedRows<'_>| -> Vec<(usize, usize)> {

@@ -1,31 +1,27 @@
-//! The float type that a module computes in: f32, or bf16 for a GPU's tensor cores and its memory.
+//! The float type that a module computes in: f32, or bf16 for a GPU's tensor cores and memory.
 //!
-//! The type is that of a module's matrices. A frozen model's are cast as they are read, one tensor
-//! at a time, and its cache is of the same type; so it decodes, scores and gives features in it. What
-//! is trained keeps its parameters in f32 and casts them anew in each forward
-//! ([`CausalLm::to_dtype`] and its like on an autodiff device): the products run in bf16, the cast
-//! is recorded, and gradients come back in f32 to an optimiser that adds small steps up in f32
+//! What is trained is f32. The type belongs to a module's matrices. A frozen model's matrices are
+//! cast while loading, one tensor at a time, and its cache has the same type. Trained modules keep
+//! their parameters in f32 and cast them in each forward ([`CausalLm::to_dtype`] and similar on an
+//! autodiff device): products run in bf16, the cast is recorded, and gradients come back in f32
 //! (mixed precision with master weights, Micikevicius et al. 2018, section 3.1; bf16 needs no loss
-//! scaling).
+//! scaling). The CPU computes in f32 only.
 //!
-//! What bf16 would spoil is f32 throughout: norms with their weights, softmaxes, losses, logits from
-//! the LM head's product on, what an acceptance head computes while decoding, and the tables of
-//! rotary positions, which are cast where they are used. Between them stand products and the sums of
-//! layers, which are rounded to bf16 one by one, as transformers and GPU runtimes have it. So a token's
-//! logits may differ in their last places from one forward to another that holds other rows beside
-//! it: a kernel for several rows sums in another order than one for a single row, and what is then
-//! rounded the other way is carried on. `draftsmith_theory`'s `Rounding` says how far apart they may
-//! come.
+//! Everything that bf16 would spoil is f32: norms and their weights, softmaxes, losses, logits,
+//! acceptance heads while decoding, and rotary tables until they are used. Products and residual
+//! sums are rounded to bf16 one by one, as in transformers and GPU runtimes. So a token's logits
+//! may differ in the last places between forwards with different numbers of rows, because kernels
+//! for several rows sum in another order. `draftsmith_theory`'s `Rounding` bounds the difference.
 //!
 //! [`CausalLm::to_dtype`]: crate::CausalLm::to_dtype
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::weights::WeightDtype;
 
 impl WeightDtype {
-    /// The type of tensors.
+    /// The tensor type.
     pub fn float_dtype(self) -> FloatDType {
         match self {
             Self::F32 => FloatDType::F32,
@@ -34,9 +30,9 @@ impl WeightDtype {
     }
 }
 
-/// The module with its float parameters in `dtype`, but for those of norms, which stay f32. On an
-/// autodiff device the casts are recorded: gradients of what comes out of the copy reach the
-/// parameters of the original, in their own type.
+/// The module with its float parameters cast to `dtype`, except those of norms, which stay f32. On
+/// an autodiff device the casts are recorded, so gradients reach the original's parameters in their
+/// type.
 pub(crate) fn cast_parameters<M: Module>(module: M, dtype: FloatDType) -> M {
     module.map(&mut CastParameters { dtype, is_in_norm: false })
 }
@@ -46,7 +42,7 @@ struct CastParameters {
     is_in_norm: bool,
 }
 
-/// What burn calls our norm where it maps its parameters; it has no modules within.
+/// burn's name for our norm when it visits parameters. A norm contains no other modules.
 const NORM: &str = "Struct:Norm";
 
 impl ModuleMapper for CastParameters {
@@ -61,6 +57,21 @@ impl ModuleMapper for CastParameters {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let dtype = if self.is_in_norm { FloatDType::F32 } else { self.dtype };
         param.map(|value| value.cast(dtype))
+    }
+}
+
+/// A copy of the module in f32 on `device`, to be trained.
+pub(crate) fn copied<M: Module>(module: M, device: &Device) -> M {
+    module.map(&mut CopyParameters { device })
+}
+
+struct CopyParameters<'a> {
+    device: &'a Device,
+}
+
+impl ModuleMapper for CopyParameters<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        Param::from_data(param.val().cast(FloatDType::F32).into_data(), self.device)
     }
 }
 

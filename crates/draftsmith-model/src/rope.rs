@@ -1,49 +1,48 @@
-//! Rotary tables: the cosines and sines of positions, computed when a forward first reads them.
+//! Rotary tables: cosines and sines of positions, computed when a forward first needs them.
 //!
-//! What a `config.json` calls the longest sequence is a limit and no allocation: a model that may
-//! read millions of tokens and reads a hundred has the table of the first thousand. Tables come in
-//! chunks, each as long as all before it. A chunk stays where it is once it is there, so that
-//! sessions and threads share a table without waiting for each other.
+//! A limit allocates nothing: a model that may read millions of tokens but reads a hundred has a
+//! table of the first thousand positions. Tables grow in chunks, each as long as all before it.
+//! Chunks never move, so sessions and threads share a table without waiting for each other.
 
 mod frequencies;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{DecoderSpec, RopeConfig};
 use frequencies::inverse_frequencies;
 
 /// Positions of the first chunk.
 const FIRST: usize = 1024;
 
-/// Chunks enough for any position: each doubles the table.
+/// Enough chunks for any position, because each doubles the table.
 const NUM_CHUNKS: usize = usize::BITS as usize - FIRST.ilog2() as usize + 1;
 
-/// Which tokens a layer's queries look at, and how they are rotated. A copy shares its table.
+/// Which tokens a layer's queries attend to, and how they are rotated. Clones share the table.
 #[derive(Debug, Clone)]
 pub(crate) struct Reach {
     pub(crate) rope: Arc<RopeTable>,
-    /// How many of the last tokens, where it is not all.
+    /// Number of last tokens; `None` for all.
     pub(crate) window: Option<usize>,
-    /// Whether scores have a soft cap, which fused attention does not know.
+    /// Whether scores have a soft cap, which fused attention does not support.
     pub(crate) is_capped: bool,
 }
 
 /// The cosines and sines of every position.
 #[derive(Debug)]
 pub(crate) struct RopeTable {
-    /// Radians a position, one for each pair of channels.
+    /// Radians per position, one for each pair of channels.
     frequencies: Vec<f32>,
-    /// What cosines and sines are multiplied with.
+    /// Factor of cosines and sines.
     factor: f32,
-    /// Of each position the cosines, then the sines.
+    /// For each position the cosines, then the sines.
     chunks: [OnceLock<Box<[f32]>>; NUM_CHUNKS],
 }
 
 impl Reach {
-    /// Those of a model's layers, as [`LayerSpec::reach`](crate::spec::LayerSpec::reach) counts
-    /// them: of layers that look at all tokens, and of those with a window, where there are any.
+    /// The reaches of a model's layers, as [`LayerSpec::reach`](crate::spec::LayerSpec::reach)
+    /// numbers them: all tokens, then the window if any layer has one.
     pub(crate) fn all_of(spec: &DecoderSpec, shape: &ModelShape) -> Vec<Self> {
         let rope = Arc::new(RopeTable::new(&spec.rope, shape));
         let is_capped = spec.attention.soft_cap.is_some();
@@ -58,7 +57,7 @@ impl Reach {
             .collect()
     }
 
-    /// The first position that a token looks at.
+    /// The first position that a token at `position` attends to.
     #[inline(always)]
     pub(crate) fn first_seen(&self, position: usize) -> usize {
         match self.window {
@@ -69,7 +68,7 @@ impl Reach {
 }
 
 impl RopeTable {
-    /// The table of a model, of which nothing is computed yet.
+    /// An empty table.
     fn new(config: &RopeConfig, shape: &ModelShape) -> Self {
         let width = config.width.unwrap_or(shape.head_dim);
         let (frequencies, factor) = inverse_frequencies(config, width);
@@ -94,7 +93,7 @@ impl RopeTable {
         for (position, row) in positions.zip(rows.chunks_exact_mut((2 * half).max(1))) {
             let (cos, sin) = row.split_at_mut(half);
             for ((frequency, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
-                // transformers multiplies in f32; the same product here keeps long contexts equal.
+                // transformers multiplies in f32; we do the same, so long contexts agree.
                 let angle = f64::from(position as f32 * frequency);
                 *cos = angle.cos() as f32 * self.factor;
                 *sin = angle.sin() as f32 * self.factor;
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn every_position_has_its_own_row() {
+    fn every_position_has_its_cosines_and_sines() {
         let table = table();
         for position in [0, 1, 1023, 1024, 1025, 2047, 2048, 5000, 70_000] {
             let (cos, sin) = table.at(position);
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_as_long_as_what_was_read() {
+    fn a_table_grows_with_the_positions_read() {
         let table = table();
         assert_eq!(table.num_tabulated(), 0);
         table.at(0);
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_read_it_at_once_read_the_same() {
+    fn threads_that_read_a_table_at_once_read_the_same() {
         let (table, alone) = (table(), table());
         std::thread::scope(|scope| {
             for first in 0..4 {

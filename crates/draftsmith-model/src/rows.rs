@@ -1,17 +1,17 @@
-//! Rows of numbers, one a token: hidden states on their way through a model, and logits at its end.
-//! Rows of several sequences may go through a forward together, and know whose they are: in which
-//! slot of a cache their sequence is. They are its next tokens, behind those that the cache holds.
+//! Rows of numbers, one per token: hidden states inside a model, and logits at its end. Rows of
+//! several sequences can share a forward; each run of rows knows the cache slot of its sequence,
+//! and continues the tokens cached there.
 //!
-//! On a device there may be more rows than tokens, so that their number is one of few
-//! ([`DeviceRows`]).
+//! On a device, rows are padded to a few different numbers ([`DeviceRows`]).
 //!
-//! Where they are is decided once, when tokens are embedded ([`CausalLm::embed_ids`]): few rows of
-//! a model with packed weights are in host memory, all others on the model's device. What computes
-//! with rows leaves them where they are, and callers need not know. On a device they are in the type
-//! that its model computes in, logits apart, which are f32 as all rows are that come to host memory.
+//! [`CausalLm::embed_ids`] decides where rows live: in host memory if the model's weights are
+//! packed, otherwise on the model's device. Code that computes with rows leaves them there, and
+//! callers need not know. On a device, rows have the model's type, except logits, which are f32.
+//! Rows in host memory are always f32.
 //!
 //! [`CausalLm::embed_ids`]: crate::CausalLm::embed_ids
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -20,27 +20,27 @@ use crate::buckets::padded_rows;
 use crate::error::ModelError;
 use crate::vectors;
 
-/// Rows of numbers, of consecutive tokens of one sequence or of each of several.
+/// Rows of consecutive tokens of one or several sequences.
 #[derive(Debug, Clone)]
 pub struct Rows {
-    pub(crate) place: Place,
+    pub(crate) place: RowData,
     slots: Slots,
 }
 
-/// Consecutive rows that are one sequence's next tokens, in their order.
+/// Consecutive rows that are the next tokens of one sequence, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The sequence's slot in a cache.
+    /// The sequence's slot in the cache.
     pub slot: usize,
-    /// The number of rows, which is that of tokens.
+    /// Number of rows, which is the number of tokens.
     pub num_rows: usize,
 }
 
-/// Whose rows they are.
+/// The sequences that rows belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Slots {
-    One(usize),
-    /// Two runs or more; neighbours are of different slots.
+    One(Run),
+    /// Two or more runs; neighbours have different slots.
     Several(Vec<Run>),
 }
 
@@ -54,8 +54,8 @@ impl FromIterator<Run> for Slots {
             }
         }
         match runs[..] {
-            [] => Self::One(0),
-            [only] => Self::One(only.slot),
+            [] => Self::One(Run { slot: 0, num_rows: 0 }),
+            [only] => Self::One(only),
             _ => Self::Several(runs),
         }
     }
@@ -63,13 +63,13 @@ impl FromIterator<Run> for Slots {
 
 /// Where rows are.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum RowData {
     Host(HostRows),
     Device(DeviceRows),
 }
 
-/// Rows on a device, and behind them some that nobody reads, so that shapes are few (see
-/// [`padded_rows`]): finite numbers, whatever they are.
+/// Rows on a device, followed by padding (see [`padded_rows`]). Padding holds arbitrary finite
+/// numbers that nobody reads.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceRows {
     /// `[1, rows and padding, width]`
@@ -78,20 +78,20 @@ pub(crate) struct DeviceRows {
 }
 
 impl DeviceRows {
-    /// The number of rows that nobody reads.
+    /// Number of rows of padding.
     pub(crate) fn num_padding(&self) -> usize {
         self.tensor.dims()[1] - self.num_rows
     }
 
-    /// The same rows of other numbers, padding too.
+    /// The same rows with other numbers, padding included.
     ///
     /// # Shapes
-    /// - of_all, what it takes and gives: `[1, rows and padding, width]`
+    /// - of_all: from and to `[1, rows and padding, width]`
     pub(crate) fn map(self, of_all: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Self {
         Self { tensor: Box::new(of_all(*self.tensor)), num_rows: self.num_rows }
     }
 
-    /// Some of the rows, with padding of their own.
+    /// A selection of rows, padded again.
     fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
         let mut rows: Vec<i32> = rows.map(|row| row as i32).collect();
         let num_rows = rows.len();
@@ -109,8 +109,8 @@ impl DeviceRows {
     }
 }
 
-impl Place {
-    /// The rows in host memory, brought there if they are on a device.
+impl RowData {
+    /// The rows in host memory; copies them from a device if necessary.
     pub(crate) fn into_host(self) -> HostRows {
         match self {
             Self::Host(rows) => rows,
@@ -122,7 +122,15 @@ impl Place {
         }
     }
 
-    /// The rows on a device, brought to `device` if they are in host memory.
+    /// The rows in host memory, borrowed if they are there.
+    pub(crate) fn host(&self) -> Cow<'_, HostRows> {
+        match self {
+            Self::Host(rows) => Cow::Borrowed(rows),
+            Self::Device(_) => Cow::Owned(self.clone().into_host()),
+        }
+    }
+
+    /// The rows on a device; copies them to `device` if they are in host memory.
     pub(crate) fn into_device(self, device: &Device) -> DeviceRows {
         match self {
             Self::Host(HostRows { mut values, width }) => {
@@ -137,14 +145,14 @@ impl Place {
     }
 }
 
-/// Rows in host memory, one after the other.
+/// Rows in host memory, contiguous.
 #[derive(Debug, Clone)]
 pub(crate) struct HostRows {
     pub(crate) values: Vec<f32>,
     pub(crate) width: usize,
 }
 
-impl From<HostRows> for Place {
+impl From<HostRows> for RowData {
     fn from(rows: HostRows) -> Self {
         Self::Host(rows)
     }
@@ -158,7 +166,7 @@ impl From<Tensor<3>> for DeviceRows {
     }
 }
 
-impl From<DeviceRows> for Place {
+impl From<DeviceRows> for RowData {
     fn from(rows: DeviceRows) -> Self {
         Self::Device(rows)
     }
@@ -167,86 +175,87 @@ impl From<DeviceRows> for Place {
 /// Rows of slot 0.
 impl From<HostRows> for Rows {
     fn from(rows: HostRows) -> Self {
-        Slots::One(0).rows(rows)
+        Self::of_slot_0(rows)
     }
 }
 
-/// `[1, rows, width]`, left on its device: rows of slot 0.
+/// From `[1, rows, width]`, on its device: rows of slot 0.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
-        Slots::One(0).rows(DeviceRows::from(tensor))
+        Self::of_slot_0(DeviceRows::from(tensor))
     }
 }
 
 impl Slots {
-    /// The runs of so many rows in all.
-    pub(crate) fn runs(&self, num_rows: usize) -> impl Iterator<Item = Run> {
-        let (only, several) = match self {
-            Self::One(slot) => (Some(Run { slot: *slot, num_rows }), &[][..]),
-            Self::Several(runs) => (None, &runs[..]),
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
+        let runs = match self {
+            Self::One(run) => std::slice::from_ref(run),
+            Self::Several(runs) => runs,
         };
-        only.into_iter().chain(several.iter().copied())
+        runs.iter().copied()
     }
 
-    /// Rows of these slots.
-    pub(crate) fn rows(self, place: impl Into<Place>) -> Rows {
+    pub(crate) fn rows(self, place: impl Into<RowData>) -> Rows {
         Rows { place: place.into(), slots: self }
     }
 }
 
 impl Rows {
-    /// The number of rows.
+    /// Rows of the sequence in slot 0.
+    pub(crate) fn of_slot_0(place: impl Into<RowData>) -> Self {
+        let place = place.into();
+        let num_rows = match &place {
+            RowData::Host(rows) => rows.values.len() / rows.width,
+            RowData::Device(rows) => rows.num_rows,
+        };
+        Slots::One(Run { slot: 0, num_rows }).rows(place)
+    }
+
+    /// Number of rows.
     pub fn num_rows(&self) -> usize {
-        match &self.place {
-            Place::Host(rows) => rows.values.len() / rows.width,
-            Place::Device(rows) => rows.num_rows,
-        }
+        self.runs().map(|run| run.num_rows).sum()
     }
 
-    /// Whose the rows are, in order.
+    /// The runs of the rows, in order.
     pub fn runs(&self) -> impl Iterator<Item = Run> {
-        self.slots.runs(self.num_rows())
+        self.slots.runs()
     }
 
-    /// The same rows, as those of the sequence in `slot`.
+    /// The same rows, assigned to the sequence in `slot`.
     #[must_use]
     pub fn in_slot(self, slot: usize) -> Self {
-        Slots::One(slot).rows(self.place)
+        Slots::One(Run { slot, num_rows: self.num_rows() }).rows(self.place)
     }
 
-    /// Where the rows are, and whose.
-    pub(crate) fn into_parts(self) -> (Place, Slots) {
+    pub(crate) fn into_parts(self) -> (RowData, Slots) {
         (self.place, self.slots)
     }
 
-    /// Other numbers of the same rows.
-    pub(crate) fn with_place(&self, place: impl Into<Place>) -> Self {
+    /// The same runs with other numbers.
+    pub(crate) fn with_place(&self, place: impl Into<RowData>) -> Self {
         self.slots.clone().rows(place)
     }
 
-    /// Some of the rows.
+    /// A range of the rows.
     ///
     /// # Panics
-    /// If the range reaches beyond the last row.
+    /// If the range ends after the last row.
     pub fn slice(&self, range: Range<usize>) -> Self {
         if range == (0..self.num_rows()) {
             return self.clone();
         }
         let slots = self.slots_of(&range);
         match &self.place {
-            Place::Host(HostRows { values, width }) => {
+            RowData::Host(HostRows { values, width }) => {
                 let values = values[range.start * width..range.end * width].to_vec();
                 slots.rows(HostRows { values, width: *width })
             }
-            Place::Device(rows) => slots.rows(rows.select(range)),
+            RowData::Device(rows) => slots.rows(rows.select(range)),
         }
     }
 
-    /// Whose some of the rows are.
+    /// The sequences of a range of the rows.
     fn slots_of(&self, range: &Range<usize>) -> Slots {
-        if let Slots::One(_) = self.slots {
-            return self.slots.clone();
-        }
         let mut end = 0;
         let cut = self.runs().filter_map(|run| {
             let start = end;
@@ -266,8 +275,8 @@ impl Rows {
         if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
     }
 
-    /// The last rows of each run, so many as `nums` says of one after the other, or all where it has
-    /// fewer.
+    /// The last rows of each run. `nums` gives the number for each run; a shorter run is kept
+    /// whole.
     pub fn last_of_each(self, nums: impl Iterator<Item = usize> + Clone) -> Self {
         if let Slots::One(_) = self.slots {
             let num = nums.into_iter().next().unwrap_or(0).min(self.num_rows());
@@ -284,7 +293,7 @@ impl Rows {
         Self::cat(parts)
     }
 
-    /// Rows laid end to end; in host memory if any of them are.
+    /// Concatenates rows, in host memory if any part is there.
     ///
     /// # Panics
     /// If there are none, or their widths differ.
@@ -295,8 +304,8 @@ impl Rows {
         }
         let slots: Slots = parts.iter().flat_map(Self::runs).collect();
         let on_device = parts.iter().map(|part| match &part.place {
-            Place::Host(_) => None,
-            Place::Device(rows) => Some(rows),
+            RowData::Host(_) => None,
+            RowData::Device(rows) => Some(rows),
         });
         if let Some(parts) = on_device.collect::<Option<Vec<_>>>() {
             let rows = parts.iter().scan(0, |end, part| {
@@ -309,29 +318,22 @@ impl Rows {
         }
         let mut all = HostRows { values: Vec::new(), width: 0 };
         for part in &parts {
-            let (values, width) = match &part.place {
-                Place::Host(HostRows { values, width }) => (values, *width),
-                place => {
-                    let HostRows { values, width } = place.clone().into_host();
-                    (&values.clone(), width)
-                }
-            };
-            assert!(all.width == 0 || all.width == width, "rows of one width");
-            all.width = width;
-            all.values.extend_from_slice(values);
+            let rows = part.place.host();
+            assert!(all.width == 0 || all.width == rows.width, "rows of one width");
+            all.width = rows.width;
+            all.values.extend_from_slice(&rows.values);
         }
         slots.rows(all)
     }
 
-    /// The values of rows, each laid end to end: brought from their device in one read, and one
-    /// sync, whatever the number of parts; none where they are in host memory.
+    /// The values of each part, contiguous. All parts on a device come in one read with one sync.
     ///
     /// # Errors
     /// If the device fails.
     pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N], ModelError> {
         let mut on_device = Vec::new();
         for part in &parts {
-            if let Place::Device(DeviceRows { tensor, .. }) = &part.place {
+            if let RowData::Device(DeviceRows { tensor, .. }) = &part.place {
                 let values = Tensor::clone(tensor).cast(FloatDType::F32);
                 on_device.push(values.reshape([tensor.shape().num_elements()]));
             }
@@ -342,8 +344,8 @@ impl Rows {
             _ => read(Tensor::cat(on_device, 0))?,
         };
         Ok(parts.map(|part| match part.place {
-            Place::Host(rows) => rows.values,
-            Place::Device(DeviceRows { tensor, num_rows }) => {
+            RowData::Host(rows) => rows.values,
+            RowData::Device(DeviceRows { tensor, num_rows }) => {
                 let [_, num_padded, width] = tensor.dims();
                 let rest = brought.split_off(num_padded * width);
                 let mut values = std::mem::replace(&mut brought, rest);
@@ -353,7 +355,7 @@ impl Rows {
         }))
     }
 
-    /// The rows as a tensor, brought to `device` if they are in host memory.
+    /// The rows as a tensor; copies them to `device` if they are in host memory.
     ///
     /// # Shapes
     /// - output: `[1, rows, width]`
@@ -372,7 +374,7 @@ mod tests {
     use super::*;
     use burn::tensor::TensorData;
 
-    /// Rows of two numbers, by which each is known.
+    /// Rows of two numbers that identify the row.
     fn example(range: Range<usize>, on_host: bool) -> Rows {
         let num_rows = range.len();
         let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_cut_and_laid_end_to_end_wherever_they_are() {
+    fn rows_in_either_place_are_sliced_and_concatenated_alike() {
         for first in [false, true] {
             for second in [false, true] {
                 let parts = [example(0..3, first), example(3..7, second)];
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_know_whose_they_are_wherever_they_are_cut() {
+    fn slices_keep_the_slots_of_their_rows() {
         let of = |rows: &Rows| -> Vec<(usize, usize)> {
             rows.runs().map(|run| (run.slot, run.num_rows)).collect()
         };
@@ -422,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn several_parts_come_to_the_host_as_they_would_one_by_one() {
+    fn several_parts_copied_to_the_host_at_once_equal_each_copied_alone() {
         for places in [[false; 3], [true; 3], [false, true, false], [true, false, true]] {
             let [a, b, c] = places;
             let parts = [example(0..2, a), example(5..6, b), example(8..11, c)];

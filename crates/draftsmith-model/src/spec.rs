@@ -1,136 +1,161 @@
-//! What a decoder computes, as data: its norms, attention, rotation and MLP, and the names under
-//! which a checkpoint keeps their weights. Reading, writing, initialising, counting and packing all
-//! follow it, and nothing else asks which family a model is of.
+//! What a decoder computes, as data: norms, attention, rotation, MLP, and the tensor names of
+//! checkpoints. Reading, writing, initialising, counting and packing follow this spec; nothing
+//! outside `config` asks which family a model belongs to.
 //!
-//! `config/families.rs` has the families, each an entry. One that differs in something new adds a
-//! field or a variant to the part that differs, and an arm where that part is computed or stored.
+//! `config/families.rs` holds the families. A family with something new adds a field or variant
+//! here, and code where that part is computed or stored. Adapters use the spec of their target.
 
 use std::ops::Range;
 
-use crate::shape::ModelShape;
+use serde::Serialize;
 
-/// Everything about a decoder but its sizes.
+/// A causal language model's sizes and special tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelShape {
+    /// Number of token embeddings.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of decoder layers.
+    pub num_layers: usize,
+    /// Number of query heads.
+    pub num_heads: usize,
+    /// Number of key/value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Longest sequence, in tokens.
+    pub context: usize,
+    /// The beginning-of-sequence token, if the model has one.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a response; may be empty.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// A decoder except for its sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {
-    /// Every norm of rows of the residual stream.
+    /// Form of all norms over the residual stream.
     pub norm: NormSpec,
-    /// Each layer's attention.
+    /// Attention of each layer.
     pub attention: AttentionSpec,
-    /// Each layer's MLP.
+    /// MLP of each layer.
     pub mlp: MlpSpec,
-    /// Whether a layer's MLP reads what its attention reads, and not what it leaves behind.
+    /// Whether a layer's MLP reads the same input as its attention, instead of attention's output.
     pub is_parallel: bool,
-    /// How queries and keys are rotated.
+    /// Rotary embedding of queries and keys.
     pub rope: RopeConfig,
-    /// Layers whose queries look at the last tokens alone.
+    /// The layers with a sliding window.
     pub window: Option<WindowSpec>,
-    /// What embeddings are multiplied with, where they are.
+    /// Factor of the embeddings, if any.
     pub embedding_scale: Option<f32>,
-    /// Logits are `cap · tanh(logit / cap)`, where they have one.
+    /// If set, logits become `cap · tanh(logit / cap)`.
     pub logit_soft_cap: Option<f32>,
-    /// Whether the LM head is the embedding matrix.
+    /// Whether the LM head shares the embedding matrix.
     pub tie_word_embeddings: bool,
-    /// What the tensors outside the layers are called.
+    /// Names of the tensors outside the layers.
     pub(crate) names: ModelNames,
 }
 
-/// A norm of rows.
+/// A norm over rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormSpec {
-    /// What it computes.
+    /// The function.
     pub form: NormForm,
-    /// Added to what the root is taken of.
+    /// Added before the root is taken.
     pub epsilon: f64,
 }
 
-/// What a norm computes.
+/// The function of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormForm {
     /// `x / rms(x) ∘ weight`
     Rms,
-    /// `x / rms(x) ∘ (1 + weight)`: Gemma's. The 1 is added while loading.
+    /// `x / rms(x) ∘ (1 + weight)`, as in Gemma. The 1 is added while loading.
     RmsPlusOne,
     /// `(x − mean(x)) / std(x) ∘ weight + bias`
     Layer,
 }
 
-/// Attention behind its norm, in the residual stream.
+/// An attention block with its norms.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
     /// Whether the projections to queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// Whether the projection of what they mix has one.
+    /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Scores are divided by the root of this; `None` for the width of a head.
+    /// Scores are divided by the root of this number; `None` means the width of a head.
     pub query_scalar: Option<f64>,
-    /// Scores are `cap · tanh(score / cap)`, where they have one.
+    /// If set, scores become `cap · tanh(score / cap)`.
     pub soft_cap: Option<f32>,
     pub(crate) names: AttentionNames,
 }
 
-/// An MLP behind its norm, in the residual stream: `down(activation(gate(x)) ∘ up(x))`, or
-/// `down(activation(up(x)))` where there is no gate.
+/// An MLP block with its norms: `down(activation(gate(x)) ∘ up(x))`, or `down(activation(up(x)))`
+/// without a gate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpSpec {
-    /// The number of outputs of `up`.
+    /// Number of outputs of `up`.
     pub width: usize,
     /// Whether the projections have biases.
     pub bias: bool,
-    /// Between the projections.
+    /// The activation between the projections.
     pub activation: Activation,
     pub(crate) names: MlpNames,
 }
 
-/// What an MLP applies to each number of its gate.
+/// The activation of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x · sigmoid(x)`
     Silu,
-    /// `x · Φ(x)`, with the normal distribution's Φ
+    /// `x · Φ(x)`, with Φ of the normal distribution.
     Gelu,
-    /// The same with `½ (1 + tanh(√(2/π) (x + 0.044715 x³)))` for Φ
+    /// The same with `½ (1 + tanh(√(2/π) (x + 0.044715 x³)))` for Φ.
     GeluTanh,
 }
 
-/// Layers whose queries look at the last tokens alone.
+/// A sliding attention window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WindowSpec {
-    /// How many tokens a query looks at, its own among them.
+    /// Number of tokens that a query attends to, including itself.
     pub size: usize,
-    /// Whether each layer is one of them.
+    /// For each layer, whether it has the window.
     pub layers: Vec<bool>,
-    /// How they rotate, where it is not as the others do.
+    /// Rotary embedding of these layers, if it differs from the others'.
     pub rope: Option<RopeConfig>,
 }
 
-/// Rotary position embedding: base frequency and how long contexts stretch it.
+/// Rotary position embedding: base and scaling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// The base, `rope_theta`.
     pub theta: f64,
-    /// How many channels of a head are rotated: the first. `None` for all.
+    /// Number of rotated channels, the first of each head; `None` for all.
     pub width: Option<usize>,
-    /// The stretch.
+    /// Scaling for long contexts.
     pub scaling: RopeScaling,
 }
 
-/// How the rotary frequencies are stretched for contexts longer than the pre-training's.
-#[derive(Debug, Clone, PartialEq)]
+/// How rotary frequencies are scaled for contexts longer than in pre-training.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
+    #[serde(rename = "default")]
     None,
     /// Every frequency divided by `factor`.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// A base that grows with a sequence once it is longer than the model's context. No longer
-    /// sequence is read here, so that it computes what [`RopeScaling::None`] does.
+    /// The base grows once a sequence exceeds the model's context. We read no longer sequences, so
+    /// this computes the same as [`RopeScaling::None`].
     Dynamic {
-        /// The stretch behind the context.
+        /// The scaling factor beyond the context.
         factor: f64,
     },
-    /// Llama 3.1's: low frequencies divided, high ones kept, a ramp between.
+    /// Llama 3.1: low frequencies are divided, high ones kept, with a ramp between.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -138,126 +163,127 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// The context length of pre-training.
+        /// Context length in pre-training.
         original_max_position_embeddings: f64,
     },
-    /// YaRN (Peng et al. 2023): the same with a ramp over channels, and larger cosines and sines.
+    /// YaRN (Peng et al. 2023): the same with a ramp over channels, and scaled cosines and sines.
     Yarn {
         /// The divisor of low frequencies.
         factor: f64,
-        /// Channels that turn more often than this in the pre-training's context are kept.
+        /// Channels with more turns than this within the pre-training context are kept.
         beta_fast: f64,
-        /// Channels that turn less often are divided.
+        /// Channels with fewer turns than this are divided.
         beta_slow: f64,
-        /// Whether the ramp begins and ends at whole channels.
+        /// Whether the ramp starts and ends at whole channels.
         truncate: bool,
-        /// What cosines and sines are multiplied with.
+        /// Factor of cosines and sines.
         attention_factor: f64,
-        /// The context length of pre-training.
+        /// Context length in pre-training.
         original_max_position_embeddings: f64,
     },
-    /// LongRoPE (Ding et al. 2024): each frequency divided by its own factor. Sequences of up to
-    /// `original_max_position_embeddings` tokens have the short factors, and no longer one is read
-    /// here: the others would change what a cache holds already.
+    /// LongRoPE (Ding et al. 2024): each frequency has its own divisor. Sequences of up to
+    /// `original_max_position_embeddings` tokens use the short factors. Longer ones are not
+    /// supported: switching to the long factors would invalidate cached keys.
     LongRope {
-        /// The divisors of each frequency.
+        /// The divisor of each frequency.
         short_factor: Vec<f64>,
-        /// Those of sequences that are not read here.
+        /// The divisors for longer sequences, which are not used here.
         long_factor: Vec<f64>,
-        /// What cosines and sines are multiplied with.
+        /// Factor of cosines and sines.
         attention_factor: f64,
-        /// The context length of pre-training.
+        /// Context length in pre-training.
         original_max_position_embeddings: f64,
     },
 }
 
-/// Names of the tensors outside the layers, and what the layers' names begin with.
+/// Names of the tensors outside the layers, and the prefix of the layers' names.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelNames {
     pub(crate) embedding: &'static str,
-    /// Before a layer's number.
+    /// Comes before a layer's number.
     pub(crate) layers: &'static str,
     pub(crate) norm: &'static str,
     pub(crate) lm_head: &'static str,
-    /// Tensors of published checkpoints that hold what is computed here: ends of their names.
+    /// Suffixes of tensors that published checkpoints hold but we compute.
     pub(crate) ignored: &'static [&'static str],
 }
 
-/// Names of an attention's tensors, behind its layer's. Queries, keys and values that lie in one
-/// tensor have one name.
+/// Names of an attention block's tensors, after the layer's prefix. Queries, keys and values stored
+/// in one tensor share a name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct AttentionNames {
     pub(crate) norm: &'static str,
     pub(crate) query: &'static str,
     pub(crate) key: &'static str,
     pub(crate) value: &'static str,
-    /// Whether one tensor has them head by head: a head's query, key and value, then the next's.
+    /// Whether a shared tensor goes head by head: the query, key and value of one head, then the
+    /// next.
     pub(crate) is_by_head: bool,
     pub(crate) output: &'static str,
-    /// Of queries and of keys, head by head, before they are rotated.
+    /// Norms of each head's queries and keys, before rotation.
     pub(crate) head_norms: Option<[&'static str; 2]>,
-    /// Before what attention gives is added to the residual stream.
+    /// The norm of attention's output, before the residual sum.
     pub(crate) post_norm: Option<&'static str>,
 }
 
-/// Names of an MLP's tensors, behind its layer's. A gate in one tensor with `up` has its name, and
-/// lies before it.
+/// Names of an MLP's tensors, after the layer's prefix. A gate stored in one tensor with `up`
+/// shares its name and comes first.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MlpNames {
     pub(crate) norm: &'static str,
-    /// `None` in an MLP without a gate.
+    /// `None` if the MLP has no gate.
     pub(crate) gate: Option<&'static str>,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
-    /// Before what the MLP gives is added to the residual stream.
+    /// The norm of the MLP's output, before the residual sum.
     pub(crate) post_norm: Option<&'static str>,
 }
 
-/// One layer: its parts in their order, each `x + part(norm(x))`. A model's layers have both; an
-/// adapter's may leave one out.
+/// One layer: attention, then an MLP, each `x + part(norm(x))`. A model's layers have both parts;
+/// an adapter's may lack one.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LayerSpec {
     pub(crate) norm: NormSpec,
     pub(crate) attention: Option<AttentionSpec>,
     pub(crate) mlp: Option<MlpSpec>,
     pub(crate) is_parallel: bool,
-    /// Which of a model's reaches it has: 0 for all tokens, 1 for a window.
+    /// Index into the model's reaches: 0 for all tokens, 1 for the window.
     pub(crate) reach: usize,
 }
 
-/// A linear layer as a checkpoint keeps it.
+/// A linear layer in a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinearSpec {
-    /// Behind the layer's name.
+    /// The name after the layer's prefix.
     pub(crate) name: &'static str,
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
-    /// Which of the tensor's rows are its outputs.
-    pub(crate) rows: StoredRows,
+    /// The rows of the tensor that are this layer's outputs.
+    pub(crate) rows: RowStrips,
     pub(crate) has_bias: bool,
-    /// Whether its output is added to the residual stream.
+    /// Whether the output is added to the residual stream.
     pub(crate) is_residual: bool,
 }
 
-/// Rows of a tensor: strips of one length at equal distances.
+/// Rows of a tensor, as strips of equal length at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StoredRows {
-    /// All rows of the tensor.
+pub(crate) struct RowStrips {
+    /// Number of rows of the tensor.
     pub(crate) num_all: usize,
-    /// The first that is meant.
+    /// The first row of the first strip.
     pub(crate) first: usize,
-    /// Rows of a strip.
+    /// Number of rows of a strip.
     strip: usize,
-    /// Rows from one strip's beginning to the next's.
+    /// Number of rows from the start of one strip to the next.
     step: usize,
 }
 
-impl StoredRows {
+impl RowStrips {
     fn all(num_all: usize) -> Self {
         Self { num_all, first: 0, strip: num_all, step: num_all }
     }
 
-    /// The ranges of the tensor's rows that so many outputs are, in their order.
+    /// The row ranges of the first `outputs` outputs, in order.
     pub(crate) fn strips(self, outputs: usize) -> impl Iterator<Item = Range<usize>> {
         let Self { first, strip, step, .. } = self;
         (0..outputs / strip).map(move |n| first + n * step..first + n * step + strip)
@@ -265,14 +291,14 @@ impl StoredRows {
 }
 
 impl LinearSpec {
-    /// The name in a checkpoint, of a layer's or outside of them.
+    /// The full name in a checkpoint. `layer` is empty outside the layers.
     pub(crate) fn name_in(&self, layer: &str) -> String {
         if layer.is_empty() { self.name.to_owned() } else { format!("{layer}.{}", self.name) }
     }
 
-    /// A matrix that is a tensor of its own, without a bias.
+    /// A matrix in a separate tensor, without a bias.
     pub(crate) fn matrix(name: &'static str, inputs: usize, outputs: usize) -> Self {
-        let rows = StoredRows::all(outputs);
+        let rows = RowStrips::all(outputs);
         Self { name, inputs, outputs, rows, has_bias: false, is_residual: false }
     }
 
@@ -296,13 +322,13 @@ impl ModelNames {
         ignored: &["rotary_emb.inv_freq"],
     };
 
-    /// The layer that a tensor is of, by its name; None of those outside the layers.
+    /// The layer of a tensor, from its name; `None` outside the layers.
     pub(crate) fn layer_of(&self, tensor: &str) -> Option<usize> {
         let behind = tensor.strip_prefix(self.layers)?.strip_prefix('.')?;
         behind.split('.').next()?.parse().ok()
     }
 
-    /// What the names of a layer's tensors begin with.
+    /// The prefix of a layer's tensor names.
     pub(crate) fn layer(&self, number: usize) -> String {
         format!("{}.{number}", self.layers)
     }
@@ -332,48 +358,43 @@ impl MlpNames {
 }
 
 impl AttentionSpec {
-    /// Grouped-query attention under Llama's names.
+    /// Grouped-query attention with Llama's names.
     pub(crate) fn llama(bias: bool) -> Self {
         let names = AttentionNames::LLAMA;
         Self { qkv_bias: bias, output_bias: bias, query_scalar: None, soft_cap: None, names }
     }
 
-    /// The projections to queries, keys and values, and of what they mix.
+    /// The projections to queries, keys and values, and the output projection.
     pub(crate) fn linears(&self, shape: &ModelShape) -> [LinearSpec; 4] {
         let (hidden, head_dim) = (shape.hidden_size, shape.head_dim);
+        let AttentionNames { query, key, value, is_by_head, output, .. } = self.names;
         let outputs =
             [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads].map(|n| n * head_dim);
-        let names = [self.names.query, self.names.key, self.names.value];
         let num_all = outputs.iter().sum();
-        let mut first = 0;
-        let mut nth = 0;
-        let [query, key, value] = names.map(|name| {
-            let mut linear = LinearSpec::matrix(name, hidden, outputs[nth]);
-            if names[0] == names[1] {
-                linear.rows = if self.names.is_by_head {
-                    StoredRows {
-                        num_all,
-                        first: nth * head_dim,
-                        strip: head_dim,
-                        step: 3 * head_dim,
-                    }
-                } else {
-                    StoredRows { num_all, first, ..StoredRows::all(outputs[nth]) }
-                };
-            }
-            first += outputs[nth];
-            nth += 1;
-            LinearSpec { has_bias: self.qkv_bias, ..linear }
-        });
+        let linear = |nth: usize, name| {
+            let all = RowStrips::all(outputs[nth]);
+            let rows = match (query == key, is_by_head) {
+                (false, _) => all,
+                (true, false) => RowStrips { num_all, first: outputs[..nth].iter().sum(), ..all },
+                (true, true) => RowStrips {
+                    num_all,
+                    first: nth * head_dim,
+                    strip: head_dim,
+                    step: 3 * head_dim,
+                },
+            };
+            let matrix = LinearSpec::matrix(name, hidden, outputs[nth]);
+            LinearSpec { rows, has_bias: self.qkv_bias, ..matrix }
+        };
         let output = LinearSpec {
             has_bias: self.output_bias,
             is_residual: true,
-            ..LinearSpec::matrix(self.names.output, outputs[0], hidden)
+            ..LinearSpec::matrix(output, outputs[0], hidden)
         };
-        [query, key, value, output]
+        [linear(0, query), linear(1, key), linear(2, value), output]
     }
 
-    /// What scores are multiplied with.
+    /// The factor of the scores.
     pub(crate) fn scale(&self, shape: &ModelShape) -> f32 {
         let scalar = self.query_scalar.map_or(shape.head_dim as f32, |scalar| scalar as f32);
         1.0 / scalar.sqrt()
@@ -381,12 +402,12 @@ impl AttentionSpec {
 }
 
 impl MlpSpec {
-    /// A gated MLP under Llama's names.
+    /// A gated MLP with Llama's names.
     pub(crate) fn llama(width: usize, bias: bool) -> Self {
         Self { width, bias, activation: Activation::Silu, names: MlpNames::LLAMA }
     }
 
-    /// The projections: the gate, if there is one, then up and down.
+    /// The gate, if any, then up and down.
     pub(crate) fn linears(&self, shape: &ModelShape) -> (Option<LinearSpec>, [LinearSpec; 2]) {
         let (hidden, width, has_bias) = (shape.hidden_size, self.width, self.bias);
         let MlpNames { gate, up, down, .. } = self.names;
@@ -394,7 +415,7 @@ impl MlpSpec {
             let mut linear = LinearSpec::matrix(name, hidden, width);
             if gate == Some(up) {
                 let (num_all, first) = (2 * width, nth * width);
-                linear.rows = StoredRows { num_all, first, ..linear.rows };
+                linear.rows = RowStrips { num_all, first, ..linear.rows };
             }
             LinearSpec { has_bias, ..linear }
         };
@@ -405,7 +426,7 @@ impl MlpSpec {
 }
 
 impl NormSpec {
-    /// What is added to the weights that a checkpoint keeps.
+    /// The number added to stored weights.
     pub(crate) fn offset(&self) -> f32 {
         if self.form == NormForm::RmsPlusOne { 1.0 } else { 0.0 }
     }
@@ -416,12 +437,12 @@ impl NormSpec {
 }
 
 impl DecoderSpec {
-    /// The LM head, where it has weights of its own.
+    /// The untied LM head.
     pub(crate) fn lm_head(&self, shape: &ModelShape) -> LinearSpec {
         LinearSpec::lm_head(self.names.lm_head, shape)
     }
 
-    /// A model's layer.
+    /// The spec of layer `number`.
     pub(crate) fn layer(&self, number: usize) -> LayerSpec {
         let in_window = |window: &WindowSpec| window.layers.get(number) == Some(&true);
         LayerSpec {
@@ -433,7 +454,7 @@ impl DecoderSpec {
         }
     }
 
-    /// Parameters outside the layers, a tied LM head counted once.
+    /// Parameters outside the layers; a tied LM head counts once.
     pub(crate) fn num_parameters_outside(&self, shape: &ModelShape) -> usize {
         let num_tables = if self.tie_word_embeddings { 1 } else { 2 };
         let norm = self.norm.num_parameters(shape.hidden_size);
@@ -444,26 +465,22 @@ impl DecoderSpec {
 impl LayerSpec {
     /// The number of parameters.
     pub(crate) fn num_parameters(&self, shape: &ModelShape) -> usize {
-        let sum = |linears: &[LinearSpec]| linears.iter().map(LinearSpec::num_parameters).sum();
-        // Each part has its norm.
-        let norms = |post_norm: Option<&str>| {
+        let of_linears = |linears: &[LinearSpec]| -> usize {
+            linears.iter().map(LinearSpec::num_parameters).sum()
+        };
+        // Each part has a norm before it.
+        let of_norms = |post_norm: Option<&str>| {
             self.norm.num_parameters(shape.hidden_size) * (1 + usize::from(post_norm.is_some()))
         };
-        let of_attention = |attention: &AttentionSpec| -> usize {
-            let linears: usize = sum(&attention.linears(shape));
-            let of_heads = attention
-                .names
-                .head_norms
-                .map_or(0, |both| both.len() * self.norm.num_parameters(shape.head_dim));
-            linears + of_heads + norms(attention.names.post_norm)
-        };
-        let of_mlp = |mlp: &MlpSpec| -> usize {
+        let of_attention = self.attention.iter().map(|attention| {
+            let AttentionNames { head_norms, post_norm, .. } = attention.names;
+            let of_heads = head_norms.map_or(0, |_| 2 * self.norm.num_parameters(shape.head_dim));
+            of_linears(&attention.linears(shape)) + of_heads + of_norms(post_norm)
+        });
+        let of_mlp = self.mlp.iter().map(|mlp| {
             let (gate, up_and_down) = mlp.linears(shape);
-            let linears: usize = sum(&up_and_down);
-            let gate = gate.as_ref().map_or(0, LinearSpec::num_parameters);
-            gate + linears + norms(mlp.names.post_norm)
-        };
-        let parts = [self.attention.as_ref().map(of_attention), self.mlp.as_ref().map(of_mlp)];
-        parts.into_iter().flatten().sum()
+            of_linears(gate.as_slice()) + of_linears(&up_and_down) + of_norms(mlp.names.post_norm)
+        });
+        of_attention.chain(of_mlp).sum()
     }
 }

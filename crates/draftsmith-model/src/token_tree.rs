@@ -1,29 +1,29 @@
-//! Which of a sequence's last tokens follow which, where they form a tree instead of a chain: those
-//! that several candidates for one place were proposed as.
+//! The tree that a sequence's last tokens form, if several candidates are proposed for one
+//! position.
 //!
-//! A cache holds a tree's nodes one behind the other, as it holds any tokens. A node's position is
-//! that of its place in the text, which its siblings share, and it looks at what it follows alone
-//! (SpecInfer's tree attention, Miao et al. 2023, section 4.2).
+//! A cache holds a tree as it holds a chain: nodes one after the other. A node's position is that
+//! of its depth, shared with its siblings, and it attends only to its ancestors and the tokens
+//! before the tree (SpecInfer's tree attention, Miao et al. 2023, section 4.2).
 
-/// The tree that the last tokens of a slot form; without nodes the tokens are a chain.
+/// The tree of a slot's last tokens. Without nodes the tokens are a chain.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenTree {
-    /// The tokens before the first node, a chain.
+    /// Number of tokens before the first node.
     num_standing: usize,
     parents: Vec<Option<usize>>,
-    /// Of each node the number of nodes that it follows.
+    /// For each node, the number of its ancestors.
     depths: Vec<usize>,
-    /// Of each node, for each that came before it, whether it follows it: row behind row, each one
-    /// longer than the last.
+    /// For each node and each earlier one, whether the earlier is an ancestor: a lower triangle,
+    /// row by row.
     follows: Vec<bool>,
 }
 
 impl TokenTree {
-    /// Makes it the tree behind `num_standing` tokens whose nodes have these parents; what it has of
-    /// it already stays.
+    /// Sets the number of tokens before the tree, and the parent of each node. Nodes that are
+    /// already there are not computed again.
     ///
     /// # Panics
-    /// If a parent comes behind its child.
+    /// If a parent comes after its child.
     pub(crate) fn set(
         &mut self,
         num_standing: usize,
@@ -61,28 +61,25 @@ impl TokenTree {
         self.follows.truncate(first_of(num_nodes));
     }
 
-    /// Makes the tokens a chain again.
+    /// Makes the tokens a chain.
     pub(crate) fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// Whether the tokens are a chain.
     pub(crate) fn is_chain(&self) -> bool {
         self.parents.is_empty()
     }
 
-    /// The number of nodes.
     pub(crate) fn num_nodes(&self) -> usize {
         self.parents.len()
     }
 
-    /// The tokens before the first node.
+    /// Number of tokens before the first node.
     pub(crate) fn num_standing(&self) -> usize {
         self.num_standing
     }
 
-    /// The position in the text of the token that is the cache's `entry`; what lies behind the last
-    /// node has no token.
+    /// The position in the text of cache entry `entry`. Entries after the last node have no token.
     pub(crate) fn position(&self, entry: usize) -> usize {
         let node = entry.checked_sub(self.num_standing);
         match node.and_then(|node| self.depths.get(node)) {
@@ -91,8 +88,8 @@ impl TokenTree {
         }
     }
 
-    /// The entries among the nodes before `entry` that its token does not look at: those that it does
-    /// not follow, or that lie before `first_seen`, the first position within its reach.
+    /// The nodes before `entry` that it does not attend to: those that are not its ancestors, and
+    /// those before position `first_seen`.
     pub(crate) fn hidden_from(
         &self,
         entry: usize,
@@ -110,7 +107,7 @@ impl TokenTree {
     }
 }
 
-/// Where a node's row of `follows` begins.
+/// Where a node's row of `follows` starts.
 fn first_of(node: usize) -> usize {
     node * node.saturating_sub(1) / 2
 }
@@ -131,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_stand_where_their_depth_says_and_look_at_what_they_follow() {
+    fn a_nodes_position_follows_from_its_depth_and_it_sees_its_ancestors() {
         let mut tree = TokenTree::default();
         assert!(tree.is_chain());
         assert_eq!((tree.position(7), hidden(&tree, 7, 0)), (7, vec![]));
@@ -142,12 +139,12 @@ mod tests {
         let expected: [&[usize]; 8] =
             [&[], &[], &[], &[11], &[10, 11, 12], &[12, 13], &[10, 11, 12, 14], &[]];
         assert_eq!(all, expected);
-        // A window that begins behind the standing tokens hides some of what it follows, too.
+        // A window that starts inside the tree hides some ancestors too.
         assert_eq!(hidden(&tree, 14, 11), [10, 12, 13]);
     }
 
     #[test]
-    fn a_tree_that_grows_or_is_another_is_what_it_would_be_anew() {
+    fn a_tree_that_grows_or_changes_equals_a_new_one() {
         let (mut grown, mut anew) = (TokenTree::default(), TokenTree::default());
         for len in [2, 5, 6] {
             grown.set(10, PARENTS[..len].iter().copied());

@@ -1,25 +1,25 @@
-//! Vector instructions chosen at run time, and the arithmetic that goes with them: for what is done
-//! in host memory instead of with tensors, here and in the crates above.
+//! Vector instructions chosen at run time, and arithmetic that uses them, for work on slices in
+//! host memory in this crate and those above it.
 //!
-//! What is handed to [`vectorized`] is compiled once more for the processor's instructions,
-//! provided that everything it calls is inlined into it. So innermost loops are plain `for` loops
-//! over arrays of [`STRANDS`] numbers: the closure of an iterator's `fold` or `map`, and what `zip`
-//! calls, may be compiled on their own, without those instructions.
+//! [`vectorized`] compiles its argument again for the processor's instruction set, provided that
+//! all calls inside are inlined. So innermost loops are plain `for` loops over arrays of
+//! [`STRANDS`] numbers: closures of `fold` and `map`, and `zip`, may be compiled separately without
+//! those instructions.
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use pulp::Arch;
 
-/// Sums that run side by side, so that they vectorise.
+/// Number of partial sums, so that sums vectorise.
 pub const STRANDS: usize = 8;
 
-/// Runs `work` with the best vector instructions that this processor has.
+/// Runs `work` with the best vector instructions of this processor.
 #[inline(always)]
 pub fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(work)
 }
 
-/// Whether what is computed on `device` may be computed here instead: on the CPU, without autodiff,
-/// and where the processor fuses a product and a sum. Without that each would be a call.
+/// Whether work on `device` can run here instead: on the CPU, without autodiff, and on a processor
+/// with fused multiply-add. Without that instruction every `mul_add` would be a call.
 pub fn reach(device: &Device) -> bool {
     #[cfg(target_arch = "x86_64")]
     let fuses = pulp::x86::V3::try_new().is_some();
@@ -28,8 +28,8 @@ pub fn reach(device: &Device) -> bool {
     fuses && *device == Device::flex() && !device.is_autodiff()
 }
 
-/// The values of a tensor in host memory, row by row, whatever it is computed in; without a copy where
-/// they are f32 on the CPU and nobody else holds them.
+/// Copies a tensor's values to host memory as f32, row by row. If they are already f32 on the CPU
+/// and nobody else holds them, nothing is copied.
 ///
 /// # Panics
 /// If the device cannot deliver them.
@@ -38,12 +38,12 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     data.try_into_vec().expect("it was cast to f32")
 }
 
-/// A tensor of values in host memory.
+/// A tensor from values in host memory.
 pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// The sum of strands.
+/// The sum of the strands.
 #[inline(always)]
 pub fn sum(strands: [f32; STRANDS]) -> f32 {
     let mut total = 0.0;
@@ -53,16 +53,16 @@ pub fn sum(strands: [f32; STRANDS]) -> f32 {
     total
 }
 
-/// `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above: branchless,
-/// so that it vectorises, as the C library's does not.
+/// `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above. Unlike the C
+/// library's, it is branchless and vectorises.
 ///
-/// The argument is split into a multiple of ln 2 and a rest within ±½ ln 2, whose exponential is
-/// its Taylor polynomial of degree 7 (Cody and Waite 1980).
+/// The argument is split into a multiple of ln 2 and a rest within ±½ ln 2, whose exponential is a
+/// Taylor polynomial of degree 7 (Cody and Waite 1980).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
+    /// ln 2 in two parts; the first has so few bits that its multiples are exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// Added and subtracted again, it rounds to an integer.
+    /// Adding and subtracting this rounds to an integer.
     const ROUNDER: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.7);
     let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUNDER);
@@ -73,7 +73,7 @@ pub fn exp(x: f32) -> f32 {
     for factorial in [720.0_f32, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0] {
         series = rest.mul_add(series, 1.0 / factorial);
     }
-    // The integer stands in the lowest bits of the rounded sum; what else is there is shifted out.
+    // The integer is in the lowest bits of the rounded sum; the shift drops the others.
     let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
     series * power
 }

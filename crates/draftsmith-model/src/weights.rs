@@ -1,10 +1,8 @@
-//! Weight files: reading safetensors and PyTorch's, one file or a sharded index, tensor by tensor;
-//! writing safetensors, whole or not at all.
+//! Weight files: reads safetensors and PyTorch files, single or sharded, tensor by tensor; writes
+//! safetensors atomically.
 //!
-//! `weights/files.rs` finds the files, `weights/header.rs` and `weights/torch.rs` find the tensors in
-//! them, `weights/read.rs` reads and hashes, `weights/write.rs` writes, `weights/checksum.rs` holds
-//! exports to what was written. Which tensors a model has, and under which names, is each model's
-//! business.
+//! `files` finds the files, `header` and `torch` find the tensors in them, `read` reads and hashes,
+//! `write` writes, and `checksum` verifies exports. Models decide which tensors they have.
 
 mod checksum;
 mod files;
@@ -19,11 +17,11 @@ mod write;
 pub(crate) use checksum::{check_weights, write_config};
 pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
-pub use read::{WeightReader, hash_first_layers, hash_model_dir};
+pub use read::{WeightReader, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::StoredRows;
 pub(crate) use torch::write_torch;
 #[cfg(test)]
 pub(crate) use write::pretty;
 pub(crate) use write::write_json;
-pub(crate) use write::{NamedIds, write_with_ids};
-pub use write::{NamedTensor, WeightDtype, write_safetensors};
+pub(crate) use write::write_with_ids;
+pub use write::{NamedTensor, WeightDtype, write_id_lists, write_safetensors};

@@ -1,14 +1,14 @@
-//! What a frozen model takes in memory while it is loaded, packed in each storage format and as tensors
-//! in bf16, and what packed ones compute.
+//! The memory that loading a frozen model takes, packed in each storage format and as bf16 tensors,
+//! and what packed models compute.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::Device;
-use draftsmith_model::{CausalLm, ModelConfig, ModelShape, Rows, Storage, WeightDtype, vectors};
+use draftsmith_model::{CausalLm, ModelConfig, ModelShape, Rows, WeightDtype, vectors};
 
-/// The system's allocator, which keeps count of what is held, and of the most that ever was.
+/// The system's allocator, with a count of the bytes held and of their maximum.
 struct Counting;
 
 #[global_allocator]
@@ -23,7 +23,7 @@ fn held(num_bytes: usize) {
 }
 
 #[expect(unsafe_code, reason = "an allocator's interface is unsafe")]
-// SAFETY: every call is handed on as it is; counting does not allocate.
+// SAFETY: every call is passed on unchanged; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         held(layout.size());
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The most bytes held while `load` runs, besides those that were before, and what it gives.
+/// The most bytes held while `load` runs, beyond those held before, and its result.
 fn peak<R>(load: impl FnOnce() -> R) -> (usize, R) {
     let before = NUM_HELD.load(Ordering::Relaxed);
     MOST_HELD.store(before, Ordering::Relaxed);
@@ -64,7 +64,7 @@ fn write_checkpoint(dir: &Path, is_tied: bool, device: &Device) -> u64 {
     std::fs::metadata(dir.join("model.safetensors")).expect("written").len()
 }
 
-/// The final logits of a prompt that is read in `pieces`.
+/// The logits of a prompt that is read in `pieces`.
 fn logits(model: &CausalLm, pieces: &[usize]) -> Vec<f32> {
     let num_tokens = pieces.iter().sum();
     let mut cache = model.new_cache(num_tokens, 1);
@@ -80,9 +80,8 @@ fn logits(model: &CausalLm, pieces: &[usize]) -> Vec<f32> {
     all
 }
 
-/// A model that says that it reads 67 million tokens, and reads a few, holds little beside its
-/// weights.
-fn a_limit_is_no_allocation(device: &Device) {
+/// A model that allows 67 million tokens but reads a few needs little memory beside its weights.
+fn a_limit_allocates_nothing(device: &Device) {
     let shape = ModelShape {
         vocab_size: 64,
         hidden_size: 32,
@@ -109,36 +108,35 @@ fn a_limit_is_no_allocation(device: &Device) {
     }
 }
 
-/// One test: what several hold at once cannot be told apart.
+/// A single test, because the allocator counts all threads together.
 #[test]
-fn a_model_is_held_once_and_computes_the_same_bits_in_every_format_that_holds_its_numbers() {
+fn a_model_is_held_once_and_computes_the_same_bits_in_every_exact_format() {
     let device = Device::flex();
     if !vectors::reach(&device) {
         return;
     }
-    a_limit_is_no_allocation(&device);
+    a_limit_allocates_nothing(&device);
     for is_tied in [true, false] {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = write_checkpoint(dir.path(), is_tied, &device) as f64;
-        let load = |storage| {
-            let stored = || CausalLm::from_model_dir_stored(dir.path(), storage, &device);
-            peak(|| stored().expect("loads"))
-        };
-        let (peak_as_stored, as_stored) =
-            peak(|| CausalLm::from_model_dir(dir.path(), &device).expect("loads"));
-        let (peak_in_f32, in_f32) = load(Storage::F32);
-        // Rotary tables and what is read at once come on top.
+        let load = |dir| peak(|| CausalLm::from_model_dir(dir, &device).expect("loads"));
+        let (peak_as_stored, as_stored) = load(dir.path());
+        // The same numbers in a file of f32.
+        let wide = tempfile::tempdir().expect("a temporary directory");
+        as_stored.write_model_dir(wide.path(), WeightDtype::F32).expect("written");
+        let (peak_in_f32, in_f32) = load(wide.path());
+        // Rotary tables and read buffers come on top.
         let ratio = |peak: usize| peak as f64 / file;
-        assert!(ratio(peak_as_stored) < 1.15, "{} of its file", ratio(peak_as_stored));
-        assert!(ratio(peak_in_f32) < 2.15, "{} of its file in f32", ratio(peak_in_f32));
-        // As on a GPU, whose memory is the host's here: a tied LM head is a copy of its own, and
-        // what is read is in f32 for a tensor at a time.
+        assert!(ratio(peak_as_stored) < 1.15, "{} times its file", ratio(peak_as_stored));
+        assert!(ratio(peak_in_f32) < 2.15, "{} times its bf16 file in f32", ratio(peak_in_f32));
+        // As on a GPU, with host memory in its place: a tied LM head is copied, and one tensor at a
+        // time is in f32 while it is read.
         let dtype = WeightDtype::Bf16;
         let in_bf16 = || CausalLm::from_model_dir_in(dir.path(), dtype, &device);
         let (peak_in_bf16, _in_bf16) = peak(|| in_bf16().expect("loads"));
         let most = if is_tied { 1.4 } else { 1.2 };
-        assert!(ratio(peak_in_bf16) < most, "{} of its file in bf16", ratio(peak_in_bf16));
-        // A prompt in blocks of rows that several threads share, a verification, single tokens.
+        assert!(ratio(peak_in_bf16) < most, "{} times its file as tensors", ratio(peak_in_bf16));
+        // A prompt in blocks for several threads, a verification, and single tokens.
         let expected = logits(&in_f32, &[100, 1, 5, 1, 150]);
         assert!(logits(&as_stored, &[100, 1, 5, 1, 150]) == expected, "the same bits");
         assert!(logits(&as_stored, &[257]) == expected, "in one piece");

@@ -1,19 +1,21 @@
-//! Calibration: what an acceptance head's prediction is worth, as a chance.
+//! Calibration: maps an acceptance head's predictions to probabilities.
 //!
-//! A stop rule multiplies predictions, so they must be chances and not just scores. Training with a
-//! rejection weight w moves a head's logits by −ln w, and a head of few parameters has errors of
-//! its own; a monotone map from prediction to chance, fitted to what came of predictions on
-//! held-out prompts, undoes both. A temperature alone cannot: it leaves a prediction of ½ where it
-//! is.
+//! A stop rule multiplies predictions, so they must be probabilities and not just scores. Training
+//! with a rejection weight w moves a head's logits by −ln w, and a small head has errors besides. A
+//! monotone map, fitted on held-out prompts to predictions and their outcomes, corrects both. A
+//! temperature could not: it maps ½ to ½.
 //!
-//! | form | the map | after |
+//! | form | the map | source |
 //! |---|---|---|
 //! | [`Platt`] | σ(scale · logit + bias): two numbers, smooth | Platt 1999 |
-//! | [`PiecewiseLinear`] | straight lines between blocks of an isotonic regression | Zadrozny and Elkan 2002 |
+//! | [`PiecewiseLinear`] | straight lines between the blocks of an isotonic regression | Zadrozny and Elkan 2002 |
 //!
-//! [`CalibrationTrial`] says which of them, if any, is better on prompts that it was not fitted to.
-//! What is fitted comes from
-//! [`Recordings::judged_predictions`](crate::Recordings::judged_predictions).
+//! [`CalibrationTrial`] shows which of them, if any, is better on prompts that it was not fitted to.
+//! The fits use [`Recordings::judged_predictions`](crate::Recordings::judged_predictions).
+//!
+//! Rollouts hold the head's uncalibrated predictions. A calibration is applied while decoding (in the
+//! decode crate's `acceptance`) or in replay ([`Recordings::calibrated`](crate::Recordings::calibrated)).
+//! So a new calibration invalidates no rollout, and none is applied twice.
 
 mod piecewise_linear;
 mod platt;
@@ -25,14 +27,14 @@ pub use piecewise_linear::PiecewiseLinear;
 pub use platt::Platt;
 pub use trial::{CalibrationTrial, preferred_calibration, try_calibrations};
 
-/// A prediction, and what came of it.
+/// A prediction and its outcome.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JudgedPrediction {
-    /// What the head predicted, before any calibration.
+    /// The head's uncalibrated prediction.
     pub predicted_prob: f64,
-    /// Whether the candidate is accepted, 0 or 1, or the chance of it.
+    /// Whether the candidate is accepted, 0 or 1, or the probability of it.
     pub label: f64,
-    /// How much it counts: the chance that verification reaches the candidate.
+    /// The probability that verification reaches the candidate.
     pub weight: f64,
 }
 
@@ -46,24 +48,21 @@ pub enum CalibrationKind {
     Isotonic,
 }
 
-/// A map from an acceptance head's prediction to a chance: monotone, and within 0 to 1.
+/// A monotone map from an acceptance head's predictions to probabilities.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Calibration {
-    /// A scaled and moved logit.
+    /// A scaled and shifted logit.
     Platt(Platt),
     /// Isotonic regression.
     Isotonic(PiecewiseLinear),
 }
 
 impl Calibration {
-    /// Fits a calibration to predictions and what came of them: the least weighted cross-entropy
-    /// (Platt) or squares (isotonic). None of no weight.
+    /// Fits a calibration to predictions and outcomes by least weighted cross-entropy (Platt) or
+    /// squares (isotonic). None if no prediction has weight.
     pub fn fit(kind: CalibrationKind, judged: &[JudgedPrediction]) -> Option<Self> {
-        if !judged.iter().any(|judged| judged.weight > 0.0) {
-            return None;
-        }
-        Some(match kind {
+        judged.iter().any(|judged| judged.weight > 0.0).then(|| match kind {
             CalibrationKind::Platt => Self::Platt(Platt::fit(judged)),
             CalibrationKind::Isotonic => Self::Isotonic(PiecewiseLinear::fit(judged)),
         })
@@ -77,7 +76,7 @@ impl Calibration {
         }
     }
 
-    /// The chance that a prediction of `predicted_prob` is worth.
+    /// The calibrated probability of a prediction.
     ///
     /// # Panics
     /// If the prediction is not between 0 and 1.
@@ -93,14 +92,13 @@ impl Calibration {
     }
 }
 
-/// Predictions made up for tests.
+/// Synthetic predictions.
 #[cfg(test)]
 mod test_predictions {
     use super::JudgedPrediction;
     use crate::{Draws, SeededDraws};
 
-    /// Predictions all over the line; what came of each is decided by a coin of chance
-    /// `truth`(prediction).
+    /// Uniform predictions, each with an outcome of 1 with probability `truth`(prediction).
     pub(super) fn coins(
         seed: u64,
         len: usize,
@@ -115,12 +113,12 @@ mod test_predictions {
         (0..len).map(&mut one).collect()
     }
 
-    /// What a head predicts that was trained with a rejection weight of 6, where `prob` is true.
+    /// The prediction of a head trained with a rejection weight of 6 if `prob` is true.
     pub(super) fn weighted_six(prob: f64) -> f64 {
         prob / (prob + 6.0 * (1.0 - prob))
     }
 
-    /// What is true where such a head predicts `prob`.
+    /// The true probability if such a head predicts `prob`.
     pub(super) fn true_of_weighted_six(prob: f64) -> f64 {
         6.0 * prob / (6.0 * prob + 1.0 - prob)
     }
@@ -145,7 +143,7 @@ mod tests {
             let calibration = fitted(kind, &judged);
             for truth in [0.3, 0.5, 0.7, 0.9, 0.97] {
                 let found = calibration.apply(weighted_six(truth));
-                // Some five standard deviations of a mean over the coins of a block.
+                // About five standard deviations of a block's mean.
                 assert!((found - truth).abs() < 0.04, "{kind:?}: {found} for {truth}");
             }
         }
@@ -164,14 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn every_map_is_monotone_and_a_chance_whatever_it_was_fitted_to() {
+    fn every_map_is_monotone_and_within_0_and_1() {
         let one = |predicted_prob, label| JudgedPrediction { predicted_prob, label, weight: 1.0 };
         let sets = [
             coins(3, 500, |prob| prob.sqrt()),
-            // The wrong way round.
+            // Predictions in reverse order.
             coins(4, 500, |prob| 1.0 - prob),
-            // Nothing but noise, one outcome only, separable, a single place, and the ends of the
-            // line.
+            // Noise, one outcome, separable outcomes, one prediction, and predictions of 0 and 1.
             coins(5, 60, |_| 0.5),
             coins(6, 100, |_| 1.0),
             coins(7, 100, |prob| f64::from(u8::from(prob > 0.4))),
@@ -189,7 +186,7 @@ mod tests {
                 probs.sort_by(f64::total_cmp);
                 let mapped: Vec<f64> = probs.iter().map(|prob| calibration.apply(*prob)).collect();
                 assert!(mapped.iter().all(|prob| (0.0..=1.0).contains(prob)), "{calibration:?}");
-                // A logarithm may be off by its last digit.
+                // A logarithm may be off by one unit in the last place.
                 let falls = mapped.windows(2).any(|two| two[1] < two[0] - 1e-14);
                 assert!(!falls, "{calibration:?}");
             }
@@ -197,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_is_so_many_observations() {
+    fn a_weight_counts_as_that_many_observations() {
         let mut weighted = coins(8, 600, |prob| prob.powi(2));
         for (at, judged) in weighted.iter_mut().enumerate() {
             judged.weight = (at % 4) as f64;
@@ -219,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_calibration_is_refused() {
+    fn invalid_calibrations_are_errors() {
         for (scale, bias) in [(-1.0, 0.0), (f64::INFINITY, 0.0), (1.0, f64::NAN)] {
             let refused = Platt::new(scale, bias).expect_err("refused").to_string();
             assert!(refused.contains("scale") && refused.contains("bias"), "{refused}");

@@ -1,10 +1,11 @@
-//! How a model's next token is chosen: the repetition penalty first, then the most probable token or
-//! a draw.
+//! How a model's next token is chosen: first the repetition penalty, then the argmax or a draw.
 //!
-//! The order is that of HF transformers, where the penalty is a processor of logits, for greedy
-//! decoding too, and temperature, top-k, top-p and min-p are warpers behind it. A penalty makes a
-//! token's chance depend on which tokens stand before it: of a node in a tree that is its own path,
-//! for target and drafter alike.
+//! The order is that of HF transformers: the penalty applies to greedy decoding too, and temperature,
+//! top-k, top-p and min-p follow it. With a penalty a token's probability depends on the tokens before
+//! it; for a node of a tree, these include its path, for target and drafter alike.
+//!
+//! Stop rules read signals of penalised logits. Acceptance heads get the model's logits without a
+//! penalty, as in training.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -14,17 +15,17 @@ use serde::{Deserialize, Serialize};
 use crate::distribution::argmax;
 use crate::{Sampling, TheoryError};
 
-/// Penalties within these bounds make no logit infinite.
+/// Within this range, penalties make no logit infinite.
 const PENALTIES: RangeInclusive<f64> = 0.01..=100.0;
 
 /// How a model's next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(from = "StoredDecoding", into = "StoredDecoding")]
 pub struct Decoding {
-    /// How a token is chosen from logits, behind the penalty.
+    /// How a token is chosen from the penalised logits.
     pub choice: TokenChoice,
-    /// Divides the logits of all tokens that stand before, in prompt and answer, where they are
-    /// positive, and multiplies them where they are negative (Keskar et al. 2019). 1 changes nothing.
+    /// Divides the positive logits, and multiplies the negative logits, of all tokens in the prompt
+    /// and the response so far (Keskar et al. 2019). 1 changes nothing.
     pub repetition_penalty: f64,
 }
 
@@ -32,80 +33,85 @@ pub struct Decoding {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenChoice {
-    /// The most probable token, the first of equals.
+    /// The most probable token; among equals, the first.
     Greedy,
     /// A token drawn from the warped distribution.
     Sampled(Sampling),
 }
 
-/// As it stands in files, which name a penalty where there is one.
+/// The form in files, where a penalty of 1 is omitted.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Stored {
+enum StoredDecoding {
     Choice(TokenChoice),
     Penalised { choice: TokenChoice, repetition_penalty: f64 },
 }
 
-impl From<Stored> for Decoding {
-    fn from(stored: Stored) -> Self {
-        match stored {
-            Stored::Choice(choice) => Self { choice, repetition_penalty: 1.0 },
-            Stored::Penalised { choice, repetition_penalty } => Self { choice, repetition_penalty },
-        }
+impl From<StoredDecoding> for Decoding {
+    fn from(stored: StoredDecoding) -> Self {
+        let (choice, repetition_penalty) = match stored {
+            StoredDecoding::Choice(choice) => (choice, 1.0),
+            StoredDecoding::Penalised { choice, repetition_penalty: penalty } => (choice, penalty),
+        };
+        Self { choice, repetition_penalty }
     }
 }
 
-impl From<Decoding> for Stored {
+impl From<Decoding> for StoredDecoding {
     fn from(decoding: Decoding) -> Self {
         let Decoding { choice, repetition_penalty } = decoding;
-        match decoding.is_penalised() {
-            false => Self::Choice(choice),
-            true => Self::Penalised { choice, repetition_penalty },
+        if decoding.is_penalised() {
+            Self::Penalised { choice, repetition_penalty }
+        } else {
+            Self::Choice(choice)
         }
     }
 }
 
 impl Decoding {
-    /// The most probable token, always, without a penalty.
+    /// Greedy decoding without a penalty.
     pub const GREEDY: Self = Self { choice: TokenChoice::Greedy, repetition_penalty: 1.0 };
 
-    /// Draws, without a penalty.
+    /// Sampled decoding without a penalty.
     pub const fn sampled(sampling: Sampling) -> Self {
         Self { choice: TokenChoice::Sampled(sampling), repetition_penalty: 1.0 }
     }
 
-    /// The same under a penalty.
+    /// The same with a penalty.
     #[must_use]
     pub const fn penalising(self, repetition_penalty: f64) -> Self {
         Self { repetition_penalty, ..self }
     }
 
-    /// Whether nothing is drawn.
+    /// Whether decoding is greedy.
     pub fn is_greedy(&self) -> bool {
         self.choice == TokenChoice::Greedy
     }
 
-    /// Whether a token's chance depends on which tokens stand before it, besides the model's logits.
+    /// Whether there is a repetition penalty.
     pub fn is_penalised(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 
-    /// Checks penalty and sampling settings.
+    /// Checks the penalty and the sampling settings.
     ///
     /// # Errors
-    /// Names the first setting that is out of its range.
+    /// Names the first setting outside its range.
     pub fn validate(&self) -> Result<(), TheoryError> {
-        if !PENALTIES.contains(&self.repetition_penalty) {
-            return Err(TheoryError::RepetitionPenalty(self.repetition_penalty));
-        }
+        TheoryError::check(
+            PENALTIES.contains(&self.repetition_penalty),
+            "repetition_penalty",
+            "lie between 0.01 and 100 (1 changes nothing)",
+            self.repetition_penalty,
+        )?;
         match self.choice {
             TokenChoice::Greedy => Ok(()),
             TokenChoice::Sampled(sampling) => sampling.validate(),
         }
     }
 
-    /// The logits that a token is chosen by, which stands behind the tokens `before`, in any order:
-    /// the model's own where there is no penalty. In f32, as transformers computes them.
+    /// The logits from which the token after the tokens `before`, in any order, is chosen; the model's
+    /// logits, borrowed, without a penalty. In f32, as transformers computes them.
     pub fn penalised<'l>(
         &self,
         logits: &'l [f32],
@@ -116,7 +122,7 @@ impl Decoding {
         }
         let penalty = self.repetition_penalty as f32;
         let mut penalised = logits.to_vec();
-        // From the model's own, so that a token that stands there twice is penalised once.
+        // From the model's logits, so that a token that occurs twice is penalised once.
         for token in before {
             if let Some(logit) = logits.get(token as usize) {
                 penalised[token as usize] =
@@ -126,8 +132,8 @@ impl Decoding {
         Cow::Owned(penalised)
     }
 
-    /// The probabilities a token is chosen with, as served: of one token 1 when greedy, else
-    /// [`Sampling::probs`]. `logits` are [penalised](Self::penalised).
+    /// The probabilities with which a token is chosen, as served: [`Sampling::probs`], or one-hot if
+    /// greedy. `logits` are [penalised](Self::penalised).
     ///
     /// # Panics
     /// As [`Sampling::probs`].
@@ -139,7 +145,7 @@ impl Decoding {
         })
     }
 
-    /// What a token is drawn from; None when greedy, where nothing is drawn. `logits` are
+    /// The distribution from which a token is drawn; None if greedy. `logits` are
     /// [penalised](Self::penalised).
     ///
     /// # Panics
@@ -157,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_penalty_moves_what_was_met_towards_less_and_each_token_once() {
+    fn a_penalty_lowers_the_logit_of_each_earlier_token_once() {
         let logits = [2.0, -2.0, 0.0, f32::NEG_INFINITY, 1.5];
         let penalised = |penalty| {
             let decoding = Decoding::GREEDY.penalising(penalty);
@@ -166,7 +172,7 @@ mod tests {
         assert_eq!(penalised(2.0), [1.0, -4.0, 0.0, f32::NEG_INFINITY, 1.5]);
         assert_eq!(penalised(0.5), [4.0, -1.0, 0.0, f32::NEG_INFINITY, 1.5]);
         assert!(matches!(Decoding::GREEDY.penalised(&logits, [0]), Cow::Borrowed(_)));
-        // It changes the argmax, and with it what greedy decoding gives.
+        // It changes the argmax, and so greedy decoding.
         let decoding = Decoding::GREEDY.penalising(2.0);
         assert_eq!(decoding.probs(&logits), [1.0, 0.0, 0.0, 0.0, 0.0]);
         let after = decoding.penalised(&logits, [0]);
@@ -174,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn settings_out_of_range_are_refused() {
+    fn settings_out_of_range_are_errors() {
         for penalty in [0.01, 1.0, 1.3, 100.0] {
             assert_eq!(Decoding::GREEDY.penalising(penalty).validate(), Ok(()));
         }
         for penalty in [-1.0, 0.0, 1e-9, 101.0, f64::NAN, f64::INFINITY] {
-            let refused = Decoding::GREEDY.penalising(penalty).validate();
-            assert!(matches!(refused, Err(TheoryError::RepetitionPenalty(_))));
+            let error = Decoding::GREEDY.penalising(penalty).validate().expect_err("out of range");
+            assert!(error.to_string().starts_with("repetition_penalty must lie"), "{error}");
         }
         let bad = Sampling { temperature: 0.0, ..Sampling::default() };
         assert!(Decoding::sampled(bad).validate().is_err());

@@ -1,92 +1,94 @@
-//! The draft phase of a round: which questions a stop rule is asked, in which order, and when
-//! another candidate is drawn.
+//! The draft phase of a round: when the stop rule is asked, and when another candidate is drawn.
 //!
-//! It is written once, over what candidates are drawn from. Decoding steps a drafter's model,
-//! recording lets one draft on from a rejected candidate, and replay reads recorded steps: so all
-//! three ask the same questions and draw in the same order, and replay is decoding without models.
+//! Decoding steps a drafter's model, recording continues from a rejected candidate, and replay reads
+//! recorded steps. All three run this one state machine over a [`CandidateSource`], so they ask the rule
+//! the same questions and draw in the same order. The caller takes the steps between calls of
+//! [`DraftPhase::advance`], for one sequence or for many in one forward.
 //!
-//! A [`DraftPhase`] is advanced by a caller, who takes the steps: of one sequence, or of many in one
-//! forward.
-//!
-//! A drawn candidate always goes to the target. Rules, bounds, end tokens and the room left decide
+//! The target always verifies a drawn candidate. Rules, bounds, end tokens and the remaining room decide
 //! only whether another one is drawn.
+//!
+//! [`TextEnd`] says whether a candidate ends the text, for example by a stop string; decoding sees only
+//! token ids. A draft phase ends at such a candidate. Look-ups and the inner nodes of a tree may run past
+//! it; the round's tokens are cut there.
 
 use std::fmt;
 
 use crate::{DraftSignals, HeadEstimate, SignalNeeds, StopRule};
 
-/// What a draft phase draws its candidates from: the last step.
+/// The source of a draft phase's candidates.
 pub trait CandidateSource {
-    /// Why it may fail; `Infallible` where it cannot.
+    /// The drafter's error.
     type Error;
 
     /// Draws a candidate from the last step.
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn;
+    fn draw(&mut self, needs: SignalNeeds) -> DrawnToken;
 
-    /// The acceptance probability that a head which looks ahead predicts for `candidate`, just
-    /// drawn; None without such a head.
+    /// The acceptance probability that a look-ahead head predicts for `candidate`, just drawn; None
+    /// without such a head.
     ///
     /// # Errors
     /// If the drafter fails.
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, Self::Error>;
 }
 
-/// A candidate, just drawn.
+/// A candidate that was just drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Drawn {
+pub struct DrawnToken {
     /// The token.
     pub token_id: u32,
-    /// [`DraftSignals::candidate_prob`], where the rule needs it.
+    /// [`DraftSignals::candidate_prob`], if the rule needs it.
     pub candidate_prob: Option<f64>,
 }
 
-/// Says where a text ends that no end token ends: behind a stop string. Here texts are token ids.
+/// Ends a text without an end token, for example at a stop string.
 pub trait TextEnd: fmt::Debug {
-    /// Whether the last of all tokens that there are of prompt and response ends the response; they come
-    /// from the last one back, and are read as far as is needed.
+    /// Whether the last token of prompt and response ends the response. The iterator yields their tokens
+    /// in reverse order.
     fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool;
 }
 
-/// Where a text ends whose first tokens are elsewhere.
+/// The end of a text whose tokens continue a prefix.
 #[derive(Debug, Clone, Copy)]
-pub struct EndBehind<'a> {
-    /// Of the whole text.
+pub struct EndAfter<'a> {
+    /// The end of the whole text.
     pub end: &'a dyn TextEnd,
-    /// Its first tokens.
-    pub standing: &'a [u32],
+    /// The text's first tokens.
+    pub prefix: &'a [u32],
 }
 
-impl TextEnd for EndBehind<'_> {
+impl TextEnd for EndAfter<'_> {
     fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
-        self.end.is_reached(&mut last_first.chain(self.standing.iter().rev().copied()))
+        self.end.is_reached(&mut last_first.chain(self.prefix.iter().rev().copied()))
     }
 }
 
-/// What ends a draft phase whatever the rule says.
+/// Limits that end a draft phase regardless of the rule.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftLimits<'a> {
-    /// The most candidates that could be kept beside the target's own token.
+    /// The maximum number of candidates that could be kept before the target's own token.
     pub room: usize,
-    /// Tokens that end a response: nothing after one can be kept.
+    /// Tokens that end a response: nothing after one is kept.
     pub eos_token_ids: &'a [u32],
-    /// What else ends a response, where whole texts are at hand.
+    /// Other ends of a response; None if there are none.
     pub text_end: Option<&'a dyn TextEnd>,
 }
 
 impl DraftLimits<'_> {
-    /// Whether nothing behind the last of `tokens` can be kept.
+    /// Whether the last of `tokens` ends the response.
     pub fn is_end(&self, tokens: &[u32]) -> bool {
         tokens.last().is_some_and(|last| self.eos_token_ids.contains(last))
             || self.text_end.is_some_and(|end| end.is_reached(&mut tokens.iter().rev().copied()))
     }
 }
 
-/// A draft phase on its way: a state machine that waits for a step, or is over.
+/// The state of a draft phase: waiting for a step, or over.
 #[derive(Debug, Clone)]
 pub struct DraftPhase {
     needs: SignalNeeds,
-    /// The least candidates that a rule may stop at, and the most that are drawn.
+    /// The number of candidates from which on the rule may stop.
     min: usize,
+    /// The maximum number of candidates.
     max: usize,
     num_candidates: usize,
     num_steps: usize,
@@ -94,7 +96,7 @@ pub struct DraftPhase {
 }
 
 impl DraftPhase {
-    /// Begins a round's phase.
+    /// Begins the draft phase of a round.
     pub fn begin(rule: &mut dyn StopRule, limits: DraftLimits<'_>) -> Self {
         let (bounds, needs) = (rule.bounds(), rule.needs());
         rule.begin_round();
@@ -103,7 +105,7 @@ impl DraftPhase {
         Self { needs, min: bounds.min, max, num_candidates, num_steps, is_over: max == 0 }
     }
 
-    /// Whether a step is to be taken: a draft forward over the sequence with the candidates so far.
+    /// Whether the phase needs a step: a draft forward over the sequence and the candidates so far.
     pub fn needs_step(&self) -> bool {
         !self.is_over
     }
@@ -113,27 +115,27 @@ impl DraftPhase {
         self.needs
     }
 
-    /// The candidates so far.
+    /// The number of candidates so far.
     pub fn num_candidates(&self) -> usize {
         self.num_candidates
     }
 
-    /// The steps so far.
+    /// The number of steps so far.
     pub fn num_steps(&self) -> usize {
         self.num_steps
     }
 
-    /// Goes on behind a step that gave `signals`: a candidate is drawn from it and appended to
-    /// `tokens`, unless the rule stops before.
+    /// Continues after a step with these `signals`: draws a candidate and appends it to `tokens`, unless
+    /// the rule stops before the draw.
     ///
-    /// The rule is asked before each draw and after it, also below its minimum, where the answer is
-    /// not heeded. It is not asked about a candidate that ends the response, and so ends the phase by itself.
+    /// The rule is asked before and after each draw, even below its minimum, where the answer is
+    /// ignored. It is not asked about a candidate that ends the response, which ends the phase.
     ///
     /// # Errors
     /// If the source fails.
     ///
     /// # Panics
-    /// If no step is to be taken.
+    /// If the phase is over.
     pub fn advance<S: CandidateSource>(
         &mut self,
         source: &mut S,
@@ -143,14 +145,14 @@ impl DraftPhase {
         tokens: &mut Vec<u32>,
     ) -> Result<(), S::Error> {
         assert!(self.needs_step(), "the draft phase is over");
-        let num_standing = tokens.len() - self.num_candidates;
+        let num_before = tokens.len() - self.num_candidates;
         self.num_steps += 1;
-        let stops = rule.stops_before_draw(&tokens[num_standing..], &signals);
+        let stops = rule.stops_before_draw(&tokens[num_before..], &signals);
         if stops && self.num_candidates >= self.min {
             self.is_over = true;
             return Ok(());
         }
-        let Drawn { token_id, candidate_prob } = source.draw(self.needs);
+        let DrawnToken { token_id, candidate_prob } = source.draw(self.needs);
         signals.candidate_prob = candidate_prob;
         tokens.push(token_id);
         self.num_candidates += 1;
@@ -163,7 +165,7 @@ impl DraftPhase {
         {
             signals.acceptance_prob = Some(HeadEstimate::OfDrawn(prob));
         }
-        let stops = rule.stops(&tokens[num_standing..], &signals);
+        let stops = rule.stops(&tokens[num_before..], &signals);
         let may_stop = self.num_candidates >= self.min;
         self.is_over = (stops && may_stop) || self.num_candidates == self.max;
         Ok(())
@@ -179,15 +181,15 @@ mod tests {
 
     const END: u32 = 9;
 
-    /// Candidates told in advance, whose number is each one's signal.
+    /// A script of candidates, and a log of the calls.
     struct Scripted(Vec<u32>, Vec<String>);
 
     impl CandidateSource for Scripted {
         type Error = Infallible;
 
-        fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+        fn draw(&mut self, _needs: SignalNeeds) -> DrawnToken {
             self.1.push("draw".into());
-            Drawn { token_id: self.0.remove(0), candidate_prob: Some(0.5) }
+            DrawnToken { token_id: self.0.remove(0), candidate_prob: Some(0.5) }
         }
 
         fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, Infallible> {
@@ -196,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Stops where it is told to, before or after a draw.
+    /// Stops at a given length, before or after a draw.
     struct Stopping {
         after: Option<usize>,
         before: Option<usize>,

@@ -1,50 +1,44 @@
-//! What drafters are called, and how often each ran in a round.
+//! Drafters' names, and their forwards in a round.
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
+use crate::serialized::serialize_as_string;
 
-/// A drafter's name; in the order they are shown. In files a string: `draft`, `self_draft_1`,
-/// `max_gram`.
+/// A drafter's name; in the order in which drafters are shown. A string in files: `draft`,
+/// `self_draft_1`, `max_gram`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DrafterId {
     /// A separate draft model.
     Draft,
-    /// Kangaroo: the target's own first layers and an adapter.
+    /// Kangaroo: the target's first layers and an adapter.
     SelfDraft {
-        /// The layers run before the adapter.
+        /// The number of layers before the adapter.
         exit_layer: usize,
     },
     /// A second, smaller draft model, in cascades.
     SmallDraft,
-    /// Max-Gram: what followed where the sequence looked like this before. No model.
+    /// Max-Gram: prompt lookup, without a model.
     MaxGram,
     /// CS-Drafting: drafters that review each other's candidates, or take turns.
     Cascade {
-        /// Which of a recipe's cascades, from 1 on.
+        /// The cascade's number in its recipe, counted from 1.
         number: usize,
     },
-    /// SpecInfer: drafters whose chains are one tree.
+    /// SpecInfer: several drafters' chains, merged into one tree.
     Merged {
-        /// Which of a recipe's, from 1 on.
+        /// The merged drafter's number in its recipe, counted from 1.
         number: usize,
     },
 }
 
 impl DrafterId {
-    /// The layers of the target that it runs, where it is a self-draft.
+    /// A self-draft's exit layer; None for other drafters.
     pub fn exit_layer(self) -> Option<usize> {
-        match self {
-            Self::SelfDraft { exit_layer } => Some(exit_layer),
-            Self::Draft
-            | Self::SmallDraft
-            | Self::MaxGram
-            | Self::Cascade { .. }
-            | Self::Merged { .. } => None,
-        }
+        if let Self::SelfDraft { exit_layer } = self { Some(exit_layer) } else { None }
     }
 
     /// The drafter in words: `separate draft`, `self-draft, exit 1`.
@@ -59,7 +53,7 @@ impl DrafterId {
         }
     }
 
-    /// What comes before the names of its settings, to tell them from a separate draft's: `exit 1`.
+    /// The prefix of its settings' names, which a separate draft's lack: `exit 1`.
     pub fn prefix(self) -> Option<String> {
         match self {
             Self::Draft => None,
@@ -72,22 +66,15 @@ impl DrafterId {
     }
 }
 
-const DRAFT: &str = "draft";
-const SELF_DRAFT: &str = "self_draft_";
-const SMALL_DRAFT: &str = "small_draft";
-const MAX_GRAM: &str = "max_gram";
-const CASCADE: &str = "cascade_";
-const MERGED: &str = "merged_";
-
 impl fmt::Display for DrafterId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Draft => formatter.write_str(DRAFT),
-            Self::SelfDraft { exit_layer } => write!(formatter, "{SELF_DRAFT}{exit_layer}"),
-            Self::SmallDraft => formatter.write_str(SMALL_DRAFT),
-            Self::MaxGram => formatter.write_str(MAX_GRAM),
-            Self::Cascade { number } => write!(formatter, "{CASCADE}{number}"),
-            Self::Merged { number } => write!(formatter, "{MERGED}{number}"),
+            Self::Draft => formatter.write_str("draft"),
+            Self::SelfDraft { exit_layer } => write!(formatter, "self_draft_{exit_layer}"),
+            Self::SmallDraft => formatter.write_str("small_draft"),
+            Self::MaxGram => formatter.write_str("max_gram"),
+            Self::Cascade { number } => write!(formatter, "cascade_{number}"),
+            Self::Merged { number } => write!(formatter, "merged_{number}"),
         }
     }
 }
@@ -97,56 +84,47 @@ impl FromStr for DrafterId {
 
     fn from_str(name: &str) -> Result<Self, TheoryError> {
         let known = match name {
-            DRAFT => Some(Self::Draft),
-            SMALL_DRAFT => Some(Self::SmallDraft),
-            MAX_GRAM => Some(Self::MaxGram),
-            _ => {
-                let number = |prefix| name.strip_prefix(prefix)?.parse().ok();
-                let exit = number(SELF_DRAFT).map(|exit_layer| Self::SelfDraft { exit_layer });
-                let cascade = || number(CASCADE).map(|number| Self::Cascade { number });
-                let merged = || number(MERGED).map(|number| Self::Merged { number });
-                exit.or_else(cascade).or_else(merged)
-            }
+            "draft" => Some(Self::Draft),
+            "small_draft" => Some(Self::SmallDraft),
+            "max_gram" => Some(Self::MaxGram),
+            _ => name.rsplit_once('_').and_then(|(kind, number)| {
+                let number = number.parse().ok()?;
+                match kind {
+                    "self_draft" => Some(Self::SelfDraft { exit_layer: number }),
+                    "cascade" => Some(Self::Cascade { number }),
+                    "merged" => Some(Self::Merged { number }),
+                    _ => None,
+                }
+            }),
         };
-        // `+1` and `01` are numbers too, but no name of ours: what is read is what would be
-        // written.
+        // `+1` and `01` parse as numbers but are not written that way.
         known
             .filter(|known| known.to_string() == name)
             .ok_or_else(|| TheoryError::UnknownDrafter(name.to_owned()))
     }
 }
 
-impl Serialize for DrafterId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serialize_as_string!(DrafterId);
 
-impl<'de> Deserialize<'de> for DrafterId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
-
-/// The most drafters that take part in one round.
+/// The maximum number of drafters in a round.
 pub const MAX_DRAFTERS: usize = 4;
 
-/// The draft forwards of a round, by drafter: those of different drafters differ in price.
+/// The draft forwards of a round, by drafter, since their costs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Forwards([Option<(DrafterId, usize)>; MAX_DRAFTERS]);
 
 impl Forwards {
-    /// So many forwards of one drafter.
+    /// Forwards of one drafter.
     pub fn of(drafter: DrafterId, count: usize) -> Self {
         let mut forwards = Self::default();
         forwards.add(drafter, count);
         forwards
     }
 
-    /// Counts more forwards of a drafter.
+    /// Adds forwards of a drafter.
     ///
     /// # Panics
-    /// If more than [`MAX_DRAFTERS`] take part.
+    /// If there are more than [`MAX_DRAFTERS`] drafters.
     pub fn add(&mut self, drafter: DrafterId, count: usize) {
         if count == 0 {
             return;
@@ -157,12 +135,17 @@ impl Forwards {
         entry.get_or_insert((drafter, 0)).1 += count;
     }
 
-    /// Each drafter that ran, with its forwards.
+    /// Each drafter that ran, with its number of forwards.
     pub fn iter(&self) -> impl Iterator<Item = (DrafterId, usize)> {
         self.0.iter().flatten().copied()
     }
 
-    /// All forwards.
+    /// The forwards of one drafter.
+    pub(crate) fn of_drafter(&self, drafter: DrafterId) -> usize {
+        self.iter().find(|(id, _)| *id == drafter).map_or(0, |(_, count)| count)
+    }
+
+    /// The forwards of all drafters.
     pub fn total(&self) -> usize {
         self.iter().map(|(_, count)| count).sum()
     }
@@ -173,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written_and_nothing_else_is() {
+    fn names_are_read_only_as_they_are_written() {
         for (id, name) in [
             (DrafterId::Draft, "draft"),
             (DrafterId::SelfDraft { exit_layer: 1 }, "self_draft_1"),

@@ -1,8 +1,8 @@
-//! The only door randomness enters by: two kinds of draw, and the seeded generator that makes them.
+//! All randomness: a trait with two kinds of draw, and its seeded generator.
 //!
-//! Code that takes `Draws` can be run for its output (`SeededDraws`) or for its exact distribution
-//! (`Enumerator`, in `enumerate`). That is why the trait offers decisions, a coin and a die, and
-//! not uniform numbers: an enumerator cannot walk through a continuum.
+//! Code that takes `Draws` can run for its output (`SeededDraws`) or for its exact distribution
+//! (`Enumerator`, in `enumerate`). That is why the trait offers discrete decisions and not uniform
+//! numbers: an enumerator cannot visit a continuum.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,35 +10,25 @@ use sha2::{Digest, Sha256};
 
 /// A source of random decisions.
 pub trait Draws {
-    /// True with chance `prob`: r < `prob` for r uniform in [0, 1).
+    /// True with probability `prob`: r < `prob` for r uniform in [0, 1).
     ///
-    /// A `prob` of 0 or less is never true and one of 1 or more always is. The inequality is
-    /// strict: the published r <= p/q accepts a token of probability 0 when r = 0.
+    /// Never true for `prob` <= 0, always true for `prob` >= 1. The inequality is strict: the
+    /// published r <= p/q accepts a token of probability 0 at r = 0.
     fn bernoulli(&mut self, prob: f64) -> bool;
 
     /// An index drawn in proportion to `weights`, which are non-negative and need not sum to one.
     ///
-    /// An index of weight 0 is never returned.
+    /// Never returns an index of weight 0.
     ///
     /// # Panics
     /// If the weights do not have a positive finite sum.
     fn categorical(&mut self, weights: &[f64]) -> usize;
 }
 
-impl<D: Draws + ?Sized> Draws for &mut D {
-    fn bernoulli(&mut self, prob: f64) -> bool {
-        (**self).bernoulli(prob)
-    }
-
-    fn categorical(&mut self, weights: &[f64]) -> usize {
-        (**self).categorical(weights)
-    }
-}
-
 /// Reproducible draws: a ChaCha8 generator keyed by a seed and a named stream.
 ///
-/// Each (seed, stream) is its own generator, so what a row draws does not depend on the rows before
-/// it, on their order, or on the thread that works on it.
+/// Each (seed, stream) has a separate generator, so the draws of a row do not depend on the rows
+/// before it, on their order or on the thread.
 ///
 /// ```
 /// use draftsmith_theory::{Draws, SeededDraws};
@@ -53,7 +43,7 @@ pub struct SeededDraws {
 impl SeededDraws {
     /// The generator of one stream, named by parts such as a row id and a purpose.
     ///
-    /// The key is the SHA-256 of the seed, the number of parts, and each part behind its length, so
+    /// The key is the SHA-256 of the seed, the number of parts, and each part's length and bytes, so
     /// that `["ab", "c"]` and `["a", "bc"]` are different streams.
     pub fn new(seed: u64, stream: &[&str]) -> Self {
         let mut hasher = Sha256::new();
@@ -68,8 +58,7 @@ impl SeededDraws {
 
     /// A uniform number in [0, 1), a multiple of 2^-53.
     ///
-    /// Written out rather than taken from a library's distribution, so that a seed keeps its
-    /// meaning.
+    /// Implemented here and not by a library, so that seeds keep their meaning.
     pub fn uniform(&mut self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         (self.rng.next_u64() >> 11) as f64 * UNIT
@@ -78,9 +67,8 @@ impl SeededDraws {
 
 impl Draws for SeededDraws {
     fn bernoulli(&mut self, prob: f64) -> bool {
-        debug_assert!(!prob.is_nan(), "a chance is a number");
-        // One uniform is spent even on a certain outcome, so that later draws do not depend on
-        // `prob`.
+        debug_assert!(!prob.is_nan(), "a probability is a number");
+        // Certain outcomes consume a uniform too, so that later draws do not depend on `prob`.
         self.uniform() < prob
     }
 
@@ -94,7 +82,7 @@ impl Draws for SeededDraws {
     }
 }
 
-/// Weights summed at a stride: large enough for wide additions, small enough to walk one by one.
+/// Weights per partial sum: enough for wide additions, few enough to walk through one by one.
 const CHUNK: usize = 1024;
 
 /// The first index whose cumulative weight exceeds `threshold`, found chunk by chunk.
@@ -110,8 +98,7 @@ fn find_cumulative(weights: &[f64], threshold: f64) -> usize {
                     return chunk_index * CHUNK + index;
                 }
             }
-            // Added one by one, the chunk came out a rounding error below its sum: the last
-            // possible index it is.
+            // Summed one by one, the chunk is a rounding error below its wide sum.
             return chunk_index * CHUNK + last_positive(chunk);
         }
         before = through;
@@ -135,7 +122,7 @@ fn chunk_sum(chunk: &[f64]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().sum::<f64>()
 }
 
-/// A random distribution with zeros in it.
+/// A random distribution with some zeros.
 #[cfg(test)]
 pub(crate) fn random_probs(rng: &mut SeededDraws, len: usize) -> Vec<f64> {
     loop {
@@ -159,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_a_function_of_its_name_alone() {
+    fn a_stream_depends_only_on_seed_and_name() {
         let reference = first_uniforms(7, &["row#1", "draft"]);
         assert_eq!(reference, first_uniforms(7, &["row#1", "draft"]));
         for (seed, stream) in [
@@ -184,13 +171,12 @@ mod tests {
             let second = SeededDraws::new(1, &[&id, "b"]).uniform() - 0.5;
             products += first * second * 12.0;
         }
-        // The mean of 2000 products of unit variance has standard error 0.022; 0.09 is four of
-        // them.
+        // The mean of 2000 products of unit variance has a standard error of 0.022.
         assert!((products / 2000.0).abs() < 0.09);
     }
 
     #[test]
-    fn certain_coins_are_certain_and_spend_one_draw() {
+    fn certain_draws_are_certain_and_consume_one_uniform() {
         let mut certain = SeededDraws::new(3, &[]);
         let mut plain = SeededDraws::new(3, &[]);
         for _ in 0..1000 {
@@ -252,7 +238,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "positive finite sum")]
-    fn weights_without_mass_are_refused() {
+    fn weights_without_mass_are_a_bug() {
         SeededDraws::new(0, &[]).categorical(&[0.0, 0.0]);
     }
 }

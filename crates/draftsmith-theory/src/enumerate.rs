@@ -1,36 +1,34 @@
-//! The exact distribution of anything that takes `Draws`: every outcome of positive chance, with
-//! that chance.
+//! The exact distribution of any code that takes `Draws`: every outcome of positive probability.
 //!
-//! This is how losslessness is proved rather than sampled: the shipped decoding loop runs over a
-//! probability table once for every path of decisions, and the distribution of its output is
-//! compared with the target's own.
+//! Tests prove losslessness with it: the shipped decoding loop runs over a probability table once for
+//! every path of decisions, and the distribution of its output must equal the target's.
 
 use std::collections::BTreeMap;
 
 use crate::Draws;
 
-/// Draws that replay a recorded path of choices and then take the first untried one.
+/// Draws that replay a recorded path of decisions and then take the first untried outcome.
 #[derive(Debug)]
 pub struct Enumerator {
     path: Vec<Branch>,
     depth: usize,
 }
 
-/// One decision with more than one possible outcome.
+/// A decision with several possible outcomes.
 #[derive(Debug, PartialEq)]
 struct Branch {
-    /// Outcomes of positive chance, with their chances.
+    /// Outcomes of positive probability, each with its probability.
     outcomes: Vec<(usize, f64)>,
-    /// The index into `outcomes` that the present run takes.
+    /// The index into `outcomes` of the current run.
     taken: usize,
 }
 
-/// Runs `run` once for every path of draws of positive chance and returns each result with its
-/// probability.
+/// Runs `run` once for every path of draws of positive probability and returns each result with the
+/// path's probability.
 ///
-/// The probabilities sum to one. Results that several paths lead to appear several times: see
-/// [`distribution_of`]. A decision that is certain is no branch. The number of runs is the number
-/// of paths, so it grows exponentially with the draws a run makes.
+/// The probabilities sum to one. A result that several paths reach appears several times: see
+/// [`distribution_of`]. Certain decisions do not branch. The number of runs grows exponentially with
+/// the draws of a run.
 ///
 /// # Panics
 /// If `run` is not a deterministic function of its draws.
@@ -59,7 +57,7 @@ pub fn enumerate<T>(mut run: impl FnMut(&mut Enumerator) -> T) -> Vec<(T, f64)> 
     }
 }
 
-/// The distribution of enumerated outcomes: equal results put together, their probabilities added.
+/// The distribution of enumerated outcomes: the sum of probabilities for each distinct result.
 pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
     let mut probs = BTreeMap::new();
     for (outcome, prob) in outcomes {
@@ -69,7 +67,7 @@ pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> 
 }
 
 impl Enumerator {
-    /// Moves on to the next path, depth first; false when there is none.
+    /// Moves to the next path, depth first; false if there is none.
     fn advance(&mut self) -> bool {
         while let Some(branch) = self.path.last_mut() {
             branch.taken += 1;
@@ -101,7 +99,7 @@ impl Enumerator {
 
 impl Draws for Enumerator {
     fn bernoulli(&mut self, prob: f64) -> bool {
-        assert!(!prob.is_nan(), "a chance is a number");
+        assert!(!prob.is_nan(), "a probability is a number");
         if prob >= 1.0 {
             return true;
         }
@@ -154,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_law_is_what_seeded_draws_approach() {
+    fn seeded_draws_approach_the_distribution() {
         let exact = distribution_of(enumerate(branching_run));
         let mut draws = crate::SeededDraws::new(1, &["frequencies"]);
         let sampled =
@@ -171,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn certain_draws_are_no_branches() {
+    fn certain_draws_do_not_branch() {
         let outcomes = enumerate(|draws| {
             (
                 draws.bernoulli(0.0),
@@ -185,7 +183,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "deterministic function of its draws")]
-    fn hidden_state_is_noticed() {
+    fn hidden_state_is_detected() {
         let mut num_runs = 0;
         enumerate(|draws| {
             num_runs += 1;

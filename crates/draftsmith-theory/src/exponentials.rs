@@ -1,15 +1,13 @@
-//! Exponentials of whole rows of logits, eight at a time where the processor can: e^(logit −
-//! largest).
+//! Exponentials e^(logit − largest) of whole rows of logits, eight at a time with AVX2.
 //!
-//! A draft step takes them of every logit, and calls of the mathematical library, one a logit, were
-//! a fifth of a small draft's step. What is made of them is left to the callers, and so are checks:
-//! a NaN stays NaN in its weight and in the sums. A weight below e^−708, near the least normal
-//! number, is 0; in [`coarse_sums`], one below e^−87.
+//! A draft step needs them for every logit; one library call per logit took a fifth of a small draft's
+//! step. Callers check for NaN, which stays NaN in its weight and in the sums. Weights below e^−708,
+//! near the smallest normal number, are 0; in [`coarse_sums`], weights below e^−87.
 
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::V3;
 
-/// Weights of distances below this are 0, that of −∞ among them.
+/// Weights of distances below this are 0, including −∞.
 const MIN_DISTANCE: f64 = -708.0;
 
 /// Σ e^d and Σ d e^d over the row, with d a logit's distance to the largest; a token of weight 0
@@ -22,8 +20,8 @@ pub(crate) fn sums(logits: &[f32], largest: f32) -> (f64, f64) {
     sums_one_by_one(logits, largest)
 }
 
-/// The [`sums`] to within a millionth, from exponentials in f32: what a draft step tells a rule, in
-/// a third of the time.
+/// The [`sums`] to within a relative 1e-6, from f32 exponentials, in a third of the time. Stop rules
+/// read these.
 pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -63,7 +61,7 @@ fn weight(distance: f64) -> f64 {
     if distance < MIN_DISTANCE { 0.0 } else { distance.exp() }
 }
 
-/// A row's last logits and −∞ behind them, whose weight is 0.
+/// A row's last logits, padded with −∞, whose weight is 0.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
@@ -72,9 +70,8 @@ fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
     lanes
 }
 
-/// The same with AVX2 and FMA, in explicit vectors: plain loops stay scalar, whatever the
-/// processor. Eight logits are two vectors, so that one's steps fill the time that the other's
-/// take.
+/// The same with AVX2 and FMA in explicit vectors, because the compiler leaves plain loops scalar.
+/// Eight logits are two vectors, so that one's instructions hide the other's latency.
 #[cfg(target_arch = "x86_64")]
 mod eights {
     use std::f64::consts::{LN_2, LOG2_E};
@@ -84,12 +81,12 @@ mod eights {
 
     use super::{MIN_DISTANCE, padded};
 
-    /// ln 2 less [`LN_2`], the nearest f64.
+    /// ln 2 minus [`LN_2`], the nearest f64.
     const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
-    /// 1.5 · 2^52, whose last place is 1, and the bias of an f64's exponent.
+    /// 1.5 · 2^52, whose unit in the last place is 1, plus the bias of an f64's exponent.
     const TO_EXPONENT: f64 = 6_755_399_441_055_744.0 + 1023.0;
-    /// 1 / k! for k from 2 to 13, by twos. What Taylor's series leaves out is below 1e-17 for |r|
-    /// <= ln 2 / 2.
+    /// 1 / k! for k from 2 to 13, in pairs. The remainder of the Taylor series is below 1e-17 for |r| <=
+    /// ln 2 / 2.
     const COEFFICIENTS: [[f64; 2]; 6] = [
         [1.0 / 2.0, 1.0 / 6.0],
         [1.0 / 24.0, 1.0 / 120.0],
@@ -210,7 +207,7 @@ mod eights {
         [exponential(simd, low), exponential(simd, high)]
     }
 
-    /// e^d = 2^n e^r with n whole and |r| <= ln 2 / 2, for d <= 0.
+    /// e^d = 2^n e^r with integer n and |r| <= ln 2 / 2, for d <= 0.
     #[inline(always)]
     fn exponential(simd: V3, distances: f64x4) -> f64x4 {
         let to_exponent = simd.splat_f64x4(TO_EXPONENT);
@@ -221,8 +218,8 @@ mod eights {
         let rest = simd.mul_add_f64x4(whole, simd.splat_f64x4(-LN_2), distances);
         let rest = simd.mul_add_f64x4(whole, simd.splat_f64x4(-LN_2_REST), rest);
 
-        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one
-        // before.
+        // Pairs of terms, and pairs of pairs, because in Horner's scheme each term waits for the
+        // previous one.
         let square = simd.mul_f64x4(rest, rest);
         let fourth = simd.mul_f64x4(square, square);
         let mut pairs = [rest; 6];
@@ -237,11 +234,11 @@ mod eights {
         let from_first = simd.mul_add_f64x4(from_square, square, rest);
         let series = simd.add_f64x4(from_first, simd.splat_f64x4(1.0));
 
-        // A product, where adding exponents would do for numbers: NaN stays NaN.
+        // A product, and not a sum of exponents, keeps NaN.
         zero_if_far(simd, distances, simd.mul_f64x4(series, power_of_two))
     }
 
-    /// `values`, or 0 where the distance is below the least.
+    /// `values`, or 0 if the distance is below the minimum.
     #[inline(always)]
     fn zero_if_far(simd: V3, distances: f64x4, values: f64x4) -> f64x4 {
         let is_far = simd.cmp_lt_f64x4(distances, simd.splat_f64x4(MIN_DISTANCE));
@@ -249,8 +246,7 @@ mod eights {
     }
 }
 
-/// Sums of exponentials in f32, sixteen a step. Each lane sums a few dozen of them, and f64 what
-/// the lanes come to.
+/// Sums of f32 exponentials, sixteen at a time. Each f32 lane sums a few dozen; f64 sums the lanes.
 #[cfg(target_arch = "x86_64")]
 mod coarse {
     use std::f32::consts::LOG2_E;
@@ -262,7 +258,7 @@ mod coarse {
 
     /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// 1.5 · 2^23, whose last place is 1, and the bias of an f32's exponent.
+    /// 1.5 · 2^23, whose unit in the last place is 1, plus the bias of an f32's exponent.
     const TO_EXPONENT: f32 = 12_582_912.0 + 127.0;
     /// Weights of distances below this are 0.
     const MIN_DISTANCE: f32 = -87.0;
@@ -323,8 +319,8 @@ mod coarse {
         lanes.into_iter().map(f64::from).sum()
     }
 
-    /// e^d = 2^n e^r with n whole and |r| <= ln 2 / 2, for d <= 0. What Taylor's series leaves out
-    /// behind r⁷ is below 6e-9.
+    /// e^d = 2^n e^r with integer n and |r| <= ln 2 / 2, for d <= 0. The remainder of the Taylor series
+    /// after r⁷ is below 6e-9.
     #[inline(always)]
     fn exponential(simd: V3, distances: f32x8) -> f32x8 {
         let splat = |value| simd.splat_f32x8(value);
@@ -334,8 +330,8 @@ mod coarse {
         let whole = simd.sub_f32x8(biased, splat(TO_EXPONENT));
         let rest = simd.mul_add_f32x8(whole, splat(-LN_2[0]), distances);
         let rest = simd.mul_add_f32x8(whole, splat(-LN_2[1]), rest);
-        // Pairs of terms, and pairs of pairs: in Horner's scheme each term would wait for the one
-        // before.
+        // Pairs of terms, and pairs of pairs, because in Horner's scheme each term waits for the
+        // previous one.
         let square = simd.mul_f32x8(rest, rest);
         let pair = |even, odd| simd.mul_add_f32x8(splat(odd), rest, splat(even));
         let low = simd.mul_add_f32x8(pair(1.0 / 2.0, 1.0 / 6.0), square, pair(1.0, 1.0));
@@ -345,7 +341,7 @@ mod coarse {
         zero_if_far(simd, distances, simd.mul_f32x8(series, power_of_two))
     }
 
-    /// `values`, or 0 where the distance is below the least.
+    /// `values`, or 0 if the distance is below the minimum.
     #[inline(always)]
     fn zero_if_far(simd: V3, distances: f32x8, values: f32x8) -> f32x8 {
         let is_far = simd.cmp_lt_f32x8(distances, simd.splat_f32x8(MIN_DISTANCE));
@@ -358,8 +354,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_the_exponentials_down_to_the_least() {
-        // The two differ by an ulp of the library's and one of ours, 2.2e-16 each at most.
+    fn weights_are_the_exponentials_down_to_the_minimum() {
+        // The library's error and ours are at most 2.2e-16 each.
         let mut largest_error = 0.0f64;
         for temperature in [1.0, 0.7, 1.9] {
             let logits: Vec<f32> = (0..2_000_003).map(|step| step as f32 * -0.000_354).collect();
@@ -391,7 +387,7 @@ mod tests {
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!((found - expected).abs() <= 4.5e-16 * expected, "{found}, {expected}");
                 }
-                // Forty terms of one sign, summed in another order.
+                // Forty terms of one sign, summed in a different order.
                 assert!((total / expected_total - 1.0).abs() < 4e-15, "{total}");
                 let (total, weighted) = sums(&logits, 3.5);
                 let (expected_total, expected_weighted) = sums_one_by_one(&logits, 3.5);
@@ -405,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn coarse_sums_are_good_to_a_millionth_over_any_vocabulary() {
+    fn coarse_sums_have_a_relative_error_below_1e_6() {
         for (len, slope) in [(1_000, 0.02), (32_000, 0.003), (151_936, 1e-5), (151_936, 0.01)] {
             let logits: Vec<f32> = (0..len).map(|at| 7.0 - (at * 7 % len) as f32 * slope).collect();
             let (expected_total, expected_weighted) = sums(&logits, 7.0);

@@ -1,28 +1,24 @@
-//! How good an acceptance head's predictions are, against soft labels.
+//! Scores of an acceptance head's predictions against soft labels.
 //!
-//! A label y is itself a probability, min(1, p/q). Every score treats a row as positive with weight
-//! y and negative with weight 1 − y; none of them carries the training loss's rejection weight. A
-//! head that is trained with one predicts less than the label all the same, by a known shift of its
-//! logit: what compares heads of several weights is the order of their predictions, and
-//! [`HeadScores::unshifted_kl`]. A row may count for more or less than one: as many rows as its
-//! weight says.
+//! A label y is a probability, min(1, p/q). Every score counts a row as positive with weight y and
+//! negative with weight 1 − y, without the training loss's rejection weight. A head trained with a
+//! rejection weight predicts less than the label, by a known shift of its logit. To compare heads with
+//! different rejection weights, use AUROC and [`HeadScores::unshifted_kl`].
 
 use serde::{Deserialize, Serialize};
 
 /// Equal-width bins of [`HeadScores::ece`].
 const NUM_BINS: usize = 15;
 
-/// The least value a logarithm takes, as in the field's usual binary cross-entropy: a prediction of
-/// exactly 0 or 1 that is wrong costs 100 nats, not infinity.
+/// The minimum of a logarithm, as in PyTorch's binary cross-entropy: a wrong prediction of exactly 0 or
+/// 1 costs 100 nats, not infinity.
 const MIN_LOG: f64 = -100.0;
 
-/// Collects predictions and labels as they come.
-///
-/// Sums are kept as they are; the ranking score needs every row, 24 bytes a label.
+/// Accumulates predictions and labels. AUROC needs every row, 24 bytes per label.
 #[derive(Debug, Clone, Default)]
 pub struct HeadMetrics {
     rejection_weight: Option<f64>,
-    rows: Vec<Row>,
+    rows: Vec<ScoredRow>,
     weight: f64,
     sum_kl: f64,
     sum_unshifted_kl: f64,
@@ -32,7 +28,7 @@ pub struct HeadMetrics {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct ScoredRow {
     predicted_prob: f64,
     label: f64,
     weight: f64,
@@ -46,8 +42,8 @@ struct Bin {
     sum_label: f64,
 }
 
-/// A bin of predictions beside what came of them: a point of a reliability picture, where a
-/// calibrated head's points lie on the diagonal.
+/// A bin of predictions and labels: a point of a reliability diagram, where a calibrated head's points
+/// lie on the diagonal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReliabilityBin {
@@ -55,33 +51,32 @@ pub struct ReliabilityBin {
     pub mean_predicted: f64,
     /// Mean label.
     pub mean_label: f64,
-    /// The share of all weight that lies in the bin.
+    /// The bin's share of the total weight.
     pub share: f64,
-    /// How many labels.
+    /// The number of labels.
     pub num_labels: usize,
 }
 
-/// The scores of one head on one set of labels. Means are weighted; over no labels they are NaN.
+/// The scores of one head on one set of labels. Means are weighted; without labels they are NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadScores {
-    /// How many labels were seen.
+    /// The number of labels.
     pub num_labels: usize,
     /// Mean binary KL(label ‖ prediction) in nats: 0 for a perfect head. The authors' `KL` metric.
     pub kl: f64,
-    /// The same after ln w was added to each logit, w the loss's rejection weight. The weighted
-    /// loss is least where the odds of acceptance are y / (w (1 − y)), not y / (1 − y): this takes
-    /// the shift back, so that heads trained with several weights compare. At a weight of 1 it is
-    /// `kl`; none where the weight is not known.
+    /// `kl` after ln w is added to each logit, with w the loss's rejection weight. The weighted loss
+    /// has its minimum at odds of y / (w (1 − y)), not y / (1 − y); this undoes the shift, so that
+    /// heads trained with different weights are comparable. Equals `kl` at w = 1; None if w is
+    /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unshifted_kl: Option<f64>,
-    /// Mean binary cross-entropy in nats, unweighted: `kl` and the labels' own entropy.
+    /// Mean binary cross-entropy in nats: `kl` plus the labels' entropy.
     pub bce: f64,
-    /// The chance that an accepted token is predicted above a rejected one, ties counting half. 0.5
-    /// is blind; a row's two weights tie with each other. None where every label is 0, or every
-    /// label 1.
+    /// The probability that an accepted token has a higher prediction than a rejected one, with ties
+    /// counting half; 0.5 for a head without information. None if all labels are 0 or all are 1.
     pub auroc: Option<f64>,
-    /// Mean squared difference of prediction and label.
+    /// Mean squared difference between prediction and label.
     pub brier: f64,
     /// Expected calibration error: over 15 equal-width bins of the prediction, the mean of |mean
     /// label − mean prediction|, weighted by the bins' shares.
@@ -93,25 +88,24 @@ pub struct HeadScores {
 }
 
 impl HeadScores {
-    /// What tells the best of several heads, or of one head's epochs, by being the lowest: the KL
-    /// without the shift of the loss's rejection weight, which all that the head predicts has and
-    /// says nothing of how much it knows. `kl` where the weight is not known.
+    /// The score to choose a head or an epoch by, lower is better: `unshifted_kl`, or `kl` if the
+    /// rejection weight is unknown.
     pub fn comparable_kl(&self) -> f64 {
         self.unshifted_kl.unwrap_or(self.kl)
     }
 }
 
 impl HeadMetrics {
-    /// Of a head whose loss weighed rejections with `rejection_weight`.
+    /// Metrics of a head trained with this rejection weight.
     ///
     /// # Panics
-    /// If that is not above 0.
+    /// If the weight is not above 0.
     pub fn unshifting(rejection_weight: f64) -> Self {
         assert!(rejection_weight > 0.0, "a weight is above 0, not {rejection_weight}");
         Self { rejection_weight: Some(rejection_weight), ..Self::default() }
     }
 
-    /// Adds one prediction and its label, both probabilities; exactly 0 and 1 are fine.
+    /// Adds a prediction and its label, both probabilities.
     ///
     /// # Panics
     /// If either is not between 0 and 1.
@@ -119,12 +113,15 @@ impl HeadMetrics {
         self.update_weighted(predicted_prob, label, 1.0);
     }
 
-    /// The same of a row that counts as `weight` rows.
+    /// Adds a prediction and its label, which count as `weight` rows.
     ///
     /// # Panics
     /// If prediction or label is not between 0 and 1, or the weight is negative or not finite.
     pub fn update_weighted(&mut self, predicted_prob: f64, label: f64, weight: f64) {
-        assert!(weight >= 0.0 && weight.is_finite(), "a weight is not negative, as {weight} is");
+        assert!(
+            weight >= 0.0 && weight.is_finite(),
+            "a weight is finite and not negative: {weight}"
+        );
         assert!(
             (0.0..=1.0).contains(&predicted_prob),
             "a prediction is a probability, not {predicted_prob}"
@@ -134,7 +131,7 @@ impl HeadMetrics {
         let entropy = binary_entropy(label);
         self.weight += weight;
         self.sum_bce += weight * bce;
-        // Never negative but for rounding, when the prediction is the label.
+        // Negative only by rounding, if the prediction equals the label.
         self.sum_kl += weight * (bce - entropy).max(0.0);
         if let Some(rejection_weight) = self.rejection_weight {
             let accepted = rejection_weight * predicted_prob;
@@ -148,10 +145,10 @@ impl HeadMetrics {
         bin.weight += weight;
         bin.sum_predicted += weight * predicted_prob;
         bin.sum_label += weight * label;
-        self.rows.push(Row { predicted_prob, label, weight });
+        self.rows.push(ScoredRow { predicted_prob, label, weight });
     }
 
-    /// The bins of [`HeadScores::ece`] that hold something, by ascending prediction.
+    /// The bins of [`HeadScores::ece`] that hold weight, by ascending prediction.
     pub fn reliability(&self) -> Vec<ReliabilityBin> {
         let bins = self.bins.iter().filter(|bin| bin.weight > 0.0);
         bins.map(|bin| ReliabilityBin {
@@ -163,7 +160,7 @@ impl HeadMetrics {
         .collect()
     }
 
-    /// The scores of everything added so far.
+    /// The scores of all rows.
     pub fn finish(mut self) -> HeadScores {
         let num_labels = self.rows.len();
         let mean = |sum: f64| sum / self.weight;
@@ -174,8 +171,8 @@ impl HeadMetrics {
             bce: mean(self.sum_bce),
             auroc: auroc(&mut self.rows),
             brier: mean(self.sum_squares),
-            // A bin's share times the difference of its means is the difference of its sums, over
-            // all labels.
+            // A bin's share times the difference of its means is the difference of its sums over the
+            // total weight.
             ece: mean(self.bins.iter().map(|bin| (bin.sum_label - bin.sum_predicted).abs()).sum()),
             mean_label: mean(self.bins.iter().map(|bin| bin.sum_label).sum()),
             mean_predicted: mean(self.bins.iter().map(|bin| bin.sum_predicted).sum()),
@@ -183,7 +180,7 @@ impl HeadMetrics {
     }
 }
 
-/// −y ln p̂ − (1 − y) ln(1 − p̂), neither logarithm below its least value.
+/// −y ln p̂ − (1 − y) ln(1 − p̂), with both logarithms at least [`MIN_LOG`].
 pub(crate) fn binary_cross_entropy(predicted_prob: f64, label: f64) -> f64 {
     -(label * predicted_prob.ln().max(MIN_LOG)
         + (1.0 - label) * (-predicted_prob).ln_1p().max(MIN_LOG))
@@ -198,9 +195,9 @@ fn binary_entropy(prob: f64) -> f64 {
     }
 }
 
-/// Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), by one walk up the
-/// sorted predictions.
-fn auroc(rows: &mut [Row]) -> Option<f64> {
+/// Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), in one pass over
+/// the sorted predictions.
+fn auroc(rows: &mut [ScoredRow]) -> Option<f64> {
     rows.sort_unstable_by(|a, b| a.predicted_prob.total_cmp(&b.predicted_prob));
     let (mut positive, mut negative, mut ordered) = (0.0, 0.0, 0.0);
     for equals in rows.chunk_by(|a, b| a.predicted_prob == b.predicted_prob) {
@@ -234,7 +231,7 @@ mod tests {
 
     fn random_pairs(len: usize) -> Vec<(f64, f64)> {
         let mut draws = SeededDraws::new(4, &["pairs"]);
-        // Predictions on a grid, so that there are ties; a third of the labels hard.
+        // Predictions on a grid, so that there are ties; a third of the labels are hard.
         let label = |draws: &mut SeededDraws| {
             [0.0, 1.0, draws.uniform()][draws.categorical(&[1.0, 1.0, 4.0])]
         };
@@ -242,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn auroc_is_the_chance_of_the_right_order() {
+    fn auroc_is_the_probability_of_the_right_order() {
         let pairs = random_pairs(200);
         let (mut ordered, mut total) = (0.0, 0.0);
         for (high, positive) in &pairs {
@@ -294,20 +291,19 @@ mod tests {
         close(found.kl, 0.0);
         close(found.ece, 0.0);
         assert_eq!(found.brier, 0.0);
-        assert!(found.bce > 0.1, "soft labels have entropy of their own");
+        assert!(found.bce > 0.1, "soft labels have entropy");
     }
 
     #[test]
-    fn calibration_is_judged_bin_by_bin() {
-        // Two predictions of one bin average out; two of different bins do not. 1 belongs to the
-        // last bin.
+    fn the_calibration_error_adds_up_bins() {
+        // Errors cancel within a bin and not between bins. 1 belongs to the last bin.
         close(scores(&[(0.51, 1.0), (0.51, 0.02)]).ece, 0.0);
         close(scores(&[(0.2, 0.3), (0.8, 0.7)]).ece, 0.1);
         close(scores(&[(1.0, 0.9), (0.96, 1.0)]).ece, 0.03);
     }
 
     #[test]
-    fn a_weight_is_so_many_rows() {
+    fn a_weight_counts_as_that_many_rows() {
         let mut draws = SeededDraws::new(5, &["weights"]);
         let (mut weighted, mut repeated) = (HeadMetrics::default(), HeadMetrics::default());
         for (predicted_prob, label) in random_pairs(200) {
@@ -334,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_and_the_calibration_error_are_of_the_same_bins() {
+    fn the_calibration_error_follows_from_the_reliability_bins() {
         let mut metrics = HeadMetrics::default();
         for (predicted_prob, label) in random_pairs(300) {
             metrics.update(predicted_prob, label);
@@ -355,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shift_of_a_rejection_weight_is_taken_back() {
+    fn the_shift_of_a_rejection_weight_is_undone() {
         let mut draws = SeededDraws::new(5, &["shift"]);
         for weight in [0.5_f64, 1.0, 6.0, 12.0] {
             let [mut shifted, mut plain] =
@@ -363,17 +359,17 @@ mod tests {
             for _ in 0..200 {
                 let (predicted_prob, label) = (draws.uniform(), draws.uniform());
                 plain.update(predicted_prob, label);
-                // What a head says whose logit is lower by ln w.
+                // The prediction of a head whose logit is lower by ln w.
                 let logit = (predicted_prob / (1.0 - predicted_prob)).ln() - weight.ln();
                 shifted.update(1.0 / (1.0 + (-logit).exp()), label);
             }
-            // The optimum of the weighted loss at a label of 0.7, found by looking.
+            // The minimum of the weighted loss at a label of 0.7, by grid search.
             let loss = |p: f64| -(weight * 0.3 * (1.0 - p).ln() + 0.7 * p.ln());
             let least = (1..10_000).map(|n| n as f64 / 1e4);
             let least = least.min_by(|a, b| loss(*a).total_cmp(&loss(*b))).unwrap();
             let mut optimal = HeadMetrics::unshifting(weight);
             optimal.update(least, 0.7);
-            // A grid of 1e-4 costs its square.
+            // The error is the square of the grid's step of 1e-4.
             assert!(optimal.finish().unshifted_kl.unwrap() < 1e-6, "w {weight}");
             let (shifted, plain) = (shifted.finish(), plain.finish());
             assert_eq!(plain.unshifted_kl, Some(plain.kl));

@@ -1,28 +1,28 @@
-//! Isotonic regression: the monotone means that fit weighted observations best.
+//! Isotonic regression: the monotone function that fits weighted observations best.
 //!
-//! Observations are first gathered into blocks of about equal weight, so that no mean stands on a
-//! handful of them; then neighbours that stand in the wrong order are pooled (pool adjacent
-//! violators), which gives the least weighted sum of squares under the order. Step functions of
-//! stop rules and calibrations are made of these blocks.
+//! It first gathers observations into blocks of about equal weight, so that each mean covers enough
+//! of them. Then it pools adjacent blocks in the wrong order (pool adjacent violators), which
+//! minimises the weighted sum of squares among monotone functions. Stop rules' step functions and
+//! calibrations are made of these blocks.
 
-/// Rounding of a sum of weights must not ask for one observation more.
+/// Tolerance for rounding in a block's weight, so that it does not take in another observation.
 const SLACK: f64 = 1e-9;
 
-/// An outcome observed at a place on the line.
+/// An observation of the function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Observed {
-    /// Where: a signal, or a prediction.
+    /// The argument: a signal or a prediction.
     pub(crate) at: f64,
-    /// What was observed there.
+    /// The observed value.
     pub(crate) outcome: f64,
-    /// How much it counts; above 0.
+    /// Above 0.
     pub(crate) weight: f64,
 }
 
-/// Neighbouring observations that share one mean.
+/// Adjacent observations that share one mean.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Block {
-    /// The least place.
+    /// The smallest argument.
     pub(crate) from: f64,
     /// Σ weight.
     pub(crate) weight: f64,
@@ -41,62 +41,61 @@ impl Block {
         self.sum_outcome / self.weight
     }
 
-    /// The mean place.
+    /// The mean argument.
     pub(crate) fn centre(&self) -> f64 {
         self.sum_at / self.weight
     }
 
-    /// Takes in a block that lies behind this one.
-    fn take_in(&mut self, next: &Self) {
+    /// Merges the next block into this one.
+    fn merge(&mut self, next: &Self) {
         self.weight += next.weight;
         self.sum_at += next.sum_at;
         self.sum_outcome += next.sum_outcome;
     }
 }
 
-/// Blocks of ascending place and monotone mean: at most `most_blocks`, each of at least
-/// `least_weight` unless all together are lighter, and equal places never parted. Rising if
-/// `rises`, else falling. Observations of weight 0 or no finite place do not count; none gives
-/// none.
+/// Blocks with ascending arguments and monotone means, rising if `rises`, else falling: at most
+/// `max_blocks`, each of at least `min_weight` unless the total is less. Equal arguments share a
+/// block. Observations without weight or with an argument that is not finite are ignored.
 pub(crate) fn isotonic_blocks(
     mut observed: Vec<Observed>,
-    most_blocks: usize,
-    least_weight: f64,
+    max_blocks: usize,
+    min_weight: f64,
     rises: bool,
 ) -> Vec<Block> {
     observed.retain(|observed| observed.at.is_finite() && observed.weight > 0.0);
     observed.sort_by(|one, other| one.at.total_cmp(&other.at));
     let weight: f64 = observed.iter().map(|observed| observed.weight).sum();
-    let num_blocks = ((weight / least_weight) as usize).clamp(1, most_blocks);
-    let per_block = (weight / num_blocks as f64).max(least_weight);
+    let num_blocks = ((weight / min_weight) as usize).clamp(1, max_blocks);
+    let per_block = (weight / num_blocks as f64).max(min_weight);
     let mut blocks: Vec<Block> = Vec::with_capacity(num_blocks);
     for equals in observed.chunk_by(|one, other| one.at == other.at) {
         let mut tied = Block::of(&equals[0]);
         for observed in &equals[1..] {
-            tied.take_in(&Block::of(observed));
+            tied.merge(&Block::of(observed));
         }
         match blocks.last_mut() {
-            Some(last) if last.weight < per_block * (1.0 - SLACK) => last.take_in(&tied),
+            Some(last) if last.weight < per_block * (1.0 - SLACK) => last.merge(&tied),
             _ => blocks.push(tied),
         }
     }
     if let [.., before, last] = &mut blocks[..]
-        && last.weight < least_weight * (1.0 - SLACK)
+        && last.weight < min_weight * (1.0 - SLACK)
     {
-        before.take_in(last);
+        before.merge(last);
         blocks.pop();
     }
     pooled(blocks, rises)
 }
 
-/// Pools neighbours whose means do not rise, or do not fall.
+/// Pools adjacent blocks whose means do not rise, or do not fall.
 fn pooled(blocks: Vec<Block>, rises: bool) -> Vec<Block> {
     let mut pooled: Vec<Block> = Vec::with_capacity(blocks.len());
     for mut block in blocks {
         while let Some(last) = pooled.last_mut()
             && (if rises { last.mean() >= block.mean() } else { last.mean() <= block.mean() })
         {
-            last.take_in(&block);
+            last.merge(&block);
             block = *last;
             pooled.pop();
         }
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
     use crate::SeededDraws;
 
-    /// Means on a grid, so that there are equal ones, of unequal weight.
+    /// Outcomes on a grid, so that some are equal, with unequal weights.
     fn random(seed: u64, len: usize) -> Vec<Observed> {
         let mut draws = SeededDraws::new(seed, &["isotonic"]);
         let mut observed = |at: usize| Observed {
@@ -121,14 +120,14 @@ mod tests {
         (0..len).map(&mut observed).collect()
     }
 
-    /// The value at every observation, each in a block of its own before pooling.
+    /// The fitted value at every observation, starting from one block per observation.
     fn fitted(observed: &[Observed], rises: bool) -> Vec<f64> {
         let blocks = pooled(observed.iter().map(Block::of).collect(), rises);
         let block_of = |at: f64| &blocks[blocks.partition_point(|block| block.from <= at) - 1];
         observed.iter().map(|observed| block_of(observed.at).mean()).collect()
     }
 
-    /// Every way to cut a row into blocks whose means rise, and the least squares among them.
+    /// The least-squares fit among all partitions into blocks whose means rise.
     fn by_brute_force(observed: &[Observed]) -> Vec<f64> {
         let mut best: Option<(f64, Vec<f64>)> = None;
         for cuts in 0..1u32 << (observed.len() - 1) {
@@ -162,7 +161,7 @@ mod tests {
             let observed = random(seed, 8);
             let expected = by_brute_force(&observed);
             for (found, expected) in fitted(&observed, true).iter().zip(&expected) {
-                // A mean of up to eight numbers below 5, summed in another order.
+                // A mean of up to eight numbers below 5, summed in a different order.
                 assert!((found - expected).abs() < 1e-12, "{found} for {expected}, seed {seed}");
             }
             let mirrored: Vec<Observed> =
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_is_so_many_observations() {
+    fn a_weight_counts_as_that_many_observations() {
         let weighted: Vec<Observed> = random(7, 200)
             .into_iter()
             .map(|one| Observed { weight: (1.0 + 4.0 * one.weight).floor(), ..one })
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_places_are_never_parted_and_blocks_are_not_too_light() {
+    fn equal_arguments_share_a_block_and_blocks_have_the_minimum_weight() {
         let observed: Vec<Observed> = random(3, 300)
             .into_iter()
             .map(|one| Observed { at: (one.at / 7.0).floor(), outcome: one.at, weight: 1.0 })

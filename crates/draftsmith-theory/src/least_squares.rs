@@ -1,18 +1,15 @@
-//! Least squares over a few columns, refusing what the observations do not determine.
-//!
-//! Knows nothing of what the columns count; callers choose them, weigh them and say what a refusal
-//! means.
+//! Least squares over a few columns. It gives no answer if the columns are nearly dependent.
 
-/// The least sine of the angle between a column and the others at which its coefficient means
-/// anything. Runs at one fixed candidate length stay below it, though their last rounds may be cut
-/// short.
+/// The minimum sine of the angle between a column and the span of the others. Below it, coefficients
+/// mean nothing. Runs at one fixed candidate length stay below it, although their last rounds may be
+/// cut short.
 const MIN_SINE: f64 = 0.02;
 
 /// Least squares over the columns of `subset`: the coefficients, 0 for the other columns, and the
-/// squared error. None where a column is as good as a combination of the others.
+/// squared error. None if a column is nearly a combination of the others.
 ///
-/// Modified Gram-Schmidt on unit columns, with the target as one column more: as exact as an
-/// orthogonal factorisation, where normal equations would square the condition number.
+/// Modified Gram-Schmidt on unit columns with the target as an extra column is as accurate as an
+/// orthogonal factorisation; normal equations would square the condition number.
 pub(crate) fn least_squares<const N: usize>(
     columns: &[Vec<f64>; N],
     subset: &[usize],
@@ -46,16 +43,16 @@ pub(crate) fn least_squares<const N: usize>(
     Some((coefficients, dot(&residual, &residual)))
 }
 
-/// The non-negative coefficients of the columns of `allowed` with the least squared error; 0 for
-/// the other columns. None where `allowed` holds a column that is as good as a combination of the
-/// others, or none at all.
+/// The non-negative coefficients of the columns of `allowed` with the least squared error, 0 for the
+/// other columns. None if `allowed` is empty or one of its columns is nearly a combination of the
+/// others.
 pub(crate) fn non_negative_least_squares<const N: usize>(
     columns: &[Vec<f64>; N],
     allowed: &[usize],
     target: &[f64],
 ) -> Option<[f64; N]> {
     least_squares(columns, allowed, target)?;
-    // The non-negative optimum is the plain optimum over the columns it uses, so one of these.
+    // The non-negative optimum is the unconstrained optimum over the columns that it uses.
     let subsets = (1_u32..1 << allowed.len()).map(|chosen| -> Vec<usize> {
         let is_chosen = |place: &usize| chosen & (1 << place) != 0;
         (0..allowed.len()).filter(is_chosen).map(|place| allowed[place]).collect()
@@ -67,7 +64,7 @@ pub(crate) fn non_negative_least_squares<const N: usize>(
         .map(|(coefficients, _)| coefficients)
 }
 
-/// Takes the part along `unit` out of `vector` and returns its length.
+/// Subtracts from `vector` its component along `unit` and returns the component's length.
 fn project_out(vector: &mut [f64], unit: &[f64]) -> f64 {
     let length = dot(vector, unit);
     vector.iter_mut().zip(unit).for_each(|(value, unit)| *value -= length * unit);
@@ -87,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_fitted_as_by_hand() {
+    fn a_line_fit_matches_hand_computation() {
         // The best line through (0, 0), (1, 1), (2, 1), (3, 2) is 0.1 + 0.6·x, with squared error
         // 0.2.
         let (coefficients, error) =
@@ -112,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn dependent_columns_are_refused() {
+    fn dependent_columns_give_no_answer() {
         // The third column is the first and twice the second.
         assert_eq!(least_squares(&columns(), &[0, 1, 2], &[1.0; 4]), None);
         let zero = [vec![0.0; 4], vec![1.0; 4], vec![2.0; 4]];

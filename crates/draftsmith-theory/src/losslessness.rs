@@ -1,25 +1,23 @@
-//! Whether sampled output has the target's distribution: a test on the tokens that came out,
-//! whoever made them.
+//! A statistical test of whether sampled output has the target's distribution.
 //!
-//! The enumeration proves the round loop lossless over probability tables; this looks at what a
-//! served model really emits, caches, kernels and all. At each token's place the target's exact
-//! distribution p and the draft's distribution q are known, and two things follow if the output is
-//! the target's.
+//! The enumeration proves the round loop lossless over probability tables; this tests the tokens that a
+//! served model emits, with its caches and kernels. The target's distribution p and the draft's
+//! distribution q are known for each token. If the output has the target's distribution, two things
+//! follow.
 //!
-//! The randomised probability integral transform u = F(x−) + V·p(x), with V uniform, is uniform on
-//! (0, 1) and independent from place to place, because it is uniform given all before it
-//! (Rosenblatt 1952; Brockwell 2007 for discrete distributions). F adds up the tokens in any order
-//! that does not look at x: here in that of p/q, since a broken verification moves mass between
-//! tokens that the draft overrates and those that it underrates, which is a shift of u.
-//! Kolmogorov-Smirnov and the mean ask whether thousands of u are uniform, against faults of any
-//! kind.
+//! First, the randomised probability integral transforms u = F(x−) + V·p(x), with V uniform, are
+//! independent and uniform on (0, 1), because each is uniform given the tokens before (Rosenblatt
+//! 1952; Brockwell 2007 for discrete distributions). F may sum tokens in any order that is independent
+//! of x. We order by p/q, since a broken verification moves mass from tokens that the draft underrates
+//! to tokens that it overrates, which shifts u. A Kolmogorov-Smirnov test and a test of the mean check
+//! that u is uniform, against any kind of fault.
 //!
-//! The likelihood of the output under a distribution that a fault would leave, over its likelihood
-//! under p, is a product of factors of expectation 1 each, so that it exceeds 1/α with chance α at
-//! most, wherever the text ends (Ville 1939; Shafer 2021, testing by betting). Where the target is
-//! all but certain nothing is bet, so that a few unsure places among thousands suffice. Two faults
-//! are bet on: candidates that stand although they should not, which lean the output to q, and
-//! rejections that are followed by a draw from p itself instead of (p − q)+.
+//! Second, the output's likelihood under a faulty distribution over its likelihood under p is a
+//! product of factors with expectation 1, so it exceeds 1/α with probability at most α, at any
+//! stopping time (Ville 1939; Shafer 2021, testing by betting). If the target is almost certain
+//! of a token, it leaves the ratio unchanged, so a few uncertain tokens among thousands suffice. We test two
+//! faults: wrongly accepted candidates, which move the output towards q, and rejections followed by a
+//! draw from p instead of (p − q)+.
 
 mod rounding;
 
@@ -28,40 +26,34 @@ pub use self::rounding::Rounding;
 use crate::SeededDraws;
 use crate::distribution::overlap;
 
-/// A place whose likeliest token is likelier than this has no transform: it would be noise alone,
-/// whatever comes out.
-const SETTLED: f64 = 0.99;
+/// A token has no transform if the target's largest probability exceeds this: it would be noise.
+const NEARLY_CERTAIN: f64 = 0.99;
 
-/// How many tests the p-value is the least of.
+/// The p-value is the minimum of this many tests.
 const NUM_TESTS: f64 = 3.0;
 
-/// Takes in tokens and says how likely such output is under the target's distribution.
+/// Observes tokens and tests whether they have the target's distribution.
 #[derive(Debug, Clone, Default)]
 pub struct LosslessnessTest {
-    num_tokens: usize,
     num_impossible: usize,
-    /// The transforms of unsettled places, each uniform on (0, 1) if the output is lossless.
+    /// The transforms of uncertain tokens, each uniform on (0, 1) if the output is lossless.
     transforms: Vec<f64>,
-    /// log of the likelihood ratio of ½p + ½q, what comes out where half the candidates stand
-    /// unjudged.
+    /// Log likelihood ratio of ½p + ½q, the output if half the candidates are accepted unverified.
     leaning_log_ratio: f64,
-    /// log of the likelihood ratio of (1 − β)p + min(p, q), what comes out where rejections draw
-    /// from p.
+    /// Log likelihood ratio of (1 − β)p + min(p, q), the output if rejections draw from p.
     redrawn_log_ratio: f64,
 }
 
 impl LosslessnessTest {
-    /// Takes in an emitted token, with the target's distribution p and the draft's distribution q
-    /// at its place, both as served.
+    /// Observes an emitted token, with the target's distribution p and the draft's distribution q for
+    /// its position, both as served.
     ///
-    /// Sound for any q that does not depend on `token`, be it the draft's or not, and for `draws`
-    /// that nothing else reads.
+    /// The test is valid for any q that is independent of `token`, and if nothing else uses `draws`.
     ///
     /// # Panics
-    /// If the lengths differ, or p has no such token.
+    /// If the lengths differ, or the token is outside the vocabulary.
     pub fn observe(&mut self, p: &[f64], q: &[f64], token: u32, draws: &mut SeededDraws) {
         assert_eq!(p.len(), q.len(), "both distributions must be over one vocabulary");
-        self.num_tokens += 1;
         let token = token as usize;
         if p[token] == 0.0 {
             self.num_impossible += 1;
@@ -71,24 +63,18 @@ impl LosslessnessTest {
         let rejected = (1.0 - overlap(p, q)).max(0.0);
         self.leaning_log_ratio += (0.5 + 0.5 * ratio).ln();
         self.redrawn_log_ratio += (rejected + ratio.min(1.0)).ln();
-        if p.iter().all(|prob| *prob <= SETTLED) {
+        if p.iter().all(|prob| *prob <= NEARLY_CERTAIN) {
             self.transforms.push(transform(p, q, token, draws.uniform()));
         }
     }
 
-    /// The number of tokens taken in.
-    pub fn num_tokens(&self) -> usize {
-        self.num_tokens
-    }
-
-    /// Tokens among them that the target never emits: a single one is proof.
+    /// The number of observed tokens with a target probability of 0: a single one is proof of a fault.
     pub fn num_impossible(&self) -> usize {
         self.num_impossible
     }
 
-    /// The chance of output at least so far from the target's distribution, if it is of that
-    /// distribution: the least p-value of the three tests, times three (Bonferroni). 1 without
-    /// tokens, 0 with an impossible one.
+    /// The p-value of the hypothesis that the output has the target's distribution: the minimum of
+    /// three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible one.
     pub fn p_value(&self) -> f64 {
         if self.num_impossible > 0 {
             return 0.0;
@@ -97,8 +83,8 @@ impl LosslessnessTest {
         (NUM_TESTS * least.min(kolmogorov_smirnov_p_value(&self.transforms))).min(1.0)
     }
 
-    /// One over the mean of both likelihood ratios, which has expectation 1 as well. Exact, if not
-    /// sharp.
+    /// One over the mean of both likelihood ratios, which also has expectation 1. Valid but
+    /// conservative.
     fn ratio_p_value(&self) -> f64 {
         let (leaning, redrawn) = (self.leaning_log_ratio, self.redrawn_log_ratio);
         let larger = leaning.max(redrawn);
@@ -106,8 +92,7 @@ impl LosslessnessTest {
         (-log_mean).exp().min(1.0)
     }
 
-    /// Of the transforms' mean, whose standard deviation is known: a uniform number has variance
-    /// 1/12.
+    /// The two-sided p-value of the transforms' mean; a uniform number has variance 1/12.
     fn mean_p_value(&self) -> f64 {
         let num_transforms = self.transforms.len() as f64;
         let excess: f64 = self.transforms.iter().map(|transform| transform - 0.5).sum();
@@ -116,12 +101,12 @@ impl LosslessnessTest {
     }
 }
 
-/// F(x−) + V·p(x) in the order of p/q, tokens of equal ratio by id.
+/// F(x−) + V·p(x) in the order of p/q, equal ratios by token id.
 fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     let key = p[token] / q[token];
     let (mut before, mut total) = (0.0, 0.0);
     for (other, (prob, draft_prob)) in p.iter().zip(q).enumerate() {
-        // No number where both are 0, which then adds nothing either way.
+        // NaN if both are 0, but then the token adds 0 either way.
         let other_key = prob / draft_prob;
         let comes_before = other_key < key || (other_key == key && other < token);
         total += prob;
@@ -130,9 +115,9 @@ fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     (before + uniform * p[token]) / total
 }
 
-/// The chance that uniform numbers stray so far from their distribution, two-sided; 1 of none.
+/// The two-sided p-value of the hypothesis that the numbers are uniform; 1 without numbers.
 ///
-/// Asymptotic, with Stephens' correction (1970), which is good from a handful of numbers on.
+/// Asymptotic, with Stephens' correction (1970), which is accurate even for a handful of numbers.
 fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     if uniforms.is_empty() {
         return 1.0;
@@ -149,8 +134,8 @@ fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     kolmogorov_tail((root + 0.12 + 0.11 / root) * distance)
 }
 
-/// P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²), or for small x, where that
-/// sum takes many terms, its equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
+/// P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²); for small x, where that sum
+/// converges slowly, the equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
 fn kolmogorov_tail(x: f64) -> f64 {
     use std::f64::consts::PI;
     if x <= 0.0 {
@@ -194,10 +179,10 @@ mod tests {
 
     const VOCAB_SIZE: usize = 12;
 
-    /// The level that jobs test at.
+    /// The significance level of `check`.
     const ALPHA: f64 = 1e-4;
 
-    /// A target's and a draft's distribution at some place, of an overlap of about 0.7.
+    /// A target's and a draft's distribution with an overlap of about 0.7.
     fn distributions(place: usize) -> (Vec<f64>, Vec<f64>) {
         let mut rng = SeededDraws::new(place as u64, &["losslessness", "laws"]);
         let mut distribution = |near: Option<&[f64]>| -> Vec<f64> {
@@ -215,7 +200,7 @@ mod tests {
         (p, q)
     }
 
-    /// The test after `num_tokens` places with a way of emitting a token from (p, q).
+    /// The test after `num_tokens` tokens, each emitted by `emit` from (p, q).
     fn tested(
         seed: u64,
         num_tokens: usize,
@@ -236,7 +221,7 @@ mod tests {
         a.iter().zip(b).map(|(a, b)| (a - b).max(0.0)).collect()
     }
 
-    /// What comes out at the first place of a round, as the shipped verification has it.
+    /// The first token of a round with the shipped verification.
     fn verified(p: &[f64], q: &[f64], draws: &mut SeededDraws) -> usize {
         let candidate = draws.categorical(q) as u32;
         let commit = verify_chain(&[candidate], &[q], &[p, p], draws);
@@ -250,12 +235,12 @@ mod tests {
             assert!(plain.p_value() > 0.001, "{}", plain.p_value());
             let verified = tested(seed, 4000, verified);
             assert!(verified.p_value() > 0.001, "{}", verified.p_value());
-            assert_eq!((verified.num_tokens(), verified.num_impossible()), (4000, 0));
+            assert_eq!(verified.num_impossible(), 0);
         }
     }
 
     #[test]
-    fn lossless_output_is_rejected_as_often_as_the_level_says() {
+    fn lossless_output_is_rejected_at_most_at_the_level() {
         let num_cases = 3000;
         let distributions: Vec<_> = (0..100).map(distributions).collect();
         let mut draws = SeededDraws::new(0, &["losslessness", "level"]);
@@ -271,8 +256,7 @@ mod tests {
         for level in [0.01, 0.1] {
             let found = p_values.iter().filter(|p_value| **p_value <= level).count() as f64;
             let expected = level * f64::from(num_cases);
-            // Four standard deviations above; below, the price of three tests, two of them alike
-            // and one not sharp.
+            // Four standard deviations above. Below, the correction for three tests is conservative.
             assert!(found < expected + 4.0 * expected.sqrt(), "{found} at {level}");
             assert!(found > 0.4 * expected - 4.0 * (0.4 * expected).sqrt(), "{found} at {level}");
         }
@@ -288,24 +272,24 @@ mod tests {
     fn a_rejection_that_draws_from_the_target_itself_is_rejected() {
         let test = tested(0, 3000, |p, q, draws| {
             let candidate = draws.categorical(q);
-            let stands = draws.bernoulli(p[candidate] / q[candidate]);
-            if stands { candidate } else { draws.categorical(p) }
+            let is_accepted = draws.bernoulli(p[candidate] / q[candidate]);
+            if is_accepted { candidate } else { draws.categorical(p) }
         });
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
     #[test]
-    fn the_residual_with_its_sign_mistaken_is_rejected() {
+    fn a_residual_with_the_wrong_sign_is_rejected() {
         let test = tested(0, 1000, |p, q, draws| {
             let candidate = draws.categorical(q);
-            let stands = draws.bernoulli(p[candidate] / q[candidate]);
-            if stands { candidate } else { draws.categorical(&difference(q, p)) }
+            let is_accepted = draws.bernoulli(p[candidate] / q[candidate]);
+            if is_accepted { candidate } else { draws.categorical(&difference(q, p)) }
         });
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// p = q = (½, ½), and token 1 is withheld: token 0 then comes out with chance ¾, as nothing is
-    /// left to draw but a bonus from p. No ratio tells of it.
+    /// With p = q = (½, ½) and token 1 withheld, token 0 comes out with probability ¾, because a bonus
+    /// token is drawn from p. The likelihood ratios miss this fault.
     #[test]
     fn a_candidate_withheld_for_its_own_value_is_rejected() {
         let half = [0.5, 0.5];
@@ -319,10 +303,10 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// Verification against the distribution one place on, as a cache that was rolled back by one
-    /// too few would have it.
+    /// Verification against the next position's distribution, as after a cache rollback that is one
+    /// token short.
     #[test]
-    fn output_of_another_places_law_is_rejected() {
+    fn output_of_another_positions_distribution_is_rejected() {
         let mut draws = SeededDraws::new(0, &["losslessness", "places"]);
         let mut test = LosslessnessTest::default();
         for place in 0..1000 {
@@ -334,20 +318,20 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_the_target_never_emits_is_proof() {
+    fn a_token_of_target_probability_zero_is_proof() {
         let mut draws = SeededDraws::new(0, &[]);
         let mut test = LosslessnessTest::default();
         assert_eq!(test.p_value(), 1.0);
         test.observe(&[0.5, 0.5, 0.0], &[1.0, 0.0, 0.0], 0, &mut draws);
         assert!(test.p_value() > 0.0);
         test.observe(&[0.5, 0.5, 0.0], &[1.0, 0.0, 0.0], 2, &mut draws);
-        assert_eq!((test.p_value(), test.num_tokens(), test.num_impossible()), (0.0, 2, 1));
+        assert_eq!((test.p_value(), test.num_impossible()), (0.0, 1));
     }
 
-    /// A target that is all but certain at nearly all places, as trained ones are, and a draft that
-    /// is surer still: what is wrong shows at few places, and settled ones must not drown it.
+    /// A target that is almost certain of most tokens, as trained ones are: the fault shows in few
+    /// tokens, and the others must not hide it.
     #[test]
-    fn few_unsure_places_among_thousands_suffice() {
+    fn few_uncertain_tokens_among_thousands_suffice() {
         let (sure, unsure) = ([0.999, 0.0005, 0.0005], [0.5, 0.3, 0.2]);
         let drafts = ([0.98, 0.02, 0.0], [0.2, 0.2, 0.6]);
         let p_value = |emit: fn(&[f64], &[f64], &mut SeededDraws) -> usize| {
@@ -376,7 +360,7 @@ mod tests {
                 leaning += prob * test.leaning_log_ratio.exp();
                 redrawn += prob * test.redrawn_log_ratio.exp();
             }
-            // A dozen terms, each through a logarithm and back.
+            // A dozen terms, each rounded by a logarithm and an exponential.
             assert!((leaning - 1.0).abs() < 1e-12 && (redrawn - 1.0).abs() < 1e-12, "{place}");
         }
     }
@@ -388,13 +372,13 @@ mod tests {
         for (token, before) in [(3, 0.0), (1, 0.375), (0, 0.625), (2, 0.75)] {
             assert_eq!(transform(&p, &q, token, 0.5), before + 0.5 * p[token], "token {token}");
         }
-        // A token that the draft lacks comes last, one that both lack nowhere.
+        // A token that only the draft lacks comes last.
         assert_eq!(transform(&[0.5, 0.5, 0.0], &[0.0, 1.0, 0.0], 0, 0.0), 0.5);
     }
 
     #[test]
-    fn tails_are_those_of_the_tables() {
-        // Kolmogorov's critical values at 20 %, 5 %, 1 % and 0.1 %, as tables give them, and its
+    fn tails_match_published_tables() {
+        // Published critical values of Kolmogorov's distribution at 20 %, 5 %, 1 % and 0.1 %, and its
         // median.
         for (x, tail) in
             [(1.073, 0.2), (1.358, 0.05), (1.628, 0.01), (1.949, 0.001), (0.827_57, 0.5)]
@@ -403,7 +387,7 @@ mod tests {
         }
         assert_eq!(kolmogorov_tail(0.0), 1.0);
         assert!((kolmogorov_tail(0.05) - 1.0).abs() < 1e-12);
-        // Both sums at their border.
+        // Both sums agree where they meet.
         assert!((kolmogorov_tail(1.0 - 1e-12) - kolmogorov_tail(1.0)).abs() < 1e-10);
         for (x, value) in
             [(0.0, 1.0), (0.5, 0.479_500_122), (2.0, 0.004_677_735), (5.0, 1.537_46e-12)]

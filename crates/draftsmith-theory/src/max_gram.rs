@@ -11,35 +11,38 @@
 //! here each token is searched once.
 
 mod bigrams;
-mod lookup_first;
 mod suffix_automaton;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
-use self::suffix_automaton::SuffixAutomaton;
+use self::suffix_automaton::{Match, SuffixAutomaton};
+use crate::TheoryError;
+use crate::serialized::serialize_as_string;
 
 pub use self::bigrams::{BigramCounts, Bigrams};
-pub use self::lookup_first::LookupFirst;
 
-/// Where a sequence's suffix is looked for.
+/// The text in which a sequence's suffix is searched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SearchedText {
-    /// In the prompt: the paper's listing.
+    /// The prompt, as in the paper's listing.
     Prompt,
-    /// In the prompt and in what was generated: the authors' code.
+    /// The prompt and the generated text, as in the authors' code.
     #[default]
     Sequence,
 }
 
-/// How a sequence's suffix is looked up.
+/// Settings of [`MaxGram`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxGramConfig {
-    /// Where.
+    /// The searched text.
     pub searched: SearchedText,
-    /// The fewest tokens that a match has; shorter ones are none. At least 1, which is the paper's.
+    /// The minimum length of a match in tokens, at least 1; 1 in the paper.
     pub min_match: usize,
 }
 
@@ -49,24 +52,56 @@ impl Default for MaxGramConfig {
     }
 }
 
-/// One sequence, with its suffix looked up at any time. Reading a token takes constant time on
-/// average, a look-up always.
+/// The condition under which a look-up replaces the drafter's model. `2x4` in names and settings: after
+/// a match of at least two tokens, up to four candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LookupFirst {
+    /// The minimum length of a match in tokens, at least 1. Longer matches are rarer and more often
+    /// right.
+    pub min_match: usize,
+    /// The maximum number of candidates, at least 1.
+    pub most: usize,
+}
+
+impl LookupFirst {
+    /// A look-up in the whole sequence.
+    pub fn config(self) -> MaxGramConfig {
+        MaxGramConfig { searched: SearchedText::Sequence, min_match: self.min_match }
+    }
+}
+
+impl fmt::Display for LookupFirst {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}x{}", self.min_match, self.most)
+    }
+}
+
+impl FromStr for LookupFirst {
+    type Err = TheoryError;
+
+    fn from_str(text: &str) -> Result<Self, TheoryError> {
+        let read = || {
+            let (min_match, most) = text.split_once('x')?;
+            Some(Self { min_match: min_match.parse().ok()?, most: most.parse().ok()? })
+        };
+        let is_valid = |it: &Self| it.min_match > 0 && it.most > 0 && it.to_string() == text;
+        read().filter(is_valid).ok_or_else(|| TheoryError::LookupFirst(text.to_owned()))
+    }
+}
+
+serialize_as_string!(LookupFirst);
+
+/// A sequence, indexed for look-ups of its suffix. Reading a token takes amortised constant time, a look-up
+/// constant time.
 #[derive(Debug, Clone)]
 pub struct MaxGram {
     config: MaxGramConfig,
-    /// Of what is searched.
+    /// The index of the searched text.
     index: SuffixAutomaton,
     prompt_len: usize,
-    /// Where the prompt alone is searched: the longest suffix that occurs in it, behind the prompt
-    /// and each token after it.
+    /// If only the prompt is searched: the longest suffix that occurs in it, after the prompt and after
+    /// each later token.
     matches: Vec<Match>,
-}
-
-/// A suffix of the sequence that occurs in what is searched.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Match {
-    state: u32,
-    len: usize,
 }
 
 impl MaxGram {
@@ -82,7 +117,7 @@ impl MaxGram {
         self.prompt_len = prompt.len();
         prompt.iter().for_each(|token| self.index.push(*token));
         self.index.reserve();
-        self.matches.push(self.repeated_suffix());
+        self.matches.push(self.index.repeated_suffix());
     }
 
     /// The number of tokens read.
@@ -93,7 +128,7 @@ impl MaxGram {
         }
     }
 
-    /// Reads what it has not read of the sequence.
+    /// Reads the rest of the sequence.
     pub fn read(&mut self, sequence: &[u32]) {
         let unread = self.num_read();
         sequence[unread..].iter().for_each(|token| match self.config.searched {
@@ -102,7 +137,7 @@ impl MaxGram {
         });
     }
 
-    /// Forgets all tokens from position `len` on, but for the prompt.
+    /// Removes all tokens from position `len` on, except the prompt.
     pub fn truncate(&mut self, len: usize) {
         let len = len.max(self.prompt_len);
         match self.config.searched {
@@ -111,21 +146,21 @@ impl MaxGram {
         }
     }
 
-    /// What followed the longest suffix of the sequence read so far where it occurred first.
+    /// What followed the first occurrence of the longest suffix of the sequence.
     pub fn continuation(&self) -> Continuation {
         let (found, end) = match self.config.searched {
             SearchedText::Prompt => {
-                (self.matches.last().copied().map(|found| self.followed(found)), self.prompt_len)
+                (self.matches.last().map(|found| self.followed(*found)), self.prompt_len)
             }
-            SearchedText::Sequence => (Some(self.repeated_suffix()), usize::MAX),
+            SearchedText::Sequence => (Some(self.index.repeated_suffix()), usize::MAX),
         };
         let found = found.filter(|found| found.len >= self.config.min_match.max(1));
         let next = found.map_or(end, |found| self.index.first_end(found.state));
         Continuation { next, end }
     }
 
-    /// Appends to a sequence what would follow, `most` tokens or up to an end token, and returns how
-    /// many those are. Where a look-up says nothing more, `bigrams` go on, if there are any.
+    /// Extends a sequence by its continuation, up to `most` tokens or an end token, and returns the number
+    /// of added tokens. If the look-up ends, `bigrams` continue.
     pub fn extend(
         &mut self,
         sequence: &mut Vec<u32>,
@@ -135,8 +170,8 @@ impl MaxGram {
     ) -> usize {
         self.read(sequence);
         let mut copied = self.continuation();
-        let num_standing = sequence.len();
-        while sequence.len() - num_standing < most
+        let num_before = sequence.len();
+        while sequence.len() - num_before < most
             && let Some(token) = copied.next_or(bigrams, sequence)
         {
             sequence.push(token);
@@ -144,39 +179,33 @@ impl MaxGram {
                 break;
             }
         }
-        sequence.len() - num_standing
-    }
-
-    /// The longest suffix of what is indexed that occurs before its end.
-    fn repeated_suffix(&self) -> Match {
-        let (state, len) = self.index.repeated_suffix();
-        Match { state, len }
+        sequence.len() - num_before
     }
 
     /// The longest suffix in the prompt, after one more token.
     fn longest_match_with(&self, token: u32) -> Match {
-        let mut shorter = self.matches.last().map(|found| (found.state, found.len));
-        while let Some((state, len)) = shorter {
+        let mut shorter = self.matches.last().copied();
+        while let Some(Match { state, len }) = shorter {
             if let Some(state) = self.index.followed_by(state, token) {
                 return Match { state, len: len + 1 };
             }
             shorter = self.index.shorter(state);
         }
-        Match { state: suffix_automaton::ROOT, len: 0 }
+        Match::EMPTY
     }
 
-    /// The longest suffix of a match that occurs before the prompt's end, where a token follows.
+    /// The longest suffix of a match that occurs before the prompt's end, so that a token follows.
     fn followed(&self, mut found: Match) -> Match {
         while self.index.first_end(found.state) == self.prompt_len
-            && let Some((state, len)) = self.index.shorter(found.state)
+            && let Some(shorter) = self.index.shorter(found.state)
         {
-            found = Match { state, len };
+            found = shorter;
         }
         found
     }
 }
 
-/// Where the next tokens are to be found in a sequence and its continuation.
+/// A position in a sequence and its continuation, from which the next tokens are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Continuation {
     next: usize,
@@ -184,12 +213,12 @@ pub struct Continuation {
 }
 
 impl Continuation {
-    /// The next token, as the sequence went on before or else as it usually does.
+    /// The next token from the sequence, or else from the bigrams.
     pub fn next_or(&mut self, bigrams: Option<&Bigrams>, sequence: &[u32]) -> Option<u32> {
         self.next(sequence).or_else(|| bigrams?.after(*sequence.last()?))
     }
 
-    /// The next token, where there is one, of the sequence with what was proposed behind it.
+    /// The next token; `sequence` includes the tokens proposed so far.
     pub fn next(&mut self, sequence: &[u32]) -> Option<u32> {
         let token = sequence[..self.end.min(sequence.len())].get(self.next).copied();
         self.next += usize::from(token.is_some());

@@ -1,28 +1,27 @@
-//! What a drafter proposes in a round: a tree of tokens behind the sequence that stands, each with
-//! what it was drawn from.
+//! A drafter's proposal in a round: a tree of tokens after the sequence, each with the distribution it
+//! was drawn from.
 //!
-//! A chain, which is what drafting step by step gives, is a tree of width 1. Siblings are tried in
-//! the order of their ranks.
+//! A chain, from drafting step by step, is a tree of width 1. Siblings are verified in order of rank.
 
 use crate::Forwards;
 
 /// A proposed token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// The node it follows; None behind the sequence that stands.
+    /// The node it follows; None after the sequence itself.
     pub parent: Option<usize>,
     /// The token.
     pub token_id: u32,
-    /// What it was drawn from, given its parent and the siblings of lower rank.
+    /// The distribution it was drawn from, given its parent and the siblings of lower rank.
     pub drawn_from: DrawnFrom,
-    /// When it is tried among its siblings: after those of lower rank.
+    /// Its place in the order in which siblings are verified.
     pub rank: usize,
 }
 
 /// The distribution a token was drawn from, as served.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DrawnFrom {
-    /// It was certain: the drafter's most probable token, or one that was looked up.
+    /// All mass on the token: the drafter's most probable token, or a looked-up one.
     OneHot,
     /// The probability of each token of the target's vocabulary.
     Probs(Vec<f64>),
@@ -32,22 +31,22 @@ pub enum DrawnFrom {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Proposal {
     nodes: Vec<Node>,
-    /// By drafter; more than make a token, where a rule looks at a forward and draws nothing.
+    /// By drafter. A rule that stops before a draw leaves a forward without a token.
     pub forwards: Forwards,
 }
 
 impl Proposal {
-    /// A chain of tokens that were certain.
+    /// A chain of one-hot tokens.
     pub fn certain_chain(tokens: &[u32]) -> Self {
         let mut proposal = Self::default();
         tokens.iter().for_each(|id| proposal.push_next(*id, DrawnFrom::OneHot));
         proposal
     }
 
-    /// Adds a node and returns its number.
+    /// Adds a node and returns its index.
     ///
     /// # Panics
-    /// If its parent is not there yet.
+    /// If its parent was not added before.
     pub fn push(&mut self, node: Node) -> usize {
         let number = self.nodes.len();
         assert!(node.parent.is_none_or(|parent| parent < number), "parents come first");
@@ -55,24 +54,24 @@ impl Proposal {
         number
     }
 
-    /// Its nodes, taken out.
+    /// Converts the proposal into its nodes.
     pub fn into_nodes(self) -> impl Iterator<Item = Node> {
         self.nodes.into_iter()
     }
 
-    /// Adds a node behind the last one.
+    /// Adds a node after the last one.
     pub fn push_next(&mut self, token_id: u32, drawn_from: DrawnFrom) {
         let parent = self.nodes.len().checked_sub(1);
         self.push(Node { parent, token_id, drawn_from, rank: 0 });
     }
 
-    /// Forgets everything.
+    /// Removes all nodes and forwards.
     pub fn clear(&mut self) {
         self.nodes.clear();
         self.forwards = Forwards::default();
     }
 
-    /// The nodes; each comes behind its parent.
+    /// The nodes; each comes after its parent.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -82,17 +81,17 @@ impl Proposal {
         self.nodes.len()
     }
 
-    /// Whether nothing is proposed: the target then decodes alone.
+    /// Whether nothing is proposed: the target then decodes one token by itself.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// The rows of a target's answer: one behind the sequence that stands, and one behind each node.
+    /// The rows of the target's forward: one after the sequence, and one after each node.
     pub fn num_rows(&self) -> usize {
         self.nodes.len() + 1
     }
 
-    /// The nodes on the longest path.
+    /// The number of nodes on the longest path.
     pub fn depth(&self) -> usize {
         let mut depths = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
@@ -107,18 +106,18 @@ impl Proposal {
         parents.all(|(number, parent)| parent == number.checked_sub(1))
     }
 
-    /// A node and those that it follows, from the last on; none behind the sequence that stands.
+    /// The path to a node, from the node up; empty for None.
     pub fn path_to(&self, last: Option<usize>) -> impl Iterator<Item = &Node> {
         let node = |number: usize| &self.nodes[number];
         std::iter::successors(last.map(node), move |it| it.parent.map(node))
     }
 
-    /// The nodes that follow `parent`, with their numbers, in the order in which they are tried.
+    /// The nodes that follow `parent`, with their indices, in the order in which they are verified.
     pub(crate) fn children(&self, parent: Option<usize>) -> impl Iterator<Item = (usize, &Node)> {
         let first = parent.map_or(0, |parent| parent + 1);
-        let behind = self.nodes.iter().enumerate().skip(first);
+        let later = self.nodes.iter().enumerate().skip(first);
         let mut children: Vec<(usize, &Node)> =
-            behind.filter(|(_, node)| node.parent == parent).collect();
+            later.filter(|(_, node)| node.parent == parent).collect();
         children.sort_by_key(|(_, node)| node.rank);
         children.into_iter()
     }
@@ -167,7 +166,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "parents come first")]
-    fn a_parent_that_is_yet_to_come_is_a_bug() {
+    fn a_node_before_its_parent_is_a_bug() {
         let node = Node { parent: Some(0), token_id: 7, drawn_from: DrawnFrom::OneHot, rank: 0 };
         Proposal::default().push(node);
     }

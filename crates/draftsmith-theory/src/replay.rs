@@ -1,25 +1,20 @@
-//! What any stop rule would have done, from recordings alone: no model runs.
+//! Replay: what decoding under any stop rule would have done, from recordings, without a model.
 //!
-//! A recording is a response of the target with, at each of its tokens, what the drafter does
-//! there: whether its candidate is the response's token and is accepted, and if not, what it drafts
-//! instead and goes on to draft, since a rule that does not know of the rejection may let it. A
-//! round from any accepted prefix is then a walk: along the response while candidates are accepted,
-//! along that rollout from the first one that is not.
+//! A recording is a response of the target with the drafter's behaviour at each token: whether its
+//! candidate there is the response's token and is accepted, and if not, a rollout: the rejected
+//! candidate and those that the drafter would draft after it, because the rule does not know of the
+//! rejection. A round from any accepted prefix then follows the response while candidates are accepted,
+//! and the rollout from the first rejection.
 //!
-//! Greedy decoding is replayed exactly, count for count. Sampled decoding is replayed exactly in
-//! distribution: given that the target's token at a place is x, the candidate there was x and was
-//! accepted with chance min(1, q(x)/p(x)), because that happens with chance min(p(x), q(x)) and x
-//! comes out with chance p(x); otherwise the candidate was rejected, and then its distribution is
-//! (q − p)+, normalised. No place is met twice in one replay, as a candidate or as a rejection, so
-//! one draw of either serves every rule: rules are compared on the same luck.
-//!
-//! What a round looks up depends on what stands alone, so it is known along a response whose prompt
-//! is known. It is certain, and stands as far as the response goes on so: sampled, that is p(x) of
-//! the time.
+//! The replay of greedy decoding is exact, count for count. The replay of sampled decoding is exact in
+//! distribution. Given that the target's token is x, the candidate was x and was accepted with
+//! probability min(1, q(x)/p(x)), since that happens with probability min(p(x), q(x)) and x is emitted
+//! with probability p(x). Otherwise the candidate was rejected, with the normalised distribution (q −
+//! p)+. One replay reaches each position once, so one draw serves every rule, and all rules are compared
+//! on the same draws.
 
 mod cost_optimal;
 mod judged;
-mod likely_shapes;
 mod look_ups;
 mod recorded_steps;
 mod static_trees;
@@ -32,14 +27,14 @@ use std::sync::Arc;
 
 use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
-    StopRule, StopRuleConfig, TheoryError, Trace, acceptance_prob, trace::RoundCounts,
+    StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace, acceptance_prob, trace::RoundCounts,
 };
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
 
-/// One candidate as it was drafted, and what is true of it.
+/// A drafted candidate with its signals and probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedCandidate {
     /// The token.
@@ -52,138 +47,117 @@ pub struct RecordedCandidate {
     pub confidence_of_ten: f64,
     /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
-    /// The acceptance head's prediction for this candidate. None without a head. A head that predicts
-    /// once a candidate is read has none for the last candidate of a rollout or a response, either:
-    /// no rule asks for it.
+    /// The acceptance head's prediction for this candidate. None without a head, and, for a head that
+    /// predicts after reading, for the last candidate of a rollout or response, which no rule needs.
     pub predicted_acceptance_prob: Option<f64>,
-    /// log q of the candidate under the distribution that acceptance labels are defined by.
+    /// log q of the candidate, under the distribution that defines acceptance labels.
     pub draft_log_prob: f64,
-    /// log p, likewise. NaN where the target was not asked: only an acceptance head is judged by it, and,
-    /// of a sampled response, a look-up stands by it.
+    /// log p of the candidate, likewise. NaN if the target was not evaluated, which only acceptance heads
+    /// and look-ups in sampled responses need.
     pub target_log_prob: f64,
 }
 
 impl RecordedCandidate {
-    /// The label, min(1, p/q): what a perfect acceptance head would predict.
+    /// The label, min(1, p/q), which a perfect acceptance head would predict.
     pub fn acceptance_prob(&self) -> f64 {
         f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
     }
 }
 
-/// A place in a response.
+/// A position in a response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedPlace {
     /// The response's token, as a candidate.
     pub candidate: RecordedCandidate,
-    /// What is drafted instead: a candidate that is rejected, and what follows it. None where the
-    /// response's token is drafted and accepted; also at the last place the limit allows, where
-    /// nothing is drafted.
+    /// The rejected candidate and the candidates that follow it. None if the response's token is drafted
+    /// and accepted, and at the last position within the limit, where nothing is drafted.
     pub rollout: Option<Vec<RecordedCandidate>>,
-    /// Which of the drafter's tokens the response's is there ([`child_rank`](crate::child_rank)). None of
-    /// sampled responses, and where it was not recorded.
+    /// The rank of the response's token among the drafter's ([`child_rank`](crate::child_rank)). None for
+    /// sampled responses, and if it was not recorded.
     pub draft_rank: Option<u32>,
 }
 
-/// A response, recorded.
+/// A recorded response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recording {
-    /// What the response answers.
+    /// The prompt.
     pub prompt: Vec<u32>,
-    /// The response's tokens, at least one; copies of a recording share them.
+    /// The response's tokens, at least one; clones of a recording share them.
     pub places: Arc<[RecordedPlace]>,
-    /// The most tokens the response might have had.
+    /// The maximum number of tokens in the response.
     pub limit: usize,
-    /// What a round looks up that begins at each place; empty where the drafter is always asked.
+    /// The look-up of a round that begins at each position; empty without look-ups.
     looked_up: Vec<LookedUp>,
 }
 
 impl Recording {
-    /// A response to a prompt.
+    /// A response to a prompt, without look-ups.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
     }
 }
 
-/// What a response took.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spending {
-    /// What was counted.
-    pub counts: Counts,
-    /// The modelled time of all rounds.
-    pub seconds: f64,
+/// Modelled seconds per kept token over all runs together. NaN without tokens.
+pub fn seconds_per_token(runs: &[TimedCounts]) -> f64 {
+    let tokens: usize = runs.iter().map(|run| run.counts.num_tokens).sum();
+    runs.iter().map(|run| run.seconds).sum::<f64>() / tokens as f64
 }
 
-/// Modelled seconds a kept token, over all of `spent` together. NaN without tokens.
-pub fn seconds_per_token(spent: &[Spending]) -> f64 {
-    let tokens: usize = spent.iter().map(|spent| spent.counts.num_tokens).sum();
-    spent.iter().map(|spent| spent.seconds).sum::<f64>() / tokens as f64
-}
-
-/// Responses recorded alike.
+/// Recorded responses of one target and drafter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recordings {
-    /// What drafted.
+    /// The drafter.
     pub drafter: DrafterId,
-    /// The greatest number of candidates a round can be replayed with.
+    /// The maximum number of candidates in a replayed round.
     pub max_length: usize,
     /// Tokens that end a response.
     pub eos_token_ids: Vec<u32>,
-    /// When the acceptance head predicts for candidates; None without one.
+    /// When the acceptance head predicts; None without a head.
     pub head: Option<HeadTiming>,
     /// The responses.
     pub responses: Vec<Recording>,
 }
 
 impl Recordings {
-    /// What happens under a rule, and what it costs: of each response, in order. As in the round
-    /// loop, rounds stay within the rule's bounds.
+    /// Replays each response under a rule: counts and modelled seconds, in order.
     ///
     /// # Errors
-    /// If the rule's settings are not valid, it may draft longer than was recorded, it reads an
-    /// acceptance head where there was none, or `costs` has no price for the drafter.
+    /// If the rule's settings are invalid, it may draft more candidates than recorded, it needs an
+    /// acceptance head that was not recorded, or `costs` lacks the drafter.
     pub fn replay(
         &self,
         config: &StopRuleConfig,
         costs: &RoundCosts,
-    ) -> Result<Vec<Spending>, TheoryError> {
+    ) -> Result<Vec<TimedCounts>, TheoryError> {
         let mut rule = self.rule(config)?;
         let seconds = self.round_seconds(costs)?;
         let mut spend = |response| self.replay_one(response, &mut *rule, &seconds, |_, _| {});
         Ok(self.responses.iter().map(&mut spend).collect())
     }
 
-    /// How many candidates a rule drafts, round by round over all responses.
-    ///
-    /// # Errors
-    /// As [`replay`](Self::replay).
-    pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<usize>, TheoryError> {
-        Ok(self.trace(config)?.rounds.iter().map(|round| round.num_drafted).collect())
-    }
-
-    /// The rounds of all responses under a rule, whose times are not known.
+    /// The rounds of all responses under a rule, without times.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn trace(&self, config: &StopRuleConfig) -> Result<Trace, TheoryError> {
         let mut rule = self.rule(config)?;
         let mut trace = Trace { num_tokens: self.num_tokens(), ..Trace::default() };
-        for response in &self.responses {
-            self.replay_one(response, &mut *rule, untimed, |drafter, counts| {
-                let RoundCounts { num_drafted, num_draft_forwards, num_accepted, .. } = counts;
-                let forwards = Forwards::of(drafter, num_draft_forwards);
-                trace.rounds.push(Round {
-                    num_drafted,
-                    depth: num_drafted,
-                    forwards,
-                    num_accepted,
-                    ..Round::default()
-                });
+        let mut observe = |drafter, round: RoundCounts| {
+            trace.rounds.push(Round {
+                num_drafted: round.num_drafted,
+                depth: round.num_drafted,
+                forwards: Forwards::of(drafter, round.num_draft_forwards),
+                num_accepted: round.num_accepted,
+                ..Round::default()
             });
+        };
+        for response in &self.responses {
+            self.replay_one(response, &mut *rule, |_, _| 0.0, &mut observe);
         }
         Ok(trace)
     }
 
-    /// A rule that can be replayed here.
+    /// The rule, if these recordings suffice for it.
     fn rule(&self, config: &StopRuleConfig) -> Result<Box<dyn StopRule>, TheoryError> {
         let rule = config.init()?;
         let longest = rule.bounds().max;
@@ -196,22 +170,23 @@ impl Recordings {
         Ok(rule)
     }
 
-    /// The counts of [`replay`](Self::replay) alone.
+    /// [`replay`](Self::replay) without costs.
     ///
     /// # Errors
     /// As there.
     pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
         let mut rule = self.rule(config)?;
-        let mut count = |response| self.replay_one(response, &mut *rule, untimed, |_, _| {}).counts;
+        let mut count =
+            |response| self.replay_one(response, &mut *rule, |_, _| 0.0, |_, _| {}).counts;
         Ok(self.responses.iter().map(&mut count).collect())
     }
 
-    /// What the oracle does (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. Of
-    /// sampled recordings it knows the luck as well: no rule without that can do as well.
+    /// Replays the oracle (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. For sampled
+    /// recordings it also knows the draws.
     ///
     /// # Errors
-    /// If `costs` has no price for the drafter.
-    pub fn replay_oracle(&self, costs: &RoundCosts) -> Result<Vec<Spending>, TheoryError> {
+    /// If `costs` lacks the drafter.
+    pub fn replay_oracle(&self, costs: &RoundCosts) -> Result<Vec<TimedCounts>, TheoryError> {
         let seconds = self.round_seconds(costs)?;
         let replay = |response: &Recording| {
             let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
@@ -221,11 +196,11 @@ impl Recordings {
         Ok(self.responses.iter().map(replay).collect())
     }
 
-    /// What the target does alone.
-    pub fn plain(&self, costs: &RoundCosts) -> Vec<Spending> {
+    /// Plain decoding: one target forward per token.
+    pub fn plain(&self, costs: &RoundCosts) -> Vec<TimedCounts> {
         let plain = |response: &Recording| {
             let num_tokens = response.places.len();
-            Spending {
+            TimedCounts {
                 counts: Counts { num_tokens, num_target_forwards: num_tokens, ..Counts::default() },
                 seconds: num_tokens as f64 * costs.verify_seconds(1),
             }
@@ -233,7 +208,7 @@ impl Recordings {
         self.responses.iter().map(plain).collect()
     }
 
-    /// Whether the target was asked about every candidate, also behind rejected ones.
+    /// Whether the target was evaluated for every candidate, including those after rejected ones.
     pub fn is_judged(&self) -> bool {
         let mut places = self.responses.iter().flat_map(|response| response.places.iter());
         places.all(|place| {
@@ -243,11 +218,9 @@ impl Recordings {
         })
     }
 
-    /// The same recordings with a perfect acceptance head, one that predicts every candidate's true
-    /// acceptance probability: what a rule gains with it is the most that a head can give that
-    /// rule. It predicts when the recorded head does; where there was none, once a candidate is
-    /// read. The target must have been asked about every candidate
-    /// ([`Self::is_judged`]).
+    /// The same recordings with a perfect acceptance head, which predicts every candidate's true
+    /// acceptance probability: the most that a head can gain for a rule. It predicts when the recorded
+    /// head does, or after reading if none was recorded. [`Self::is_judged`] must hold.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let knowing = self.with_candidates(|candidate| {
@@ -256,7 +229,7 @@ impl Recordings {
         Self { head, ..knowing }
     }
 
-    /// The same recordings where every candidate is changed.
+    /// The same recordings after a change to every candidate.
     fn with_candidates(&self, change: impl Fn(&mut RecordedCandidate)) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
@@ -268,12 +241,12 @@ impl Recordings {
         recordings
     }
 
-    /// The tokens of all responses.
+    /// The number of tokens of all responses.
     pub fn num_tokens(&self) -> usize {
         self.responses.iter().map(|response| response.places.len()).sum()
     }
 
-    /// The seconds of a round of so many draft forwards and candidates.
+    /// The seconds of a round as a function of its numbers of draft forwards and candidates.
     fn round_seconds(
         &self,
         costs: &RoundCosts,
@@ -290,7 +263,7 @@ impl Recordings {
         rule: &mut dyn StopRule,
         round_seconds: impl Fn(usize, usize) -> f64,
         mut observe: impl FnMut(DrafterId, RoundCounts),
-    ) -> Spending {
+    ) -> TimedCounts {
         let mut seconds = 0.0;
         let mut counts = Counts::default();
         let mut candidates = Vec::with_capacity(self.max_length);
@@ -314,10 +287,10 @@ impl Recordings {
             counts.add_round(round);
             rule.end_round(round.end());
         }
-        Spending { counts, seconds }
+        TimedCounts { counts, seconds }
     }
 
-    /// A round of the drafter, behind what `counts` says was kept.
+    /// A drafted round after the tokens that `counts` has kept.
     fn draft_round(
         &self,
         response: &Recording,
@@ -329,7 +302,7 @@ impl Recordings {
         let limits = DraftLimits {
             room: response.limit - counts.num_tokens - 1,
             eos_token_ids: &self.eos_token_ids,
-            // What is recorded goes no further than where a text ended.
+            // The recording stops where the text ended.
             text_end: None,
         };
         let places = &response.places[counts.num_tokens..];
@@ -347,9 +320,4 @@ impl Recordings {
             num_kept: (num_accepted + 1).min(places.len()),
         }
     }
-}
-
-/// For those who count and do not time.
-fn untimed(_num_draft_forwards: usize, _num_drafted: usize) -> f64 {
-    0.0
 }

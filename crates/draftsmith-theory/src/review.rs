@@ -2,8 +2,8 @@
 //! the accepted tokens, each with the distribution it was emitted from (CS-Drafting, Chen et al. 2023).
 //!
 //! A reviewer may be lenient, since the target verifies last. With lenience l it accepts a candidate
-//! x drawn from d with chance min(1, l·r(x)/d(x)). With l = 1 it emits tokens of its distribution r.
-//! With l > 1 it emits tokens of neither r nor d, and the next verification must know which:
+//! x drawn from d with probability min(1, l·r(x)/d(x)). With l = 1 its tokens have its distribution r.
+//! With l > 1 they have another distribution e, which the next verification must know:
 //!
 //! e = min(d, l·r) + (1 − Σ min(d, l·r))·(r − d)+/Σ (r − d)+
 //!
@@ -31,11 +31,10 @@ impl Lenience {
     /// # Errors
     /// If it is below 1 or not finite.
     pub fn new(lenience: f64) -> Result<Self, TheoryError> {
-        if lenience >= 1.0 && lenience.is_finite() {
-            Ok(Self { models: lenience, look_ups: 1.0 })
-        } else {
-            Err(TheoryError::Lenience(lenience))
-        }
+        let is_valid = lenience >= 1.0 && lenience.is_finite();
+        let range = "be 1 or more and finite (1 reviews exactly)";
+        TheoryError::check(is_valid, "lenience", range, lenience)?;
+        Ok(Self { models: lenience, look_ups: 1.0 })
     }
 
     /// The same lenience for looked-up candidates too.
@@ -79,30 +78,30 @@ pub fn review_greedy<'r>(
     mut logits_after: impl FnMut(usize) -> &'r [f32],
     lenience: Lenience,
 ) -> Vec<CascadeCandidate> {
-    let mut stands = Vec::with_capacity(candidates.len() + 1);
+    let mut reviewed = Vec::with_capacity(candidates.len() + 1);
     loop {
-        let logits = logits_after(stands.len());
+        let logits = logits_after(reviewed.len());
         let softmax = (!lenience.is_exact()).then(|| SoftmaxSummary::of(logits));
         let prob = |token: u32| match softmax {
             Some(softmax) => softmax.log_prob(logits[token as usize]).exp(),
             None => 1.0,
         };
         let choice = argmax(logits);
-        let candidate = candidates.get(stands.len());
+        let candidate = candidates.get(reviewed.len());
         let accepted = candidate.filter(|candidate| {
             candidate.token_id == choice
                 || (lenience.of(candidate) > 1.0
                     && prob(candidate.token_id) > candidate.prob / lenience.of(candidate))
         });
         let token_id = accepted.map_or(choice, |candidate| candidate.token_id);
-        stands.push(CascadeCandidate {
+        reviewed.push(CascadeCandidate {
             token_id,
             drawn_from: DrawnFrom::OneHot,
             prob: prob(token_id),
             is_looked_up: false,
         });
         if accepted.is_none() {
-            return stands;
+            return reviewed;
         }
     }
 }
@@ -121,23 +120,23 @@ pub fn review_sampled(
     lenience: Lenience,
     draws: &mut (impl Draws + ?Sized),
 ) -> Vec<CascadeCandidate> {
-    let mut stands = Vec::with_capacity(candidates.len() + 1);
+    let mut reviewed = Vec::with_capacity(candidates.len() + 1);
     for candidate in candidates {
-        let review = Review::new(candidate, probs_after(stands.len()), lenience.of(candidate));
+        let review = Review::new(candidate, probs_after(reviewed.len()), lenience.of(candidate));
         let is_accepted = draws.bernoulli(review.acceptance_prob);
         let token_id = match is_accepted {
             true => candidate.token_id,
             false => draws.categorical(&review.residual) as u32,
         };
-        stands.push(CascadeCandidate::drawn(token_id, review.emitted));
+        reviewed.push(CascadeCandidate::drawn(token_id, review.emitted));
         if !is_accepted {
-            return stands;
+            return reviewed;
         }
     }
-    let own = probs_after(stands.len());
+    let own = probs_after(reviewed.len());
     let token_id = draws.categorical(&own) as u32;
-    stands.push(CascadeCandidate::drawn(token_id, own));
-    stands
+    reviewed.push(CascadeCandidate::drawn(token_id, own));
+    reviewed
 }
 
 impl CascadeCandidate {
@@ -163,7 +162,7 @@ struct Review {
 }
 
 impl Review {
-    /// Of a reviewer whose distribution is `own`.
+    /// The review by a reviewer with the distribution `own`.
     fn new(candidate: &CascadeCandidate, own: Vec<f64>, lenience: f64) -> Self {
         let CascadeCandidate { token_id, drawn_from, .. } = candidate;
         let candidate = *token_id as usize;
@@ -175,9 +174,6 @@ impl Review {
             assert_eq!(probs.len(), own.len(), "distributions must be over one vocabulary");
         }
         assert!(d(candidate) > 0.0, "token `{candidate}` cannot have been drawn from its row");
-        let of_all = |of: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
-            own.iter().enumerate().map(|(token, own)| of(token, *own)).collect()
-        };
         let mut residual = own.clone();
         take_residual(&mut residual, 1.0, drawn_from, candidate);
         // Summed up directly: 1 minus the accepted share could round to 0.
@@ -187,7 +183,8 @@ impl Review {
         let emitted = if lenience == 1.0 {
             own.clone()
         } else {
-            of_all(&|token, own| d(token).min(lenience * own) + scale * residual[token])
+            let accepted = own.iter().enumerate().map(|(token, own)| d(token).min(lenience * own));
+            accepted.zip(&residual).map(|(accepted, rest)| accepted + scale * rest).collect()
         };
         Self { acceptance_prob: lenience * own[candidate] / d(candidate), residual, emitted }
     }
@@ -200,7 +197,7 @@ mod tests {
     use crate::{SeededDraws, distribution_of, enumerate};
 
     #[test]
-    fn a_token_has_the_distribution_that_it_is_proposed_with() {
+    fn tokens_have_the_distribution_that_they_are_proposed_with() {
         let mut rng = SeededDraws::new(1, &["review"]);
         for case in 0..400 {
             let len = 1 + case % 6;
@@ -216,35 +213,36 @@ mod tests {
                 (lenient(2.5).with_look_ups(), true),
             ] {
                 let looked_up = rng.categorical(&d) as u32;
-                let mut told = None;
+                let mut stated = None;
                 let outcomes = enumerate(|draws| {
                     let candidate = match is_looked_up {
                         true => CascadeCandidate::looked_up(looked_up),
                         false => CascadeCandidate::drawn(draws.categorical(&d) as u32, d.clone()),
                     };
                     let rows = [r.clone(), own.clone()];
-                    let stands =
+                    let reviewed =
                         review_sampled(&[candidate], |row| rows[row].clone(), lenience, draws);
-                    let DrawnFrom::Probs(found) = &stands[0].drawn_from else {
+                    let DrawnFrom::Probs(found) = &reviewed[0].drawn_from else {
                         panic!("a model's tokens are drawn")
                     };
                     assert_eq!(
-                        told.get_or_insert_with(|| found.clone()),
+                        stated.get_or_insert_with(|| found.clone()),
                         found,
                         "one distribution for all"
                     );
-                    assert!(stands.iter().all(|token| token.prob > 0.0));
-                    stands[0].token_id
+                    assert!(reviewed.iter().all(|token| token.prob > 0.0));
+                    reviewed[0].token_id
                 });
-                let (emitted, told) = (distribution_of(outcomes), told.expect("there were draws"));
-                for (token, prob) in told.iter().enumerate() {
+                let (emitted, stated) =
+                    (distribution_of(outcomes), stated.expect("there were draws"));
+                for (token, prob) in stated.iter().enumerate() {
                     let found = emitted.get(&(token as u32)).copied().unwrap_or(0.0);
                     // A few dozen f64 operations on numbers below 1.
                     assert!(
                         (found - prob).abs() < 1e-12,
                         "{lenience:?}: d {d:?}, r {r:?}: {found} {prob}"
                     );
-                    // An exact reviewer emits tokens of its distribution.
+                    // An exact reviewer's tokens have its distribution.
                     let own_lenience =
                         if is_looked_up { lenience.look_ups } else { lenience.models };
                     if own_lenience == 1.0 {
@@ -266,8 +264,8 @@ mod tests {
         };
         let lenient = |lenience| Lenience::new(lenience).expect("1 or more");
         let review_by = |candidates: &[CascadeCandidate], lenience| -> Vec<u32> {
-            let stands = review_greedy(candidates, |row| &rows[row], lenience);
-            stands.iter().map(|token| token.token_id).collect()
+            let reviewed = review_greedy(candidates, |row| &rows[row], lenience);
+            reviewed.iter().map(|token| token.token_id).collect()
         };
         let review = |candidates: &[CascadeCandidate], lenience| -> Vec<u32> {
             review_by(candidates, lenient(lenience))
@@ -285,18 +283,18 @@ mod tests {
         assert_eq!(review_by(&looked_up, lenient(4.5).with_look_ups()), [1, 2, 1]);
         let mixed = [candidate(1, 0.9), CascadeCandidate::looked_up(1)];
         assert_eq!(review_by(&mixed, lenient(4.5)), [1, 2]);
-        let stands = review_greedy(&other, |row| &rows[row], lenient(3.7));
+        let reviewed = review_greedy(&other, |row| &rows[row], lenient(3.7));
         // They are proposed with the reviewer's own probabilities.
-        for (token, prob) in stands.iter().zip([0.25, 0.5, 0.5]) {
+        for (token, prob) in reviewed.iter().zip([0.25, 0.5, 0.5]) {
             // Exponentials of f32 logits.
             assert!((token.prob - prob).abs() < 1e-6, "{token:?}");
         }
     }
 
     #[test]
-    fn a_lenience_below_1_is_refused() {
+    fn a_lenience_below_1_is_an_error() {
         for lenience in [0.0, 0.99, f64::NAN, f64::INFINITY] {
-            assert!(matches!(Lenience::new(lenience), Err(TheoryError::Lenience(_))));
+            assert!(Lenience::new(lenience).is_err());
         }
         assert_eq!(Lenience::new(1.0), Ok(Lenience::NONE));
     }

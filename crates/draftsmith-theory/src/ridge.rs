@@ -1,90 +1,84 @@
-//! Ridge regression with many outputs: the linear map that says most of one set of vectors from
-//! another, held back where there is little to learn it from.
+//! Ridge regression with many outputs: the best linear map from one set of vectors to another, with a
+//! penalty on its size.
 
-/// A symmetric positive definite matrix as L·Lᵀ.
-struct Cholesky {
-    /// Row by row, `size` numbers each; what lies right of the diagonal is not read.
-    lower: Vec<f64>,
-    size: usize,
-}
-
-/// Solves (G + s·ḡ·1)·W = C, where ḡ is the mean of G's diagonal: of a Gram matrix G = XᵀX and C = XᵀY
-/// that is ridge regression of Y on X, with a strength s that does not depend on the number of rows or
-/// their scale. None where the matrix is not positive definite, as without any row.
+/// Solves (G + s·ḡ·1)·W = C, where ḡ is the mean of G's diagonal. With the Gram matrix G = XᵀX and C =
+/// XᵀY this is ridge regression of Y on X, with a strength s that is independent of the number of
+/// rows and their scale. None if the matrix is not positive definite, for example without rows.
 ///
-/// `gram` is `[size, size]`, `cross` and the result are `[size, outputs]`, row by row.
+/// # Shapes
+/// `gram` is `[size, size]`; `cross` and the result are `[size, outputs]`, in row-major order.
 ///
 /// # Panics
-/// If their lengths are others.
+/// If a length does not match.
 pub fn ridge(gram: &[f64], cross: &[f64], size: usize, strength: f64) -> Option<Vec<f64>> {
     assert_eq!(gram.len(), size * size, "a square matrix");
     assert!(size > 0 && cross.len().is_multiple_of(size), "a row of each input");
     let mean = (0..size).map(|i| gram[i * size + i]).sum::<f64>() / size as f64;
-    let mut held = gram.to_vec();
-    (0..size).for_each(|i| held[i * size + i] += strength * mean);
-    Some(Cholesky::of(held, size)?.solve(cross.to_vec()))
+    let mut penalised = gram.to_vec();
+    (0..size).for_each(|i| penalised[i * size + i] += strength * mean);
+    let lower = cholesky(penalised, size)?;
+    Some(solve(&lower, size, cross.to_vec()))
 }
 
-impl Cholesky {
-    fn of(mut matrix: Vec<f64>, size: usize) -> Option<Self> {
-        for i in 0..size {
-            let (above, rest) = matrix.split_at_mut(i * size);
-            let row = &mut rest[..size];
-            for j in 0..i {
-                let other = &above[j * size..][..j + 1];
-                row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
-            }
-            let square = row[i] - dot(&row[..i], &row[..i]);
-            // Also false of NaN.
-            if !(square > 0.0 && square.is_finite()) {
-                return None;
-            }
-            row[i] = square.sqrt();
+/// The factor L of a symmetric positive definite matrix L·Lᵀ, in row-major order; entries right of the
+/// diagonal are not meaningful. None if the matrix is not positive definite.
+fn cholesky(mut matrix: Vec<f64>, size: usize) -> Option<Vec<f64>> {
+    for i in 0..size {
+        let (above, rest) = matrix.split_at_mut(i * size);
+        let row = &mut rest[..size];
+        for j in 0..i {
+            let other = &above[j * size..][..j + 1];
+            row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
         }
-        Some(Self { lower: matrix, size })
+        let square = row[i] - dot(&row[..i], &row[..i]);
+        // NaN fails this too.
+        if !(square > 0.0 && square.is_finite()) {
+            return None;
+        }
+        row[i] = square.sqrt();
     }
+    Some(matrix)
+}
 
-    /// X of L·Lᵀ·X = B, in the place of B.
-    fn solve(&self, mut b: Vec<f64>) -> Vec<f64> {
-        let Self { lower, size } = self;
-        let (size, outputs) = (*size, b.len() / *size);
-        let at = |i: usize, k: usize| lower[i * size + k];
-        for i in 0..size {
-            let (above, rest) = b.split_at_mut(i * outputs);
-            let row = &mut rest[..outputs];
-            for k in 0..i {
-                subtract(row, at(i, k), &above[k * outputs..][..outputs]);
-            }
-            row.iter_mut().for_each(|value| *value /= at(i, i));
+/// Solves L·Lᵀ·X = B in place.
+fn solve(lower: &[f64], size: usize, mut b: Vec<f64>) -> Vec<f64> {
+    let outputs = b.len() / size;
+    let at = |i: usize, k: usize| lower[i * size + k];
+    for i in 0..size {
+        let (above, rest) = b.split_at_mut(i * outputs);
+        let row = &mut rest[..outputs];
+        for k in 0..i {
+            subtract(row, at(i, k), &above[k * outputs..][..outputs]);
         }
-        for i in (0..size).rev() {
-            let (upper, below) = b.split_at_mut((i + 1) * outputs);
-            let row = &mut upper[i * outputs..];
-            for k in i + 1..size {
-                subtract(row, at(k, i), &below[(k - i - 1) * outputs..][..outputs]);
-            }
-            row.iter_mut().for_each(|value| *value /= at(i, i));
-        }
-        b
+        row.iter_mut().for_each(|value| *value /= at(i, i));
     }
+    for i in (0..size).rev() {
+        let (upper, below) = b.split_at_mut((i + 1) * outputs);
+        let row = &mut upper[i * outputs..];
+        for k in i + 1..size {
+            subtract(row, at(k, i), &below[(k - i - 1) * outputs..][..outputs]);
+        }
+        row.iter_mut().for_each(|value| *value /= at(i, i));
+    }
+    b
 }
 
 fn subtract(row: &mut [f64], times: f64, other: &[f64]) {
     row.iter_mut().zip(other).for_each(|(value, other)| *value -= times * other);
 }
 
-/// In eight strands, so that it vectorises.
+/// In eight lanes, so that it vectorises.
 fn dot(one: &[f64], other: &[f64]) -> f64 {
     let (ones, rest) = one.as_chunks::<8>();
     let (others, other_rest) = other.as_chunks::<8>();
-    let mut strands = [0.0; 8];
+    let mut lanes = [0.0; 8];
     for (one, other) in ones.iter().zip(others) {
-        for strand in 0..8 {
-            strands[strand] += one[strand] * other[strand];
+        for lane in 0..8 {
+            lanes[lane] += one[lane] * other[lane];
         }
     }
     let rest: f64 = rest.iter().zip(other_rest).map(|(a, b)| a * b).sum();
-    strands.iter().sum::<f64>() + rest
+    lanes.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]
@@ -107,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linear_map_is_found_and_held_back_by_the_strength() {
+    fn a_linear_map_is_recovered_and_shrinks_with_the_strength() {
         let (rows, size, outputs) = (60, 11, 3);
         let mut draws = SeededDraws::new(3, &["ridge"]);
         let mut numbers =
@@ -123,7 +117,7 @@ mod tests {
             size_of(&ridge(&gram, &cross, size, strength).expect("positive definite"))
         });
         assert!(sizes.is_sorted_by(|one, next| one > next) && sizes[3] < 1e-12, "{sizes:?}");
-        // What it solves is what is said.
+        // The result satisfies the equation.
         let strength = 0.5;
         let found = ridge(&gram, &cross, size, strength).expect("positive definite");
         let mean = (0..size).map(|i| gram[i * size + i]).sum::<f64>() / size as f64;
@@ -134,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_learnt_from_nothing() {
+    fn no_rows_give_no_map() {
         assert_eq!(ridge(&[0.0; 4], &[0.0; 2], 2, 1.0), None);
         assert_eq!(ridge(&[f64::NAN, 0.0, 0.0, 1.0], &[0.0; 2], 2, 1.0), None);
     }

@@ -1,52 +1,41 @@
-//! Seconds of a round from its counts: draft forwards at a price a drafter, and a verification whose
-//! time is no straight line in its rows.
+//! The cost of rounds: seconds of draft forwards by drafter, and of verifications by number of rows.
 //!
-//! Engines verify rows in blocks, so that one row more can cost little or much: here the time of a
-//! verification is a number for each number of rows, as it was measured. Drafters of one round, as
-//! in a cascade, each have a price of their own.
-//! [`CostModel`](crate::CostModel), SpecDec++'s straight line, is what that comes to on the whole
-//! for one drafter; a rule that is chosen for a machine wants the steps.
+//! Engines verify rows in blocks, so one more row may cost little or much. These costs keep the
+//! measured time for each number of rows, and a time for each drafter of a round, as cascades have
+//! several. [`CostModel`](crate::CostModel), SpecDec++'s straight line, summarises them for one
+//! drafter.
+//!
+//! A draft forward takes longer the more time has passed since the last one, because other processes
+//! evict its weights from the caches. So the cost of rounds under a rule is measured in rounds under
+//! that rule.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::least_squares::non_negative_least_squares;
+use crate::serialized::deserialize_by_new;
 use crate::{CostModel, DrafterId, Forwards, MAX_DRAFTERS, Round, TheoryError};
 
-/// Seconds of a draft forward, by drafter.
-pub type DraftSeconds = BTreeMap<DrafterId, f64>;
-
 /// Seconds of draft forwards, and of verifications of 1, 2, … rows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RoundCosts {
-    draft_seconds: DraftSeconds,
+    draft_seconds: BTreeMap<DrafterId, f64>,
     verify_seconds: Vec<f64>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unchecked {
-    draft_seconds: DraftSeconds,
-    verify_seconds: Vec<f64>,
-}
-
-impl TryFrom<Unchecked> for RoundCosts {
-    type Error = TheoryError;
-
-    fn try_from(unchecked: Unchecked) -> Result<Self, TheoryError> {
-        Self::new(unchecked.draft_seconds, unchecked.verify_seconds)
-    }
-}
+deserialize_by_new!(RoundCosts { draft_seconds: BTreeMap<DrafterId, f64>, verify_seconds: Vec<f64> });
 
 impl RoundCosts {
-    /// Costs of draft forwards and of verifications of 1, 2, … rows; more rows go on as those
-    /// given do on average.
+    /// Costs of draft forwards and of verifications of 1, 2, … rows. Beyond the last, each row adds
+    /// the mean increase.
     ///
     /// # Errors
-    /// If there is no verification, or a time is negative or not finite.
-    pub fn new(draft_seconds: DraftSeconds, verify_seconds: Vec<f64>) -> Result<Self, TheoryError> {
+    /// Without verifications, or if a time is negative or not finite.
+    pub fn new(
+        draft_seconds: BTreeMap<DrafterId, f64>,
+        verify_seconds: Vec<f64>,
+    ) -> Result<Self, TheoryError> {
         let is_time = |seconds: &f64| *seconds >= 0.0 && seconds.is_finite();
         if verify_seconds.is_empty() || !draft_seconds.values().chain(&verify_seconds).all(is_time)
         {
@@ -55,12 +44,12 @@ impl RoundCosts {
         Ok(Self { draft_seconds, verify_seconds })
     }
 
-    /// Costs from times of some numbers of rows, the others on straight lines between.
+    /// Costs from the times of some numbers of rows, with linear interpolation between them.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn from_points(
-        draft_seconds: DraftSeconds,
+        draft_seconds: BTreeMap<DrafterId, f64>,
         mut points: Vec<(usize, f64)>,
     ) -> Result<Self, TheoryError> {
         points.retain(|(rows, _)| *rows > 0);
@@ -72,7 +61,7 @@ impl RoundCosts {
             let (x1, y1) = points[after];
             match after.checked_sub(1).map(|before| points[before]) {
                 Some((x0, y0)) => y0 + (y1 - y0) * (rows - x0) as f64 / (x1 - x0) as f64,
-                // Fewer rows than were measured cost no more.
+                // Fewer rows than the first measured number cost as much as that.
                 None => y1,
             }
         };
@@ -85,47 +74,42 @@ impl RoundCosts {
     /// As [`new`](Self::new).
     pub fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self, TheoryError> {
         let verify = |rows| line.target_seconds + rows * line.row_seconds;
-        let draft_seconds = DraftSeconds::from([(drafter, line.draft_seconds)]);
+        let draft_seconds = BTreeMap::from([(drafter, line.draft_seconds)]);
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
     }
 
-    /// The costs that rounds took: the mean over the verifications of each number of rows, and over
-    /// the draft forwards; where several drafters ran, the prices that explain the rounds' drafting
-    /// best (least squares). None without rounds, where nothing took time, or where the rounds do
-    /// not tell the drafters' prices apart.
+    /// The costs of timed rounds: the mean time of verifications of each number of rows, and of a
+    /// draft forward. If several drafters ran, least squares over the rounds gives each one's. None
+    /// without rounds, if nothing took time, or if the rounds do not separate the drafters' costs.
     pub fn of_rounds<'a>(rounds: impl IntoIterator<Item = &'a Round>) -> Option<Self> {
         let rounds: Vec<&Round> = rounds.into_iter().collect();
-        let mut verify: Vec<(f64, usize)> = Vec::new();
+        let mut verify: BTreeMap<usize, (f64, usize)> = BTreeMap::new();
         for round in &rounds {
-            let rows = round.num_drafted + 1;
-            if verify.len() < rows {
-                verify.resize(rows, (0.0, 0));
-            }
-            verify[rows - 1].0 += round.verify_time.as_secs_f64();
-            verify[rows - 1].1 += 1;
+            let (total, count) = verify.entry(round.num_drafted + 1).or_default();
+            *total += round.verify_time.as_secs_f64();
+            *count += 1;
         }
-        let points = verify.into_iter().enumerate().filter(|(_, (_, count))| *count > 0);
-        let points = points.map(|(index, (total, count))| (index + 1, total / count as f64));
+        let points = verify.into_iter().map(|(rows, (total, count))| (rows, total / count as f64));
         Self::from_points(draft_seconds_of(&rounds)?, points.collect()).ok()
     }
 
     /// t_draft of a drafter.
     ///
     /// # Errors
-    /// If it is not known.
+    /// If it is unknown.
     pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
         let known = self.draft_seconds.get(&drafter).copied();
-        known.ok_or_else(|| TheoryError::NoDraftPrice { drafter: drafter.to_string() })
+        known.ok_or(TheoryError::UnknownCost(drafter))
     }
 
-    /// The same with another t_draft of a drafter.
+    /// The same costs with this t_draft of a drafter.
     #[must_use]
     pub fn with_draft_seconds(mut self, drafter: DrafterId, draft_seconds: f64) -> Self {
         self.draft_seconds.insert(drafter, draft_seconds);
         self
     }
 
-    /// Seconds of a verification of so many rows, at least 1.
+    /// Seconds of a verification of `num_rows` rows, at least 1.
     pub fn verify_seconds(&self, num_rows: usize) -> f64 {
         let known = self.verify_seconds.len();
         match self.verify_seconds.get(num_rows.saturating_sub(1)) {
@@ -134,8 +118,7 @@ impl RoundCosts {
         }
     }
 
-    /// t_row: what a row more costs on average, between one row and the most that are known; not
-    /// less than 0.
+    /// t_row: the mean cost of another row, from one row to the largest known number; at least 0.
     pub fn row_seconds(&self) -> f64 {
         let known = self.verify_seconds.len();
         if known < 2 {
@@ -145,10 +128,10 @@ impl RoundCosts {
         (rise / (known - 1) as f64).max(0.0)
     }
 
-    /// Seconds of a round of these draft forwards and so many candidates.
+    /// Seconds of a round with these draft forwards and `num_drafted` candidates.
     ///
     /// # Errors
-    /// If t_draft of one of the drafters is not known.
+    /// If t_draft of a drafter is unknown.
     pub fn round_seconds(
         &self,
         forwards: Forwards,
@@ -161,10 +144,10 @@ impl RoundCosts {
         Ok(seconds)
     }
 
-    /// Seconds of rounds, whose own times are not read.
+    /// Predicted seconds of rounds; their measured times are not used.
     ///
     /// # Errors
-    /// If t_draft of one of the drafters is not known.
+    /// If t_draft of a drafter is unknown.
     pub fn seconds<'a>(
         &self,
         rounds: impl IntoIterator<Item = &'a Round>,
@@ -173,10 +156,10 @@ impl RoundCosts {
         rounds.map(|round| self.round_seconds(round.forwards, round.num_drafted)).sum()
     }
 
-    /// The straight line from one row on: t_draft of a drafter, t_target, t_row.
+    /// The straight line that starts at one row: t_draft of a drafter, t_target and t_row.
     ///
     /// # Errors
-    /// If t_draft is not known.
+    /// If t_draft is unknown.
     pub fn line(&self, drafter: DrafterId) -> Result<CostModel, TheoryError> {
         let row_seconds = self.row_seconds();
         Ok(CostModel {
@@ -187,33 +170,29 @@ impl RoundCosts {
     }
 }
 
-/// What a forward of each drafter took in these rounds.
-fn draft_seconds_of(rounds: &[&Round]) -> Option<DraftSeconds> {
+/// Seconds of a forward of each drafter in these rounds.
+fn draft_seconds_of(rounds: &[&Round]) -> Option<BTreeMap<DrafterId, f64>> {
     let mut total = Forwards::default();
     for (drafter, count) in rounds.iter().flat_map(|round| round.forwards.iter()) {
         total.add(drafter, count);
     }
-    let seconds = |round: &&Round| round.draft_time.as_secs_f64();
+    let spent: Vec<f64> = rounds.iter().map(|round| round.draft_time.as_secs_f64()).collect();
     let drafters: Vec<(DrafterId, usize)> = total.iter().collect();
-    if drafters.is_empty() {
-        return Some(DraftSeconds::new());
+    match drafters[..] {
+        [] => return Some(BTreeMap::new()),
+        [(drafter, count)] => {
+            let spent: f64 = spent.iter().sum();
+            return Some(BTreeMap::from([(drafter, spent / count as f64)]));
+        }
+        _ => (),
     }
-    if let [(drafter, count)] = drafters[..] {
-        let spent: f64 = rounds.iter().map(seconds).sum();
-        return Some(DraftSeconds::from([(drafter, spent / count as f64)]));
-    }
-    let count_of = |round: &&Round, drafter| {
-        let counted = round.forwards.iter().find(|(known, _)| *known == drafter);
-        counted.map_or(0.0, |(_, count)| count as f64)
-    };
     let mut columns: [Vec<f64>; MAX_DRAFTERS] = Default::default();
     for (column, (drafter, _)) in columns.iter_mut().zip(&drafters) {
-        column.extend(rounds.iter().map(|round| count_of(round, *drafter)));
+        column.extend(rounds.iter().map(|round| round.forwards.of_drafter(*drafter) as f64));
     }
     let used: Vec<usize> = (0..drafters.len()).collect();
-    let spent: Vec<f64> = rounds.iter().map(seconds).collect();
-    let prices = non_negative_least_squares(&columns, &used, &spent)?;
-    Some(drafters.into_iter().map(|(drafter, _)| drafter).zip(prices).collect())
+    let seconds = non_negative_least_squares(&columns, &used, &spent)?;
+    Some(drafters.into_iter().map(|(drafter, _)| drafter).zip(seconds).collect())
 }
 
 #[cfg(test)]
@@ -221,12 +200,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Counts, Observation};
+    use crate::Counts;
 
     const EXIT: DrafterId = DrafterId::SelfDraft { exit_layer: 2 };
 
-    fn draft(seconds: f64) -> DraftSeconds {
-        DraftSeconds::from([(DrafterId::Draft, seconds)])
+    fn draft(seconds: f64) -> BTreeMap<DrafterId, f64> {
+        BTreeMap::from([(DrafterId::Draft, seconds)])
     }
 
     fn close(found: f64, expected: f64) {
@@ -238,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_straight_line_costs_what_the_model_says() {
+    fn a_straight_line_costs_as_much_as_the_model() {
         let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
         let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
         for (num_draft_forwards, num_drafted) in [(0, 0), (1, 1), (5, 5), (6, 5), (40, 40)] {
@@ -248,17 +227,17 @@ mod tests {
                 num_drafted,
                 ..Counts::default()
             };
-            let expected = model.seconds(&Observation::new(&counts, 0.0));
+            let expected = model.seconds(&counts);
             let forwards = Forwards::of(DrafterId::Draft, num_draft_forwards);
-            close(costs.round_seconds(forwards, num_drafted).expect("a price"), expected);
+            close(costs.round_seconds(forwards, num_drafted).expect("a known drafter"), expected);
         }
-        let line = costs.line(DrafterId::Draft).expect("a price");
+        let line = costs.line(DrafterId::Draft).expect("a known drafter");
         close(line.target_seconds, 0.1);
         close(line.row_seconds, 0.03);
     }
 
     #[test]
-    fn rows_between_those_measured_lie_on_lines_and_those_beyond_go_on() {
+    fn times_are_interpolated_and_extrapolated_linearly() {
         let points = vec![(8, 1.0), (2, 0.4), (4, 0.5), (4, 9.0)];
         let costs = RoundCosts::from_points(draft(0.1), points).expect("times");
         let found = [1, 2, 3, 4, 6, 8].map(|rows| costs.verify_seconds(rows));
@@ -269,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_found_again_in_the_rounds_that_took_them() {
+    fn timed_rounds_give_back_the_steps_of_their_costs() {
         let verify = |rows: usize| 100 + 40 * rows.div_ceil(3) as u64;
         let round = |num_drafted: usize| Round {
             num_drafted,
@@ -281,17 +260,17 @@ mod tests {
         };
         let rounds: Vec<Round> = [0, 1, 2, 3, 5, 5, 8].map(round).to_vec();
         let costs = RoundCosts::of_rounds(&rounds).expect("rounds");
-        close(costs.draft_seconds(DrafterId::Draft).expect("a price"), 0.007);
+        close(costs.draft_seconds(DrafterId::Draft).expect("a known drafter"), 0.007);
         for rows in [1, 2, 3, 4, 6, 9] {
             close(costs.verify_seconds(rows), verify(rows) as f64 / 1e3);
         }
         let spent: f64 = rounds.iter().map(|r| (r.draft_time + r.verify_time).as_secs_f64()).sum();
-        close(costs.seconds(&rounds).expect("a price"), spent);
+        close(costs.seconds(&rounds).expect("a known drafter"), spent);
         assert_eq!(RoundCosts::of_rounds(&[]), None);
     }
 
     #[test]
-    fn drafters_of_one_round_have_prices_of_their_own() {
+    fn each_drafter_of_a_round_has_a_cost() {
         let round = |of_draft: usize, of_exit: usize| {
             let mut forwards = Forwards::of(DrafterId::Draft, of_draft);
             forwards.add(EXIT, of_exit);
@@ -306,21 +285,20 @@ mod tests {
         };
         let rounds = [round(1, 4), round(2, 6), round(1, 2), round(0, 0), round(3, 5)];
         let costs = RoundCosts::of_rounds(&rounds).expect("rounds");
-        close(costs.draft_seconds(DrafterId::Draft).expect("a price"), 0.009);
-        close(costs.draft_seconds(EXIT).expect("a price"), 0.002);
+        close(costs.draft_seconds(DrafterId::Draft).expect("a known drafter"), 0.009);
+        close(costs.draft_seconds(EXIT).expect("a known drafter"), 0.002);
         let spent: f64 = rounds.iter().map(|r| (r.draft_time + r.verify_time).as_secs_f64()).sum();
-        close(costs.seconds(&rounds).expect("prices"), spent);
-        // The same mixture every time: nothing tells one price from the other.
+        close(costs.seconds(&rounds).expect("known drafters"), spent);
+        // Forwards in one proportion do not separate the drafters' costs.
         assert_eq!(RoundCosts::of_rounds(&[round(1, 4), round(2, 8)]), None);
-        // A price for one of them is none for the round.
         let one = RoundCosts::new(draft(0.009), vec![0.1]).expect("times");
-        let refused = TheoryError::NoDraftPrice { drafter: EXIT.to_string() };
+        let refused = TheoryError::UnknownCost(EXIT);
         assert_eq!(one.seconds(&rounds), Err(refused.clone()));
         assert_eq!(one.line(EXIT), Err(refused));
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn invalid_times_are_errors() {
         assert!(RoundCosts::new(draft(0.1), Vec::new()).is_err());
         assert!(RoundCosts::new(draft(-0.1), vec![1.0]).is_err());
         assert!(RoundCosts::new(draft(0.1), vec![1.0, f64::NAN]).is_err());

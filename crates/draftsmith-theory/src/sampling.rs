@@ -1,8 +1,8 @@
 //! The distribution that a sampled token is drawn from: temperature, top-k, top-p and min-p.
 //!
-//! The warpers and their order are those of HF transformers, since its settings are what recipes
-//! and peers mean by these names. This runs for every decoded token and every verified row, over
-//! vocabularies of 1k to 128k, so each step looks only at the tokens the step before it left.
+//! The warpers and their order are those of HF transformers, which recipes and other runtimes mean by
+//! these names. This runs for every decoded token and every verified row, over vocabularies of 1k to
+//! 128k, so each step visits only the tokens that the previous step kept.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,22 +11,21 @@ use crate::distribution::checked_max;
 use crate::exponentials;
 use crate::select::{Token, kth_largest, nucleus};
 
-/// The warpers applied before drawing: temperature, then top-k, then top-p, then min-p. The default
-/// leaves the model's own distribution as it is.
+/// The warpers applied before a draw: temperature, top-k, top-p, then min-p. The default keeps the
+/// model's distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sampling {
     /// Divides the logits. Positive; 1 changes nothing.
     pub temperature: f64,
-    /// Keeps the smallest set of most probable tokens whose mass reaches this. In (0, 1]; 1 keeps
+    /// Keeps the smallest set of most probable tokens whose mass is at least this. In (0, 1]; 1 keeps
     /// all.
     pub top_p: f64,
-    /// Keeps the tokens whose logit is at least the k-th largest, so more than k where there is a
-    /// tie. None keeps all.
+    /// Keeps the tokens whose logit is at least the k-th largest, so more than k in a tie. None keeps
+    /// all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
-    /// Keeps the tokens that are at least this share as probable as the most probable one. In (0, 1);
-    /// None keeps all.
+    /// Keeps the tokens with at least this share of the largest probability. In (0, 1); None keeps all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
 }
@@ -43,28 +42,26 @@ impl Sampling {
     /// # Errors
     /// Names the first setting that is not.
     pub fn validate(&self) -> Result<(), TheoryError> {
-        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
-            return Err(TheoryError::Temperature(self.temperature));
-        }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(TheoryError::TopP(self.top_p));
-        }
-        if self.top_k == Some(0) {
-            return Err(TheoryError::TopK);
-        }
-        if let Some(min_p) = self.min_p.filter(|min_p| !(*min_p > 0.0 && *min_p < 1.0)) {
-            return Err(TheoryError::MinP(min_p));
-        }
-        Ok(())
+        let Self { temperature, top_p, top_k, min_p } = *self;
+        let is_valid = temperature > 0.0 && temperature.is_finite();
+        let range = "be positive and finite (for temperature 0, decode greedily)";
+        TheoryError::check(is_valid, "temperature", range, temperature)?;
+        let is_valid = top_p > 0.0 && top_p <= 1.0;
+        TheoryError::check(is_valid, "top_p", "be above 0 and at most 1", top_p)?;
+        let range = "be at least 1 (omit it to keep every token)";
+        TheoryError::check(top_k != Some(0), "top_k", range, 0.0)?;
+        let is_valid = min_p.is_none_or(|min_p| min_p > 0.0 && min_p < 1.0);
+        let range = "lie between 0 and 1 (omit it to keep every token)";
+        TheoryError::check(is_valid, "min_p", range, min_p.unwrap_or_default())
     }
 
-    /// The probabilities a token is drawn with: softmax of the warped `logits`, 0 for the tokens
-    /// warped away.
+    /// The probabilities with which a token is drawn: the softmax of the warped `logits`, 0 for
+    /// removed tokens.
     ///
-    /// Settings must be valid (see [`Sampling::validate`]). The most probable token has a weight of 1
-    /// before weights are normalised, so that min-p is a bound on them. Among tokens of equal probability at
-    /// the edge of the top-p set, those of higher index stay, as in HF, which removes from an
-    /// ascending stable sort.
+    /// Settings must be valid (see [`Sampling::validate`]). Before normalisation the most probable
+    /// token has weight 1, so min-p bounds the weights. Among equally probable tokens at the edge of
+    /// the top-p set, those with a higher index stay, as in HF, which removes from an ascending stable
+    /// sort.
     ///
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.
@@ -73,25 +70,23 @@ impl Sampling {
         let Some(top_k) = self.top_k.filter(|&top_k| top_k < logits.len()) else {
             let (mut weights, total) = exponentials::weights(logits, largest, self.temperature);
             let total = checked_total(total);
-            if self.top_p >= 1.0 && self.min_p.is_some() {
-                let all = weights.iter().copied().enumerate();
-                let kept = all.filter(|token| self.is_likely(token)).collect();
-                return spread(weights, kept);
-            }
-            if self.top_p >= 1.0 {
-                // Products cost a fraction of what divisions do, for another rounding.
+            if self.top_p >= 1.0 && self.min_p.is_none() {
+                // Products are much cheaper than divisions, with one rounding more.
                 let scale = total.recip();
                 weights.iter_mut().for_each(|weight| *weight *= scale);
                 return weights;
             }
             let all = weights.iter().copied().enumerate();
-            let mut kept = nucleus(all, total, logits.len(), self.top_p);
-            kept.retain(|token| self.is_likely(token));
-            return spread(weights, kept);
+            let kept = if self.top_p < 1.0 {
+                nucleus(all, total, logits.len(), self.top_p)
+            } else {
+                all.filter(|(_, weight)| self.is_likely(*weight)).collect()
+            };
+            return self.spread(weights, kept);
         };
 
         let smallest_kept = kth_largest(logits, top_k);
-        // NaN is let in, to be met by the check on the sum.
+        // NaN is kept for the check of the sum.
         let (indices, kept): (Vec<usize>, Vec<f32>) = (0..)
             .zip(logits.iter().copied())
             .filter(|&(_, logit)| logit >= smallest_kept || logit.is_nan())
@@ -101,14 +96,23 @@ impl Sampling {
         if self.top_p < 1.0 {
             kept = nucleus(kept.iter().copied(), checked_total(total), kept.len(), self.top_p);
         }
-        // A sum that is no number is met there.
-        kept.retain(|token| self.is_likely(token) || token.1.is_nan());
-        spread(vec![0.0; logits.len()], kept)
+        self.spread(vec![0.0; logits.len()], kept)
     }
 
-    /// Whether min-p keeps a token of this weight, where that of the most probable is 1.
-    fn is_likely(&self, (_, weight): &Token) -> bool {
-        self.min_p.is_none_or(|min_p| *weight >= min_p)
+    /// Whether min-p keeps a token with this weight, if the most probable token has weight 1.
+    fn is_likely(&self, weight: f64) -> bool {
+        self.min_p.is_none_or(|min_p| weight >= min_p)
+    }
+
+    /// Sets `row` to the normalised weights of the kept tokens after min-p, and 0 elsewhere.
+    fn spread(&self, mut row: Vec<f64>, mut kept: Vec<Token>) -> Vec<f64> {
+        kept.retain(|(_, weight)| self.is_likely(*weight) || weight.is_nan());
+        let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
+        row.fill(0.0);
+        for (index, weight) in kept {
+            row[index] = weight / total;
+        }
+        row
     }
 }
 
@@ -117,22 +121,12 @@ fn checked_total(total: f64) -> f64 {
     total
 }
 
-/// `row` with the kept tokens' weights, normalised, and 0 elsewhere.
-fn spread(mut row: Vec<f64>, kept: Vec<Token>) -> Vec<f64> {
-    let total = checked_total(kept.iter().map(|(_, weight)| weight).sum());
-    row.fill(0.0);
-    for (index, weight) in kept {
-        row[index] = weight / total;
-    }
-    row
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Draws, SeededDraws, log_softmax};
 
-    /// HF's warpers, transcribed step by step: a full ascending stable sort, and no shortcuts.
+    /// HF's warpers, transcribed step by step, with a full ascending stable sort.
     fn reference_probs(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
         let mut scores: Vec<f64> =
             logits.iter().map(|&logit| f64::from(logit) / sampling.temperature).collect();
@@ -263,36 +257,39 @@ mod tests {
     }
 
     #[test]
-    fn min_p_keeps_what_is_likely_beside_the_most_probable() {
+    fn min_p_keeps_tokens_with_a_share_of_the_largest_probability() {
         let probs = [0.1, 0.4, 0.2, 0.3];
         let min_p = |min_p| Sampling { min_p: Some(min_p), ..Sampling::default() };
         check(min_p(0.2), &probs, &probs);
         check(min_p(0.4), &probs, &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
         check(min_p(0.99), &probs, &[0.0, 1.0, 0.0, 0.0]);
-        // Of probabilities as they are at that temperature: 1, 16, 4 and 9 of 30.
+        // After the temperature the probabilities are 1/30, 16/30, 4/30 and 9/30.
         check(Sampling { temperature: 0.5, ..min_p(0.3) }, &probs, &[0.0, 0.64, 0.0, 0.36]);
     }
 
     #[test]
-    fn settings_out_of_range_are_refused() {
+    fn settings_out_of_range_are_errors() {
         let valid = Sampling::default();
         assert_eq!(valid.validate(), Ok(()));
+        let check = |sampling: Sampling, name: &str| {
+            let error = sampling.validate().expect_err("out of range").to_string();
+            assert!(error.starts_with(&format!("{name} must ")), "{error}");
+        };
         for temperature in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let refused = Sampling { temperature, ..valid }.validate();
-            assert!(matches!(refused, Err(TheoryError::Temperature(_))));
+            check(Sampling { temperature, ..valid }, "temperature");
         }
         for top_p in [0.0, 1.1, f64::NAN] {
-            assert!(matches!(Sampling { top_p, ..valid }.validate(), Err(TheoryError::TopP(_))));
+            check(Sampling { top_p, ..valid }, "top_p");
         }
-        assert_eq!(Sampling { top_k: Some(0), ..valid }.validate(), Err(TheoryError::TopK));
+        check(Sampling { top_k: Some(0), ..valid }, "top_k");
         for min_p in [-0.1, 0.0, 1.0, f64::NAN].map(Some) {
-            assert!(matches!(Sampling { min_p, ..valid }.validate(), Err(TheoryError::MinP(_))));
+            check(Sampling { min_p, ..valid }, "min_p");
         }
     }
 
     #[test]
     #[should_panic(expected = "must not be NaN")]
-    fn a_nan_logit_is_refused_under_top_k_too() {
+    fn a_nan_logit_is_a_bug_with_top_k_too() {
         Sampling { top_k: Some(1), ..Sampling::default() }.probs(&[0.0, 1.0, f32::NAN]);
     }
 }

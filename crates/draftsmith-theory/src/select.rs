@@ -1,15 +1,14 @@
 //! Selection without sorting: the k-th largest logit and the top-p set, over whole vocabularies.
 //!
-//! What `sampling` asks of a row for every decoded token. Nearly all of a vocabulary is discarded
-//! by one comparison a token; what is left is halved until the edge is found, and never put in
-//! order.
+//! `sampling` needs these for every decoded token. One comparison a token discards nearly all of a
+//! vocabulary; halving finds the edge in the rest, which is never sorted.
 
-/// A token's index and its weight, not normalised.
+/// A token's index and its unnormalised weight.
 pub(crate) type Token = (usize, f64);
 
-/// The k-th largest logit, 1 <= k; −∞ where fewer than k are above it. NaNs are passed over.
+/// The k-th largest logit, 1 <= k; −∞ if fewer than k logits are above −∞. NaNs are skipped.
 ///
-/// One pass that holds at most a few times k logits: those above the k-th largest so far.
+/// One pass, which holds only the logits above the k-th largest so far, at most a few times k.
 pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     let select =
         |best: &mut Vec<f32>| *best.select_nth_unstable_by(top_k - 1, |a, b| b.total_cmp(a)).1;
@@ -28,8 +27,8 @@ pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     if best.len() < top_k { f32::NEG_INFINITY } else { select(&mut best) }
 }
 
-/// The tokens of the k largest logits, in descending order, the first of equals first; fewer where
-/// fewer are above −∞.
+/// The tokens of the k largest logits in descending order, equals by index; fewer if fewer logits are
+/// above −∞.
 pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
     if top_k == 0 {
         return Vec::new();
@@ -42,24 +41,24 @@ pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
     kept.into_iter().map(|(token, _)| token).collect()
 }
 
-/// The top-p set: in descending order, every token before which less than `top_p` of the mass has
-/// gone. Returned in no particular order.
+/// The top-p set, in no particular order: each token for which the more probable tokens hold less than
+/// `top_p` of the mass.
 ///
-/// A kept token and the at most `num_tokens` no heavier ones hold more than 1 − `top_p` of the
-/// mass, so it weighs more than (1 − `top_p`) / `num_tokens` of it: that discards nearly all of
-/// most rows. The edge among the rest is found by halving, as a quickselect on mass, so that flat
-/// rows too cost linear time.
+/// A kept token and the at most `num_tokens` tokens that are no heavier hold more than 1 − `top_p` of
+/// the mass, so it weighs more than (1 − `top_p`) / `num_tokens` of the total: this bound discards
+/// nearly all of most rows. A quickselect on mass finds the edge among the rest in linear time, even
+/// in flat rows.
 pub(crate) fn nucleus(
     tokens: impl Iterator<Item = Token>,
     total: f64,
     num_tokens: usize,
     top_p: f64,
 ) -> Vec<Token> {
-    // A little less, so that rounding here never removes what exact arithmetic keeps.
+    // Slightly lower, so that rounding never removes a token that exact arithmetic keeps.
     let least = (1.0 - top_p) * total / num_tokens as f64 * (1.0 - 1e-9);
     let mut tokens: Vec<Token> = tokens.filter(|(_, weight)| *weight >= least).collect();
     let descending = |a: &Token, b: &Token| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));
-    // Of the tokens in descending order, those through `start` stay and those from `end` go.
+    // In descending order, tokens through `start` stay and tokens from `end` go.
     let (mut start, mut end, mut mass_before) = (0, tokens.len(), 0.0);
     while end - start > 1 {
         let half = (end - start) / 2;
@@ -83,7 +82,7 @@ mod tests {
     use crate::SeededDraws;
 
     #[test]
-    fn kth_largest_is_that_of_a_sort() {
+    fn kth_largest_equals_that_of_a_sort() {
         let mut draws = SeededDraws::new(9, &["kth"]);
         for len in [1, 10, 200, 1000] {
             let mut logits: Vec<f32> =
@@ -93,7 +92,7 @@ mod tests {
                 sorted.sort_by(|a, b| b.total_cmp(a));
                 assert_eq!(kth_largest(&logits, top_k), sorted[top_k - 1]);
                 let mut tokens: Vec<u32> = (0..len as u32).collect();
-                // Stable: the first of equals stays the first.
+                // A stable sort: equals stay in order of index.
                 tokens.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
                 assert_eq!(largest(&logits, top_k), tokens[..top_k]);
                 logits.reverse();
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nucleus_is_that_of_a_sort() {
+    fn nucleus_equals_that_of_a_sort() {
         let mut draws = SeededDraws::new(9, &["nucleus"]);
         for len in [1, 63, 64, 65, 2000] {
             for top_p in [0.001, 0.3, 0.9, 0.999, 1.0 - 1e-12] {

@@ -1,25 +1,28 @@
-//! When a draft phase ends: the stop rules and what they may read.
+//! When a draft phase ends: the stop rules and the signals that they read.
 //!
-//! The round loop draws a candidate, includes it, and then asks. So a rule can end a round only
-//! *after* the last drawn candidate: withholding a candidate because of its own value would bias
-//! the output (with p = q = (½, ½) and token 1 withheld, token 0 comes out with chance ¾). The loop
-//! also applies the rule's bounds, so a rule need not count.
+//! The round loop draws a candidate, includes it, and then asks the rule. So a rule can end a round
+//! only *after* the last drawn candidate: withholding a candidate because of its value would bias the
+//! output (with p = q = (½, ½) and token 1 withheld, token 0 comes out with probability ¾). The loop
+//! also applies the rule's bounds.
 //!
 //! | rule | reads |
 //! |---|---|
-//! | [`FixedLength`], [`Heuristic`] | nothing; the heuristic how the last round went |
-//! | [`RejectionThreshold`] (SpecDec++), with the paper's lag of one candidate or without | an acceptance head |
-//! | [`ConfidenceThreshold`] (Kangaroo), [`JointConfidence`] | the draft's largest probability |
-//! | [`CandidateProbThreshold`] (transformers) | the candidate's own probability |
-//! | [`EntropyThreshold`] (SVIP) | the draft's entropy |
-//! | [`CostOptimal`] | a head, the confidence or the entropy |
-//! | [`Oracle`] (SpecDec++, Lemma 2.1) | the answers |
+//! | [`FixedLengthConfig`], [`HeuristicConfig`] | nothing; the heuristic how the last round went |
+//! | [`RejectionThresholdConfig`] (SpecDec++), with the paper's lag of one candidate or without | an acceptance head |
+//! | [`ConfidenceThresholdConfig`] (Kangaroo), [`JointConfidenceConfig`] | the draft's largest probability |
+//! | [`CandidateProbThresholdConfig`] (transformers) | the candidate's own probability |
+//! | [`EntropyThresholdConfig`] (SVIP) | the draft's entropy |
+//! | [`CostOptimalConfig`] | a head, the confidence or the entropy |
+//! | [`Oracle`] (SpecDec++, Lemma 2.1) | the response |
 //!
-//! Each rule that has settings has a file here and a line in the table below. The file holds the rule,
-//! its settings (`FooConfig`) and its entries in the table: what recipes, results, sweeps and
-//! reports call it and try of it.
+//! Every rule works with a separate draft and with a self-draft. Rules that read an acceptance head
+//! need a drafter with a head, and the oracle decodes greedily only. Look-ups and cascades have no
+//! probabilities to read, so they take only fixed lengths and the heuristic; inside a cascade, a
+//! chain takes every rule that its drafter supports.
+//!
+//! Each rule with settings has a file here and a line in the table below. The file holds the
+//! settings, the rule, and its entries in the table: its names and its recipe keys.
 
-mod bounds;
 mod candidate_prob_threshold;
 mod confidence_threshold;
 mod cost_optimal;
@@ -38,47 +41,45 @@ use serde::{Deserialize, Serialize};
 use self::entry::RuleConfig;
 use crate::TheoryError;
 
-pub use bounds::Bounds;
-pub use candidate_prob_threshold::{CandidateProbThreshold, CandidateProbThresholdConfig};
-pub use confidence_threshold::{ConfidenceThreshold, ConfidenceThresholdConfig};
-pub use cost_optimal::{CostOptimal, CostOptimalConfig, StepFunction};
-pub use entropy_threshold::{EntropyThreshold, EntropyThresholdConfig};
+pub use candidate_prob_threshold::CandidateProbThresholdConfig;
+pub use confidence_threshold::ConfidenceThresholdConfig;
+pub use cost_optimal::{CostOptimalConfig, StepFunction};
+pub use entropy_threshold::EntropyThresholdConfig;
 pub use entry::{Grid, KeyValues, RecipeKey, RuleFamily, RuleSettings, StopRuleEntry, Sweep};
-pub use fixed_length::{FixedLength, FixedLengthConfig};
-pub use heuristic::{Heuristic, HeuristicConfig};
-pub use joint_confidence::{JointConfidence, JointConfidenceConfig};
+pub use fixed_length::FixedLengthConfig;
+pub use heuristic::HeuristicConfig;
+pub use joint_confidence::JointConfidenceConfig;
 pub use oracle::Oracle;
-pub use rejection_threshold::{RejectionThreshold, RejectionThresholdConfig};
-pub use rule::{RoundEnd, StopRule};
+pub use rejection_threshold::RejectionThresholdConfig;
+pub use rule::{Bounds, RoundEnd, StopRule};
 pub use signals::{
     AcceptanceSignal, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary,
-    largest_prob,
 };
 
-/// Makes the table of lines `Rule(Settings): Name, …;`, in the order that rules are shown in.
+/// Makes the table from lines `Rule(Settings): Name, …;`, in the order in which rules are shown.
 macro_rules! stop_rules {
     ($($rule:ident($config:ident): $($name:ident),+;)+) => {
-        /// A stop rule and its settings; a table with the key `stop_rule` in files.
-        /// [`Oracle`](crate::Oracle) is none: it belongs to one response.
+        /// A stop rule with its settings; in files a table with the key `stop_rule`.
+        /// [`Oracle`](crate::Oracle) is missing, because it belongs to one response.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "stop_rule", rename_all = "snake_case")]
         pub enum StopRuleConfig {
             $(
-                #[doc = concat!("[`", stringify!($rule), "`](crate::", stringify!($rule), ").")]
+                #[doc = concat!("[`", stringify!($config), "`](crate::", stringify!($config), ").")]
                 $rule($config),
             )+
         }
 
-        /// What ends a draft phase, as results name it; in the order rows are shown.
+        /// The name of a stop rule in results; in the order in which rows are shown.
         #[derive(
             Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize
         )]
         #[serde(rename_all = "snake_case")]
         pub enum StopRuleName {
-            /// Nothing is drafted: the target decodes alone.
+            /// No drafting: the target decodes by itself.
             None,
             $($(
-                #[doc = concat!("A name of [`", stringify!($rule), "`](crate::", stringify!($rule), ").")]
+                #[doc = concat!("A form of [`", stringify!($config), "`](crate::", stringify!($config), ").")]
                 $name,
             )+)+
         }
@@ -90,6 +91,14 @@ macro_rules! stop_rules {
                 match self {
                     $(Self::$rule(config) => config,)+
                 }
+            }
+
+            /// The rule's name in results.
+            pub fn name(&self) -> StopRuleName {
+                let entries = match self {
+                    $(Self::$rule(_) => $config::ENTRIES,)+
+                };
+                entries[self.settings().form()].name
             }
         }
 
@@ -114,7 +123,7 @@ stop_rules! {
     CostOptimal(CostOptimalConfig): CostOptimalHead, CostOptimalConfidence, CostOptimalEntropy;
 }
 
-/// Every entry of the table, in the order that rules are shown in.
+/// Every entry of the table, in the order in which rules are shown.
 pub fn stop_rules() -> impl Iterator<Item = &'static StopRuleEntry> {
     TABLE.iter().copied().flatten()
 }
@@ -125,43 +134,41 @@ impl StopRuleConfig {
     /// # Errors
     /// If a setting is outside its range.
     pub fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        self.settings().init()
+        let rule = self.settings().rule();
+        Bounds::new(rule.bounds().min, rule.bounds().max)?;
+        self.settings().check()?;
+        Ok(rule)
     }
 
-    /// The signals the rule reads.
+    /// The signals that the rule reads.
     pub fn needs(&self) -> SignalNeeds {
-        self.settings().needs()
+        self.settings().rule().needs()
     }
 
-    /// The number that tells the rule's settings apart: K, the first length, a threshold, or the
-    /// least worth of a draft forward in tokens.
+    /// The number that distinguishes the rule's settings: K, the first length, a threshold, or the
+    /// minimum worth of a draft forward in tokens.
     pub fn parameter(&self) -> f64 {
         self.settings().parameter()
-    }
-
-    /// The name that results have for the rule.
-    pub fn name(&self) -> StopRuleName {
-        self.settings().name()
     }
 }
 
 impl StopRuleName {
-    /// The rule's entry in the table; None where nothing is drafted.
+    /// The rule's entry in the table; None without drafting.
     pub fn entry(self) -> Option<&'static StopRuleEntry> {
         stop_rules().find(|entry| entry.name == self)
     }
 
-    /// What files and streams of draws call the rule.
+    /// The rule's name in file names and in the names of random streams.
     pub fn file_name(self) -> &'static str {
         self.entry().map_or("plain", |entry| entry.file_name)
     }
 
-    /// What the rule's number is called, in ASCII; None without a rule.
+    /// The symbol of the rule's parameter, in ASCII; None without a rule.
     pub fn symbol(self) -> Option<&'static str> {
         self.entry().map(|entry| entry.symbol)
     }
 
-    /// The rule in words: what goes on a page that has room.
+    /// The rule in words, for pages that have room.
     pub fn text(self) -> &'static str {
         self.entry().map_or("target alone", |entry| entry.text)
     }
@@ -175,7 +182,7 @@ impl StopRuleName {
     }
 }
 
-/// A setting's number alone: `6`, `0.7`, three digits of one that was fitted; `?` of none.
+/// A setting as text: `6`, `0.7`, a fitted one to three digits, `?` if there is none.
 pub fn setting_text(setting: Option<f64>) -> String {
     let Some(setting) = setting else { return "?".into() };
     let text = setting.to_string();
@@ -193,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// A setting of an entry's rule.
+    /// An entry's rule at some setting.
     fn config(entry: &StopRuleEntry) -> StopRuleConfig {
         let bounds = Bounds { min: 1, max: 7 };
         match &entry.settings {
@@ -233,10 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn every_name_has_an_entry_and_no_two_share_a_word_or_a_key() {
+    fn every_name_has_an_entry_and_no_two_share_a_name_or_a_key() {
         let names: Vec<StopRuleName> = stop_rules().map(|entry| entry.name).collect();
         assert!(names.is_sorted() && names[0] > StopRuleName::None, "{names:?}");
-        // The last name of the enum: one without an entry would stand before it or after it.
+        // `CostOptimalEntropy` is the enum's last name, so no name lacks an entry.
         assert_eq!(names.len(), StopRuleName::CostOptimalEntropy as usize);
         let distinct =
             |of: fn(&StopRuleEntry) -> &str| stop_rules().map(of).collect::<BTreeSet<_>>().len();
@@ -254,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_values_that_their_key_may_hold() {
+    fn defaults_are_valid_values_of_their_key() {
         for entry in stop_rules() {
             let RuleSettings::Grid(grid) = &entry.settings else { continue };
             for key in grid.keys() {
@@ -265,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_settings_are_refused() {
+    fn invalid_settings_are_errors() {
         let bounds = Bounds { min: 3, max: 2 };
         let wrong = JointConfidenceConfig { confidence_threshold: 0.5, bounds };
         assert!(StopRuleConfig::from(wrong).init().is_err());

@@ -5,13 +5,14 @@
 //! seconds with c₁ = t_draft + t_row and c₂ = t_target − t_draft. The policy with the fewest seconds
 //! per token λ maximises λ·tokens − seconds in each round.
 //!
-//! Theorem 3.1: stopping is optimal where P(a predicted candidate is rejected) ≥ (c₂ + Δ)/(c₁ + c₂ +
-//! Δ). Δ is the cost to go of stopping less that of continuing, given that every predicted candidate
-//! is accepted. A token costs λ − c₁ in the theorem's accounts, so c₂ + Δ = λ·G − c₁·M, where
-//! continuing adds G tokens and M candidates on average.
+//! Theorem 3.1: stopping is optimal if P(a predicted candidate is rejected) ≥ (c₂ + Δ)/(c₁ + c₂ + Δ). Δ
+//! is the cost to go of stopping minus that of continuing, given that every predicted candidate is
+//! accepted. The theorem counts λ − c₁ per token, so c₂ + Δ = λ·G − c₁·M, where continuing adds G tokens
+//! and M candidates on average.
 
 use crate::{
-    Bounds, CostModel, DraftSignals, HeadEstimate, RejectionThreshold, SeededDraws, StopRule,
+    Bounds, CostModel, DraftSignals, HeadEstimate, RejectionThresholdConfig, SeededDraws,
+    StopRuleConfig,
 };
 
 /// The decision process of one round.
@@ -34,7 +35,7 @@ pub(crate) struct Policy {
     pub(crate) decisions: Vec<Decision>,
 }
 
-/// What the best policy does in one state of a round.
+/// The best policy's decision in one state of a round.
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) num_candidates: usize,
@@ -96,7 +97,7 @@ impl Process {
         self.levels.iter().map(|(share, prob)| share * prob).sum()
     }
 
-    /// The chance that the next candidate is accepted, given that every predicted one is.
+    /// The probability that the next candidate is accepted, given that every predicted one is.
     fn next_prob(&self) -> f64 {
         self.mean_prob().powi(1 + self.num_unpredicted as i32)
     }
@@ -105,8 +106,8 @@ impl Process {
         predicted.iter().map(|level| self.levels[*level].1).product()
     }
 
-    /// A round's yield where `continues` decides, given the predicted levels and what continuing
-    /// adds.
+    /// A round's yield under the policy `continues`, which gets the predicted levels and the yield of
+    /// continuing.
     fn round(&self, continues: &mut dyn FnMut(&[usize], Yield) -> bool) -> Yield {
         let first = self.num_unpredicted as f64;
         let added = self.rest(&mut Vec::new(), continues);
@@ -114,7 +115,7 @@ impl Process {
         Yield { tokens, candidates: first + added.candidates }
     }
 
-    /// What the rest of the round adds, given that every predicted candidate is accepted.
+    /// The yield of the rest of the round, given that every predicted candidate is accepted.
     fn rest(
         &self,
         predicted: &mut Vec<usize>,
@@ -166,7 +167,7 @@ fn no_map_from_states_to_stops_is_better() {
             let round = process.round(&mut |predicted, _| map >> (bit(predicted) - 1) & 1 == 1);
             best = best.min(process.seconds_per_token(round));
         }
-        // Sums of a few f64 products in another order.
+        // Sums of a few f64 products in a different order.
         assert!((best / process.optimal_policy().seconds_per_token - 1.0).abs() < 1e-12);
     }
 }
@@ -192,13 +193,13 @@ fn theorem_3_1_stops_exactly_where_the_best_policy_does() {
 }
 
 #[test]
-fn the_head_s_rule_at_the_threshold_is_the_best_policy() {
+fn the_heads_rule_at_the_threshold_is_the_best_policy() {
     for process in processes(2, 4).filter(|process| process.num_unpredicted == 1) {
         let Policy { seconds_per_token, least_product, .. } = process.optimal_policy();
-        // A product above 1 stops at once, which no threshold says.
-        let Ok(mut rule) = RejectionThreshold::new(1.0 - least_product, process.bounds) else {
-            continue;
-        };
+        let (stop_threshold, bounds) = (1.0 - least_product, process.bounds);
+        let config = RejectionThresholdConfig { stop_threshold, without_lag: false, bounds };
+        // A product above 1 always stops, and no threshold has that effect.
+        let Ok(mut rule) = StopRuleConfig::from(config).init() else { continue };
         let round = process.round(&mut |predicted, _| {
             rule.begin_round();
             let mut stops = rule.stops(&[0], &DraftSignals::default());
@@ -209,7 +210,7 @@ fn the_head_s_rule_at_the_threshold_is_the_best_policy() {
             }
             !stops
         });
-        // Sums of a few f64 products in another order.
+        // Sums of a few f64 products in a different order.
         assert!((process.seconds_per_token(round) / seconds_per_token - 1.0).abs() < 1e-12);
     }
 }

@@ -1,36 +1,36 @@
-//! A distribution of which the most probable tokens alone are known, as servers give it: what it is
-//! taken to be, and how far from the truth that may be.
+//! Distributions known only by their most probable tokens, as servers return them: an approximation
+//! and a bound on its error.
 //!
-//! A server gives log-probabilities at temperature 1 of its k most probable tokens. What is left of
-//! the mass belongs to the others, none of which is more probable than the k-th. It is taken to be
-//! spread evenly over them. The tokens that are known then have their own probabilities; as served,
-//! under a temperature and behind top-k, top-p and min-p, what is left over may make a difference to
-//! them too, which [`TopProbs::outside_mass`] bounds.
+//! A server returns the log-probabilities, at temperature 1, of its k most probable tokens. The other
+//! tokens share the remaining mass, each with at most the probability of the k-th; the approximation
+//! spreads it evenly. At temperature 1 the known tokens keep their probabilities. With another
+//! temperature, top-k, top-p or min-p the unknown tokens affect the known ones too;
+//! [`TopProbs::outside_mass`] bounds the error.
 
 use crate::Sampling;
 
-/// By how much sums of rounded probabilities may miss the edge of a nucleus.
+/// Tolerance for rounded sums of probabilities at the edge of a nucleus.
 const EDGE: f64 = 1e-5;
 
 /// The most probable tokens of a distribution, with their log-probabilities at temperature 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TopProbs {
-    /// From the most probable on; of equals, in any order.
+    /// In descending order.
     top: Vec<(u32, f32)>,
-    /// How many of them are the most probable ones; another is the token that was drawn.
+    /// How many of them are the most probable tokens; another may be the drawn token.
     num_best: usize,
-    /// The log-probability of the last of those, which no other token exceeds.
+    /// The log-probability of the last of those, which bounds that of all other tokens.
     least: f32,
-    /// Whether anything is known besides a token that was drawn.
+    /// False if only a drawn token is known.
     is_known: bool,
 }
 
 impl TopProbs {
-    /// The `k` most probable tokens and any others that are known, in any order, each once. Fewer than
-    /// `k` are all that have a probability worth telling.
+    /// The `k` most probable tokens and other known ones, in any order, each once. If there are fewer
+    /// than `k`, all other tokens have negligible probability.
     ///
     /// # Panics
-    /// If there is none, or a log-probability is NaN.
+    /// If `known` is empty, or a log-probability is NaN.
     pub fn new(known: impl IntoIterator<Item = (u32, f32)>, k: usize) -> Self {
         let mut top: Vec<(u32, f32)> = known.into_iter().collect();
         top.sort_by(|one, other| other.1.total_cmp(&one.1).then(one.0.cmp(&other.0)));
@@ -45,26 +45,25 @@ impl TopProbs {
         Self { top: vec![(token, 0.0)], num_best: 1, least: f32::NEG_INFINITY, is_known: true }
     }
 
-    /// Nothing is known but a token that was drawn: it is taken for certain, and may be off by all.
+    /// Only a drawn token is known. It gets all mass, and the error bound is 1.
     pub fn unknown(drawn: u32) -> Self {
         Self { is_known: false, ..Self::certain(drawn) }
     }
 
-    /// The mass that is left for tokens other than the first `num`, at temperature 1.
-    fn left_over(&self, num: usize) -> f64 {
+    /// The mass of tokens other than the first `num`, at temperature 1.
+    fn remaining_mass(&self, num: usize) -> f64 {
         let known: f64 =
             self.top[..num].iter().map(|(_, log_prob)| f64::from(*log_prob).exp()).sum();
         (1.0 - known).max(0.0)
     }
 
-    /// What the distribution is taken to be: log-probabilities of `vocab_size` tokens, which may stand
-    /// for logits.
+    /// The approximation as logits: log-probabilities of `vocab_size` tokens.
     ///
     /// # Panics
-    /// If a token is beyond the vocabulary.
+    /// If a token is outside the vocabulary.
     pub fn logits(&self, vocab_size: usize) -> Vec<f32> {
         let num_others = vocab_size.saturating_sub(self.top.len());
-        let each = (self.left_over(self.top.len()) / num_others.max(1) as f64).ln() as f32;
+        let each = (self.remaining_mass(self.top.len()) / num_others.max(1) as f64).ln() as f32;
         let mut logits = vec![each.min(self.least); vocab_size];
         for (token, log_prob) in &self.top {
             logits[*token as usize] = *log_prob;
@@ -72,15 +71,15 @@ impl TopProbs {
         logits
     }
 
-    /// How far what is served of [`Self::logits`] may be from what is truly served, in total variation:
-    /// so no probability, and no overlap with another distribution, is off by more, but for rounding.
-    /// At temperature 1 and without top-k, top-p and min-p it is the mass outside the most probable
-    /// tokens, and those that are known have their own probabilities.
+    /// A bound on the total variation distance between the served distributions of [`Self::logits`] and
+    /// of the true logits. So no probability and no overlap with another distribution has a larger
+    /// error, apart from rounding. At temperature 1 without top-k, top-p and min-p it is the mass
+    /// outside the most probable tokens.
     ///
-    /// Outside, weights p^(1/T) of `n` tokens with a mass of m, none above p_k, add up to something
-    /// between n·(m/n)^(1/T), where all are alike, and m·p_k^(1/T − 1), where as few have it as can.
-    /// Under either the tokens inside keep their proportions, so that the distance is at most what lies
-    /// outside, or what a nucleus cuts off under the one and not under the other.
+    /// The weights p^(1/T) of the `n` outside tokens, with total mass m and none above p_k, sum to a
+    /// value between n·(m/n)^(1/T), if all are equal, and m·p_k^(1/T − 1), if as few as possible hold
+    /// the mass. The tokens inside keep their proportions at both ends, so the distance is at most the
+    /// mass outside, or the mass that a nucleus cuts at one end and not at the other.
     pub fn outside_mass(&self, sampling: &Sampling, vocab_size: usize) -> f64 {
         if !self.is_known {
             return 1.0;
@@ -100,7 +99,7 @@ impl TopProbs {
         if sampling.top_k.is_some() {
             low = 0.0;
         }
-        // Of the sum of all weights, what a nucleus needs; None where it reaches outside.
+        // The number of tokens in the nucleus; None if it reaches outside.
         let nucleus = |outside: f64| -> Option<usize> {
             if sampling.top_p >= 1.0 {
                 return (outside == 0.0).then_some(weights.len());
@@ -115,7 +114,7 @@ impl TopProbs {
                 })
                 .map(|last| last + 1)
         };
-        // A nucleus ends at an edge that rounding moves.
+        // Rounding moves the edge of the nucleus.
         let edge = if sampling.top_p < 1.0 { EDGE * inside } else { 0.0 };
         let (mut few, mut many) = (nucleus((low - edge).max(0.0)), nucleus(high + edge));
         if let Some(min_p) = sampling.min_p {
@@ -140,16 +139,15 @@ impl TopProbs {
         }
     }
 
-    /// The least and the most that weights outside may add up to, where the most probable token weighs
-    /// 1.
+    /// The minimum and maximum sum of the weights outside, if the most probable token has weight 1.
     fn outside_weights(&self, exponent: f64, vocab_size: usize) -> (f64, f64) {
         let num_others = vocab_size.saturating_sub(self.num_best) as f64;
-        let left_over = self.left_over(self.num_best);
-        if left_over == 0.0 || num_others == 0.0 {
+        let remaining_mass = self.remaining_mass(self.num_best);
+        if remaining_mass == 0.0 || num_others == 0.0 {
             return (0.0, 0.0);
         }
         let largest = f64::from(self.top[0].1);
-        let mass = left_over * (-largest).exp();
+        let mass = remaining_mass * (-largest).exp();
         let least = (f64::from(self.least) - largest).exp();
         let alike = num_others * (mass / num_others).min(least).powf(exponent);
         let few = mass * least.powf(exponent - 1.0);
@@ -165,7 +163,7 @@ mod tests {
 
     const VOCAB: usize = 60;
 
-    /// A distribution with a tail, as logits.
+    /// The logits of a distribution with a tail.
     fn logits(draws: &mut SeededDraws, sharpness: f64) -> Vec<f32> {
         let probs = random_probs(draws, VOCAB);
         let log_probs = probs.iter().map(|prob| sharpness * prob.max(1e-9).ln());
@@ -185,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_served_is_within_the_bound() {
+    fn the_served_distribution_is_within_the_bound() {
         let mut draws = SeededDraws::new(3, &["top probs"]);
         let (mut num_exact, mut num_outside, mut tightest) = (0, 0, f64::INFINITY);
         for case in 0..400 {
@@ -229,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn as_it_is_what_is_known_has_its_own_probability() {
+    fn unwarped_known_tokens_keep_their_probabilities() {
         let mut draws = SeededDraws::new(4, &["top probs"]);
         let truth = logits(&mut draws, 2.0);
         let known = top(&truth, 5, 0);

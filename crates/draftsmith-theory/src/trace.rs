@@ -1,10 +1,9 @@
-//! What happened while decoding, round by round, and the rates every report is made of.
+//! Traces of decoding, round by round, and the rates in reports.
 //!
-//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates are of the tokens that
-//! were kept: those cut off by an end-of-sequence token or the token limit count as discarded.
+//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates refer to kept tokens:
+//! tokens cut by an end-of-sequence token or the token limit count as discarded.
 
 use std::iter::Sum;
-use std::ops::AddAssign;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,47 +13,46 @@ use crate::{DrafterId, Forwards, RoundEnd, TheoryError};
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Round {
-    /// Candidates drafted and verified; 0 when the target decodes alone.
+    /// Candidates drafted and verified; 0 if the target decodes by itself.
     pub num_drafted: usize,
-    /// Those on the longest path: all of a chain.
+    /// Candidates on the longest path; in a chain, all.
     pub depth: usize,
-    /// Draft forwards, by drafter. One a candidate for a separate draft and for a self-draft, whose
-    /// forward is the target's shallow layers, the adapter and the LM head; a drafter that looks
-    /// tokens up has none.
+    /// Draft forwards, by drafter: one per candidate for a separate draft and for a self-draft, whose
+    /// forward is the target's shallow layers, the adapter and the LM head; none for look-ups.
     pub forwards: Forwards,
-    /// Candidates the target accepted, up to where the text ends.
+    /// Accepted candidates, up to the end of the text.
     pub num_accepted: usize,
-    /// Time drafting took.
+    /// Time of the draft phase.
     pub draft_time: Duration,
-    /// Time the target forward and verification took.
+    /// Time of the target forward and verification.
     pub verify_time: Duration,
 }
 
 impl Round {
-    /// Tokens the round yields before any cut: the accepted candidates and the target's own.
+    /// Tokens of the round before any cut: the accepted candidates and the target's own token.
     pub fn num_tokens(&self) -> usize {
         self.num_accepted + 1
     }
 
-    /// Draft forwards, of whichever drafter.
+    /// Draft forwards of all drafters.
     pub fn num_draft_forwards(&self) -> usize {
         self.forwards.total()
     }
 }
 
-/// One generation, or several put together.
+/// One generation, or several merged.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Trace {
     /// The rounds, in order.
     pub rounds: Vec<Round>,
     /// New tokens kept, the end-of-sequence token included.
     pub num_tokens: usize,
-    /// Time both models took over `prompt[..-1]`, before the first round.
+    /// Time of both models' prefill of `prompt[..-1]`.
     pub prefill_time: Duration,
 }
 
 impl Trace {
-    /// Several generations as one: all rounds, and the sums of tokens and times.
+    /// Merges generations: all rounds, and the sums of tokens and times.
     pub fn merge<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Trace {
         let mut merged = Trace::default();
         for trace in traces {
@@ -65,7 +63,7 @@ impl Trace {
         merged
     }
 
-    /// The counts the rates are made of.
+    /// The counts from which rates are computed.
     ///
     /// # Panics
     /// If a round accepts more than it drafted, or more tokens were kept than the rounds yield.
@@ -87,16 +85,15 @@ impl Trace {
     }
 
     /// CTAR(w), the consistent token acceptance rate (Kangaroo): the share of rounds that yield
-    /// more than `num_tokens` tokens. A round yields its accepted candidates and one more, whether
-    /// or not the end of the text then cuts some. NaN without rounds.
+    /// more than `num_tokens` tokens, before any cut. NaN without rounds.
     pub fn ctar(&self, num_tokens: usize) -> f64 {
         let num_longer = self.rounds.iter().filter(|round| round.num_tokens() > num_tokens).count();
         num_longer as f64 / self.rounds.len() as f64
     }
 
-    /// The standardised walltime improvement over the target alone (CS-Drafting, section 5.1): tokens
-    /// over what their forwards cost, each of the target's 1, however many rows it has, and each of a
-    /// drafter's its cost ratio. None without tokens, or where a drafter has no cost ratio.
+    /// The standardised walltime improvement over plain decoding (CS-Drafting, section 5.1): tokens
+    /// over the cost of the forwards. A target forward costs 1 regardless of its rows, and a draft
+    /// forward costs its drafter's cost ratio. None without tokens, or if a drafter has no cost ratio.
     pub fn standard_improvement(
         &self,
         cost_ratio: impl Fn(DrafterId) -> Option<f64>,
@@ -108,65 +105,54 @@ impl Trace {
         (self.num_tokens > 0).then(|| self.num_tokens as f64 / cost)
     }
 
-    /// Time all draft phases took.
-    pub fn draft_time(&self) -> Duration {
-        self.rounds.iter().map(|round| round.draft_time).sum()
-    }
-
-    /// Time all target forwards and verifications took.
-    pub fn verify_time(&self) -> Duration {
-        self.rounds.iter().map(|round| round.verify_time).sum()
-    }
-
-    /// Time all rounds took, without prefill.
+    /// Time of all rounds, without prefill.
     pub fn decode_time(&self) -> Duration {
-        self.draft_time() + self.verify_time()
+        self.rounds.iter().map(|round| round.draft_time + round.verify_time).sum()
     }
 }
 
-/// How often each thing happened. Counts of several generations add.
+/// Counts of tokens, candidates and forwards. Counts of several generations add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
     /// N: new tokens kept.
     pub num_tokens: usize,
-    /// N_target: target forwards, one a round. Of a self-draft it is the deep layers over all
-    /// candidates and the shallow ones over the last alone: the others' are part of the draft
-    /// forwards.
+    /// N_target: target forwards, one per round. With a self-draft, a target forward runs the deep
+    /// layers over all candidates and the shallow layers only over the last; the shallow layers of
+    /// the others belong to the draft forwards.
     pub num_target_forwards: usize,
     /// N_draft: draft forwards.
     pub num_draft_forwards: usize,
     /// Candidates drafted.
     pub num_drafted: usize,
-    /// Candidates accepted, up to where the text ends.
+    /// Accepted candidates, up to the end of the text.
     pub num_accepted: usize,
-    /// N_discarded: candidates rejected, and tokens cut by an end-of-sequence token or the token
-    /// limit.
+    /// N_discarded: rejected candidates, and tokens cut by an end-of-sequence token or the token limit.
     pub num_discarded: usize,
 }
 
-/// What of a round is counted.
+/// The counts of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoundCounts {
     pub(crate) num_drafted: usize,
     pub(crate) num_draft_forwards: usize,
     pub(crate) num_accepted: usize,
-    /// Tokens kept of the accepted candidates and the target's own.
+    /// Tokens kept, out of the accepted candidates and the target's own token.
     pub(crate) num_kept: usize,
 }
 
 impl RoundCounts {
-    /// What a rule is told of the round.
+    /// The part of the counts that a stop rule learns from.
     pub(crate) fn end(self) -> RoundEnd {
         RoundEnd { num_accepted: self.num_accepted, num_kept: self.num_kept }
     }
 }
 
 impl Counts {
-    /// Counts a round.
+    /// Adds a round.
     ///
     /// # Panics
-    /// If it accepts more than it drafted, or keeps more than it yields.
+    /// If it accepts more candidates than it drafted, or keeps more tokens than it yields.
     pub(crate) fn add_round(&mut self, round: RoundCounts) {
         let RoundCounts { num_drafted, num_draft_forwards, num_accepted, num_kept } = round;
         assert!(num_accepted <= num_drafted, "only drafted candidates are accepted: {round:?}");
@@ -176,74 +162,61 @@ impl Counts {
         self.num_draft_forwards += num_draft_forwards;
         self.num_drafted += num_drafted;
         self.num_accepted += num_accepted;
-        // Candidates rejected, and tokens behind an end token or the limit.
+        // Rejected candidates, and tokens after an end token or the limit.
         self.num_discarded += num_drafted + 1 - num_kept;
     }
 
-    /// Target forwards a kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    /// Target forwards per kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
     pub fn verification_rate(&self) -> f64 {
         self.num_target_forwards as f64 / self.num_tokens as f64
     }
 
-    /// Discarded a kept token: N_discarded / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    /// Discarded tokens per kept token: N_discarded / N (SpecDec++, before Eq. 2.3). NaN without tokens.
     pub fn discard_rate(&self) -> f64 {
         self.num_discarded as f64 / self.num_tokens as f64
     }
 
-    /// Kept tokens a target forward: N / N_target (Kangaroo's CR). NaN without forwards.
+    /// Kept tokens per target forward: N / N_target (Kangaroo's CR). NaN without forwards.
     pub fn compression_rate(&self) -> f64 {
         self.num_tokens as f64 / self.num_target_forwards as f64
     }
 
-    /// Accepted candidates a drafted one. NaN without candidates.
+    /// Accepted candidates per drafted candidate. NaN without candidates.
     pub fn acceptance_rate(&self) -> f64 {
         self.num_accepted as f64 / self.num_drafted as f64
     }
 
-    /// Rows the target verified: a round of K candidates is a forward of K + 1.
+    /// N_verified: rows of target forwards, K + 1 in a round of K candidates.
     pub fn num_verified_rows(&self) -> usize {
         self.num_drafted + self.num_target_forwards
     }
 
-    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), without which Eq. 2.3 says
-    /// nothing.
+    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), on which Eq. 2.3 depends.
     ///
-    /// It holds when every draft forward makes one candidate: for a separate draft, for a
-    /// self-draft, and not for every other.
+    /// It holds if every draft forward makes one candidate, as those of a separate draft and of a
+    /// self-draft do.
     ///
     /// # Errors
-    /// With the four counts, if they do not add up.
+    /// If the counts do not add up.
     pub fn check_forward_identity(&self) -> Result<(), TheoryError> {
-        let Self { num_tokens, num_target_forwards, num_draft_forwards, num_discarded, .. } = *self;
-        if num_draft_forwards + num_target_forwards == num_tokens + num_discarded {
+        let num_forwards = self.num_draft_forwards + self.num_target_forwards;
+        if num_forwards == self.num_tokens + self.num_discarded {
             Ok(())
         } else {
-            Err(TheoryError::ForwardIdentity {
-                num_draft_forwards,
-                num_target_forwards,
-                num_tokens,
-                num_discarded,
-            })
+            Err(TheoryError::ForwardIdentity(*self))
         }
-    }
-}
-
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Self) {
-        self.num_tokens += other.num_tokens;
-        self.num_target_forwards += other.num_target_forwards;
-        self.num_draft_forwards += other.num_draft_forwards;
-        self.num_drafted += other.num_drafted;
-        self.num_accepted += other.num_accepted;
-        self.num_discarded += other.num_discarded;
     }
 }
 
 impl Sum for Counts {
     fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
-        counts.fold(Self::default(), |mut total, counts| {
-            total += counts;
-            total
+        counts.fold(Self::default(), |total, counts| Self {
+            num_tokens: total.num_tokens + counts.num_tokens,
+            num_target_forwards: total.num_target_forwards + counts.num_target_forwards,
+            num_draft_forwards: total.num_draft_forwards + counts.num_draft_forwards,
+            num_drafted: total.num_drafted + counts.num_drafted,
+            num_accepted: total.num_accepted + counts.num_accepted,
+            num_discarded: total.num_discarded + counts.num_discarded,
         })
     }
 }
@@ -322,7 +295,7 @@ mod tests {
         let shares: Vec<f64> = (0..8).map(|num_tokens| example().ctar(num_tokens)).collect();
         let third = 1.0 / 3.0;
         assert_eq!(shares, [1.0, 1.0, 2.0 / 3.0, 2.0 / 3.0, third, third, 0.0, 0.0]);
-        // The tail sum of a distribution is its mean: what compression would be without cuts.
+        // The tail sum of a distribution is its mean: the compression rate without cuts.
         assert!((shares.iter().sum::<f64>() - 12.0 / 3.0).abs() < 1e-12);
     }
 
@@ -347,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_alone_keeps_the_identity() {
+    fn plain_decoding_keeps_the_identity() {
         let trace = Trace { rounds: vec![round(0, 0); 7], num_tokens: 7, ..Trace::default() };
         let counts = trace.counts();
         assert_eq!(counts.check_forward_identity(), Ok(()));
@@ -355,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_draft_forwards_break_the_identity_and_are_told() {
+    fn extra_draft_forwards_break_the_identity() {
         let mut trace = example();
         trace.rounds[0].forwards.add(DrafterId::Draft, 1);
         let refused = trace.counts().check_forward_identity();
@@ -366,7 +339,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "yielded by a round")]
-    fn tokens_from_nowhere_are_a_bug() {
+    fn more_tokens_than_the_rounds_yield_are_a_bug() {
         Trace { num_tokens: 13, ..example() }.counts();
     }
 }

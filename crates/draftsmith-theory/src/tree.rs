@@ -1,19 +1,19 @@
-//! Trees of candidates: what a draft phase proposes besides its chain.
+//! Trees of candidates, which grow around a draft phase's chain.
 //!
-//! A drafter's forward gives a distribution, of which a chain uses one token. Here every node that
-//! the drafter reads has several children, and a forward reads the most probable nodes that have
-//! none yet. The chain of first children is the one that the drafter would draft without a tree: it
-//! is always among what is read, and stop rules look at it alone.
+//! A draft forward gives a distribution, and a chain uses one token of it. In a tree, every node that the
+//! drafter reads has several children, and a forward reads the most probable nodes without children. The
+//! chain of first children equals the drafter's chain without a tree: it is always read, and stop rules
+//! see only the chain.
 //!
-//! Where everything is read, that is SpecInfer's expansion by fixed widths (Miao et al. 2023,
-//! section 3); where a few nodes are, EAGLE-2's (Li et al. 2024, section 4): those of the greatest
-//! products of probabilities are expanded, and of what is left the greatest fill the proposal. Where a
-//! shape tells the children of every node, it is Medusa's (Cai et al. 2024, section 2.3.1): all of them
-//! are proposed, and those are read that have some, whatever tokens they are.
+//! If all nodes are read, this is SpecInfer's expansion with fixed widths (Miao et al. 2023, section 3).
+//! If a few are read, it is EAGLE-2's (Li et al. 2024, section 4): the nodes with the largest products of
+//! probabilities are expanded, and the largest of the rest fill the proposal. If a shape lists the
+//! children of every node, it is Medusa's static tree (Cai et al. 2024, section 2.3.1): all nodes are
+//! proposed, and those with children are read, independent of their tokens.
 //!
-//! A node's children are either its drafter's most probable tokens, which are certain, or drawn
-//! without replacement. What was drawn always goes to the target: leaving it out because of what it
-//! is would bias the output.
+//! A node's children are its drafter's most probable tokens, with one-hot distributions, or are drawn
+//! without replacement. The target verifies every drawn token: withholding one for its value would bias
+//! the output.
 
 mod children;
 mod shape;
@@ -23,21 +23,21 @@ mod tests;
 use crate::{Decoding, DrawnFrom, Draws, Node, Proposal};
 
 pub use children::{Children, child_rank};
-pub(crate) use shape::{Level, Place};
+pub(crate) use shape::TreePosition;
 pub use shape::{MAX_CHILDREN, TreeChildren, TreeShape};
 
-/// The tree of one round on its way.
+/// The growing tree of one round.
 #[derive(Debug, Clone)]
 pub struct TreeGrowth {
     shape: TreeShape,
     candidates: Vec<Candidate>,
-    /// The last of the chain, none before its first.
+    /// The last candidate of the chain; None before its first.
     tip: Option<usize>,
-    /// Nodes beside the chain.
+    /// The number of nodes beside the chain.
     num_beside: usize,
 }
 
-/// What may be proposed.
+/// A token that may be proposed.
 #[derive(Debug, Clone)]
 struct Candidate {
     /// The node it follows.
@@ -45,34 +45,34 @@ struct Candidate {
     token_id: u32,
     drawn_from: DrawnFrom,
     rank: usize,
-    /// Where in the shape it is.
-    place: Place,
+    /// Its position in the shape.
+    at: TreePosition,
     /// The product of the drafter's probabilities along its path.
     prob: f64,
-    /// Its number among the proposal's nodes, once it is one.
+    /// Its index among the proposal's nodes, once it is one.
     node: Option<usize>,
 }
 
 impl TreeGrowth {
-    /// Nothing yet.
+    /// An empty tree.
     pub fn new(shape: TreeShape) -> Self {
         Self { shape, candidates: Vec::new(), tip: None, num_beside: 0 }
     }
 
-    /// The children of a node, one at least, behind which the drafter gives `logits`.
-    fn children(&self, place: Place, logits: &[f32], decoding: &Decoding) -> Children {
+    /// The children of a node, at least one, from the drafter's `logits` after it.
+    fn children(&self, at: TreePosition, logits: &[f32], decoding: &Decoding) -> Children {
         let probs = match self.shape.children {
             TreeChildren::Top => None,
             TreeChildren::Drawn => decoding.sampled_probs(logits),
         };
         match probs {
             Some(probs) => Children::drawn(probs),
-            None => Children::top(logits, self.shape.width(place).max(1)),
+            None => Children::top(logits, self.shape.width(at).max(1)),
         }
     }
 
-    /// Adds the next of the chain: the first child of its last token, or of the sequence that stands,
-    /// behind which the drafter gives `logits`. Returns the token and its probability.
+    /// Extends the chain by the first child of its last token, from the drafter's `logits` after it, and
+    /// adds the child's siblings. Returns the token and its probability.
     ///
     /// # Panics
     /// If the last token of the chain has not been read.
@@ -83,21 +83,20 @@ impl TreeGrowth {
         draws: &mut dyn Draws,
     ) -> (u32, f64) {
         let parent = self.tip.map(|tip| self.candidates[tip].node.expect("the tip is read"));
-        let place = self.tip.map_or(Place::ROOT, |tip| self.candidates[tip].place);
-        let mut children = self.children(place, logits, decoding);
+        let at = self.tip.map_or(TreePosition::ROOT, |tip| self.candidates[tip].at);
+        let mut children = self.children(at, logits, decoding);
         let first = children.next(draws).expect("a distribution has a token");
         let (token_id, _, prob) = first;
         self.tip = Some(self.candidates.len());
-        self.add(parent, place, first, 0);
-        self.add_children(parent, place, children, 1, draws);
+        self.add(parent, at, first, 0);
+        self.add_children(parent, at, children, 1, draws);
         (token_id, prob)
     }
 
-    /// Adds the children of `node`, which is none of the chain's and behind which the drafter gives
-    /// `logits`.
+    /// Adds the children of `node`, which is beside the chain, from the drafter's `logits` after it.
     ///
     /// # Panics
-    /// If there is no such node.
+    /// If the node does not exist.
     pub fn branch(
         &mut self,
         node: usize,
@@ -106,28 +105,28 @@ impl TreeGrowth {
         draws: &mut dyn Draws,
     ) {
         let of_node = self.candidates.iter().find(|candidate| candidate.node == Some(node));
-        let place = of_node.expect("a node was a candidate").place;
-        let children = self.children(place, logits, decoding);
-        self.add_children(Some(node), place, children, 0, draws);
+        let at = of_node.expect("a node was a candidate").at;
+        let children = self.children(at, logits, decoding);
+        self.add_children(Some(node), at, children, 0, draws);
     }
 
-    /// That of a node, or of what stands.
+    /// The product of probabilities along the path to a node; 1 for None.
     fn prob_of(&self, node: Option<usize>) -> f64 {
         let is_it = |candidate: &&Candidate| node.is_some() && candidate.node == node;
         self.candidates.iter().find(is_it).map_or(1.0, |candidate| candidate.prob)
     }
 
-    /// Adds more children of a parent at `place`, the first of which has rank `first`. What is drawn
-    /// will be proposed, and so there is room for it.
+    /// Adds children of a parent at `at`, from rank `first` on. Drawn children will be proposed, so they
+    /// take room now.
     fn add_children(
         &mut self,
         parent: Option<usize>,
-        place: Place,
+        at: TreePosition,
         mut children: Children,
         first: usize,
         draws: &mut dyn Draws,
     ) {
-        for rank in first..self.shape.width(place) {
+        for rank in first..self.shape.width(at) {
             if children.are_drawn() {
                 if self.num_beside == usize::from(self.shape.num_beside) {
                     return;
@@ -135,7 +134,7 @@ impl TreeGrowth {
                 self.num_beside += 1;
             }
             match children.next(draws) {
-                Some(child) => self.add(parent, place, child, rank),
+                Some(child) => self.add(parent, at, child, rank),
                 None => return,
             }
         }
@@ -144,19 +143,18 @@ impl TreeGrowth {
     fn add(
         &mut self,
         parent: Option<usize>,
-        place: Place,
+        at: TreePosition,
         (token_id, drawn_from, prob): (u32, DrawnFrom, f64),
         rank: usize,
     ) {
-        let (place, prob) = (self.shape.child(place, rank), self.prob_of(parent) * prob);
-        let candidate = Candidate { parent, token_id, drawn_from, rank, place, prob, node: None };
+        let (at, prob) = (self.shape.child(at, rank), self.prob_of(parent) * prob);
+        let candidate = Candidate { parent, token_id, drawn_from, rank, at, prob, node: None };
         self.candidates.push(candidate);
     }
 
-    /// Makes nodes of what the drafter is to read next, the chain's last token first and behind it
-    /// the most probable that may have children, and appends their tokens to `tokens`. Of a static shape
-    /// that is all of them; of others none that ends a response, in whose place another is worth more.
-    /// Returns their number.
+    /// Proposes the candidates that the drafter reads next, and appends their tokens to `tokens`: the
+    /// chain's last token, then the most probable candidates that may have children. A static shape reads
+    /// all of those; other shapes skip end tokens in favour of other candidates. Returns their number.
     pub fn read_next(
         &mut self,
         eos_token_ids: &[u32],
@@ -168,7 +166,7 @@ impl TreeGrowth {
         while proposal.len() - first < usize::from(self.shape.num_read)
             && let Some(next) = self.next_beside(|shape, candidate| {
                 let is_end = || eos_token_ids.contains(&candidate.token_id);
-                shape.width(candidate.place) > 0 && (shape.is_static() || !is_end())
+                shape.width(candidate.at) > 0 && (shape.is_static() || !is_end())
             })
         {
             self.propose(next, proposal, tokens);
@@ -176,8 +174,8 @@ impl TreeGrowth {
         proposal.len() - first
     }
 
-    /// Makes nodes of what else is proposed: the chain's last token, and behind it all that was drawn,
-    /// or the most probable as long as there is room.
+    /// Proposes the rest: the chain's last token, then all drawn candidates, or the most probable ones as
+    /// long as there is room.
     pub fn finish(&mut self, proposal: &mut Proposal, tokens: &mut Vec<u32>) {
         self.propose_tip(proposal, tokens);
         while let Some(next) = self.next_beside(|_, _| true) {
@@ -191,17 +189,16 @@ impl TreeGrowth {
         }
     }
 
-    /// The most probable candidate that is no node yet, `belongs`, and has room beside the chain, of
-    /// which all are nodes.
+    /// The most probable candidate beside the chain that is not proposed yet, satisfies `belongs` and has
+    /// room.
     fn next_beside(&mut self, belongs: impl Fn(&TreeShape, &Candidate) -> bool) -> Option<usize> {
         let open =
             self.candidates.iter().enumerate().filter(|(_, candidate)| {
                 candidate.node.is_none() && belongs(&self.shape, candidate)
             });
-        // The first of equals.
-        let best = open.rev().max_by(|(_, a), (_, b)| a.prob.total_cmp(&b.prob))?;
-        let (number, candidate) = best;
-        // Room for what was drawn is taken since.
+        // Among equals, the first.
+        let (number, candidate) = open.rev().max_by(|(_, a), (_, b)| a.prob.total_cmp(&b.prob))?;
+        // Drawn candidates took their room when they were drawn.
         if candidate.drawn_from == DrawnFrom::OneHot {
             if self.num_beside == usize::from(self.shape.num_beside) {
                 return None;
@@ -214,7 +211,7 @@ impl TreeGrowth {
     fn propose(&mut self, number: usize, proposal: &mut Proposal, tokens: &mut Vec<u32>) {
         let candidate = &mut self.candidates[number];
         let Candidate { parent, token_id, rank, .. } = *candidate;
-        // What it was drawn from is the proposal's from here on.
+        // The proposal takes over the distribution.
         let drawn_from = std::mem::replace(&mut candidate.drawn_from, DrawnFrom::OneHot);
         tokens.push(token_id);
         candidate.node = Some(proposal.push(Node { parent, token_id, drawn_from, rank }));

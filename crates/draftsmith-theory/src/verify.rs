@@ -1,30 +1,30 @@
-//! Verification: which of a round's proposed tokens stand, and the token that follows them.
+//! Verification: which of a round's proposed tokens the target accepts, and the token that follows.
 //!
-//! Greedy verification compares with the target's argmax; sampled verification is rejection
-//! sampling (Leviathan et al., Chen et al.; over siblings as SpecInfer has it) and leaves the
-//! output distributed exactly as the target's own. Rows are the distributions *as served*: what
-//! each token was really drawn from, and what the target would really be sampled with.
+//! Greedy verification compares with the target's argmax. Sampled verification is rejection sampling
+//! (Leviathan et al., Chen et al.; over siblings as in SpecInfer), and its output has exactly the
+//! target's distribution. Rows are distributions *as served*: those from which tokens were actually
+//! drawn, and from which the target would sample.
 
 use crate::{DrawnFrom, Draws, Proposal};
 
-/// The outcome of one round: the nodes that stand, then `next_token`.
+/// The outcome of one round: the accepted nodes, then `next_token`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Commit {
-    /// The nodes that stand, from the root on; of a chain the first few.
+    /// The accepted nodes, from the root down; in a chain, the first few.
     pub path: Vec<usize>,
-    /// The target's token after them: a correction, or a bonus where nothing was left to reject.
+    /// The target's token after them: a correction, or a bonus token if nothing was rejected.
     pub next_token: u32,
 }
 
-/// Accepts the longest path of tokens that are the target's own choices.
+/// Accepts the longest path of tokens that the target would choose.
 ///
-/// `choice_after(row)` is the target's argmax: row 0 behind the sequence that stands, row i + 1
-/// behind node i. Only rows that are reached are asked for.
+/// `choice_after(row)` is the target's argmax: row 0 after the sequence, row i + 1 after node i. It is
+/// called only for rows on the path.
 pub fn verify_greedy(proposal: &Proposal, mut choice_after: impl FnMut(usize) -> u32) -> Commit {
     let mut path = Vec::new();
     loop {
         let at = path.last().copied();
-        let choice = choice_after(row_behind(at));
+        let choice = choice_after(row_after(at));
         let accepted = proposal.children(at).find(|(_, node)| node.token_id == choice);
         match accepted {
             Some((number, _)) => path.push(number),
@@ -33,15 +33,14 @@ pub fn verify_greedy(proposal: &Proposal, mut choice_after: impl FnMut(usize) ->
     }
 }
 
-/// Accepts each proposed token in turn with chance min(1, p/q): its children where it is accepted,
-/// else its next sibling.
+/// Accepts each proposed token in turn with probability min(1, p/q), then continues with its children
+/// if it is accepted, otherwise with its next sibling.
 ///
-/// `probs_after(row)` is the target's distribution p, with rows as [`verify_greedy`] has them. On a
-/// rejection p becomes (p − q)+, normalised, for the siblings that are left and for the token that
-/// follows when none of them stands either; behind a node without children that token is drawn from
-/// p itself.
+/// `probs_after(row)` is the target's distribution p, with rows as in [`verify_greedy`]. After a
+/// rejection p becomes the normalised (p − q)+, for the remaining siblings and for the next token if
+/// all siblings are rejected. After a node without children the next token is drawn from p itself.
 ///
-/// A token is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r = 0.
+/// A token is accepted iff r < p/q. The published r <= p/q would accept a token with p = 0 at r = 0.
 ///
 /// # Panics
 /// If rows are not over one vocabulary, or a token's own draft probability is 0.
@@ -53,10 +52,10 @@ pub fn verify_sampled(
     let mut path = Vec::new();
     loop {
         let at = path.last().copied();
-        let mut p = probs_after(row_behind(at));
+        let mut p = probs_after(row_after(at));
         let mut accepted = None;
         for (nth, (number, node)) in proposal.children(at).enumerate() {
-            // What is left after a rejection no longer sums to 1.
+            // After a rejection p no longer sums to 1.
             let mass: f64 = if nth == 0 { 1.0 } else { p.iter().sum() };
             let token = node.token_id as usize;
             let q_token = match &node.drawn_from {
@@ -84,16 +83,15 @@ pub fn verify_sampled(
     }
 }
 
-/// The row of the target's answer behind a node, or behind the sequence that stands.
-fn row_behind(node: Option<usize>) -> usize {
+/// The row of the target's forward after a node, or after the sequence.
+fn row_after(node: Option<usize>) -> usize {
     node.map_or(0, |node| node + 1)
 }
 
-/// Makes (p − q)+ of p, whose sum is `mass`; not normalised.
+/// Turns p, whose sum is `mass`, into (p − q)+, unnormalised.
 pub(crate) fn take_residual(p: &mut [f64], mass: f64, drawn_from: &DrawnFrom, token: usize) {
-    // A rejection means p < q somewhere, hence p > q elsewhere, but rounding can leave rows that
-    // sum to a hair less than each other: then p and q are equal for all purposes, and p itself is
-    // the right distribution.
+    // A rejection means p < q somewhere, hence p > q elsewhere. But rounding can make p <= q
+    // everywhere: then the two are practically equal, and p itself is the right distribution.
     match drawn_from {
         DrawnFrom::OneHot => {
             if p.iter().enumerate().any(|(other, p)| other != token && *p > 0.0) {
@@ -151,10 +149,10 @@ mod tests {
         }
     }
 
-    /// A bigram model: the next token's distribution given the last token.
+    /// A bigram model: the next token's distribution after each token.
     type Table = Vec<Vec<f64>>;
 
-    /// One round of two candidates, continued from the target to three tokens.
+    /// One round of two candidates, continued by the target to three tokens.
     fn three_tokens(draft: &Table, target: &Table, draws: &mut impl Draws) -> Vec<u32> {
         let (mut candidates, mut context) = (Vec::new(), 0);
         let (mut draft_probs, mut target_probs) = (Vec::new(), vec![target[0].clone()]);
@@ -197,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Two rounds of siblings drawn from one row, each with a chain of one behind it.
+    /// A round of siblings drawn from one row, each with one child.
     fn tree_tokens(
         draft: &Table,
         target: &Table,
@@ -252,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_were_certain_leave_the_target_distribution() {
+    fn one_hot_tokens_leave_the_target_distribution() {
         let mut rng = SeededDraws::new(5, &["verify"]);
         for _ in 0..50 {
             let p = random_probs(&mut rng, 4);
@@ -298,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn no_candidates_is_plain_decoding() {
+    fn no_candidates_give_plain_decoding() {
         let nothing = Proposal::default();
         let commits =
             distribution_of(enumerate(|draws| verify_sampled(&nothing, |_| vec![0.5, 0.5], draws)));
@@ -307,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_accepts_the_longest_match() {
+    fn greedy_verification_accepts_the_longest_match() {
         for (candidates, num_accepted, next_token) in
             [([1, 2, 3], 3, 4), ([1, 2, 9], 2, 3), ([1, 9, 3], 1, 2), ([9, 2, 3], 0, 1)]
         {
@@ -320,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn greedy_follows_the_branch_that_the_target_takes() {
+    fn greedy_verification_follows_the_targets_branch() {
         let mut proposal = Proposal::certain_chain(&[1, 2]);
         for (parent, token_id) in [(None, 3), (Some(2), 4), (Some(2), 5)] {
             let drawn_from = DrawnFrom::OneHot;
             proposal.push(Node { parent, token_id, drawn_from, rank: 0 });
         }
-        // Behind the sequence 3, behind that 5, and then 6.
+        // The target chooses 3, then 5, then 6.
         let choices = [3, 0, 0, 5, 0, 6];
         assert_eq!(
             verify_greedy(&proposal, |row| choices[row]),
@@ -353,7 +351,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "cannot have been drawn")]
-    fn a_candidate_its_row_excludes_is_a_bug() {
+    fn a_candidate_of_probability_zero_is_a_bug() {
         let draws = &mut SeededDraws::new(0, &[]);
         verify_chain(&[1], &[[1.0, 0.0]], &[[0.5, 0.5], [0.5, 0.5]], draws);
     }

@@ -1,9 +1,9 @@
-//! How near decoding comes to the memory's own speed, on a model of yours: reading memory with one
-//! thread and with all, decoding one sequence and many at once, loading the model, reading prompts.
+//! How close decoding comes to memory bandwidth, with your model: reading memory with one thread and with
+//! all, decoding one sequence and many side by side, loading the model, reading prompts.
 //! `cargo bench -p draftsmith --bench bandwidth -- --model DIR`
 //!
-//! A decoded token reads every weight once, so the memory's speed bounds decoding. All take turns in
-//! each round, so that what else the machine does weighs on all; a share is of neighbours.
+//! A decoded token reads every weight once, so memory bandwidth bounds decoding. All measurements take
+//! turns in each round, so that other load affects them alike; a share compares neighbouring measurements.
 
 #[path = "../src/allocator.rs"]
 mod allocator;
@@ -28,40 +28,40 @@ use rayon::prelude::*;
 
 use self::timed::{answer, prompt};
 
-/// Memory that is read: more than caches hold, a machine's other tenants' shares included.
+/// The size of the memory that is read: more than all caches hold.
 const READ_BYTES: usize = 1 << 30;
-/// What a thread reads at a time.
+/// The size of the chunks that a thread reads.
 const CHUNK_BYTES: usize = 1 << 22;
-/// Tokens that are decoded behind a short prompt.
+/// The number of tokens decoded after a short prompt.
 const NEW_TOKENS: usize = 64;
-/// Sequences side by side.
+/// The number of sequences side by side.
 const AT_ONCE: usize = 16;
-/// Rows that a verification has, beside one.
+/// The numbers of rows of verifications that are compared with one row.
 const ROWS: [usize; 5] = [2, 3, 4, 5, 8];
-/// Nodes of a tree, beside a chain of as many.
+/// The number of nodes of a tree that is compared with a chain of the same length.
 const NUM_NODES: usize = 63;
-/// Tokens before them, and how often each number is timed a round.
+/// The number of tokens before a verification, and of repetitions in a round.
 const NUM_BEFORE: usize = 200;
 const NUM_VERIFICATIONS: usize = 15;
-/// The prompts that are read.
+/// The lengths of the prompts that are read.
 const PROMPTS: [usize; 2] = [250, 1000];
 
-/// Speeds on this machine's memory.
+/// Compares loading and decoding with memory bandwidth.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// A model's directory, larger than the machine's caches.
+    /// Directory of a model that is larger than the CPU's caches.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// How often each is measured.
+    /// Number of rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// What cargo adds.
+    /// An argument that cargo adds.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 fn main() -> Result<()> {
-    // `cargo test --benches` runs benches too, but to see that they start.
+    // `cargo test --benches` runs benches too, only to see that they start.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -74,7 +74,7 @@ fn main() -> Result<()> {
     if arguments.rounds == 0 {
         bail!("`--rounds` is 0, expected 1 or more");
     }
-    // As the program does: from outside the pool, a forward's second thread starts too late.
+    // As in the program: called from outside the pool, a forward's second thread starts too late.
     rayon::scope(|_| measure(dir, arguments.rounds))
 }
 
@@ -115,7 +115,7 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
         let before = read_bytes / seconds(all) / 1e9;
         let decoded = answer(&model, &prompt(16), NEW_TOKENS)?;
         let tokens = (decoded.token_ids.len() - 1) as f64 / decoded.to_last.as_secs_f64();
-        // What is measured beside it, before and after.
+        // The neighbouring measurements, before and after.
         let all = (before + read_bytes / seconds(all) / 1e9) / 2.0;
         let weights = tokens * token_bytes / 1e9;
         let many = side_by_side(&model, &prompt(16), NEW_TOKENS, AT_ONCE)?;
@@ -139,8 +139,8 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Medians of the time that the target takes for one row, in milliseconds, for several over that, and
-/// for a tree over a chain of as many nodes; in turn.
+/// Median times, measured in turn: of one row in milliseconds, of several rows relative to one, and of a
+/// tree relative to a chain of the same length.
 fn verifications(model: &CausalLm) -> Result<Vec<f64>> {
     let tokens = prompt(NUM_BEFORE + NUM_NODES);
     let capacity = tokens.len() + 1;
@@ -181,7 +181,7 @@ fn tree(tokens: &[u32]) -> Proposal {
     proposal
 }
 
-/// The share of the weights that a token reads: all but an embedding that is not the LM head too.
+/// The share of the weights that a token reads: all except an embedding that is not also the LM head.
 fn share_read(model: &CausalLm) -> f64 {
     let (shape, spec) = (model.shape(), &model.config().spec);
     if spec.tie_word_embeddings {
@@ -197,8 +197,8 @@ fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// Tokens a second over so many greedy answers side by side, prompts not counted: from when all have
-/// their first token.
+/// Tokens per second of greedy answers side by side, without prefill: counted from the moment when all
+/// have their first token.
 fn side_by_side(
     model: &CausalLm,
     prompt: &[u32],
@@ -230,7 +230,7 @@ fn side_by_side(
     Ok((num_tokens - num_sequences) as f64 / seconds)
 }
 
-/// The sum of numbers, with the widest registers that there are.
+/// The sum of numbers, with the widest registers available.
 fn sum(numbers: &[u64]) -> u64 {
     struct Sum<'a>(&'a [u64]);
     impl WithSimd for Sum<'_> {

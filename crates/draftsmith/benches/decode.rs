@@ -1,6 +1,6 @@
-//! What a forward of the embedded models costs, by the number of rows, what decoding makes of it,
-//! what an acceptance head adds to a draft step, and how long the binary takes from its start to
-//! its first token: `cargo bench -p draftsmith --bench decode`.
+//! Times of the embedded models: a forward by number of rows, decoding, an acceptance head's addition to a
+//! draft step, and the binary from its start to its first token.
+//! `cargo bench -p draftsmith --bench decode`
 
 #[path = "../src/allocator.rs"]
 mod allocator;
@@ -15,14 +15,14 @@ use burn::tensor::Device;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use draftsmith_decode::{
-    DraftStep, Drafter, Limits, Logits, ModelSession, SeparateDraft, StepDrafter, Target,
+    DraftStep, Drafter, Limits, Logits, ModelSession, Request, SeparateDraft, StepDrafter, Target,
     Verification, decode_plain, decode_speculative,
 };
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, CausalLm, HeadForm, HeadInput, HeadReads, ModelConfig,
     ModelShape, WeightDtype,
 };
-use draftsmith_theory::{Decoding, FixedLength, Proposal, SeededDraws, SignalNeeds, argmax};
+use draftsmith_theory::{Decoding, FixedLengthConfig, Proposal, SeededDraws, SignalNeeds, argmax};
 
 const NEW_TOKENS: usize = 64;
 const LIMITS: Limits = Limits::new(NEW_TOKENS, Vec::new());
@@ -32,7 +32,7 @@ static DRAFT: LazyLock<CausalLm> = LazyLock::new(|| load("draft"));
 
 fn main() {
     allocator::keep_freed_pages();
-    // As the program does: from outside the pool, a forward's second thread starts too late.
+    // As in the program: called from outside the pool, a forward's second thread starts too late.
     rayon::scope(|_| divan::main());
 }
 
@@ -44,13 +44,13 @@ fn load(name: &str) -> CausalLm {
     CausalLm::from_model_dir(&dir_of(name), &Device::flex()).expect("the embedded model loads")
 }
 
-/// A prompt of some length; the ids of ordinary tokens.
+/// A prompt of ordinary tokens.
 fn prompt(len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| 270 + i * 37 % 300).collect()
 }
 
-/// One target forward over so many rows, after a prompt of 60 tokens: 1 is plain decoding, K + 1
-/// the verification of K candidates, from 6 on two threads share them.
+/// One target forward after a prompt of 60 tokens. One row is plain decoding, K + 1 rows verify K
+/// candidates. Two threads share six rows or more.
 #[divan::bench(args = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 40, 64, 128])]
 fn target_forward(bencher: Bencher, rows: usize) {
     let tokens = prompt(60 + rows);
@@ -62,14 +62,14 @@ fn target_forward(bencher: Bencher, rows: usize) {
         .bench_local(|| read_behind_60(&mut session, &tokens, &proposal));
 }
 
-/// Reads what follows the first 60 tokens.
+/// Reads the tokens after the first 60.
 fn read_behind_60(session: &mut ModelSession<'_>, tokens: &[u32], proposal: &Proposal) -> Logits {
     session.commit(0, 60, &[]);
     session.verify(&[Verification { slot: 0, tokens, proposal }]).expect("finite")
 }
 
-/// Two models of the width of SmolLM2-135M and four layers, with random weights in f32: one read,
-/// and so packed, and one initialised, whose weights are tensors.
+/// Two models with the width of SmolLM2-135M, four layers and random weights in f32: one read from files,
+/// so its weights are packed, and one initialised, so its weights are tensors.
 static WIDE: LazyLock<[CausalLm; 2]> = LazyLock::new(|| {
     let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
     let mut config = TARGET.config().clone();
@@ -88,13 +88,13 @@ static WIDE: LazyLock<[CausalLm; 2]> = LazyLock::new(|| {
     [CausalLm::from_model_dir(dir.path(), &device).expect("reads"), initialised]
 });
 
-/// Reading a prompt of so many tokens through packed weights.
+/// Reading a prompt with packed weights.
 #[divan::bench(args = [512, 1024, 2048], sample_count = 5, sample_size = 1)]
 fn prefill(bencher: Bencher, tokens: usize) {
     prefill_of(&WIDE[0], bencher, tokens);
 }
 
-/// The same through tensors.
+/// Reading a prompt with tensors.
 #[divan::bench(args = [512, 1024, 2048], sample_count = 5, sample_size = 1)]
 fn prefill_on_tensors(bencher: Bencher, tokens: usize) {
     prefill_of(&WIDE[1], bencher, tokens);
@@ -118,7 +118,7 @@ fn draft_forward(bencher: Bencher) {
 }
 
 /// A draft of 2 layers and hidden size 128, with 4,096 tokens, and heads of 0 to 4 blocks, each
-/// with random weights. Read from files, because what was initialised is there to be trained.
+/// with random weights. They are read from files, because initialised models are laid out for training.
 static DRAFT_AND_HEADS: LazyLock<(CausalLm, Vec<AcceptanceHead>)> = LazyLock::new(|| {
     let (device, dir) = (Device::flex(), tempfile::tempdir().expect("a temporary directory"));
     let shape = ModelShape {
@@ -140,19 +140,19 @@ static DRAFT_AND_HEADS: LazyLock<(CausalLm, Vec<AcceptanceHead>)> = LazyLock::ne
     (draft, (0..=4).map(head).collect())
 });
 
-/// One step of that draft, with a head of so many blocks or with none.
+/// One draft step, by the number of blocks of its head.
 #[divan::bench(args = ["no head", "1 block", "2 blocks", "3 blocks", "4 blocks"])]
 fn draft_step(bencher: Bencher, head: &str) {
     let (draft, heads) = &*DRAFT_AND_HEADS;
     let num_blocks = head.split(' ').next().and_then(|number| number.parse::<usize>().ok());
-    let mut drafter = SeparateDraft::new(draft, num_blocks.map(|i| &heads[i]), 4096, 256);
+    let mut drafter = SeparateDraft::new(draft, num_blocks.map(|i| &heads[i]), 4096, 256, 1);
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = prompt(61);
     drafter.begin(&mut (), 0, &tokens).expect("the prompt fits");
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
         drafter
-            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs)])
+            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs, &Decoding::GREEDY)])
             .expect("finite")
             .remove(0)
     });
@@ -167,7 +167,7 @@ fn head_of_embedded(reads: HeadReads) -> AcceptanceHead {
     AcceptanceHead::from_dir(dir.path(), hidden_size, &device).expect("reads").1
 }
 
-/// One greedy step of the embedded draft, from the tokens to a candidate and what is said of it.
+/// One greedy step of the embedded draft, from the tokens to a candidate and its signals.
 #[divan::bench(args = ["nothing", "confidence", "entropy", "head", "head ahead", "head ahead, inputs"])]
 fn signals(bencher: Bencher, signal: &str) {
     let reads = match signal {
@@ -179,7 +179,7 @@ fn signals(bencher: Bencher, signal: &str) {
         _ => None,
     };
     let head = reads.map(head_of_embedded);
-    let mut drafter = SeparateDraft::new(&*DRAFT, head.as_ref(), 1024, 256);
+    let mut drafter = SeparateDraft::new(&*DRAFT, head.as_ref(), 1024, 256, 1);
     let needs = SignalNeeds {
         acceptance_prob: head.is_some(),
         confidence: signal == "confidence",
@@ -191,14 +191,16 @@ fn signals(bencher: Bencher, signal: &str) {
     bencher.bench_local(|| {
         Drafter::<()>::commit(&mut drafter, 0, 60, &[]);
         let drafted = drafter
-            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs)])
+            .draft(&mut (), &[DraftStep::in_chain(0, &tokens, 1, needs, &Decoding::GREEDY)])
             .expect("finite")
             .remove(0);
-        let candidate = argmax(&drafted.logits);
+        let candidate = argmax(drafted.logits());
         let said = match needs.acceptance_prob {
-            true => drafter
-                .predict_acceptance(&mut (), (0, 0), &drafted.logits, candidate)
-                .expect("finite"),
+            true => {
+                let logits = &drafted.own_logits;
+                StepDrafter::<()>::predict_acceptance(&mut drafter, (0, 0), logits, candidate)
+                    .expect("finite")
+            }
             false => None,
         };
         (drafted, said)
@@ -223,12 +225,12 @@ fn cold_start(bencher: Bencher) {
             .expect("the binary starts");
         let mut first = [0];
         let stdout = process.stdout.as_mut().expect("piped");
-        stdout.read_exact(&mut first).expect("it says something");
+        stdout.read_exact(&mut first).expect("it writes a token");
         Ended(process)
     });
 }
 
-/// A process that is waited for when it is let go, untimed.
+/// A process whose end is awaited on drop, outside the timing.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -237,7 +239,7 @@ impl Drop for Ended {
     }
 }
 
-/// Greedy decoding with the target alone, tokens a second.
+/// Plain greedy decoding, tokens per second.
 #[divan::bench]
 fn plain(bencher: Bencher) {
     let prompt = prompt(40);
@@ -251,23 +253,25 @@ fn plain(bencher: Bencher) {
     });
 }
 
-/// Greedy decoding with a draft and so many candidates a round, tokens a second.
+/// Greedy decoding with a draft, tokens per second, by the number of candidates a round.
 #[divan::bench(args = [2, 4, 8])]
 fn speculative(bencher: Bencher, candidate_length: usize) {
     let prompt = prompt(40);
     let mut target = ModelSession::new(&TARGET, 256, "target");
-    let mut draft = SeparateDraft::new(&*DRAFT, None, TARGET.shape().vocab_size, 256);
-    let mut rule = FixedLength::new(candidate_length).expect("at least one");
+    let mut draft = SeparateDraft::new(&*DRAFT, None, TARGET.shape().vocab_size, 256, 1);
+    let mut rule = FixedLengthConfig { candidate_length };
     let mut draws = SeededDraws::new(0, &["greedy"]);
     bencher.counter(ItemsCount::new(NEW_TOKENS)).bench_local(|| {
         decode_speculative(
             &mut target,
             &mut draft,
-            &mut rule,
-            &Decoding::GREEDY,
-            &prompt,
-            &LIMITS,
-            &mut draws,
+            Request {
+                prompt: &prompt,
+                decoding: Decoding::GREEDY,
+                limits: &LIMITS,
+                rule: Some(&mut rule),
+                draws: &mut draws,
+            },
             &mut |_| ControlFlow::Continue(()),
         )
         .expect("decodes")

@@ -1,11 +1,9 @@
-//! How far what one device made is from what another made: responses with their labels, rollouts, or
-//! weights.
+//! Compares the data or weights that two devices made: responses with labels, rollouts, or weights.
 //!
-//! `cargo bench -p draftsmith --bench differences -- FOUND EXPECTED TOLERANCE`: two directories of
-//! responses, two files of rollouts, or two of weights. Rows, tokens and shapes have to be the same;
-//! numbers may be TOLERANCE apart, relative where they are above 1, and one weight of bf16 in a
-//! hundred may be rounded to the other neighbour. Ends with 1 where they are not.
-//! `device.sh` compares devices with it.
+//! `cargo bench -p draftsmith --bench differences -- FOUND EXPECTED TOLERANCE` takes two directories of
+//! responses, two files of rollouts or two of weights. Rows, tokens and shapes must be equal. Numbers may
+//! differ by TOLERANCE, relative if they are above 1, and one bf16 weight in a hundred may be rounded to
+//! the other neighbour. The exit code is 1 if they differ by more. `device.sh` uses it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +13,7 @@ use draftsmith_data::{Incomplete, ResponseRow, RolloutRow, read_dir, read_rollou
 use draftsmith_model::WeightReader;
 
 fn main() -> ExitCode {
-    // `cargo bench` adds an argument of its own.
+    // `cargo bench` adds an argument.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|one| one != "--bench").collect();
     let compared = match &arguments[..] {
         [found, expected, tolerance] => {
@@ -35,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What both have, in words.
+/// What the two sides contain, in words.
 fn compare(found: &Path, expected: &Path, tolerance: f64) -> Result<String> {
     let mut apart = Apart { tolerance, largest: 0.0 };
     let what = if expected.is_dir() {
@@ -142,8 +140,8 @@ fn weights(found: &Path, expected: &Path, apart: &mut Apart) -> Result<String> {
     Ok(format!("{} tensors of {num_weights} weights, {num_rounded} rounded otherwise", names.len()))
 }
 
-/// Sets numbers of bf16 to what is expected where they are next to it: what differs a little before
-/// it is rounded may go either way. Says how many that were.
+/// Replaces bf16 numbers that are neighbours of the expected ones by those, because a small difference may
+/// round either way. Returns how many were replaced.
 fn take_for_neighbours(found: &mut [f64], expected: &[f64]) -> usize {
     let mut num_taken = 0;
     for (found, expected) in found.iter_mut().zip(expected) {
@@ -156,7 +154,7 @@ fn take_for_neighbours(found: &mut [f64], expected: &[f64]) -> usize {
     num_taken
 }
 
-/// How far numbers are apart.
+/// The largest difference between numbers.
 struct Apart {
     tolerance: f64,
     largest: f64,
@@ -166,7 +164,7 @@ impl Apart {
     fn check(&mut self, found: &[f64], expected: &[f64]) -> Result<()> {
         ensure!(found.len() == expected.len(), "{} numbers for {}", found.len(), expected.len());
         for (found, expected) in found.iter().zip(expected) {
-            // The same infinity, or none where none is.
+            // The same infinity, or NaN on both sides.
             if found == expected || (found.is_nan() && expected.is_nan()) {
                 continue;
             }

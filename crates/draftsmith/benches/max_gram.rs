@@ -1,12 +1,12 @@
-//! How long prompt lookup takes to propose ten tokens, and to read a prompt, at several contexts.
+//! How long prompt lookup takes to propose ten tokens and to read a prompt, by context length.
 //!
 //! ```text
 //! cargo bench --bench max_gram
 //! ```
 //!
-//! The text is made up: tokens of 32,000, frequent ones often, and every so often a passage that was
-//! there before. A round reads what was accepted of the last one, looks up, proposes, and forgets
-//! what was not accepted.
+//! The text is made up: 32,000 kinds of tokens with frequencies like 1/rank, and now and then a repeated
+//! passage. A round reads the tokens accepted in the last one, looks up, proposes, and forgets rejected
+//! tokens.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn main() {
     }
 }
 
-/// The time to read a prompt, and that of each proposal behind it.
+/// The time to read a prompt, and that of each proposal after it.
 fn run(searched: SearchedText, context: usize) -> (Duration, Vec<Duration>) {
     let mut draws = SeededDraws::new(0, &["max-gram"]);
     let text = text(context + 4 * NUM_ROUNDS, &mut draws);
@@ -84,7 +84,7 @@ fn text(len: usize, draws: &mut SeededDraws) -> Vec<u32> {
             let from = (draws.uniform() * (num_known - 40) as f64) as usize;
             text.extend_from_within(from..from + 40);
         } else {
-            // Rank r about as often as 1/r.
+            // Rank r has a frequency of about 1/r.
             text.push((32_000f64.powf(draws.uniform()) - 1.0) as u32);
         }
     }

@@ -1,11 +1,11 @@
-//! How fast stop rules are replayed: 1,000 settings over 100,000 response tokens.
+//! How long it takes to replay 1,000 settings of stop rules over 100,000 response tokens.
 //!
 //! ```text
 //! cargo bench --bench replay
 //! ```
 //!
-//! The recordings are made up: responses of 100 tokens, candidates accepted with chance 0.8, and 20
-//! candidates behind every rejection, as `draftsmith record` would keep them.
+//! The recordings are made up: responses of 100 tokens, candidates that are accepted with probability 0.8,
+//! and 20 candidates after every rejection, in the form that `draftsmith record` writes.
 
 use std::time::Instant;
 

@@ -1,9 +1,9 @@
-//! What the paper's sweep of 20 acceptance heads costs in one pass, and in 20 trainings:
+//! The time of the paper's sweep of 20 acceptance heads in one pass, compared with 20 trainings:
 //! `cargo bench --bench sweep`.
 //!
 //! Depths 0 to 4 and rejection weights 1, 3, 6 and 12 (SpecDec++, §4.1) over a draft of two
-//! layers and hidden size 128 with 4,096 tokens, on made-up rows. Both ways run through the same
-//! function; the heads that they give are compared number for number.
+//! layers and hidden size 128 with 4,096 tokens, on made-up rows. Both ways use the same function, and the
+//! resulting heads are compared number for number.
 
 #[path = "../src/allocator.rs"]
 mod allocator;
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
         rows.len()
     );
 
-    // Pages, threads and the thread pool are there before anything is timed.
+    // Warms up memory pages, threads and the thread pool.
     timed(&draft, &rows[..32], &heads[19..])?;
     let (together, one_pass) = timed(&draft, &rows, &heads)?;
     println!("one pass: {one_pass:.2} s");
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Trains heads side by side; and the seconds that took.
+/// Trains heads side by side. Returns them and the seconds.
 fn timed(
     draft: &CausalLm,
     rows: &[ResponseRow],
@@ -70,7 +70,7 @@ fn timed(
     Ok((trained.best().context("nothing was trained")?, seconds))
 }
 
-/// Written and read back: what is read from a directory is laid out for the CPU.
+/// Writes a model and reads it back, because a model from files is laid out for the CPU.
 fn random_draft() -> Result<CausalLm> {
     let config = ModelConfig::llama(
         ModelShape {

@@ -1,6 +1,5 @@
-//! Whether a greedy answer is plain decoding's own: token for token, but for ties that rounding
-//! breaks the other way. Answers are compared up to their first difference: behind a tie they
-//! rightly say different things.
+//! Compares a greedy answer with plain decoding's, token for token. Rounding may break a tie of logits the
+//! other way. After a tie two correct answers may diverge, so we compare only up to the first difference.
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
@@ -11,18 +10,18 @@ use crate::decoders::Decoders;
 /// How a greedy answer compares with plain decoding's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Agreement {
-    /// Token for token the same.
+    /// The same tokens.
     Same,
-    /// Apart from where the logits of both answers' tokens are the greatest but for rounding.
+    /// At the first difference both tokens have the greatest logit within rounding.
     Tie,
-    /// Different.
+    /// They differ by more than rounding.
     Different,
 }
 
 /// Compares a greedy answer with plain decoding's, up to the first difference.
 ///
 /// # Errors
-/// If the target fails where it is asked about that difference.
+/// If the target fails to score the text before the difference.
 pub(crate) fn compare(
     decoders: &mut Decoders<'_>,
     decoding: &Decoding,
@@ -34,7 +33,7 @@ pub(crate) fn compare(
         return Ok(Agreement::Same);
     }
     let at = num_same(plain, other);
-    // One that ends where the other goes on is no matter of rounding.
+    // Rounding does not explain an answer that ends early.
     let (Some(of_plain), Some(of_other)) = (plain.get(at), other.get(at)) else {
         return Ok(Agreement::Different);
     };
@@ -45,7 +44,7 @@ pub(crate) fn compare(
     Ok(if is_tie { Agreement::Tie } else { Agreement::Different })
 }
 
-/// What the logits of a target bear that computes in a type.
+/// The rounding to expect in the logits of a target that computes in `dtype`.
 pub(crate) fn rounding(dtype: WeightDtype) -> Rounding {
     match dtype {
         WeightDtype::F32 => Rounding::F32,
@@ -63,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_the_same_up_to_the_first_difference_or_the_end_of_one() {
+    fn num_same_counts_tokens_up_to_the_first_difference_or_an_end() {
         assert_eq!(num_same(&[1, 2, 3], &[1, 9, 3]), 1);
         assert_eq!(num_same(&[1, 2], &[1, 2, 3]), 2);
         assert_eq!(num_same(&[], &[1]), 0);

@@ -1,11 +1,11 @@
-//! The data that `build-data` left: whether it is what the recipe would build now, and what is told of
-//! it in what is made of it.
+//! Checks that the data of `build-data` is what the recipe would build now, and describes it in the
+//! provenance of exports.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{DataSet, Difference, Provenance, SourceWeight, hash_bytes};
+use draftsmith_data::{DataSet, FieldDifference, Provenance, SourceWeight, hash_bytes};
 use serde_json::{Value, json};
 
 use crate::data_store::DataStore;
@@ -13,7 +13,7 @@ use crate::prompt_files::files_of;
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::workspace::Workspace;
 
-/// What the recipe's data depends on.
+/// Everything that the recipe's data depends on.
 ///
 /// # Errors
 /// If a file of models or prompts cannot be read.
@@ -46,7 +46,7 @@ pub(crate) fn data_provenance(
     })
 }
 
-/// The weights of the sources; nothing where none has one.
+/// The weights of the sources; empty if no source has one.
 fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
     if data.prompts.iter().all(|source| source.weight.is_none()) {
         return Ok(Vec::new());
@@ -58,13 +58,12 @@ fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
     data.prompts.iter().map(weight).collect()
 }
 
-/// The recipe's built data, after a check that it is of the models, prompts and settings that the
-/// recipe has now, and for models that know `vocab_size` tokens. The seed may be another: several
-/// trainings may share data.
+/// Reads the recipe's built data, and checks that it has the recipe's models, prompts and settings, and
+/// only tokens below `vocab_size`. The seed may differ, because several trainings may share data.
 ///
 /// # Errors
-/// If nothing was built, a shard is missing or cannot be read, the data is of something else, or has
-/// a token that the models do not know.
+/// If there is no data, a shard is missing or cannot be read, the data has other models, prompts or
+/// settings, or it has a token that the models do not have.
 pub(crate) fn built_data(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -84,7 +83,7 @@ pub(crate) fn built_data(
     let found = &built.provenance;
     let expected = match &recipe.data {
         Some(data) => data_provenance(recipe, data, workspace)?,
-        // A recipe without the section has only the models to agree on.
+        // Without the section, only the models can be compared.
         None => {
             let now = workspace.provenance(recipe.seed, 0)?;
             Provenance {
@@ -104,7 +103,7 @@ pub(crate) fn built_data(
     let differences = found.differences(&expected);
     if !differences.is_empty() {
         bail!(
-            "the data in `{}` was built with {}; hint: take the change back, or delete the Parquet \
+            "the data in `{}` was built with {}; hint: undo the change, or delete the Parquet \
              files there and run `draftsmith build-data` with this recipe again",
             dir.display(),
             told(&differences)
@@ -114,18 +113,18 @@ pub(crate) fn built_data(
     Ok(built)
 }
 
-/// What was and what is now: "`seed` = 0, which is 7 now".
-pub(crate) fn told(differences: &[Difference]) -> String {
-    let one = |Difference { key, left, right }: &Difference| {
+/// Lists differences with both values: "`seed` = 0, which is 7 now".
+pub(crate) fn told(differences: &[FieldDifference]) -> String {
+    let one = |FieldDifference { key, left, right }: &FieldDifference| {
         format!("`{key}` = {left}, which is {right} now")
     };
     differences.iter().map(one).collect::<Vec<_>>().join("; and with ")
 }
 
-/// The fingerprint of what is made of data with settings.
+/// The fingerprint of an export of settings and data.
 ///
 /// # Errors
-/// If the settings cannot be told as JSON.
+/// If the settings cannot be written as JSON.
 pub(crate) fn fingerprint(
     settings: Value,
     data: &DataSet,
@@ -135,7 +134,7 @@ pub(crate) fn fingerprint(
     Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
 }
 
-/// What an export tells of the data that it was trained on. The models' hashes stand elsewhere.
+/// The description of the training data in an export, without the models' hashes, which are separate keys.
 pub(crate) fn trained_on(data: &DataSet) -> Value {
     let mut fields = data.provenance.fields();
     fields.retain(|key, _| !["target", "draft"].contains(&key.as_str()));

@@ -1,4 +1,4 @@
-//! The command line: what can be given, resolved once into what is meant.
+//! The command line: parses arguments, sets up each command and reports its outcome.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -9,8 +9,7 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use draftsmith_data::Incomplete;
-use draftsmith_data::is_panic_caught;
+use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
 
 use crate::commands;
@@ -22,16 +21,17 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
-use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
+use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
 use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::shard::Shard;
+use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 
-/// Trains what makes speculative decoding faster, and proves it.
+/// Trains and measures drafters for speculative decoding.
 #[derive(Debug, Parser)]
 #[command(name = "draftsmith", version, propagate_version = true)]
 struct Arguments {
@@ -41,65 +41,62 @@ struct Arguments {
     command: Command,
 }
 
-/// Flags of every subcommand.
+/// Flags of all subcommands.
 #[derive(Debug, Args)]
 struct Common {
     /// Where to compute: `cpu`, `cuda`, `cuda:N` or `wgpu`.
     #[arg(long, global = true, default_value = "cpu", value_name = "DEVICE")]
     device: DeviceChoice,
-    /// What models compute in: `f32`, or `bf16` on a GPU, in half the memory. A recipe's
-    /// `head.dtype` and `adapter.dtype` say otherwise for a training.
+    /// What models compute in: `f32`, or on a GPU `bf16`, which takes half the memory. A recipe's
+    /// `head.dtype` and `adapter.dtype` override it for trainings.
     #[arg(long, global = true, default_value = "f32", value_name = "DTYPE", value_parser = parse_dtype)]
     dtype: WeightDtype,
-    /// Seed of every draw; overrides the recipe's.
+    /// Seed of all random draws; overrides the recipe's.
     #[arg(long, global = true)]
     seed: Option<u64>,
-    /// No progress and no notes on stderr, only errors.
+    /// Write only errors to stderr, without progress and notes.
     #[arg(long, short, global = true)]
     quiet: bool,
-    /// One JSON document on stdout instead of text.
+    /// Write one JSON document to stdout instead of text.
     #[arg(long, global = true)]
     json: bool,
-    /// Tell at the end how many kernels a device was asked to run.
+    /// Print at the end how many distinct kernels were launched.
     #[arg(long, global = true, conflicts_with = "quiet")]
     verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run every stage the recipe has, skipping finished ones.
+    /// Run all stages of the recipe, skipping finished ones.
     Run(TrainingArguments),
-    /// Generate responses with the target and label them with the draft.
+    /// Generate responses with the target, and label them with target and draft.
     BuildData(BuildDataArguments),
     /// Train an acceptance head on the built data.
     TrainHead(ReadingData<TrainingArguments>),
-    /// Train self-draft adapters on the built data, with their acceptance heads where the recipe
-    /// has them.
+    /// Train self-draft adapters on the built data, with acceptance heads if the recipe has them.
     TrainAdapter(ReadingData<TrainingArguments>),
-    /// Count which token most often follows each, for prompt lookup to go on with.
+    /// Find the most frequent successor of each token, which prompt lookup proposes if the text has no
+    /// match.
     TrainBigram(ReadingData<TrainBigramArguments>),
-    /// Record what drafters propose along responses, so that stop rules can be replayed without
-    /// models.
+    /// Record what drafters propose along responses, so that stop rules can be replayed without models.
     Record(ReadingData<RecipeArguments>),
-    /// Measure plain decoding against drafting with the draft, its head and the adapters.
+    /// Measure the speed of the recipe's drafters against plain decoding.
     Evaluate(RecipeArguments),
-    /// Generate text with one model, with a target and its draft, with a model and its adapter, or
-    /// with a model and prompt lookup.
+    /// Generate text with a model, optionally with a draft, an adapter or prompt lookup.
     Generate(Box<GenerateArguments>),
-    /// Tell whether speculation is worth it for a target and a draft, or for a target alone, before
-    /// anything is trained.
+    /// Estimate before any training whether speculation pays for a target, with or without a draft.
     Survey(SurveyArguments),
-    /// Measure costs here, replay all stop rules, and write the best into what was trained.
+    /// Measure costs on this machine, replay all stop rules, and store the best in heads and adapters.
     Tune(ReadingData<TuneArguments>),
-    /// Show what every stop rule would do on the test prompts, from their recordings.
+    /// Show how all stop rules would perform on the test prompts, from recordings.
     Replay(ReadingData<RecipeArguments>),
-    /// Check that a head or adapter may be served: output and promises hold.
+    /// Check that a head or adapter is fit to serve: its output is exact and its predictions hold.
     Check(CheckArguments),
-    /// Write what was trained in a form that another runtime loads.
+    /// Write a head, an adapter or data in the format of another runtime.
     Export(ExportArguments),
-    /// Read a head, an adapter or data of the methods' authors, and write it as ours.
+    /// Convert a head, an adapter or data from the format of the methods' authors.
     Import(ImportArguments),
-    /// Explain a model, a head, an adapter, a dataset, rollouts or results.
+    /// Show what a model, head, adapter, data set, rollouts or results contain.
     Inspect {
         /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
         path: PathBuf,
@@ -109,16 +106,18 @@ enum Command {
 }
 
 impl Command {
-    /// What is left of its work where it was stopped before its end.
+    /// What the user should know about an interrupted command's progress.
     fn what_is_left(&self) -> &'static str {
         match self {
             Self::Run(_)
             | Self::BuildData(_)
             | Self::TrainHead(_)
             | Self::TrainAdapter(_)
-            | Self::Record(_) => "what is done is kept: run the same command again to resume",
-            Self::Evaluate(_) => "what was measured is written, and would be measured again",
-            _ => "nothing of it is kept, and the same command begins anew",
+            | Self::Record(_) => "progress is kept: run the same command again to resume",
+            Self::Evaluate(_) => {
+                "finished measurements are written; running it again measures them again"
+            }
+            _ => "nothing is kept; running it again starts over",
         }
     }
 }
@@ -127,11 +126,11 @@ impl Command {
 struct RecipeArguments {
     /// The recipe, a TOML file.
     recipe: PathBuf,
-    /// Override a key, as in `--set head.num_layers=2`; may be repeated.
+    /// Override a key of the recipe, as in `--set head.num_layers=2`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Stop at the first malformed record of a prompt file, as `data.strict` does; else it is told and
-    /// skipped.
+    /// Fail at the first malformed record of a prompt file, like `data.strict`, instead of skipping it with
+    /// a note.
     #[arg(long)]
     strict: bool,
 }
@@ -141,11 +140,11 @@ struct RecipeArguments {
 struct BuildDataArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Build every n-th shard from the i-th on, counted from 0, beside others that build the rest; by
-    /// default as tasks of Slurm arrays and pods of indexed Kubernetes jobs are numbered.
+    /// Build shards I, I + N, I + 2N, …, while other processes build the rest. I counts from 0. The default is
+    /// the task of a Slurm array or the pod of an indexed Kubernetes job.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Build shards again that are not what was written.
+    /// Build damaged shards again.
     #[arg(long)]
     repair: bool,
 }
@@ -164,20 +163,20 @@ struct TrainBigramArguments {
 struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Price adapters as draft models of their own, as `export --for draft-model` makes them, under
-    /// the rules that runtimes have.
+    /// Tune adapters as separate draft models, as `export --for draft-model` writes them, with the rules
+    /// that runtimes have.
     #[arg(long = "for", value_name = "FORM")]
     form: Option<TunedForm>,
-    /// What forwards cost in the runtime that is going to serve it, instead of the recipe's
-    /// `[tune.costs]` or what they cost here: a TOML file with the keys of that table.
+    /// A TOML file with the costs of forwards in the serving runtime, with the keys of `[tune.costs]`.
+    /// Default: that table, or costs measured here.
     #[arg(long, value_name = "FILE", requires = "form")]
     costs: Option<PathBuf>,
 }
 
-/// What else an adapter may be served as.
+/// What to tune an adapter as.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum TunedForm {
-    /// A draft model.
+    /// A separate draft model.
     DraftModel,
 }
 
@@ -186,24 +185,24 @@ enum TunedForm {
 struct TrainingArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Where to train: a device, or several GPUs that share each step's batches, as in
-    /// `--devices cuda:0,cuda:1`; other stages of `run` use the first.
+    /// The devices to train on: one, or several GPUs that split each step's batches, as in
+    /// `--devices cuda:0,cuda:1`. Other stages of `run` use the first.
     #[arg(long, value_name = "DEVICES", conflicts_with = "device")]
     devices: Option<DeviceChoices>,
-    /// Stop after so many optimiser steps of this run, over all that it trains; run again to resume.
+    /// Stop after N optimizer steps in this run, summed over all trainings; run again to resume.
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroUsize>,
-    /// Stop after so many hours, as in `--hours 0.5`; run again to resume.
+    /// Stop after H hours, as in `--hours 0.5`; run again to resume.
     #[arg(long, value_name = "H", value_parser = hours)]
     hours: Option<Duration>,
 }
 
-/// Arguments of commands that read what build-data wrote.
+/// Arguments of commands that read built data.
 #[derive(Debug, Args)]
 struct ReadingData<T: Args> {
     #[command(flatten)]
     arguments: T,
-    /// Take the data as far as it is built; what is trained on it says so.
+    /// Use the shards built so far; exports record that the data was incomplete.
     #[arg(long)]
     incomplete_data: bool,
 }
@@ -214,16 +213,16 @@ impl<T: Args> ReadingData<T> {
     }
 }
 
-/// Hours as a time.
+/// Parses hours.
 fn hours(text: &str) -> Result<Duration, String> {
     let hours: f64 = text.parse().map_err(|_| "expected a number of hours".to_owned())?;
     let time = Duration::try_from_secs_f64(hours * 3600.0).ok();
-    time.filter(|time| !time.is_zero()).ok_or_else(|| "expected hours above 0".to_owned())
+    time.filter(|time| !time.is_zero())
+        .ok_or_else(|| "expected a positive number of hours".to_owned())
 }
 
-/// Parses the command line, runs the command, and reports what went wrong: exit code 0 for success,
-/// 1 for a failure, 2 for a command line that cannot be understood; for a job that was stopped before
-/// its end 130, or by SIGTERM 143 and by SIGHUP 129.
+/// Parses the command line, runs the command and reports errors. The exit code is 0 for success, 1 for a
+/// failure, 2 for an invalid command line, and for an interrupted job 130 (SIGTERM 143, SIGHUP 129).
 pub fn run() -> ExitCode {
     hook_panics();
     let arguments = match Arguments::try_parse() {
@@ -240,61 +239,61 @@ pub fn run() -> ExitCode {
     let done = execute(arguments, &console);
     if let Some(kernels) = kernels {
         console.note(format!(
-            "{} kernels, each compiled or read from a cache",
+            "{} distinct kernels, each compiled or read from a cache",
             kernels.num_distinct()
         ));
     }
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => {
-            // Not what it was in the middle of, which may sound like a failure.
-            tell(format!("{Interrupted}; {what_is_left}"));
+            // The error's context would sound like a failure.
+            eprint_line(format!("{Interrupted}; {what_is_left}"));
             ExitCode::from(console.stopped_code())
         }
-        // A failed check has given its reasons in its own document.
+        // A failed check has already written its document.
         Err(error) => fail(&error, json && !error.is::<CheckFailed>()),
     }
 }
 
-/// Tells what went wrong, as a document too where there is none yet.
+/// Prints an error, with `--json` also as a document.
 fn fail(error: &anyhow::Error, document: bool) -> ExitCode {
     let text = describe(error);
-    tell(format!("error: {text}"));
+    eprint_line(format!("error: {text}"));
     if document {
         put_error(&text);
     }
     ExitCode::FAILURE
 }
 
-/// The document of an error.
+/// Writes an error's JSON document.
 fn put_error(text: &str) {
-    // There is nobody else to tell that nobody could be told.
+    // There is nowhere to report a failure to report.
     let _ = put(&format!("{}\n", serde_json::json!({ "error": text })));
 }
 
-/// Shows the help or the version that was asked for, or what is wrong with the command line.
+/// Prints the help, the version, or what is wrong with the command line.
 fn explain(error: &clap::Error) -> ExitCode {
     let printed = error.print();
     if error.use_stderr() {
-        // The flag is there to be read, though the line as a whole is not.
+        // The command line is invalid, so we look for the flag ourselves.
         if std::env::args_os().take_while(|given| given != "--").any(|given| given == "--json") {
             put_error(&usage_problem(error));
         }
         return ExitCode::from(2);
     }
-    match reader_of(printed) {
+    match is_read_after(printed) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => fail(&error, false),
     }
 }
 
-/// What clap finds wrong, on one line and without the usage.
+/// clap's message on one line, without the usage.
 fn usage_problem(error: &clap::Error) -> String {
     if matches!(
         error.kind(),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        return "no command is given; hint: `draftsmith --help` lists them".to_owned();
+        return "no command was given; hint: `draftsmith --help` lists commands".to_owned();
     }
     let text = error.render().to_string();
     let problem = text.split("\n\nUsage:").next().unwrap_or(&text);
@@ -305,136 +304,163 @@ fn usage_problem(error: &clap::Error) -> String {
 
 fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let Arguments { common, command } = arguments;
-    let dtype = common.dtype;
-    let recipe = |arguments: &RecipeArguments| -> Result<Recipe> {
-        let overrides = Overrides {
-            keys: &arguments.overrides,
-            seed: common.seed,
-            dtype,
-            is_strict: arguments.strict,
-        };
-        Recipe::read(&arguments.recipe, &overrides)
-    };
-    let in_dtype = |device: Device| -> Result<Device> {
-        require_dtype(&device, DtypeSource::Flag, dtype)?;
-        Ok(device)
-    };
-    let device = || in_dtype(devices::open(common.device, console)?);
-    let devices = |a: &TrainingArguments| match &a.devices {
-        Some(devices) => devices.open(console)?.into_iter().map(in_dtype).collect(),
-        None => Ok(vec![device()?]),
-    };
-    let until = |a: &TrainingArguments| match a.hours {
-        Some(time) => console.clone().stopping_after(time),
-        None => console.clone(),
-    };
-    let workspace = |recipe: &Recipe, devices: Vec<Device>, incomplete: Incomplete| {
-        let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
-        let template = chat_template.as_deref();
-        let draft = draft.as_deref();
-        let workspace = match recipe.target_elsewhere() {
-            Some(server) => {
-                let target = (&**target, &*server.model);
-                let served = Workspace::open_served(target, draft, template, devices, console)?;
-                served.with_first_layers(recipe.num_first_layers())
-            }
-            None => Workspace::open(target, draft, template, devices, console)?,
-        };
-        let workspace = workspace.with_small_draft(small_draft.as_deref())?;
-        let workspace = workspace.ending(recipe.models.ends());
-        anyhow::Ok(workspace.computing_in(dtype).with_incomplete_data(incomplete))
-    };
-    let stage =
-        |a: &RecipeArguments, incomplete: Incomplete| -> Result<(Recipe, Workspace, RecipeLock)> {
-            let recipe = recipe(a)?;
-            let lock = RecipeLock::take(&recipe)?;
-            let workspace = workspace(&recipe, vec![device()?], incomplete)?;
-            Ok((recipe, workspace, lock))
-        };
-    let training = |a: &TrainingArguments, incomplete: Incomplete| -> Result<Training> {
-        let recipe = recipe(&a.recipe)?;
-        let lock = RecipeLock::take(&recipe)?;
-        let workspace = workspace(&recipe, devices(a)?, incomplete)?;
-        let steps_left = a.steps.map(NonZeroUsize::get);
-        Ok(Training { recipe, workspace, steps_left, console: until(a), _lock: lock })
-    };
+    let setup = Setup { common: &common, console };
+    let (seed, dtype) = (common.seed, common.dtype);
     match command {
-        Command::Run(a) => {
-            let Training { recipe, workspace, mut steps_left, console, _lock } =
-                training(&a, Incomplete::Refused)?;
-            commands::run::run(&recipe, &workspace, &mut steps_left, &console)
-        }
+        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.train(commands::run::run),
         Command::BuildData(a) => {
-            let recipe = recipe(&a.recipe)?;
+            let recipe = setup.recipe(&a.recipe)?;
             let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
             let is_part = building.shard.is_part();
             let take = if is_part { RecipeLock::share } else { RecipeLock::take };
-            let _lock = take(&recipe)?;
-            let workspace = workspace(&recipe, vec![device()?], Incomplete::Refused)?;
-            commands::build_data::run(&recipe, building, &workspace, console).map(drop)
+            setup.build_data(take(&recipe)?, recipe, building)
         }
         Command::TrainHead(a) => {
-            let Training { recipe, workspace, mut steps_left, console, _lock } =
-                training(&a.arguments, a.incomplete())?;
-            commands::train_head::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
+            setup.training(&a.arguments, a.incomplete())?.train(commands::train_head::run)
         }
         Command::TrainAdapter(a) => {
-            let Training { recipe, workspace, mut steps_left, console, _lock } =
-                training(&a.arguments, a.incomplete())?;
-            commands::train_adapter::run(&recipe, &workspace, &mut steps_left, &console).map(drop)
+            setup.training(&a.arguments, a.incomplete())?.train(commands::train_adapter::run)
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
-            let (recipe, workspace, _lock) = stage(recipe, a.incomplete())?;
-            commands::train_bigram::run(counted, &recipe, &workspace, console)
+            let opened = setup.open(recipe, a.incomplete())?;
+            opened.run(|recipe, workspace, console| {
+                commands::train_bigram::run(counted, recipe, workspace, console)
+            })
         }
-        Command::Record(a) => {
-            let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;
-            commands::record::run(&recipe, &workspace, console).map(drop)
-        }
-        Command::Evaluate(a) => {
-            let (recipe, workspace, _lock) = stage(&a, Incomplete::Refused)?;
-            commands::evaluate::run(&recipe, &workspace, console).map(drop)
-        }
+        Command::Record(a) => setup.open(&a.arguments, a.incomplete())?.run(commands::record::run),
+        Command::Evaluate(a) => setup.open(&a, Incomplete::Refused)?.run(commands::evaluate::run),
         Command::Generate(a) => {
-            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
+            commands::generate::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
         }
         Command::Survey(a) => {
-            commands::survey::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
+            commands::survey::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
-            let (recipe, workspace, _lock) = stage(&a.arguments.recipe, a.incomplete())?;
+            let opened = setup.open(&a.arguments.recipe, a.incomplete())?;
             match a.arguments.form {
-                None => commands::tune::run(&recipe, &workspace, console).map(drop),
-                Some(TunedForm::DraftModel) => {
-                    commands::tune::run_for_draft_model(&recipe, &workspace, costs, console)
-                }
+                None => opened.run(commands::tune::run),
+                Some(TunedForm::DraftModel) => opened.run(|recipe, workspace, console| {
+                    commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                }),
             }
         }
         Command::Replay(a) => {
-            let recipe = recipe(&a.arguments)?;
-            // It computes with no model, and `--dtype` says of which it reads what was recorded.
-            let _lock = RecipeLock::take(&recipe)?;
-            let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?], a.incomplete())?;
-            commands::replay::run(&recipe, &workspace, console).map(drop)
+            let recipe = setup.recipe(&a.arguments)?;
+            // Replay runs no model. `--dtype` chooses whose recordings it reads.
+            let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
+            setup.open_on(lock, recipe, devices, a.incomplete())?.run(commands::replay::run)
         }
-        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
-        Command::Export(a) => commands::export::run(&a, &device()?, console),
-        Command::Import(a) => match a.data_recipe(common.seed, dtype)? {
+        Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
+        Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
+        Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
-            Some(recipe) => {
-                let _lock = RecipeLock::take(&recipe)?;
-                let workspace = workspace(&recipe, vec![device()?], Incomplete::Refused)?;
-                commands::build_data::run(&recipe, Building::ALL, &workspace, console).map(drop)
-            }
+            Some(recipe) => setup.build_data(RecipeLock::take(&recipe)?, recipe, Building::ALL),
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
     }
 }
 
-/// The shard that was given, or else the one that the environment says.
+/// Reads recipes, and opens devices and workspaces, by the common flags.
+struct Setup<'a> {
+    common: &'a Common,
+    console: &'a Console,
+}
+
+impl Setup<'_> {
+    fn recipe(&self, arguments: &RecipeArguments) -> Result<Recipe> {
+        let RecipeArguments { recipe, overrides: keys, strict: is_strict } = arguments;
+        let Common { seed, dtype, .. } = *self.common;
+        Recipe::read(recipe, &Overrides { keys, seed, dtype, is_strict: *is_strict })
+    }
+
+    fn device(&self) -> Result<Device> {
+        let device = devices::open(self.common.device, self.console)?;
+        require_dtype(&device, DtypeSource::Flag, self.common.dtype)?;
+        Ok(device)
+    }
+
+    fn open_on(
+        &self,
+        lock: RecipeLock,
+        recipe: Recipe,
+        devices: Vec<Device>,
+        incomplete: Incomplete,
+    ) -> Result<OpenedRecipe> {
+        let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
+        let served_as = recipe.target_elsewhere().map(|server| &*server.model);
+        let (draft, template) = (draft.as_deref(), chat_template.as_deref());
+        let workspace = Workspace::open(target, served_as, draft, template, devices, self.console)?
+            .with_small_draft(small_draft.as_deref())?
+            .with_first_layers(recipe.num_first_layers())
+            .ending(recipe.models.ends())
+            .computing_in(self.common.dtype)
+            .with_incomplete_data(incomplete);
+        let console = self.console.clone();
+        Ok(OpenedRecipe { recipe, workspace, steps_left: None, console, _lock: lock })
+    }
+
+    fn open(&self, arguments: &RecipeArguments, incomplete: Incomplete) -> Result<OpenedRecipe> {
+        let recipe = self.recipe(arguments)?;
+        self.open_on(RecipeLock::take(&recipe)?, recipe, vec![self.device()?], incomplete)
+    }
+
+    fn training(
+        &self,
+        arguments: &TrainingArguments,
+        incomplete: Incomplete,
+    ) -> Result<OpenedRecipe> {
+        let TrainingArguments { recipe, devices, steps, hours } = arguments;
+        let recipe = self.recipe(recipe)?;
+        let lock = RecipeLock::take(&recipe)?;
+        let devices = match devices {
+            Some(devices) => devices.open(self.console)?,
+            None => vec![self.device()?],
+        };
+        let dtype = self.common.dtype;
+        devices.iter().try_for_each(|device| require_dtype(device, DtypeSource::Flag, dtype))?;
+        let mut opened = self.open_on(lock, recipe, devices, incomplete)?;
+        opened.steps_left = steps.map(NonZeroUsize::get);
+        if let Some(time) = hours {
+            opened.console = opened.console.stopping_after(*time);
+        }
+        Ok(opened)
+    }
+
+    fn build_data(&self, lock: RecipeLock, recipe: Recipe, building: Building) -> Result<()> {
+        let opened = self.open_on(lock, recipe, vec![self.device()?], Incomplete::Refused)?;
+        opened.run(|recipe, workspace, console| {
+            commands::build_data::run(recipe, building, workspace, console)
+        })
+    }
+}
+
+/// A recipe with its opened workspace and its lock, which all stages of a run share.
+struct OpenedRecipe {
+    recipe: Recipe,
+    workspace: Workspace,
+    steps_left: StepsLeft,
+    console: Console,
+    _lock: RecipeLock,
+}
+
+impl OpenedRecipe {
+    fn run<T>(self, job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>) -> Result<()> {
+        job(&self.recipe, &self.workspace, &self.console).map(drop)
+    }
+
+    /// Runs a job that trains, for at most the steps of `--steps`.
+    fn train<T>(
+        mut self,
+        job: impl FnOnce(&Recipe, &Workspace, &mut StepsLeft, &Console) -> Result<T>,
+    ) -> Result<()> {
+        job(&self.recipe, &self.workspace, &mut self.steps_left, &self.console).map(drop)
+    }
+}
+
+/// The given shard, or the one that the environment assigns.
 fn shard(given: Option<Shard>, console: &Console) -> Result<Shard> {
     if let Some(shard) = given {
         return Ok(shard);
@@ -442,23 +468,12 @@ fn shard(given: Option<Shard>, console: &Console) -> Result<Shard> {
     let Some((shard, variable)) = Shard::of_environment(|name| std::env::var(name).ok())? else {
         return Ok(Shard::WHOLE);
     };
-    console.note(format!("build-data: shard {shard}, of `{variable}`"));
+    console.note(format!("build-data: shard {shard}, from `{variable}`"));
     Ok(shard)
 }
 
-/// What a command that trains works with.
-struct Training {
-    recipe: Recipe,
-    workspace: Workspace,
-    steps_left: Option<usize>,
-    console: Console,
-    /// Held by all stages of a run together.
-    _lock: RecipeLock,
-}
-
-/// Keeps off stderr the panics of libraries that `draftsmith-data` catches, where a file is corrupt,
-/// and turns into errors that name the file. Those of the dashboard, where its
-/// terminal was closed, go nowhere, and training goes on.
+/// Hides library panics that `draftsmith-data` catches and turns into errors naming the corrupt file. The
+/// dashboard's panics after its terminal was closed go to `/dev/null`, and training continues.
 fn hook_panics() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -469,7 +484,7 @@ fn hook_panics() {
     }));
 }
 
-/// An error and its causes on one line, each cause once.
+/// An error and its causes on one line, without repetitions.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {

@@ -1,9 +1,8 @@
-//! Where words go: data to stdout, notes and progress to stderr; and the signal or the deadline
+//! Output and interruption: data on stdout, notes and progress on stderr, and the signal or deadline
 //! that stops a job between two units of work.
 
 pub(crate) mod dashboard;
 pub(crate) mod progress;
-mod screen;
 mod signals;
 pub(crate) mod streams;
 
@@ -15,36 +14,35 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use self::screen::Screen;
+use self::dashboard::Screen;
 use self::signals::INTERRUPT;
-use self::streams::{Reader, put, tell};
+use self::streams::{eprint_line, put};
 
-/// A job was stopped by a signal, or has done as much as it was asked to. What is left of its work is
-/// told by the command.
+/// A signal or a deadline stopped the job. The command has already reported what is left to do.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped")]
 pub(crate) struct Interrupted;
 
-/// How a job talks, and whether it was asked to stop.
-#[derive(Debug, Clone)]
+/// Where a job writes, and whether it was asked to stop.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Console {
     quiet: bool,
     json: bool,
-    /// Whether data goes to stdout at all: a stage of `run` leaves that to `run`.
+    /// Whether to write to stdout. `run` turns this off for its stages and writes one result itself.
     output: bool,
-    /// Whether stdout's reader has gone.
+    /// Whether the reader of stdout has exited.
     reader_gone: Arc<AtomicBool>,
-    /// The number of the first signal that asked to stop; 0 before there was one.
+    /// The number of the first signal that asked us to stop; 0 if there was none.
     signal: Arc<AtomicU8>,
     screen: Screen,
     deadline: Option<Instant>,
 }
 
 impl Console {
-    /// Listens for signals: the first asks jobs to stop, and a Ctrl-C after it ends the process.
-    /// Others are sent twice without meaning it, by `timeout` or by a terminal that is closed.
+    /// Listens for signals. The first one asks jobs to stop. A Ctrl-C after it ends the process; a second
+    /// SIGTERM or SIGHUP does not, because `timeout` and closing terminals send them twice.
     pub(crate) fn new(quiet: bool, json: bool) -> Result<Self> {
-        let console = Self::unheard(quiet, json);
+        let console = Self { quiet, json, output: true, ..Self::default() };
         let Self { signal, screen, .. } = console.clone();
         signals::listen(move |number| {
             let first = signal.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
@@ -52,9 +50,9 @@ impl Console {
                 screen.give_back();
                 std::process::exit(exit_code(number).into());
             }
-            // The dashboard would draw over it.
+            // The dashboard would draw over the note.
             if first.is_ok() && !screen.is_taken() {
-                tell("stopping after the work in hand; Ctrl-C again to stop at once");
+                eprint_line("stopping after the current step; press Ctrl-C again to stop at once");
             }
         })
         .context("cannot listen for signals")?;
@@ -63,55 +61,40 @@ impl Console {
 
     /// A console that writes nothing and is never interrupted.
     pub(crate) fn silent() -> Self {
-        Self { output: false, ..Self::unheard(true, false) }
+        Self { quiet: true, ..Self::default() }
     }
 
-    /// A console that no signal reaches.
-    fn unheard(quiet: bool, json: bool) -> Self {
-        Self {
-            quiet,
-            json,
-            output: true,
-            reader_gone: Arc::default(),
-            signal: Arc::default(),
-            screen: Screen::default(),
-            deadline: None,
-        }
-    }
-
-    /// The same console without stdout.
+    /// The same console with stdout turned off.
     pub(crate) fn without_output(&self) -> Self {
         Self { output: false, ..self.clone() }
     }
 
-    /// The same console, on which jobs are asked to stop after a time. One too long for the clock
-    /// is none.
+    /// The same console with a deadline after which jobs stop. A time beyond the clock's range sets none.
     pub(crate) fn stopping_after(self, time: Duration) -> Self {
         Self { deadline: Instant::now().checked_add(time), ..self }
     }
 
-    /// Whether stdout is to be one JSON document.
+    /// Whether stdout is to hold one JSON document.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
 
-    /// Whether the dashboard has the terminal.
-    pub(crate) fn screen(&self) -> &Screen {
+    fn screen(&self) -> &Screen {
         &self.screen
     }
 
-    /// Whether only errors go to stderr.
+    /// Whether only errors may be written to stderr.
     pub(crate) fn quiet(&self) -> bool {
         self.quiet
     }
 
-    /// Whether a signal asked to stop, or the deadline is past.
+    /// Whether a signal has arrived or the deadline has passed.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.signal.load(Ordering::SeqCst) != 0
             || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// The exit code of a job that was stopped: that of the signal, or Ctrl-C's where it was none.
+    /// The exit code of a job that was stopped: the signal's, or Ctrl-C's after a deadline.
     pub(crate) fn stopped_code(&self) -> u8 {
         match self.signal.load(Ordering::SeqCst) {
             0 => exit_code(INTERRUPT),
@@ -119,25 +102,24 @@ impl Console {
         }
     }
 
-    /// Whether the reader of stdout has gone: more of what is written for its own sake is for nobody.
-    /// Other work goes on.
+    /// Whether the reader of stdout has exited. Jobs whose only product is that output may then stop.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.reader_gone.load(Ordering::SeqCst)
     }
 
-    /// A line on stderr, unless quiet.
+    /// Writes a line to stderr, unless quiet.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         if !self.quiet {
-            tell(text.as_ref());
+            eprint_line(text.as_ref());
         }
     }
 
-    /// Text on stdout, unless stdout is to be JSON.
+    /// Writes text to stdout, unless `--json` was given.
     pub(crate) fn text(&self, text: impl AsRef<str>) -> Result<()> {
         if self.json || !self.output { Ok(()) } else { self.put(text.as_ref()) }
     }
 
-    /// The JSON document on stdout, if asked for.
+    /// Writes the JSON document to stdout if `--json` was given.
     pub(crate) fn document(&self, value: &impl Serialize) -> Result<()> {
         if !self.json || !self.output {
             return Ok(());
@@ -146,24 +128,24 @@ impl Console {
     }
 
     fn put(&self, text: &str) -> Result<()> {
-        if !self.is_reader_gone() && put(text)? == Reader::Gone {
+        if !self.is_reader_gone() && !put(text)? {
             self.reader_gone.store(true, Ordering::SeqCst);
         }
         Ok(())
     }
 
-    /// The columns of the terminal that stdout is, if it is one.
+    /// The terminal's width in columns, if stdout is a terminal.
     pub(crate) fn width(&self) -> Option<usize> {
         ::console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
     }
 
-    /// Whether stdout is a terminal that colours may be sent to.
+    /// Whether stdout is a terminal that accepts colours.
     pub(crate) fn colour(&self) -> bool {
         std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
     }
 }
 
-/// The exit code that shells give to a process that a signal ended.
+/// The exit code that shells report for a process ended by a signal.
 fn exit_code(signal: u8) -> u8 {
     128 + signal
 }

@@ -1,26 +1,25 @@
-//! Answering prompts' turns one after another, each behind the answers to those before it.
+//! Answers the turns of conversations in order, each after the answers to the turns before it.
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 
 use crate::text_side::TextSide;
 
-/// A turn that is to be answered.
+/// A turn to answer.
 pub(crate) struct Turn {
-    /// Which of the prompt's, from 0.
+    /// Its index among the prompt's turns.
     pub(crate) number: usize,
-    /// Its row's id.
+    /// The id of its row.
     pub(crate) id: String,
-    /// The conversation up to where the answer begins.
+    /// The token ids of the conversation up to where the answer begins.
     pub(crate) prompt_ids: Vec<u32>,
 }
 
-/// What was kept of each turn of a conversation, and the answers' texts.
+/// The result of each answered turn of a conversation, and the answers' texts.
 pub(crate) type Answered<T> = (Vec<T>, Vec<String>);
 
-/// Answers the turns of a prompt: `answer` gives what is kept of one, in which `response_ids` finds
-/// the answer that later turns follow. A conversation that outgrows the models' context ends with
-/// the turn before.
+/// Answers the turns of one prompt. `answer` returns a turn's result, from which `response_ids` gets the
+/// answer for the turns that follow. A conversation ends before the turn that exceeds the context.
 ///
 /// # Errors
 /// If the first turn does not fit the context, a text cannot be encoded or decoded, or `answer`
@@ -34,11 +33,11 @@ pub(crate) fn answer_turns<T>(
     let one = |turns: Vec<(usize, Turn)>| {
         turns.into_iter().map(|(_, turn)| answer_named(turn, &mut answer)).collect()
     };
-    let mut answered = answer_side_by_side(text, &[prompt], response_ids, one)?;
+    let mut answered = answer_batched(text, &[prompt], response_ids, one)?;
     Ok(answered.remove(0))
 }
 
-/// Answers a turn; what fails is told with its id.
+/// Answers a turn and names it in errors.
 ///
 /// # Errors
 /// If `answer` fails.
@@ -47,13 +46,13 @@ pub(crate) fn answer_named<T>(turn: Turn, answer: impl FnOnce(Turn) -> Result<T>
     answer(turn).context(named)
 }
 
-/// Answers the turns of several prompts: the first ones side by side, then the second ones, and so
-/// on. `answer` is given turns with the numbers of their prompts, and gives what is kept of each, in
-/// their order. All else is as in [`answer_turns`].
+/// Answers the turns of several prompts in batches: all first turns, then all second turns, and so on.
+/// `answer` takes turns with the indices of their prompts and returns their results in order. Otherwise
+/// as [`answer_turns`].
 ///
 /// # Errors
-/// As there.
-pub(crate) fn answer_side_by_side<T>(
+/// As [`answer_turns`]; `answer` adds the turn's id.
+pub(crate) fn answer_batched<T>(
     text: &TextSide,
     prompts: &[&Prompt],
     response_ids: impl Fn(&T) -> &[u32],
@@ -62,25 +61,26 @@ pub(crate) fn answer_side_by_side<T>(
     let mut all: Vec<Answered<T>> = prompts.iter().map(|_| (Vec::new(), Vec::new())).collect();
     for number in 0.. {
         let mut turns = Vec::new();
-        for (of_prompt, (prompt, (_, texts))) in prompts.iter().zip(&all).enumerate() {
+        for (prompt_index, (prompt, (_, texts))) in prompts.iter().zip(&all).enumerate() {
             let has_more = number < prompt.turns.len() && texts.len() == number;
             let next = if has_more { next_turn(text, prompt, texts)? } else { None };
-            turns.extend(next.map(|turn| (of_prompt, turn)));
+            turns.extend(next.map(|turn| (prompt_index, turn)));
         }
         if turns.is_empty() {
             break;
         }
-        let of_prompts: Vec<usize> = turns.iter().map(|(of_prompt, _)| *of_prompt).collect();
-        for (of_prompt, one) in of_prompts.into_iter().zip(answer(turns)?) {
-            let (kept, texts) = &mut all[of_prompt];
+        let prompt_indices: Vec<usize> =
+            turns.iter().map(|(prompt_index, _)| *prompt_index).collect();
+        for (prompt_index, one) in prompt_indices.into_iter().zip(answer(turns)?) {
+            let (results, texts) = &mut all[prompt_index];
             texts.push(text.tokenizer.decode(response_ids(&one), true)?);
-            kept.push(one);
+            results.push(one);
         }
     }
     Ok(all)
 }
 
-/// The turn behind those that were answered; None where it outgrows the context.
+/// The turn after the answered ones; `None` if it exceeds the context.
 ///
 /// # Errors
 /// If the first turn does not fit the context, or a text cannot be encoded.

@@ -7,8 +7,7 @@ mod trees;
 
 use anyhow::Result;
 use draftsmith_theory::{
-    CostModel, DraftSeconds, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName,
-    TheoryError,
+    CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName, TheoryError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -78,7 +77,7 @@ impl Costs {
     pub(crate) fn given_target(given: &GivenCosts) -> Result<Option<Self>> {
         let Some(rows_ms) = given.rows_ms() else { return Ok(None) };
         let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
-        let rounds = RoundCosts::new(DraftSeconds::new(), rows)?;
+        let rounds = RoundCosts::new([].into(), rows)?;
         Ok(Some(Self::of_all(DrafterId::Draft, rounds)))
     }
 
@@ -202,7 +201,7 @@ mod tests {
         let close = |found: f64, ms: f64| assert!((found * 1e3 - ms).abs() < 1e-12, "{found}");
         let alike = costs.forward_seconds(&costs.rounds).expect("a price");
         [(1, 2.0), (2, 2.5), (3, 3.0)].into_iter().for_each(|(rows, ms)| close(alike(rows), ms));
-        let own = RoundCosts::new(DraftSeconds::new(), vec![1e-3, 1.25e-3]).expect("times");
+        let own = RoundCosts::new([].into(), vec![1e-3, 1.25e-3]).expect("times");
         let measured = Costs { draft_rows: Some(own), ..costs.clone() };
         let measured = measured.forward_seconds(&measured.rounds).expect("a price");
         [(1, 2.0), (2, 2.25), (4, 2.75)]

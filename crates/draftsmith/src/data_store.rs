@@ -1,17 +1,16 @@
-//! Built data in an object store (`s3://`, `gs://`, `az://`, or `file://` for a directory), of which
-//! `data/NAME` is this machine's copy.
+//! Built data in an object store (`s3://`, `gs://`, `az://`, or `file://` for a directory), with
+//! `data/NAME` as the local copy.
 //!
-//! Objects have the names of the files. A shard is put where there is none, and nowhere else
-//! (`If-None-Match: *`): that is to objects what renaming is to files, since a put is whole or absent by
-//! itself. One that is there already must be the same, bytes and all.
+//! Objects have the files' names. A put is atomic, and a shard is put only if it does not exist
+//! (`If-None-Match: *`), so objects are complete or absent as our files are. An existing shard must equal
+//! the one built here byte for byte.
 //!
-//! `data_store/cloud.rs` speaks with stores, and is built with the feature `object-store` only;
-//! `data_store/directory.rs` is a directory.
+//! `data_store/cloud.rs` talks to cloud stores and needs the feature `object-store`;
+//! `data_store/directory.rs` stores in a directory.
 
 #[cfg(feature = "object-store")]
 mod cloud;
 mod directory;
-mod objects;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,9 +20,30 @@ use draftsmith_data::{MANIFEST, is_record_name, record_name, shard_name, write_m
 use draftsmith_files::write_whole;
 
 use self::directory::Directory;
-use self::objects::Objects;
-pub(crate) use self::objects::Put;
 use crate::shard::Shard;
+
+/// Whether an object may replace another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Put {
+    New,
+    Over,
+}
+
+/// A store of named objects, each of them complete or absent.
+trait Objects: Send + Sync {
+    /// The names and sizes of all objects.
+    fn list(&self) -> Result<BTreeMap<String, u64>>;
+
+    /// An object's bytes; `None` if it does not exist.
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>>;
+
+    /// Writes an object. False if it was to be new and exists. Only one of several concurrent new puts
+    /// succeeds.
+    fn put(&self, name: &str, bytes: &[u8], put: Put) -> Result<bool>;
+
+    /// Removes an object, ignoring errors.
+    fn remove(&self, name: &str);
+}
 
 /// A place in an object store.
 pub(crate) struct DataStore {
@@ -32,10 +52,10 @@ pub(crate) struct DataStore {
 }
 
 impl DataStore {
-    /// Opens the place that a URL names.
+    /// Opens the store at a URL.
     ///
     /// # Errors
-    /// If the URL names none, or the environment's settings for it make no sense.
+    /// If the URL or the environment's settings for the store are invalid.
     pub(crate) fn open(url: &str) -> Result<Self> {
         let objects: Box<dyn Objects> = match url.strip_prefix("file://") {
             Some(dir) if Path::new(dir).is_absolute() => Box::new(Directory::open(dir)),
@@ -44,12 +64,12 @@ impl DataStore {
         Ok(Self { url: url.to_owned(), objects })
     }
 
-    /// Copies to `dir` what a process needs before it builds: its own shards with what was written of
-    /// them, as far as they are not there, or all of them where they are `distrusted`; and where it has
-    /// none, one of another process, which tells the settings.
+    /// Copies to `dir` what a process needs before it builds: the missing ones of its shards with their
+    /// records, or all of them if the local copies are `distrusted`. If it has no shards yet, it gets one
+    /// of another process, to compare settings.
     ///
     /// # Errors
-    /// If the store cannot be read, or the directory written.
+    /// If the store cannot be read or the directory written.
     pub(crate) fn pull_own(
         &self,
         dir: &Path,
@@ -58,9 +78,9 @@ impl DataStore {
         distrusted: bool,
     ) -> Result<()> {
         let objects = self.objects.list()?;
-        let is_there = |index: &usize| objects.contains_key(&shard_name(*index));
+        let exists = |index: &usize| objects.contains_key(&shard_name(*index));
         let (own, others): (Vec<usize>, Vec<usize>) =
-            (0..num_shards).filter(is_there).partition(|index| shard.builds(*index));
+            (0..num_shards).filter(exists).partition(|index| shard.builds(*index));
         let one_other = others.first().filter(|_| own.is_empty());
         for index in own.iter().chain(one_other) {
             for name in [shard_name(*index), record_name(*index)] {
@@ -70,19 +90,19 @@ impl DataStore {
         self.pull(dir, MANIFEST, &objects, distrusted)
     }
 
-    /// Copies all of the data to `dir`, as far as it is not there.
+    /// Copies all missing files of the data to `dir`.
     ///
     /// # Errors
-    /// If the store cannot be read, or the directory written.
+    /// If the store cannot be read or the directory written.
     pub(crate) fn pull_all(&self, dir: &Path) -> Result<()> {
         let objects = self.objects.list()?;
         objects.keys().try_for_each(|name| self.pull(dir, name, &objects, false))
     }
 
-    /// Puts a shard that is in `dir`, and what was written of it.
+    /// Puts a shard in `dir` and its record.
     ///
     /// # Errors
-    /// If it cannot be put, or there is another one.
+    /// If it cannot be put, or the store has a different one.
     pub(crate) fn push(&self, dir: &Path, index: usize, put: Put) -> Result<()> {
         self.put(dir, &shard_name(index), put)?;
         if dir.join(record_name(index)).exists() {
@@ -91,11 +111,11 @@ impl DataStore {
         Ok(())
     }
 
-    /// Puts those of the shards in `dir` that the store lacks, as a process leaves them that was killed
-    /// before it could, or built without a store.
+    /// Puts those shards in `dir` that the store lacks, because a process was killed before it put them or
+    /// built without a store.
     ///
     /// # Errors
-    /// If one cannot be put.
+    /// As [`Self::push`].
     pub(crate) fn push_missing(
         &self,
         dir: &Path,
@@ -106,9 +126,8 @@ impl DataStore {
         missing.try_for_each(|index| self.push(dir, index, Put::New))
     }
 
-    /// How many shards other processes have still to build. Where all are there, whoever finds it out
-    /// puts the manifest, in the store and in `dir`. One that is there already is not read where it is
-    /// `distrusted`.
+    /// The number of shards that other processes have yet to build. The process that finds all shards
+    /// writes the manifest to the store and to `dir`. An existing manifest is ignored if `distrusted`.
     ///
     /// # Errors
     /// If the store cannot be read or written.
@@ -119,32 +138,31 @@ impl DataStore {
         if num_left > 0 {
             return Ok(num_left);
         }
-        // Records first: one that is taken away meanwhile is in the manifest, which is read after it.
+        // Records come first: a record that another process removes meanwhile is in the manifest, which
+        // we read afterwards.
         let records = || objects.keys().filter(|name| is_record_name(name));
         for name in records() {
             self.pull(dir, name, &objects, true)?;
         }
-        let there = if distrusted { None } else { self.objects.get(MANIFEST)? };
-        if let Some(bytes) = &there {
+        let manifest = if distrusted { None } else { self.objects.get(MANIFEST)? };
+        if let Some(bytes) = &manifest {
             write_whole(&dir.join(MANIFEST), bytes)?;
         } else {
-            // Shards that were put without a record are read to make one.
+            // Shards without a record are read to make one.
             for index in (0..num_shards).filter(|at| !objects.contains_key(&record_name(*at))) {
                 self.pull(dir, &shard_name(index), &objects, false)?;
             }
         }
         write_manifest(dir, num_shards)?;
-        if there != std::fs::read(dir.join(MANIFEST)).ok() {
+        if manifest != std::fs::read(dir.join(MANIFEST)).ok() {
             self.put(dir, MANIFEST, Put::Over)?;
         }
-        for name in records() {
-            // Whoever else finds all shards there may have taken it.
-            let _ = self.objects.remove(name);
-        }
+        // Another process that found all shards may have removed them.
+        records().for_each(|name| self.objects.remove(name));
         Ok(0)
     }
 
-    /// Copies an object that is there to a file that is not, or has another size.
+    /// Copies an existing object to a file, if the file is missing or has another size, or `always`.
     fn pull(
         &self,
         dir: &Path,
@@ -154,9 +172,9 @@ impl DataStore {
     ) -> Result<()> {
         let Some(size) = objects.get(name) else { return Ok(()) };
         let path = dir.join(name);
-        let is_there = std::fs::metadata(&path).is_ok_and(|file| file.len() == *size);
-        if always || !is_there {
-            // It may be gone: records are, once there is a manifest.
+        let is_copied = std::fs::metadata(&path).is_ok_and(|file| file.len() == *size);
+        if always || !is_copied {
+            // A record may be gone: it is removed once there is a manifest.
             self.objects.get(name)?.map_or(Ok(()), |bytes| write_whole(&path, bytes))?;
         }
         Ok(())
@@ -167,18 +185,18 @@ impl DataStore {
         let bytes =
             std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         let is_put = self.objects.put(name, &bytes, put)?;
-        if is_put || self.objects.get(name)?.is_none_or(|there| there == bytes) {
+        if is_put || self.objects.get(name)?.is_none_or(|stored| stored == bytes) {
             return Ok(());
         }
         bail!(
-            "`{}/{name}` is there, and is not what was built here: of other settings, or by a machine \
-             that computes otherwise; hint: build with `--repair` to replace it, or change `data.store`",
+            "`{}/{name}` differs from what was built here: it has other settings, or a machine with \
+             different arithmetic built it; hint: build with `--repair` to replace it, or change \
+             `data.store`",
             self.url
         )
     }
 }
 
-/// What a URL names beyond this machine's directories.
 #[cfg(feature = "object-store")]
 fn remote(url: &str) -> Result<Box<dyn Objects>> {
     Ok(Box::new(cloud::Cloud::open(url).with_context(|| expected(url))?))
@@ -187,7 +205,8 @@ fn remote(url: &str) -> Result<Box<dyn Objects>> {
 #[cfg(not(feature = "object-store"))]
 fn remote(url: &str) -> Result<Box<dyn Objects>> {
     bail!(
-        "{}; hint: all but `file://` is for builds with `cargo build --release --features object-store`",
+        "{}; hint: for other stores than `file://`, build with \
+         `cargo build --release --features object-store`",
         expected(url)
     )
 }
@@ -203,14 +222,13 @@ fn expected(url: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A store in a directory, and a directory beside it.
     fn store(root: &Path) -> DataStore {
         std::fs::create_dir_all(root.join("store")).expect("made");
         DataStore::open(&format!("file://{}", root.join("store").display())).expect("a store")
     }
 
     #[test]
-    fn a_shard_is_put_once_and_another_one_is_refused() {
+    fn a_shard_is_put_once_and_a_different_one_fails() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let store = store(root.path());
         let dir = root.path().join("data");
@@ -235,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_names_no_store_is_told() {
+    fn invalid_urls_name_the_key() {
         for url in ["", "bucket/path", "ftp://host/path", "s3:"] {
             let error = DataStore::open(url).err().map(|error| error.to_string());
             assert!(error.is_some_and(|error| error.contains("`data.store`")), "{url}");

@@ -184,8 +184,8 @@ impl<'m> Decoders<'m> {
         let mut logits = Vec::with_capacity(response.len());
         for token in response {
             let needs = SignalNeeds::default();
-            let step = DraftStep::in_chain(SLOT, &ids, 0, needs);
-            logits.extend(drafter.draft(target, &[step])?.into_iter().map(|step| step.logits));
+            let step = DraftStep::in_chain(SLOT, &ids, 0, needs, &Decoding::GREEDY);
+            logits.extend(drafter.draft(target, &[step])?.into_iter().map(|row| row.own_logits));
             ids.push(*token);
         }
         Ok(logits)
@@ -222,7 +222,8 @@ impl<'m> Decoders<'m> {
         let mut times = Vec::with_capacity(rows.len() * num_passes);
         for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
             let tokens = &all[..prompt_ids.len() + num_rows - 1];
-            let step = DraftStep::in_chain(SLOT, tokens, num_rows - 1, SignalNeeds::default());
+            let (num_candidates, needs) = (num_rows - 1, SignalNeeds::default());
+            let step = DraftStep::in_chain(SLOT, tokens, num_candidates, needs, &Decoding::GREEDY);
             let begun = Instant::now();
             drafter.draft(target, &[DraftStep { num_rows, ..step }])?;
             times.push((num_rows, begun.elapsed()));

@@ -1,4 +1,8 @@
-//! Devices: the only file that knows which backends a build has.
+//! Devices: opens them, checks their dtypes and counts their kernels. The bench `gpu` includes this file.
+//!
+//! Only this file has a `cfg` for a backend. It also caches kernel tuning results in the user's cache
+//! directory. Decoding on the CPU runs inside rayon's pool (`on_pool`), because a call from outside wakes the
+//! second thread too late.
 
 use std::str::FromStr;
 
@@ -12,7 +16,7 @@ use draftsmith_train::Section;
 pub(crate) enum DeviceChoice {
     /// The CPU, through burn's flex backend.
     Cpu,
-    /// The N-th CUDA GPU.
+    /// The CUDA GPU with this index.
     Cuda(usize),
     /// The default GPU of Vulkan, Metal or DirectX.
     Wgpu,
@@ -29,17 +33,17 @@ impl FromStr for DeviceChoice {
             Some(("cuda", index)) => index
                 .parse()
                 .map(Self::Cuda)
-                .map_err(|_| format!("`{index}` is not the number of a GPU, as in `cuda:1`")),
+                .map_err(|_| format!("`{index}` is not a GPU's number, as in `cuda:1`")),
             _ => Err("expected `cpu`, `cuda`, `cuda:N` or `wgpu`".to_owned()),
         }
     }
 }
 
 impl DeviceChoice {
-    /// Opens the device, after a check that it works.
+    /// Opens the device and checks that it works.
     ///
     /// # Errors
-    /// If this build has no such backend, or this machine no such device.
+    /// If this build lacks the backend, or this machine lacks the device.
     pub(crate) fn open(self) -> Result<Device> {
         match self {
             Self::Cpu => Ok(Device::flex()),
@@ -48,64 +52,61 @@ impl DeviceChoice {
         }
     }
 
-    /// The device's name as the command line takes it.
+    /// The device's name on the command line.
     pub(crate) fn name(device: &Device) -> String {
         if Self::is_cpu(device) { "cpu".to_owned() } else { name_of_gpu(&format!("{device:?}")) }
     }
 
-    /// Whether several sequences are best decoded side by side, one a thread.
+    /// Whether this is the CPU, where several sequences decode fastest with one thread each.
     pub(crate) fn is_cpu(device: &Device) -> bool {
         *device == Device::flex()
     }
 }
 
-/// The name of a GPU, from burn's own text for it, which is all that burn tells of one.
-pub(crate) fn name_of_gpu(told: &str) -> String {
-    let index = told.rsplit_once("Cuda(").and_then(|(_, rest)| rest.split_once(')'));
+/// A GPU's name on the command line, parsed from its `Debug` text, as burn offers no other access.
+pub(crate) fn name_of_gpu(debug: &str) -> String {
+    let index = debug.rsplit_once("Cuda(").and_then(|(_, rest)| rest.split_once(')'));
     match index {
         Some((index, _)) => format!("cuda:{index}"),
-        None if told.contains("Wgpu") => "wgpu".to_owned(),
-        None => told.to_owned(),
+        None if debug.contains("Wgpu") => "wgpu".to_owned(),
+        None => debug.to_owned(),
     }
 }
 
-/// What says which type models compute in.
+/// Where the compute dtype was set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum DtypeSource {
     /// The flag `--dtype`.
     Flag,
-    /// The key of a section of the recipe.
+    /// The key `dtype` in this section of the recipe.
     Key(Section),
 }
 
-/// The type that models compute in, as the command line names it.
+/// Parses the dtype that models compute in.
 ///
 /// # Errors
-/// If it is none of them.
+/// If it is neither `f32` nor `bf16`.
 pub(crate) fn parse_dtype(text: &str) -> Result<WeightDtype, String> {
     let all = [WeightDtype::F32, WeightDtype::Bf16];
     let found = all.into_iter().find(|dtype| dtype.name() == text);
     found.ok_or_else(|| "expected `f32` or `bf16`".to_owned())
 }
 
-/// Checks that a device computes in the type that is asked for, and does so at a speed that is of
-/// use: the CPU has no products in bf16, and takes some 70 times as long.
+/// Checks that a device can compute in a dtype at a useful speed. On the CPU bf16 takes some 70 times as
+/// long as f32, because there are no bf16 products.
 ///
 /// # Errors
-/// If not, with the flag or key that asks for it.
+/// If it cannot; the message names the flag or key.
 pub(crate) fn require_dtype(
     device: &Device,
     source: DtypeSource,
     dtype: WeightDtype,
 ) -> Result<()> {
-    if dtype.is_f32() {
+    let (dtype_name, is_cpu) = (dtype.name(), DeviceChoice::is_cpu(device));
+    if dtype.is_f32() || (!is_cpu && device.supports_dtype(dtype.float_dtype())) {
         return Ok(());
     }
     let device_name = DeviceChoice::name(device);
-    let (dtype_name, is_cpu) = (dtype.name(), DeviceChoice::is_cpu(device));
-    if !is_cpu && device.supports_dtype(dtype.float_dtype()) {
-        return Ok(());
-    }
     match source {
         DtypeSource::Flag if is_cpu => bail!(
             "`--dtype {dtype_name}`: the CPU keeps weights in the format of their files and computes \
@@ -113,24 +114,28 @@ pub(crate) fn require_dtype(
         ),
         DtypeSource::Flag => bail!(
             "`--dtype {dtype_name}`: `--device {device_name}` cannot compute in it; \
-             hint: leave `--dtype` out, or use a device that can, as CUDA GPUs do"
+             hint: leave `--dtype` out, or use a CUDA GPU"
         ),
         DtypeSource::Key(section) => bail!(
             "key `{section}.dtype` is `{dtype_name}`, but `--device {device_name}` {}; \
              hint: leave the key out, or use `--device cuda`",
-            if is_cpu { "is many times slower in it than in f32" } else { "cannot compute in it" }
+            if is_cpu {
+                "is many times slower with it than with f32"
+            } else {
+                "cannot compute in it"
+            }
         ),
     }
 }
 
-/// Counts the kernels that devices are asked to run: each was compiled, or read from a cache.
+/// Counts the distinct kernels that devices launch. Each was compiled or read from a cache.
 pub(crate) struct Kernels {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     launched: cubecl::launched::LaunchedKernels,
 }
 
 impl Kernels {
-    /// Counts from now on, on all devices. Each launch takes a little longer.
+    /// Starts counting on all devices, which slows each launch a little.
     pub(crate) fn count() -> Self {
         Self {
             #[cfg(any(feature = "cuda", feature = "wgpu"))]
@@ -138,7 +143,7 @@ impl Kernels {
         }
     }
 
-    /// How many different ones there were; 0 on the CPU, which needs none.
+    /// The number of distinct kernels launched; 0 on the CPU.
     pub(crate) fn num_distinct(self) -> usize {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         return self.launched.finish().len();
@@ -147,9 +152,8 @@ impl Kernels {
     }
 }
 
-/// Keeps what tuning finds, and the kernels of backends whose kernels can be kept, in the user's
-/// cache directory, unless a `cubecl.toml` names another place. The environment variables of CubeCL
-/// go on to hold.
+/// Caches tuning results and compiled kernels in the user's cache directory, unless a `cubecl.toml` names
+/// another. CubeCL's environment variables still apply.
 #[cfg(feature = "tuned")]
 fn keep_kernels() {
     use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
@@ -158,12 +162,12 @@ fn keep_kernels() {
     if let CacheConfig::Target = config.environment.path {
         config.environment.path = CacheConfig::Global;
     }
-    // Only the first device that is opened configures: false of the others.
+    // Only the first device opened sets the configuration; later calls have no effect.
     let _ = CubeClRuntimeConfig::try_set(config);
 }
 
-/// Runs `work` on one of the CPU's pooled threads: a forward that shares its rows with a second
-/// thread starts that one much sooner from there than from outside the pool.
+/// Runs `work` on a thread of the pool. From there a forward hands rows to a second thread much faster
+/// than from outside the pool.
 pub(crate) fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     rayon::scope(|_| work())
 }
@@ -194,8 +198,8 @@ fn wgpu() -> Result<Device> {
     )
 }
 
-/// Runs one small product on a device. Backends panic where the driver or the card is missing, at
-/// first use; here, before anything else was done, that becomes an error.
+/// Multiplies two small matrices on a device. Without a driver or card, backends panic at first use; we
+/// turn that into an error before any other work is done.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
     #[cfg(feature = "tuned")]
@@ -212,7 +216,7 @@ fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> 
         Ok(Ok(device)) => Ok(device),
         Ok(Err(message)) => bail!("`--device {name}` does not work on this machine: {message}"),
         Err(_) => bail!(
-            "`--device {name}` does not work on this machine: no driver or no such card was found; \
+            "`--device {name}` does not work on this machine: no driver or card was found; \
              hint: check the driver, or use `--device cpu`"
         ),
     }

@@ -1,16 +1,17 @@
-//! Several devices for a training: how the command line names them, and whether its steps use all.
+//! Opens the devices of a command, and checks those of a training.
 
 use std::str::FromStr;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_train::Section;
+use draftsmith_model::WeightDtype;
+use draftsmith_train::{OptimizerSettings, Section};
 
 use crate::console::Console;
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, DtypeSource, require_dtype};
 
-/// The devices that a training shares its batches out among, as the command line names them: one,
-/// or several CUDA GPUs.
+/// The devices of a training as the command line names them: one device, or several CUDA GPUs that split
+/// the batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeviceChoices(Vec<DeviceChoice>);
 
@@ -22,29 +23,29 @@ impl FromStr for DeviceChoices {
         for name in text.split(',') {
             let choice = name.parse()?;
             if choices.contains(&choice) {
-                return Err(format!("`{name}` is named twice: a device cannot share with itself"));
+                return Err(format!("`{name}` is named twice"));
             }
             choices.push(choice);
         }
         let are_gpus = choices.iter().all(|choice| matches!(choice, DeviceChoice::Cuda(_)));
         if choices.len() > 1 && !are_gpus {
-            return Err("several devices are CUDA GPUs, as in `cuda:0,cuda:1`".to_owned());
+            return Err("several devices must be CUDA GPUs, as in `cuda:0,cuda:1`".to_owned());
         }
         Ok(Self(choices))
     }
 }
 
 impl DeviceChoices {
-    /// Opens all, as [`DeviceChoice::open`] does.
+    /// Opens every device.
     ///
     /// # Errors
-    /// If this build has no such backend, or this machine lacks one of the devices.
+    /// As [`DeviceChoice::open`].
     pub(crate) fn open(&self, console: &Console) -> Result<Vec<Device>> {
         self.0.iter().map(|choice| open(*choice, console)).collect()
     }
 }
 
-/// Opens a device, and says of all but the CPU that it compiles.
+/// Opens a device, and notes that a GPU's first run compiles kernels.
 ///
 /// # Errors
 /// As [`DeviceChoice::open`].
@@ -53,29 +54,37 @@ pub(crate) fn open(choice: DeviceChoice, console: &Console) -> Result<Device> {
     if !DeviceChoice::is_cpu(&device) {
         let name = DeviceChoice::name(&device);
         console.note(format!(
-            "compiling kernels for `{name}` as they are met; the first run takes longer"
+            "compiling kernels for `{name}` when first needed; the first run takes longer"
         ));
     }
     Ok(device)
 }
 
-/// Says so where a step of a section has fewer batches than there are devices.
-pub(crate) fn note_idle_devices(
+/// Checks that the devices of a training suit the settings of its section, and notes idle ones.
+///
+/// # Errors
+/// If a device cannot compute in the dtype.
+pub(crate) fn check_devices(
     console: &Console,
     command: &str,
     section: Section,
     devices: &[Device],
-    num_batches: usize,
-) {
-    if let Some(note) = idle_devices(section, devices.len(), num_batches) {
+    dtype: WeightDtype,
+    optimizer: &OptimizerSettings,
+) -> Result<()> {
+    let source = DtypeSource::Key(section);
+    devices.iter().try_for_each(|device| require_dtype(device, source, dtype))?;
+    if let Some(note) = idle_devices(section, devices.len(), optimizer.gradient_accumulation) {
         console.note(format!("{command}: {note}"));
     }
+    Ok(())
 }
 
+/// The note about devices that get no batch in a training step.
 fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Option<String> {
     let num_idle = num_devices.checked_sub(num_batches).filter(|num_idle| *num_idle > 0)?;
     Some(format!(
-        "{num_idle} of {num_devices} devices stay idle, as a step has so few batches; hint: set \
+        "{num_idle} of {num_devices} devices stay idle, because a step has too few batches; hint: set \
          `{section}.optimizer.gradient_accumulation` (now {num_batches}) to a multiple of {num_devices}"
     ))
 }
@@ -87,7 +96,7 @@ mod tests {
     use crate::device::name_of_gpu;
 
     #[test]
-    fn several_devices_are_gpus_each_named_once() {
+    fn several_devices_must_be_distinct_gpus() {
         let devices = |text: &str| text.parse().map(|DeviceChoices(choices)| choices);
         assert_eq!(devices("cpu"), Ok(vec![Cpu]));
         assert_eq!(devices("wgpu"), Ok(vec![Wgpu]));
@@ -96,11 +105,11 @@ mod tests {
         for (text, said) in [
             ("cpu,cpu", "`cpu` is named twice"),
             ("cuda,cuda:1,cuda:0", "`cuda:0` is named twice"),
-            ("cpu,cuda:0", "several devices are CUDA GPUs, as in `cuda:0,cuda:1`"),
-            ("cuda:0,wgpu", "several devices are CUDA GPUs"),
+            ("cpu,cuda:0", "several devices must be CUDA GPUs, as in `cuda:0,cuda:1`"),
+            ("cuda:0,wgpu", "several devices must be CUDA GPUs"),
             ("cuda:0,", "expected `cpu`, `cuda`, `cuda:N` or `wgpu`"),
             ("", "expected `cpu`"),
-            ("cuda:0,cuda:x", "`x` is not the number of a GPU"),
+            ("cuda:0,cuda:x", "`x` is not a GPU's number"),
         ] {
             let message = devices(text).unwrap_err();
             assert!(message.contains(said), "{text}: {message}");
@@ -108,20 +117,20 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_called_what_the_command_line_calls_them() {
+    fn device_names_parse_on_the_command_line() {
         assert_eq!(DeviceChoice::name(&Device::flex()), "cpu");
-        for (told, name) in [
+        for (debug, name) in [
             ("Device<Cube(Cuda(Cuda(1)))>", "cuda:1"),
             ("Device<Cuda(0)>", "cuda:0"),
             ("Device<Cube(Wgpu(WgpuDevice { kind: DefaultDevice, backend: Auto }))>", "wgpu"),
         ] {
-            assert_eq!(name_of_gpu(told), name);
+            assert_eq!(name_of_gpu(debug), name);
             name.parse::<DeviceChoice>().expect("the command line takes it");
         }
     }
 
     #[test]
-    fn devices_without_a_batch_are_told() {
+    fn idle_devices_are_noted() {
         for (num_devices, num_batches) in [(1, 1), (1, 8), (2, 2), (4, 9)] {
             assert_eq!(idle_devices(Section::Head, num_devices, num_batches), None);
         }

@@ -1,6 +1,7 @@
-//! Heads and adapters, as a recipe names or trains them.
+//! Reads heads and adapters that a recipe names or trains.
+//!
+//! Every export is checked against the models at hand, and messages name each difference.
 
-pub(crate) mod bigrams;
 pub(crate) mod calibration;
 pub(crate) mod cascades;
 pub(crate) mod config_keys;
@@ -8,7 +9,6 @@ pub(crate) mod draft_model;
 pub(crate) mod draft_vocabulary;
 mod kind;
 pub(crate) mod lookup;
-mod models;
 pub(crate) mod tuned;
 
 use std::path::{Path, PathBuf};
@@ -24,37 +24,31 @@ use self::cascades::Cascades;
 use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
-use self::models::check_models;
 use crate::names::DrafterName;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::workspace::Workspace;
 
-/// What was trained for a pair.
+/// Heads and adapters of a pair of models, and what else its drafters need.
+#[derive(Default)]
 pub(crate) struct Exports {
     pub(crate) head: Option<HeadExport>,
-    /// The tokens that the draft may draw; all of them if None.
+    /// The tokens that the draft may propose; all if None.
     pub(crate) draft_tokens: Option<DraftTokens>,
-    /// By exit layer.
+    /// Sorted by exit layer.
     pub(crate) adapters: Vec<AdapterExport>,
-    /// The second, smaller draft, where a cascade has it.
+    /// The second, smaller draft, if a cascade uses it.
     pub(crate) small_draft: Option<CausalLm>,
-    /// Prompt lookup, where it is asked for.
+    /// Prompt lookup as a drafter, if it is measured.
     pub(crate) lookup: Option<Lookup>,
-    /// Cascades, where they are asked for.
+    /// Cascades and merged drafts, if there are any.
     pub(crate) cascades: Option<Cascades>,
 }
 
 impl Exports {
-    /// Nothing was trained.
-    pub(crate) fn none() -> Self {
-        let (adapters, small_draft, lookup) = (Vec::new(), None, None);
-        Self { head: None, draft_tokens: None, adapters, small_draft, lookup, cascades: None }
-    }
-
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
     ///
     /// # Errors
-    /// If one is missing, broken, or of other models than the workspace's.
+    /// If one is missing or invalid, or belongs to other models than the workspace's.
     pub(crate) fn read(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
@@ -67,7 +61,7 @@ impl Exports {
         }
         let adapters = read_adapters(&dirs, workspace)?;
         let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-        Ok(Self { head, draft_tokens, adapters, ..Self::none() })
+        Ok(Self { head, draft_tokens, adapters, ..Self::default() })
     }
 
     /// Adds the evaluation's prompt lookup, cascades, merged drafts and small draft.
@@ -84,14 +78,17 @@ impl Exports {
         let lookup = evaluate.max_gram.as_ref().map(|_| read()).transpose()?;
         let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
         let asked = (&evaluate.cascades[..], &evaluate.merged[..]);
-        let behind = || lookup.clone().map_or_else(read, Ok);
-        let cascades = Cascades::read(asked, behind, head, adapters, workspace)?;
+        let shared = || lookup.clone().map_or_else(read, Ok);
+        let cascades = Cascades::read(asked, shared, head, adapters, workspace)?;
         let merged = evaluate.merged.iter().flat_map(|it| &it.drafters);
         let drafters = evaluate.cascades.iter().flat_map(|it| &it.drafters).chain(merged);
         Self { lookup, cascades, ..self }.with_small_draft(drafters, workspace)
     }
 
     /// Checks that the drafters of cascades and merged drafts exist.
+    ///
+    /// # Errors
+    /// If one does not exist.
     fn check_drafters(&self, evaluate: &EvaluateRecipe, workspace: &Workspace) -> Result<()> {
         let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
         let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
@@ -107,25 +104,25 @@ impl Exports {
         }
         let mut exits = named().filter_map(|(key, id)| Some((key, id.exit_layer()?)));
         if let Some((key, exit_layer)) =
-            exits.find(|(_, exit_layer)| self.adapter_behind(*exit_layer).is_none())
+            exits.find(|(_, exit_layer)| self.adapter_at(*exit_layer).is_none())
         {
             bail!(
-                "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter behind \
+                "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter after \
                  layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
             );
         }
         Ok(())
     }
 
-    /// The adapter behind this exit layer.
-    fn adapter_behind(&self, exit_layer: usize) -> Option<&AdapterExport> {
+    /// The adapter after this number of the target's layers.
+    fn adapter_at(&self, exit_layer: usize) -> Option<&AdapterExport> {
         self.adapters.iter().find(|adapter| adapter.config.exit_layer == exit_layer)
     }
 
-    /// Adds the small draft, if it is among these drafters.
+    /// Adds the small draft if it is one of `drafters`.
     ///
     /// # Errors
-    /// If it cannot be read, or is of another tokenizer.
+    /// If it cannot be read, or has another tokenizer.
     pub(crate) fn with_small_draft<'d>(
         self,
         mut drafters: impl Iterator<Item = &'d DrafterId>,
@@ -136,10 +133,10 @@ impl Exports {
         Ok(Self { small_draft, ..self })
     }
 
-    /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.
+    /// Reads the head or adapter in `dir`, and with a head the tokens that `recipe` lets its draft propose.
     ///
     /// # Errors
-    /// If it is broken, or of other models than the workspace's.
+    /// If it is invalid, or belongs to other models than the workspace's.
     pub(crate) fn read_export(
         kind: ExportKind,
         dir: &Path,
@@ -150,28 +147,28 @@ impl Exports {
             ExportKind::Head => {
                 let head = read_draft_head(dir, workspace)?;
                 let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-                Self { head: Some(head), draft_tokens, ..Self::none() }
+                Self { head: Some(head), draft_tokens, ..Self::default() }
             }
             ExportKind::Adapter => {
                 let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
-                Self { adapters, ..Self::none() }
+                Self { adapters, ..Self::default() }
             }
         })
     }
 
-    /// All heads, of whichever drafter.
+    /// The heads of all drafters.
     pub(crate) fn heads(&self) -> impl Iterator<Item = &HeadExport> {
         let of_adapters = self.adapters.iter().filter_map(|adapter| adapter.head.as_ref());
         self.head.iter().chain(of_adapters)
     }
 
-    /// How many tokens a drafter may draw where that is not its export's own business: all if None.
+    /// The number of tokens that a separate draft may propose; all if None.
     pub(crate) fn num_draft_tokens(&self, drafter: DrafterName) -> Option<usize> {
         let is_draft = drafter == DrafterName::Of(DrafterId::Draft);
         self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
     }
 
-    /// A hash of the weights of the target and a draft or self-draft, and of what that may draw.
+    /// A hash of the weights of the target and a drafter, and of the tokens that it may propose.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -179,7 +176,7 @@ impl Exports {
         let target = workspace.target_hash()?;
         let hash = match drafter {
             DrafterId::SelfDraft { exit_layer } => self
-                .adapter_behind(exit_layer)
+                .adapter_at(exit_layer)
                 .map(|it| workspace.adapter_hash(&it.dir, &it.config))
                 .transpose()?,
             _ => workspace
@@ -190,22 +187,22 @@ impl Exports {
         Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 
-    /// The directory of what tuning promises for a drafter: its head's, or that of an adapter
-    /// without one.
+    /// The directory whose `config.json` holds a drafter's tuned rule: the head's, or the adapter's if it
+    /// has no head.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         match drafter {
             DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
-                let found = self.adapter_behind(exit_layer);
+                let found = self.adapter_at(exit_layer);
                 found.map(|adapter| adapter.tuned_dir().to_path_buf())
             }
-            // Nothing is tuned for the others.
+            // Other drafters are not tuned.
             _ => None,
         }
     }
 }
 
-/// The directories of the adapters that are evaluated.
+/// The directories of the evaluated adapters.
 pub(crate) fn adapter_dirs(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Vec<PathBuf> {
     match &evaluate.adapters {
         Some(dirs) => dirs.clone(),
@@ -213,13 +210,13 @@ pub(crate) fn adapter_dirs(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Vec<Pa
     }
 }
 
-/// The directory of the head that is evaluated, if one is.
+/// The directory of the evaluated head, if there is one.
 pub(crate) fn head_dir(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Option<PathBuf> {
     let own = recipe.head.as_ref().map(|_| recipe.head_dir());
     evaluate.head.clone().or(own)
 }
 
-/// An adapter and where it came from.
+/// An adapter and its directory.
 pub(crate) struct AdapterExport {
     pub(crate) adapter: Adapter,
     pub(crate) config: AdapterConfig,
@@ -229,13 +226,12 @@ pub(crate) struct AdapterExport {
 }
 
 impl AdapterExport {
-    /// Reads the adapter in a directory, after a check that it was trained for the target, and
-    /// leaves its head alone.
+    /// Reads the adapter in a directory without its head, and checks that it was trained for the target.
     ///
     /// # Errors
-    /// If it is broken, or of another target.
+    /// If it is invalid, or belongs to another target.
     pub(crate) fn without_head(dir: &Path, workspace: &Workspace) -> Result<Self> {
-        need_adapter(dir)?;
+        need_export(ExportKind::Adapter, dir)?;
         let (config, adapter) = workspace.adapter_in(dir, workspace.dtype())?;
         let target = ("target", &config.target_hash, workspace.target_hash()?);
         check_models("adapter", dir, &[target])?;
@@ -248,12 +244,12 @@ impl AdapterExport {
     }
 }
 
-/// The directory in an adapter's for its head.
+/// The directory for an adapter's head, inside the adapter's.
 pub(crate) fn adapter_head_dir(adapter_dir: &Path) -> PathBuf {
     adapter_dir.join("head")
 }
 
-/// The same, where there is a head.
+/// The directory of an adapter's head, if it has one.
 pub(crate) fn found_adapter_head(adapter_dir: &Path) -> Option<PathBuf> {
     Some(adapter_head_dir(adapter_dir)).filter(|dir| dir.join("config.json").is_file())
 }
@@ -261,7 +257,7 @@ pub(crate) fn found_adapter_head(adapter_dir: &Path) -> Option<PathBuf> {
 /// Reads the head of the adapter in `dir`, if it has one.
 ///
 /// # Errors
-/// If it is broken, or of another adapter or target.
+/// If it is invalid, or belongs to another adapter or target.
 pub(crate) fn read_adapter_head(
     dir: &Path,
     config: &AdapterConfig,
@@ -279,17 +275,17 @@ pub(crate) fn read_adapter_head(
     Ok(Some(head))
 }
 
-/// Checks that training has been there, where the recipe trains adapters' heads.
+/// Checks that the adapter in `dir` has a head, if the recipe trains heads for its adapters.
 ///
 /// # Errors
-/// If there is no head for the adapter in `dir`.
+/// If it has none.
 pub(crate) fn need_adapter_head(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
     dir: &Path,
 ) -> Result<()> {
     let is_own = recipe.adapter_head.is_some() && evaluate.adapters.is_none();
-    need_adapter(dir)?;
+    need_export(ExportKind::Adapter, dir)?;
     if !is_own || found_adapter_head(dir).is_some() {
         return Ok(());
     }
@@ -300,7 +296,7 @@ pub(crate) fn need_adapter_head(
     )
 }
 
-/// Reads adapters with their heads, each of another exit layer and all of this target.
+/// Reads adapters with their heads, and checks that their exit layers differ.
 fn read_adapters(dirs: &[PathBuf], workspace: &Workspace) -> Result<Vec<AdapterExport>> {
     let mut adapters: Vec<AdapterExport> = Vec::with_capacity(dirs.len());
     for dir in dirs {
@@ -308,7 +304,7 @@ fn read_adapters(dirs: &[PathBuf], workspace: &Workspace) -> Result<Vec<AdapterE
         adapter.head = read_adapter_head(dir, &adapter.config, workspace)?;
         if adapters.iter().any(|other| other.config.exit_layer == adapter.config.exit_layer) {
             bail!(
-                "two adapters sit behind layer {}, the second in `{}`; hint: evaluate one at a time",
+                "two adapters have the exit layer {}, the second in `{}`; hint: evaluate one at a time",
                 adapter.config.exit_layer,
                 dir.display()
             );
@@ -319,27 +315,27 @@ fn read_adapters(dirs: &[PathBuf], workspace: &Workspace) -> Result<Vec<AdapterE
     Ok(adapters)
 }
 
-/// A head and where it came from.
+/// A head and its directory.
 pub(crate) struct HeadExport {
     pub(crate) head: AcceptanceHead,
     pub(crate) config: AcceptanceHeadConfig,
-    /// What its predictions are worth.
+    /// The calibration of its predictions.
     pub(crate) calibration: HeadCalibration,
     pub(crate) dir: PathBuf,
 }
 
 impl HeadExport {
-    /// Reads the head in a directory, for a drafter of this hidden size.
+    /// Reads the head in a directory, for a drafter with this hidden size.
     ///
     /// # Errors
-    /// If it is missing, broken, or for another hidden size.
+    /// If it is missing or invalid, or has another hidden size.
     pub(crate) fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
         let (config, head) = workspace.head(dir, hidden_size)?;
         Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
     }
 }
 
-/// Reads the head that the recipe names, or trains.
+/// Reads the head that the recipe names or trains.
 fn read_head(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
@@ -348,51 +344,54 @@ fn read_head(
     let Some(dir) = head_dir(recipe, evaluate) else {
         return Ok(None);
     };
-    need_head(&dir)?;
+    need_export(ExportKind::Head, &dir)?;
     read_draft_head(&dir, workspace).map(Some)
 }
 
-/// Checks that training has been there.
+/// Checks that `dir` contains an export of this kind.
 ///
 /// # Errors
-/// If there is no head in `dir`.
-pub(crate) fn need_head(dir: &Path) -> Result<()> {
+/// If it has no `config.json`.
+pub(crate) fn need_export(kind: ExportKind, dir: &Path) -> Result<()> {
     if dir.join("config.json").is_file() {
         return Ok(());
     }
+    let (what, command, key) = match kind {
+        ExportKind::Head => ("acceptance head", "train-head", "evaluate.head"),
+        ExportKind::Adapter => ("adapter", "train-adapter", "evaluate.adapters"),
+    };
     bail!(
-        "there is no acceptance head in `{}`, which has no `config.json`; \
-         hint: run `draftsmith train-head` with this recipe first, or set `evaluate.head`",
+        "there is no {what} in `{}`, which has no `config.json`; \
+         hint: run `draftsmith {command}` with this recipe first, or set `{key}`",
         dir.display()
     )
 }
 
-/// The same of an adapter.
-///
-/// # Errors
-/// If there is none in `dir`.
-pub(crate) fn need_adapter(dir: &Path) -> Result<()> {
-    if dir.join("config.json").is_file() {
-        return Ok(());
+/// Checks the hashes of models that an export names. An entry of `models` is a role, the hash in the
+/// export and the current hash.
+fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]) -> Result<()> {
+    for (of, found, now) in models {
+        let Some(found) = found.as_ref().filter(|hash| hash != now) else { continue };
+        bail!(
+            "the {what} in `{}` was trained with another {of} (hash {found}, this one's is {now}); \
+             hint: train it again, or use the {of} it belongs to",
+            dir.display()
+        );
     }
-    bail!(
-        "there is no adapter in `{}`, which has no `config.json`; \
-         hint: run `draftsmith train-adapter` with this recipe first, or set `evaluate.adapters`",
-        dir.display()
-    )
+    Ok(())
 }
 
-/// Reads the draft's head in a directory, after a check that it was trained with draft and target.
+/// Reads the draft's head in a directory, and checks that it was trained with this draft and target.
 ///
 /// # Errors
-/// If it is missing, broken, or of another draft or target.
+/// If it is missing or invalid, or belongs to another draft or target.
 pub(crate) fn read_draft_head(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
     const NO_DRAFT: &str =
         "an acceptance head needs its draft; hint: set `models.draft`, or drop the head";
     let draft = workspace.draft_shape()?.context(NO_DRAFT)?;
     let head = HeadExport::read(dir, draft.hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
-    // Files of others say nothing, and a model is hashed only where it is compared.
+    // Heads from elsewhere have no hashes. A model is hashed only for a comparison.
     if draft_hash.is_some() {
         let draft = ("draft", draft_hash, workspace.draft_hash()?.context(NO_DRAFT)?);
         check_models("head", dir, &[draft])?;
@@ -404,11 +403,11 @@ pub(crate) fn read_draft_head(dir: &Path, workspace: &Workspace) -> Result<HeadE
     Ok(head)
 }
 
-/// The key of what an export was trained on, among those of its training.
+/// The key of the training data, in an export's training settings.
 pub(crate) const TRAINED_ON: &str = "data";
 
-/// Checks that text is shaped and stopped as in the data that an export was trained on, where it says
-/// how that was.
+/// Checks that tokenizer, chat template and ends of answers are those of an export's training data, as
+/// far as the export names them.
 fn check_text(
     what: &str,
     dir: &Path,

@@ -1,11 +1,11 @@
-//! Models by their name on the Hugging Face Hub: `org/name`, or `org/name@revision`.
+//! Finds models by their name on the Hugging Face Hub: `org/name` or `org/name@revision`.
 //!
-//! A model is looked for in the cache that Python's `huggingface_hub` keeps, and downloaded into it
-//! where it is not whole: configuration, tokenizer, chat template and weights, no code and nothing
-//! else. `hf-hub` speaks with the Hub, on a thread of its own: it knows no time-outs, so here a
-//! download that stands still for too long is given up. What came is kept, and resumed.
+//! We look in the cache that Python's `huggingface_hub` uses, and download what is missing into it: only
+//! configuration, tokenizer, chat template and weights, and never code. The crate `hf-hub` has no
+//! time-outs, so it downloads on a separate thread, which we abandon if it stalls. A later run resumes the
+//! download. Only this file, `served/client.rs` and `data_store/cloud.rs` use the network.
 //!
-//! The environment is read as `huggingface_hub` reads it: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
+//! The environment variables are those of `huggingface_hub`: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
 //! `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`.
 
 #[cfg(test)]
@@ -14,43 +14,43 @@ mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_data::hash_file;
 use draftsmith_files::check_room;
 use draftsmith_model::{WEIGHT_NAMES, weight_files};
-use hf_hub::api::Progress as Watcher;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 
-/// How long a download may stand still, where the environment does not say.
+/// How long a download may stall if the environment sets no limit.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How often Ctrl-C is looked for meanwhile.
+/// How often to check for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
-/// How often a download that broke off is resumed.
+/// How often an interrupted download is resumed.
 const NUM_RETRIES: usize = 3;
-/// What is wanted of a model.
+const HELD: &str = "nobody panics while holding it";
+
+/// Which files of a model are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     All,
-    /// What is read without its weights.
     AllButWeights,
 }
 
-/// The directory of a model that is given as one, or by its name on the Hub.
+/// The directory of a model given as a directory or as a name on the Hub.
 ///
 /// # Errors
-/// If it has a name of the Hub's form, is no directory, and is neither in the cache nor can be
-/// downloaded.
+/// If it is not a directory, looks like a name on the Hub, and is neither cached nor downloadable.
 pub(crate) fn model_dir(given: &Path, wanted: Wanted, console: &Console) -> Result<PathBuf> {
     match HubModel::parse(given) {
         Some(model) if !given.exists() => Hub::from_env()?.dir(&model, wanted, console),
-        // What is not there is told of where it is read.
+        // A missing directory is reported when it is read.
         _ => Ok(given.to_path_buf()),
     }
 }
@@ -71,7 +71,7 @@ impl fmt::Display for HubModel {
 }
 
 impl HubModel {
-    /// A text that can be a name of the Hub's.
+    /// Parses a text that has the form of a name on the Hub.
     fn parse(given: &Path) -> Option<Self> {
         let text = given.to_str()?;
         let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
@@ -107,7 +107,7 @@ impl Hub {
             Some(home) => PathBuf::from(home),
             None => std::env::home_dir()
                 .context(
-                    "there is no home directory for models of the Hub; \
+                    "there is no home directory for the Hub's cache; \
                      hint: set `HF_HOME`, or give the model's directory",
                 )?
                 .join(".cache/huggingface"),
@@ -127,22 +127,22 @@ impl Hub {
         })
     }
 
-    /// A model's directory in the cache, which it is downloaded into where it is not whole.
+    /// A model's directory in the cache, after downloading missing files.
     fn dir(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
         match self.cached(model) {
             Some(dir) if is_whole(&dir, wanted) => Ok(dir),
-            // What is missing is named where it is read; it may be meant so.
+            // The reader names a missing file, which may be intended.
             Some(dir) if self.is_offline => Ok(dir),
             _ if self.is_offline => bail!(
                 "`{model}` is neither a directory nor in the cache `{}`, and `HF_HUB_OFFLINE` is \
-                 set; hint: download it where there is a network, or give its directory",
+                 set; hint: download it with a network, or give its directory",
                 self.cache.display()
             ),
             _ => self.download(model, wanted, console),
         }
     }
 
-    /// The snapshot that a revision of a model stands for.
+    /// The cached snapshot of a model's revision.
     fn cached(&self, model: &HubModel) -> Option<PathBuf> {
         let root = self.cache.join(model.repo().folder_name());
         let reference = std::fs::read_to_string(root.join("refs").join(&model.revision));
@@ -152,85 +152,76 @@ impl Hub {
     }
 
     fn download(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
-        let builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
-            .with_token(self.token.clone())
-            .with_retries(NUM_RETRIES)
-            .with_user_agent("draftsmith", env!("CARGO_PKG_VERSION"))
-            .with_progress(false);
-        let builder = match &self.endpoint {
-            Some(endpoint) => builder.with_endpoint(endpoint.trim_end_matches('/').to_owned()),
-            None => builder,
-        };
-        let repo = builder.build().context("cannot set up a connection")?.repo(model.repo());
-        let snapshots = self.cache.join(model.repo().folder_name()).join("snapshots");
-        let (sender, events) = mpsc::channel();
-        // Left behind where it stands still: no call of it can be broken off.
-        std::thread::spawn(move || {
-            let done = files_of(&repo, wanted, &snapshots, &sender);
-            // Nobody listens any more where it was given up.
-            let _ = sender.send(Event::Done(done));
-        });
-        let explained = || {
+        let transfer = Arc::new(Mutex::new(Transfer::new("", 0)));
+        let finished = self.start_download(model, wanted, transfer.clone())?;
+        let cannot = || {
             format!(
-                "`{model}` is not a directory, and could not be had from the Hugging Face Hub; \
+                "`{model}` is not a directory, and downloading it from the Hugging Face Hub failed; \
                  hint: check the name and the network; a private model needs `HF_TOKEN`"
             )
         };
-        let mut shown: Option<(String, Progress)> = None;
-        let (mut last, mut in_progress) = (Instant::now(), 0);
+        let (mut bar, mut shown): (Option<Progress>, Transfer) = (None, Transfer::new("", 0));
         let dir = loop {
             if console.is_interrupted() {
                 return Err(Interrupted.into());
             }
-            match events.recv_timeout(TICK) {
-                Ok(event) => {
-                    last = Instant::now();
-                    match event {
-                        Event::File { name, num_bytes } => {
-                            in_progress = 0;
-                            check_room(&format!("`{name}`"), &self.cache, num_bytes)?;
-                            match &shown {
-                                Some((file, progress)) if *file == name => progress.skip_to(0),
-                                _ => {
-                                    let total = megabytes(num_bytes).max(1);
-                                    let bar = Progress::new(console, "download", "MB", total);
-                                    bar.message(&name);
-                                    if let Some((_, done)) = shown.replace((name, bar)) {
-                                        done.clear();
-                                    }
-                                }
-                            }
-                        }
-                        Event::Bytes(num_bytes) => {
-                            let before = megabytes(in_progress);
-                            in_progress += num_bytes;
-                            if let Some((_, progress)) = &shown {
-                                progress.advance(megabytes(in_progress) - before);
-                            }
-                        }
-                        Event::Done(done) => break done.with_context(explained)?,
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) if last.elapsed() < self.timeout => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    let file = shown.as_ref().map_or("", |(name, _)| name);
-                    return Err(anyhow::anyhow!(
-                        "nothing came for {} s{}; what came is kept and resumed",
-                        self.timeout.as_secs(),
-                        if file.is_empty() { String::new() } else { format!(" of `{file}`") }
-                    )
-                    .context(explained()));
-                }
+            match finished.recv_timeout(TICK) {
+                Ok(done) => break done.with_context(cannot)?,
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("{}: the Hub's answer is not one that can be read", explained())
+                    bail!("{}: cannot read the Hub's answer", cannot())
                 }
             }
+            let now = transfer.lock().expect(HELD).clone();
+            if now.last.elapsed() >= self.timeout {
+                let seconds = self.timeout.as_secs();
+                let file =
+                    if now.file.is_empty() { String::new() } else { format!(" of `{}`", now.file) };
+                return Err(anyhow!(
+                    "received nothing for {seconds} s{file}; the next run resumes the download"
+                ))
+                .with_context(cannot);
+            }
+            if now.file != shown.file {
+                check_room(&format!("`{}`", now.file), &self.cache, now.num_bytes)?;
+                let total = megabytes(now.num_bytes).max(1);
+                let new = Progress::new(console, "download", "MB", total);
+                new.message(&now.file);
+                bar.replace(new).into_iter().for_each(Progress::clear);
+            }
+            if let Some(bar) = &bar {
+                bar.move_to(megabytes(now.num_received));
+            }
+            shown = now;
         };
-        if let Some((_, done)) = shown {
-            done.clear();
-        }
+        bar.into_iter().for_each(Progress::clear);
         console.note(format!("download: `{model}` is in `{}`", dir.display()));
         Ok(dir)
+    }
+
+    /// Starts the download on a thread, which is abandoned if it stalls, as `hf-hub` cannot cancel.
+    fn start_download(
+        &self,
+        model: &HubModel,
+        wanted: Wanted,
+        transfer: Arc<Mutex<Transfer>>,
+    ) -> Result<Receiver<Result<PathBuf>>> {
+        let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
+            .with_token(self.token.clone())
+            .with_retries(NUM_RETRIES)
+            .with_user_agent("draftsmith", env!("CARGO_PKG_VERSION"))
+            .with_progress(false);
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+        }
+        let repo = builder.build().context("cannot set up a connection")?.repo(model.repo());
+        let snapshots = self.cache.join(model.repo().folder_name()).join("snapshots");
+        let (sender, finished) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Fails only if the receiver has given up.
+            let _ = sender.send(download_missing(&repo, wanted, &snapshots, &transfer));
+        });
+        Ok(finished)
     }
 }
 
@@ -238,38 +229,45 @@ fn megabytes(num_bytes: u64) -> u64 {
     num_bytes / 1_000_000
 }
 
-/// What the thread that downloads tells.
-enum Event {
-    /// A file begins, or begins again.
-    File { name: String, num_bytes: u64 },
-    /// More of it came.
-    Bytes(u64),
-    /// It ended: the directory.
-    Done(Result<PathBuf>),
+/// The download of one file, shared with the thread that downloads.
+#[derive(Debug, Clone)]
+struct Transfer {
+    file: String,
+    num_bytes: u64,
+    num_received: u64,
+    /// When something was last received.
+    last: Instant,
 }
 
-/// Tells of a file as it comes.
-struct Teller<'a>(&'a Sender<Event>);
+impl Transfer {
+    fn new(file: &str, num_bytes: u64) -> Self {
+        Self { file: file.to_owned(), num_bytes, num_received: 0, last: Instant::now() }
+    }
+}
 
-impl Watcher for Teller<'_> {
+/// Updates a transfer.
+struct Watcher<'a>(&'a Mutex<Transfer>);
+
+impl hf_hub::api::Progress for Watcher<'_> {
     fn init(&mut self, size: usize, filename: &str) {
-        let (name, num_bytes) = (filename.to_owned(), size as u64);
-        let _ = self.0.send(Event::File { name, num_bytes });
+        *self.0.lock().expect(HELD) = Transfer::new(filename, size as u64);
     }
 
     fn update(&mut self, size: usize) {
-        let _ = self.0.send(Event::Bytes(size as u64));
+        let mut transfer = self.0.lock().expect(HELD);
+        transfer.num_received += size as u64;
+        transfer.last = Instant::now();
     }
 
     fn finish(&mut self) {}
 }
 
-/// Downloads what is missing of a model, and returns its directory, one of `snapshots`.
-fn files_of(
+/// Downloads a model's missing files and returns its directory in `snapshots`.
+fn download_missing(
     repo: &ApiRepo,
     wanted: Wanted,
     snapshots: &Path,
-    sender: &Sender<Event>,
+    transfer: &Mutex<Transfer>,
 ) -> Result<PathBuf> {
     let known = repo.info().map_err(refusal)?;
     let dir = snapshots.join(&known.sha);
@@ -280,16 +278,16 @@ fn files_of(
             return Ok(path);
         }
         let path = repo
-            .download_with_progress(name, Teller(sender))
+            .download_with_progress(name, Watcher(transfer))
             .map_err(refusal)
             .with_context(|| format!("`{name}`"))?;
         check_hash(&path).with_context(|| format!("`{name}`"))?;
         if path.parent() != Some(&dir) {
-            bail!("it was changed while it was downloaded; hint: run the same command again");
+            bail!("the repository changed during the download; hint: run the same command again");
         }
         Ok(path)
     };
-    // Configuration before weights: a model that cannot be read is known before a long download.
+    // The configuration comes first, so that an unsupported model fails before a long download.
     for name in small_files(&known) {
         get(name)?;
     }
@@ -305,12 +303,12 @@ fn files_of(
                 get(&name)?;
             }
         }
-        None => bail!("it has no `{}` and no `{}`", WEIGHT_NAMES[0].0, WEIGHT_NAMES[0].1),
+        None => bail!("it has neither `{}` nor `{}`", WEIGHT_NAMES[0].0, WEIGHT_NAMES[0].1),
     }
     Ok(dir)
 }
 
-/// What is read of a model beside its weights: no program is, and nothing in a directory.
+/// The files we read besides the weights. Code and files in subdirectories are never downloaded.
 fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
     let names = known.iter().map(String::as_str);
     names.filter(|name| {
@@ -319,7 +317,7 @@ fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a snapshot has all that a model is read from.
+/// Whether a snapshot has every file that we read.
 fn is_whole(dir: &Path, wanted: Wanted) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     let has_weights = wanted == Wanted::AllButWeights
@@ -327,29 +325,29 @@ fn is_whole(dir: &Path, wanted: Wanted) -> bool {
     has("config.json") && has("tokenizer.json") && has_weights
 }
 
-/// Checks a file against its name in the cache, which is its hash where it is a large one.
+/// Checks a large file against its name in the cache, which is its SHA-256 hash.
 fn check_hash(path: &Path) -> Result<()> {
     let blob = path.canonicalize().with_context(|| format!("cannot read `{}`", path.display()))?;
     let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let is_hash = name.len() == 64 && name.chars().all(|c| c.is_ascii_hexdigit());
     if is_hash && hash_file(&blob)? != name.to_ascii_lowercase() {
-        // Else it would be taken for whole the next time.
+        // Otherwise the next run would use it.
         for path in [path, &blob] {
             let _ = std::fs::remove_file(path);
         }
-        bail!("it came damaged and was removed; hint: run the same command again");
+        bail!("the download was damaged and is removed; hint: run the same command again");
     }
     Ok(())
 }
 
-/// What the Hub refused, in its users' words.
+/// The Hub's error, explained.
 fn refusal(error: ApiError) -> anyhow::Error {
     let text = error.to_string();
     let why = |status: &str| text.contains(&format!("status: {status}"));
     if why("401") || why("403") {
-        anyhow::anyhow!("the Hub says that this is not allowed ({text})")
+        anyhow!("the Hub denies access ({text})")
     } else if why("404") {
-        anyhow::anyhow!("the Hub has no such model, revision or file ({text})")
+        anyhow!("the Hub has no such model, revision or file ({text})")
     } else {
         anyhow::Error::from(error)
     }

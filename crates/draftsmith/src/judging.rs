@@ -6,7 +6,7 @@
 //! counts and none has chosen what it is judged by.
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Recordings, Spending};
+use draftsmith_theory::{Counts, Recordings, TimedCounts};
 
 use crate::costs::Costs;
 use crate::results::{Estimate, ReplayRow};
@@ -57,7 +57,7 @@ impl<'a> Fold<'a> {
         &self,
         costs: &Costs,
         belongs: fn(&Choice) -> bool,
-    ) -> Result<(Choice, Vec<Spending>)> {
+    ) -> Result<(Choice, Vec<TimedCounts>)> {
         let choices: Vec<Choice> = self
             .choices
             .iter()
@@ -76,8 +76,8 @@ pub(crate) struct Judging<'a> {
     costs: &'a Costs,
     seed: u64,
     /// What fixed lengths take, each fold's best.
-    fixed: Vec<Spending>,
-    plain: Vec<Spending>,
+    fixed: Vec<TimedCounts>,
+    plain: Vec<TimedCounts>,
 }
 
 impl<'a> Judging<'a> {
@@ -99,7 +99,7 @@ impl<'a> Judging<'a> {
     }
 
     /// What the target alone takes.
-    pub(crate) fn plain(&self) -> &[Spending] {
+    pub(crate) fn plain(&self) -> &[TimedCounts] {
         &self.plain
     }
 
@@ -156,7 +156,7 @@ impl<'a> Judging<'a> {
     }
 
     /// What the best fixed lengths take.
-    pub(crate) fn fixed(&self) -> &[Spending] {
+    pub(crate) fn fixed(&self) -> &[TimedCounts] {
         &self.fixed
     }
 
@@ -164,7 +164,7 @@ impl<'a> Judging<'a> {
     ///
     /// # Errors
     /// If there is none.
-    pub(crate) fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<Spending>> {
+    pub(crate) fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<TimedCounts>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
             all.extend(fold.best(self.costs, belongs)?.1);
@@ -173,16 +173,19 @@ impl<'a> Judging<'a> {
     }
 
     /// The speed of one over the target's alone.
-    pub(crate) fn speedup(&self, own: &[Spending]) -> Estimate {
+    pub(crate) fn speedup(&self, own: &[TimedCounts]) -> Estimate {
         self.estimate(&|some| 1.0 + over(&self.plain, own, some))
     }
 
     /// A statistic over the judged responses, with its interval.
     pub(crate) fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
-        shown_interval(self.plain.len(), self.seed, statistic).into()
+        shown_interval(self.plain.len(), self.seed, statistic)
     }
 
-    fn perfect(&self, pick: impl Fn(&[Choice]) -> Result<Choice>) -> Result<Option<Vec<Spending>>> {
+    fn perfect(
+        &self,
+        pick: impl Fn(&[Choice]) -> Result<Choice>,
+    ) -> Result<Option<Vec<TimedCounts>>> {
         if self.folds.iter().any(|fold| fold.perfect.is_none()) {
             return Ok(None);
         }
@@ -196,7 +199,7 @@ impl<'a> Judging<'a> {
     fn spent<'s>(
         &'s self,
         pick: impl Fn(&'s Fold<'a>) -> Result<(&'s Recordings, Choice)>,
-    ) -> Result<Vec<Spending>> {
+    ) -> Result<Vec<TimedCounts>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
             let (recordings, choice) = pick(fold)?;
@@ -221,7 +224,7 @@ fn like(choices: &[Choice], shown: &Choice) -> Result<Choice> {
 }
 
 /// How much faster one is than the other over some responses, minus 1.
-pub(crate) fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 {
+pub(crate) fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -> f64 {
     per_token(slow, some) / per_token(fast, some) - 1.0
 }
 
@@ -279,7 +282,7 @@ mod tests {
             let candidate_length = length as usize;
             StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
         };
-        let expected: Vec<Spending> = [(&seldom, lengths[0]), (&often, lengths[1])]
+        let expected: Vec<TimedCounts> = [(&seldom, lengths[0]), (&often, lengths[1])]
             .into_iter()
             .flat_map(|(half, length)| {
                 half.replay(&config(length), &costs.rounds).expect("replays")

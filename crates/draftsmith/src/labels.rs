@@ -1,4 +1,4 @@
-//! The numbers of a row: the target's and the draft's probabilities at each position of a response.
+//! The labels of a response: the target's and the draft's probabilities at each of its positions.
 
 use anyhow::Result;
 use draftsmith_data::DraftColumns;
@@ -10,26 +10,26 @@ use draftsmith_theory::{
 
 use crate::pair::Pair;
 
-/// A target that is served elsewhere, and its draft.
+/// A target that servers run, and its draft.
 #[derive(Clone, Copy)]
 pub(crate) struct ServedModels<'m> {
     pub(crate) draft: Option<&'m CausalLm>,
-    /// The longest sequence that both read.
+    /// The longest sequence, in tokens, that both can read.
     pub(crate) context: usize,
-    /// How many tokens the target has.
+    /// The target's vocabulary size.
     pub(crate) vocab_size: usize,
 }
 
-/// The draft's own tokens Y.
+/// Where the draft's tokens Y come from.
 pub(crate) enum DraftTokens<'a> {
-    /// They are drawn.
+    /// Drawn from the draft's distributions.
     Drawn(&'a mut dyn Draws),
-    /// They were drawn before: one for each position of the response.
+    /// Drawn earlier: one for each position of the response.
     Given(&'a [u32]),
 }
 
 impl DraftTokens<'_> {
-    /// The one at a position, of which the draft's distribution is `q`.
+    /// The token at a position where the draft's distribution is `q`.
     fn at(&mut self, position: usize, q: &[f64]) -> usize {
         match self {
             Self::Drawn(draws) => draws.categorical(q),
@@ -38,7 +38,7 @@ impl DraftTokens<'_> {
     }
 }
 
-/// The columns that come from logits.
+/// The columns of a row that are computed from logits.
 #[derive(Debug)]
 pub(crate) struct Labels {
     pub(crate) response_target_log_prob: Vec<f32>,
@@ -46,7 +46,7 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
-    /// The numbers of a response, which target and draft read.
+    /// The labels of a response, computed by target and draft.
     ///
     /// # Errors
     /// If it does not fit, or a model fails.
@@ -67,8 +67,8 @@ impl Labels {
         Ok(label(decoding, &target, draft.as_ref(), &ids, draft_tokens))
     }
 
-    /// The numbers of a response that a served target gave, of what is known of it, which the draft
-    /// reads: what it takes all of the target's probabilities for is left out.
+    /// The labels of a served target's response, computed by the draft and from the known part of the
+    /// target's distributions. The cross-entropy needs those in full and is left out.
     ///
     /// # Errors
     /// If it does not fit, or the draft fails.
@@ -99,15 +99,14 @@ impl Labels {
     }
 }
 
-/// Labels a response X, the end of `ids`, from the logits after each prefix, beside the draft's own
-/// tokens Y.
+/// Labels a response X, the end of `ids`, and the draft's tokens Y from the logits after each prefix.
 ///
-/// log-probabilities at X and Y and overlap are of the distributions as served under `decoding`;
-/// entropy, cross-entropy, the top log-probability and the top ids know of a repetition penalty alone. A draft with fewer embeddings than
-/// the target gives the missing tokens chance 0.
+/// Log-probabilities of X and Y and the overlap are of the distributions that `decoding` draws from.
+/// Entropy, cross-entropy, top log-probability and top ids are of the raw logits after the repetition
+/// penalty. Tokens that only the target has get probability 0 from the draft.
 ///
 /// # Panics
-/// If there are more rows of logits than ids, or fewer given tokens, or one that the target does not have.
+/// If there are more rows of logits than ids, too few given tokens, or an id outside the vocabulary.
 fn label(
     decoding: &Decoding,
     target: &Logits,
@@ -116,13 +115,10 @@ fn label(
     mut draft_tokens: DraftTokens<'_>,
 ) -> Labels {
     let (prompt_ids, response_ids) = ids.split_at(ids.len() - target.num_rows());
-    let mut labels = Labels {
-        response_target_log_prob: Vec::with_capacity(response_ids.len()),
-        draft: draft.map(|_| DraftColumns {
-            draft_target_cross_entropy: Some(Vec::with_capacity(response_ids.len())),
-            ..DraftColumns::default()
-        }),
-    };
+    let columns =
+        || DraftColumns { draft_target_cross_entropy: Some(Vec::new()), ..DraftColumns::default() };
+    let mut labels =
+        Labels { response_target_log_prob: Vec::new(), draft: draft.map(|_| columns()) };
     for (i, id) in response_ids.iter().enumerate() {
         let before = || ids[..prompt_ids.len() + i].iter().copied();
         let target_row = &*decoding.penalised(target.row(i), before());
@@ -162,7 +158,7 @@ fn push(
     columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
 }
 
-/// The log-probability as served of a token behind others.
+/// The log-probability that `decoding` gives token `id` after the tokens `before`.
 pub(crate) fn log_prob(decoding: &Decoding, logits: &[f32], before: &[u32], id: u32) -> f32 {
     let logits = decoding.penalised(logits, before.iter().copied());
     log(decoding.probs(&logits)[id as usize])
@@ -178,7 +174,7 @@ mod tests {
     use draftsmith_theory::{Sampling, SeededDraws};
 
     #[test]
-    fn the_columns_are_what_they_are_called() {
+    fn each_column_holds_its_quantity() {
         let (p, q) = ([0.5_f64, 0.25, 0.25], [0.2_f64, 0.5, 0.3]);
         let logits = |probs: [f64; 3]| probs.map(|p| p.ln() as f32).to_vec();
         let (target, draft) = (Logits::new(logits(p), 3), Logits::new(logits(q), 3));
@@ -186,7 +182,7 @@ mod tests {
         let decoding = Decoding::sampled(Sampling::default());
         let labels = label(&decoding, &target, Some(&draft), &[2], DraftTokens::Drawn(&mut draws));
         let close = |found: f32, expected: f64| {
-            // Logits were rounded to f32 on the way in.
+            // The logits above were rounded to f32.
             assert!((f64::from(found) - expected).abs() < 1e-6, "{found} for {expected}");
         };
         close(labels.response_target_log_prob[0], 0.25_f64.ln());
@@ -206,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn served_columns_are_warped_and_raw_ones_are_not() {
+    fn log_probs_follow_the_decoding_and_entropy_does_not() {
         let target = Logits::new(vec![3.0, 1.0, 0.0], 3);
         let draft = Logits::new(vec![0.0, 2.0], 2);
         let mut draws = SeededDraws::new(1, &["test"]);
@@ -217,6 +213,6 @@ mod tests {
         assert_eq!(columns.draft_ids, [1]);
         assert_eq!(columns.target_log_prob, [f32::NEG_INFINITY]);
         assert_eq!(columns.overlap, [0.0]);
-        assert!(columns.draft_entropy[0] > 0.1, "raw, not of the greedy choice");
+        assert!(columns.draft_entropy[0] > 0.1, "of the raw logits");
     }
 }

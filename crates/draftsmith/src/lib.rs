@@ -1,7 +1,7 @@
-//! The jobs of draftsmith: recipes, subcommands and reports.
+//! draftsmith's command line: recipes, subcommands and reports.
 //!
-//! The only crate that prints, reads arguments and picks devices. One file a subcommand in
-//! `commands/`; what they share stands beside it.
+//! Only this crate prints, parses arguments and chooses devices. `commands/` has one file per subcommand;
+//! shared code is beside it.
 
 mod agreement;
 mod built_data;
@@ -15,7 +15,6 @@ mod decoders;
 mod decoding_arguments;
 mod device;
 mod devices;
-mod ends;
 mod exports;
 mod hub;
 mod judging;

@@ -1,9 +1,9 @@
-//! One command at a time writes what a recipe makes: a second one is refused, and told who is there.
+//! Lets one command at a time write a recipe's directories. A second one fails and names the first.
 //!
-//! The lock is the operating system's, on files beside the recipe's directories (`data/.NAME.lock`,
-//! `checkpoints/.NAME.lock`). It ends with the process that holds it, however that ends. The files
-//! stay: they say who held the lock last, and keep nobody out by being there. Commands that only
-//! read, as `generate` and `check` do, need none; those that build shards of one data set share one.
+//! We use the operating system's file locks on `data/.NAME.lock` and `checkpoints/.NAME.lock`, so a lock
+//! ends with its process, even if that is killed. The files stay and name the last holder; their presence
+//! locks nothing. Commands that only read, such as `generate` and `check`, take no lock. Processes that
+//! build shards of one data set share one.
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -13,57 +13,47 @@ use anyhow::{Context, Result, bail};
 
 use crate::recipe::Recipe;
 
-/// Held for as long as this lives.
+/// The lock of a recipe's directories, released on drop.
 #[derive(Debug)]
 pub(crate) struct RecipeLock {
     _files: Vec<File>,
 }
 
 impl RecipeLock {
-    /// Takes the lock of a recipe's directories.
+    /// Takes the exclusive lock.
     ///
     /// # Errors
-    /// If another process has it.
+    /// If another process holds the lock.
     pub(crate) fn take(recipe: &Recipe) -> Result<Self> {
-        Self::of(recipe, Keeping::All)
+        Self::take_with(recipe, File::try_lock)
     }
 
-    /// Takes part in the lock of a recipe's directories, beside others that do: those that build shards
-    /// of its data.
+    /// Takes the lock that processes share when each builds shards of the recipe's data.
     ///
     /// # Errors
-    /// If another process has it for itself.
+    /// If another process holds the exclusive lock.
     pub(crate) fn share(recipe: &Recipe) -> Result<Self> {
-        Self::of(recipe, Keeping::ThoseWhoDoNotShare)
+        Self::take_with(recipe, File::try_lock_shared)
     }
 
-    fn of(recipe: &Recipe, out: Keeping) -> Result<Self> {
-        // Always in this order: of two that begin at once, one gets both.
+    fn take_with(recipe: &Recipe, try_lock: TryLock) -> Result<Self> {
+        // The fixed order ensures that one of two processes that start together gets both locks.
         let dirs = [recipe.data_dir(), recipe.checkpoint_dir()];
-        let files = dirs.iter().map(|dir| lock(dir, out)).collect::<Result<Vec<_>>>()?;
+        let files = dirs.iter().map(|dir| lock(dir, try_lock)).collect::<Result<Vec<_>>>()?;
         Ok(Self { _files: files.into_iter().flatten().collect() })
     }
 }
 
-/// Whom a lock keeps out.
-#[derive(Debug, Clone, Copy)]
-enum Keeping {
-    All,
-    ThoseWhoDoNotShare,
-}
+type TryLock = fn(&File) -> Result<(), TryLockError>;
 
-/// Locks what is written to a directory; nothing where nobody could write to it.
-fn lock(dir: &Path, out: Keeping) -> Result<Option<File>> {
+/// Locks a directory against other writers; `None` if it cannot be written anyway.
+fn lock(dir: &Path, try_lock: TryLock) -> Result<Option<File>> {
     let path = lock_path(dir);
     let Some(mut file) = open(&path)? else { return Ok(None) };
-    let locked = match out {
-        Keeping::All => file.try_lock(),
-        Keeping::ThoseWhoDoNotShare => file.try_lock_shared(),
-    };
-    match locked {
+    match try_lock(&file) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => bail!("{}", in_use(dir, &mut file)),
-        // A file system without locks: it is as if there were none.
+        // This file system has no locks, so we go without.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
             return Ok(None);
         }
@@ -71,10 +61,10 @@ fn lock(dir: &Path, out: Keeping) -> Result<Option<File>> {
             return Err(error).with_context(|| format!("cannot lock `{}`", path.display()));
         }
     }
-    let command = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let command: Vec<String> = command.collect();
+    let command: Vec<_> =
+        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let holder = format!("{}\n{}\n", std::process::id(), command.join(" "));
-    // Only others' messages depend on it.
+    // A failure only makes other processes' messages vaguer.
     let _ = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
     Ok(Some(file))
 }
@@ -85,43 +75,34 @@ fn lock_path(dir: &Path) -> PathBuf {
     dir.with_file_name(format!(".{name}.lock"))
 }
 
-/// Opens the file to lock; none where nothing can be written, and so nothing needs a lock.
+/// Opens the lock file; `None` if nothing can be written there, so that no lock is needed.
 fn open(path: &Path) -> Result<Option<File>> {
-    if let Some(parent) = path.parent()
-        && let Err(error) = std::fs::create_dir_all(parent)
-    {
-        return unwritable(error).with_context(|| format!("cannot create `{}`", parent.display()));
-    }
-    // Not cut before it is locked: it names whoever has it.
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
-    match file {
-        Ok(file) => Ok(Some(file)),
-        Err(error) => {
-            unwritable(error).with_context(|| format!("cannot open `{}`", path.display()))
-        }
+    // Truncated only after locking, because it names the current holder.
+    let mut options = File::options();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let created = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    match created.and_then(|()| options.open(path)) {
+        Err(error) if is_unwritable(error.kind()) => Ok(None),
+        opened => opened.map(Some).with_context(|| format!("cannot open `{}`", path.display())),
     }
 }
 
-/// Nothing where an error says that nothing can be written there.
-fn unwritable(error: std::io::Error) -> std::io::Result<Option<File>> {
-    match error.kind() {
-        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => Ok(None),
-        _ => Err(error),
-    }
+fn is_unwritable(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
 }
 
-/// Who has the lock, as far as the file tells.
+/// The message that names the lock's holder, if the lock file does.
 fn in_use(dir: &Path, file: &mut File) -> String {
     let mut holder = String::new();
     let read = file.rewind().and_then(|()| file.read_to_string(&mut holder));
     let dir = dir.display();
     match (read, holder.split_once('\n')) {
         (Ok(_), Some((id, command))) => format!(
-            "`{dir}` is in use by process {id}, `{}`; hint: wait until it has ended, or stop it with \
-             `kill {id}`, which keeps what it has done",
+            "`{dir}` is in use by process {id}, `{}`; hint: wait for it to end, or stop it with \
+             `kill {id}`, which keeps its progress",
             command.trim_end()
         ),
-        _ => format!("`{dir}` is in use by another process; hint: wait until it has ended"),
+        _ => format!("`{dir}` is in use by another process; hint: wait for it to end"),
     }
 }
 
@@ -130,39 +111,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_one_is_told_who_has_it_until_the_first_lets_go() {
+    fn a_second_lock_fails_and_names_the_holder_until_the_first_is_dropped() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let dir = dir.path().join("data/mine");
-        let lock = |dir: &Path| lock(dir, Keeping::All);
+        let lock = |dir: &Path| lock(dir, File::try_lock);
         let first = lock(&dir).expect("free").expect("it can be locked");
         let message = lock(&dir).expect_err("held").to_string();
         let id = format!("process {}", std::process::id());
         assert!(message.contains("data/mine`") && message.contains(&id), "{message}");
         drop(first);
-        // What is left of it keeps nobody out.
+        // The file that remains locks nothing.
         assert!(lock_path(&dir).exists());
         lock(&dir).expect("free again").expect("it can be locked");
         assert!(lock(&dir.with_file_name("other")).is_ok());
     }
 
     #[test]
-    fn those_who_share_it_keep_out_the_others_and_they_them() {
+    fn shared_and_exclusive_locks_exclude_each_other() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let dir = dir.path().join("data/mine");
-        let share = || lock(&dir, Keeping::ThoseWhoDoNotShare);
+        let share = || lock(&dir, File::try_lock_shared);
         let (one, other) = (share().expect("free"), share().expect("shared"));
-        assert!(lock(&dir, Keeping::All).is_err());
+        assert!(lock(&dir, File::try_lock).is_err());
         drop((one, other));
-        let all = lock(&dir, Keeping::All).expect("free again");
+        let _exclusive = lock(&dir, File::try_lock).expect("free again");
         assert!(share().is_err());
-        drop(all);
     }
 
     #[test]
-    fn what_cannot_be_written_needs_no_lock() {
-        for kind in [ErrorKind::ReadOnlyFilesystem, ErrorKind::PermissionDenied] {
-            assert!(unwritable(kind.into()).expect("no error").is_none());
-        }
-        assert!(unwritable(ErrorKind::StorageFull.into()).is_err());
+    fn unwritable_directories_need_no_lock() {
+        assert!(is_unwritable(ErrorKind::ReadOnlyFilesystem));
+        assert!(is_unwritable(ErrorKind::PermissionDenied));
+        assert!(!is_unwritable(ErrorKind::StorageFull));
     }
 }

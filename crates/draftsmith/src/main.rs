@@ -1,4 +1,4 @@
-//! The `draftsmith` binary: parses, calls, maps to an exit code.
+//! The `draftsmith` binary.
 
 mod allocator;
 

@@ -1,5 +1,5 @@
-//! The names of drafters, decodings and costs, in files and in messages. The names of stop rules are
-//! in the theory crate.
+//! Names of drafters, ways of decoding and sources of costs, in files and messages. The theory crate owns
+//! the names of stop rules.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A drafter, in the order of tables. In files it is a string: `none`, or the drafter's name, such as
-/// `self_draft_1`, with the shape of its trees, `draft_tree_3-2x2x8`, or the look-up before it,
-/// `draft_lookup_2x4`.
+/// A drafter; the order is that of tables. In files it is a string: `none`, or the drafter's name such as
+/// `self_draft_1`, with the shape of its trees as in `draft_tree_3-2x2x8`, or with the lookup before it as
+/// in `draft_lookup_2x4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
     /// No drafter: the target decodes without drafts.
@@ -19,30 +19,30 @@ pub(crate) enum DrafterName {
     Of(DrafterId),
     /// A drafter that proposes trees.
     Tree(DrafterId, TreeShape),
-    /// A drafter for when a look-up finds nothing.
+    /// A drafter that runs if prompt lookup finds nothing.
     After(LookupFirst, DrafterId),
 }
 
-/// How tokens are chosen.
+/// A way of decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DecodingName {
     /// The most probable token.
     Greedy,
-    /// A token drawn from the warped distribution.
+    /// A token drawn from the distribution.
     Sampled,
 }
 
-/// Kinds of drafters by the files that serving takes.
+/// Kinds of drafters, by the files that serving needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Road {
     /// A second, smaller model.
     SeparateDraft,
     /// The target's first layers and an adapter, at any exit layer.
     SelfDraft,
-    /// Look-ups in the text: no files.
+    /// Prompt lookup, which needs no files.
     Lookup,
-    /// Several of those.
+    /// Several drafters together.
     Several,
 }
 
@@ -72,7 +72,7 @@ impl DrafterName {
         }
     }
 
-    /// The look-up before it, if there is one.
+    /// The prompt lookup before it, if there is one.
     pub(crate) fn lookup_first(self) -> Option<LookupFirst> {
         match self {
             Self::After(first, _) => Some(first),
@@ -80,7 +80,7 @@ impl DrafterName {
         }
     }
 
-    /// The same drafter with a look-up before it, if one is given.
+    /// The drafter with prompt lookup before it, if one is given.
     pub(crate) fn behind(self, first: Option<LookupFirst>) -> Self {
         match (first, self.id()) {
             (Some(first), Some(id)) => Self::After(first, id),
@@ -88,7 +88,7 @@ impl DrafterName {
         }
     }
 
-    /// The part besides the drafter: `tree 3-2x2x8`, `lookup 2x4`.
+    /// The tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
     fn addition(self) -> Option<String> {
         match self {
             Self::None | Self::Of(_) => None,
@@ -97,7 +97,7 @@ impl DrafterName {
         }
     }
 
-    /// The prefix of its settings' names: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`.
+    /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`.
     pub(crate) fn prefix(self) -> Option<String> {
         let of_drafter = self.id().and_then(DrafterId::prefix);
         let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
@@ -119,7 +119,7 @@ impl DrafterName {
     }
 }
 
-/// A rule and the look-up before it as in tables: `K = 4`, `lookup 2x4, eta = 0.6`.
+/// The label of a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
 pub(crate) fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {
@@ -182,7 +182,7 @@ impl DecodingName {
     }
 }
 
-/// The costs of a replay.
+/// The source of costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CostSource {
@@ -191,13 +191,12 @@ pub(crate) enum CostSource {
     Machine,
     /// Given by the user.
     Given,
-    /// The SpecDec++ paper's (§5): 0.0234 s a draft forward, 0.112 s a target forward of any number
-    /// of rows.
+    /// SpecDec++, §5: 0.0234 s per draft forward and 0.112 s per target forward with any number of rows.
     Paper,
 }
 
 impl CostSource {
-    /// Whether they were measured here, the default in files.
+    /// Whether the costs were measured on this machine, the default in files.
     pub(crate) fn is_machine(&self) -> bool {
         *self == Self::Machine
     }

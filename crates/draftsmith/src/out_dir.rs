@@ -1,24 +1,24 @@
-//! A directory that is there whole or not at all.
+//! Writes a directory completely or not at all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// A directory in the making: it lies beside its place, under another name, until it is whole.
+/// A directory being written. It has a temporary name beside its final one until it is complete.
 pub(crate) struct OutDir {
     out: PathBuf,
     partial: PathBuf,
 }
 
 impl OutDir {
-    /// Begins one for `out`, where nothing is lost: a place that is free, or an empty directory.
+    /// Creates the temporary directory for `out`, which must be absent or an empty directory.
     ///
     /// # Errors
-    /// If there is something, or the directory cannot be made.
+    /// If `out` holds something, or the directory cannot be created.
     pub(crate) fn begin(out: &Path) -> Result<Self> {
         let Some(name) = out.file_name() else {
-            bail!("`{}` is no name for a directory to write", out.display());
+            bail!("`{}` cannot name an output directory", out.display());
         };
         let is_free = match fs::read_dir(out) {
             Ok(mut entries) => entries.next().is_none(),
@@ -26,36 +26,36 @@ impl OutDir {
         };
         if !is_free {
             bail!(
-                "`{}` is there already; hint: give another directory, or remove it first",
+                "`{}` already exists; hint: give another directory, or remove it first",
                 out.display()
             );
         }
         let partial = out.with_file_name(format!(".{}.partial", name.to_string_lossy()));
-        // What a run left that was killed.
+        // Left over if an earlier run was killed.
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial)
             .with_context(|| format!("cannot create `{}`", partial.display()))?;
         Ok(Self { out: out.to_path_buf(), partial })
     }
 
-    /// Where its files are written.
+    /// The directory to write files to.
     pub(crate) fn path(&self) -> &Path {
         &self.partial
     }
 
-    /// Puts it in its place.
+    /// Renames the directory to its final name.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the rename fails.
     pub(crate) fn finish(self) -> Result<()> {
-        // An empty one; not every system renames over it.
+        // Not every system can rename over an empty directory.
         let _ = fs::remove_dir(&self.out);
         fs::rename(&self.partial, &self.out)
             .with_context(|| format!("cannot write `{}`", self.out.display()))
     }
 }
 
-/// Copies a file of one directory into another, if it is there.
+/// Copies a file from one directory into another, if it exists.
 ///
 /// # Errors
 /// If it cannot be copied.
@@ -71,7 +71,7 @@ pub(crate) fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
 
 impl Drop for OutDir {
     fn drop(&mut self) {
-        // It is elsewhere by now, or was not finished.
+        // Already renamed, or not finished.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_there_whole_or_not_at_all_and_nothing_is_lost() {
+    fn the_directory_appears_complete_and_never_overwrites() {
         let place = tempfile::tempdir().expect("a temporary directory");
         let out = place.path().join("new").join("out");
         let names = || fs::read_dir(place.path().join("new")).expect("listed").count();
@@ -90,7 +90,7 @@ mod tests {
         assert!(!out.exists());
         drop(half);
         assert_eq!(names(), 0, "nothing is left");
-        fs::create_dir(&out).expect("an empty directory is in no one's way");
+        fs::create_dir(&out).expect("created");
         let whole = OutDir::begin(&out).expect("it is empty");
         fs::write(whole.path().join("a"), "1").expect("written");
         copy_if_there(place.path(), whole.path(), "absent").expect("nothing to copy");
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(fs::read_to_string(out.join("a")).expect("read"), "1");
         assert_eq!(names(), 1);
         let refused = OutDir::begin(&out).err().expect("it is not empty").to_string();
-        assert!(refused.contains("is there already"), "{refused}");
+        assert!(refused.contains("already exists"), "{refused}");
         assert!(OutDir::begin(&out.join("a")).is_err(), "a file");
     }
 }

@@ -1,10 +1,10 @@
-//! A target and, where there is one, its draft, with the text side they share.
+//! A target and, if there is one, its draft, with the text side they share.
 
 use draftsmith_model::CausalLm;
 
 use crate::text_side::TextSide;
 
-/// Models that belong together. Weights are shared with the workspace that they are from.
+/// A target with an optional draft. Clones of models share weights with the workspace.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) target: CausalLm,
@@ -13,7 +13,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// The same with another draft.
+    /// The same target with another draft.
     pub(crate) fn with_draft(&self, draft: CausalLm) -> Self {
         let context = self.target.shape().context.min(draft.shape().context);
         let text = TextSide { context, ..self.text.clone() };

@@ -43,45 +43,6 @@ impl Reading {
     pub(crate) fn takes(&self, prompt: &Prompt) -> bool {
         self.split.as_ref().is_none_or(|split| split.contains(prompt))
     }
-
-    /// Opens a file to pick prompts by their positions.
-    ///
-    /// # Errors
-    /// If it cannot be read.
-    pub(crate) fn open_at_places(&self, path: &Path) -> Result<PromptFile> {
-        Ok(PromptFile { path: path.to_path_buf(), prompts: self.open(path)?, num_read: 0 })
-    }
-}
-
-/// A prompt file whose prompts are picked in order.
-#[derive(Debug)]
-pub(crate) struct PromptFile {
-    path: PathBuf,
-    prompts: Prompts,
-    num_read: usize,
-}
-
-impl PromptFile {
-    /// The prompt at a position after those picked so far; positions count all splits.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or became shorter.
-    pub(crate) fn at(&mut self, place: usize) -> Result<Prompt> {
-        loop {
-            let Some(prompt) = self.prompts.next().transpose()? else {
-                bail!(
-                    "`{}` has {} prompts, and had more when this command began; hint: leave prompt \
-                     files alone while they are read, and begin again",
-                    self.path.display(),
-                    self.num_read
-                );
-            };
-            self.num_read += 1;
-            if self.num_read > place {
-                return Ok(prompt);
-            }
-        }
-    }
 }
 
 /// The files that paths and patterns name, each pattern's in the order of their names. A path that
@@ -95,19 +56,19 @@ pub(crate) fn files_of<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Resu
 }
 
 fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
-    let told = path.display();
+    let shown = path.display();
     let text = path.to_str().filter(|text| text.contains(['*', '?', '[']));
     let Some(text) = text.filter(|_| !path.exists()) else { return Ok(vec![path.to_path_buf()]) };
     let found = glob_with(text, MATCHING).with_context(|| {
-        format!("`{told}` is neither a file nor a pattern of file names, as `parts/*.jsonl` is")
+        format!("`{shown}` is neither a file nor a pattern of file names such as `parts/*.jsonl`")
     })?;
     let found = found.collect::<Result<Vec<_>, _>>();
-    let mut files = found.with_context(|| format!("cannot read what `{told}` matches"))?;
+    let mut files = found.with_context(|| format!("cannot read what `{shown}` matches"))?;
     files.retain(|path| path.is_file());
     if files.is_empty() {
         bail!(
-            "no file matches `{told}`; hint: `*` stands for any part of a name, `**` for any \
-             directories; `{}` names a file that is called so",
+            "no file matches `{shown}`; hint: `*` matches any part of a name, `**` any directories; \
+             `{}` names a file with these characters",
             Pattern::escape(text)
         );
     }
@@ -125,8 +86,8 @@ pub(crate) fn check_files(paths: &[PathBuf]) -> Result<()> {
         let name = prompts.source();
         if !names.insert(name.to_owned()) {
             bail!(
-                "`{}` is named `{name}` like another prompt file, and rows are named by file; \
-                 hint: rename one of them",
+                "two prompt files are named `{name}`, the second is `{}`; hint: rename one, because rows \
+                 are named after files",
                 path.display()
             );
         }
@@ -134,15 +95,15 @@ pub(crate) fn check_files(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Reports the records of a file that were skipped.
-pub(crate) fn tell_malformed(path: &Path, malformed: &Malformed, console: &Console) {
+/// Notes the malformed records that were skipped in a file.
+pub(crate) fn note_malformed(path: &Path, malformed: &Malformed, console: &Console) {
     if malformed.num_records == 0 {
         return;
     }
     malformed.first.iter().for_each(|problem| console.note(problem.to_string()));
     let (path, num) = (path.display(), malformed.num_records);
     console.note(format!(
-        "`{path}`: {num} malformed record{} skipped; hint: `--strict` stops at the first",
+        "`{path}`: {num} malformed record{} skipped; hint: `--strict` fails at the first one",
         if num == 1 { "" } else { "s" }
     ));
 }
@@ -152,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_name_files_in_order_and_what_is_there_is_no_pattern() {
+    fn patterns_match_files_in_order_and_existing_paths_are_not_patterns() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let root = dir.path();
         std::fs::create_dir_all(root.join("parts/deep.jsonl")).expect("made");

@@ -12,26 +12,26 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use draftsmith_data::{Malformed, Prompt};
 
+use self::chosen::{ChosenPlace, ChosenPrompts};
 use crate::console::Console;
-use crate::prompt_files::{Reading, check_files, files_of, tell_malformed};
+use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::text_side::TextSide;
 
-/// A prompt file that was read once from end to end, so that it can be used. Its prompts are not kept:
-/// those that are chosen are read again.
+/// A prompt file that was read once to check it. Only the positions of its prompts are kept.
 #[derive(Debug)]
 pub(crate) struct Source {
     path: PathBuf,
     name: String,
     reading: Reading,
-    /// The places of the prompts of its split among all of the file's.
-    places: Vec<usize>,
+    /// The prompts of its split.
+    places: Vec<ChosenPlace>,
     malformed: Malformed,
 }
 
 /// Reads the prompt files that paths and patterns name.
 ///
 /// # Errors
-/// If one cannot be read, holds no prompt of the split, or two would give the same row ids.
+/// If a file cannot be read or has no prompt in the split, or two files have one name.
 pub(crate) fn read_sources(paths: &[PathBuf], reading: &Reading) -> Result<Vec<Source>> {
     let files = files_of(paths)?;
     check_files(&files)?;
@@ -42,9 +42,10 @@ impl Source {
     fn read(path: &Path, reading: &Reading) -> Result<Self> {
         let mut prompts = reading.open(path)?;
         let mut places = Vec::new();
-        for (place, prompt) in prompts.by_ref().enumerate() {
-            if reading.takes(&prompt?) {
-                places.push(place);
+        for (index, prompt) in prompts.by_ref().enumerate() {
+            let prompt = prompt?;
+            if reading.takes(&prompt) {
+                places.push(ChosenPlace::of(&prompt, 0, index));
             }
         }
         if places.is_empty()
@@ -57,57 +58,42 @@ impl Source {
         Ok(Self { path: path.to_path_buf(), name, reading: reading.clone(), places, malformed })
     }
 
-    /// The places of the prompts that fit the models' context; how many do not is noted.
-    fn fitting(&self, text: &TextSide, console: &Console) -> Result<Vec<usize>> {
-        let mut places = Vec::new();
-        for (place, prompt) in self.reading.open(&self.path)?.enumerate() {
-            let prompt = prompt?;
-            if self.reading.takes(&prompt) && fits(&prompt, text)? {
-                places.push(place);
+    fn chosen(&self, places: Vec<ChosenPlace>) -> ChosenPrompts {
+        ChosenPrompts { reading: self.reading.clone(), files: vec![self.path.clone()], places }
+    }
+
+    /// The prompts whose first turn fits the models' context. Notes how many do not.
+    fn fitting(&self, text: &TextSide, console: &Console) -> Result<Vec<ChosenPlace>> {
+        let mut fitting = Vec::new();
+        let prompts = self.chosen(self.places.clone());
+        for (place, prompt) in self.places.iter().zip(prompts.each(0..prompts.len())) {
+            if text.encode(&prompt?.messages(0, &[]))?.len() < text.context {
+                fitting.push(*place);
             }
         }
-        note_left_out(&self.path, places.len(), self.places.len(), text, console)?;
-        Ok(places)
+        let (path, context) = (self.path.display(), text.context);
+        let (num_fitting, num_all) = (fitting.len(), self.places.len());
+        if num_fitting == 0 {
+            bail!("no prompt of `{path}` fits the models' context of {context} tokens");
+        }
+        if num_fitting < num_all {
+            console.note(format!(
+                "`{path}`: {} of {num_all} prompts are left out, because they do not fit the context of \
+                 {context} tokens",
+                num_all - num_fitting
+            ));
+        }
+        Ok(fitting)
     }
 }
 
-/// Whether a prompt's first turn leaves room for a token.
-fn fits(prompt: &Prompt, text: &TextSide) -> Result<bool> {
-    Ok(text.encode(&prompt.messages(0, &[]))?.len() < text.context)
-}
-
-/// Notes how many of the prompts that were looked at do not fit.
-///
-/// # Errors
-/// If none does.
-fn note_left_out(
-    path: &Path,
-    num_fitting: usize,
-    num_seen: usize,
-    text: &TextSide,
-    console: &Console,
-) -> Result<()> {
-    let (path, context) = (path.display(), text.context);
-    if num_fitting == 0 {
-        bail!("no prompt of `{path}` fits the models' context of {context} tokens");
-    }
-    if num_fitting < num_seen {
-        console.note(format!(
-            "`{path}`: {} of {num_seen} prompts left out, they do not fit the context of {context} \
-             tokens",
-            num_seen - num_fitting
-        ));
-    }
-    Ok(())
-}
-
-/// Which prompts are used.
+/// Which prompts to use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptChoice {
-    /// At most so many, spread evenly, so that a file sorted by category gives all of them; all if
-    /// absent.
+    /// Most prompts to use; all if absent. They are spread evenly, so that a file sorted by category gives
+    /// some of each.
     pub(crate) num_prompts: Option<usize>,
-    /// Whether those that do not fit the models' context are left out; an error if not.
+    /// Whether to leave out prompts that exceed the models' context instead of failing.
     pub(crate) skip_long: bool,
 }
 
@@ -118,7 +104,7 @@ pub(crate) struct Dataset {
 }
 
 impl PromptChoice {
-    /// The prompts that are chosen of each file, all of which fit.
+    /// Chooses prompts from each file. All of them fit.
     ///
     /// # Errors
     /// If one does not fit the models' context, or cannot be encoded.
@@ -135,7 +121,7 @@ impl PromptChoice {
         sources.into_iter().map(choose).collect()
     }
 
-    /// The prompts that are chosen of all files together, all of which fit.
+    /// Chooses prompts from all files together. All of them fit.
     ///
     /// # Errors
     /// If one does not fit the models' context, or cannot be encoded.
@@ -146,31 +132,29 @@ impl PromptChoice {
         console: &Console,
     ) -> Result<Vec<Prompt>> {
         let mut places = Vec::new();
-        for (index, source) in sources.iter().enumerate() {
-            tell_malformed(&source.path, &source.malformed, console);
-            let of_source = match self.skip_long {
+        for source in sources {
+            note_malformed(&source.path, &source.malformed, console);
+            let fitting = match self.skip_long {
                 true => source.fitting(text, console)?,
                 false => source.places.clone(),
             };
-            places.extend(of_source.into_iter().map(|place| (index, place)));
+            places.extend(fitting.into_iter().map(|place| (source, place)));
         }
-        let chosen = spread(places, self.num_prompts);
-        let mut prompts = Vec::with_capacity(chosen.len());
-        for of_source in chosen.chunk_by(|one, next| one.0 == next.0) {
-            let source = &sources[of_source[0].0];
-            let mut file = source.reading.open_at_places(&source.path)?;
-            for (_, place) in of_source {
-                prompts.push(file.at(*place)?);
+        let mut prompts = Vec::new();
+        let is_same = |(one, _): &(&Source, _), (next, _): &(&Source, _)| std::ptr::eq(*one, *next);
+        for of_source in spread(places, self.num_prompts).chunk_by(is_same) {
+            let chosen = of_source[0].0.chosen(of_source.iter().map(|(_, place)| *place).collect());
+            for prompt in chosen.each(0..chosen.len()) {
+                let prompt = prompt?;
+                text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
+                prompts.push(prompt);
             }
-        }
-        for prompt in &prompts {
-            text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
         }
         Ok(prompts)
     }
 }
 
-/// At most so many, spread evenly from the first on; all if absent.
+/// At most `num` elements, spread evenly and beginning with the first; all if absent.
 pub(crate) fn spread<T>(all: Vec<T>, num: Option<usize>) -> Vec<T> {
     let (total, num) = (all.len(), num.unwrap_or(all.len()).min(all.len()));
     let mut wanted = (0..num).map(|i| i * total / num).peekable();
@@ -183,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_are_spread_from_the_first_on() {
+    fn spread_begins_with_the_first() {
         let ten = || (0..10).collect::<Vec<_>>();
         assert_eq!(spread(ten(), Some(3)), [0, 3, 6]);
         assert_eq!(spread(ten(), Some(1)), [0]);

@@ -1,5 +1,5 @@
-//! Readers of files that others may have written, opened to the bench `fuzz` and the test `corpus`,
-//! which hold them to this: no file does more to them than to be refused. No part of the interface.
+//! Readers of untrusted files, exposed for the bench `fuzz` and the test `corpus`: a malformed file must cause
+//! an error and nothing worse. Not part of the interface.
 
 use std::path::Path;
 
@@ -8,36 +8,20 @@ use anyhow::Result;
 use crate::commands::inspect;
 use crate::console::Console;
 use crate::recipe::{Overrides, Recipe};
-use crate::served;
+pub use crate::served::readers::{answer, journal};
 
 /// Reads a recipe with the `KEY=VALUE` overrides of a command line.
 ///
 /// # Errors
-/// As the commands tell them.
+/// If the recipe or an override is invalid.
 pub fn recipe(path: &Path, overrides: &[String]) -> Result<()> {
     Recipe::read(path, &Overrides { keys: overrides, ..Overrides::default() }).map(drop)
 }
 
-/// Reads the journal of what servers gave.
+/// Reads a file as `draftsmith inspect` does, without printing.
 ///
 /// # Errors
-/// If it cannot be read, or has nothing.
-pub fn journal(path: &Path) -> Result<()> {
-    served::readers::journal(path)
-}
-
-/// Reads a server's answer.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn answer(bytes: &[u8]) -> Result<()> {
-    served::readers::answer(bytes)
-}
-
-/// Reads whatever `draftsmith inspect` explains, and makes of it what that shows.
-///
-/// # Errors
-/// As the command tells them.
+/// If the file is not one that `inspect` shows.
 pub fn inspect(path: &Path) -> Result<()> {
     inspect::run(path, None, &Console::silent())
 }

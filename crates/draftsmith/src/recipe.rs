@@ -1,11 +1,9 @@
-//! A recipe: one TOML file with a section a stage. Read once, checked as a whole, and written
-//! beside every output in the form that was meant: defaults filled in, overrides applied.
+//! A recipe: one TOML file with a section for each stage.
 //!
-//! Paths are relative to the directory that draftsmith is run in.
+//! A recipe is read once and checked as a whole, before any work starts. It is written beside every
+//! output with defaults filled in and overrides applied. Paths are relative to the working directory.
 
-mod cascade_rules;
 mod cascades;
-mod checks;
 mod costs;
 mod data;
 #[cfg(test)]
@@ -23,7 +21,7 @@ mod tune;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::write_whole;
+use draftsmith_files::{Notation, plain_problem, write_whole};
 use draftsmith_model::AdapterConfig;
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, InitialWeights, OptimizerSettings,
@@ -31,9 +29,7 @@ use draftsmith_train::{
 };
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::cascade_rules::ChainRuleRecipe;
-pub(crate) use self::cascades::CascadeRecipe;
-use self::checks::{require, toml_error};
+pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
@@ -47,22 +43,22 @@ pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
-use crate::ends::Ends;
 use crate::prompt_files::Reading;
+use crate::text_side::Ends;
 
 /// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Recipe {
-    /// Names the output directories `data/NAME` and `checkpoints/NAME`; the file's name if absent.
+    /// Names the output directories `data/NAME` and `checkpoints/NAME`; the file's stem if absent.
     #[serde(default)]
     pub(crate) name: String,
-    /// Seed of every draw.
+    /// Seed of every random draw.
     #[serde(default)]
     pub(crate) seed: u64,
     /// The models.
     pub(crate) models: Models,
-    /// The shares of the splits that sections may take prompts of.
+    /// Shares of the splits of prompt files.
     #[serde(default)]
     pub(crate) splits: Splits,
     /// Stage build-data.
@@ -71,10 +67,10 @@ pub(crate) struct Recipe {
     pub(crate) head: Option<HeadTraining>,
     /// Stage train-adapter.
     pub(crate) adapter: Option<AdapterTraining>,
-    /// An acceptance head for each adapter, trained with it: the keys of `[head]`, with labels from
-    /// rollouts and without a sweep.
+    /// Training of an acceptance head for each adapter: the keys of `[head]`, with labels from rollouts
+    /// and without a sweep.
     pub(crate) adapter_head: Option<HeadTraining>,
-    /// Whether a malformed record of a prompt file is an error, whatever `data.strict` says.
+    /// Whether a malformed record in a prompt file is an error even if `data.strict` is false.
     #[serde(skip)]
     pub(crate) is_strict: bool,
     /// Stages record and tune.
@@ -83,36 +79,36 @@ pub(crate) struct Recipe {
     pub(crate) evaluate: Option<EvaluateRecipe>,
 }
 
-/// Checkpoint directories in Hugging Face's form, or names on its Hub: `org/name@revision`.
+/// Models: checkpoint directories in Hugging Face's format, or names on its Hub, `org/name@revision`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Models {
-    /// The model whose output it is.
+    /// The model whose output is reproduced.
     pub(crate) target: PathBuf,
-    /// The model that proposes.
+    /// The separate draft.
     pub(crate) draft: Option<PathBuf>,
-    /// A second, smaller model that proposes, in cascades.
+    /// A second, smaller draft for cascades.
     pub(crate) small_draft: Option<PathBuf>,
-    /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, the path of a
-    /// Jinja file, or `none` for the last user text alone.
+    /// Replaces the target's chat template: `vicuna`, `llama-2`, `alpaca`, the path of a Jinja file, or
+    /// `none` for only the last user message.
     pub(crate) chat_template: Option<String>,
-    /// The tokens that end answers instead of those that the target's files name.
+    /// Replaces the end tokens named in the target's files.
     pub(crate) eos_token_ids: Option<Vec<u32>>,
-    /// Strings that end answers, with the token that completes one, as in transformers.
+    /// Strings that end an answer after the token that completes one, as in transformers.
     #[serde(default)]
     pub(crate) stop_strings: Vec<String>,
 }
 
 impl Models {
-    /// What ends answers.
+    /// The end tokens and stop strings of answers.
     pub(crate) fn ends(&self) -> Ends {
         let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
-        Ends { eos_token_ids, stop_strings, of_answers_alone: false }
+        Ends { eos_token_ids, stop_strings, only_answers: false }
     }
 }
 
 impl Recipe {
-    /// Reads a recipe, applies what the command line says besides, and checks every value.
+    /// Reads a recipe, applies the command line's overrides, and checks every value.
     pub(crate) fn read(path: &Path, overrides: &Overrides<'_>) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the recipe `{}`", path.display()))?;
@@ -121,11 +117,11 @@ impl Recipe {
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
         let is_changed = overrides.apply(&mut table)?;
         let mut recipe: Self = if is_changed {
-            // Through text again, so that messages name keys as they do for a file.
+            // Parsed from text again, so that messages name keys as for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;
             toml::from_str(&merged)
                 .map_err(|e| toml_error(&e))
-                .with_context(|| format!("{} with what the command line overrides", named()))?
+                .with_context(|| format!("{} with the command line's overrides", named()))?
         } else {
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?
         };
@@ -139,10 +135,10 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// The recipe of what was trained: one that was given, or the one that training wrote beside it.
+    /// The recipe of an export: `given`, or the one that training wrote into `dir`.
     ///
     /// # Errors
-    /// If there is none, or it makes no sense.
+    /// If there is no recipe, or it is invalid.
     pub(crate) fn of_export(dir: &Path, given: Option<&Path>, seed: Option<u64>) -> Result<Self> {
         let beside = dir.join("recipe.toml");
         let path = given.unwrap_or(&beside);
@@ -156,33 +152,33 @@ impl Recipe {
         Self::read(path, &Overrides { seed, ..Overrides::default() })
     }
 
-    /// Where build-data writes.
+    /// The output directory of build-data.
     pub(crate) fn data_dir(&self) -> PathBuf {
         Path::new("data").join(&self.name)
     }
 
-    /// Where everything else is written.
+    /// The output directory of all other stages.
     pub(crate) fn checkpoint_dir(&self) -> PathBuf {
         Path::new("checkpoints").join(&self.name)
     }
 
-    /// Where train-head writes.
+    /// The output directory of train-head.
     pub(crate) fn head_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("head")
     }
 
-    /// Where train-head writes the heads of a sweep.
+    /// The output directory for the heads of a sweep.
     pub(crate) fn sweep_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("sweep")
     }
 
-    /// Where train-adapter writes.
+    /// The output directory of train-adapter.
     pub(crate) fn adapter_root(&self) -> PathBuf {
         self.checkpoint_dir().join("adapter")
     }
 
-    /// Each exit layer of the recipe's adapters, and its directory: the root for one, a directory
-    /// in it for each of several.
+    /// The exit layers and directories of the recipe's adapters. A single adapter is in
+    /// [`Recipe::adapter_root`], several are in subdirectories.
     pub(crate) fn adapter_dirs(&self) -> Vec<(usize, PathBuf)> {
         let root = self.adapter_root();
         match self.adapter.as_ref().map(|adapter| &adapter.exit_layer) {
@@ -195,8 +191,8 @@ impl Recipe {
         }
     }
 
-    /// The share of the built data's conversations that nothing was trained on: where heads and
-    /// adapters held out different ones, the smaller, which is part of the larger.
+    /// The share of the built data's conversations that no training used. Each training holds out the
+    /// same conversations first, so this is the smallest of their shares.
     pub(crate) fn held_out_share(&self) -> f64 {
         let head = self.head.as_ref().map(|head| head.optimizer);
         let adapter = self.adapter.as_ref().map(|adapter| adapter.optimizer);
@@ -206,54 +202,54 @@ impl Recipe {
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
     }
 
-    /// Where tune and replay write.
+    /// The output directory of tune and replay.
     pub(crate) fn tuning_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("tuning")
     }
 
-    /// The sections of record, tune and replay, for stages that cannot do without.
+    /// The sections that record, tune and replay need.
     pub(crate) fn need_tuning(&self, stage: &str) -> Result<(&TuneRecipe, &EvaluateRecipe)> {
         let tune = self.tune.as_ref().with_context(|| {
             format!(
-                "the recipe has no section `[tune]`, which {stage} needs: it says what stop rules \
-                 are chosen on; an empty one will do"
+                "the recipe has no section `[tune]`, which {stage} needs: it says which prompts choose \
+                 stop rules; hint: add the section, which may be empty"
             )
         })?;
         let evaluate = self.evaluate.as_ref().with_context(|| {
             format!(
-                "the recipe has no section `[evaluate]`, which {stage} needs: it says how, and on \
-                 which prompts, decoding is tested"
+                "the recipe has no section `[evaluate]`, which {stage} needs: it says how and on which \
+                 prompts decoding is tested"
             )
         })?;
         Ok((tune, evaluate))
     }
 
-    /// The servers that the target is known by, where its weights are not read.
+    /// The servers that stand in for the target's weights, if those are not read.
     pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.data.as_ref()?.target_elsewhere()
     }
 
-    /// How many of the target's first layers adapters stand on or begin with, those of a recipe and
-    /// those that its evaluation names.
+    /// The number of the target's first layers that adapters need: the layers before an exit, and layers
+    /// that initialise an adapter. Covers the recipe's adapters and those of its evaluation.
     pub(crate) fn num_first_layers(&self) -> usize {
         let own = self.adapter.as_ref().map_or(0, |adapter| {
-            let behind = match adapter.initial {
+            let copied = match adapter.initial {
                 InitialWeights::Target => adapter.num_layers,
                 InitialWeights::Random => 0,
             };
-            adapter.exit_layer.to_vec().into_iter().max().unwrap_or(0) + behind
+            adapter.exit_layer.to_vec().into_iter().max().unwrap_or(0) + copied
         });
         let named = self.evaluate.as_ref().and_then(|evaluate| evaluate.adapters.as_ref());
         let exits = named.into_iter().flatten().filter_map(|dir| AdapterConfig::from_dir(dir).ok());
         exits.map(|config| config.exit_layer).max().unwrap_or(0).max(own)
     }
 
-    /// Where evaluate writes.
+    /// The output directory of evaluate.
     pub(crate) fn evaluation_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("evaluation")
     }
 
-    /// What is taken of prompt files of which a section says a split.
+    /// How to read the prompt files of a section with this split.
     pub(crate) fn reading(&self, split: Option<Split>) -> Reading {
         Reading {
             split: split.map(|split| self.splits.range(split)),
@@ -262,14 +258,14 @@ impl Recipe {
         }
     }
 
-    /// The draft, for stages that cannot do without.
+    /// The draft's directory, for stages that need one.
     pub(crate) fn need_draft(&self, stage: &str) -> Result<&Path> {
         self.models.draft.as_deref().with_context(|| {
             format!("{stage} needs a draft; hint: set `models.draft` to its checkpoint directory")
         })
     }
 
-    /// Writes the recipe as it was meant beside an output.
+    /// Writes the complete recipe into an output directory.
     pub(crate) fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
         Ok(write_whole(&dir.join("recipe.toml"), text)?)
@@ -279,8 +275,8 @@ impl Recipe {
         let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(safe) {
             bail!(
-                "key `name` is `{}`: it names directories, so letters, digits, `-`, `_` and `.` \
-                 only, and not `.` first",
+                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` that does not \
+                 start with `.`",
                 self.name
             );
         }
@@ -314,19 +310,34 @@ impl Recipe {
         require(
             self.adapter.is_some(),
             "adapter_head",
-            "is there without a section `[adapter]`: it says how adapters' heads are trained",
+            "is set without a section `[adapter]`: it trains heads of adapters",
         )?;
         require(
             head.labels == HeadLabels::Rollouts,
             "adapter_head.labels",
-            "is not `rollouts`: what is in the data was drawn by the draft, not by an adapter",
+            "is not `rollouts`: the candidates in the data come from the draft, not from an adapter",
         )?;
         require(
             head.sweep.is_none(),
             "adapter_head.sweep",
-            "is there: only the draft's heads can be swept",
+            "is set: only the draft's heads can be swept",
         )
     }
+}
+
+/// Checks a key's value.
+///
+/// # Errors
+/// If it does not hold; the message names the key and says the problem.
+fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
+    if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
+}
+
+/// The TOML parser's message with the line that it shows, without the names of Rust types.
+fn toml_error(error: &toml::de::Error) -> anyhow::Error {
+    let message = error.message();
+    let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
+    anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::conversation::{Turn, answer_side_by_side};
+use crate::conversation::{Turn, answer_batched};
 use crate::exports::Exports;
 use crate::pair::Pair;
 use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
@@ -99,8 +99,8 @@ impl Recorder<'_> {
     pub(crate) fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
         let pair = match &self.models {
             RecordedModels::Pair(pair) => *pair,
-            RecordedModels::Served { text, workspace, asker, .. } => {
-                let served = asker.open(workspace, decoding, self.max_new_tokens, self.console)?;
+            RecordedModels::Served { text, workspace, access, .. } => {
+                let served = access.open(workspace, decoding, self.max_new_tokens, self.console)?;
                 return self.answer_served(served, text, prompts);
             }
         };
@@ -168,12 +168,8 @@ impl Recorder<'_> {
                 }
             }
         }
-        let of_conversations = answer_side_by_side(
-            text,
-            &conversations,
-            |answer: &Answer| &answer.response_ids,
-            &respond,
-        )?;
+        let of_conversations =
+            answer_batched(text, &conversations, |answer: &Answer| &answer.response_ids, &respond)?;
         let of_held_out = respond(held_out)?;
         Ok(of_conversations.into_iter().flat_map(|(all, _)| all).chain(of_held_out).collect())
     }

@@ -23,7 +23,7 @@ use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::sequences_at_once;
 use crate::results::DrafterName;
-use crate::served_rows::Asker;
+use crate::served::ServerAccess;
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -38,7 +38,7 @@ pub(crate) enum RecordedModels<'a> {
         models: ServedModels<'a>,
         text: &'a TextSide,
         workspace: &'a Workspace,
-        asker: Asker<'a>,
+        access: ServerAccess<'a>,
     },
 }
 
@@ -51,16 +51,16 @@ impl<'a> RecordedModels<'a> {
         if recipe.target_elsewhere().is_none() {
             return Ok(Self::Pair(workspace.pair()?));
         }
-        Self::served(workspace, Asker::of(recipe, Shard::WHOLE)?)
+        Self::served(workspace, ServerAccess::of(recipe, Shard::WHOLE)?)
     }
 
     /// Those of a target that servers serve.
     ///
     /// # Errors
     /// If a file is missing or broken.
-    pub(crate) fn served(workspace: &'a Workspace, asker: Asker<'a>) -> Result<Self> {
+    pub(crate) fn served(workspace: &'a Workspace, access: ServerAccess<'a>) -> Result<Self> {
         let (models, text) = (workspace.served_models()?, workspace.text_side()?);
-        Ok(Self::Served { models, text, workspace, asker })
+        Ok(Self::Served { models, text, workspace, access })
     }
 
     /// What is known of text, whoever has the models.
@@ -173,9 +173,8 @@ impl RecordingJob<'_> {
             options.has_head = head.is_some();
             let layers = workspace.target_of_adapters(workspace.dtype())?;
             let adapter = &adapter.adapter;
-            let mut drafter =
-                SelfDraft::with_slots(&layers, adapter, exit_layer, head, context, num_slots);
-            let mut target = ServedTarget::new(&layers, exit_layer, answers);
+            let mut drafter = SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
+            let mut target = ServedTarget::new(layers, exit_layer, answers);
             return self.watched(responses, |requests, observe| {
                 Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
             });

@@ -1,8 +1,8 @@
-//! The target's own responses to many prompts, several at once.
+//! The target's responses to many prompts, decoded in batches.
 //!
-//! A forward reads all weights whether it computes one row or sixteen, so sequences that need
-//! nothing of each other go side by side. Each gets the tokens that it would get alone: a row's
-//! result does not depend on the rows beside it, and draws are keyed by the response's id.
+//! A forward reads all weights whether it computes one row or sixteen, so independent sequences share
+//! forwards. Batching does not change a response: a row's result does not depend on the other rows, and
+//! each response has its draws.
 
 use std::ops::ControlFlow;
 
@@ -15,20 +15,19 @@ use draftsmith_theory::{Decoding, SeededDraws};
 
 use crate::console::{Console, Interrupted};
 
-/// Sequences that one forward decodes side by side. More bring little: products are then as fast as
-/// the processor multiplies.
+/// Most sequences in a batch. With more, arithmetic and not memory bandwidth is the limit.
 const SEQUENCES_AT_ONCE: usize = 16;
 
-/// How many of so many sequences go side by side: on the CPU each thread has some of them.
+/// The batch size for `num_sequences` sequences. On the CPU they are split among the threads.
 pub(crate) fn sequences_at_once(num_sequences: usize, on_cpu: bool) -> usize {
     let num_threads = if on_cpu { rayon::current_num_threads() } else { 1 };
     num_sequences.div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE)
 }
 
-/// How a target responds.
+/// Decodes a target's responses.
 pub(crate) struct Responder<'a> {
     pub(crate) target: &'a CausalLm,
-    /// The longest sequence that every model beside it can read too.
+    /// The longest sequence, in tokens, that all loaded models can read.
     pub(crate) context: usize,
     pub(crate) decoding: Decoding,
     pub(crate) limits: Limits,
@@ -36,18 +35,18 @@ pub(crate) struct Responder<'a> {
 }
 
 impl Responder<'_> {
-    /// Responses to prompts, in their order; each prompt comes with the draws of its response.
-    /// `observe` sees each token as it comes, with the number of its prompt.
+    /// Responds to prompts, in order; each comes with the draws for its response. `observe` receives each
+    /// round's tokens with the index of the prompt.
     ///
     /// # Errors
-    /// If a prompt is empty or does not fit, the model fails, or Ctrl-C is met.
+    /// If a prompt is empty or does not fit, the model fails, or the job is interrupted.
     pub(crate) fn respond(
         &self,
         prompts: &mut [(&[u32], SeededDraws)],
         mut observe: impl FnMut(usize, RoundTokens<'_>),
     ) -> Result<Vec<Generation>> {
         let longest = prompts.iter().map(|(prompt, _)| prompt.len()).max().unwrap_or(0);
-        // Room for the longest, and not for all that the model could read, times the slots.
+        // Caches are sized for the longest sequence, since the whole context times the slots is large.
         let room = longest.saturating_add(self.limits.max_new_tokens).min(self.context);
         let num_slots = prompts.len().clamp(1, SEQUENCES_AT_ONCE);
         let mut session = ModelSession::with_slots(self.target, room, num_slots, "target");
@@ -66,7 +65,7 @@ impl Responder<'_> {
                 ControlFlow::Continue(())
             }
         })?;
-        // Some may have been broken off.
+        // An interrupt may have cut some responses short.
         if self.console.is_interrupted() { Err(Interrupted.into()) } else { Ok(responses) }
     }
 }
@@ -82,12 +81,12 @@ mod tests {
     use crate::workspace::Workspace;
 
     #[test]
-    fn a_response_is_the_same_whatever_is_answered_beside_it() {
+    fn batching_does_not_change_a_response() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/draft");
         let workspace = Workspace::new(&dir, None, vec![Device::flex()]);
         let pair = workspace.target_alone().expect("it is committed");
         let sampling = Sampling { temperature: 1.0, top_p: 0.95, top_k: None, min_p: None };
-        // More than go side by side, of lengths that end at different times.
+        // More than one batch, with lengths that end at different times.
         let prompts: Vec<Vec<u32>> = (0..SEQUENCES_AT_ONCE as u32 + 5)
             .map(|nth| (0..3 + nth * 7 % 40).map(|at| 3 + (at * 31 + nth * 17) % 400).collect())
             .collect();
@@ -112,10 +111,10 @@ mod tests {
             assert_eq!(together.len(), prompts.len());
             for (nth, (prompt, together)) in prompts.iter().zip(&together).enumerate() {
                 let mut one = [(prompt.as_slice(), draws(nth))];
-                let alone = responder.respond(&mut one, |_, _| ()).expect("finite").remove(0);
-                assert_eq!(alone.token_ids, together.token_ids, "{decoding:?}, prompt {nth}");
-                assert_eq!(alone.finish, together.finish);
-                // What a token was drawn from is what the model gives once it reads all at once.
+                let single = responder.respond(&mut one, |_, _| ()).expect("finite").remove(0);
+                assert_eq!(single.token_ids, together.token_ids, "{decoding:?}, prompt {nth}");
+                assert_eq!(single.finish, together.finish);
+                // The observed logits equal those of one forward over the whole text.
                 let ids = [&prompt[..], &together.token_ids].concat();
                 let mut session = ModelSession::new(&pair.target, pair.text.context, "target");
                 let scored = session.score(&ids[..ids.len() - 1], prompt.len() - 1);

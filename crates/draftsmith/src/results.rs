@@ -1,13 +1,10 @@
-//! The numbers an evaluation leaves behind: `results.json`, a list of rows, and `summary.json`,
-//! what the rows were measured with.
+//! The rows of an evaluation: `results.json`.
 //!
-//! This file owns the rows: their schema, their order and their reading and writing as text.
-//! `results/group.rs` groups the rows that may be compared, and `results/summary.rs` owns the other
-//! schema. The rates come from the theory crate's `Counts`. The `evaluate` command decodes and decides
-//! where files go; `table` and `report` show these rows.
+//! This file owns the rows, their order and their file. `results/group.rs` groups comparable rows;
+//! `results/summary.rs` and `results/replay.rs` own the schemas of `summary.json` and `replay.json`. The
+//! `evaluate` command fills in rows; `table` and `report` show them.
 //!
-//! A number that does not exist (a rate of no tokens, a speed-up over nothing) is NaN or None in
-//! memory and `null` in the file, never NaN, which is not JSON.
+//! Undefined numbers, such as a rate over no tokens, are NaN or None in memory and `null` in files.
 
 pub(crate) mod answers;
 mod group;
@@ -22,7 +19,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_files::parse_json;
-use draftsmith_theory::{Counts, Decoding, DrafterId, Sampling, TokenChoice, Trace, setting_text};
+use draftsmith_theory::{
+    Counts, Decoding, DrafterId, Round, Sampling, TokenChoice, Trace, setting_text,
+};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
@@ -36,48 +35,48 @@ pub(crate) use summary::{
 };
 
 pub(crate) use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
-pub(crate) use crate::statistics::Estimate;
+pub(crate) use draftsmith_theory::Estimate;
 
-/// The category of the rows that pool all prompts of a dataset.
+/// The category of rows over all prompts of a dataset.
 pub(crate) const ALL_CATEGORIES: &str = "all";
 
-/// How many entries `ctar` has.
+/// The length of `ctar`.
 const CTAR_LEN: usize = 10;
 
-/// How many entries `acceptance_by_position` has at most.
+/// The greatest length of `acceptance_by_position`.
 const NUM_POSITIONS: usize = 10;
 
-/// How many entries `unconditional_acceptance` has at most.
+/// The greatest length of `unconditional_acceptance`.
 const NUM_UNCONDITIONAL: usize = 30;
 
-/// A share of fewer candidates or rounds than this is noise.
+/// The fewest candidates or rounds that a share is computed from.
 const MIN_JUDGED: usize = 20;
 
-/// What a forward of a drafter costs, in forwards of the target.
+/// Cost of a forward of each drafter, in forwards of the target.
 pub(crate) type CostRatios = BTreeMap<DrafterId, f64>;
 
-/// One dataset and category under one setting and one way of decoding: a row of `results.json`.
+/// A row of `results.json`: the results on a dataset and category under one setting.
 ///
-/// All rates are of the tokens kept. The fields stand in the file's order.
+/// Rates are relative to the tokens kept. Fields are in the order of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ResultRow {
-    /// The prompt file's name, without its extension.
+    /// The prompt file's name without extension.
     pub(crate) dataset: String,
     /// The prompts' category, or [`ALL_CATEGORIES`].
     pub(crate) category: String,
-    /// What proposes candidates.
+    /// The drafter.
     pub(crate) drafter: DrafterName,
-    /// What ends a draft phase.
+    /// The stop rule.
     pub(crate) stop_rule: StopRuleName,
-    /// The stop rule's number: K, the heuristic's first K, a threshold, or the least worth of a
-    /// draft forward in tokens; null without a rule.
+    /// The stop rule's parameter: K, the heuristic's first K, a threshold, or the least worth of a draft
+    /// forward in tokens; null without a rule.
     #[serde(serialize_with = "integer_if_whole")]
     pub(crate) setting: Option<f64>,
-    /// How tokens are chosen.
+    /// Greedy or sampled decoding.
     pub(crate) decoding: DecodingName,
     /// Sampling temperature; 0 for greedy decoding.
     pub(crate) temperature: f64,
-    /// Prompts answered.
+    /// Number of prompts.
     pub(crate) num_prompts: usize,
     /// N: new tokens kept.
     pub(crate) num_tokens: usize,
@@ -91,63 +90,53 @@ pub(crate) struct ResultRow {
     pub(crate) num_accepted: usize,
     /// N_discarded: candidates rejected, and tokens cut at the end of the text.
     pub(crate) num_discarded: usize,
-    /// Target forwards a token.
+    /// Target forwards per token.
     #[serde(with = "finite_or_null")]
     pub(crate) verification_rate: f64,
-    /// Discarded candidates a token.
+    /// Discarded candidates per token.
     #[serde(with = "finite_or_null")]
     pub(crate) discard_rate: f64,
-    /// Tokens a target forward.
+    /// Tokens per target forward.
     #[serde(with = "finite_or_null")]
     pub(crate) compression_rate: f64,
-    /// CTAR: the w-th entry, counted from 1, is the share of rounds that yield more than w tokens,
-    /// w = 1 to 10. Empty without rounds.
+    /// CTAR(w) for w = 1 to 10: the share of rounds that yield more than w tokens. Empty without rounds.
     pub(crate) ctar: Vec<f64>,
-    /// The i-th entry, counted from 1, is the share accepted of the candidates drafted at position
-    /// i of their round whose predecessors were all accepted, i = 1 to 10; it ends before the first
-    /// position where fewer than 20 such candidates were judged. Empty in files older than the
-    /// column.
-    #[serde(default)]
+    /// For each position of a round up to 10: the accepted share of the candidates whose predecessors
+    /// were all accepted. It ends before the first position with fewer than 20 such candidates.
     pub(crate) acceptance_by_position: Vec<f64>,
-    /// The i-th entry, counted from 1, is the share of the rounds that drafted i candidates or more in
-    /// which the first i were accepted, i = 1 to 30; of a tree, those on its longest path. It ends
-    /// before the first position of fewer than 20 rounds. Empty in files older than the column.
-    #[serde(default)]
+    /// For each position i of a round up to 30: among the rounds with at least i candidates, the share in
+    /// which the first i were accepted; in trees, candidates on the longest path. It ends before the
+    /// first position with fewer than 20 rounds.
     pub(crate) unconditional_acceptance: Vec<f64>,
-    /// Tokens kept over the time of prefill and of all rounds.
+    /// Tokens kept per second of prefill and decoding.
     #[serde(with = "finite_or_null")]
     pub(crate) tokens_per_second: f64,
-    /// `tokens_per_second` over that of the target decoding alone; null where that was not
-    /// measured.
+    /// `tokens_per_second` relative to plain decoding; null if that was not measured.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) speedup: Option<f64>,
-    /// Its 95 % interval, bootstrapped over prompts; null where there is none, and in files older
-    /// than the column.
-    #[serde(default)]
+    /// The 95 % interval of `speedup`, bootstrapped over prompts.
     pub(crate) speedup_interval: Option<[f64; 2]>,
-    /// The speed-up that these rounds would have at average costs: of draft forwards and of
-    /// verifications of so many rows, over all settings together. The measured prefill is added on
-    /// both sides, since costs are of rounds only; null where nothing was timed.
+    /// The speed-up of these rounds at the average costs over all settings: of draft forwards, and of
+    /// verifications by their number of rows. Both sides include the measured prefill; null if nothing
+    /// was timed.
     #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) modelled_speedup: Option<f64>,
-    /// The standardised improvement over the target alone (CS-Drafting): tokens over forwards, each of
-    /// a drafter's counted as the share of the target's parameters that it reads; null where one's is
-    /// not known, and in files older than the column.
-    #[serde(default, serialize_with = "finite_or_null::serialize_option")]
+    /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts by the
+    /// share of the target's parameters that it reads; null if a share is unknown.
+    #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) improvement_by_size: Option<f64>,
-    /// The same, each of a drafter's counted as its time here over that of a target forward of one row.
-    #[serde(default, serialize_with = "finite_or_null::serialize_option")]
+    /// The standardised improvement where a draft forward counts by its time relative to a target forward
+    /// of one row.
+    #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) improvement_by_time: Option<f64>,
-    /// Whether the tokens are the target's own, token for token, but for forgiven ties; null only
-    /// where it was not checked.
+    /// Whether all tokens equal those of plain decoding, except after forgiven ties; null if not checked.
     pub(crate) lossless: Option<bool>,
-    /// Prompts whose tokens are the target's own up to where its most probable tokens are equal but
-    /// for rounding, of which it took the other; 0 in files older than the column.
-    #[serde(default)]
+    /// Number of prompts whose tokens first differ from plain decoding at a tie: a position where the
+    /// logits of both tokens are the greatest up to rounding.
     pub(crate) num_forgiven_ties: usize,
 }
 
-/// What a row says besides what its trace says.
+/// The part of a row that its trace does not contain.
 #[derive(Debug, Clone)]
 pub(crate) struct RowContext {
     /// See [`ResultRow::dataset`].
@@ -160,20 +149,19 @@ pub(crate) struct RowContext {
     pub(crate) stop_rule: StopRuleName,
     /// See [`ResultRow::setting`].
     pub(crate) setting: Option<f64>,
-    /// How tokens were chosen.
+    /// The decoding, with sampling settings.
     pub(crate) decoding: Decoding,
     /// See [`ResultRow::num_prompts`].
     pub(crate) num_prompts: usize,
-    /// The target alone on the same prompts; None if it was not run. Its own row names its own
-    /// speed: speed-up 1.
+    /// Speed of plain decoding on the same prompts; None if it was not run.
     pub(crate) plain_tokens_per_second: Option<f64>,
     /// See [`ResultRow::speedup_interval`].
     pub(crate) speedup_interval: Option<[f64; 2]>,
     /// See [`ResultRow::modelled_speedup`].
     pub(crate) modelled_speedup: Option<f64>,
-    /// What forwards of the drafters cost by size.
+    /// Costs of draft forwards by size.
     pub(crate) cost_by_size: CostRatios,
-    /// And by time.
+    /// Costs of draft forwards by time.
     pub(crate) cost_by_time: CostRatios,
     /// See [`ResultRow::lossless`].
     pub(crate) lossless: Option<bool>,
@@ -182,7 +170,7 @@ pub(crate) struct RowContext {
 }
 
 impl ResultRow {
-    /// The row of the pooled `trace` of all its prompts.
+    /// The row for the concatenated `trace` of its prompts.
     pub(crate) fn new(context: RowContext, trace: &Trace) -> Self {
         let counts = trace.counts();
         let tokens_per_second = tokens_per_second(trace);
@@ -224,7 +212,7 @@ impl ResultRow {
         }
     }
 
-    /// The counts the rates were made of.
+    /// The row's counts.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
             num_tokens: self.num_tokens,
@@ -236,7 +224,7 @@ impl ResultRow {
         }
     }
 
-    /// What the row's setting is called: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
+    /// The label of drafter and setting: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
     pub(crate) fn label(&self) -> String {
         match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
@@ -244,70 +232,72 @@ impl ResultRow {
         }
     }
 
-    /// E[L]: the tokens that a round yields on average, before any cut. NaN without rounds.
+    /// E[L]: mean tokens per round, before any cut. NaN without rounds.
     pub(crate) fn tokens_per_round(&self) -> f64 {
         1.0 + self.num_accepted as f64 / self.num_target_forwards as f64
     }
 
-    /// The label without the drafter: for where a heading names it.
+    /// The label without the drafter.
     pub(crate) fn rule_label(&self) -> String {
         self.stop_rule.label(self.setting)
     }
 
-    /// The setting's number alone: `6`, `0.7`; `?` where a rule has none.
+    /// Only the setting's number: `6`, `0.7`; `?` if there is none.
     pub(crate) fn setting_text(&self) -> String {
         setting_text(self.setting)
     }
 
-    /// Whether the row pools all prompts of its dataset.
+    /// Whether the row is over all prompts of its dataset.
     pub(crate) fn is_pooled(&self) -> bool {
         self.category == ALL_CATEGORIES
     }
 
-    /// Whether the row is of the same setting as `other`, whatever the prompts.
+    /// Whether the row has the same drafter and setting as `other`.
     fn same_setting(&self, other: &Self) -> bool {
         (self.drafter, self.stop_rule, self.setting)
             == (other.drafter, other.stop_rule, other.setting)
     }
 }
 
-/// The time of prefill and of all rounds: what a user waits for.
+/// The time of prefill and decoding, which a user waits for.
 pub(crate) fn waiting_time(trace: &Trace) -> Duration {
     trace.prefill_time + trace.decode_time()
 }
 
-/// Tokens kept over [`waiting_time`]. NaN without either.
+/// Tokens kept per second of [`waiting_time`]. NaN if both are 0.
 pub(crate) fn tokens_per_second(trace: &Trace) -> f64 {
     trace.num_tokens as f64 / waiting_time(trace).as_secs_f64()
 }
 
-/// For each position of a round, the share accepted of the candidates that were judged: those whose
-/// predecessors in the round were all accepted. A later one is thrown away unseen.
+/// The accepted share at each position of a round, among the candidates whose predecessors were all
+/// accepted. Later candidates are discarded without being judged.
 pub(crate) fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
-    let share = |position: usize| {
-        let judged = trace
-            .rounds
-            .iter()
-            .filter(|round| round.depth >= position && round.num_accepted >= position - 1);
-        let (num_judged, num_accepted) = judged.fold((0, 0), |(judged, accepted), round| {
-            (judged + 1, accepted + usize::from(round.num_accepted >= position))
-        });
-        (num_judged >= MIN_JUDGED).then(|| num_accepted as f64 / num_judged as f64)
+    let is_judged = |round: &Round, position: usize| {
+        round.depth >= position && round.num_accepted >= position - 1
     };
-    (1..=NUM_POSITIONS).map_while(share).collect()
+    accepted_shares(trace, NUM_POSITIONS, is_judged)
 }
 
 /// For each position of a round, the share of the rounds with that many candidates in which the candidate
 /// and all before it were accepted (CS-Drafting, Figure 2).
 fn unconditional_acceptance(trace: &Trace) -> Vec<f64> {
+    accepted_shares(trace, NUM_UNCONDITIONAL, |round, position| round.depth >= position)
+}
+
+/// For each position, the share of rounds that accepted it among those with `counts(round, position)`,
+/// as long as there are enough of them.
+fn accepted_shares(
+    trace: &Trace,
+    num_positions: usize,
+    counts: impl Fn(&Round, usize) -> bool,
+) -> Vec<f64> {
     let share = |position: usize| {
-        let drafted = trace.rounds.iter().filter(|round| round.depth >= position);
-        let (num_rounds, num_accepted) = drafted.fold((0, 0), |(rounds, accepted), round| {
-            (rounds + 1, accepted + usize::from(round.num_accepted >= position))
-        });
-        (num_rounds >= MIN_JUDGED).then(|| num_accepted as f64 / num_rounds as f64)
+        let rounds: Vec<&Round> =
+            trace.rounds.iter().filter(|round| counts(round, position)).collect();
+        let num_accepted = rounds.iter().filter(|round| round.num_accepted >= position).count();
+        (rounds.len() >= MIN_JUDGED).then(|| num_accepted as f64 / rounds.len() as f64)
     };
-    (1..=NUM_UNCONDITIONAL).map_while(share).collect()
+    (1..=num_positions).map_while(share).collect()
 }
 
 fn temperature(decoding: &Decoding) -> f64 {
@@ -317,10 +307,8 @@ fn temperature(decoding: &Decoding) -> f64 {
     }
 }
 
-/// Puts rows in the order they are shown: datasets as they first came, then greedy before sampled,
-/// then all prompts before their categories as they first came, then the target alone, the separate
-/// draft and self-drafts by exit layer, in each the rules in the order of their names, settings
-/// ascending. Equal rows keep their order.
+/// Sorts rows for display: by dataset in order of appearance, greedy before sampled decoding, all prompts
+/// before categories in order of appearance, then by drafter, stop rule and setting. The sort is stable.
 pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
     let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
     let categories = in_order(rows.iter().map(|row| row.category.clone()));
@@ -339,8 +327,8 @@ pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
     });
 }
 
-/// The distinct ones of `names`, in the order they first came.
-fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
+/// The distinct names, in order of appearance.
+pub(crate) fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for name in names {
         if !distinct.contains(&name) {
@@ -353,7 +341,7 @@ fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
 /// `results.json`: a JSON list, one row a line.
 ///
 /// # Errors
-/// None that rows of numbers and strings can cause.
+/// Never for rows, which are always valid JSON.
 pub(crate) fn results_to_json(rows: &[ResultRow]) -> Result<String> {
     let lines: Vec<String> = rows.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     Ok(format!("[\n{}\n]\n", lines.join(",\n")))
@@ -368,18 +356,18 @@ pub(crate) fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
     parse_json(path, text.as_bytes()).with_context(|| {
         format!(
-            "`{shown}` is not a list of result rows; hint: `draftsmith evaluate` writes it anew"
+            "`{shown}` is not a list of result rows; hint: run `draftsmith evaluate` to write it again"
         )
     })
 }
 
-/// Writes 6 and not 6.0: a candidate length is a count.
+/// Writes 6 instead of 6.0.
 fn integer_if_whole<S: Serializer>(
     setting: &Option<f64>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     match setting {
-        // Beyond 2^53 an f64 no longer counts; no setting comes near.
+        // An f64 holds whole numbers exactly only up to 2^53.
         Some(whole) if whole.fract() == 0.0 && whole.abs() < 9e15 => {
             serializer.serialize_i64(*whole as i64)
         }

@@ -1,8 +1,8 @@
-//! The responses of a target that others serve: asked for, written down, and looked up.
+//! Responses of a target that servers run: requested, written to a journal, and looked up.
 //!
-//! Requests go out of a few threads, which know nothing but HTTP (`served/client.rs`); who asks walks
-//! through conversations on one, and writes each response into the journal (`served/journal.rs`)
-//! before anything is made of it. `served/protocol.rs` is what is said on the wire.
+//! A few threads send requests and know only HTTP (`served/client.rs`). The calling thread walks through
+//! the conversations and appends each response to the journal (`served/journal.rs`) before anything uses
+//! it. `served/protocol.rs` defines requests and reads answers.
 
 mod client;
 mod journal;
@@ -16,7 +16,7 @@ mod tests;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,39 +25,95 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::{FinishReason, Prompt, hash_bytes};
 use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
-use self::client::{Pace, Refused, Servers};
+use self::client::Servers;
 use self::journal::{Entry, Journal};
 use self::known::KnownTokens;
 use self::protocol::{Ask, Completion, Terms, Tokens};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, next_turn};
-use crate::recipe::ServerRecipe;
+use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
+use crate::shard::Shard;
 use crate::text_side::TextSide;
+use crate::workspace::Workspace;
 
-/// How often Ctrl-C is looked for.
+/// How often to check for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
 const HELD: &str = "nobody panics while holding it";
 
-/// How responses are asked for.
-pub(crate) struct Asking<'a> {
-    pub(crate) text: &'a TextSide,
+/// A recipe's servers, and the journal of their responses.
+#[derive(Clone)]
+pub(crate) struct ServerAccess<'a> {
+    pub(crate) server: &'a ServerRecipe,
     /// The strings that end a response.
     pub(crate) stop_strings: &'a [String],
-    /// How many tokens the target has.
-    pub(crate) vocab_size: usize,
-    pub(crate) decoding: Decoding,
-    pub(crate) max_new_tokens: usize,
     pub(crate) seed: u64,
-    /// Of how many of the most probable tokens log-probabilities are asked for; None where none are.
-    pub(crate) log_probs: Option<usize>,
+    /// The journal that this process writes. It also reads the journals in the same directory.
+    pub(crate) journal: PathBuf,
 }
 
-/// What is to be answered.
+impl<'a> ServerAccess<'a> {
+    /// A recipe's servers.
+    ///
+    /// # Errors
+    /// If the recipe has none.
+    pub(crate) fn of(recipe: &'a Recipe, shard: Shard) -> Result<Self> {
+        let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
+        Ok(Self {
+            server: server.context("`data.responses` is `server`")?,
+            stop_strings: &recipe.models.stop_strings,
+            seed: recipe.seed,
+            journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
+        })
+    }
+
+    /// Opens the target that the servers run, with the responses in the journals.
+    ///
+    /// # Errors
+    /// If the bearer token is not set, or a journal cannot be read.
+    pub(crate) fn open(
+        &self,
+        workspace: &Workspace,
+        decoding: Decoding,
+        max_new_tokens: usize,
+        console: &Console,
+    ) -> Result<Served> {
+        let text = workspace.text_side()?;
+        let token = self.server.api_key_env.as_deref().map(token).transpose()?;
+        let journal = Journal::open(&self.journal)?;
+        if journal.num_broken > 0 {
+            console.note(format!(
+                "{} lines of the journals beside `{}` cannot be read; their responses are requested \
+                 again",
+                journal.num_broken,
+                self.journal.display()
+            ));
+        }
+        let terms = Terms {
+            model: self.server.model.clone(),
+            decoding,
+            eos_token_ids: text.eos_token_ids.clone(),
+            stop_strings: self.stop_strings.to_vec(),
+            vocab_size: workspace.target_shape()?.vocab_size,
+            log_probs: self.server.log_probs(&decoding),
+        };
+        Ok(Served {
+            text: text.clone(),
+            terms: Arc::new(terms),
+            max_new_tokens,
+            seed: self.seed,
+            concurrency: self.server.concurrency,
+            servers: Arc::new(Servers::new(self.server, token)),
+            journal,
+        })
+    }
+}
+
+/// What a served target is to answer.
 pub(crate) enum ToAnswer<'p> {
-    /// All turns of a conversation, each behind the answers to those before.
+    /// All turns of a conversation, in order.
     Conversation(Cow<'p, Prompt>),
-    /// Tokens, for a row.
+    /// Token ids, for the row with this id.
     Tokens { id: &'p str, prompt_ids: &'p [u32] },
 }
 
@@ -66,11 +122,11 @@ pub(crate) enum ToAnswer<'p> {
 pub(crate) struct ServedResponse {
     pub(crate) ids: Vec<u32>,
     pub(crate) finish: FinishReason,
-    /// What each token was drawn from, where that was asked for.
+    /// The known part of each token's distribution, if log-probabilities were requested.
     pub(crate) probs: Option<Vec<TopProbs>>,
 }
 
-/// A target that others serve, and what it answered so far.
+/// A target that servers run, with its responses so far.
 pub(crate) struct Served {
     text: TextSide,
     terms: Arc<Terms>,
@@ -81,69 +137,18 @@ pub(crate) struct Served {
     journal: Journal,
 }
 
-/// A request on its way, by the number of who asked, and what came of it.
+/// A request with the index of its conversation.
 type Sent = (usize, Ask);
-type Came = (usize, Ask, Result<Completion, Refused>);
+/// The same with the completion, or why there is none.
+type Received = (usize, Ask, Result<Completion, String>);
 
 impl Served {
-    /// The target that a recipe's servers serve, with what the journals beside the one at `journal`
-    /// have of it.
+    /// Requests all responses that the journals lack and writes them down. Prompts are read as they are
+    /// sent. `progress` counts completed prompts.
     ///
     /// # Errors
-    /// If the token is not where it should be, or the journal cannot be read.
-    pub(crate) fn open(
-        recipe: &ServerRecipe,
-        asking: &Asking<'_>,
-        journal: &Path,
-        console: &Console,
-    ) -> Result<Self> {
-        Self::open_at_pace(recipe, asking, journal, console, Pace::USUAL)
-    }
-
-    fn open_at_pace(
-        recipe: &ServerRecipe,
-        asking: &Asking<'_>,
-        journal: &Path,
-        console: &Console,
-        pace: Pace,
-    ) -> Result<Self> {
-        let Asking { text, stop_strings, vocab_size, decoding, max_new_tokens, seed, log_probs } =
-            *asking;
-        let token = recipe.api_key_env.as_deref().map(token).transpose()?;
-        let servers = Servers::new(&recipe.urls, token, recipe.retries, recipe.timeout(), pace);
-        let journal = Journal::open(journal)?;
-        if journal.num_broken > 0 {
-            console.note(format!(
-                "{} lines beside `{}` cannot be read; what they held is asked for again",
-                journal.num_broken,
-                journal.path().display()
-            ));
-        }
-        let terms = Terms {
-            model: recipe.model.clone(),
-            decoding,
-            eos_token_ids: text.eos_token_ids.clone(),
-            stop_strings: stop_strings.to_vec(),
-            vocab_size,
-            log_probs,
-        };
-        Ok(Self {
-            text: text.clone(),
-            terms: Arc::new(terms),
-            max_new_tokens,
-            seed,
-            concurrency: recipe.concurrency,
-            servers: Arc::new(servers),
-            journal,
-        })
-    }
-
-    /// Asks for all that was not answered yet, and writes it down; what is to be answered is taken as
-    /// it is asked for. `progress` counts what is answered to its end.
-    ///
-    /// # Errors
-    /// If a prompt cannot be read or does not fit, a server gives nothing that can be used, however often it is asked,
-    /// the journal cannot be written, or Ctrl-C is met.
+    /// If a prompt cannot be read or does not fit, a request fails after all retries, the journal cannot
+    /// be written, or the job is interrupted.
     pub(crate) fn answer<'p>(
         &mut self,
         all: impl IntoIterator<Item = Result<ToAnswer<'p>>>,
@@ -151,30 +156,17 @@ impl Served {
         progress: &Progress,
     ) -> Result<()> {
         let (sender, jobs) = channel::<Sent>();
-        let (done, results) = channel::<Came>();
+        let (done, results) = channel::<Received>();
         let jobs = Arc::new(Mutex::new(jobs));
-        // Left behind where they stand still: no request can be broken off.
+        // A thread that waits for a stalled request is abandoned: requests cannot be cancelled.
         for _ in 0..self.concurrency {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
             let (jobs, done, text) = (jobs.clone(), done.clone(), self.text.clone());
-            std::thread::spawn(move || send(&servers, &terms, &text, &jobs, &done));
+            std::thread::spawn(move || send_all(&servers, &terms, &text, &jobs, &done));
         }
-        let told = self.answer_through(all.into_iter(), &sender, &results, console, progress);
+        let tally = self.answer_through(all.into_iter(), &sender, &results, console, progress);
         self.servers.give_up();
-        let Told { num_new, num_texts, num_other_prompts } = told?;
-        if num_texts > 0 {
-            console.note(format!(
-                "{num_texts} of {num_new} responses came as text, and were tokenised here: some of \
-                 their tokens may not be those that the target chose; vLLM, SGLang and llama.cpp \
-                 give tokens"
-            ));
-        }
-        if num_other_prompts > 0 {
-            console.note(format!(
-                "{num_other_prompts} of {num_new} prompts had another number of tokens where they \
-                 were served: the servers' tokenizer is not that of `models.target`, or adds tokens"
-            ));
-        }
+        tally?.note(console);
         Ok(())
     }
 
@@ -182,79 +174,81 @@ impl Served {
         &mut self,
         all: impl Iterator<Item = Result<ToAnswer<'p>>>,
         sender: &Sender<Sent>,
-        results: &Receiver<Came>,
+        results: &Receiver<Received>,
         console: &Console,
         progress: &Progress,
-    ) -> Result<Told> {
-        let mut told = Told::default();
+    ) -> Result<Tally> {
+        let mut tally = Tally::default();
         let mut waiting = all.enumerate();
-        let mut running: HashMap<usize, Walk<'_>> = HashMap::new();
+        let mut running: HashMap<usize, Conversation<'_>> = HashMap::new();
         loop {
             while running.len() < self.concurrency && !console.is_interrupted() {
                 let Some((number, what)) = waiting.next() else { break };
-                let mut walk = Walk { what: what?, texts: Vec::new() };
-                match self.next_ask(&mut walk)? {
-                    Some(ask) => {
-                        // They listen as long as this does.
-                        let _ = sender.send((number, ask));
-                        running.insert(number, walk);
-                    }
-                    None => progress.advance(1),
-                }
+                let conversation = Conversation { what: what?, texts: Vec::new() };
+                self.send_next(number, conversation, &mut running, sender, progress)?;
             }
             if running.is_empty() {
                 break;
             }
-            let (number, ask, came) = match results.recv_timeout(TICK) {
-                Ok(came) => came,
+            let (number, ask, received) = match results.recv_timeout(TICK) {
+                Ok(received) => received,
                 Err(RecvTimeoutError::Timeout) => {
                     if console.is_interrupted() {
                         self.servers.give_up();
                     }
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("the threads that ask servers ended"),
+                Err(RecvTimeoutError::Disconnected) => bail!("the request threads ended"),
             };
-            let mut walk = running.remove(&number).context("it was running")?;
-            match came {
+            let conversation = running.remove(&number).context("it was running")?;
+            match received {
                 Ok(completion) => {
-                    told.count(&completion, &ask);
+                    tally.count(&completion, &ask);
                     let entry = self.entry(&ask, completion)?;
                     self.journal.append(&entry)?;
                 }
-                Err(_) if console.is_interrupted() => continue,
-                Err(Refused { why }) => {
-                    bail!("prompt `{}`: {why}; what came before is kept", ask.id)
-                }
+                Err(_) if console.is_interrupted() => {}
+                Err(why) => bail!("prompt `{}`: {why}; earlier responses are kept", ask.id),
             }
-            match self.next_ask(&mut walk)? {
-                Some(_) if console.is_interrupted() => {}
-                Some(ask) => {
-                    let _ = sender.send((number, ask));
-                    running.insert(number, walk);
-                }
-                None => progress.advance(1),
+            if !console.is_interrupted() {
+                self.send_next(number, conversation, &mut running, sender, progress)?;
             }
         }
-        if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(told) }
+        if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(tally) }
     }
 
-    /// What is to be asked next; None where all is answered.
-    fn next_ask(&self, walk: &mut Walk<'_>) -> Result<Option<Ask>> {
-        loop {
-            let Some(turn) = walk.turn(&self.text)? else { return Ok(None) };
+    /// Sends a conversation's next request, if there is one.
+    fn send_next<'p>(
+        &self,
+        number: usize,
+        mut conversation: Conversation<'p>,
+        running: &mut HashMap<usize, Conversation<'p>>,
+        sender: &Sender<Sent>,
+        progress: &Progress,
+    ) -> Result<()> {
+        match self.next_ask(&mut conversation)? {
+            Some(ask) => {
+                // Cannot fail: `answer` holds the receiver too.
+                let _ = sender.send((number, ask));
+                running.insert(number, conversation);
+            }
+            None => progress.advance(1),
+        }
+        Ok(())
+    }
+
+    /// A conversation's next request that the journals do not answer.
+    fn next_ask(&self, conversation: &mut Conversation<'_>) -> Result<Option<Ask>> {
+        while let Some(turn) = conversation.next_turn(&self.text)? {
             let ask = self.ask(&turn.id, &turn.prompt_ids);
-            match self.written(&ask)? {
-                Some(entry) => {
-                    walk.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
-                }
-                None => return Ok(Some(ask)),
-            }
+            let Some(entry) = self.written(&ask)? else { return Ok(Some(ask)) };
+            conversation.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
         }
+        Ok(None)
     }
 
-    /// What the journal has of a request, if it is a response of the target: what somebody has changed
-    /// is asked for again.
+    /// The journals' response to a request. Edited entries that the target cannot have produced are
+    /// ignored, so that we request them again.
     fn written(&self, ask: &Ask) -> Result<Option<Entry>> {
         let entry = self.journal.get(&self.terms.identity(ask))?;
         Ok(entry.filter(|entry| entry.is_sound(self.terms.vocab_size)))
@@ -262,39 +256,42 @@ impl Served {
 
     fn ask(&self, id: &str, prompt_ids: &[u32]) -> Ask {
         let room = self.text.context.saturating_sub(prompt_ids.len());
-        // Positive in 32 bits, which every server can read.
+        // Non-negative in 32 bits, which every server accepts.
         let hash = hash_bytes(format!("{} {id} served", self.seed).as_bytes());
         let seed = u32::from_str_radix(&hash[..8], 16).expect("it is hex") >> 1;
         let (id, prompt_ids) = (id.to_owned(), prompt_ids.to_vec());
         Ask { id, prompt_ids, max_tokens: room.min(self.max_new_tokens), seed }
     }
 
-    /// The response to a turn, which was asked for.
+    /// The response to a turn.
     ///
     /// # Errors
-    /// If it was not, or cannot be read back.
+    /// If it was never requested, or cannot be read back.
     pub(crate) fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse> {
-        let ask = self.ask(id, prompt_ids);
-        let entry = self.written(&ask)?;
+        let entry = self.written(&self.ask(id, prompt_ids))?;
         let Entry { response_ids: ids, finish_reason, known, .. } =
-            entry.with_context(|| format!("no server was asked about `{id}`"))?;
+            entry.with_context(|| format!("the journals have no response to `{id}`"))?;
         let finish = FinishReason::parse(&finish_reason);
         let finish = finish.with_context(|| format!("a journal says `{finish_reason}`"))?;
-        let num_asked = self.terms.log_probs.unwrap_or(0);
-        let probs = known.map(|known| probs_of(&ids, known, num_asked));
+        let num_requested = self.terms.log_probs.unwrap_or(0);
+        let top_probs = |(id, known): (&u32, KnownTokens)| match known.is_empty() {
+            true => TopProbs::unknown(*id),
+            false => TopProbs::new(known, num_requested),
+        };
+        let probs = known.map(|known| ids.iter().zip(known).map(top_probs).collect());
         Ok(ServedResponse { ids, finish, probs })
     }
 
-    /// A completion as a response, ended as the target would end it here.
+    /// A completion as a journal entry.
     fn entry(&self, ask: &Ask, completion: Completion) -> Result<Entry> {
         let Completion { tokens, mut known, is_ended, ended_by, .. } = completion;
-        let came = match tokens {
+        let ids = match tokens {
             Tokens::Ids(ids) => ids,
             Tokens::Text(text) => self.text.tokenizer.encode(&text, false)?,
         };
-        let (response_ids, finish) = self.ended(ask, came, is_ended, ended_by);
+        let (response_ids, finish) = self.cut_at_end(ask, ids, is_ended, ended_by);
         if let Some(known) = &mut known {
-            // Nothing is told of an end token that did not come.
+            // Nothing is known about an end token that the server left out.
             known.resize(response_ids.len(), KnownTokens::new());
         }
         Ok(Entry {
@@ -306,58 +303,43 @@ impl Served {
         })
     }
 
-    /// Tokens up to where the response ends: at an end token, behind a stop string, or at the most
-    /// tokens. A server leaves the end token out where it gives text.
-    fn ended(
+    /// Cuts a response where local decoding would end it: after an end token or a stop string, or at
+    /// the token limit. Servers that return text leave out the end token, so it is added back.
+    fn cut_at_end(
         &self,
         ask: &Ask,
-        came: Vec<u32>,
+        received: Vec<u32>,
         is_ended: bool,
         ended_by: Option<u32>,
     ) -> (Vec<u32>, FinishReason) {
-        let eos_token_ids = &self.text.eos_token_ids;
+        let TextSide { eos_token_ids, text_end, .. } = &self.text;
         let end = is_ended.then(|| ended_by.or(eos_token_ids.first().copied())).flatten();
-        let num_prompt = ask.prompt_ids.len();
         let mut ids = ask.prompt_ids.clone();
         let mut finish = FinishReason::Length;
-        for id in came.into_iter().chain(end).take(ask.max_tokens) {
+        for id in received.into_iter().chain(end).take(ask.max_tokens) {
             ids.push(id);
             if eos_token_ids.contains(&id) {
                 finish = FinishReason::Eos;
                 break;
             }
-            if self
-                .text
-                .text_end
-                .as_deref()
-                .is_some_and(|end| end.is_reached(&mut ids.iter().rev().copied()))
-            {
+            if text_end.as_ref().is_some_and(|end| end.is_reached(&mut ids.iter().rev().copied())) {
                 finish = FinishReason::StopString;
                 break;
             }
         }
-        (ids.split_off(num_prompt), finish)
+        (ids.split_off(ask.prompt_ids.len()), finish)
     }
 }
 
-/// What each token was drawn from, of whose places the `num_asked` most probable tokens were asked for.
-fn probs_of(ids: &[u32], known: Vec<KnownTokens>, num_asked: usize) -> Vec<TopProbs> {
-    let place = |(id, known): (&u32, KnownTokens)| match known.is_empty() {
-        true => TopProbs::unknown(*id),
-        false => TopProbs::new(known, num_asked),
-    };
-    ids.iter().zip(known).map(place).collect()
-}
-
-/// Who asks, and the answers so far.
-struct Walk<'p> {
+/// What is being answered, and the answers so far.
+struct Conversation<'p> {
     what: ToAnswer<'p>,
     texts: Vec<String>,
 }
 
-impl Walk<'_> {
-    /// The turn behind those that were answered, if there is one and it fits.
-    fn turn(&self, text: &TextSide) -> Result<Option<Turn>> {
+impl Conversation<'_> {
+    /// The turn after the answered ones, if there is one and it fits the context.
+    fn next_turn(&self, text: &TextSide) -> Result<Option<Turn>> {
         let number = self.texts.len();
         match &self.what {
             ToAnswer::Conversation(prompt) if number < prompt.turns.len() => {
@@ -371,49 +353,65 @@ impl Walk<'_> {
     }
 }
 
-/// What is told of all responses together.
+/// Counts of new responses, for a note at the end.
 #[derive(Default)]
-struct Told {
+struct Tally {
     num_new: usize,
     num_texts: usize,
     num_other_prompts: usize,
 }
 
-impl Told {
+impl Tally {
     fn count(&mut self, completion: &Completion, ask: &Ask) {
         self.num_new += 1;
         self.num_texts += usize::from(matches!(completion.tokens, Tokens::Text(_)));
         let is_other = completion.num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len());
         self.num_other_prompts += usize::from(is_other);
     }
+
+    fn note(&self, console: &Console) {
+        let Self { num_new, num_texts, num_other_prompts } = self;
+        if *num_texts > 0 {
+            console.note(format!(
+                "{num_texts} of {num_new} responses arrived as text and were tokenised here, so some \
+                 tokens may differ from the target's; vLLM, SGLang and llama.cpp return token ids"
+            ));
+        }
+        if *num_other_prompts > 0 {
+            console.note(format!(
+                "the servers counted another number of tokens in {num_other_prompts} of {num_new} \
+                 prompts: their tokenizer differs from that of `models.target`, or adds tokens"
+            ));
+        }
+    }
 }
 
-/// Sends what comes, until nothing more does.
-fn send(
+/// Sends requests until the channel closes.
+fn send_all(
     servers: &Servers,
     terms: &Terms,
     text: &TextSide,
     jobs: &Mutex<Receiver<Sent>>,
-    done: &Sender<Came>,
+    done: &Sender<Received>,
 ) {
     loop {
         let next = jobs.lock().expect(HELD).recv();
         let Ok((number, ask)) = next else { return };
         let prompt_text =
             || text.tokenizer.decode(&ask.prompt_ids, false).map_err(|e| e.to_string());
-        let came = servers.complete(&ask, terms, &prompt_text);
-        // Nobody listens any more where it was given up.
-        let _ = done.send((number, ask, came));
+        let received = servers.complete(&ask, terms, &prompt_text);
+        // Fails only if the receiver has given up.
+        let _ = done.send((number, ask, received));
     }
 }
 
-/// The token in an environment variable.
+/// The bearer token in an environment variable.
 fn token(name: &str) -> Result<String> {
     let token = std::env::var(name).ok().filter(|token| !token.trim().is_empty());
     token.map(|token| token.trim().to_owned()).with_context(|| {
         format!(
             "the environment variable `{name}`, which `data.server.api_key_env` names, is not set; \
-             hint: put the servers' token into it"
+             hint: set it to the servers' token"
         )
     })
 }

@@ -1,15 +1,13 @@
-//! Rows of responses that servers gave, labelled by what they said of them: the target's weights are
-//! not read.
+//! Builds rows from servers' responses and log-probabilities, without the target's weights.
 //!
-//! A greedy response is what the target prefers at each place: that is all that its labels need. Of a
-//! sampled one servers say the log-probabilities of the most probable tokens, and rows tell how far
-//! the truth may be from what that is taken for (`draftsmith-theory`, `top_probs.rs`).
+//! A greedy response gives the target's most probable token at each position, which is all that its labels
+//! need. For a sampled one, servers return the log-probabilities of the most probable tokens, and each row
+//! stores a bound on the error from the rest (`draftsmith-theory`, `top_probs.rs`).
 
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
-use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result};
@@ -19,21 +17,20 @@ use draftsmith_theory::{Decoding, SeededDraws, TokenChoice, TopProbs};
 
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, answer_named, answer_side_by_side};
+use crate::conversation::{Turn, answer_batched, answer_named};
 use crate::labels::{Labels, ServedModels};
-use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
-use crate::served::{Asking, Served, ServedResponse, ToAnswer};
+use crate::recipe::{DataRecipe, Recipe};
+use crate::served::{Served, ServedResponse, ServerAccess, ToAnswer};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
 
 const HELD: &str = "nobody panics while holding it";
 
-/// Asks the recipe's servers for the responses to so many prompts, but for those that were asked for
-/// before.
+/// Requests the responses to `num_prompts` prompts that the journals lack from the recipe's servers.
 ///
 /// # Errors
-/// If they cannot be had, or a prompt cannot be read.
+/// If a request fails, or a prompt cannot be read.
 pub(crate) fn ask_servers(
     recipe: &Recipe,
     shard: Shard,
@@ -43,8 +40,8 @@ pub(crate) fn ask_servers(
     console: &Console,
 ) -> Result<Served> {
     let data = recipe.data.as_ref().context("there is a section `[data]`")?;
-    let asker = Asker::of(recipe, shard)?;
-    let mut served = asker.open(workspace, data.decoding(), data.max_new_tokens, console)?;
+    let access = ServerAccess::of(recipe, shard)?;
+    let mut served = access.open(workspace, data.decoding(), data.max_new_tokens, console)?;
     let progress = Progress::new(console, "servers", "prompts", num_prompts as u64);
     let all = prompts.map(|prompt| Ok(ToAnswer::Conversation(Cow::Owned(prompt?))));
     served.answer(all, console, &progress)?;
@@ -52,57 +49,7 @@ pub(crate) fn ask_servers(
     Ok(served)
 }
 
-/// Who asks servers of the target, and where their answers are written down.
-#[derive(Clone)]
-pub(crate) struct Asker<'a> {
-    pub(crate) server: &'a ServerRecipe,
-    /// The strings that end a response.
-    pub(crate) stop_strings: &'a [String],
-    pub(crate) seed: u64,
-    /// Each process has a journal of its own, and reads those beside it.
-    pub(crate) journal: PathBuf,
-}
-
-impl<'a> Asker<'a> {
-    /// Who asks a recipe's servers.
-    ///
-    /// # Errors
-    /// If there are none.
-    pub(crate) fn of(recipe: &'a Recipe, shard: Shard) -> Result<Self> {
-        let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
-        Ok(Self {
-            server: server.context("`data.responses` is `server`")?,
-            stop_strings: &recipe.models.stop_strings,
-            seed: recipe.seed,
-            journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
-        })
-    }
-
-    /// What the servers answered so far, and may be asked, under a way of decoding.
-    ///
-    /// # Errors
-    /// If the journal cannot be read.
-    pub(crate) fn open(
-        &self,
-        workspace: &Workspace,
-        decoding: Decoding,
-        max_new_tokens: usize,
-        console: &Console,
-    ) -> Result<Served> {
-        let asking = Asking {
-            text: workspace.text_side()?,
-            stop_strings: self.stop_strings,
-            vocab_size: workspace.target_shape()?.vocab_size,
-            decoding,
-            max_new_tokens,
-            seed: self.seed,
-            log_probs: self.server.log_probs(&decoding),
-        };
-        Served::open(self.server, &asking, &self.journal, console)
-    }
-}
-
-/// What the rows of all prompts have in common.
+/// Builds the rows of served responses.
 pub(crate) struct ServedRows<'a> {
     served: &'a Served,
     text: &'a TextSide,
@@ -112,20 +59,21 @@ pub(crate) struct ServedRows<'a> {
     max_outside_mass: f64,
     console: &'a Console,
     progress: &'a Progress,
-    told: Mutex<Told>,
+    known_mass: Mutex<KnownMass>,
 }
 
-/// What is told of all rows together.
+/// How much of the target's probability mass is known, for a note at the end.
 #[derive(Default)]
-struct Told {
+struct KnownMass {
     num_rows: usize,
     num_left_out: usize,
+    /// Tokens and unknown mass of the rows that were kept.
     num_tokens: usize,
     outside_mass: f64,
 }
 
 impl<'a> ServedRows<'a> {
-    /// Rows of what was served, for the workspace's draft.
+    /// Rows of `served`, labelled with the workspace's draft.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -146,26 +94,26 @@ impl<'a> ServedRows<'a> {
             max_outside_mass: data.served_by().map_or(1.0, |server| server.max_outside_mass),
             console,
             progress,
-            told: Mutex::default(),
+            known_mass: Mutex::default(),
         })
     }
 
-    /// The rows of conversations, one an assistant turn, in order, without those that are too little
-    /// known.
+    /// The rows of conversations, one per assistant turn, in order. Rows with too much unknown mass are left
+    /// out.
     ///
     /// # Errors
-    /// If a response is not there or does not fit, the draft fails, or Ctrl-C is met.
+    /// If a response is missing or does not fit, the draft fails, or the job is interrupted.
     pub(crate) fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
-        let answered = answer_side_by_side(
+        let answered = answer_batched(
             self.text,
             prompts,
             |row: &ResponseRow| &row.response_ids,
             |turns| {
-                let row = |(of_prompt, turn): (usize, Turn)| {
+                let row = |(prompt_index, turn): (usize, Turn)| {
                     if self.console.is_interrupted() {
                         return Err(Interrupted.into());
                     }
-                    answer_named(turn, |turn| self.row(prompts[of_prompt], turn))
+                    answer_named(turn, |turn| self.row(prompts[prompt_index], turn))
                 };
                 turns.into_iter().map(row).collect()
             },
@@ -205,38 +153,38 @@ impl<'a> ServedRows<'a> {
         probs.iter().map(|probs| mass(probs) as f32).collect()
     }
 
-    /// Whether enough is known of a row, which is counted.
+    /// Whether enough of a row's probability mass is known. Counts the row.
     fn is_known(&self, row: &ResponseRow) -> bool {
         let Some(masses) = &row.target_outside_mass else { return true };
         let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
         let is_known = sum <= self.max_outside_mass * masses.len() as f64;
-        let mut told = self.told.lock().expect(HELD);
-        told.num_rows += 1;
+        let mut all = self.known_mass.lock().expect(HELD);
+        all.num_rows += 1;
         if is_known {
-            told.num_tokens += masses.len();
-            told.outside_mass += sum;
+            all.num_tokens += masses.len();
+            all.outside_mass += sum;
         } else {
-            told.num_left_out += 1;
+            all.num_left_out += 1;
         }
         is_known
     }
 
-    /// Tells how much is known.
-    pub(crate) fn tell(&self) {
-        let told = self.told.lock().expect(HELD);
-        if told.num_rows == 0 {
+    /// Notes how much of the mass is unknown.
+    pub(crate) fn note(&self) {
+        let all = self.known_mass.lock().expect(HELD);
+        if all.num_rows == 0 {
             return;
         }
-        let mean = told.outside_mass / told.num_tokens.max(1) as f64;
+        let mean = all.outside_mass / all.num_tokens.max(1) as f64;
         let mut line = format!(
-            "build-data: the target's probabilities are known but for {:.2} % of the mass",
+            "build-data: {:.2} % of the target's probability mass is unknown",
             100.0 * mean
         );
-        if told.num_left_out > 0 {
+        if all.num_left_out > 0 {
             line += &format!(
-                "; {} of {} responses left out, of which less is known than \
-                 `data.server.max_outside_mass` = {} asks for",
-                told.num_left_out, told.num_rows, self.max_outside_mass
+                "; {} of {} responses are left out, because they exceed \
+                 `data.server.max_outside_mass` = {}",
+                all.num_left_out, all.num_rows, self.max_outside_mass
             );
         }
         self.console.note(line);

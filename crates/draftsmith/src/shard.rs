@@ -1,18 +1,17 @@
-//! Which of several processes this one is, where they build one data set together: by `--shard i/n`, or
-//! as Slurm and Kubernetes number the tasks of an array and the pods of an indexed job.
+//! This process's index when several build one data set together: from `--shard i/n`, from Slurm's array
+//! tasks or from the pods of a Kubernetes indexed job.
 //!
-//! They need nothing of each other but the directory: each builds every n-th shard, from its own number
-//! on.
+//! The processes share only the directory. Process i of n builds the files i, i + n, i + 2n, ….
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
-/// How many pods an indexed job of Kubernetes has, which it does not say itself.
+/// The number of pods of an indexed job, which Kubernetes does not pass to them.
 const COUNT_VARIABLE: &str = "DRAFTSMITH_SHARD_COUNT";
 
-/// One of `count` processes.
+/// This process's index among `count`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shard {
     /// From 0.
@@ -21,22 +20,22 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// The only one.
+    /// A process that builds the whole data set.
     pub(crate) const WHOLE: Self = Self { index: 0, count: 1 };
 
     fn new(index: usize, count: usize) -> Result<Self> {
         if index >= count {
-            bail!("shard {index} of {count}: they are numbered from 0 on");
+            bail!("shard {index} of {count}: shards are numbered from 0");
         }
         Ok(Self { index, count })
     }
 
-    /// Whether it is one of several.
+    /// Whether there are several processes.
     pub(crate) fn is_part(self) -> bool {
         self.count > 1
     }
 
-    /// The name of a file that each process has for itself: of several, with its number in it.
+    /// The name of a file that each process writes separately: with the shard's number if there are several.
     pub(crate) fn file_name(self, stem: &str, extension: &str) -> String {
         match self.is_part() {
             false => format!("{stem}.{extension}"),
@@ -44,16 +43,16 @@ impl Shard {
         }
     }
 
-    /// Whether it builds a file of the data set.
+    /// Whether this process builds the `file`-th file of the data set.
     pub(crate) fn builds(self, file: usize) -> bool {
         file % self.count == self.index
     }
 
-    /// What the environment says, by the name of the variable that says it; nothing outside of arrays
-    /// and indexed jobs.
+    /// The shard that a scheduler's environment variables give, with the name of the variable; `None`
+    /// outside arrays and indexed jobs.
     ///
     /// # Errors
-    /// If it says half of it, or what makes no sense.
+    /// If variables are missing or contradict each other.
     pub(crate) fn of_environment(
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<(Self, &'static str)>> {
@@ -65,16 +64,15 @@ impl Shard {
         let slurm = "SLURM_ARRAY_TASK_ID";
         if let Some(id) = number(slurm)? {
             let count = number("SLURM_ARRAY_TASK_COUNT")?.with_context(|| {
-                format!("`{slurm}` is {id}, but `SLURM_ARRAY_TASK_COUNT` is not there; {HINT}")
+                format!("`{slurm}` is {id}, but `SLURM_ARRAY_TASK_COUNT` is not set; {HINT}")
             })?;
             let first = number("SLURM_ARRAY_TASK_MIN")?.unwrap_or(0);
             let step = number("SLURM_ARRAY_TASK_STEP")?.unwrap_or(1).max(1);
             let index = id.checked_sub(first).filter(|index| index.is_multiple_of(step));
-            let shard = index.and_then(|index| Self::new(index / step, count).ok());
-            let shard = shard.with_context(|| {
+            let shard = index.and_then(|index| Self::new(index / step, count).ok()).with_context(|| {
                 format!(
-                    "`{slurm}` is {id}, which is none of {count} tasks from {first} on in steps of \
-                     {step}: an array with gaps; {HINT}"
+                    "`{slurm}` is {id}, outside {count} tasks from {first} in steps of {step}: the array \
+                     has gaps; {HINT}"
                 )
             })?;
             return Ok(Some((shard, slurm)));
@@ -83,7 +81,7 @@ impl Shard {
         if let Some(index) = number(kubernetes)? {
             let count = number(COUNT_VARIABLE)?.with_context(|| {
                 format!(
-                    "`{kubernetes}` is {index}, but nothing says of how many; hint: set \
+                    "`{kubernetes}` is {index}, but the number of pods is not set; hint: set \
                      `{COUNT_VARIABLE}` to the job's completions, or give `--shard`"
                 )
             })?;
@@ -121,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_is_built_by_one() {
+    fn exactly_one_process_builds_each_file() {
         for count in 1..7 {
             let all: Vec<Shard> =
                 (0..count).map(|index| Shard::new(index, count).expect("one of them")).collect();
@@ -136,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn schedulers_say_which_one_this_is() {
+    fn the_shard_is_read_from_slurm_and_kubernetes() {
         let found = |variables: &[(&str, &str)]| {
             let get = |name: &str| {
                 let found = variables.iter().find(|(known, _)| *known == name);
@@ -159,10 +157,10 @@ mod tests {
         assert_eq!(slurm("16", "16", "1", "1"), ok("15/16"));
         assert_eq!(slurm("6", "4", "2", "2"), ok("2/4"));
         // `--array=0,1,7`
-        assert!(slurm("7", "3", "0", "1").unwrap_err().contains("an array with gaps"));
+        assert!(slurm("7", "3", "0", "1").unwrap_err().contains("array has gaps"));
         assert!(slurm("x", "3", "0", "1").unwrap_err().contains("`SLURM_ARRAY_TASK_ID` is `x`"));
         let half = found(&[("SLURM_ARRAY_TASK_ID", "3")]).unwrap_err();
-        assert!(half.contains("`SLURM_ARRAY_TASK_COUNT` is not there"), "{half}");
+        assert!(half.contains("`SLURM_ARRAY_TASK_COUNT` is not set"), "{half}");
 
         let pod = [("JOB_COMPLETION_INDEX", "3"), (COUNT_VARIABLE, "4")];
         assert_eq!(found(&pod), Ok(Some("3/4 JOB_COMPLETION_INDEX".to_owned())));

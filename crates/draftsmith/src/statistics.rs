@@ -1,37 +1,23 @@
-//! Statistics of reported numbers: bootstrap intervals over prompts, and medians.
+//! Bootstrap intervals over prompts, and medians.
 
-use anyhow::Result;
-use draftsmith_theory::{Interval, bootstrap};
-use serde::{Deserialize, Serialize};
+use draftsmith_theory::{Estimate, bootstrap};
 
-/// Resamples of a bootstrap interval that is shown.
+/// Resamples of a displayed interval.
 const NUM_RESAMPLES: usize = 2000;
-/// The level of such an interval.
+/// Confidence level of a displayed interval.
 const LEVEL: f64 = 0.95;
-/// The level of the interval of an acceptance rate, which `check` holds a server to: wide, so that
-/// a fault leaves it and bad luck does not.
+/// Confidence level of a promised acceptance rate, which `check` compares with measurements. It is high,
+/// so that only a fault and not chance leaves the interval.
 const PROMISE_LEVEL: f64 = 0.9999;
-/// Resamples for that: ten lie outside the interval, five on either side.
+/// Resamples of a promised interval; ten of them lie outside.
 const NUM_PROMISE_RESAMPLES: usize = 100_000;
-
-/// A number and its 95 % bootstrap interval over prompts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Estimate {
-    /// Over all prompts.
-    pub(crate) value: f64,
-    /// The interval's lower end.
-    pub(crate) low: f64,
-    /// The interval's upper end.
-    pub(crate) high: f64,
-}
 
 /// A statistic over prompts with its 95 % interval.
 pub(crate) fn shown_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     bootstrap(num_prompts, NUM_RESAMPLES, seed, LEVEL, statistic)
 }
 
@@ -40,26 +26,11 @@ pub(crate) fn promise_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     bootstrap(num_prompts, NUM_PROMISE_RESAMPLES, seed, PROMISE_LEVEL, statistic)
 }
 
-/// An estimate as an interval that holds its value.
-///
-/// # Errors
-/// If it does not.
-pub(crate) fn interval_of(estimate: &Estimate) -> Result<Interval> {
-    Ok(Interval::new(estimate.value, estimate.low, estimate.high)?)
-}
-
-impl From<Interval> for Estimate {
-    fn from(interval: Interval) -> Self {
-        let Interval { value, low, high } = interval;
-        Self { value, low, high }
-    }
-}
-
-/// The median; None of nothing.
+/// The median; None without values.
 pub(crate) fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);

@@ -5,7 +5,7 @@ pub(crate) mod static_trees;
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,
-    Spending, StopRuleConfig, StopRuleEntry, Sweep, cost_optimal, seconds_per_token, stop_rules,
+    StopRuleConfig, StopRuleEntry, Sweep, TimedCounts, cost_optimal, seconds_per_token, stop_rules,
 };
 use rayon::prelude::*;
 
@@ -76,11 +76,15 @@ impl Choice {
     ///
     /// # Errors
     /// If the rule cannot be replayed there.
-    pub(crate) fn replay(&self, recordings: &Recordings, costs: &Costs) -> Result<Vec<Spending>> {
+    pub(crate) fn replay(
+        &self,
+        recordings: &Recordings,
+        costs: &Costs,
+    ) -> Result<Vec<TimedCounts>> {
         let costs = &costs.of_rule(&self.config);
         Ok(match self.lookup_first {
             None => recordings.replay(&self.config, costs)?,
-            Some(first) => recordings.behind_look_ups(first).replay(&self.config, costs)?,
+            Some(first) => recordings.with_look_ups(first).replay(&self.config, costs)?,
         })
     }
 }
@@ -92,18 +96,18 @@ impl Choice {
 /// If nothing was recorded.
 pub(crate) fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
     let mut choices = best_of_each(recordings, costs)?;
-    choices.push(best_behind_look_ups(recordings, costs, cheapest(&choices)?)?);
+    choices.push(best_with_look_ups(recordings, costs, cheapest(&choices)?)?);
     Ok(choices)
 }
 
 /// The best rule where sequences are looked up first: by what pays most before the rule that is best
 /// `alone`.
-fn best_behind_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
+fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
     let first = best_look_ups(|first| {
         let behind = Choice { lookup_first: Some(first), ..alone.clone() };
         Ok(seconds_per_token(&behind.replay(recordings, costs)?))
     })?;
-    let choices = best_of_each(&recordings.behind_look_ups(first), costs)?;
+    let choices = best_of_each(&recordings.with_look_ups(first), costs)?;
     Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
 }
 
@@ -217,11 +221,12 @@ pub(crate) fn best_fixed(choices: &[Choice]) -> Result<&Choice> {
 pub(crate) fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize>> {
     let mut choices = best_of_each(recordings, costs)?;
     choices.retain(|choice| choice.config.needs() != SignalNeeds::default());
-    Ok(recordings.round_lengths(&cheapest(&choices)?.config)?)
+    let trace = recordings.trace(&cheapest(&choices)?.config)?;
+    Ok(trace.rounds.iter().map(|round| round.num_drafted).collect())
 }
 
 /// Seconds a token over some of the responses.
-pub(crate) fn per_token(spent: &[Spending], some: &[usize]) -> f64 {
+pub(crate) fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
     let (mut seconds, mut num_tokens) = (0.0, 0);
     for index in some {
         seconds += spent[*index].seconds;

@@ -1,11 +1,9 @@
-//! The rows of an evaluation as text: what `evaluate` prints and `inspect` shows of a result.
+//! Text tables of results, for `evaluate`, `inspect` and other commands.
 //!
-//! One aligned table for each dataset and way of decoding, over all prompts; the rows by category
-//! are for the report. Where several drafters are there, each has its heading. The fastest row of
-//! all is marked `fastest`, the fastest of the other road `best`, and the fastest of any other
-//! drafter and stop rule `*`. Nothing is said by colour alone. `table/replay.rs` shows what replay
-//! found in the same manner, `table/calibration.rs` how good a head's predictions are, and
-//! `table/sweep.rs` the heads of a sweep.
+//! This file shows the rows of an evaluation: an aligned table over all prompts for each dataset and way
+//! of decoding, with a heading for each of several drafters. Marks name the best rows, so colour is never
+//! the only information. `table/replay.rs` shows the results of replay, `table/calibration.rs` scores of a
+//! head's predictions, and `table/sweep.rs` the heads of a sweep.
 
 mod calibration;
 mod replay;
@@ -19,45 +17,52 @@ pub(crate) use calibration::{calibration_text, kind_text, render_predictions, re
 pub(crate) use replay::{render_replay_table, render_rules};
 pub(crate) use sweep::render_sweep_table;
 
-/// A column: its heading, its text in a row, and when it goes if the terminal is too narrow.
+/// A column of a table.
 struct Column<Row> {
     heading: &'static str,
     text: fn(&Row) -> String,
-    /// The greatest goes first; 0 never goes.
+    /// If the terminal is too narrow, the column with the greatest number is dropped first; 0 is kept.
     expendable: usize,
 }
 
 const COLUMNS: [Column<ResultRow>; 8] = [
-    Column { heading: "tok/s", text: |row| number(row.tokens_per_second, 1), expendable: 0 },
-    Column { heading: "speed-up", text: |row| times(row.speedup), expendable: 0 },
-    Column { heading: "95 %", text: speedup_interval, expendable: 3 },
-    Column { heading: "model", text: |row| times(row.modelled_speedup), expendable: 5 },
-    Column { heading: "discard", text: |row| number(row.discard_rate, 3), expendable: 1 },
-    Column { heading: "verify", text: |row| number(row.verification_rate, 3), expendable: 4 },
-    Column { heading: "tok/fwd", text: |row| number(row.compression_rate, 2), expendable: 6 },
-    Column { heading: "lossless", text: lossless, expendable: 2 },
+    Column::new("tok/s", 0, |row| number(row.tokens_per_second, 1)),
+    Column::new("speed-up", 0, |row| times(row.speedup)),
+    Column::new("95 %", 3, speedup_interval),
+    Column::new("model", 5, |row| times(row.modelled_speedup)),
+    Column::new("discard", 1, |row| number(row.discard_rate, 3)),
+    Column::new("verify", 4, |row| number(row.verification_rate, 3)),
+    Column::new("tok/fwd", 6, |row| number(row.compression_rate, 2)),
+    Column::new("lossless", 2, lossless),
 ];
 
-/// A line of a table: a heading, or a row's name, mark and columns.
-enum Line<'a, Row> {
-    Heading(String),
-    Row { name: String, mark: Option<&'static str>, is_wrong: bool, row: &'a Row },
+impl<Row> Column<Row> {
+    const fn new(heading: &'static str, expendable: usize, text: fn(&Row) -> String) -> Self {
+        Self { heading, text, expendable }
+    }
 }
 
-/// The pooled rows as text tables, one for each dataset and way of decoding, ending with a line
+/// A line of a table: a heading, or a row with its name and mark.
+enum TableLine<'a, Row> {
+    Heading(String),
+    Row { name: String, mark: Option<&'a str>, is_wrong: bool, row: &'a Row },
+}
+
+/// The rows over all prompts as text tables, one for each dataset and way of decoding, with a final line
 /// break.
 ///
-/// Columns are left out, the least important first, until the lines fit `width`; without one, all are
-/// there.
+/// The least important columns are dropped until lines fit into `width`, if it is given.
 pub(crate) fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
     let mut tables = Vec::new();
     for group in groups(rows) {
         let lines = group_lines(&group);
         let mut text = fitted("setting", &lines, &COLUMNS, width, colour);
         let has = |sought| {
-            lines.iter().any(|line| matches!(line, Line::Row { mark, .. } if *mark == Some(sought)))
+            lines
+                .iter()
+                .any(|line| matches!(line, TableLine::Row { mark, .. } if *mark == Some(sought)))
         };
-        let legend = [(BEST, "fastest of its road"), (BEST_OF_RULE, "of its rule")];
+        let legend = [(BEST, "of its kind of drafter"), (BEST_OF_RULE, "of its rule")];
         let legend: Vec<String> = legend
             .into_iter()
             .filter(|(mark, _)| has(mark))
@@ -80,13 +85,13 @@ fn heading(group: &Group<'_>) -> String {
     format!("{}, {}, {prompts}", group.dataset, group.decoding_text())
 }
 
-fn group_lines<'a>(group: &Group<'a>) -> Vec<Line<'a, ResultRow>> {
+fn group_lines<'a>(group: &Group<'a>) -> Vec<TableLine<'a, ResultRow>> {
     let has_several = group.drafters().len() > 1;
     let mut drafter = DrafterName::None;
     let mut lines = Vec::new();
     for row in group.pooled() {
         if std::mem::replace(&mut drafter, row.drafter) != row.drafter && has_several {
-            lines.push(Line::Heading(format!("{}:", drafter.text())));
+            lines.push(TableLine::Heading(format!("{}:", drafter.text())));
         }
         let mark = group.standing(row).map(|standing| match standing {
             Standing::All => FASTEST,
@@ -94,15 +99,15 @@ fn group_lines<'a>(group: &Group<'a>) -> Vec<Line<'a, ResultRow>> {
             Standing::Rule => BEST_OF_RULE,
         });
         let name = if has_several { row.rule_label() } else { row.label() };
-        lines.push(Line::Row { name, mark, is_wrong: row.lossless == Some(false), row });
+        lines.push(TableLine::Row { name, mark, is_wrong: row.lossless == Some(false), row });
     }
     lines
 }
 
-/// The lines as aligned text under the columns that `width` has room for; `first` heads the names.
+/// Aligned lines with the columns that fit into `width`; `first` is the heading of the names.
 fn fitted<Row>(
     first: &str,
-    lines: &[Line<'_, Row>],
+    lines: &[TableLine<'_, Row>],
     columns: &[Column<Row>],
     width: Option<usize>,
     colour: bool,
@@ -122,7 +127,7 @@ fn fitted<Row>(
 
 fn aligned<Row>(
     first: &str,
-    lines: &[Line<'_, Row>],
+    lines: &[TableLine<'_, Row>],
     columns: &[&Column<Row>],
     colour: bool,
 ) -> Vec<String> {
@@ -136,11 +141,11 @@ fn aligned<Row>(
     table.set_header([dim(first)].into_iter().chain(headings).chain([Cell::new("")]));
     for line in lines {
         let (name, mark, is_wrong, row) = match line {
-            Line::Heading(text) => {
+            TableLine::Heading(text) => {
                 table.add_row([Cell::new(text).add_attribute(Attribute::Underlined)]);
                 continue;
             }
-            Line::Row { name, mark, is_wrong, row } => (name, mark, *is_wrong, *row),
+            TableLine::Row { name, mark, is_wrong, row } => (name, mark, *is_wrong, *row),
         };
         let cell = |text: &str| {
             let cell = Cell::new(text);
@@ -175,8 +180,8 @@ fn width_of(line: &str) -> usize {
     line.chars().count()
 }
 
-/// `value` with so many decimals; `-` where there is none. What rounds to 0 has no sign.
-fn number(value: f64, decimals: usize) -> String {
+/// `value` with this number of decimals; `-` if it is not finite. Zero has no sign.
+pub(crate) fn number(value: f64, decimals: usize) -> String {
     if !value.is_finite() {
         return "-".into();
     }
@@ -191,7 +196,7 @@ fn times(value: Option<f64>) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{}x", number(value, 2)))
 }
 
-/// Whether a row is lossless, and how many ties that took: `yes`, `yes, 2 ties`, `NO`.
+/// Whether a row is lossless, with its number of forgiven ties: `yes`, `yes, 2 ties`, `NO`.
 fn lossless(row: &ResultRow) -> String {
     let verdict = match row.lossless {
         Some(true) => "yes",
@@ -294,12 +299,12 @@ mod tests {
         worth(eta) = 0.187   272.9     1.72x  1.65-1.81    0.791       yes  *
         worth(H) = 0.08      249.5     1.57x  1.51-1.65    1.067       yes
         worth(H) = 0.187     281.9     1.78x  1.70-1.86    0.681       yes  *
-        best: fastest of its road; *: of its rule
+        best: of its kind of drafter; *: of its rule
         "#);
     }
 
     #[test]
-    fn narrow_tables_lose_columns_and_not_rows() {
+    fn narrow_tables_drop_columns_but_no_rows() {
         let rows = fixture::rows();
         let wide = render_table(&rows, None, false);
         for width in [45, 50, 60, 70] {
@@ -311,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_adds_nothing_but_colour() {
+    fn colour_does_not_change_the_text() {
         let rows = fixture::rows();
         let coloured = render_table(&rows, None, true);
         assert!(coloured.contains('\u{1b}'));
@@ -326,19 +331,19 @@ mod tests {
     }
 
     #[test]
-    fn forgiven_ties_stand_beside_the_verdict() {
+    fn forgiven_ties_follow_the_verdict() {
         let mut rows = fixture::rows();
         for row in rows.iter_mut().filter(|row| row.lossless.is_some()) {
             row.num_forgiven_ties = if row.drafter == DrafterName::None { 0 } else { 2 };
         }
         let text = render_table(&rows, None, false);
         assert!(text.contains("yes, 2 ties\n"), "{text}");
-        let alone = text.lines().find(|line| line.starts_with("target alone")).expect("a row");
-        assert!(alone.ends_with(" yes"), "{alone}");
+        let plain = text.lines().find(|line| line.starts_with("target alone")).expect("a row");
+        assert!(plain.ends_with(" yes"), "{plain}");
     }
 
     #[test]
-    fn what_was_not_measured_is_a_dash() {
+    fn missing_measurements_are_dashes() {
         let mut rows = fixture::rows();
         for row in &mut rows {
             (row.tokens_per_second, row.speedup, row.lossless) = (f64::NAN, None, Some(false));

@@ -1,41 +1,40 @@
-//! The text side of a target: what makes token ids of conversations and text of ids, and what ends
-//! answers. It needs no weights.
+//! The text side of a target: tokenizer, chat template and what ends answers. It needs no weights.
 
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ChatFormat, Message, Prompt, TextTokenizer};
+use clap::Args;
+use draftsmith_data::{ChatFormat, Message, Prompt, StopStrings, TextTokenizer};
 use draftsmith_decode::Limits;
+use draftsmith_theory::TextEnd;
 
-use crate::ends::StopText;
-
-/// Tokenizer, chat template and ends of answers, shared with the workspace that they are from.
+/// A target's tokenizer, chat template and ends of answers. Clones share them with the workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct TextSide {
     pub(crate) tokenizer: Arc<TextTokenizer>,
     pub(crate) chat_format: Arc<ChatFormat>,
     /// The tokens that end an answer.
     pub(crate) eos_token_ids: Vec<u32>,
-    /// What else ends one.
+    /// The stop strings that end one, if there are any.
     pub(crate) text_end: Option<Arc<StopText>>,
-    /// The longest sequence that every model at work can read.
+    /// The longest sequence, in tokens, that all loaded models can read.
     pub(crate) context: usize,
 }
 
 impl TextSide {
-    /// When answers of up to so many tokens end.
+    /// The limits of answers of at most `max_new_tokens` tokens.
     pub(crate) fn limits(&self, max_new_tokens: usize) -> Limits {
         let text_end = self.text_end.clone().map(|end| end as _);
         Limits { text_end, ..Limits::new(max_new_tokens, self.eos_token_ids.clone()) }
     }
 
-    /// The ids of a conversation up to where the answer begins.
+    /// The token ids of a conversation up to where the answer begins.
     pub(crate) fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
-    /// The ids of a prompt up to where the answer of turn `number` begins, behind `responses`: those
-    /// that its file has, or else its messages'.
+    /// The token ids of a prompt up to where the answer of turn `number` begins, with `responses` as the
+    /// answers to earlier turns. Ids given in the prompt's file take precedence.
     pub(crate) fn prompt_ids(
         &self,
         prompt: &Prompt,
@@ -54,10 +53,57 @@ impl TextSide {
         if prompt.len() >= context {
             bail!(
                 "prompt `{id}` has {} tokens, but the models' context holds {context}; \
-                 hint: shorten it, or take it out of its file",
+                 hint: shorten it, or remove it from its file",
                 prompt.len()
             );
         }
         Ok(())
+    }
+}
+
+/// End tokens and stop strings that the user chose.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ends {
+    /// End tokens that replace the target's.
+    pub(crate) eos_token_ids: Option<Vec<u32>>,
+    /// Strings that end an answer.
+    pub(crate) stop_strings: Vec<String>,
+    /// Whether these apply only to answers, so that heads and adapters may have been trained with others.
+    pub(crate) only_answers: bool,
+}
+
+impl Ends {
+    /// Whether an export may have been trained with another value of this provenance key.
+    pub(crate) fn leave_open(&self, key: &str) -> bool {
+        let are_chosen = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
+        self.only_answers && are_chosen && matches!(key, "eos_token_ids" | "stop_strings")
+    }
+}
+
+/// The flags of commands that decode without a recipe.
+#[derive(Debug, Args)]
+pub(crate) struct EndArguments {
+    /// A token that ends the answer, replacing those in the target's files; separate several with commas.
+    #[arg(long = "eos-token-id", value_name = "ID", value_delimiter = ',')]
+    eos_token_ids: Option<Vec<u32>>,
+    /// End the answer with the token that completes this string; may be repeated.
+    #[arg(long = "stop-string", value_name = "TEXT")]
+    stop_strings: Vec<String>,
+}
+
+impl EndArguments {
+    pub(crate) fn ends(&self) -> Ends {
+        let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
+        Ends { eos_token_ids, stop_strings, only_answers: true }
+    }
+}
+
+/// Stop strings as decoding checks them.
+#[derive(Debug)]
+pub(crate) struct StopText(pub(crate) StopStrings);
+
+impl TextEnd for StopText {
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
+        self.0.is_completed_by_last(last_first)
     }
 }

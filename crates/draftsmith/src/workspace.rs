@@ -1,13 +1,11 @@
-//! What a run works with: its models, their tokenizer and chat template, prompt files, built data, and
-//! the heads and adapters that it trains. Each is read when it is first needed, and read and hashed
-//! once for all stages.
+//! The inputs of a run: models with tokenizer and chat template, prompt files, built data, heads and
+//! adapters. Each is read when first needed, and read and hashed once for all stages.
 //!
-//! What each is called in provenance is computed here and nowhere else: a model by the hash of its
-//! files, the text side by [`TextIdentity`], data by the hash of its rows, a head or an adapter by
-//! the hash of its weights.
+//! Only this module decides how provenance identifies an input: a model by the hash of its files, the text
+//! side by [`TextIdentity`], data by the hash of its rows, a head or adapter by the hash of its weights.
 //!
-//! Models and prompts do not change while a run lasts. Data, heads and adapters do: whoever writes
-//! one calls [`Workspace::forget`].
+//! Models and prompts do not change during a run. Data, heads and adapters do: whoever writes one calls
+//! [`Workspace::forget`].
 
 mod model_dir;
 mod served;
@@ -19,85 +17,77 @@ use std::sync::{Arc, Mutex, OnceLock};
 use anyhow::{Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{
-    ChatFormat, DataError, DataSet, Incomplete, LengthBounds, PromptFile, Provenance, StopStrings,
-    TextTokenizer, hash_bytes, hash_file, read_dir,
+    ChatFormat, DataError, DataSet, Incomplete, PromptFile, Provenance, StopStrings, TextTokenizer,
+    hash_bytes, hash_file, read_dir,
 };
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
-    ModelShape, WeightDtype, weight_files,
+    ModelShape, WeightDtype, hash_first_layers, hash_model_dir, weight_files,
 };
 use serde::Serialize;
 
 pub(crate) use self::model_dir::hash_dir;
-use self::model_dir::{ModelDir, get_or_read};
+use self::model_dir::{HashModel, ModelDir, get_or_read};
 use crate::console::Console;
-use crate::ends::{Ends, StopText};
 use crate::hub::{Wanted, model_dir};
 use crate::pair::Pair;
 use crate::prompt_files::files_of;
-use crate::text_side::TextSide;
+use crate::text_side::{Ends, StopText, TextSide};
 
-/// The inputs of a run, on its devices.
+/// The inputs of a run and its devices.
 pub(crate) struct Workspace {
     devices: Vec<Device>,
     dtype: WeightDtype,
     target: ModelDir,
     draft: Option<ModelDir>,
     small_draft: Option<ModelDir>,
-    /// The chat template that was chosen instead of the target's own.
+    /// A chat template that replaces the target's.
     chat_template: Option<String>,
     ends: Ends,
-    /// The name that servers serve the target under, where its weights are not read.
+    /// The target's name on servers, if they run it. Its weights are not read then.
     served_as: Option<String>,
-    /// How many of a served target's first layers are read where adapters stand on them.
+    /// The first layers of a served target, which its adapters need, and their number.
+    first_layers: ModelDir,
     num_first_layers: usize,
-    first_layers: Mutex<Vec<(WeightDtype, CausalLm)>>,
-    /// Shows what takes long.
     console: Console,
-    text: OnceLock<Text>,
+    target_text: OnceLock<TextSide>,
     text_identity: OnceLock<TextIdentity>,
     text_side: OnceLock<TextSide>,
     pair: OnceLock<Pair>,
     target_alone: OnceLock<Pair>,
-    files: Kept<String>,
-    data: Kept<Arc<DataSet>>,
+    file_hashes: Cache<String>,
+    data: Cache<Arc<DataSet>>,
     incomplete_data: Incomplete,
-    heads: Kept<(AcceptanceHeadConfig, AcceptanceHead)>,
-    adapters: Kept<(AdapterConfig, Adapter)>,
+    heads: Cache<(AcceptanceHeadConfig, AcceptanceHead)>,
+    adapters: Cache<(AdapterConfig, Adapter)>,
     /// What was read or hashed, in order.
     #[cfg(test)]
     pub(crate) reads: Mutex<Vec<String>>,
 }
 
-/// The text side of the target.
-struct Text {
-    tokenizer: Arc<TextTokenizer>,
-    chat_format: Arc<ChatFormat>,
-}
-
-/// What shapes and stops text, as provenance has it.
+/// Everything that shapes and ends text, for provenance.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct TextIdentity {
     /// Hash of the tokenizer's file.
     pub(crate) tokenizer: String,
-    /// Hash of the chat template; None where there is none.
+    /// Hash of the chat template, if there is one.
     pub(crate) chat_template: Option<String>,
     /// The special tokens that the chat template may name.
     pub(crate) special_tokens: BTreeMap<String, String>,
-    /// The tokens that end a response: those that were chosen, or else those that
-    /// `generation_config.json` has, or else `config.json`.
+    /// The tokens that end a response: the chosen ones, or else those in `generation_config.json`, or else
+    /// in `config.json`.
     pub(crate) eos_token_ids: Vec<u32>,
-    /// The strings that do; not named where there are none.
+    /// The stop strings; left out if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) stop_strings: Vec<String>,
 }
 
-/// What was read of files and directories.
-type Kept<T> = Mutex<BTreeMap<PathBuf, T>>;
+/// Values read from files or directories.
+type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
 
 impl Workspace {
-    /// The models in these directories; nothing is read yet. Trainings use all devices, of which
-    /// there is one at least, everything else the first.
+    /// Models in directories, without reading them yet. Trainings use all devices, everything else the
+    /// first; there must be at least one.
     pub(crate) fn new(target: &Path, draft: Option<&Path>, devices: Vec<Device>) -> Self {
         Self {
             devices,
@@ -108,80 +98,75 @@ impl Workspace {
             chat_template: None,
             ends: Ends::default(),
             served_as: None,
+            first_layers: ModelDir::new("first layers of the target", target),
             num_first_layers: 0,
-            first_layers: Mutex::default(),
             console: Console::silent(),
-            text: OnceLock::new(),
+            target_text: OnceLock::new(),
             text_identity: OnceLock::new(),
             text_side: OnceLock::new(),
             pair: OnceLock::new(),
             target_alone: OnceLock::new(),
-            files: Kept::default(),
-            data: Kept::default(),
+            file_hashes: Cache::default(),
+            data: Cache::default(),
             incomplete_data: Incomplete::Refused,
-            heads: Kept::default(),
-            adapters: Kept::default(),
+            heads: Cache::default(),
+            adapters: Cache::default(),
             #[cfg(test)]
             reads: Mutex::default(),
         }
     }
 
-    /// The models in these directories, or of these names on the Hugging Face Hub, which are
-    /// downloaded where they are not in its cache. `chat_template` is one instead of the target's
-    /// own, as a recipe names it.
+    /// Models in directories or on the Hugging Face Hub, from which missing files are downloaded.
+    /// `served_as` is the target's name on servers if they run it; its weights are not needed then.
+    /// `chat_template` replaces the target's.
     ///
     /// # Errors
-    /// If one is a name of the Hub's and cannot be had.
+    /// If a model on the Hub cannot be downloaded.
     pub(crate) fn open(
         target: &Path,
+        served_as: Option<&str>,
         draft: Option<&Path>,
         chat_template: Option<&str>,
         devices: Vec<Device>,
         console: &Console,
     ) -> Result<Self> {
-        let target = model_dir(target, Wanted::All, console)?;
-        Self::of_dirs(&target, draft, chat_template, devices, console)
-    }
-
-    fn of_dirs(
-        target: &Path,
-        draft: Option<&Path>,
-        chat_template: Option<&str>,
-        devices: Vec<Device>,
-        console: &Console,
-    ) -> Result<Self> {
+        let wanted = if served_as.is_some() { Wanted::AllButWeights } else { Wanted::All };
+        let target = model_dir(target, wanted, console)?;
         let draft = draft.map(|draft| model_dir(draft, Wanted::All, console)).transpose()?;
-        let chat_template = chat_template.map(str::to_owned);
-        let console = console.clone();
-        Ok(Self { chat_template, console, ..Self::new(target, draft.as_deref(), devices) })
+        Ok(Self {
+            served_as: served_as.map(str::to_owned),
+            chat_template: chat_template.map(str::to_owned),
+            console: console.clone(),
+            ..Self::new(&target, draft.as_deref(), devices)
+        })
     }
 
-    /// The same with a second, smaller draft for cascades, if one is named.
+    /// Adds a second, smaller draft for cascades, if one is named.
     ///
     /// # Errors
-    /// If it is a name of the Hub's and cannot be had.
+    /// If a model on the Hub cannot be downloaded.
     pub(crate) fn with_small_draft(self, dir: Option<&Path>) -> Result<Self> {
         let dir = dir.map(|dir| model_dir(dir, Wanted::All, &self.console)).transpose()?;
         let small_draft = dir.map(|dir| ModelDir::new("small draft", &dir));
         Ok(Self { small_draft, ..self })
     }
 
-    /// The same, whose answers end so.
+    /// Sets what ends answers.
     pub(crate) fn ending(self, ends: Ends) -> Self {
         Self { ends, ..self }
     }
 
-    /// What was chosen to end answers.
+    /// What the user chose to end answers.
     pub(crate) fn ends(&self) -> &Ends {
         &self.ends
     }
 
-    /// The same, whose models compute in `dtype`, but for those of a training in another.
+    /// Sets the dtype that models compute in. A training may use another.
     pub(crate) fn computing_in(self, dtype: WeightDtype) -> Self {
         Self { dtype, ..self }
     }
 
-    /// The same, which takes data of which shards are missing.
+    /// Sets whether data with missing shards is an error.
     pub(crate) fn with_incomplete_data(self, incomplete_data: Incomplete) -> Self {
         Self { incomplete_data, ..self }
     }
@@ -191,21 +176,20 @@ impl Workspace {
         &self.devices[0]
     }
 
-    /// What models compute in everywhere but in trainings.
+    /// The dtype that models compute in outside trainings.
     pub(crate) fn dtype(&self) -> WeightDtype {
         self.dtype
     }
 
-    /// The devices that a training shares its batches out among.
+    /// The devices among which a training splits its batches.
     pub(crate) fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// The models together: weights, tokenizer and chat template, after a check that the draft's
-    /// tokenizer is the target's.
+    /// Target and draft with their text side, after a check that they share a tokenizer.
     ///
     /// # Errors
-    /// If a file is missing or broken, or the models do not belong together.
+    /// If a file is missing or broken, or the tokenizers differ.
     pub(crate) fn pair(&self) -> Result<&Pair> {
         get_or_read(&self.pair, || {
             let text = self.text_side()?.clone();
@@ -214,67 +198,72 @@ impl Workspace {
         })
     }
 
-    /// What target and draft share of text, after a check that the draft's tokenizer is the
-    /// target's; no weights are read.
+    /// The text side of target and draft, after a check that they share a tokenizer. Reads no weights.
     ///
     /// # Errors
-    /// If a file is missing or broken, or the models do not belong together.
+    /// If a file is missing or broken, or the tokenizers differ.
     pub(crate) fn text_side(&self) -> Result<&TextSide> {
         get_or_read(&self.text_side, || {
-            let tokenizer = &self.text()?.tokenizer;
+            let text = self.target_text()?.clone();
             if let Some(draft) = &self.draft {
-                draft.check()?;
-                TextTokenizer::check_shared(
-                    tokenizer,
-                    &TextTokenizer::from_model_dir(&draft.dir)?,
-                )?;
+                self.check_tokenizer(draft)?;
             }
-            Ok(TextSide { context: self.context()?, ..self.text_of_target()? })
+            Ok(TextSide { context: self.context()?, ..text })
         })
     }
 
-    /// The target with nothing but what it needs by itself: a draft's shorter context is none of
-    /// its business.
+    /// Checks that a model's tokenizer is the target's.
+    fn check_tokenizer(&self, model: &ModelDir) -> Result<()> {
+        let tokenizer = self.tokenizer()?;
+        model.check()?;
+        Ok(TextTokenizer::check_shared(tokenizer, &TextTokenizer::from_model_dir(&model.dir)?)?)
+    }
+
+    /// The target without a draft, whose context may be shorter.
     ///
     /// # Errors
     /// If a file is missing or broken.
     pub(crate) fn target_alone(&self) -> Result<&Pair> {
         get_or_read(&self.target_alone, || {
-            let text = self.text_of_target()?;
+            let text = self.target_text()?.clone();
             Ok(Pair { target: self.target_in(self.dtype)?.clone(), draft: None, text })
         })
     }
 
-    fn text_of_target(&self) -> Result<TextSide> {
-        let Text { tokenizer, chat_format } = self.text()?;
-        let shape = self.target_shape()?;
-        let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
-        if known > embedded {
-            bail!(
-                "`{}` has {known} tokens, but the model has embeddings for {embedded}: \
-                 the tokenizer does not belong to this model",
-                self.target.dir.join("tokenizer.json").display()
-            );
-        }
-        let eos_token_ids = self.eos_token_ids()?.to_vec();
-        if let Some(id) = eos_token_ids.iter().find(|id| **id as usize >= embedded) {
-            bail!(
-                "end token {id} is none of the target's, which has {embedded} tokens; hint: see \
-                 `models.eos_token_ids` or `--eos-token-id`"
-            );
-        }
-        let strings = &self.ends.stop_strings;
-        let text_end = if strings.is_empty() {
-            None
-        } else {
-            Some(Arc::new(StopText(StopStrings::new(strings, tokenizer)?)))
-        };
-        let (tokenizer, chat_format) = (tokenizer.clone(), chat_format.clone());
-        let context = shape.context;
-        Ok(TextSide { tokenizer, chat_format, eos_token_ids, text_end, context })
+    fn target_text(&self) -> Result<&TextSide> {
+        get_or_read(&self.target_text, || {
+            let dir = &self.target.dir;
+            self.target.check()?;
+            self.note(|| "tokenizer".to_owned());
+            let tokenizer = Arc::new(TextTokenizer::from_model_dir(dir)?);
+            let chat_format = Arc::new(ChatFormat::choose(dir, self.chat_template.as_deref())?);
+            let shape = self.target_shape()?;
+            let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
+            if known > embedded {
+                bail!(
+                    "`{}` has {known} tokens, but the model has embeddings for {embedded}: the \
+                     tokenizer does not belong to this model",
+                    dir.join("tokenizer.json").display()
+                );
+            }
+            let chosen = self.ends.eos_token_ids.as_ref();
+            let eos_token_ids = chosen.unwrap_or(&shape.eos_token_ids).clone();
+            if let Some(id) = eos_token_ids.iter().find(|id| **id as usize >= embedded) {
+                bail!(
+                    "end token {id} is not in the target's vocabulary of {embedded} tokens; hint: see \
+                     `models.eos_token_ids` or `--eos-token-id`"
+                );
+            }
+            let strings = &self.ends.stop_strings;
+            let text_end = (!strings.is_empty())
+                .then(|| anyhow::Ok(Arc::new(StopText(StopStrings::new(strings, &tokenizer)?))))
+                .transpose()?;
+            let context = shape.context;
+            Ok(TextSide { tokenizer, chat_format, eos_token_ids, text_end, context })
+        })
     }
 
-    /// The target's weights, to be computed with in a type.
+    /// The target, computing in `dtype`.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -283,7 +272,7 @@ impl Workspace {
         self.model(&self.target, dtype)
     }
 
-    /// The draft's, if there is one.
+    /// The draft, if there is one, computing in `dtype`.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -291,11 +280,10 @@ impl Workspace {
         self.draft.as_ref().map(|draft| self.model(draft, dtype)).transpose()
     }
 
-    /// The second, smaller draft's, after a check that its tokenizer is the target's and that it can
-    /// read what the others can.
+    /// The small draft, after a check that its tokenizer is the target's and its context is not shorter.
     ///
     /// # Errors
-    /// If there is none, a file is missing or broken, or it does not belong to them.
+    /// If there is none, a file is missing or broken, or a check fails.
     pub(crate) fn small_draft(&self) -> Result<&CausalLm> {
         let Some(small) = &self.small_draft else {
             bail!(
@@ -303,14 +291,12 @@ impl Workspace {
                  checkpoint directory"
             );
         };
-        small.check()?;
-        let own = TextTokenizer::from_model_dir(&small.dir)?;
-        TextTokenizer::check_shared(&self.text()?.tokenizer, &own)?;
+        self.check_tokenizer(small)?;
         let (context, needed) = (small.config()?.shape.context, self.context()?);
         if context < needed {
             bail!(
-                "the small draft `{}` reads {context} tokens, the others {needed}: a cascade's \
-                 drafters read what the target reads",
+                "the small draft `{}` has a context of {context} tokens, but a cascade needs that of \
+                 the other models, {needed}",
                 small.dir.display()
             );
         }
@@ -324,7 +310,7 @@ impl Workspace {
         })
     }
 
-    /// The draft's `config.json`, if there is one, without its weights.
+    /// The draft's `config.json`, if there is a draft.
     ///
     /// # Errors
     /// If it is missing or broken.
@@ -332,100 +318,80 @@ impl Workspace {
         self.draft.as_ref().map(ModelDir::config).transpose()
     }
 
-    /// Its sizes.
+    /// The draft's shape, if there is a draft.
     ///
     /// # Errors
-    /// As there.
+    /// If its `config.json` is missing or broken.
     pub(crate) fn draft_shape(&self) -> Result<Option<&ModelShape>> {
         Ok(self.draft_config()?.map(|config| &config.shape))
     }
 
-    /// The target's `config.json`, without its weights.
+    /// The target's shape.
     ///
     /// # Errors
-    /// If it is missing or broken.
+    /// If its `config.json` is missing or broken.
     pub(crate) fn target_shape(&self) -> Result<&ModelShape> {
         Ok(&self.target.config()?.shape)
     }
 
-    /// The tokens that end answers: those that were chosen, or the target's own.
-    ///
-    /// # Errors
-    /// If its `config.json` is missing or broken.
-    pub(crate) fn eos_token_ids(&self) -> Result<&[u32]> {
-        match &self.ends.eos_token_ids {
-            Some(chosen) => Ok(chosen),
-            None => Ok(&self.target_shape()?.eos_token_ids),
-        }
-    }
-
-    /// The longest sequence that every model can read, without their weights.
+    /// The longest sequence, in tokens, that target and draft can read.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
     pub(crate) fn context(&self) -> Result<usize> {
-        let target = self.target_shape()?.context;
-        Ok(self.draft_shape()?.map_or(target, |draft| target.min(draft.context)))
+        self.smaller(|shape| shape.context)
     }
 
-    /// How many token ids every model knows, without their weights.
+    /// The number of token ids that target and draft both know.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
     pub(crate) fn vocab_size(&self) -> Result<usize> {
-        let target = self.target_shape()?.vocab_size;
-        Ok(self.draft_shape()?.map_or(target, |draft| target.min(draft.vocab_size)))
+        self.smaller(|shape| shape.vocab_size)
     }
 
-    /// The target's directory.
+    fn smaller(&self, size: fn(&ModelShape) -> usize) -> Result<usize> {
+        let target = size(self.target_shape()?);
+        Ok(self.draft_shape()?.map_or(target, |draft| target.min(size(draft))))
+    }
+
     pub(crate) fn target_dir(&self) -> &Path {
         &self.target.dir
     }
 
-    /// The draft's directory, if there is one.
     pub(crate) fn draft_dir(&self) -> Option<&Path> {
         self.draft.as_ref().map(|draft| draft.dir.as_path())
     }
 
-    /// The target's hash, for provenance; of one that is served, that of what is here of it.
+    /// The target's hash, for provenance. For a served target, it covers only the files present.
     ///
     /// # Errors
     /// If a file cannot be read.
     pub(crate) fn target_hash(&self) -> Result<&str> {
-        self.model_hash(&self.target)
+        match self.served_as {
+            None => self.model_hash(&self.target, hash_model_dir),
+            Some(_) => self.model_hash(&self.first_layers, hash_first_layers),
+        }
     }
 
-    /// The draft's hash, if there is one.
+    /// The draft's hash, if there is a draft.
     ///
     /// # Errors
     /// If a file cannot be read.
     pub(crate) fn draft_hash(&self) -> Result<Option<&str>> {
-        self.draft.as_ref().map(|draft| self.model_hash(draft)).transpose()
+        self.draft.as_ref().map(|draft| self.model_hash(draft, hash_model_dir)).transpose()
     }
 
-    /// The second, smaller draft's hash, if there is one.
+    /// The small draft's hash, if there is a small draft.
     ///
     /// # Errors
     /// If a file cannot be read.
     pub(crate) fn small_draft_hash(&self) -> Result<Option<&str>> {
-        self.small_draft.as_ref().map(|small| self.model_hash(small)).transpose()
+        self.small_draft.as_ref().map(|small| self.model_hash(small, hash_model_dir)).transpose()
     }
 
-    fn model_hash<'w>(&self, model: &'w ModelDir) -> Result<&'w str> {
-        let is_part = self.served_as.is_some() && std::ptr::eq(model, &raw const self.target);
-        let note = || self.note(|| format!("hash of the {}", model.role));
-        model.hash(&self.console, is_part, note)
-    }
-
-    fn text(&self) -> Result<&Text> {
-        get_or_read(&self.text, || {
-            self.target.check()?;
-            self.note(|| "tokenizer".to_owned());
-            let tokenizer = Arc::new(TextTokenizer::from_model_dir(&self.target.dir)?);
-            let chosen = self.chat_template.as_deref();
-            let chat_format = Arc::new(ChatFormat::choose(&self.target.dir, chosen)?);
-            Ok(Text { tokenizer, chat_format })
-        })
+    fn model_hash<'w>(&self, model: &'w ModelDir, hash: HashModel) -> Result<&'w str> {
+        model.hash(&self.console, hash, || self.note(|| format!("hash of the {}", model.role)))
     }
 
     /// The target's tokenizer.
@@ -433,28 +399,29 @@ impl Workspace {
     /// # Errors
     /// If a file of the text side is missing or broken.
     pub(crate) fn tokenizer(&self) -> Result<&TextTokenizer> {
-        Ok(&self.text()?.tokenizer)
+        Ok(&self.target_text()?.tokenizer)
     }
 
-    /// What shapes and stops text.
+    /// Everything that shapes and ends text.
     ///
     /// # Errors
     /// If a file is missing or broken.
     pub(crate) fn text_identity(&self) -> Result<&TextIdentity> {
         get_or_read(&self.text_identity, || {
-            let Text { tokenizer, chat_format } = self.text()?;
+            let TextSide { tokenizer, chat_format, eos_token_ids, .. } = self.target_text()?;
             self.note(|| "hash of the tokenizer".to_owned());
             Ok(TextIdentity {
                 tokenizer: tokenizer.hash()?,
                 chat_template: chat_format.hash(),
                 special_tokens: chat_format.special_tokens(),
-                eos_token_ids: self.eos_token_ids()?.to_vec(),
+                eos_token_ids: eos_token_ids.clone(),
                 stop_strings: self.ends.stop_strings.clone(),
             })
         })
     }
 
-    /// The provenance of what target and draft make of a seed, greedily and without prompts.
+    /// The provenance of what target and draft produce with this seed, decoding greedily. It names no
+    /// prompts.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -470,47 +437,34 @@ impl Workspace {
             special_tokens,
             eos_token_ids,
             stop_strings,
-            prompts: Vec::new(),
-            limit: None,
-            weights: Vec::new(),
-            split: None,
-            lengths: LengthBounds::default(),
-            keep_duplicates: false,
-            existing_responses: false,
             served_model: self.served_as.clone(),
-            served_log_probs: None,
-            max_outside_mass: None,
-            temperature: 0.0,
             top_p: 1.0,
-            top_k: None,
-            min_p: None,
             repetition_penalty: 1.0,
             max_new_tokens: max_new_tokens as u64,
             seed,
             dtype: self.dtype.name().to_owned(),
+            ..Provenance::default()
         })
     }
 
-    /// The rows in a directory, which are refused where shards are missing, unless the run takes
-    /// incomplete data.
+    /// The rows in a directory. Missing shards are an error unless the run allows them.
     ///
     /// # Errors
-    /// If there is none, or a shard is missing, broken, or not what its name says.
+    /// If there are none, or a shard is missing, broken or misnamed.
     pub(crate) fn data(&self, dir: &Path) -> Result<Arc<DataSet>> {
-        keep(&self.data, dir, || {
+        get_or_insert(&self.data, dir, || {
             self.note(|| format!("rows in {}", dir.display()));
             match read_dir(dir, self.incomplete_data) {
-                Ok(data) => Ok(Arc::new(data)),
                 Err(error @ DataError::MissingShards { .. }) => bail!(
                     "{error}; hint: run `draftsmith build-data` with this recipe to its end, or give \
-                     `--incomplete-data` to take what is there"
+                     `--incomplete-data` to use the shards built so far"
                 ),
-                Err(error) => Err(error.into()),
+                read => Ok(Arc::new(read?)),
             }
         })
     }
 
-    /// What provenance says of the prompt files that paths and patterns name.
+    /// The names and hashes of the prompt files that paths and patterns name.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -523,7 +477,7 @@ impl Workspace {
     }
 
     fn file_hash(&self, path: &Path) -> Result<String> {
-        keep(&self.files, path, || {
+        get_or_insert(&self.file_hashes, path, || {
             self.note(|| format!("hash of {}", path.display()));
             Ok(hash_file(path)?)
         })
@@ -538,14 +492,14 @@ impl Workspace {
         dir: &Path,
         hidden_size: usize,
     ) -> Result<(AcceptanceHeadConfig, AcceptanceHead)> {
-        keep(&self.heads, dir, || {
+        get_or_insert(&self.heads, dir, || {
             self.note(|| format!("head {}", dir.display()));
             Ok(AcceptanceHead::from_dir(dir, hidden_size, self.device())?)
         })
     }
 
-    /// The adapter in a directory, for the target, to be computed with in a type. It is kept where
-    /// that is the workspace's own.
+    /// The target's adapter in a directory, computing in `dtype`. Only adapters in the workspace's dtype
+    /// are cached.
     ///
     /// # Errors
     /// If it is missing, broken, or for a target of another shape.
@@ -558,11 +512,11 @@ impl Workspace {
             self.note(|| format!("adapter {}, {dtype:?}", dir.display()));
             Ok(Adapter::from_dir_in(dir, self.target_shape()?, dtype, self.device())?)
         };
-        if dtype == self.dtype { keep(&self.adapters, dir, read) } else { read() }
+        if dtype == self.dtype { get_or_insert(&self.adapters, dir, read) } else { read() }
     }
 
-    /// The hash of a head's or an adapter's weights and shape. Its `config.json` says more, such as
-    /// the rule that was chosen for it by rollouts, and that changes no rollout.
+    /// The hash of a head's or an adapter's weights and shape. The rest of its `config.json`, such as a
+    /// tuned rule, does not affect rollouts and is not hashed.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -573,8 +527,7 @@ impl Workspace {
         Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
     }
 
-    /// The hash that an adapter's head names its drafter by: of the weights and where they sit, not
-    /// of what tuning found out about them since.
+    /// The hash of an adapter's weights and exit layer, by which its head names it.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -582,15 +535,15 @@ impl Workspace {
         self.export_hash(dir, &config.exit_layer.to_string())
     }
 
-    /// Forgets what was read in a directory, because it was written anew.
+    /// Drops everything cached from a directory, because it is about to be rewritten.
     pub(crate) fn forget(&self, dir: &Path) {
-        drop_within(&self.files, dir);
-        drop_within(&self.data, dir);
-        drop_within(&self.heads, dir);
-        drop_within(&self.adapters, dir);
+        forget_within(&self.file_hashes, dir);
+        forget_within(&self.data, dir);
+        forget_within(&self.heads, dir);
+        forget_within(&self.adapters, dir);
     }
 
-    /// Takes down what is read or hashed, for the test that it is done once.
+    /// Logs a read or hash, so that a test can check that it happens once.
     #[cfg(test)]
     fn note(&self, what: impl FnOnce() -> String) {
         self.reads.lock().expect(HELD).push(what());
@@ -602,19 +555,22 @@ impl Workspace {
 
 const HELD: &str = "nobody panics while holding it";
 
-/// What is kept of a path, or else what `read` gives.
-fn keep<T: Clone>(kept: &Kept<T>, path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
-    if let Some(found) = kept.lock().expect(HELD).get(path) {
+/// The cached value of a path, or what `read` returns.
+fn get_or_insert<T: Clone>(
+    cache: &Cache<T>,
+    path: &Path,
+    read: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    if let Some(found) = cache.lock().expect(HELD).get(path) {
         return Ok(found.clone());
     }
     let read = read()?;
-    kept.lock().expect(HELD).insert(path.to_path_buf(), read.clone());
+    cache.lock().expect(HELD).insert(path.to_path_buf(), read.clone());
     Ok(read)
 }
 
-fn drop_within<T>(kept: &Kept<T>, dir: &Path) {
-    let mut kept = kept.lock().expect(HELD);
-    kept.retain(|path, _| !path.starts_with(dir));
+fn forget_within<T>(cache: &Cache<T>, dir: &Path) {
+    cache.lock().expect(HELD).retain(|path, _| !path.starts_with(dir));
 }
 
 #[cfg(test)]

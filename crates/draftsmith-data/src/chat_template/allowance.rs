@@ -1,12 +1,12 @@
-//! What one rendering of a chat template may use: steps, bytes of text and values, and time.
+//! Limits for one rendering of a chat template: steps, bytes of text and values, and time.
 //!
-//! The engine counts steps only ("fuel"), and forty steps are enough to double a text to a
-//! terabyte. So whatever makes a value hands it to [`Allowance::settle`], which charges for it and
-//! keeps three things true of every value in the program: a text has at most `longest_text` bytes,
-//! a list or dictionary with all that it holds, counted as often as it is held, weighs at most
-//! `heaviest` and is nested at most [`DEEPEST`] deep, and none holds anything but plain data: no
-//! lazy list, whose items would be computed by nested calls, and no `namespace`, which could hold
-//! itself. So each single step of the engine is short and small too, however it goes about it.
+//! The engine only counts steps ("fuel"), and forty steps suffice to double a text to a terabyte.
+//! So everything that makes a value passes it to [`Allowance::settle`], which charges for it and
+//! guarantees three things about every value in the program: a text has at most `max_text_bytes`
+//! bytes; a list or dictionary with its contents weighs at most `max_weight` and is nested at most
+//! [`MAX_DEPTH`] deep, where shared contents count each time; and both contain only plain data. Plain
+//! data excludes lazy lists, whose items nested calls would compute, and namespaces, which could
+//! contain themselves. So each step of the engine is short and uses little memory.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,21 +15,21 @@ use std::time::{Duration, Instant};
 use minijinja::value::{Kwargs, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// Bytes for any chat at all.
+/// Bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;
-/// Bytes for each byte of the messages: templates trim, split, join and quote what they are given.
+/// Additional bytes per byte of the messages, which templates trim, split, join and quote.
 const BYTES_PER_BYTE: usize = 32;
-/// Steps for any chat at all, and for each message: published templates take some hundreds.
+/// Steps allowed for every chat and for each message. Published templates need some hundreds.
 const BASE_STEPS: u64 = 500_000;
 const STEPS_PER_MESSAGE: u64 = 5_000;
-/// Templates take well under a millisecond; only one that was made to be slow meets this.
-const LONGEST: Duration = Duration::from_secs(10);
-/// How deep lists and dictionaries may be nested.
-const DEEPEST: usize = 64;
-/// What a value is charged beside its text.
+/// The time limit. Published templates need well under a millisecond.
+const MAX_TIME: Duration = Duration::from_secs(10);
+/// The nesting limit of lists and dictionaries.
+const MAX_DEPTH: usize = 64;
+/// The charge for a value, in addition to its text.
 const VALUE_BYTES: usize = 32;
 
-/// What is left for one rendering.
+/// The remaining budget of one rendering.
 #[derive(Debug)]
 pub(super) struct Allowance {
     bytes: usize,
@@ -39,7 +39,7 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// For a chat of so many messages, with so many bytes of text.
+    /// The budget for a chat of `num_messages` messages with `num_bytes` bytes of text in total.
     pub(super) fn new(num_messages: usize, num_bytes: usize) -> Self {
         let bytes = BASE_BYTES.saturating_add(num_bytes.saturating_mul(BYTES_PER_BYTE));
         Self {
@@ -50,23 +50,23 @@ impl Allowance {
         }
     }
 
-    /// Steps of the engine.
+    /// The number of engine steps.
     pub(super) fn steps(&self) -> u64 {
         self.steps
     }
 
-    fn longest_text(&self) -> usize {
+    fn max_text_bytes(&self) -> usize {
         self.bytes / 16
     }
 
-    fn heaviest(&self) -> usize {
+    fn max_weight(&self) -> usize {
         self.bytes / 4
     }
 
-    /// Charges for `num_bytes` that are about to be made, and looks at the clock.
+    /// Charges for `num_bytes` that are about to be made and checks the clock.
     pub(super) fn spend(&self, num_bytes: usize) -> Result<(), Error> {
-        if self.started.elapsed() > LONGEST {
-            return Err(refused(format!("it runs for more than {} seconds", LONGEST.as_secs())));
+        if self.started.elapsed() > MAX_TIME {
+            return Err(refused(format!("it runs for more than {} seconds", MAX_TIME.as_secs())));
         }
         let remaining = self.remaining.load(Ordering::Relaxed);
         let Some(remaining) = remaining.checked_sub(num_bytes) else {
@@ -75,34 +75,34 @@ impl Allowance {
                 self.bytes >> 20
             )));
         };
-        // One thread renders, so that nothing comes between.
+        // Only one thread renders, so load and store need not be atomic together.
         self.remaining.store(remaining, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Refuses a text of so many bytes before it is made.
+    /// Checks the size of a text before it is made.
     pub(super) fn allow_text(&self, num_bytes: usize) -> Result<(), Error> {
-        if num_bytes > self.longest_text() {
+        if num_bytes > self.max_text_bytes() {
             return Err(self.too_long());
         }
         Ok(())
     }
 
-    /// Refuses a list of so many values before it is made.
+    /// Checks the length of a list before it is made.
     pub(super) fn allow_values(&self, num_values: usize) -> Result<(), Error> {
-        if num_values > self.heaviest() / VALUE_BYTES {
+        if num_values > self.max_weight() / VALUE_BYTES {
             return Err(self.too_heavy());
         }
         Ok(())
     }
 
-    /// Values written one after the other, as far as a text may go.
+    /// The values as one text with `separator` between them, or an error if it is too long.
     pub(super) fn write<'a>(
         &self,
         values: impl IntoIterator<Item = &'a Value>,
         separator: &str,
     ) -> Result<String, Error> {
-        let mut text = ShortText { text: String::new(), longest: self.longest_text() };
+        let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
         for (index, value) in values.into_iter().enumerate() {
             let separator = if index == 0 { "" } else { separator };
             write!(text, "{separator}{value}").map_err(|_| self.too_long())?;
@@ -110,7 +110,7 @@ impl Allowance {
         Ok(text.text)
     }
 
-    /// A value that was just made, charged for; a lazy list becomes a list.
+    /// Charges for a new value. Turns a lazy list into a list.
     pub(super) fn settle(&self, value: Value) -> Result<Value, Error> {
         let value = match value.kind() {
             ValueKind::String | ValueKind::Bytes => {
@@ -144,7 +144,7 @@ impl Allowance {
         Ok(value)
     }
 
-    /// A value that becomes an attribute of `namespaces`, as far as they can hold it.
+    /// Charges for a value that becomes an attribute of `namespaces`, and limits their total weight.
     pub(super) fn store(&self, value: Value, namespaces: &[Value]) -> Result<Value, Error> {
         let mut weight = self.weigh(&value)?;
         for namespace in namespaces {
@@ -156,7 +156,7 @@ impl Allowance {
         self.settle(value)
     }
 
-    /// What a plain value weighs, in bytes: at most `heaviest`.
+    /// The weight of a plain value in bytes, or an error if it exceeds `max_weight`.
     pub(super) fn weigh(&self, value: &Value) -> Result<usize, Error> {
         let mut weight = 0;
         self.add_weight(value, 0, &mut weight)?;
@@ -165,12 +165,12 @@ impl Allowance {
 
     fn add_weight(&self, value: &Value, depth: usize, weight: &mut usize) -> Result<(), Error> {
         *weight += VALUE_BYTES + value.as_bytes().map_or(0, <[u8]>::len);
-        if *weight > self.heaviest() {
+        if *weight > self.max_weight() {
             return Err(self.too_heavy());
         }
         let Some(object) = value.as_object() else { return Ok(()) };
-        if depth > DEEPEST {
-            return Err(refused(format!("it nests lists more than {DEEPEST} deep")));
+        if depth > MAX_DEPTH {
+            return Err(refused(format!("it nests lists more than {MAX_DEPTH} deep")));
         }
         match value.kind() {
             ValueKind::Seq | ValueKind::Iterable | ValueKind::Map if !is_plain(value) => {
@@ -194,7 +194,7 @@ impl Allowance {
         }
     }
 
-    /// The most steps of indentation that a value has, written out with each item on its own line.
+    /// An upper bound on the number of indentation steps in a value's indented JSON.
     pub(super) fn most_indents(&self, value: Option<&Value>) -> Result<usize, Error> {
         let Some(value) = value else { return Ok(0) };
         self.weigh(value)?;
@@ -203,26 +203,26 @@ impl Allowance {
             let items = object.try_iter_pairs().into_iter().flatten();
             1 + items.map(|(_, item)| count(&item)).sum::<usize>()
         }
-        Ok(count(value) * DEEPEST)
+        Ok(count(value) * MAX_DEPTH)
     }
 
     fn too_long(&self) -> Error {
-        refused(format!("it makes a text of more than {} MB", self.longest_text() >> 20))
+        refused(format!("it makes a text of more than {} MB", self.max_text_bytes() >> 20))
     }
 
     fn too_heavy(&self) -> Error {
-        let heaviest = self.heaviest() >> 20;
-        refused(format!("it makes a list or dictionary of more than {heaviest} MB"))
+        let max_weight = self.max_weight() >> 20;
+        refused(format!("it makes a list or dictionary of more than {max_weight} MB"))
     }
 }
 
-/// What a template does that no chat needs.
+/// The error of a template that exceeds a limit.
 pub(super) fn refused(what: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// Whether the value is a list, tuple or dictionary that holds its items. The engine does not
-/// export its types, but tells their names.
+/// Whether a value is a list, tuple or dictionary that holds its items. The engine's types are
+/// private, so they are recognised by name.
 fn is_plain(value: &Value) -> bool {
     let Some(object) = value.as_object() else { return false };
     let name = object.type_name();
@@ -233,7 +233,7 @@ fn is_plain(value: &Value) -> bool {
         || same(Value::from(Kwargs::from_iter::<[(&str, Value); 0]>([])))
 }
 
-/// A text that stays short.
+/// A text with a limited length.
 struct ShortText {
     text: String,
     longest: usize,

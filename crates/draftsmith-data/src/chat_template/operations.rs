@@ -1,5 +1,7 @@
-//! The engine's filters, functions, methods and operators as a chat template has them: what
-//! transformers defines beside Jinja's own, and bounds on those that make much of little.
+//! The filters, functions, methods and operators of chat templates: the engine's, those that
+//! transformers adds, and a limit for each whose result can be much larger than its input.
+//!
+//! A new filter, function or operator belongs here, with a bound on the size of its result.
 
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::allowance::{Allowance, refused};
 
-/// Filters that no template can name, and `program.rs` puts in the place of operators.
+/// Filters that `program.rs` inserts. No template can name them.
 pub(super) const SETTLE: &str = "$settle";
 pub(super) const STORE: &str = "$store";
 pub(super) const ADD: &str = "$add";
@@ -17,14 +19,14 @@ pub(super) const MULTIPLY: &str = "$multiply";
 pub(super) const CONCATENATE: &str = "$concatenate";
 pub(super) const SLICE: &str = "$slice";
 
-/// The most characters that can be stripped from a text's ends: each is compared with each.
-const MOST_STRIPPED: usize = 256;
+/// The largest set of characters to strip from a text's ends; stripping compares each with each.
+const MAX_STRIPPED: usize = 256;
 
-/// Checks the arguments of a call, the value that a filter or method is of among them, before they
-/// meet a function that could make more of them than is allowed.
+/// Checks the arguments of a call, including the value to which a filter or method is applied, before
+/// a function whose result could be too large.
 type Check = fn(&Allowance, &[Value]) -> Result<(), Error>;
 
-/// An environment for one rendering.
+/// The environment of one rendering.
 pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(allowance.steps()));
@@ -60,7 +62,7 @@ pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
         own.spend(0)?;
         tests::is_in(state, value, other)
     });
-    // As in Python; the engine's own takes none for an empty list.
+    // As in Python. In the engine, `none` is iterable.
     environment.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
 
     let own = Arc::clone(allowance);
@@ -103,7 +105,7 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
     });
 }
 
-/// Filters whose result is not within a small factor of what they are given.
+/// Filters whose result can be much larger than their arguments.
 fn guarded_filters() -> [(&'static str, Value, Check); 9] {
     [
         ("join", Value::from_function(filters::join), |allowance, args| {
@@ -121,7 +123,7 @@ fn guarded_filters() -> [(&'static str, Value, Check); 9] {
         ("slice", Value::from_function(filters::slice), check_columns),
         ("sum", Value::from_function(filters::sum), |_, args| match argument(args, 2, "start") {
             Some(start) if !start.is_number() => {
-                Err(refused("it sums from something that is no number".to_owned()))
+                Err(refused("it sums from a value that is not a number".to_owned()))
             }
             _ => Ok(()),
         }),
@@ -132,7 +134,7 @@ fn guarded_filters() -> [(&'static str, Value, Check); 9] {
     ]
 }
 
-/// The same for methods, by Python's names.
+/// The check for a method, by its name in Python.
 fn method_check(method: &str) -> Option<Check> {
     match method {
         "replace" => Some(check_replace),
@@ -159,8 +161,8 @@ fn check_replace(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
 }
 
 fn check_strip(_: &Allowance, args: &[Value]) -> Result<(), Error> {
-    if text(args.get(1)).chars().count() > MOST_STRIPPED {
-        return Err(refused(format!("it strips more than {MOST_STRIPPED} characters")));
+    if text(args.get(1)).chars().count() > MAX_STRIPPED {
+        return Err(refused(format!("it strips more than {MAX_STRIPPED} characters")));
     }
     Ok(())
 }
@@ -169,8 +171,8 @@ fn check_columns(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_values(number(argument(args, 1, "count")).unwrap_or(0))
 }
 
-/// As if each placeholder had the widest of the widths and the longest of the values. What looks
-/// like a width may be a year in the text, which makes it no harder.
+/// An upper bound: each placeholder counts with the largest width and the longest value. Any number
+/// in the text counts as a width.
 fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     let format = text(args.first());
     let values = args.get(1..).unwrap_or_default();
@@ -189,7 +191,7 @@ fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_text(format.len().saturating_add(num_placeholders.saturating_mul(field)))
 }
 
-/// An argument by its place, or by its name.
+/// An argument by position or name.
 fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
     let named = args.last().filter(|last| last.is_kwargs());
     let positional = args.len() - usize::from(named.is_some());
@@ -206,7 +208,7 @@ fn number(value: Option<Value>) -> Option<usize> {
     Some(usize::try_from(number.unsigned_abs()).unwrap_or(usize::MAX))
 }
 
-/// The text of a string; nothing for any other value.
+/// The text of a string; empty for any other value.
 fn text(value: Option<&Value>) -> String {
     value.and_then(Value::as_str).unwrap_or_default().to_owned()
 }
@@ -244,7 +246,7 @@ fn multiply(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value,
     Ok(items.iter().cycle().take(items.len() * times).cloned().collect())
 }
 
-/// Integers as integers, anything else that is a number as a float.
+/// Calculates with integers if both are integers or booleans, otherwise with floats.
 fn calculate(
     sign: &str,
     left: &Value,
@@ -285,27 +287,27 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     Ok(match (value.as_str(), value.kind()) {
         (Some(text), _) => {
             let characters: Vec<char> = text.chars().collect();
-            let picked = places(characters.len(), start, stop, step).map(|at| characters[at]);
+            let picked = indices(characters.len(), start, stop, step).map(|at| characters[at]);
             Value::from(picked.collect::<String>())
         }
         (None, ValueKind::Seq | ValueKind::Iterable) => {
             let items = value.try_iter()?.checked().collect::<Result<Vec<Value>, _>>()?;
-            places(items.len(), start, stop, step).map(|at| items[at].clone()).collect()
+            indices(items.len(), start, stop, step).map(|at| items[at].clone()).collect()
         }
         (None, ValueKind::Undefined | ValueKind::None) => Value::from(Vec::<Value>::new()),
         (None, kind) => return Err(refused(format!("value of type {kind} cannot be sliced"))),
     })
 }
 
-/// The places that a slice takes of so many.
-fn places(
+/// The indices that a slice selects from `length` items.
+fn indices(
     length: usize,
     start: Option<i64>,
     stop: Option<i64>,
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
-    // Before the first and behind the last place that there is, in the slice's direction.
+    // The index before the first and after the last, in the slice's direction.
     let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let within = |bound: i64| {
         let bound = if bound < 0 { bound.saturating_add(length) } else { bound };
@@ -315,11 +317,11 @@ fn places(
     let stop = stop.map_or(if step > 0 { highest } else { lowest }, within);
     std::iter::successors(Some(start), move |at| at.checked_add(step))
         .take_while(move |&at| if step > 0 { at < stop } else { at > stop })
-        .map(|at| usize::try_from(at).expect("a place is not negative"))
+        .map(|at| usize::try_from(at).expect("an index is not negative"))
 }
 
-/// `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii=False`, which
-/// escapes no HTML. The engine's own filter escapes four characters for HTML; they are put back.
+/// `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which does not escape
+/// HTML. The engine's filter escapes four characters for HTML, which are restored.
 fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     if let Some(true) = options.get::<Option<bool>>("ensure_ascii")? {
         let problem = "`tojson(ensure_ascii=true)` is not supported";
@@ -331,7 +333,7 @@ fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Valu
     Ok(Value::from(without_html_escapes(escaped.as_str().unwrap_or_default())))
 }
 
-/// JSON text with `\u003c`, `\u003e`, `\u0026` and `\u0027` as the characters they stand for.
+/// JSON text with `\u003c`, `\u003e`, `\u0026` and `\u0027` replaced by their characters.
 fn without_html_escapes(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());
     let mut rest = json;
@@ -345,7 +347,7 @@ fn without_html_escapes(json: &str) -> String {
             Some("\\u0027") => Some('\''),
             _ => None,
         };
-        // Any other escape is taken as a pair, so that `\\u003c` stays the backslash it is.
+        // Skip both characters of any other escape, so that `\\u003c` remains an escaped backslash.
         let length = match character {
             Some(character) => {
                 plain.push(character);

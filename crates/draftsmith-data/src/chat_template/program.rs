@@ -1,15 +1,14 @@
-//! Running a chat template's source, which is a stranger's, so that it ends soon and stays small.
+//! Runs a chat template, an untrusted program, within an [`Allowance`].
 //!
-//! The engine has no bound on what a program makes, and its operators cannot be replaced from
-//! outside: `~`, `+`, `*`, slices and captures are instructions of their own, and some are computed
-//! while compiling already. So the program is changed between parsing and compiling: every
-//! expression that makes a value is wrapped in a filter, and every such operator replaced by one,
-//! that keeps to the [`Allowance`]; text between tags becomes an expression too, since only
-//! expressions pass the environment's formatter. For this the engine's `unstable_machinery` is
-//! needed, and its version pinned.
+//! The engine does not bound the size of values, and its operators cannot be replaced from outside:
+//! `~`, `+`, `*`, slices and captures are separate instructions, some of which are evaluated while
+//! compiling. So the program is rewritten between parsing and compiling: every expression that makes
+//! a value is wrapped in a filter that charges the allowance, and these operators are replaced by
+//! such filters. Text between tags becomes an expression too, because only expressions pass the
+//! environment's formatter. This needs the engine's `unstable_machinery` and a pinned version.
 //!
-//! Before parsing, the source's own size is bounded: parser and compiler call themselves for each
-//! operator of a chain.
+//! The size of the source is limited before parsing, because parser and compiler recurse once per
+//! operator.
 
 use std::sync::Arc;
 
@@ -23,37 +22,35 @@ use super::allowance::Allowance;
 use super::operations::{ADD, CONCATENATE, MULTIPLY, SETTLE, SLICE, STORE, environment};
 use crate::caught::caught;
 
-/// The name under which errors know the template.
+/// The template's name in the engine's errors.
 const TEMPLATE_NAME: &str = "chat_template";
-/// The longest published templates, with tools, have some 30,000.
-const MOST_SOURCE_BYTES: usize = 256 << 10;
-/// Words and signs between `{{` and `}}`. Parsing `1+1+…` takes the more stack the more there are.
-const MOST_TAG_TOKENS: usize = 4096;
-/// Each `elif` is parsed inside the one before.
-const MOST_ELIFS: usize = 1024;
-/// Enough for the deepest program within these bounds, several times over. Memory is taken as the
+/// The longest published templates, which support tools, have some 30,000.
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// The largest number of tokens between `{{` and `}}`. Parsing `1+1+…` recurses once per operator.
+const MAX_TAG_TOKENS: usize = 4096;
+/// Each `elif` is parsed inside the previous one.
+const MAX_ELIFS: usize = 1024;
+/// Several times what the deepest program within these limits needs. Memory is committed only as the
 /// stack grows.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Checks that the source is a program, and not larger than one may be.
+/// Checks that the source parses and is within the limits.
 pub(super) fn check(source: &str) -> Result<(), Error> {
     on_own_stack(|| {
-        let program = Program::parse(source)?;
-        let mut generator = CodeGenerator::new(TEMPLATE_NAME, source);
-        generator.compile_stmt(&program.0);
+        let program = parse_program(source)?;
+        CodeGenerator::new(TEMPLATE_NAME, source).compile_stmt(&program);
         Ok(())
     })
 }
 
-/// The text that the program makes of its variables.
+/// Runs the program with these variables and returns its text.
 pub(super) fn run(source: &str, variables: Value, allowance: Allowance) -> Result<String, Error> {
     on_own_stack(|| {
-        let allowance = Arc::new(allowance);
-        let program = Program::parse(source)?;
+        let environment = environment(&Arc::new(allowance));
+        let program = parse_program(source)?;
         let mut generator = CodeGenerator::new(TEMPLATE_NAME, source);
-        generator.compile_stmt(&program.0);
+        generator.compile_stmt(&program);
         let (instructions, blocks) = generator.finish();
-        let environment = environment(&allowance);
         let mut text = String::new();
         let mut output = make_string_output(&mut text);
         eval(&environment, &instructions, variables, &blocks, &mut output, AutoEscape::None)?;
@@ -61,7 +58,7 @@ pub(super) fn run(source: &str, variables: Value, allowance: Allowance) -> Resul
     })
 }
 
-/// Runs `job` on a thread whose size is known, whoever calls.
+/// Runs `job` on a thread with a stack of known size.
 fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
     let failed = |what: &str| Error::new(ErrorKind::InvalidOperation, what.to_owned());
     std::thread::scope(|scope| {
@@ -69,32 +66,26 @@ fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T, Error> + Send) -> Resul
             .name("chat template".to_owned())
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, || {
-                caught(job)
-                    .unwrap_or_else(|said| Err(failed(&format!("its engine failed: {said}"))))
+                caught(job).unwrap_or_else(|said| {
+                    Err(failed(&format!("the template engine failed: {said}")))
+                })
             })
-            .map_err(|e| failed(&format!("no thread could be started for it: {e}")))?;
+            .map_err(|e| failed(&format!("cannot start a thread for the template: {e}")))?;
         thread.join().expect("its panics are caught")
     })
 }
 
-/// A program in which every value that is made is settled.
-struct Program<'a>(Stmt<'a>);
-
-impl<'a> Program<'a> {
-    fn parse(source: &'a str) -> Result<Self, Error> {
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
-        check_size(source, syntax.clone())?;
-        statement(&parse(source, TEMPLATE_NAME, syntax)?).map(Self)
-    }
+/// Parses a program and rewrites it so that every value it makes is charged.
+fn parse_program(source: &str) -> Result<Stmt<'_>, Error> {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    check_size(source, syntax.clone())?;
+    statement(&parse(source, TEMPLATE_NAME, syntax)?)
 }
 
 fn check_size(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
     let too_large = |what: String| Err(Error::new(ErrorKind::SyntaxError, what));
-    if source.len() > MOST_SOURCE_BYTES {
-        return too_large(format!(
-            "it has {} bytes, at most {MOST_SOURCE_BYTES} may be",
-            source.len()
-        ));
+    if source.len() > MAX_SOURCE_BYTES {
+        return too_large(format!("it has {} bytes, more than {MAX_SOURCE_BYTES}", source.len()));
     }
     let (mut num_tokens, mut num_elifs) = (0, 0);
     for token in tokenize(source, false, syntax) {
@@ -104,10 +95,10 @@ fn check_size(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
             Token::Ident("elif") => num_elifs += 1,
             _ => num_tokens += 1,
         }
-        if num_tokens > MOST_TAG_TOKENS || num_elifs > MOST_ELIFS {
+        if num_tokens > MAX_TAG_TOKENS || num_elifs > MAX_ELIFS {
             let line = span.start_line;
             return too_large(format!(
-                "more than {MOST_TAG_TOKENS} words in one tag, or {MOST_ELIFS} `elif` (line {line})"
+                "more than {MAX_TAG_TOKENS} tokens in one tag or {MAX_ELIFS} `elif` (line {line})"
             ));
         }
     }
@@ -118,89 +109,75 @@ fn statements<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>, Error> {
     statements.iter().map(statement).collect()
 }
 
+/// A node with new fields and the position of `$node`; the engine's nodes cannot be changed in place.
+macro_rules! rebuilt {
+    ($kind:ident::$name:ident, $node:expr, { $($fields:tt)* }) => {
+        $kind::$name(like($node, ast::$name { $($fields)* }))
+    };
+}
+
 fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
     Ok(match stmt {
         Stmt::Template(node) => {
-            Stmt::Template(like(node, ast::Template { children: statements(&node.children)? }))
+            rebuilt!(Stmt::Template, node, { children: statements(&node.children)? })
         }
         Stmt::EmitExpr(node) => emit(expression(&node.expr)?, node.span()),
         Stmt::EmitRaw(node) => emit(constant(Value::from(node.raw), node.span()), node.span()),
         Stmt::ForLoop(node) => {
-            // Something is written in each turn, so that the clock is looked at.
+            // Write an empty text in each iteration, so that the clock is checked.
             let mut body = vec![emit(constant(Value::from(""), node.span()), node.span())];
             body.extend(statements(&node.body)?);
-            Stmt::ForLoop(like(
-                node,
-                ast::ForLoop {
-                    target: target(&node.target),
-                    iter: expression(&node.iter)?,
-                    filter_expr: optional(node.filter_expr.as_ref())?,
-                    recursive: node.recursive,
-                    body,
-                    else_body: statements(&node.else_body)?,
-                },
-            ))
+            rebuilt!(Stmt::ForLoop, node, {
+                target: target(&node.target),
+                iter: expression(&node.iter)?,
+                filter_expr: optional(node.filter_expr.as_ref())?,
+                recursive: node.recursive,
+                body,
+                else_body: statements(&node.else_body)?,
+            })
         }
-        Stmt::IfCond(node) => Stmt::IfCond(like(
-            node,
-            ast::IfCond {
-                expr: expression(&node.expr)?,
-                true_body: statements(&node.true_body)?,
-                false_body: statements(&node.false_body)?,
-            },
-        )),
+        Stmt::IfCond(node) => rebuilt!(Stmt::IfCond, node, {
+            expr: expression(&node.expr)?,
+            true_body: statements(&node.true_body)?,
+            false_body: statements(&node.false_body)?,
+        }),
         Stmt::WithBlock(node) => {
             let assignments = node.assignments.iter();
             let assignments =
                 assignments.map(|(name, value)| Ok((target(name), expression(value)?)));
-            Stmt::WithBlock(like(
-                node,
-                ast::WithBlock {
-                    assignments: assignments.collect::<Result<_, Error>>()?,
-                    body: statements(&node.body)?,
-                },
-            ))
+            let assignments = assignments.collect::<Result<_, Error>>()?;
+            rebuilt!(Stmt::WithBlock, node, { assignments, body: statements(&node.body)? })
         }
-        Stmt::Set(node) => Stmt::Set(like(
-            node,
-            ast::Set {
-                target: target(&node.target),
-                expr: stored(Some(expression(&node.expr)?), &node.target),
-            },
-        )),
+        Stmt::Set(node) => {
+            let expr = stored(expression(&node.expr)?, &node.target);
+            rebuilt!(Stmt::Set, node, { target: target(&node.target), expr })
+        }
         Stmt::SetBlock(node) => {
             let filter = optional(node.filter.as_ref())?;
-            Stmt::SetBlock(like(
-                node,
-                ast::SetBlock {
-                    target: target(&node.target),
-                    filter: Some(stored(
-                        Some(filter_of(SETTLE, filter, Vec::new(), node.span())),
-                        &node.target,
-                    )),
-                    body: statements(&node.body)?,
-                },
-            ))
+            let filter = filter_of(SETTLE, filter, Vec::new(), node.span());
+            rebuilt!(Stmt::SetBlock, node, {
+                target: target(&node.target),
+                filter: Some(stored(filter, &node.target)),
+                body: statements(&node.body)?,
+            })
         }
-        Stmt::FilterBlock(node) => Stmt::FilterBlock(like(
-            node,
-            ast::FilterBlock { filter: expression(&node.filter)?, body: statements(&node.body)? },
-        )),
-        Stmt::Block(node) => Stmt::Block(like(
-            node,
-            ast::Block { name: node.name, required: node.required, body: statements(&node.body)? },
-        )),
+        Stmt::FilterBlock(node) => {
+            let filter = expression(&node.filter)?;
+            rebuilt!(Stmt::FilterBlock, node, { filter, body: statements(&node.body)? })
+        }
+        Stmt::Block(node) => rebuilt!(Stmt::Block, node, {
+            name: node.name,
+            required: node.required,
+            body: statements(&node.body)?,
+        }),
         Stmt::Macro(node) => Stmt::Macro(macro_declaration(node)?),
-        Stmt::CallBlock(node) => Stmt::CallBlock(like(
-            node,
-            ast::CallBlock {
-                call: call(&node.call)?,
-                macro_decl: macro_declaration(&node.macro_decl)?,
-            },
-        )),
-        Stmt::Do(node) => Stmt::Do(like(node, ast::Do { call: call(&node.call)? })),
-        Stmt::Continue(node) => Stmt::Continue(like(node, ast::Continue)),
-        Stmt::Break(node) => Stmt::Break(like(node, ast::Break)),
+        Stmt::CallBlock(node) => {
+            let macro_decl = macro_declaration(&node.macro_decl)?;
+            rebuilt!(Stmt::CallBlock, node, { call: call(&node.call)?, macro_decl })
+        }
+        Stmt::Do(node) => rebuilt!(Stmt::Do, node, { call: call(&node.call)? }),
+        Stmt::Continue(node) => rebuilt!(Stmt::Continue, node, {}),
+        Stmt::Break(node) => rebuilt!(Stmt::Break, node, {}),
         Stmt::AutoEscape(node) => return Err(unsupported("autoescape", node.span())),
         Stmt::Import(node) => return Err(unsupported("import", node.span())),
         Stmt::FromImport(node) => return Err(unsupported("import", node.span())),
@@ -210,102 +187,87 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
 }
 
 fn macro_declaration<'a>(node: &Spanned<ast::Macro<'a>>) -> Result<Spanned<ast::Macro<'a>>, Error> {
-    Ok(like(
-        node,
-        ast::Macro {
-            name: node.name,
-            args: node.args.iter().map(target).collect(),
-            defaults: node.defaults.iter().map(expression).collect::<Result<_, _>>()?,
-            body: statements(&node.body)?,
-        },
-    ))
+    let declaration = ast::Macro {
+        name: node.name,
+        args: node.args.iter().map(target).collect(),
+        defaults: expressions(&node.defaults)?,
+        body: statements(&node.body)?,
+    };
+    Ok(like(node, declaration))
 }
 
 fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
     let span = expr.span();
-    Ok(match expr {
-        Expr::Var(node) => Expr::Var(like(node, ast::Var { id: node.id })),
-        Expr::Const(node) => constant(node.value.clone(), span),
+    let rebuilt = match expr {
+        Expr::Var(node) => return Ok(rebuilt!(Expr::Var, node, { id: node.id })),
+        Expr::Const(node) => return Ok(constant(node.value.clone(), span)),
         Expr::Slice(node) => {
             let bound = |bound: &Option<Expr<'a>>| match bound {
                 Some(bound) => expression(bound),
                 None => Ok(constant(Value::from(()), span)),
             };
             let bounds = vec![bound(&node.start)?, bound(&node.stop)?, bound(&node.step)?];
-            filter_of(SLICE, Some(expression(&node.expr)?), bounds, span)
+            return Ok(filter_of(SLICE, Some(expression(&node.expr)?), bounds, span));
         }
         Expr::UnaryOp(node) => {
-            // The kind cannot be copied.
-            let op = if matches!(node.op, ast::UnaryOpKind::Not) {
-                ast::UnaryOpKind::Not
-            } else {
-                ast::UnaryOpKind::Neg
+            // `UnaryOpKind` is not `Copy`.
+            let op = match node.op {
+                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
+                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
             };
-            Expr::UnaryOp(like(node, ast::UnaryOp { op, expr: expression(&node.expr)? }))
+            return Ok(rebuilt!(Expr::UnaryOp, node, { op, expr: expression(&node.expr)? }));
         }
-        Expr::BinOp(node) => {
-            let (left, right) = (expression(&node.left)?, expression(&node.right)?);
-            match node.op {
-                BinOpKind::Add => filter_of(ADD, Some(left), vec![right], span),
-                BinOpKind::Mul => filter_of(MULTIPLY, Some(left), vec![right], span),
-                BinOpKind::Concat => filter_of(CONCATENATE, Some(left), vec![right], span),
-                op => settled(Expr::BinOp(like(node, ast::BinOp { op, left, right })), span),
-            }
-        }
-        Expr::Compare(node) => {
-            let ops = node
-                .ops
-                .iter()
-                .map(|op| Ok(ast::CompareOp { op: op.op, expr: expression(&op.expr)? }));
-            let ops = ops.collect::<Result<_, Error>>()?;
-            let compare = ast::Compare { expr: expression(&node.expr)?, ops };
-            settled(Expr::Compare(like(node, compare)), span)
-        }
-        Expr::IfExpr(node) => Expr::IfExpr(like(
-            node,
-            ast::IfExpr {
+        Expr::IfExpr(node) => {
+            return Ok(rebuilt!(Expr::IfExpr, node, {
                 test_expr: expression(&node.test_expr)?,
                 true_expr: expression(&node.true_expr)?,
                 false_expr: optional(node.false_expr.as_ref())?,
-            },
-        )),
-        Expr::Filter(node) => {
-            let filter = ast::Filter {
-                name: node.name,
-                expr: optional(node.expr.as_ref())?,
-                args: arguments(&node.args, span)?,
-            };
-            settled(Expr::Filter(like(node, filter)), span)
-        }
-        Expr::Test(node) => {
-            let test = ast::Test {
-                name: node.name,
-                expr: expression(&node.expr)?,
-                args: arguments(&node.args, span)?,
-            };
-            settled(Expr::Test(like(node, test)), span)
+            }));
         }
         Expr::GetAttr(node) => {
-            let attribute = ast::GetAttr { expr: expression(&node.expr)?, name: node.name };
-            Expr::GetAttr(like(node, attribute))
+            let expr = expression(&node.expr)?;
+            return Ok(rebuilt!(Expr::GetAttr, node, { expr, name: node.name }));
         }
         Expr::GetItem(node) => {
-            let (expr, subscript_expr) =
-                (expression(&node.expr)?, expression(&node.subscript_expr)?);
-            Expr::GetItem(like(node, ast::GetItem { expr, subscript_expr }))
+            let subscript_expr = expression(&node.subscript_expr)?;
+            let expr = expression(&node.expr)?;
+            return Ok(rebuilt!(Expr::GetItem, node, { expr, subscript_expr }));
         }
-        Expr::Call(node) => settled(Expr::Call(call(node)?), span),
-        Expr::List(node) => {
-            settled(Expr::List(like(node, ast::List { items: expressions(&node.items)? })), span)
+        Expr::BinOp(node) => {
+            let (left, right) = (expression(&node.left)?, expression(&node.right)?);
+            let operator = match node.op {
+                BinOpKind::Add => ADD,
+                BinOpKind::Mul => MULTIPLY,
+                BinOpKind::Concat => CONCATENATE,
+                op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
+            };
+            return Ok(filter_of(operator, Some(left), vec![right], span));
         }
-        Expr::Tuple(node) => {
-            settled(Expr::Tuple(like(node, ast::Tuple { items: expressions(&node.items)? })), span)
+        Expr::Compare(node) => {
+            let ops = node.ops.iter();
+            let ops = ops.map(|op| Ok(ast::CompareOp { op: op.op, expr: expression(&op.expr)? }));
+            let ops = ops.collect::<Result<_, Error>>()?;
+            rebuilt!(Expr::Compare, node, { expr: expression(&node.expr)?, ops })
         }
+        Expr::Filter(node) => rebuilt!(Expr::Filter, node, {
+            name: node.name,
+            expr: optional(node.expr.as_ref())?,
+            args: arguments(&node.args, span)?,
+        }),
+        Expr::Test(node) => rebuilt!(Expr::Test, node, {
+            name: node.name,
+            expr: expression(&node.expr)?,
+            args: arguments(&node.args, span)?,
+        }),
+        Expr::Call(node) => Expr::Call(call(node)?),
+        Expr::List(node) => rebuilt!(Expr::List, node, { items: expressions(&node.items)? }),
+        Expr::Tuple(node) => rebuilt!(Expr::Tuple, node, { items: expressions(&node.items)? }),
         Expr::Map(node) => {
-            let (keys, values) = (expressions(&node.keys)?, expressions(&node.values)?);
-            settled(Expr::Map(like(node, ast::Map { keys, values })), span)
+            let keys = expressions(&node.keys)?;
+            rebuilt!(Expr::Map, node, { keys, values: expressions(&node.values)? })
         }
-    })
+    };
+    Ok(settled(rebuilt, span))
 }
 
 fn expressions<'a>(exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>, Error> {
@@ -316,7 +278,7 @@ fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
     expr.map(expression).transpose()
 }
 
-/// What is called, with its arguments. The name called stays as it is: the compiler looks at it.
+/// A call and its arguments. A name that is called stays unchanged, because the compiler inspects it.
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
     let args = arguments(&node.args, node.span())?;
     Ok(like(node, ast::Call { expr: expression(&node.expr)?, args }))
@@ -331,28 +293,28 @@ fn arguments<'a>(args: &[ast::CallArg<'a>], span: Span) -> Result<Vec<ast::CallA
     args.iter().map(argument).collect()
 }
 
-/// The names that are assigned to, as they are.
+/// A copy of the target of an assignment.
 fn target<'a>(expr: &Expr<'a>) -> Expr<'a> {
     match expr {
-        Expr::Var(node) => Expr::Var(like(node, ast::Var { id: node.id })),
+        Expr::Var(node) => rebuilt!(Expr::Var, node, { id: node.id }),
         Expr::GetAttr(node) => {
-            Expr::GetAttr(like(node, ast::GetAttr { expr: target(&node.expr), name: node.name }))
+            rebuilt!(Expr::GetAttr, node, { expr: target(&node.expr), name: node.name })
         }
         Expr::List(node) => {
-            Expr::List(like(node, ast::List { items: node.items.iter().map(target).collect() }))
+            rebuilt!(Expr::List, node, { items: node.items.iter().map(target).collect() })
         }
-        _ => unreachable!("the parser makes targets of names, attributes and lists"),
+        _ => unreachable!("targets are names, attributes and lists"),
     }
 }
 
-/// A value that is assigned to `assigned`: checked, where attributes of namespaces are among it.
-fn stored<'a>(value: Option<Expr<'a>>, assigned: &Expr<'a>) -> Expr<'a> {
+/// A value that is assigned to `assigned`, checked if that includes attributes of namespaces.
+fn stored<'a>(value: Expr<'a>, assigned: &Expr<'a>) -> Expr<'a> {
     let mut namespaces = Vec::new();
     find_namespaces(assigned, &mut namespaces);
-    match value {
-        Some(value) if namespaces.is_empty() => value,
-        value => filter_of(STORE, value, namespaces, assigned.span()),
+    if namespaces.is_empty() {
+        return value;
     }
+    filter_of(STORE, Some(value), namespaces, assigned.span())
 }
 
 fn find_namespaces<'a>(assigned: &Expr<'a>, namespaces: &mut Vec<Expr<'a>>) {
@@ -385,13 +347,13 @@ fn emit(expr: Expr<'_>, span: Span) -> Stmt<'_> {
     Stmt::EmitExpr(Spanned::new(ast::EmitExpr { expr }, span))
 }
 
-/// A node in the place of another.
+/// A node with the position of another.
 fn like<T, U>(node: &Spanned<T>, with: U) -> Spanned<U> {
     Spanned::new(with, node.span())
 }
 
 fn unsupported(what: &str, span: Span) -> Error {
     let line = span.start_line;
-    let problem = format!("`{what}` has no place in a chat template (line {line})");
+    let problem = format!("`{what}` is not supported in a chat template (line {line})");
     Error::new(ErrorKind::SyntaxError, problem)
 }

@@ -1,4 +1,4 @@
-//! Templates in both layouts, against texts worked out by hand from Jinja's rules.
+//! Templates in both layouts, compared with texts derived by hand from Jinja's rules.
 
 mod hostile;
 mod published;
@@ -45,7 +45,7 @@ fn blocks_trim_like_transformers() {
 }
 
 #[test]
-fn special_tokens_and_absent_ones() {
+fn special_tokens_are_variables() {
     check("{{ bos_token }}{{ eos_token }}[{{ pad_token }}]", "<s></s>[]");
     check(
         "{{ pad_token is defined }} {{ tools is none }} {{ documents is none }}",
@@ -55,7 +55,7 @@ fn special_tokens_and_absent_ones() {
 }
 
 #[test]
-fn what_templates_use_works() {
+fn features_of_published_templates_work() {
     check("{{ messages[0]['content'].upper().strip() }}", "BE BRIEF");
     check("{% for m in messages[1:] %}{{ loop.index0 }}{{ m['role'][0] }}{% endfor %}", "0u1a2u");
     check(
@@ -69,7 +69,7 @@ fn what_templates_use_works() {
     check("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(messages[-1].content | trim) }}", "<why?>");
     check("{{ 'a</think>b'.split('</think>')[-1] }}", "b");
     check("{{ messages[2].content }}|{{ messages[2].content.rstrip() }}|", "ok |ok|");
-    // Qwen3-Coder asks so.
+    // From Qwen3-Coder.
     check(
         "{{ tools is iterable and tools | length > 0 }} {{ messages is iterable }}",
         "False True",
@@ -78,7 +78,7 @@ fn what_templates_use_works() {
 }
 
 #[test]
-fn to_json_escapes_no_html() {
+fn tojson_does_not_escape_html() {
     check("{{ messages[1] | tojson }}", r#"{"role": "user", "content": "1 < 2 & 'yes'"}"#);
     check(r#"{{ 'é \\u003c "q" <' | tojson(ensure_ascii=False) }}"#, r#""é \\u003c \"q\" <""#);
     check("{{ [1, {'a': none}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"a\": null\n  }\n]");
@@ -95,7 +95,7 @@ fn generation_tags_render_their_contents() {
 }
 
 #[test]
-fn raised_exceptions_and_mistakes_are_told() {
+fn exceptions_and_mistakes_are_reported_with_their_line() {
     let check = |template: &str, expected: &str| {
         let error = render(template).unwrap_err();
         assert!(error.contains(expected), "{error}");
@@ -108,12 +108,12 @@ fn raised_exceptions_and_mistakes_are_told() {
     check("{{ messages.role.name }}", "undefined value");
     check(
         "a\n{% for m in messages %}",
-        "`chat_template.jinja` holds a chat template that does not parse: syntax error",
+        "`chat_template.jinja`: cannot parse the chat template: syntax error",
     );
 }
 
 #[test]
-fn both_layouts_and_their_order() {
+fn the_template_file_takes_precedence_over_the_config() {
     let content = |found: Option<ChatTemplate>| {
         found.map(|t| t.render(&[Message::user("x")], false).unwrap())
     };
@@ -150,7 +150,7 @@ fn bad_configs_are_named() {
 }
 
 #[test]
-fn the_hash_is_of_the_source() {
+fn the_hash_covers_the_source() {
     let template = load(Some("abc"), None).unwrap().unwrap();
     assert_eq!(template.hash(), hash_bytes(b"abc"));
 }

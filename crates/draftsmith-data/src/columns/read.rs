@@ -1,11 +1,11 @@
-//! A file into rows: nothing in the file is trusted.
+//! Reads a table into rows. Nothing in the file is trusted.
 
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
+use arrow_array::types::UInt32Type;
 use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
@@ -28,8 +28,8 @@ type Builder = ParquetRecordBatchReaderBuilder<File>;
 ///
 /// The reader (parquet 60.1) indexes past the end of a byte-stream-split page whose header claims
 /// more values than it holds (`join_streams_const`), and asserts that a footer's offsets are not
-/// negative (`ColumnChunkMetaData::byte_range`), so its panics are caught and told as what they
-/// are: a broken file. A reader that panicked is not used again.
+/// negative (`ColumnChunkMetaData::byte_range`). Its panics therefore become errors, and a reader
+/// that panicked is not used again.
 pub(crate) fn guard<T>(
     path: &Path,
     step: impl FnOnce() -> Result<T, ParquetError>,
@@ -37,7 +37,7 @@ pub(crate) fn guard<T>(
     let problem = match caught(step) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(e)) => e.to_string(),
-        Err(panic) => format!("its pages do not add up ({panic})"),
+        Err(panic) => format!("its pages are inconsistent ({panic})"),
     };
     Err(DataError::Parquet { path: path.to_path_buf(), problem })
 }
@@ -45,7 +45,7 @@ pub(crate) fn guard<T>(
 /// Opens a file and reads its footer.
 pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
     let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
-    // Parquet's own schema is the one that is checked: a copy in Arrow's form may lie.
+    // Only Parquet's own schema is checked; the embedded Arrow schema may contradict it.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     guard(path, || Builder::try_new_with_options(file, options))
 }
@@ -65,7 +65,7 @@ pub(crate) fn bad_provenance(path: &Path, problem: &str) -> DataError {
     DataError::BadProvenance { path: path.to_path_buf(), problem }
 }
 
-/// Reads all rows, in order. Columns that are not among `columns` are left alone.
+/// Reads all rows, in order. Columns that are not in `columns` are ignored.
 pub(crate) fn read_rows<T>(
     path: &Path,
     builder: Builder,
@@ -92,15 +92,15 @@ pub(crate) fn read_rows<T>(
     Ok(rows)
 }
 
-/// Checks that no text is to be read that stands in pages of [`is_refused`]'s encodings, as far as
-/// the footer says so.
+/// Checks that the footer lists no unsupported encoding ([`is_unsupported`]) for a text column in
+/// `mask`.
 pub(crate) fn check_encodings(
     path: &Path,
     metadata: &ParquetMetaData,
     mask: &ProjectionMask,
 ) -> Result<(), DataError> {
     for (_, column) in texts(metadata, mask) {
-        if let Some(encoding) = column.encodings().find(|encoding| is_refused(*encoding)) {
+        if let Some(encoding) = column.encodings().find(|encoding| is_unsupported(*encoding)) {
             return Err(DataError::Encoding {
                 path: path.to_path_buf(),
                 column: column.column_path().string(),
@@ -111,7 +111,7 @@ pub(crate) fn check_encodings(
     Ok(())
 }
 
-/// The same of the pages themselves, which are unpacked for it.
+/// Checks the same in the page headers, which may contradict the footer.
 fn check_pages(
     path: &Path,
     metadata: &ParquetMetaData,
@@ -123,8 +123,8 @@ fn check_pages(
             let num_rows = usize::try_from(group.num_rows())?;
             let mut pages = SerializedPageReader::new(file.clone(), column, num_rows, None)?;
             while let Some(page) = pages.get_next_page()? {
-                if is_refused(page.encoding()) {
-                    let problem = format!("its footer knows of no {} pages", page.encoding());
+                if is_unsupported(page.encoding()) {
+                    let problem = format!("its footer lists no {} pages", page.encoding());
                     return Err(ParquetError::General(problem));
                 }
             }
@@ -134,7 +134,7 @@ fn check_pages(
     Ok(())
 }
 
-/// The chunks of text columns that are read.
+/// The chunks of the text columns in `mask`.
 fn texts<'a>(
     metadata: &'a ParquetMetaData,
     mask: &'a ProjectionMask,
@@ -147,14 +147,14 @@ fn texts<'a>(
     })
 }
 
-/// Whether pages of texts in an encoding are not read: the reader (parquet 60.1) allocates as many
-/// lengths as such a page claims to have, and aborts if it claims too many.
-fn is_refused(encoding: Encoding) -> bool {
+/// Whether text pages with this encoding are refused: the reader (parquet 60.1) allocates as many
+/// lengths as such a page claims to have, and aborts if that is too many.
+fn is_unsupported(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Checks that every column is there with its type, but for those that may be lacking; gives the
-/// mask that selects them.
+/// Checks that every column that may not be missing is there with its type; returns the mask that
+/// selects the columns.
 fn check_schema(
     path: &Path,
     builder: &Builder,
@@ -162,75 +162,63 @@ fn check_schema(
 ) -> Result<ProjectionMask, DataError> {
     let mut roots = Vec::with_capacity(columns.len());
     for column in columns {
-        let Some((index, field)) = builder.schema().column_with_name(column.name) else {
-            if column.may_lack {
+        let problem = match builder.schema().column_with_name(column.name) {
+            Some((index, field)) if column.accepts(field.data_type()) => {
+                roots.push(index);
                 continue;
             }
-            return Err(DataError::MissingColumn { path: path.to_path_buf(), column: column.name });
+            Some((_, field)) => {
+                format!("is `{}`, it must be {}", field.data_type(), column.expected())
+            }
+            None if column.may_lack => continue,
+            None => "is missing: draftsmith did not write this file, or another version did".into(),
         };
-        if !column.accepts(field.data_type()) {
-            return Err(DataError::ColumnType {
-                path: path.to_path_buf(),
-                column: column.name,
-                found: format!("`{}`", field.data_type()),
-                expected: column.expected().to_owned(),
-            });
-        }
-        roots.push(index);
+        return Err(DataError::Column { path: path.to_path_buf(), column: column.name, problem });
     }
     Ok(ProjectionMask::roots(builder.parquet_schema(), roots))
 }
 
-/// A row of a batch whose columns have been checked, with what its errors need to name.
+/// A row of a batch whose schema has been checked, with what error messages need.
 pub(crate) struct TableRow<'a> {
     path: &'a Path,
     columns: &'a [Column],
     batch: &'a RecordBatch,
-    /// The place of the batch's first row in the file.
+    /// The position of the batch's first row in the file.
     first_row: usize,
-    /// The row's place in the batch.
+    /// The row's position in the batch.
     index: usize,
 }
 
 impl TableRow<'_> {
     pub(crate) fn text(&self, column: &'static str) -> Result<&str, DataError> {
-        self.refuse_null(column)?;
-        Ok(self.column(column).as_string::<i32>().value(self.index))
+        Ok(self.values(column)?.as_string::<i32>().value(self.index))
     }
 
     pub(crate) fn flag(&self, column: &'static str) -> Result<bool, DataError> {
-        self.refuse_null(column)?;
-        Ok(self.column(column).as_boolean().value(self.index))
+        Ok(self.values(column)?.as_boolean().value(self.index))
     }
 
     pub(crate) fn number(&self, column: &'static str) -> Result<u32, DataError> {
-        self.refuse_null(column)?;
-        Ok(self.column(column).as_primitive::<UInt32Type>().value(self.index))
+        Ok(self.values(column)?.as_primitive::<UInt32Type>().value(self.index))
     }
 
-    pub(crate) fn ids(&self, column: &'static str) -> Result<Vec<u32>, DataError> {
-        self.list::<UInt32Type>(column)
-    }
-
-    /// The list where it is not null.
-    pub(crate) fn ids_if_any(&self, column: &'static str) -> Result<Option<Vec<u32>>, DataError> {
-        if self.is_null(column) { Ok(None) } else { self.ids(column).map(Some) }
-    }
-
-    pub(crate) fn floats(&self, column: &'static str) -> Result<Vec<f32>, DataError> {
-        self.list::<Float32Type>(column)
-    }
-
-    /// The list where it is not null.
-    pub(crate) fn floats_if_any(
+    pub(crate) fn list<T: ArrowPrimitiveType>(
         &self,
         column: &'static str,
-    ) -> Result<Option<Vec<f32>>, DataError> {
-        if self.is_null(column) { Ok(None) } else { self.floats(column).map(Some) }
+    ) -> Result<Vec<T::Native>, DataError> {
+        let values = self.values(column)?.as_list::<i32>().value(self.index);
+        if values.null_count() > 0 {
+            return Err(self.error(column, "holds a null in its list"));
+        }
+        Ok(values.as_primitive::<T>().values().to_vec())
     }
 
-    pub(crate) fn doubles(&self, column: &'static str) -> Result<Vec<f64>, DataError> {
-        self.list::<Float64Type>(column)
+    /// The list; `None` if it is null.
+    pub(crate) fn list_if_any<T: ArrowPrimitiveType>(
+        &self,
+        column: &'static str,
+    ) -> Result<Option<Vec<T::Native>>, DataError> {
+        if self.is_null(column) { Ok(None) } else { self.list::<T>(column).map(Some) }
     }
 
     pub(crate) fn is_null(&self, column: &'static str) -> bool {
@@ -238,37 +226,22 @@ impl TableRow<'_> {
     }
 
     /// An error about this row's value in a column.
-    pub(crate) fn error(&self, column: &'static str, problem: impl Into<String>) -> DataError {
-        let (path, row) = (self.path.to_path_buf(), self.first_row + self.index);
-        DataError::ColumnValue { path, row, column, problem: problem.into() }
+    pub(crate) fn error(&self, column: &'static str, problem: &str) -> DataError {
+        let problem = format!("{problem} (row {})", self.first_row + self.index);
+        DataError::Column { path: self.path.to_path_buf(), column, problem }
     }
 
-    fn list<T: ArrowPrimitiveType>(
-        &self,
-        column: &'static str,
-    ) -> Result<Vec<T::Native>, DataError> {
-        self.refuse_null(column)?;
-        let values = self.column(column).as_list::<i32>().value(self.index);
-        if values.null_count() > 0 {
-            return Err(self.error(column, "holds a null in its list"));
-        }
-        Ok(values.as_primitive::<T>().values().to_vec())
-    }
-
-    fn refuse_null(&self, column: &'static str) -> Result<(), DataError> {
+    /// The column's array, in which this row is not null.
+    fn values(&self, column: &'static str) -> Result<&dyn Array, DataError> {
         if !self.is_null(column) {
-            return Ok(());
+            return Ok(self.batch.column_by_name(column).expect("a missing column is null"));
         }
         let owner = self.columns.iter().find(|known| known.name == column);
         Err(match owner.and_then(|known| known.part_of) {
             Some(owner) => {
-                self.error(column, format!("is null where other columns of {owner} are not"))
+                self.error(column, &format!("is null where other columns of {owner} are not"))
             }
             None => self.error(column, "is null"),
         })
-    }
-
-    fn column(&self, name: &str) -> &dyn Array {
-        self.batch.column_by_name(name).expect("it is not null, so the file has it")
     }
 }

@@ -1,5 +1,4 @@
-//! What the tests of every table need: noise, tables to be broken, and files that are not what they
-//! claim to be.
+//! Helpers for the tests of both tables: noise, tables to break, and damaged files.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,7 +10,7 @@ use parquet::arrow::ArrowWriter;
 use super::*;
 use crate::error::DataError;
 
-/// A small generator with a fixed seed: enough to look like noise.
+/// A small random number generator (SplitMix64) with a fixed seed.
 pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
@@ -32,14 +31,13 @@ impl Noise {
         (4096.0 * self.unit().powf(1.7)).ceil() as u32 - 1
     }
 
-    /// The logarithm of a probability spread as language models spread it: near 0 as often as far
-    /// below.
+    /// A log-probability with a spread like that of a language model.
     pub(crate) fn log_prob(&mut self) -> f64 {
         self.unit().powi(2).ln() * self.unit()
     }
 }
 
-/// A table by columns, to be broken before it is written.
+/// A table whose columns a test changes before it is written.
 pub(crate) struct Table {
     columns: &'static [Column],
     arrays: Vec<(Field, ArrayRef)>,
@@ -64,7 +62,7 @@ impl Table {
         self.arrays.retain(|(field, _)| field.name() != column);
     }
 
-    /// Turns the columns around and adds one that nobody asked for, as other tools may.
+    /// Reverses the columns and adds an unknown one, as other tools may.
     pub(crate) fn reorder(&mut self) {
         self.arrays.reverse();
         let array = self.arrays[0].1.clone();
@@ -83,24 +81,24 @@ impl Table {
     }
 }
 
-/// One list of a column whose elements are `element`.
+/// A list column with one row, whose elements are `element`.
 pub(crate) fn list(element: &Arc<Field>, values: ArrayRef) -> ArrayRef {
     let offsets = OffsetBuffer::from_lengths([values.len()]);
     Arc::new(ListArray::new(element.clone(), offsets, values, None))
 }
 
-/// One list that is null.
+/// A list column with one row, which is null.
 pub(crate) fn null_list(element: DataType) -> ArrayRef {
     let element = Arc::new(Field::new("element", element, false));
     Arc::new(ListArray::new_null(element, 1))
 }
 
-/// One list whose elements may be null and go by another name.
+/// A list column with one row, whose elements are nullable and have another name.
 pub(crate) fn nullable(values: ArrayRef) -> ArrayRef {
     list(&Arc::new(Field::new("item", values.data_type().clone(), true)), values)
 }
 
-/// Cuts a whole file at its end and in its middle.
+/// Checks that a file that is truncated, or that lacks bytes in its middle, is an error.
 pub(crate) fn check_cut_files<T: std::fmt::Debug>(
     path: &Path,
     read: impl Fn(&Path) -> Result<T, DataError>,
@@ -123,8 +121,8 @@ pub(crate) fn check_cut_files<T: std::fmt::Debug>(
     read(path).unwrap_err();
 }
 
-/// Flips every byte of a whole file once, then several at a time: an error or rows that keep their
-/// rules, no more is promised, since Parquet pages carry no checksum. Every error names the file.
+/// Changes each byte of a file, then several at a time. The result is an error that names the file or
+/// valid rows; Parquet pages have no checksum, so no more can be checked.
 pub(crate) fn check_flipped_bytes<T>(
     path: &Path,
     seed: u64,
@@ -133,8 +131,8 @@ pub(crate) fn check_flipped_bytes<T>(
 ) {
     let bytes = fs::read(path).unwrap();
     let mut noise = Noise(seed);
-    let mut num_false_claims = 0;
-    // Of the footer's bytes also the bit that makes one number of rows another.
+    let mut num_count_errors = 0;
+    // Also flip the second bit of each footer byte, which changes the number of rows.
     let footer = bytes.len().saturating_sub(4096)..bytes.len();
     let any_bit: Vec<(usize, u8)> =
         (0..bytes.len()).map(|at| (at, 1 << (noise.next() % 8))).collect();
@@ -155,9 +153,33 @@ pub(crate) fn check_flipped_bytes<T>(
             Err(error) => {
                 let error = error.to_string();
                 assert!(error.starts_with(&format!("`{}`", path.display())), "{error}");
-                num_false_claims += usize::from(error.contains("its footer claims"));
+                num_count_errors += usize::from(error.contains("its footer claims"));
             }
         }
     }
-    assert!(num_false_claims > 0, "the footer's number of rows is checked");
+    assert!(num_count_errors > 0, "the footer's number of rows is checked");
+}
+
+#[test]
+fn numbers_out_of_range_are_named() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let check = |range: ValueRange, inside: &[f64], outside: &[f64]| {
+        assert_eq!(range.problem(inside), None, "{range:?}");
+        for &value in outside {
+            let problem = range.problem(&[inside[0], value]).unwrap();
+            assert!(problem.starts_with(&format!("is {value} at 1, ")), "{problem}");
+        }
+    };
+    check(ValueRange::LogProb, &[-0.0, 0.0, -745.0, -inf], &[f64::MIN_POSITIVE, inf, nan]);
+    check(ValueRange::FiniteLogProb, &[-0.0, -745.0], &[f64::MIN_POSITIVE, inf, -inf, nan]);
+    check(ValueRange::Prob, &[0.0, -0.0, 1.0], &[1.0 + f64::EPSILON, -1e-300, inf, -inf, nan]);
+    check(ValueRange::Entropy, &[0.0, -0.0, 12.0], &[-1e-300, inf, -inf, nan]);
+}
+
+#[test]
+fn ids_must_be_below_the_vocabulary_size() {
+    assert_eq!(unknown_id(&[], 0), None);
+    assert_eq!(unknown_id(&[0, 4095], 4096), None);
+    let problem = unknown_id(&[0, 4096, u32::MAX], 4096).unwrap();
+    assert_eq!(problem, "has token 4096 at 1, but the model that is to read it has 4096 tokens");
 }

@@ -1,4 +1,4 @@
-//! Rows into arrays, and those into a file.
+//! Writes rows as a table.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,10 +18,11 @@ use parquet::errors::ParquetError;
 use super::{Column, arrow_schema, writer_properties};
 use crate::error::DataError;
 
-/// Rows that become one Arrow batch: bounds the memory beside the rows themselves.
+/// Rows per Arrow batch; bounds the memory in addition to the rows.
 const BATCH_ROWS: usize = 1024;
 
-/// Writes rows as one table, whole or not at all, with `entries` in its key-value metadata. `to_array` makes one column's array of some rows.
+/// Writes rows as one table, whole or not at all, with `entries` in its key-value metadata.
+/// `to_array` makes the array of one column from some of the rows.
 pub(crate) fn write_rows<T>(
     path: &Path,
     columns: &[Column],
@@ -51,7 +52,7 @@ fn encode<T>(
     rows: &[T],
     to_array: impl Fn(&[T], Column) -> Result<ArrayRef, ArrowError>,
 ) -> Result<(), ParquetError> {
-    // Without Arrow's own copy of the schema: Parquet's says all that is needed.
+    // Parquet's schema is sufficient; do not embed Arrow's.
     let options = ArrowWriterOptions::new()
         .with_properties(writer_properties(columns, entries))
         .with_skip_arrow_metadata(true);
@@ -78,13 +79,13 @@ pub(crate) fn numbers(numbers: impl Iterator<Item = u32>) -> ArrayRef {
     Arc::new(UInt32Array::from_iter_values(numbers))
 }
 
-/// A list array; `None` is null, in columns that may be.
+/// A list array. `None` is null in a nullable column.
 pub(crate) fn lists<'a, T: ArrowPrimitiveType>(
     column: Column,
     lists: impl Iterator<Item = Option<&'a Vec<T::Native>>> + Clone,
 ) -> Result<ArrayRef, ArrowError> {
     let DataType::List(element) = column.data_type() else {
-        unreachable!("only list columns have lists of values")
+        unreachable!("only list columns hold lists")
     };
     let values = lists.clone().flatten().flatten().copied();
     let values = Arc::new(PrimitiveArray::<T>::from_iter_values(values));

@@ -1,26 +1,26 @@
-//! Cutting a prompt file into records, one at a time: JSON lines or one JSON array, packed by gzip or
-//! zstd or not at all, or a table. However large the file is, memory holds one record of it, or one page of a table.
+//! Splits a prompt file into records: JSON lines or one JSON array, optionally compressed with gzip or
+//! zstd, or a table. Memory holds one record at a time, or one page of a table, however large the file.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::record::{MOST_BYTES, Record};
-use super::table::Rows;
-use crate::error::{DataError, Place};
+use super::record::{MAX_BYTES, Problem, Record};
+use super::table::RecordTable;
+use crate::error::{DataError, RecordPosition};
 
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const PARQUET_MAGIC: &[u8] = b"PAR1";
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
-/// What a file name may end in without that being part of the source's name.
+/// Suffixes that are not part of the source's name.
 const SUFFIXES: [&str; 3] = [".jsonl", ".json", ".parquet"];
 const PACKED_SUFFIXES: [&str; 2] = [".gz", ".zst"];
 
-/// The most values of a record, told by its brackets and commas: the parser needs the more memory
-/// the more there are, 90 bytes for each byte of the file at worst.
-const MOST_VALUES: usize = 100_000;
+/// The largest number of values in a record, counted by brackets and commas. It bounds the parser's
+/// memory, which can reach 90 bytes per byte of the file.
+const MAX_VALUES: usize = 100_000;
 
 /// The file's name without its known suffixes: `HumanEval` for `HumanEval.jsonl.gz`.
 pub(super) fn source_name(path: &Path) -> String {
@@ -31,29 +31,29 @@ pub(super) fn source_name(path: &Path) -> String {
     stripped(&stripped(&name, &PACKED_SUFFIXES), &SUFFIXES)
 }
 
-/// A file's records, in its order.
+/// A file's records, in order.
 #[derive(Debug)]
 pub(super) enum Records {
     Lines(Text),
     Array(Text, usize),
-    Table(Box<Rows>),
+    Table(Box<RecordTable>),
 }
 
 impl Records {
     /// Opens a file.
     ///
     /// # Errors
-    /// If it cannot be read, or is no regular file.
+    /// If it cannot be read or is not a regular file.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let read_error = |e| DataError::io("read", path, e);
-        // Asked before the file is opened, which waits for ever where it is a pipe.
+        // Check before opening: opening a pipe blocks.
         if !std::fs::metadata(path).map_err(read_error)?.is_file() {
             return Err(DataError::NotAFile { path: path.to_path_buf() });
         }
         let mut file = BufReader::new(File::open(path).map_err(read_error)?);
         let beginning = file.fill_buf().map_err(read_error)?;
         if beginning.starts_with(PARQUET_MAGIC) {
-            return Ok(Self::Table(Box::new(Rows::open(path)?)));
+            return Ok(Self::Table(Box::new(RecordTable::open(path)?)));
         }
         let mut text = if beginning.starts_with(GZIP_MAGIC) {
             let decoder = flate2::bufread::MultiGzDecoder::new(file);
@@ -77,10 +77,10 @@ impl Records {
         }
     }
 
-    /// The next record, or what is wrong with that one alone; none at the end.
+    /// The next record or the error of this record only; `None` at the end.
     ///
     /// # Errors
-    /// What is wrong with the file as a whole: there is nothing more to read then.
+    /// An error of the file, after which nothing more can be read.
     pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         match self {
             Self::Lines(text) => {
@@ -88,12 +88,13 @@ impl Records {
                 text.skip_blanks()?;
                 let (line, column) = (text.line, text.column);
                 let Some(bytes) = text.rest_of_line()? else {
-                    return Ok(Some(Err(text.too_long(line))));
+                    let position = RecordPosition::Line(line);
+                    return Ok(Some(Err(Problem::long().at(&text.path, position))));
                 };
                 if bytes.is_empty() {
                     return Ok(None);
                 }
-                Ok(Some(text.record(&bytes, Place::Line(line), (line, column))))
+                Ok(Some(text.record(&bytes, RecordPosition::Line(line), (line, column))))
             }
             Self::Array(text, index) => {
                 text.skip_blanks()?;
@@ -119,9 +120,9 @@ impl Records {
                 *index += 1;
                 let (line, column) = (text.line, text.column);
                 let bytes = text.element()?;
-                let place = Place::Item { line, item: *index };
-                match text.record(&bytes, place, (line, column)) {
-                    // Where the next one begins, nobody knows.
+                let position = RecordPosition::Item { line, item: *index };
+                match text.record(&bytes, position, (line, column)) {
+                    // The beginning of the next record is unknown.
                     Err(error @ DataError::NotJson { .. }) => Err(error),
                     record => Ok(Some(record)),
                 }
@@ -131,11 +132,11 @@ impl Records {
     }
 }
 
-/// A text that is read from front to back and knows its line. A line ends with `\n`, `\r\n` or
-/// `\r`: none of them may stand inside a JSON string.
+/// A text that is read from front to back, with the current line. A line ends with `\n`, `\r\n` or
+/// `\r`, which JSON does not allow inside a string.
 pub(super) struct Text {
     path: PathBuf,
-    /// What reading it is called in an error.
+    /// `read` or `decompress`, for errors.
     action: &'static str,
     input: Box<dyn BufRead + Send>,
     /// From 1.
@@ -143,7 +144,7 @@ pub(super) struct Text {
     /// In bytes, from 1.
     column: usize,
     after_return: bool,
-    /// Whether the line is longer than a record may be, and was not read to its end.
+    /// Whether the line is longer than a record may be and has not been read to its end.
     in_long_line: bool,
 }
 
@@ -159,7 +160,7 @@ impl Text {
         Self { path, action, input, line: 1, column: 1, after_return: false, in_long_line: false }
     }
 
-    /// Some of the bytes that come; none at the end.
+    /// The next bytes, at least one except at the end.
     fn upcoming(&mut self) -> Result<&[u8], DataError> {
         loop {
             match self.input.fill_buf() {
@@ -168,7 +169,7 @@ impl Text {
                 Err(e) => return Err(DataError::io(self.action, &self.path, e)),
             }
         }
-        // Asked again because of the borrow: what was filled is there.
+        // The buffer is filled; call again only to satisfy the borrow checker.
         self.input.fill_buf().map_err(|e| DataError::io(self.action, &self.path, e))
     }
 
@@ -198,7 +199,7 @@ impl Text {
         Ok(())
     }
 
-    /// The rest of the line; none where it is longer than a record may be.
+    /// The rest of the line; `None` if it is longer than a record may be.
     fn rest_of_line(&mut self) -> Result<Option<Vec<u8>>, DataError> {
         let mut bytes = Vec::new();
         loop {
@@ -206,7 +207,7 @@ impl Text {
             let end = upcoming.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
             let part = &upcoming[..end.unwrap_or(upcoming.len())];
             let num_bytes = part.len();
-            if bytes.len() + num_bytes > MOST_BYTES {
+            if bytes.len() + num_bytes > MAX_BYTES {
                 self.in_long_line = true;
                 return Ok(None);
             }
@@ -220,7 +221,7 @@ impl Text {
         }
     }
 
-    /// Reads on to the end of a line that is too long, if it stands in one.
+    /// Skips the rest of a line that is too long.
     fn leave_long_line(&mut self) -> Result<(), DataError> {
         self.after_return &= !self.in_long_line;
         while self.in_long_line {
@@ -234,7 +235,7 @@ impl Text {
         Ok(())
     }
 
-    /// An array's element: up to where its brackets or quotes close, or else to what ends a number.
+    /// An array's element: up to its closing bracket or quote, or up to the end of a number.
     fn element(&mut self) -> Result<Vec<u8>, DataError> {
         let line = self.line;
         let (mut bytes, mut scan) = (Vec::new(), Scan::default());
@@ -246,8 +247,8 @@ impl Text {
                 _ => {}
             }
             scan.feed(byte);
-            if bytes.len() == MOST_BYTES {
-                return Err(self.too_long(line));
+            if bytes.len() == MAX_BYTES {
+                return Err(Problem::long().at(&self.path, RecordPosition::Line(line)));
             }
             bytes.push(byte);
             self.take()?;
@@ -258,25 +259,18 @@ impl Text {
     fn record(
         &self,
         bytes: &[u8],
-        place: Place,
+        position: RecordPosition,
         (line, column): (usize, usize),
     ) -> Result<Record, DataError> {
         let mut scan = Scan::default();
         bytes.iter().for_each(|&byte| scan.feed(byte));
-        if scan.num_values > MOST_VALUES {
-            return Err(self.too_large(place, format!("holds more than {MOST_VALUES} values")));
+        if scan.num_values > MAX_VALUES {
+            let problem = format!("holds more than {MAX_VALUES} values");
+            return Err(Problem::Large(problem).at(&self.path, position));
         }
         let value = serde_json::from_slice(bytes)
             .map_err(|e| DataError::json(&self.path, line, column, &e))?;
-        Ok(Record { place, value, unread: None })
-    }
-
-    fn too_long(&self, line: usize) -> DataError {
-        self.too_large(Place::Line(line), format!("has more than {} MB", MOST_BYTES >> 20))
-    }
-
-    fn too_large(&self, place: Place, problem: String) -> DataError {
-        DataError::LargeRecord { path: self.path.clone(), place, problem }
+        Ok(Record { position, value, unread: None })
     }
 
     fn error(&self, problem: &str) -> DataError {
@@ -289,7 +283,7 @@ impl Text {
     }
 }
 
-/// How far brackets and quotes are open.
+/// The nesting of brackets and quotes.
 #[derive(Debug, Default)]
 struct Scan {
     depth: usize,
@@ -346,7 +340,7 @@ mod tests {
         let mut found = Vec::new();
         while let Some(record) = records.next().unwrap() {
             let record = record.unwrap();
-            found.push(format!("{} {}", record.place, record.value));
+            found.push(format!("{} {}", record.position, record.value));
         }
         assert_eq!(found, ["line 1 1", "line 3 2", "line 4 3", "line 6 4"]);
     }

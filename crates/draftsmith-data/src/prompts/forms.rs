@@ -1,4 +1,4 @@
-//! What the keys of a prompt record mean, form by form.
+//! The forms of prompt records and the meaning of their keys.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use super::Turn;
 use super::given_tokens::{has_tokens, read_tokens};
 use super::record::{Problem, kind};
 
-/// What a record says, before it has an id.
+/// A prompt without id and source.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) category: Option<String>,
@@ -14,7 +14,7 @@ pub(super) struct Content {
     pub(super) system: Option<String>,
 }
 
-/// Whose text a message is.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     System,
@@ -22,18 +22,18 @@ enum Role {
     Assistant,
 }
 
-/// How a form spells a list of messages.
+/// The keys and roles of a list of messages in one form.
 struct Dialect {
     list: &'static str,
     role: &'static str,
     text: &'static str,
     roles: &'static [(&'static str, Role)],
     expected_roles: &'static str,
-    /// Whether conversations were cut, so that they may begin with an answer or hold no user text.
-    cut: bool,
+    /// Whether conversations may be truncated, and so begin with an answer or hold no user text.
+    may_be_truncated: bool,
 }
 
-/// ShareGPT's; the answers of its published files come from several assistants.
+/// ShareGPT. The answers in its published files come from several assistants.
 const SHARE_GPT: Dialect = Dialect {
     list: "conversations",
     role: "from",
@@ -50,7 +50,7 @@ const SHARE_GPT: Dialect = Dialect {
         ("system", Role::System),
     ],
     expected_roles: "`human`, `gpt` or `system`",
-    cut: true,
+    may_be_truncated: true,
 };
 
 const CHAT: Dialect = Dialect {
@@ -59,17 +59,17 @@ const CHAT: Dialect = Dialect {
     text: "content",
     roles: &[("user", Role::User), ("assistant", Role::Assistant), ("system", Role::System)],
     expected_roles: "`user`, `assistant` or `system`",
-    cut: false,
+    may_be_truncated: false,
 };
 
-/// The keys that say which form a record is in, from the richest to the plainest.
+/// The keys that identify the form of a record, from the richest to the plainest.
 pub(super) const KEYS: [&str; 6] =
     ["conversations", "messages", "turns", "instruction", "question", "prompt"];
 
-/// Reads a record in any known form. `None` is a conversation that was cut down to nothing.
+/// Reads a record in any known form; `None` for a conversation that was truncated to nothing.
 ///
-/// The keys are tried from the richest to the plainest: sets that carry a conversation often repeat
-/// its beginning as `prompt`. A turn's token ids are read where they are kept.
+/// The keys are tried from the richest to the plainest, because sets with conversations often repeat
+/// the beginning as `prompt`. Token ids are read if `keeps_tokens`.
 pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>, Problem> {
     let Value::Object(record) = record else {
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
@@ -120,14 +120,14 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
     }
 }
 
-/// What a record calls itself, where it does: a number or a string.
+/// The id in a record, a number or a string, if there is one.
 pub(super) fn own_id(record: &Value) -> Option<Value> {
     let keys = ["question_id", "task_id", "id"].into_iter();
     keys.filter_map(|key| record.get(key)).find(|id| id.is_number() || id.is_string()).cloned()
 }
 
-/// A question of MMLU's form as its authors prompt with it (Hendrycks et al. 2021): the question, a
-/// line for each choice, and `Answer:`. The response is a letter; `answer` may be an index.
+/// A multiple-choice question, prompted as in MMLU (Hendrycks et al. 2021): the question, one line
+/// per choice, and `Answer:`. The response is a letter; `answer` may also be an index.
 fn multiple_choice(
     record: &Map<String, Value>,
     question: &str,
@@ -153,7 +153,7 @@ fn multiple_choice(
     Ok((user, Some(letter.to_string())))
 }
 
-/// Spec-Bench's: a list of user texts.
+/// Spec-Bench's form: a list of user texts.
 fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
     let texts = array(record, "turns")?;
     if texts.is_empty() {
@@ -178,25 +178,19 @@ fn read_conversation(
     let mut system = None;
     let mut turns: Vec<Turn> = Vec::new();
     let mut answered = true;
-    let mut begun = false;
     for (n, message) in array(record, dialect.list)?.iter().enumerate() {
         let role_key = format!("{}[{n}].{}", dialect.list, dialect.role);
         let text_key = format!("{}[{n}].{}", dialect.list, dialect.text);
         let role = read_role(message, &role_key, dialect)?;
         let text = read_text(message, &text_key, dialect)?;
+        let mut refuse = None;
         match role {
-            Role::System if begun => {
-                return Err(Problem::key(
-                    role_key,
-                    "is a system text after the conversation began: put it first",
-                ));
+            Role::System if n > 0 => {
+                refuse = Some("is a system text after the conversation began: put it first");
             }
             Role::System => system = Some(text).filter(|text| !text.trim().is_empty()),
             Role::User if !answered => {
-                return Err(Problem::key(
-                    role_key,
-                    "is a second user text in a row: put an answer between them",
-                ));
+                refuse = Some("is a second user text in a row: put an answer between them");
             }
             Role::User => {
                 let user = non_empty(text, &text_key)?;
@@ -209,20 +203,17 @@ fn read_conversation(
                     answered = true;
                 }
                 Some(_) => {
-                    return Err(Problem::key(
-                        role_key,
-                        "is a second answer in a row: put a user text between them",
-                    ));
+                    refuse = Some("is a second answer in a row: put a user text between them");
                 }
-                None if dialect.cut => {}
-                None => {
-                    return Err(Problem::key(role_key, "is an answer before any user text"));
-                }
+                None if dialect.may_be_truncated => {}
+                None => refuse = Some("is an answer before any user text"),
             },
         }
-        begun = true;
+        if let Some(problem) = refuse {
+            return Err(Problem::key(role_key, problem));
+        }
     }
-    match (turns.is_empty(), dialect.cut) {
+    match (turns.is_empty(), dialect.may_be_truncated) {
         (false, _) => Ok(Some(Content { category: category(record), turns, system })),
         (true, true) => Ok(None),
         (true, false) => Err(Problem::key(dialect.list, "has no user message")),
@@ -260,7 +251,7 @@ fn user_text(record: &Map<String, Value>, key: &str) -> Result<String, Problem> 
     non_empty(string(present(record.get(key), key)?, key)?, key)
 }
 
-/// The text under `key`; nothing if it is missing, null or blank.
+/// The text under `key`; `None` if it is missing, null or blank.
 fn optional_text(record: &Map<String, Value>, key: &str) -> Result<Option<String>, Problem> {
     match record.get(key) {
         None | Some(Value::Null) => Ok(None),

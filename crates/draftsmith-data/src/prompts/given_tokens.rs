@@ -1,6 +1,6 @@
-//! Responses that stand in a file as tokens: the SpecDec++ authors' form, of which a record has the
-//! prompt's ids (`prefix`), the response's (`tokens`), and what their draft drew beside it (`draft`)
-//! with its acceptance probabilities. Their lists are text, as Python prints them; lists are read too.
+//! Responses given as token ids, in the form of the SpecDec++ authors: a record has the prompt's ids
+//! (`prefix`), the response's (`tokens`), the tokens that their draft drew at each position (`draft`)
+//! and their acceptance probabilities (`p_acc`). Each list is JSON or text as Python prints it.
 
 use std::str::FromStr;
 
@@ -15,13 +15,13 @@ pub struct GivenTokens {
     pub prompt_ids: Vec<u32>,
     /// The response; never empty.
     pub response_ids: Vec<u32>,
-    /// The draft's own token at each position of the response, if they are there.
+    /// The token that the draft drew at each position of the response, if the file has them.
     pub draft_ids: Option<Vec<u32>>,
-    /// The chance that the target accepts each of those, as whoever wrote the file had it.
+    /// The probability in the file that the target accepts each of `draft_ids`.
     pub acceptance_prob: Option<Vec<f64>>,
 }
 
-/// Whether a record has a turn as token ids.
+/// Whether a record holds a turn as token ids.
 pub(super) fn has_tokens(record: &Map<String, Value>) -> bool {
     record.contains_key("prefix") && record.contains_key("tokens")
 }
@@ -29,7 +29,7 @@ pub(super) fn has_tokens(record: &Map<String, Value>) -> bool {
 /// Reads a turn as token ids.
 ///
 /// # Errors
-/// If a list cannot be read, or is not as long as the response.
+/// If a list cannot be read or does not have the response's length.
 pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Problem> {
     let non_empty = |key: &str| -> Result<Vec<u32>, Problem> {
         let ids = list(record, key, "token ids")?.unwrap_or_default();
@@ -39,7 +39,7 @@ pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Pr
         Ok(ids)
     };
     let (prompt_ids, response_ids) = (non_empty("prefix")?, non_empty("tokens")?);
-    let beside = |key: &str, found: Option<usize>| match found {
+    let check_length = |key: &str, found: Option<usize>| match found {
         Some(found) if found != response_ids.len() => Err(Problem::key(
             key,
             format!("has {found} values, but `tokens` has {}", response_ids.len()),
@@ -47,11 +47,11 @@ pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Pr
         _ => Ok(()),
     };
     let draft_ids = list(record, "draft", "token ids")?;
-    beside("draft", draft_ids.as_ref().map(Vec::len))?;
+    check_length("draft", draft_ids.as_ref().map(Vec::len))?;
     let mut acceptance_prob = None;
     for key in ["log_p_7b", "log_p_70b", "p_acc"] {
         let values: Option<Vec<f64>> = list(record, key, "numbers")?;
-        beside(key, values.as_ref().map(Vec::len))?;
+        check_length(key, values.as_ref().map(Vec::len))?;
         let is_prob = |value: &f64| (0.0..=1.0).contains(value);
         if key == "p_acc" {
             if let Some(value) = values.iter().flatten().find(|value| !is_prob(value)) {
@@ -60,12 +60,12 @@ pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Pr
             acceptance_prob = values;
         }
     }
-    // Whose they are, nobody knows without the tokens.
+    // Without the draft's tokens, the probabilities are meaningless.
     let acceptance_prob = acceptance_prob.filter(|_| draft_ids.is_some());
     Ok(GivenTokens { prompt_ids, response_ids, draft_ids, acceptance_prob })
 }
 
-/// The list under a key, as JSON or as Python prints it; `None` where there is none.
+/// The list under a key, as JSON or as Python prints it; `None` if it is missing or null.
 fn list<T: FromStr>(
     record: &Map<String, Value>,
     key: &str,
@@ -104,13 +104,13 @@ mod tests {
         let Value::Object(record) = record else { panic!("an object is expected") };
         assert!(has_tokens(&record));
         read_tokens(&record).map_err(|problem| match problem {
-            Problem::Unknown(found) => found,
+            Problem::Large(found) | Problem::Unknown(found) => found,
             Problem::Key { key, problem } => format!("`{key}` {problem}"),
         })
     }
 
     #[test]
-    fn lists_and_their_texts_are_one() {
+    fn lists_and_their_texts_are_equivalent() {
         let lists = json!({
             "prefix": [1, 5], "tokens": [7, 2], "draft": [8, 2], "log_p_7b": [-0.5, -0.25],
             "log_p_70b": [-1.5, -0.25], "p_acc": [0.25, 1],
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_by_its_key() {
+    fn errors_name_the_key() {
         let check = |key: &str, value: Value, expected: &str| {
             let mut record = json!({ "prefix": [1], "tokens": [7, 2], "draft": [8, 2] });
             record[key] = value;

@@ -1,27 +1,33 @@
-//! A record of a prompt file before its keys are read, and a problem of one.
+//! A record of a prompt file before its keys are read, and what can be wrong with one.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::error::{DataError, Place};
+use crate::error::{DataError, RecordPosition};
 
-/// The most bytes of a record: two million tokens, more than any model reads.
-pub(super) const MOST_BYTES: usize = 8 << 20;
+/// The known forms of prompt records, for messages.
+pub(super) const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
+     `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
+
+/// The largest record in bytes: two million tokens, more than any model reads.
+pub(super) const MAX_BYTES: usize = 8 << 20;
 
 /// A record of a prompt file.
 #[derive(Debug)]
 pub(super) struct Record {
-    pub(super) place: Place,
+    pub(super) position: RecordPosition,
     pub(super) value: Value,
-    /// A key of a prompt whose value cannot be read, and why.
+    /// A prompt's key whose value cannot be read, and why.
     pub(super) unread: Option<(&'static str, String)>,
 }
 
-/// A problem of a record whose place is not known yet.
+/// A problem of a record whose position is not known yet.
 #[derive(Debug)]
 pub(super) enum Problem {
-    /// In no known form, with what was found.
+    /// The record exceeds a limit.
+    Large(String),
+    /// The record is in no known form. The text says what was found.
     Unknown(String),
     /// A key's value cannot be used.
     Key { key: String, problem: String },
@@ -32,16 +38,26 @@ impl Problem {
         Self::Key { key: key.into(), problem: problem.into() }
     }
 
-    pub(super) fn at(self, path: &Path, place: Place) -> DataError {
-        let path = path.to_path_buf();
-        match self {
-            Self::Unknown(found) => DataError::UnknownRecord { path, place, found },
-            Self::Key { key, problem } => DataError::BadRecord { path, place, key, problem },
-        }
+    /// The record has more than [`MAX_BYTES`].
+    pub(super) fn long() -> Self {
+        Self::Large(format!("has more than {} MB", MAX_BYTES >> 20))
+    }
+
+    pub(super) fn at(self, path: &Path, position: RecordPosition) -> DataError {
+        let problem = match self {
+            Self::Large(problem) => {
+                format!("the record {problem}, too much for a prompt; shorten or remove it")
+            }
+            Self::Unknown(found) => {
+                format!("the record has {found}, but a prompt needs {PROMPT_FORMS}")
+            }
+            Self::Key { key, problem } => format!("key `{key}` {problem}"),
+        };
+        DataError::Record { path: path.to_path_buf(), position, problem }
     }
 }
 
-/// A value's kind in messages.
+/// The type of a JSON value, for messages.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

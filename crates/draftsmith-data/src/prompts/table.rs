@@ -1,4 +1,4 @@
-//! Prompt sets as Parquet tables: each row becomes a record of its text columns.
+//! Prompt sets in Parquet tables. Each row becomes a record of its text columns.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,38 +13,41 @@ use parquet::arrow::arrow_reader::{
 use serde_json::{Map, Value};
 
 use super::forms::KEYS;
-use super::record::{MOST_BYTES, Record};
+use super::record::{MAX_BYTES, Problem, Record};
 use crate::columns::{check_encodings, guard};
-use crate::error::{DataError, Place};
+use crate::error::{DataError, RecordPosition};
 
-/// Rows decoded at a time: few, since each may be as long as a record may be.
+/// Rows decoded at a time: few, because each may be as large as a record may be.
 const BATCH_ROWS: usize = 16;
-/// Text is packed 3 to 20 times. What unpacks to so many times its size, and to more bytes than
-/// this, was made to fill the memory.
-const MOST_UNPACKED: i64 = 100;
-const UNPACKED_BYTES: i64 = 64 << 20;
+/// Text usually compresses by a factor of 3 to 20. A column that exceeds both of these limits is
+/// refused as a decompression bomb.
+const MAX_COMPRESSION: i64 = 100;
+const MAX_UNPACKED_BYTES: i64 = 64 << 20;
 
-/// A table's rows, decoded as they are asked for.
-pub(super) struct Rows {
+/// A table's rows as records, decoded lazily.
+pub(super) struct RecordTable {
     path: PathBuf,
     batches: ParquetRecordBatchReader,
     batch: Option<RecordBatch>,
     /// The next row of `batch`.
     row: usize,
     num_rows: usize,
-    /// A column that a prompt could stand in, of a type that cannot be read.
+    /// A column with a prompt's key whose type cannot be read, and why.
     unread: Option<(&'static str, String)>,
 }
 
-impl std::fmt::Debug for Rows {
+impl std::fmt::Debug for RecordTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rows").field("path", &self.path).field("row", &self.num_rows).finish()
+        f.debug_struct("RecordTable")
+            .field("path", &self.path)
+            .field("row", &self.num_rows)
+            .finish()
     }
 }
 
-impl Rows {
-    /// Opens a table: its columns of text or lists of text are read, by name, and no others. A
-    /// conversation as a list of structures is read from JSON only.
+impl RecordTable {
+    /// Opens a table. Only columns of text or of lists of text are read. A conversation as a list of
+    /// structures is supported only in JSON.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
@@ -58,7 +61,7 @@ impl Rows {
         for group in builder.metadata().row_groups() {
             for (leaf, column) in group.columns().iter().enumerate() {
                 let (packed, unpacked) = (column.compressed_size(), column.uncompressed_size());
-                let is_bomb = unpacked > UNPACKED_BYTES && unpacked / MOST_UNPACKED > packed;
+                let is_bomb = unpacked > MAX_UNPACKED_BYTES && unpacked / MAX_COMPRESSION > packed;
                 if mask.leaf_included(leaf) && is_bomb {
                     return Err(DataError::Parquet {
                         path: path.to_path_buf(),
@@ -73,32 +76,28 @@ impl Rows {
         let column = |key: &str| fields.iter().find(|field| field.name() == key);
         let unread = KEYS.into_iter().find_map(|key| {
             let field = column(key)?;
-            (!is_text(field)).then(|| (key, told_type(field.data_type())))
+            (!is_text(field)).then(|| (key, type_problem(field.data_type())))
         });
         let form = KEYS.into_iter().find(|key| column(key).is_some_and(|field| is_text(field)));
         if let Some(choices) = column("choices").filter(|field| !is_text(field))
             && form == Some("question")
         {
-            return Err(DataError::BadRecord {
-                path: path.to_path_buf(),
-                place: Place::Row(0),
-                key: "choices".to_owned(),
-                problem: told_type(choices.data_type()),
-            });
+            let problem = Problem::key("choices", type_problem(choices.data_type()));
+            return Err(problem.at(path, RecordPosition::Row(0)));
         }
         let batches =
             guard(path, || builder.with_projection(mask).with_batch_size(BATCH_ROWS).build())?;
         Ok(Self { path: path.to_path_buf(), batches, batch: None, row: 0, num_rows: 0, unread })
     }
 
-    /// The next row, or what is wrong with that one alone.
+    /// The next row or the error of this row only; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         loop {
             if let Some(batch) = self.batch.as_ref().filter(|batch| self.row < batch.num_rows()) {
-                let (row, place) = (self.row, Place::Row(self.num_rows));
+                let (row, position) = (self.row, RecordPosition::Row(self.num_rows));
                 self.row += 1;
                 self.num_rows += 1;
-                return Ok(Some(self.record(batch, row, place)));
+                return Ok(Some(self.record(batch, row, position)));
             }
             let next = guard(&self.path, || {
                 self.batches.next().transpose().map_err(parquet::errors::ParquetError::from)
@@ -110,14 +109,18 @@ impl Rows {
         }
     }
 
-    fn record(&self, batch: &RecordBatch, row: usize, place: Place) -> Result<Record, DataError> {
+    fn record(
+        &self,
+        batch: &RecordBatch,
+        row: usize,
+        position: RecordPosition,
+    ) -> Result<Record, DataError> {
         let schema = batch.schema();
         let columns = || schema.fields().iter().zip(batch.columns());
         let present = columns().filter(|(_, column)| !column.is_null(row));
         let num_bytes: usize = present.clone().map(|(_, column)| text_bytes(column, row)).sum();
-        if num_bytes > MOST_BYTES {
-            let problem = format!("has more than {} MB", MOST_BYTES >> 20);
-            return Err(DataError::LargeRecord { path: self.path.clone(), place, problem });
+        if num_bytes > MAX_BYTES {
+            return Err(Problem::long().at(&self.path, position));
         }
         let record: Map<String, Value> =
             present.map(|(field, column)| (field.name().clone(), value(column, row))).collect();
@@ -126,7 +129,8 @@ impl Rows {
         };
         let null = KEYS.into_iter().find(is_null);
         let unread = null.map(|key| (key, "is null, it must be a string".to_owned()));
-        Ok(Record { place, value: Value::Object(record), unread: unread.or(self.unread.clone()) })
+        let unread = unread.or(self.unread.clone());
+        Ok(Record { position, value: Value::Object(record), unread })
     }
 }
 
@@ -138,7 +142,7 @@ fn is_text(field: &Field) -> bool {
     }
 }
 
-fn told_type(found: &DataType) -> String {
+fn type_problem(found: &DataType) -> String {
     let found = match found {
         DataType::Null => "null in every row".to_owned(),
         DataType::Binary | DataType::FixedSizeBinary(_) => "a column of binary values".to_owned(),
@@ -154,7 +158,7 @@ fn told_type(found: &DataType) -> String {
     format!("is {found}, it must be text (a string column, annotated as UTF-8)")
 }
 
-/// The bytes of text in a row, counted before they are copied.
+/// The number of bytes of text in a row, counted before copying.
 fn text_bytes(column: &dyn Array, row: usize) -> usize {
     match column.as_string_opt::<i32>() {
         Some(texts) => usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX),
@@ -257,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_row() {
+    fn mistakes_are_reported_with_their_row() {
         let error = |column| {
             let columns = vec![(column, texts(vec![Some("a"), None]))];
             read(columns, Compression::UNCOMPRESSED).unwrap_err()
@@ -267,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_no_text_says_so() {
+    fn columns_of_other_types_are_named() {
         let check = |column: ArrayRef, expected: &str| {
             let others = texts(vec![Some("x"), Some("y")]);
             let error = read(vec![("prompt", column), ("note", others)], Compression::SNAPPY);
@@ -287,8 +291,8 @@ mod tests {
     }
 
     #[test]
-    fn a_long_row_is_told_and_a_bomb_refused() {
-        let long = vec!["short".to_owned(), "a b".repeat(MOST_BYTES / 2)];
+    fn long_rows_and_decompression_bombs_are_refused() {
+        let long = vec!["short".to_owned(), "a b".repeat(MAX_BYTES / 2)];
         let column = Arc::new(StringArray::from(long)) as ArrayRef;
         let error = read(vec![("prompt", column)], Compression::UNCOMPRESSED).unwrap_err();
         assert!(error.contains("row 1: the record has more than 8 MB"), "{error}");
@@ -303,7 +307,7 @@ mod tests {
         assert!(error.contains("`prompt` unpacks from"), "{error}");
     }
 
-    /// What `look` says of a table of 100 texts of a megabyte, in one row group.
+    /// The result of `look` for a table of 100 texts of one megabyte in one row group.
     fn large<T>(
         name: &str,
         compression: Compression,
@@ -332,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rows_need_no_more_than_their_pages() {
-        // Text that hardly packs.
+    fn reading_the_first_rows_needs_little_memory() {
+        // Text that hardly compresses.
         let mut state = 1_u64;
         let noise = |_| {
             let letter = |_| {

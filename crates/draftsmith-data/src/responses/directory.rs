@@ -1,5 +1,7 @@
-//! The shards of a directory as one data set: all of them, each once and in its place, and a hash of
-//! their rows that whoever uses them is named by.
+//! The shards of a directory as one data set, identified by the hash of its rows.
+//!
+//! Missing, copied, renamed or surplus shards and repeated rows are refused. No other code lists
+//! shards.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -8,28 +10,27 @@ use draftsmith_files::hash_bytes;
 use rayon::prelude::*;
 
 use super::hash::hash_rows;
-use super::header::ShardPlace;
-use super::manifest::Records;
-use super::read::{read_header, read_shard};
+use super::manifest::{self, Records, ShardRecord};
 use super::row::ResponseRow;
-use super::{shard_index, shard_name};
+use super::shard::{ShardPlace, read_header, read_shard};
+use super::{shard_index, shard_name, shard_path};
 use crate::columns::bad_provenance;
 use crate::error::DataError;
 use crate::provenance::Provenance;
 
-/// Of missing shards so many are named.
-const MISSING_TOLD: usize = 3;
+/// The number of missing shards that an error names.
+const MAX_NAMED: usize = 3;
 
-/// The shards that are in a directory, none of which contradicts another.
+/// The shards of a directory, with equal provenance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardSet {
     /// The directory.
     pub dir: PathBuf,
-    /// Where the rows of all of them came from.
+    /// The provenance of all shards.
     pub provenance: Provenance,
     /// The number of shards when all are built.
     pub count: usize,
-    /// Those that are there, by index.
+    /// The paths of the shards that exist, by index.
     pub present: BTreeMap<usize, PathBuf>,
 }
 
@@ -38,85 +39,86 @@ pub struct ShardSet {
 pub struct DataSet {
     /// The rows, shard by shard.
     pub rows: Vec<ResponseRow>,
-    /// What they depend on.
+    /// Their provenance.
     pub provenance: Provenance,
-    /// The SHA-256 of the rows, as hex: other rows, or more of them, have another.
+    /// The SHA-256 of the rows and their order, as hex.
     pub hash: String,
-    /// Shards when all are built.
+    /// The number of shards when all are built.
     pub num_shards_planned: usize,
-    /// The shards that were read, each with the number of rows up to its end.
+    /// The shards that were read, each with the number of rows up to and including it.
     shards: Vec<(PathBuf, usize)>,
 }
 
-/// What is to be done where shards are missing.
+/// What to do if shards are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Incomplete {
-    /// They are an error.
+    /// Return an error.
     Refused,
-    /// Those that are there are taken.
+    /// Read the shards that exist.
     Allowed,
 }
 
 impl ShardSet {
-    /// Finds the shards of a directory and reads what their metadata says, not their rows.
+    /// Finds the shards of a directory and reads their metadata, not their rows.
     ///
     /// # Errors
-    /// If the directory cannot be read or holds none; if one is not whole, or is not what its name
-    /// says: a copy of another, one too many, or of other data.
+    /// If the directory cannot be read or holds no shards, or if a shard is malformed, a copy of
+    /// another, surplus, or has a different provenance.
     pub fn find(dir: &Path) -> Result<Self, DataError> {
         Self::find_among(dir, |_| true)
     }
 
-    /// The same of those shards alone that are `wanted`, by index: others may be anything.
+    /// Like [`Self::find`], but ignores shards whose index is not `wanted`.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Self::find`].
     pub fn find_among(dir: &Path, wanted: impl Fn(usize) -> bool) -> Result<Self, DataError> {
         let mut found = shard_files(dir)?.into_iter().filter(|(index, _)| wanted(*index));
         let first = found.next().ok_or_else(|| DataError::NoShards { path: dir.to_path_buf() })?;
-        let (provenance, place) = shard_header(&first)?;
+        let (provenance, position) = shard_header(&first)?;
         let mut present = BTreeMap::from([first.clone()]);
         for file in found {
-            let (other, other_place) = shard_header(&file)?;
+            let (other, other_position) = shard_header(&file)?;
             if let Some(difference) = provenance.differences(&other).into_iter().next() {
                 let (first, second, difference) = (first.1, file.1, difference.to_string());
                 return Err(DataError::ProvenanceDiffers { first, second, difference });
             }
-            if other_place.count != place.count {
+            if other_position.count != position.count {
                 let problem = format!(
                     "is one of {} shards, and `{}` one of {}",
-                    other_place.count,
+                    other_position.count,
                     shard_name(first.0),
-                    place.count
+                    position.count
                 );
                 return Err(DataError::WrongShard { path: file.1, problem });
             }
             present.insert(file.0, file.1);
         }
-        Ok(Self { dir: dir.to_path_buf(), provenance, count: place.count, present })
+        Ok(Self { dir: dir.to_path_buf(), provenance, count: position.count, present })
     }
 
-    /// Checks that none is missing.
+    /// Checks that no shard is missing.
     fn check_complete(&self) -> Result<(), DataError> {
         let num_missing = self.count - self.present.len();
         if num_missing == 0 {
             return Ok(());
         }
-        // A file may lie about the count, so that no list of so many is made.
+        // The count is untrusted, so do not collect all missing indices.
         let missing = (0..self.count).filter(|index| !self.present.contains_key(index));
-        let first = missing.take(MISSING_TOLD).map(shard_name).collect();
-        Err(DataError::MissingShards {
-            path: self.dir.clone(),
-            count: self.count,
-            num_missing,
-            first,
-        })
+        let named: Vec<String> =
+            missing.take(MAX_NAMED).map(|index| format!("`{}`", shard_name(index))).collect();
+        let mut missing = named.join(", ");
+        if num_missing > named.len() {
+            missing += &format!(" and {} more", num_missing - named.len());
+        }
+        Err(DataError::MissingShards { path: self.dir.clone(), count: self.count, missing })
     }
 
     /// Reads the rows.
     ///
     /// # Errors
-    /// If a shard cannot be read (see [`read_shard`]) or is not what was written, or two rows have one id.
+    /// If a shard cannot be read (see [`read_shard`]) or has changed since it was written, or two rows
+    /// have the same id.
     pub fn read(self) -> Result<DataSet, DataError> {
         let records = Records::read(&self.dir)?;
         let read = |(index, path): &(usize, PathBuf)| {
@@ -147,16 +149,16 @@ impl ShardSet {
 }
 
 impl DataSet {
-    /// Shards that were read.
+    /// The number of shards that were read.
     #[must_use]
     pub fn num_shards(&self) -> usize {
         self.shards.len()
     }
 
-    /// Checks that a model of so many tokens knows all tokens.
+    /// Checks that all tokens are in a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
-    /// The first that it does not know, and its file ([`ResponseRow::check_ids`]).
+    /// The first unknown token and its file ([`ResponseRow::check_ids`]).
     pub fn check_tokens(&self, vocab_size: usize) -> Result<(), DataError> {
         for (at, row) in self.rows.iter().enumerate() {
             let known = row.check_ids(vocab_size);
@@ -165,7 +167,7 @@ impl DataSet {
         Ok(())
     }
 
-    /// Checks that no two rows have one id.
+    /// Checks that no two rows have the same id.
     fn check_ids(&self) -> Result<(), DataError> {
         let mut seen = HashMap::with_capacity(self.rows.len());
         for (at, row) in self.rows.iter().enumerate() {
@@ -177,7 +179,7 @@ impl DataSet {
         Ok(())
     }
 
-    /// The shard of a row.
+    /// The path of a row's shard.
     fn path_of(&self, row: usize) -> &Path {
         let shard = self.shards.partition_point(|(_, end)| *end <= row);
         &self.shards[shard].0
@@ -187,7 +189,8 @@ impl DataSet {
 /// Reads all shards of a directory, in the order of their indices.
 ///
 /// # Errors
-/// As [`ShardSet::find`] and [`ShardSet::read`]; and if shards are missing, unless that is allowed.
+/// As for [`ShardSet::find`] and [`ShardSet::read`], and if shards are missing, unless `incomplete`
+/// allows that.
 pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError> {
     let shards = ShardSet::find(dir)?;
     if incomplete == Incomplete::Refused {
@@ -196,8 +199,52 @@ pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError
     shards.read()
 }
 
+/// Finds the shards of a directory, among those `wanted` by index, that are malformed, have changed
+/// since they were written, or are not what their name claims. A shard without a record is read in
+/// full.
+///
+/// # Errors
+/// If the directory, its manifest or a record cannot be read.
+pub fn broken_shards(
+    dir: &Path,
+    wanted: impl Fn(usize) -> bool,
+) -> Result<Vec<(usize, DataError)>, DataError> {
+    let records = Records::read(dir)?;
+    let mut files = shard_files(dir)?;
+    files.retain(|(index, _)| wanted(*index));
+    let check = |file: &(usize, PathBuf)| {
+        shard_header(file)?;
+        let (index, path) = file;
+        if !records.check(path, *index)? {
+            read_shard(path, None)?;
+        }
+        Ok(())
+    };
+    let broken = files.par_iter().filter_map(|file| Some((file.0, check(file).err()?)));
+    Ok(broken.collect())
+}
+
+/// Writes the manifest of a directory that holds all its shards, and removes the records next to
+/// them. A shard without a record is read in full.
+///
+/// # Errors
+/// If a shard without a record is malformed, or the manifest cannot be written.
+pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
+    let records = Records::read(dir)?;
+    let record = |index: usize| -> Result<ShardRecord, DataError> {
+        if let Some(record) = records.of_shard(index) {
+            return Ok(record.clone());
+        }
+        let path = shard_path(dir, index);
+        let (rows, _) = read_shard(&path, None)?;
+        ShardRecord::of(&path, index, rows.len())
+    };
+    let shards = (0..num_shards).into_par_iter().map(record).collect::<Result<_, _>>()?;
+    manifest::write(dir, shards)
+}
+
 /// The files of a directory that are named like shards, by index.
-pub(super) fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
+fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     let read_error = |e| DataError::io("read", dir, e);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(read_error)? {
@@ -210,24 +257,22 @@ pub(super) fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError
     Ok(files)
 }
 
-/// What a shard says of itself, if that is what its name says.
-pub(super) fn shard_header(
-    (index, path): &(usize, PathBuf),
-) -> Result<(Provenance, ShardPlace), DataError> {
+/// A shard's provenance and position, if they agree with its file name.
+fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
     let wrong = |problem| Err(DataError::WrongShard { path: path.clone(), problem });
     let name = shard_name(*index);
     if path.file_name().is_some_and(|found| *found != *name) {
-        return wrong(format!("is named like shard {index}, which is `{name}`"));
+        return wrong(format!("is named like shard {index}, whose name is `{name}`"));
     }
     let header = read_header(path)?;
-    let Some(place) = header.place else {
-        return Err(bad_provenance(path, "there is no `draftsmith.shard`, which says its place"));
+    let Some(position) = header.position else {
+        return Err(bad_provenance(path, "there is no `draftsmith.shard` with its position"));
     };
-    if place.index != *index {
-        return wrong(format!("holds the rows of `{}`: it is a copy", shard_name(place.index)));
+    if position.index != *index {
+        return wrong(format!("is a copy of `{}`", shard_name(position.index)));
     }
-    if place.index >= place.count {
-        return wrong(format!("is one too many: there are {} shards", place.count));
+    if position.index >= position.count {
+        return wrong(format!("is surplus: there are {} shards", position.count));
     }
-    Ok((header.provenance, place))
+    Ok((header.provenance, position))
 }

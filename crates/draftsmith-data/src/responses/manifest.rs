@@ -1,28 +1,25 @@
-//! What was written of each shard, so that a byte that changes later is found: its number of rows, its
-//! size and its BLAKE3.
+//! Records of the number of rows, size and BLAKE3 of each shard as written, which reveal later changes.
 //!
-//! Processes that build one directory together know nothing of each other, so each writes a record
-//! beside every shard of its own (`.responses-00003.json`), and whoever finds all shards there puts the
-//! records together (`manifest.json`), which several may do at once: each writes the same bytes, and
-//! only then takes records away. A record that is there is newer than the manifest's.
+//! Several processes may build one directory without knowing of each other. Each writes a record next
+//! to every shard it builds (`.responses-00003.json`). A process that finds all shards collects the
+//! records in `manifest.json` and then removes them; several may do so at once, since each writes the
+//! same bytes. A record that exists is newer than the manifest.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::{remove_abandoned, write_whole};
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::read::read_shard;
-use super::{SHARD_PREFIX, shard_name, shard_path};
+use super::{SHARD_PREFIX, shard_name};
 use crate::error::DataError;
 
-/// The manifest's name.
+/// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 const RECORD_SUFFIX: &str = ".json";
 
-/// What was written of a shard.
+/// What was written as one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ShardRecord {
@@ -30,11 +27,11 @@ pub(super) struct ShardRecord {
     name: String,
     num_rows: usize,
     num_bytes: u64,
-    /// Of the whole file, as hex.
+    /// The hash of the whole file, as hex.
     blake3: String,
 }
 
-/// The records of all shards, in their order.
+/// The content of `manifest.json`: totals and the records of all shards, in order.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
@@ -44,12 +41,12 @@ struct Manifest {
     shards: Vec<ShardRecord>,
 }
 
-/// What was written of the shards of a directory, by index.
+/// The records of a directory's shards, by file name.
 #[derive(Debug, Default)]
 pub(super) struct Records(BTreeMap<String, ShardRecord>);
 
 impl ShardRecord {
-    /// The record of a shard as it is now.
+    /// The record of a shard in its current state.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -58,7 +55,7 @@ impl ShardRecord {
         Ok(Self { name: shard_name(index), num_rows, num_bytes, blake3 })
     }
 
-    /// Writes the record beside its shard.
+    /// Writes the record next to its shard.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -71,9 +68,9 @@ impl Records {
     /// Reads the records of a directory, which may have none.
     ///
     /// # Errors
-    /// If there is one that cannot be read or is not what was written.
+    /// If a record or the manifest cannot be read or is malformed.
     pub(super) fn read(dir: &Path) -> Result<Self, DataError> {
-        // Records first: one that is taken away meanwhile is in the manifest, which is read after it.
+        // Read records first: one that is removed meanwhile is in the manifest, which is read later.
         let mut newer = Vec::new();
         for path in record_paths(dir)? {
             newer.extend(read_json::<ShardRecord>(&path)?);
@@ -84,44 +81,38 @@ impl Records {
         Ok(Self(all.collect()))
     }
 
-    /// Checks that a shard is what was written; nothing where there is no record of it.
+    /// The record of shard `index`, if there is one.
+    pub(super) fn of_shard(&self, index: usize) -> Option<&ShardRecord> {
+        self.0.get(&shard_name(index))
+    }
+
+    /// Checks that a shard has not changed since it was written; false if it has no record.
     ///
     /// # Errors
-    /// If it is not, or cannot be read.
+    /// If it has changed or cannot be read.
     pub(super) fn check(&self, path: &Path, index: usize) -> Result<bool, DataError> {
-        let Some(record) = self.0.get(&shard_name(index)) else { return Ok(false) };
+        let Some(record) = self.of_shard(index) else { return Ok(false) };
         let (blake3, num_bytes) = blake3_file(path)?;
         if (&record.blake3, record.num_bytes) == (&blake3, num_bytes) {
             return Ok(true);
         }
         let problem = if record.num_bytes == num_bytes {
-            format!("hashes to BLAKE3 {blake3}, and what was written to {}", record.blake3)
+            format!("hashes to BLAKE3 {blake3}, but {} was written", record.blake3)
         } else {
-            format!("has {num_bytes} bytes, and {} were written", record.num_bytes)
+            format!("has {num_bytes} bytes, but {} were written", record.num_bytes)
         };
         Err(DataError::CorruptShard { path: path.to_path_buf(), problem })
     }
 }
 
-/// Puts the records of a directory's shards, which are all there, together in one manifest, and takes
-/// away what was left beside them. A shard without a record is read as a whole to make one.
+/// Writes the records of all shards as the manifest, if it changed, then removes the records and
+/// abandoned temporary files.
 ///
 /// # Errors
-/// If a shard without a record is broken, or the manifest cannot be written.
-pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
-    let Records(records) = Records::read(dir)?;
-    let record = |index: usize| -> Result<ShardRecord, DataError> {
-        if let Some(record) = records.get(&shard_name(index)) {
-            return Ok(record.clone());
-        }
-        let path = shard_path(dir, index);
-        let (rows, _) = read_shard(&path, None)?;
-        ShardRecord::of(&path, index, rows.len())
-    };
-    let shards: Vec<ShardRecord> =
-        (0..num_shards).into_par_iter().map(record).collect::<Result<_, _>>()?;
+/// If the manifest cannot be written.
+pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataError> {
     let manifest = Manifest {
-        num_shards,
+        num_shards: shards.len(),
         num_rows: shards.iter().map(|record| record.num_rows).sum(),
         num_bytes: shards.iter().map(|record| record.num_bytes).sum(),
         shards,
@@ -131,17 +122,18 @@ pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
         write_whole(&path, text)?;
     }
     for path in record_paths(dir)? {
-        // Whoever else finds all shards there may have taken it.
+        // Another process that found all shards may have removed it.
         let _ = std::fs::remove_file(path);
     }
     remove_abandoned(dir);
     Ok(())
 }
 
-/// Forgets what was written of all shards, because it cannot be read: whole shards are recorded anew.
+/// Removes the manifest and all records, for example if one is malformed. Shards that are valid get
+/// new records.
 ///
 /// # Errors
-/// If a file of it cannot be removed.
+/// If a file cannot be removed.
 pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
     for path in record_paths(dir)?.into_iter().chain([dir.join(MANIFEST)]) {
         if let Err(error) = std::fs::remove_file(&path)
@@ -153,20 +145,20 @@ pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
     Ok(())
 }
 
-/// The name of the record beside shard `index`: `.responses-00003.json` for 3.
+/// The file name of the record of shard `index`: `.responses-00003.json` for 3.
 #[must_use]
 pub fn record_name(index: usize) -> String {
     format!(".{SHARD_PREFIX}{index:05}{RECORD_SUFFIX}")
 }
 
-/// Whether a file or object of this name is a record beside a shard.
+/// Whether a file or object with this name is the record of a shard.
 #[must_use]
 pub fn is_record_name(name: &str) -> bool {
     let rest = name.strip_prefix('.').and_then(|rest| rest.strip_prefix(SHARD_PREFIX));
     rest.is_some_and(|rest| rest.ends_with(RECORD_SUFFIX))
 }
 
-/// The records beside shards.
+/// The paths of all records in a directory.
 fn record_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     let read_error = |e| DataError::io("read", dir, e);
     let mut paths = Vec::new();
@@ -184,7 +176,7 @@ fn to_json(value: &impl Serialize) -> String {
     text + "\n"
 }
 
-/// What a file says; none if there is none.
+/// Parses a JSON file; `None` if there is no such file.
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, DataError> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
@@ -196,7 +188,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Dat
     }
 }
 
-/// The BLAKE3 of a file's bytes and their number, in constant memory.
+/// The BLAKE3 of a file and its size in bytes, in constant memory.
 fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
     let read_error = |e| DataError::io("read", path, e);
     let mut hasher = blake3::Hasher::new();

@@ -1,18 +1,18 @@
-//! One assistant turn as training sees it: the target's response, what the draft would have drawn
-//! at each of its positions, and what both models think of either.
+//! One assistant turn as training data: the target's response, the token that the draft would have
+//! drawn at each position, and the probabilities that both models give to these tokens.
 //!
-//! Every column stands at a position `i` of the response X and is conditioned on the prompt and
-//! X before `i` (teacher forcing). Log-probabilities are natural logarithms.
+//! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
+//! (teacher forcing). Log-probabilities are natural logarithms.
 
 use std::fmt;
 
+use crate::columns::{ValueRange, unknown_id};
 use crate::error::DataError;
-use crate::values::{Numbers, unknown_id};
 
 /// Mantissa bits that stored floats keep.
 const STORED_MANTISSA_BITS: u32 = 15;
-/// Stored floats are multiples of 2 to the power of this: the spacing of floats from 8 to 16, as logits
-/// are. What a log-probability has behind that is what rounding left of its logits.
+/// Stored floats are multiples of 2 to the power of this, the spacing of floats from 8 to 16. Logits
+/// have this size, so a log-probability has no more precision.
 const STORED_EXPONENT: i32 = -20;
 /// Explicit mantissa bits of an `f32`.
 const F32_MANTISSA_BITS: u32 = 23;
@@ -22,18 +22,18 @@ const F32_MANTISSA_BITS: u32 = 23;
 pub struct ResponseRow {
     /// `source#n`, or `source#n#turn` for a later turn.
     pub id: String,
-    /// The prompt set it came from.
+    /// The prompt set that holds the prompt.
     pub source: String,
-    /// Everything before the response: template, system text and earlier turns included.
+    /// Everything before the response, including the template, the system text and earlier turns.
     pub prompt_ids: Vec<u32>,
-    /// The response X; the end-of-sequence token included where it was produced.
+    /// The response X, including the end-of-sequence token if there is one.
     pub response_ids: Vec<u32>,
     /// log p(Xᵢ) of the target as served; −∞ allowed.
     pub response_target_log_prob: Vec<f32>,
-    /// Of each position, how far the target's probabilities may be from the true ones, in total variation, where a
-    /// server gave those of its most probable tokens alone; `None` where all are known.
+    /// An upper bound, at each position, on the total variation distance between the target's recorded
+    /// and true distributions if a server returned only its most probable tokens; otherwise `None`.
     pub target_outside_mass: Option<Vec<f32>>,
-    /// The draft's columns; `None` where no draft was given.
+    /// The draft's columns; `None` without a draft.
     pub draft: Option<DraftColumns>,
     /// Why the response ends.
     pub finish_reason: FinishReason,
@@ -54,8 +54,8 @@ pub struct DraftColumns {
     pub overlap: Vec<f32>,
     /// Entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f32>,
-    /// Cross-entropy −Σ q log p of the raw draft against the raw target (T = 1), in nats; `None` where a server
-    /// gave the response, since it takes all of the target's probabilities.
+    /// Cross-entropy −Σ q log p of the raw draft and the raw target (T = 1), in nats; `None` for served
+    /// responses, because it needs all of the target's probabilities.
     pub draft_target_cross_entropy: Option<Vec<f32>>,
     /// The draft's most probable token.
     pub draft_top_ids: Vec<u32>,
@@ -77,7 +77,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// The text that stands in files: `eos`, `stop_string` or `length`.
+    /// The name in files: `eos`, `stop_string` or `length`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl FinishReason {
         }
     }
 
-    /// The reason that `text` names, if it names one.
+    /// The reason with this name, if there is one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Eos, Self::StopString, Self::Length]
@@ -103,73 +103,74 @@ impl fmt::Display for FinishReason {
 }
 
 impl ResponseRow {
-    /// Checks that there is a prompt and a response, so that the row's loss mask, 0 at prompt tokens and 1
-    /// at response tokens, is neither all 0, with nothing to learn, nor all 1, with nothing that the
-    /// response answers; that every list has the length of `response_ids`, and that numbers are what they
-    /// are said to be: log-probabilities at most 0 (finite, where a token was drawn or is the most
-    /// probable), overlaps within \[0, 1\], entropies finite and at least 0.
+    /// Checks that prompt and response are not empty, that every list has the length of
+    /// `response_ids`, and that numbers are in range: log-probabilities at most 0 (finite for tokens
+    /// that were drawn or are the most probable), overlaps within \[0, 1\], entropies finite and at
+    /// least 0. Training needs both prompt and response: its loss mask is 0 at prompt tokens and 1 at
+    /// response tokens.
     ///
     /// # Errors
-    /// [`DataError::Row`] with the first column that breaks a rule.
+    /// [`DataError::Row`] with the first invalid column.
     pub fn validate(&self) -> Result<(), DataError> {
         if self.response_ids.is_empty() {
-            let problem =
-                "is empty: the loss mask would be all 0, with nothing to learn".to_owned();
-            return Err(self.error("response_ids", problem));
+            let problem = "is empty: the loss mask would be all 0, with nothing to learn";
+            return Err(self.error("response_ids", problem.to_owned()));
         }
         if self.prompt_ids.is_empty() {
-            let problem =
-                "is empty: the loss mask would be all 1, with nothing that is answered".to_owned();
-            return Err(self.error("prompt_ids", problem));
+            let problem = "is empty: the loss mask would be all 1, with nothing to respond to";
+            return Err(self.error("prompt_ids", problem.to_owned()));
         }
         let expected = self.response_ids.len();
-        let draft = self.draft.as_ref();
-        let lengths = self.numbers().map(|(column, _, values)| (column, values.len()));
-        let ids = draft.into_iter().flat_map(DraftColumns::ids);
+        let ids = self.ids().filter(|(column, _)| *column != "prompt_ids");
+        let lengths = self.floats().map(|(column, _, values)| (column, values.len()));
         let mut lengths = lengths.chain(ids.map(|(column, ids)| (column, ids.len())));
         if let Some((column, found)) = lengths.find(|&(_, found)| found != expected) {
             let problem = format!("has {found} values, `response_ids` has {expected}");
             return Err(self.error(column, problem));
         }
-        for (column, numbers, values) in self.numbers() {
-            if let Some(problem) = numbers.problem(values) {
-                return Err(self.error(column, problem));
-            }
-        }
-        Ok(())
+        self.floats().try_for_each(|(column, range, values)| match range.problem(values) {
+            Some(problem) => Err(self.error(column, problem)),
+            None => Ok(()),
+        })
     }
 
-    /// Checks that a model of `vocab_size` tokens knows every token that it may be given: prompt,
-    /// response, and the draft's own. The target's most probable ones are only compared.
+    /// Checks that every token that a model may read is in a vocabulary of `vocab_size` tokens: those
+    /// of the prompt, the response and the draft. The target's most probable ones are only compared.
     ///
     /// # Errors
-    /// [`DataError::Row`] with the first column that has another.
+    /// [`DataError::Row`] with the first column that has an unknown token.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
-        let own = [("prompt_ids", &self.prompt_ids), ("response_ids", &self.response_ids)];
-        let of_draft = self.draft.iter().flat_map(DraftColumns::ids);
-        let of_draft = of_draft.filter(|(column, _)| *column != "target_top_ids");
-        for (column, ids) in own.into_iter().chain(of_draft) {
-            if let Some(problem) = unknown_id(ids, vocab_size) {
-                return Err(self.error(column, problem));
-            }
-        }
-        Ok(())
+        let mut read = self.ids().filter(|(column, _)| *column != "target_top_ids");
+        read.try_for_each(|(column, ids)| match unknown_id(ids, vocab_size) {
+            Some(problem) => Err(self.error(column, problem)),
+            None => Ok(()),
+        })
     }
 
-    /// The lists of numbers that are there, by column.
-    fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f32>)> {
-        let own = ("response_target_log_prob", Numbers::LogProb, &self.response_target_log_prob);
-        let masses = self.target_outside_mass.iter();
-        let masses = masses.map(|masses| ("target_outside_mass", Numbers::Prob, masses));
-        std::iter::once(own).chain(masses).chain(self.draft.iter().flat_map(DraftColumns::numbers))
+    /// The lists of token ids that are not null, by column.
+    pub(super) fn ids(&self) -> impl Iterator<Item = (&'static str, &Vec<u32>)> {
+        let own = [("prompt_ids", &self.prompt_ids), ("response_ids", &self.response_ids)];
+        own.into_iter().chain(self.draft.iter().flat_map(DraftColumns::ids))
+    }
+
+    /// The lists of numbers that are not null, by column.
+    pub(super) fn floats(&self) -> impl Iterator<Item = (&'static str, ValueRange, &Vec<f32>)> {
+        let log_probs = &self.response_target_log_prob;
+        let masses = self.target_outside_mass.as_ref();
+        let draft = self.draft.as_ref();
+        let entropies = draft.and_then(|draft| draft.draft_target_cross_entropy.as_ref());
+        std::iter::once(("response_target_log_prob", ValueRange::LogProb, log_probs))
+            .chain(masses.map(|masses| ("target_outside_mass", ValueRange::Prob, masses)))
+            .chain(draft.into_iter().flat_map(DraftColumns::floats))
+            .chain(entropies.map(|all| ("draft_target_cross_entropy", ValueRange::Entropy, all)))
     }
 
     fn error(&self, column: &'static str, problem: String) -> DataError {
         DataError::Row { id: self.id.clone(), column, problem }
     }
 
-    /// Applies [`round_stored`] to every float, so that the row in memory is the row that will be
-    /// read back, and takes no more room on the disk than it should.
+    /// Applies [`round_stored`] to every float, so that the row in memory equals the row that will be
+    /// read back.
     pub fn round_stored(&mut self) {
         let draft = self.draft.iter_mut().flat_map(DraftColumns::floats_mut);
         let own = [&mut self.response_target_log_prob].into_iter();
@@ -180,26 +181,24 @@ impl ResponseRow {
 }
 
 impl DraftColumns {
-    fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f32>)> {
-        let cross_entropy = self.draft_target_cross_entropy.iter();
-        let cross_entropy =
-            cross_entropy.map(|floats| ("draft_target_cross_entropy", Numbers::Entropy, floats));
-        let others = [
-            ("response_draft_log_prob", Numbers::LogProb, &self.response_draft_log_prob),
-            ("draft_log_prob", Numbers::FiniteLogProb, &self.draft_log_prob),
-            ("target_log_prob", Numbers::LogProb, &self.target_log_prob),
-            ("overlap", Numbers::Prob, &self.overlap),
-            ("draft_entropy", Numbers::Entropy, &self.draft_entropy),
-            ("draft_top_log_prob", Numbers::FiniteLogProb, &self.draft_top_log_prob),
-        ];
-        others.into_iter().chain(cross_entropy)
-    }
-
-    fn ids(&self) -> [(&'static str, &Vec<u32>); 3] {
+    /// The lists of token ids.
+    pub(super) fn ids(&self) -> [(&'static str, &Vec<u32>); 3] {
         [
             ("draft_ids", &self.draft_ids),
             ("draft_top_ids", &self.draft_top_ids),
             ("target_top_ids", &self.target_top_ids),
+        ]
+    }
+
+    /// The lists of numbers that are never null.
+    pub(super) fn floats(&self) -> [(&'static str, ValueRange, &Vec<f32>); 6] {
+        [
+            ("response_draft_log_prob", ValueRange::LogProb, &self.response_draft_log_prob),
+            ("draft_log_prob", ValueRange::FiniteLogProb, &self.draft_log_prob),
+            ("target_log_prob", ValueRange::LogProb, &self.target_log_prob),
+            ("overlap", ValueRange::Prob, &self.overlap),
+            ("draft_entropy", ValueRange::Entropy, &self.draft_entropy),
+            ("draft_top_log_prob", ValueRange::FiniteLogProb, &self.draft_top_log_prob),
         ]
     }
 
@@ -216,30 +215,30 @@ impl DraftColumns {
     }
 }
 
-/// Rounds to the nearest value with 15 explicit mantissa bits that is a multiple of 2⁻²⁰, ties to even:
-/// an error of at most 2⁻¹⁶ (1.5e-5) of the value, or of 2⁻²¹ (4.8e-7) where that is more, as it is below
-/// 2⁻⁵. Infinities, zeros and NaN stay; order and sign are kept, so a log-probability stays ≤ 0 and an
-/// overlap within [0, 1]. Rounding again changes nothing.
+/// Rounds to 15 explicit mantissa bits and to a multiple of 2⁻²⁰, ties to even. The error is at most
+/// 2⁻¹⁶ (1.5e-5) of the value or, below 2⁻⁵, at most 2⁻²¹ (4.8e-7). Infinities, zeros and NaN are
+/// unchanged. Order and sign are kept, so log-probabilities stay at most 0 and overlaps within
+/// [0, 1]. Rounding twice equals rounding once.
 ///
-/// The low byte of the result is zero, which byte-stream-split puts in a plane of its own that
-/// compresses to nothing, and of small values, which are most, more: a float then takes two bytes or
-/// less instead of three on the disk.
+/// The low byte becomes 0, and more bits do in small values, which are the most frequent.
+/// Byte-stream-split collects these bytes, and a float takes at most two bytes on disk instead of
+/// three.
 #[must_use]
 pub fn round_stored(value: f32) -> f32 {
     if !value.is_finite() {
         return value;
     }
-    // From here on down, 15 bits of mantissa would be finer than the spacing.
+    // Below this, 15 bits of mantissa are finer than the spacing.
     if value.abs() < 2_f32.powi(STORED_EXPONENT + STORED_MANTISSA_BITS as i32) {
         let unit = 2_f32.powi(STORED_EXPONENT);
-        // Powers of two scale without an error.
+        // Scaling by a power of two is exact.
         return (value / unit).round_ties_even() * unit;
     }
     let dropped = F32_MANTISSA_BITS - STORED_MANTISSA_BITS;
     let bits = value.to_bits();
     let below_half = (1 << (dropped - 1)) - 1;
     let odd = (bits >> dropped) & 1;
-    // A carry out of the mantissa rightly raises the exponent; the sign is above it.
+    // A carry out of the mantissa correctly increments the exponent.
     let rounded = (bits + below_half + odd) >> dropped << dropped;
     f32::from_bits(rounded)
 }
@@ -296,17 +295,17 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_told_that_has_nothing_to_learn_or_nothing_that_is_answered() {
-        // A token of the sequence that training reads counts where it is the response's.
+    fn rows_without_a_prompt_or_a_response_are_refused() {
+        // The loss counts only response tokens.
         let mask = |row: &ResponseRow| {
             let counts = std::iter::repeat_n(false, row.prompt_ids.len());
             counts.chain(row.response_ids.iter().map(|_| true)).collect::<Vec<_>>()
         };
         let check = |row: &ResponseRow, expected: Option<&str>| {
-            let told = row.validate().err().map(|error| error.to_string());
+            let error = row.validate().err().map(|error| error.to_string());
             let has_both = [true, false].iter().all(|counts| mask(row).contains(counts));
-            assert_eq!(has_both, told.is_none());
-            assert_eq!(told.as_deref(), expected);
+            assert_eq!(has_both, error.is_none());
+            assert_eq!(error.as_deref(), expected);
         };
         check(&row(1), None);
         check(
@@ -321,30 +320,32 @@ mod tests {
             &no_prompt,
             Some(
                 "row `set#0`: column `prompt_ids` is empty: the loss mask would be all 1, with \
-                 nothing that is answered",
+                 nothing to respond to",
             ),
         );
     }
 
     #[test]
-    fn validate_names_the_number_that_cannot_be() {
+    fn validate_names_the_number_that_is_out_of_range() {
         let (inf, nan) = (f32::INFINITY, f32::NAN);
-        let check = |column: &str, may_be: &[f32], may_not_be: &[f32]| {
-            for (values, is_refused) in [(may_be, false), (may_not_be, true)] {
+        let check = |column: &str, inside: &[f32], outside: &[f32]| {
+            for (values, is_refused) in [(inside, false), (outside, true)] {
                 for &value in values {
                     let mut broken = row(3);
-                    let names = broken.numbers().map(|(name, _, _)| name).collect::<Vec<_>>();
-                    let place = names.iter().position(|name| *name == column).unwrap();
+                    let at = broken.floats().position(|(name, ..)| name == column).unwrap();
                     let draft = broken.draft.as_mut().unwrap().floats_mut();
                     let mut lists: Vec<&mut Vec<f32>> = vec![&mut broken.response_target_log_prob];
                     lists.extend(&mut broken.target_outside_mass);
                     lists.extend(draft);
-                    lists[place][1] = value;
+                    lists[at][1] = value;
                     let found = broken.validate().map_err(|error| error.to_string());
-                    let told = format!("row `set#0`: column `{column}` is {value} at 1, it must");
+                    let expected =
+                        format!("row `set#0`: column `{column}` is {value} at 1, it must");
                     match found {
                         Ok(()) => assert!(!is_refused, "{column}: {value}"),
-                        Err(error) => assert!(is_refused && error.starts_with(&told), "{error}"),
+                        Err(error) => {
+                            assert!(is_refused && error.starts_with(&expected), "{error}")
+                        }
                     }
                 }
             }
@@ -363,19 +364,19 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_a_model_does_not_know_are_named() {
+    fn unknown_tokens_are_named() {
         let check = |break_it: fn(&mut ResponseRow), expected: Option<&str>| {
             let mut broken = row(3);
             break_it(&mut broken);
             broken.check_ids(9).unwrap();
             let found = broken.check_ids(8).err().map(|error| error.to_string());
-            let told = |column: &str| {
+            let message = |column: &str| {
                 format!(
                     "row `set#0`: column `{column}` has token 8 at 0, but the model that is to \
                      read it has 8 tokens"
                 )
             };
-            assert_eq!(found, expected.map(told));
+            assert_eq!(found, expected.map(message));
         };
         check(|_| {}, None);
         check(|r| r.prompt_ids[0] = 8, Some("prompt_ids"));
@@ -389,7 +390,7 @@ mod tests {
     fn rounding_is_near_idempotent_and_monotone() {
         let mut previous = f32::NEG_INFINITY;
         for step in 0..200_000_u32 {
-            // Ever finer around 0.
+            // Finer steps around 0.
             let value = (-20.0 + step as f32 * 1e-4 + 1.7e-7).powi(3) / 400.0;
             let rounded = round_stored(value);
             // Half a unit in the last kept place: 2^-16 of the value.
@@ -416,7 +417,7 @@ mod tests {
         assert_eq!(round_stored(f32::from_bits(0x3f80_0180)), f32::from_bits(0x3f80_0200));
         let unit = 2_f32.powi(-20);
         assert_eq!([0.5, 1.5, 2.5].map(|times| round_stored(times * unit) / unit), [0.0, 2.0, 2.0]);
-        // Below 2^-5 the spacing decides, from there on the mantissa.
+        // Below 2^-5 the spacing limits the precision, above it the mantissa.
         for value in [2_f32.powi(-5), 2_f32.powi(-5) - unit, 2_f32.powi(-5) + unit] {
             assert_eq!(round_stored(value + unit / 4.0), value);
         }

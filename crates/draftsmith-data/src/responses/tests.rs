@@ -1,5 +1,4 @@
-//! Round trips, what a shard looks like from outside, its size, and files that are not what they
-//! claim to be.
+//! Round trips, the layout and size of a shard, and damaged or misnamed files.
 
 use std::fs::{self, File};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::WriterProperties;
 use parquet::schema::types::ColumnPath;
 
-use super::schema::COLUMNS;
+use super::shard::COLUMNS;
 use super::*;
 use crate::columns::Kind;
 use crate::columns::tests::{
@@ -93,7 +92,7 @@ fn rows_round_trip() {
 }
 
 #[test]
-fn a_manifest_says_what_was_written_of_each_shard() {
+fn the_manifest_records_every_shard() {
     let (dir, rows) = three_shards();
     let names = || {
         let entries = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -102,7 +101,7 @@ fn a_manifest_says_what_was_written_of_each_shard() {
         names
     };
     assert_eq!(names().len(), 6, "a record beside each");
-    // One has none, as shards of builds that kept no records.
+    // One shard has no record, as from versions that wrote none.
     fs::remove_file(dir.path().join(".responses-00001.json")).unwrap();
     fs::write(dir.path().join(".responses-00001.parquet.tmp"), "left").unwrap();
     write_manifest(dir.path(), 3).unwrap();
@@ -118,7 +117,7 @@ fn a_manifest_says_what_was_written_of_each_shard() {
     }
     assert!(broken_shards(dir.path(), |_| true).unwrap().is_empty());
 
-    // What is written anew is newer than the manifest, which says the same again in the end.
+    // A new record replaces the one in the manifest.
     write_nth(dir.path(), 1, 3, &rows[3..5]);
     assert_eq!(names().len(), 5);
     write_manifest(dir.path(), 3).unwrap();
@@ -154,7 +153,7 @@ fn equal_rows_give_equal_bytes() {
 }
 
 #[test]
-fn other_readers_find_plain_parquet() {
+fn shards_are_plain_parquet() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
@@ -191,13 +190,13 @@ fn a_token_takes_at_most_28_bytes() {
         size
     };
     let (whole, rounded) = (bytes_per_token(), bytes_per_token());
-    println!("bytes a token: {whole:.2} as they are, {rounded:.2} rounded");
-    assert!(whole > 28.0, "rounding is not needed: {whole:.2}");
+    println!("bytes per token: {whole:.2} unrounded, {rounded:.2} rounded");
+    assert!(whole > 28.0, "rounding is unnecessary: {whole:.2}");
     assert!(rounded <= 28.0, "{rounded:.2}");
     assert_eq!(read_shard(&path, None).unwrap().0, rows);
 }
 
-/// Writes rows as a shard of `count`.
+/// Writes rows as one of `count` shards.
 fn write_nth(dir: &Path, index: usize, count: usize, rows: &[ResponseRow]) -> PathBuf {
     let path = shard_path(dir, index);
     write_shard(&path, rows, &provenance(), Some(ShardPlace { index, count })).unwrap();
@@ -213,7 +212,7 @@ fn three_shards() -> (tempfile::TempDir, Vec<ResponseRow>) {
     (dir, rows)
 }
 
-/// Why a directory is refused, missing shards or not.
+/// The error of reading a directory, whether or not shards may be missing.
 fn refusal(dir: &Path) -> String {
     let refused = [Incomplete::Allowed, Incomplete::Refused].map(|incomplete| {
         let error = read_dir(dir, incomplete).unwrap_err();
@@ -267,20 +266,20 @@ fn missing_shards_are_named_unless_they_may_be_missing() {
 }
 
 #[test]
-fn shards_that_are_not_what_their_name_says_are_named() {
+fn copied_surplus_and_misnamed_shards_are_refused() {
     let path = |dir: &tempfile::TempDir, index| shard_path(dir.path(), index);
     let (dir, rows) = three_shards();
     fs::copy(path(&dir, 0), path(&dir, 1)).unwrap();
     let error = refusal(dir.path());
-    let copy = "responses-00001.parquet` holds the rows of `responses-00000.parquet`: it is a copy";
+    let copy = "responses-00001.parquet` is a copy of `responses-00000.parquet`";
     assert!(error.contains(copy), "{error}");
 
     let (dir, _) = three_shards();
     fs::copy(path(&dir, 2), path(&dir, 3)).unwrap();
-    assert!(refusal(dir.path()).contains("responses-00003.parquet` holds the rows of `"));
+    assert!(refusal(dir.path()).contains("responses-00003.parquet` is a copy of `"));
     write_nth(dir.path(), 3, 3, &rows);
     let error = refusal(dir.path());
-    assert!(error.contains("responses-00003.parquet` is one too many: there are 3"), "{error}");
+    assert!(error.contains("responses-00003.parquet` is surplus: there are 3"), "{error}");
     write_nth(dir.path(), 3, 4, &rows);
     let error = refusal(dir.path());
     let other = "00003.parquet` is one of 4 shards, and `responses-00000.parquet` one of 3; remove";
@@ -289,7 +288,8 @@ fn shards_that_are_not_what_their_name_says_are_named() {
     let (dir, _) = three_shards();
     fs::copy(path(&dir, 2), dir.path().join("responses-2.parquet")).unwrap();
     let error = refusal(dir.path());
-    let name = "responses-2.parquet` is named like shard 2, which is `responses-00002.parquet`";
+    let name =
+        "responses-2.parquet` is named like shard 2, whose name is `responses-00002.parquet`";
     assert!(error.contains(name), "{error}");
 
     let (dir, rows) = three_shards();
@@ -302,28 +302,29 @@ fn shards_that_are_not_what_their_name_says_are_named() {
 }
 
 #[test]
-fn rows_that_are_there_twice_are_named() {
+fn repeated_rows_are_refused() {
     let (dir, rows) = three_shards();
     write_nth(dir.path(), 2, 3, &rows[4..]);
     let error = refusal(dir.path());
-    let both = "responses-00001.parquet` and `";
-    assert!(error.contains(both) && error.contains("both have a row `set#4`"), "{error}");
+    let both = "responses-00001.parquet` and again in `";
+    assert!(error.contains(both) && error.contains("row `set#4` is in `"), "{error}");
     write_nth(dir.path(), 2, 3, &[rows[5].clone(), rows[6].clone(), rows[5].clone()]);
     let error = refusal(dir.path());
-    assert!(error.contains("00002.parquet` has two rows with the id `set#5`"), "{error}");
+    let twice = "00002.parquet` and again in `";
+    assert!(error.contains(twice) && error.contains("row `set#5` is in `"), "{error}");
 }
 
 #[test]
-fn the_hash_is_of_the_rows_and_of_nothing_else() {
+fn the_hash_depends_only_on_the_rows() {
     let (dir, rows) = three_shards();
     let hash = || read_dir(dir.path(), Incomplete::Refused).unwrap().hash;
     let whole = hash();
-    // Other tools store the same rows otherwise.
+    // Other metadata, as from another tool, changes the bytes of the file.
     let mut entries = fields_to_entries(provenance().fields());
     entries.push(("draftsmith.shard".to_owned(), r#"{"index":0,"count":3}"#.to_owned()));
     entries.push(("pandas".to_owned(), "{}".to_owned()));
     let bytes = fs::read(shard_path(dir.path(), 0)).unwrap();
-    write_rows(&shard_path(dir.path(), 0), &COLUMNS, entries, &rows[..3], write::to_array).unwrap();
+    write_rows(&shard_path(dir.path(), 0), &COLUMNS, entries, &rows[..3], shard::to_array).unwrap();
     let error = refusal(dir.path());
     assert!(
         error.contains("responses-00000.parquet` has ") && error.contains("--repair"),
@@ -343,7 +344,7 @@ fn the_hash_is_of_the_rows_and_of_nothing_else() {
     check(|row| row.draft.as_mut().unwrap().draft_top_log_prob[0] = -7.0);
     check(|row| row.draft = None);
     check(|row| row.finish_reason = FinishReason::Length);
-    // What leaves one list goes into the next.
+    // Move bytes from one column to another.
     check(|row| {
         let last = row.prompt_ids.pop().unwrap();
         row.id.push(char::from_u32(last % 128).unwrap());
@@ -353,7 +354,7 @@ fn the_hash_is_of_the_rows_and_of_nothing_else() {
 }
 
 #[test]
-fn broken_rows_are_not_written() {
+fn invalid_rows_are_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     let mut rows = sample_rows();
@@ -363,7 +364,7 @@ fn broken_rows_are_not_written() {
     assert!(!path.exists());
 }
 
-/// A one-row table, to be broken before it is written.
+/// A table of one row, which a test changes before it is written.
 fn table() -> Table {
     let list = |values: ArrayRef| {
         list(&Arc::new(Field::new("element", values.data_type().clone(), false)), values)
@@ -380,7 +381,7 @@ fn table() -> Table {
 }
 
 #[test]
-fn tables_that_break_the_schema_are_told() {
+fn columns_with_wrong_types_or_values_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     let read = |change: &dyn Fn(&mut Table)| {
@@ -393,7 +394,7 @@ fn tables_that_break_the_schema_are_told() {
         let error = read(change).unwrap_err();
         assert!(error.starts_with(&format!("`{}`: {expected}", path.display())), "{error}");
     };
-    // What other tools may do to a file: another order, other columns, other names of elements.
+    // Other tools may reorder columns, add some and rename list elements.
     assert_eq!(read(&|_| {}).unwrap()[0].response_ids, [1, 2]);
     let rewritten = read(&|table| {
         table.set("prompt_ids", nullable(Arc::new(UInt32Array::from(vec![9, 8, 7]))));
@@ -414,21 +415,21 @@ fn tables_that_break_the_schema_are_told() {
         &|table| table.set("id", nullable(Arc::new(UInt32Array::from(vec![1])))),
         "column `id` is `List(",
     );
-    for (column, told) in [
+    for (column, expected) in [
         ("response_ids", "row `eos`: column `response_ids` is empty: the loss mask would be all 0"),
         ("prompt_ids", "row `eos`: column `prompt_ids` is empty: the loss mask would be all 1"),
     ] {
         let empty = || nullable(Arc::new(UInt32Array::from(Vec::<u32>::new())));
-        check(&|table| table.set(column, empty()), told);
+        check(&|table| table.set(column, empty()), expected);
     }
-    check(&|table| table.set("id", texts(None)), "row 0, column `id` is null; build");
+    check(&|table| table.set("id", texts(None)), "column `id` is null (row 0); build");
     check(
         &|table| table.set("finish_reason", texts(Some("stop"))),
-        "row 0, column `finish_reason` is `stop`, it must be `eos`, `stop_string` or `length`",
+        "column `finish_reason` is `stop`, it must be `eos`, `stop_string` or `length`",
     );
     check(
         &|table| table.set("response_ids", null_list(DataType::UInt32)),
-        "row 0, column `response_ids` is null; build",
+        "column `response_ids` is null (row 0); build",
     );
     check(
         &|table| {
@@ -436,11 +437,11 @@ fn tables_that_break_the_schema_are_told() {
                 UInt32Array::new(vec![1, 2].into(), Some(NullBuffer::from(vec![true, false])));
             table.set("response_ids", nullable(Arc::new(values)));
         },
-        "row 0, column `response_ids` holds a null in its list",
+        "column `response_ids` holds a null in its list (row 0)",
     );
     check(
         &|table| table.set("draft_entropy", null_list(DataType::Float32)),
-        "row 0, column `draft_entropy` is null where other columns of the draft are not",
+        "column `draft_entropy` is null where other columns of the draft are not (row 0)",
     );
     check(
         &|table| table.set("overlap", nullable(Arc::new(Float32Array::from(vec![1.0])))),
@@ -452,11 +453,11 @@ fn tables_that_break_the_schema_are_told() {
     );
 
     let error = read(&|table| table.remove("target_top_ids")).unwrap_err();
-    assert!(error.contains("has no column `target_top_ids`"), "{error}");
+    assert!(error.contains("column `target_top_ids` is missing: "), "{error}");
 }
 
 #[test]
-fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
+fn unknown_tokens_are_named_with_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     let mut rows = sample_rows();
@@ -478,7 +479,7 @@ fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
 }
 
 #[test]
-fn texts_in_pages_that_claim_any_memory_are_refused() {
+fn text_encodings_with_unbounded_memory_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
@@ -507,11 +508,14 @@ fn texts_in_pages_that_claim_any_memory_are_refused() {
     };
     check(Encoding::PLAIN, None);
     check(Encoding::DELTA_BYTE_ARRAY, Some("column `source` is encoded as DELTA_BYTE_ARRAY"));
-    check(Encoding::DELTA_LENGTH_BYTE_ARRAY, Some("DELTA_LENGTH_BYTE_ARRAY, which is not read"));
+    check(
+        Encoding::DELTA_LENGTH_BYTE_ARRAY,
+        Some("DELTA_LENGTH_BYTE_ARRAY, which is not supported"),
+    );
 }
 
 #[test]
-fn files_without_provenance_are_told() {
+fn files_without_provenance_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     table().write(&path, Vec::new());
@@ -520,7 +524,7 @@ fn files_without_provenance_are_told() {
 }
 
 #[test]
-fn cut_files_are_errors() {
+fn truncated_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance(), None).unwrap();
@@ -528,7 +532,7 @@ fn cut_files_are_errors() {
 }
 
 #[test]
-fn flipped_bytes_never_panic() {
+fn changed_bytes_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
     write_shard(&path, &sample_rows(), &provenance(), None).unwrap();

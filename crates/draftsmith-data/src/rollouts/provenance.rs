@@ -1,4 +1,4 @@
-//! Where a rollouts file came from: what responses depend on, and what rollouts depend on besides.
+//! The provenance of a rollouts file: that of its responses and what rollouts depend on in addition.
 
 use std::fmt;
 
@@ -6,27 +6,29 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::provenance::{
-    Difference, Provenance, fields_differences, fields_from_entries, fields_of, fields_to_entries,
+    FieldDifference, Provenance, fields_differences, fields_from_entries, fields_of,
+    fields_to_entries,
 };
 
 /// Everything that a rollouts file depends on. Hashes are hex SHA-256.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RolloutProvenance {
-    /// What the responses depend on. `draft` is the drafter's hash, of a draft model or an adapter
-    /// alike, and never `None`.
+    /// What the responses depend on. `draft` is the hash of the draft model or the adapter, never
+    /// `None`.
     pub responses: Provenance,
     /// The drafter's name, as in the file's name: `draft`, `self_draft_2`.
     pub drafter: String,
     /// The prompt set's name, as in the file's name: `validation`, `test`.
     pub set: String,
-    /// The acceptance head; `None` where there was none.
+    /// The acceptance head, if there was one.
     pub head: Option<RolloutHead>,
-    /// The greatest number of candidates of a rollout.
+    /// The largest number of candidates in a rollout.
     pub max_length: u32,
-    /// The most tokens that a prompt and its response may have together.
+    /// The largest number of tokens of a prompt and its response together.
     pub context: u32,
-    /// Hash of the data whose responses these are ([`DataSet::hash`]); `None` where the target
-    /// answered prompts anew.
+    /// Hash of the data set that holds the responses ([`DataSet::hash`]); `None` if the target
+    /// generated them for this file.
     ///
     /// [`DataSet::hash`]: crate::DataSet::hash
     pub data: Option<String>,
@@ -38,36 +40,27 @@ pub struct RolloutProvenance {
 pub struct RolloutHead {
     /// Hash of its weights and shape.
     pub hash: String,
-    /// Whether it predicted candidates as they were drawn; else once the draft had read them.
+    /// Whether it predicts a candidate when it is drawn (look-ahead) rather than after the draft has
+    /// read it.
     pub looks_ahead: bool,
 }
 
-/// The fields of [`RolloutProvenance`] that responses do not have, as they stand in the metadata.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OwnFields {
-    drafter: String,
-    set: String,
-    head: Option<RolloutHead>,
-    max_length: u32,
-    context: u32,
-    data: Option<String>,
-}
-
-/// The names of the fields of [`OwnFields`].
+/// The field that holds the responses' provenance. Files store its fields next to the others.
+const RESPONSES: &str = "responses";
+/// The other fields of [`RolloutProvenance`].
 const OWN_FIELDS: [&str; 6] = ["drafter", "set", "head", "max_length", "context", "data"];
 
 /// How the tokens of responses and rollouts were chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RolloutDecoding {
-    /// The most probable token, always: temperature 0.
+    /// Always the most probable token: temperature 0.
     Greedy,
     /// Draws from the distribution as served.
     Sampled,
 }
 
 impl RolloutDecoding {
-    /// The text that stands in file names: `greedy` or `sampled`.
+    /// The name in file names: `greedy` or `sampled`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -84,7 +77,7 @@ impl fmt::Display for RolloutDecoding {
 }
 
 impl RolloutProvenance {
-    /// How tokens were chosen: greedily where the temperature is 0.
+    /// Greedy if the temperature is 0, otherwise sampled.
     #[must_use]
     pub fn decoding(&self) -> RolloutDecoding {
         if self.responses.temperature == 0.0 {
@@ -96,7 +89,7 @@ impl RolloutProvenance {
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
     #[must_use]
-    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+    pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.fields(), other.fields())
     }
 
@@ -105,7 +98,7 @@ impl RolloutProvenance {
         fields_to_entries(self.fields())
     }
 
-    /// Reads what [`Self::to_entries`] wrote, among entries of others.
+    /// Reads the entries that [`Self::to_entries`] made. Entries of other programs are ignored.
     ///
     /// # Errors
     /// What is missing, unknown or not JSON.
@@ -113,23 +106,19 @@ impl RolloutProvenance {
         entries: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, String> {
         let fields = fields_from_entries(entries)?;
-        let (own, of_responses): (Map<_, _>, Map<_, _>) =
+        let (mut own, responses): (Map<_, _>, Map<_, _>) =
             fields.into_iter().partition(|(key, _)| OWN_FIELDS.contains(&key.as_str()));
-        let own: OwnFields =
-            serde_json::from_value(Value::Object(own)).map_err(|e| e.to_string())?;
-        let OwnFields { drafter, set, head, max_length, context, data } = own;
-        let responses =
-            serde_json::from_value(Value::Object(of_responses)).map_err(|e| e.to_string())?;
-        Ok(Self { responses, drafter, set, head, max_length, context, data })
+        own.insert(RESPONSES.to_owned(), Value::Object(responses));
+        serde_json::from_value(Value::Object(own)).map_err(|e| e.to_string())
     }
 
-    /// Checks that there was a drafter and that it was asked for candidates.
+    /// Checks that there was a drafter and that it may propose candidates.
     ///
     /// # Errors
     /// What is wrong and what is expected.
     pub(super) fn validate(&self) -> Result<(), String> {
         if self.responses.draft.is_none() {
-            return Err("`draft` is null, it must be the hash of what drafted".to_owned());
+            return Err("`draft` is null, it must be the hash of the drafter".to_owned());
         }
         if self.max_length == 0 {
             return Err("`max_length` is 0, it must be at least 1".to_owned());
@@ -137,18 +126,11 @@ impl RolloutProvenance {
         Ok(())
     }
 
-    /// The fields and their values, as they stand in the metadata.
+    /// The fields that files store and their values, in the order of declaration.
     #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         let mut fields = self.responses.fields();
-        fields.extend(fields_of(&OwnFields {
-            drafter: self.drafter.clone(),
-            set: self.set.clone(),
-            head: self.head.clone(),
-            max_length: self.max_length,
-            context: self.context,
-            data: self.data.clone(),
-        }));
+        fields.extend(fields_of(self).into_iter().filter(|(key, _)| key != RESPONSES));
         fields
     }
 }

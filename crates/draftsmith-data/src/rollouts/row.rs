@@ -1,89 +1,87 @@
-//! One row of a rollouts file, and the rules for it.
+//! One row of a rollouts file and its rules.
 //!
-//! A response X of N tokens has one row of its own, whose candidates are X itself, and one row for
-//! each position at which something else is drafted and then rejected: what the drafter proposes there
-//! instead, and after that. At every other position X's own token is drafted and accepted, but for
-//! the last that the limit allows, where nothing is drafted. Log-probabilities are natural
+//! A response X of N tokens has one row whose candidates are X itself, and one row for each position
+//! at which the drafter proposes another token, which is then rejected: that token and what the
+//! drafter proposes after it. At every other position X's own token is drafted and accepted, except
+//! at the last that the limit allows, where nothing is drafted. Log-probabilities are natural
 //! logarithms.
 
+use crate::columns::{ValueRange, unknown_id};
 use crate::error::DataError;
-use crate::values::{Numbers, unknown_id};
 
-/// What the drafter proposes from one position of a response on, or the response itself: a row of
+/// What the drafter proposes from one position of a response, or the response itself: a row of
 /// `rollouts-<drafter>-<set>-<decoding>.parquet`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RolloutRow {
     /// The prompt's id, `source#n`.
     pub id: String,
-    /// The prompt's tokens, in the response's row; none in others.
+    /// The prompt's tokens in a response's row, empty in other rows.
     pub prompt_ids: Vec<u32>,
-    /// The position in the response from which the candidates continue; 0 for the response itself.
+    /// The position in the response at which the candidates begin; 0 for the response itself.
     pub start: u32,
-    /// The greatest number of new tokens the response might have had: the limit of new tokens, or
-    /// what the context left.
+    /// The largest possible number of response tokens: the limit on new tokens or the free context.
     pub limit: u32,
-    /// The tokens, and what drafter and target think of each.
+    /// The tokens and the signals of drafter and target for each.
     pub candidates: RolloutCandidates,
     /// Whether the candidates are the response itself.
     pub is_response: bool,
 }
 
-/// The candidates of a [`RolloutRow`]; every list has the length of `candidate_ids`, and each value
-/// is conditioned on the prompt, the response before `start`, and the candidates before.
+/// The candidates of a [`RolloutRow`]. Every list has the length of `candidate_ids`. Each value is
+/// conditioned on the prompt, the response before `start` and the earlier candidates.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RolloutCandidates {
     /// The candidate tokens.
     pub candidate_ids: Vec<u32>,
-    /// The candidate's probability under what it was drawn from: as served, or raw where greedy.
+    /// The candidate's probability in the distribution from which it was drawn: as served, or raw if
+    /// greedy.
     pub candidate_prob: Vec<f64>,
     /// The largest raw draft probability (T = 1).
     pub confidence: Vec<f64>,
-    /// The same among the ten largest, scaled to a sum of 1.
+    /// The largest of the ten largest raw draft probabilities after scaling these to a sum of 1.
     pub confidence_of_ten: Vec<f64>,
     /// Entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f64>,
     /// The acceptance head's probability that this candidate is accepted; `None` without a head. The
-    /// last candidate's may be NaN: no stop rule asks for it.
+    /// last one may be NaN, because no stop rule reads it.
     pub predicted_acceptance_prob: Option<Vec<f64>>,
-    /// log q of the candidate, of the drafter's distribution that acceptance is defined by; −∞
-    /// allowed.
+    /// log q of the candidate in the drafter's distribution that defines acceptance; −∞ allowed.
     pub draft_log_prob: Vec<f64>,
-    /// log p of the candidate, of the target's distribution that acceptance is defined by; −∞
-    /// allowed. NaN where the target was not asked: for all candidates, or all after a rollout's first.
+    /// log p of the candidate in the target's distribution that defines acceptance; −∞ allowed. NaN
+    /// where the target was not run: for all candidates, or for all but a rollout's first.
     pub target_log_prob: Vec<f64>,
-    /// Of a greedy response's own tokens: which of the drafter's most probable each is, from 0 on, as a
-    /// tree has children; 64 stands for that or more. `None` of others, and in files of versions that did
-    /// not record it.
+    /// The rank of each token of a greedy response in the drafter's distribution, from 0; 64 means 64
+    /// or more. `None` in other rows and in files of versions that did not record it.
     pub draft_rank: Option<Vec<u32>>,
 }
 
 /// The column whose last number may be NaN.
 const PREDICTED: &str = "predicted_acceptance_prob";
-/// Which of the drafter's tokens a greedy response's are.
+/// The column that only greedy responses have.
 pub(super) const DRAFT_RANK: &str = "draft_rank";
-/// The column in which a rollout may have only the first value.
+/// The column in which a rollout may have only its first value.
 pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
 impl RolloutRow {
-    /// Checks the rules that the row keeps alone; [`validate_rollouts`](crate::validate_rollouts)
-    /// checks those among rows.
+    /// Checks the row by itself; [`validate_rollouts`](crate::validate_rollouts) also checks rows
+    /// against each other.
     ///
-    /// Lists have one length and hold something; a response starts at 0 and fits its limit, a
-    /// rollout leaves it room for one token more; probabilities are within \[0, 1\], the entropy is
-    /// finite and at least 0, and log-probabilities are at most 0.
+    /// Lists are not empty and have the same length; a response starts at 0 and fits its limit, a
+    /// rollout leaves room for one more token; probabilities are within \[0, 1\], entropies finite
+    /// and at least 0, and log-probabilities at most 0.
     ///
     /// # Errors
-    /// [`DataError::Rollout`] with the first column that breaks a rule.
+    /// [`DataError::Rollout`] with the first invalid column.
     pub fn validate(&self) -> Result<(), DataError> {
         self.validate_lengths()?;
         let num_candidates = self.candidates.candidate_ids.len();
         if num_candidates == 0 {
-            return Err(self.error("candidate_ids", "is empty, a row has a candidate"));
+            return Err(self.error("candidate_ids", "is empty, a row must have a candidate"));
         }
         if self.is_response == self.prompt_ids.is_empty() {
             let problem = match self.is_response {
-                true => "is empty, the response's row has its prompt",
-                false => "is not empty, but only the response's row has the prompt",
+                true => "is empty, but a response's row has its prompt",
+                false => "is not empty, but only a response's row has the prompt",
             };
             return Err(self.error("prompt_ids", problem));
         }
@@ -94,7 +92,7 @@ impl RolloutRow {
         if self.is_response && self.start != 0 {
             return Err(self.error("start", "is not 0, where the response begins"));
         }
-        // Of a round, the target's own token is kept too.
+        // The target adds one token to an accepted rollout.
         let end = self.start as usize + num_candidates + usize::from(!self.is_response);
         if end > self.limit as usize {
             let problem = format!(
@@ -106,10 +104,11 @@ impl RolloutRow {
         self.validate_values()
     }
 
-    /// Checks that a model of `vocab_size` tokens knows the prompt and every candidate.
+    /// Checks that all tokens of the prompt and all candidates are in a vocabulary of `vocab_size`
+    /// tokens.
     ///
     /// # Errors
-    /// [`DataError::Rollout`] if it does not.
+    /// [`DataError::Rollout`] with the first column that has an unknown token.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
         let columns =
             [("prompt_ids", &self.prompt_ids), ("candidate_ids", &self.candidates.candidate_ids)];
@@ -119,12 +118,13 @@ impl RolloutRow {
         })
     }
 
-    /// Whether the target was asked about all candidates.
+    /// Whether the target's probabilities of all candidates are known.
     pub fn is_judged(&self) -> bool {
         self.num_judged() == self.candidates.candidate_ids.len()
     }
 
-    /// How many candidates the target was asked about: all, none, or the first of a rollout.
+    /// The number of candidates whose target probability is known: all, none, or the first of a
+    /// rollout.
     fn num_judged(&self) -> usize {
         let log_probs = &self.candidates.target_log_prob;
         match log_probs.iter().rposition(|log_prob| !log_prob.is_nan()) {
@@ -149,15 +149,15 @@ impl RolloutRow {
     }
 
     fn validate_values(&self) -> Result<(), DataError> {
-        for (column, numbers, values) in self.numbers() {
+        for (column, range, values) in self.numbers() {
             let problem = match column {
                 PREDICTED => {
-                    // The last one may be missing.
+                    // The last prediction may be missing.
                     let is_missing = values.last().is_some_and(|prob| prob.is_nan());
-                    numbers.problem(&values[..values.len() - usize::from(is_missing)])
+                    range.problem(&values[..values.len() - usize::from(is_missing)])
                 }
-                TARGET_LOG_PROB => numbers.problem(&values[..self.num_judged()]),
-                _ => numbers.problem(values),
+                TARGET_LOG_PROB => range.problem(&values[..self.num_judged()]),
+                _ => range.problem(values),
             };
             if let Some(problem) = problem {
                 return Err(self.error(column, problem));
@@ -166,21 +166,21 @@ impl RolloutRow {
         Ok(())
     }
 
-    /// The lists of numbers that are there, by column.
-    fn numbers(&self) -> impl Iterator<Item = (&'static str, Numbers, &Vec<f64>)> {
+    /// The lists of numbers that are not null, by column.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = (&'static str, ValueRange, &Vec<f64>)> {
         let candidates = &self.candidates;
         let predicted = candidates.predicted_acceptance_prob.as_ref();
         [
-            ("candidate_prob", Numbers::Prob, Some(&candidates.candidate_prob)),
-            ("confidence", Numbers::Prob, Some(&candidates.confidence)),
-            ("confidence_of_ten", Numbers::Prob, Some(&candidates.confidence_of_ten)),
-            ("draft_entropy", Numbers::Entropy, Some(&candidates.draft_entropy)),
-            (PREDICTED, Numbers::Prob, predicted),
-            ("draft_log_prob", Numbers::LogProb, Some(&candidates.draft_log_prob)),
-            (TARGET_LOG_PROB, Numbers::LogProb, Some(&candidates.target_log_prob)),
+            ("candidate_prob", ValueRange::Prob, Some(&candidates.candidate_prob)),
+            ("confidence", ValueRange::Prob, Some(&candidates.confidence)),
+            ("confidence_of_ten", ValueRange::Prob, Some(&candidates.confidence_of_ten)),
+            ("draft_entropy", ValueRange::Entropy, Some(&candidates.draft_entropy)),
+            (PREDICTED, ValueRange::Prob, predicted),
+            ("draft_log_prob", ValueRange::LogProb, Some(&candidates.draft_log_prob)),
+            (TARGET_LOG_PROB, ValueRange::LogProb, Some(&candidates.target_log_prob)),
         ]
         .into_iter()
-        .filter_map(|(column, numbers, values)| Some((column, numbers, values?)))
+        .filter_map(|(column, range, values)| Some((column, range, values?)))
     }
 
     /// An error about this row's value in a column.

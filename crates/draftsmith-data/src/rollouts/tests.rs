@@ -1,5 +1,5 @@
-//! Round trips and what a file looks like from outside; below it, the rules of rows and files that
-//! are not what they claim to be.
+//! Round trips and the layout of a file; `rules` tests the rules of rows, `broken_files` damaged
+//! files.
 
 mod broken_files;
 mod rules;
@@ -11,7 +11,7 @@ use arrow_schema::{DataType, Field};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
 
-use super::schema::COLUMNS;
+use super::file::COLUMNS;
 use super::*;
 use crate::columns::tests::Noise;
 use crate::provenance::{Provenance, tests as provenance_tests};
@@ -53,12 +53,12 @@ fn candidates(noise: &mut Noise, candidate_ids: Vec<u32>, with_head: bool) -> Ro
     }
 }
 
-/// The rows of one id: a response that stops at its limit, or before it with an end token, and its
+/// The rows of one id: a response that ends at its limit or earlier with an end token, and its
 /// rollouts.
 fn rows_of_id(noise: &mut Noise, n: usize, length: usize, with_head: bool) -> Vec<RolloutRow> {
     let id = format!("set#{n}");
     let limit = length + n % 2;
-    // Beyond the end tokens.
+    // Larger than the end tokens.
     let token = |noise: &mut Noise| 10 + noise.id();
     let mut response: Vec<u32> = (0..length).map(|_| token(noise)).collect();
     if length < limit {
@@ -95,7 +95,7 @@ fn rows_of_id(noise: &mut Noise, n: usize, length: usize, with_head: bool) -> Ve
     rows
 }
 
-/// Responses of several lengths, −∞ and the ends of ranges among them.
+/// Responses of several lengths with extreme values, including −∞.
 fn sample_rows(with_head: bool) -> Vec<RolloutRow> {
     let mut noise = Noise(1);
     let mut rows: Vec<_> =
@@ -112,7 +112,7 @@ fn sample_rows(with_head: bool) -> Vec<RolloutRow> {
     rows
 }
 
-/// All that a row holds, with floats as bits: NaN equals itself, and 0 is not −0.
+/// The contents of a row with floats as bits, so that NaN equals NaN and 0 differs from −0.
 fn bits(row: &RolloutRow) -> impl PartialEq + std::fmt::Debug {
     let of_list = |list: &Vec<f64>| list.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let candidates = &row.candidates;
@@ -166,7 +166,7 @@ fn rows_round_trip_bit_for_bit() {
         assert_eq!(read.1, provenance(with_head));
         assert_eq!(read_rollout_provenance(&path).unwrap(), provenance(with_head));
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     fs::write(dir.path().join("responses-00000.parquet"), "").unwrap();
     assert_eq!(rollouts_paths(dir.path()).unwrap(), [path]);
 }
@@ -183,7 +183,7 @@ fn equal_rows_give_equal_bytes() {
 }
 
 #[test]
-fn other_readers_find_plain_parquet() {
+fn rollouts_are_plain_parquet() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     write_rollouts(&path, &sample_rows(true), &provenance(true)).unwrap();
@@ -217,7 +217,7 @@ fn other_readers_find_plain_parquet() {
     }
 }
 
-/// Rows with the ranks of their responses' tokens, as greedy ones have, and where they would be from.
+/// Rows with ranks, as greedy responses have, and their provenance.
 fn ranked_rows() -> (Vec<RolloutRow>, RolloutProvenance) {
     let mut rows = sample_rows(false);
     for of_id in rows.chunk_by_mut(|one, next| one.id == next.id) {
@@ -245,8 +245,8 @@ fn ranks_of_greedy_responses_round_trip_and_may_be_absent() {
     assert!(all_bits(&read_rollouts(&path, None).unwrap().0) == all_bits(&rows));
 }
 
-/// A response of three tokens, of which the drafter misses the first and the second; there is no
-/// rollout from the last, which the limit makes the target's own.
+/// A response of three tokens. The drafter misses the first two; at the last nothing is drafted,
+/// because of the limit.
 fn small_rows() -> Vec<RolloutRow> {
     let mut noise = Noise(3);
     let row = |noise: &mut Noise, start, ids, is_response| RolloutRow {

@@ -1,4 +1,4 @@
-//! The rules that rows keep together: those of one id, and those of a file with its provenance.
+//! Rules between rows: those of one id, and those of a file and its provenance.
 
 use std::collections::HashSet;
 
@@ -6,20 +6,20 @@ use super::provenance::{RolloutDecoding, RolloutProvenance};
 use super::row::{DRAFT_RANK, RolloutRow, TARGET_LOG_PROB};
 use crate::error::DataError;
 
-/// Checks every row ([`RolloutRow::validate`]), and the rules that the rows of one id keep
-/// together.
+/// Checks every row ([`RolloutRow::validate`]) and the rows of each id together.
 ///
-/// They follow one another: first the response's, then the others by ascending `start`, at most one
-/// a position, and none begins with the response's token, whose rank is 0 where there is none.
+/// Rows of one id are consecutive: first the response, then the rollouts by ascending `start`, at
+/// most one per position. A rollout does not begin with the response's token; at positions without a
+/// rollout the response's token has rank 0.
 ///
 /// # Errors
-/// [`DataError::Rollout`] with the first row and column that break a rule.
+/// [`DataError::Rollout`] with the first invalid row and column.
 pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
     let mut ids = HashSet::new();
     for rows in rows.chunk_by(|one, next| one.id == next.id) {
         rows.iter().try_for_each(RolloutRow::validate)?;
         if !ids.insert(rows[0].id.as_str()) {
-            let problem = "comes again after rows of other ids: rows of one id follow one another";
+            let problem = "comes again after rows of other ids: rows of one id must be consecutive";
             return Err(rows[0].error("id", problem));
         }
         validate_id(&rows[0], &rows[1..])?;
@@ -27,10 +27,10 @@ pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Checks rows, and that they fit their provenance: predictions are there iff there was a head; no
-/// row continues after an end token; and a row ends before its limit (a rollout also at
-/// `max_length`) only with one, or where there were stop strings, so that a replay of up to
-/// `max_length` candidates runs out of them where a response ends alone.
+/// Checks rows, also against their provenance: predictions exist if and only if there was a head; no
+/// row continues after an end token; and without stop strings a row ends before its limit (a rollout
+/// also before `max_length`) only with an end token, so that a replay of up to `max_length`
+/// candidates runs out of them only where the response ends.
 pub(super) fn validate_file(
     rows: &[RolloutRow],
     provenance: &RolloutProvenance,
@@ -51,13 +51,13 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         (None, None) | (Some(_), Some(_)) => (),
     }
     let is_sampled = provenance.decoding() == RolloutDecoding::Sampled;
-    // What a served target would say behind a candidate that it rejected nobody knows.
+    // After a rejected candidate, the probabilities of a served target are unknown.
     let is_served = provenance.responses.served_model.is_some();
     if !is_served && !row.is_judged() {
         let needed_by = if provenance.head.is_some() || provenance.data.is_some() {
-            Some("a head is judged by it or trained on it")
+            Some("a head is evaluated or trained with it")
         } else if row.is_response && is_sampled {
-            Some("a look-up along a sampled response stands by it")
+            Some("look-ups along a sampled response need it")
         } else {
             None
         };
@@ -70,20 +70,23 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
     }
     let ids = &row.candidates.candidate_ids;
     let max_length = provenance.max_length as usize;
-    let most = if row.is_response {
+    let max_candidates = if row.is_response {
         row.limit as usize
     } else {
         // Valid rows start before their limit.
         max_length.min((row.limit - row.start) as usize - 1)
     };
-    let problem = if ids.len() > most {
+    let problem = if ids.len() > max_candidates {
         format!("has {} tokens, the provenance's `max_length` is {max_length}", ids.len())
     } else {
         let end = ids.iter().position(|id| provenance.responses.eos_token_ids.contains(id));
         match end {
             Some(end) if end + 1 < ids.len() => format!("continues after the end token at {end}"),
-            None if ids.len() < most && provenance.responses.stop_strings.is_empty() => {
-                format!("has {} tokens and no end token, there is room for {most}", ids.len())
+            None if ids.len() < max_candidates && provenance.responses.stop_strings.is_empty() => {
+                format!(
+                    "has {} tokens and no end token, there is room for {max_candidates}",
+                    ids.len()
+                )
             }
             Some(_) | None => return Ok(()),
         }
@@ -91,21 +94,21 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
     Err(row.error("candidate_ids", problem))
 }
 
-/// Checks the rows of one id, each of which keeps its own rules.
+/// Checks the rows of one id, which are valid by themselves.
 fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataError> {
     if !first.is_response {
         let problem = "is false, the first row of an id is the response's";
         return Err(first.error("is_response", problem));
     }
     let response = &first.candidates.candidate_ids;
-    // The positions before it have been seen.
+    // The first position that a rollout may still have.
     let mut next = 0;
     for rollout in rollouts {
         let start = rollout.start as usize;
-        validate_beside(first, rollout, next)?;
+        validate_rollout(first, rollout, next)?;
         if rollout.candidates.candidate_ids[0] == response[start] {
             let problem = format!(
-                "begins with {}, which is the response's token: a rollout begins with another",
+                "begins with {}, which is the response's token: a rollout must begin with another",
                 response[start]
             );
             return Err(rollout.error("candidate_ids", problem));
@@ -115,8 +118,8 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
     validate_ranks(first, rollouts)
 }
 
-/// Checks that ranks say of the same positions as rollouts that the drafter has the response's token:
-/// of all but the last that the limit allows, where nothing is drafted.
+/// Checks that a rank is above 0 exactly where a rollout starts, except at the last position that the
+/// limit allows, where nothing is drafted.
 fn validate_ranks(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataError> {
     let mut starts = rollouts.iter().map(|rollout| rollout.start as usize).peekable();
     let ranks = first.candidates.draft_rank.iter().flatten().enumerate();
@@ -131,15 +134,19 @@ fn validate_ranks(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), Dat
     Ok(())
 }
 
-/// Checks a row beside the response's row and the row before it, which starts before `next`.
-fn validate_beside(first: &RolloutRow, rollout: &RolloutRow, next: usize) -> Result<(), DataError> {
+/// Checks a rollout against the response, `first`, and the row before it, which starts before `next`.
+fn validate_rollout(
+    first: &RolloutRow,
+    rollout: &RolloutRow,
+    next: usize,
+) -> Result<(), DataError> {
     let num_tokens = first.candidates.candidate_ids.len();
     if rollout.is_response {
-        let problem = "is true, but the id has the response's row already";
+        let problem = "is true, but the id already has a response row";
         return Err(rollout.error("is_response", problem));
     }
     if rollout.limit != first.limit {
-        let problem = format!("is {}, that of the response is {}", rollout.limit, first.limit);
+        let problem = format!("is {}, but the response's is {}", rollout.limit, first.limit);
         return Err(rollout.error("limit", problem));
     }
     let start = rollout.start as usize;
@@ -148,7 +155,7 @@ fn validate_beside(first: &RolloutRow, rollout: &RolloutRow, next: usize) -> Res
         return Err(rollout.error("start", problem));
     }
     if start < next {
-        let problem = "does not ascend: the row before it starts there or later";
+        let problem = "does not ascend: the row before starts there or later";
         return Err(rollout.error("start", problem));
     }
     Ok(())

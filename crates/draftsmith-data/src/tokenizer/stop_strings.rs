@@ -1,39 +1,39 @@
-//! Whether a text ends with a stop string, asked of its tokens: as transformers' `stop_strings`.
+//! Detects stop strings from token ids, like `stop_strings` in transformers.
 //!
-//! Every token stands for bytes, those that it adds to a text, a special token for its name. A stop
-//! string is complete with the token in whose bytes an occurrence of it ends, wherever in the token,
-//! and however its characters are cut into tokens.
+//! Each token has bytes, those that it adds to a text; a special token's bytes are its name. A stop
+//! string is complete at the token that holds its last byte, wherever in the token it ends and
+//! however its characters are divided into tokens.
 
 use super::TextTokenizer;
 use crate::error::DataError;
 
-/// A text that is put before a token to see what the token adds to it: decoders treat the first of a
-/// text in their own way.
+/// A text that is put before a token to find what the token adds, because decoders treat the first
+/// token of a text differently.
 const BASE: &str = "abcdef";
 
 /// Strings that end a text, and the bytes of each token.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     strings: Vec<Vec<u8>>,
-    /// The length of the longest.
+    /// The length of the longest string in bytes.
     longest: usize,
-    /// By id.
+    /// The bytes of each token, by id.
     tokens: Vec<Box<[u8]>>,
 }
 
-/// How a tokenizer writes bytes that are no characters of their own.
+/// How a tokenizer represents bytes that are not whole characters.
 #[derive(Clone, Copy, PartialEq)]
-enum Bytes {
+enum ByteEncoding {
     /// Every byte as a printable character (GPT-2).
     AsCharacters,
-    /// Some as tokens `<0xNN>` (SentencePiece).
+    /// Some bytes as tokens `<0xNN>` (SentencePiece).
     AsTokens,
-    /// Not at all.
-    Unknown,
+    /// No representation.
+    Unsupported,
 }
 
 impl StopStrings {
-    /// Strings to look for in the texts of a tokenizer, none of them empty.
+    /// Prepares strings, none of which is empty, for the tokens of `tokenizer`.
     ///
     /// # Errors
     /// If a string is empty, or the tokenizer's decoder fails.
@@ -48,14 +48,14 @@ impl StopStrings {
         Ok(Self { strings, longest, tokens: tokens.collect::<Result<_, _>>()? })
     }
 
-    /// Whether the last token of a text completes a string; those before it may have begun it. Its tokens
-    /// come from the last one back, and are read as far as a string may reach.
+    /// Whether the last token of a text completes a string, which may begin in earlier tokens. Tokens
+    /// come in reverse order, and only as many as a string can span are read.
     #[must_use]
     pub fn is_completed_by_last(&self, last_first: impl IntoIterator<Item = u32>) -> bool {
         let mut last_first = last_first.into_iter();
         let Some(last) = last_first.next() else { return false };
         let last = self.bytes(last);
-        // What comes before, as far as an occurrence that ends in the last token may reach.
+        // Earlier tokens, as far back as a string that ends in the last token can begin.
         let mut tail: Vec<&[u8]> = Vec::new();
         let mut len = 0;
         while len + 1 < self.longest
@@ -78,10 +78,10 @@ impl StopStrings {
     }
 }
 
-/// What tokens add to a text.
+/// Finds the bytes that tokens add to a text.
 struct TokenTexts<'t> {
     tokenizer: &'t TextTokenizer,
-    bytes: Bytes,
+    encoding: ByteEncoding,
     base: Vec<u32>,
     base_text: String,
 }
@@ -90,17 +90,17 @@ impl<'t> TokenTexts<'t> {
     fn new(tokenizer: &'t TextTokenizer) -> Result<Self, DataError> {
         let base = tokenizer.encode(BASE, false)?;
         let base_text = tokenizer.decode(&base, false)?;
-        Ok(Self { tokenizer, bytes: tokenizer.written_bytes(), base, base_text })
+        Ok(Self { tokenizer, encoding: tokenizer.byte_encoding(), base, base_text })
     }
 
     fn of(&self, id: u32) -> Result<Box<[u8]>, DataError> {
         let Some(token) = self.tokenizer.tokenizer.id_to_token(id) else {
             return Ok(Box::default());
         };
-        let bytes = match self.bytes {
-            Bytes::AsCharacters => Some(bytes_of_characters(&token)),
-            Bytes::AsTokens => byte_of_token(&token).map(|byte| vec![byte]),
-            Bytes::Unknown => None,
+        let bytes = match self.encoding {
+            ByteEncoding::AsCharacters => Some(bytes_of_characters(&token)),
+            ByteEncoding::AsTokens => byte_of_token(&token).map(|byte| vec![byte]),
+            ByteEncoding::Unsupported => None,
         };
         if let Some(bytes) = bytes {
             return Ok(bytes.into_boxed_slice());
@@ -112,30 +112,30 @@ impl<'t> TokenTexts<'t> {
 }
 
 impl TextTokenizer {
-    /// How its decoder writes bytes.
-    fn written_bytes(&self) -> Bytes {
+    /// The byte encoding of the decoder.
+    fn byte_encoding(&self) -> ByteEncoding {
         let decoder = self.tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
         let decoder = decoder.unwrap_or_default();
         let has = |name: &str| decoder.contains(&format!("\"type\":\"{name}\""));
-        // As transformers has it, should a decoder do both.
+        // If a decoder does both, transformers uses the byte fallback.
         if has("ByteFallback") {
-            Bytes::AsTokens
+            ByteEncoding::AsTokens
         } else if has("ByteLevel") {
-            Bytes::AsCharacters
+            ByteEncoding::AsCharacters
         } else {
-            Bytes::Unknown
+            ByteEncoding::Unsupported
         }
     }
 }
 
-/// The bytes that GPT-2's characters stand for; an added token's own where it has others.
+/// The bytes of a token written in GPT-2's characters; the token's UTF-8 if it has other characters.
 fn bytes_of_characters(token: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = token.chars().map(byte_of_character).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// The byte of one of GPT-2's characters: printable ones of Latin-1 are themselves, the others follow
-/// one another from U+0100 on.
+/// The byte of one of GPT-2's characters: printable Latin-1 characters represent themselves, the
+/// other bytes are U+0100 and following.
 fn byte_of_character(character: char) -> Option<u8> {
     let is_itself = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let code = u32::from(character);
@@ -148,7 +148,7 @@ fn byte_of_character(character: char) -> Option<u8> {
     }
 }
 
-/// The byte that a token `<0xNN>` stands for.
+/// The byte of a token `<0xNN>`.
 fn byte_of_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
@@ -170,26 +170,26 @@ mod tests {
         StopStrings::new(&strings, &tokenizer()).expect("strings")
     }
 
-    /// Tokens whose bytes are told, behind one another from 0 on.
-    fn told(strings: &[&str], tokens: &[&[u8]]) -> StopStrings {
+    /// Stop strings for tokens with the given bytes, whose ids count from 0.
+    fn with_tokens(strings: &[&str], tokens: &[&[u8]]) -> StopStrings {
         let strings: Vec<Vec<u8>> = strings.iter().map(|text| text.as_bytes().to_vec()).collect();
         let longest = strings.iter().map(Vec::len).max().expect("one");
         let tokens = tokens.iter().map(|bytes| (*bytes).into()).collect();
         StopStrings { strings, longest, tokens }
     }
 
-    /// What transformers' documentation of `StopStringCriteria` gives as examples.
     fn completes(stop: &StopStrings, ids: &[u32]) -> bool {
         stop.is_completed_by_last(ids.iter().rev().copied())
     }
 
+    /// The examples in the documentation of `StopStringCriteria` in transformers.
     #[test]
-    fn transformers_own_examples_hold() {
+    fn examples_of_transformers_hold() {
         let texts: [&[u8]; 11] = [
             b"st", b"op", b"stop", b"opera", b"sto", b"pper", b"las", b"topper", b"s", b"to",
             b"pped",
         ];
-        let stop = told(&["stop"], &[&texts[..], &[b"at", b"tion"]].concat());
+        let stop = with_tokens(&["stop"], &[&texts[..], &[b"at", b"tion"]].concat());
         for ids in [&[0, 1][..], &[2], &[0, 3], &[4, 5], &[6, 7], &[8, 9, 10]] {
             assert!(completes(&stop, ids), "{ids:?}");
             assert!(!completes(&stop, &ids[..ids.len() - 1]), "{ids:?}");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_first_prefix_whose_text_has_the_string() {
+    fn the_first_prefix_whose_text_contains_the_string_completes_it() {
         let tokenizer = tokenizer();
         let text =
             "The answer is 42. — naïve café → 日本語 🙂, done.\n\nNext: the answer is 42 again.";
@@ -226,7 +226,7 @@ mod tests {
             };
             assert_eq!(first, (1..=ids.len()).find(has), "{string:?}");
         }
-        // Of several the first one to come.
+        // With several strings, the first to occur.
         let both = stop(&["Next", "42."]);
         let first = (1..=ids.len()).find(|len| completes(&both, &ids[..*len]));
         let alone = stop(&["42."]);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_read_in_either_form() {
+    fn both_byte_encodings_are_decoded() {
         assert_eq!(bytes_of_characters("ĠcafÃ©Ċ"), " café\n".as_bytes());
         assert_eq!(bytes_of_characters("<tool call>"), b"<tool call>");
         assert_eq!(

@@ -1,31 +1,30 @@
-//! Ids to text while they are being generated: only whole characters, nothing twice.
+//! Decodes ids while they are generated: only whole characters, each once.
 
 use super::TextTokenizer;
 use crate::error::DataError;
 
-/// What a decoder writes for bytes that are not (yet) a character.
+/// The character that decoders write for incomplete or invalid bytes.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// So many ids are held back at most. A character has four bytes, but tokens may end in the midst of
-/// one for a while; text that stays broken longer is given out as it is, since each id costs what
-/// those that are held back cost.
-const MOST_HELD_BACK: usize = 64;
+/// The largest number of ids to hold back. A character has at most four bytes, but consecutive tokens
+/// may all end inside one. Text that stays incomplete for longer is given out as it is, because each
+/// new id decodes all ids held back again.
+const MAX_HELD_BACK: usize = 64;
 
-/// Turns ids into text increments; what all of them and [`Self::finish`] give together is what
-/// decoding all ids at once gives. (SentencePiece's byte tokens are the one exception: a decoder
-/// gives up a whole run of them if its last character is broken, but characters before that one
-/// have been given out by then.)
+/// Turns ids into text increments. All increments and [`Self::finish`] together equal the decoding of
+/// all ids at once. One exception: SentencePiece decoders replace a whole run of byte tokens if its
+/// last character is incomplete, but earlier characters of the run have been given out by then.
 ///
-/// A character may be split over tokens, and a decoder may treat the first token of a text in its
-/// own way (drop its leading space), so an id is never decoded alone: the increment is what the new
-/// ids add to the text of the ids given out last.
+/// A character may be divided among tokens, and a decoder may treat the first token of a text
+/// differently (drop its leading space). So no id is decoded by itself: the increment is the text that
+/// new ids add to that of the ids given out last.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a TextTokenizer,
     skip_special: bool,
-    /// The ids given out last, which end with a whole character, and those held back after them.
+    /// The ids given out last, which end with a whole character, then the ids held back.
     window: Vec<u32>,
-    /// How many of `window` have been given out.
+    /// The number of ids in `window` that have been given out.
     num_given: usize,
 }
 
@@ -34,7 +33,7 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, skip_special, window: Vec::new(), num_given: 0 }
     }
 
-    /// Takes the next id; gives the text that it completes, if it completes any.
+    /// Takes the next id; returns the text that it completes, if any.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -42,7 +41,7 @@ impl<'a> TextStream<'a> {
         self.window.push(id);
         let added = self.added_text()?;
         let is_held_back = added.is_empty() || added.ends_with(REPLACEMENT);
-        if is_held_back && self.window.len() - self.num_given < MOST_HELD_BACK {
+        if is_held_back && self.window.len() - self.num_given < MAX_HELD_BACK {
             return Ok(None);
         }
         self.window.drain(..self.num_given);
@@ -50,8 +49,7 @@ impl<'a> TextStream<'a> {
         Ok(Some(added).filter(|added| !added.is_empty()))
     }
 
-    /// Ends the stream; gives what was held back, with U+FFFD for a character that was never
-    /// completed.
+    /// Ends the stream; returns the text held back, with U+FFFD for an incomplete character.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -59,12 +57,12 @@ impl<'a> TextStream<'a> {
         Ok(Some(self.added_text()?).filter(|text| !text.is_empty()))
     }
 
-    /// What the ids held back add to the text of those given out.
+    /// The text that the ids held back add to that of the ids given out.
     fn added_text(&self) -> Result<String, DataError> {
         let given = self.tokenizer.decode(&self.window[..self.num_given], self.skip_special)?;
         let mut text = self.tokenizer.decode(&self.window, self.skip_special)?;
-        // A decoder that tidies up across tokens may change text that was given out; it cannot be
-        // taken back, so what follows the common beginning is what was added.
+        // A decoder may change text that has been given out and cannot be retracted. Everything after
+        // the common prefix counts as added.
         let common = given.chars().zip(text.chars()).take_while(|(a, b)| a == b);
         let common = common.map(|(character, _)| character.len_utf8()).sum();
         Ok(text.split_off(common))

@@ -1,19 +1,19 @@
 //! The stop rules that end a cascade's chains before their lengths.
 //!
 //! A rule sees a chain's tokens as it sees the candidates of a draft phase, with the signals of the
-//! drafter's model. A drafter that reviews reads several tokens in one forward. All of them are drawn
-//! before the rule is asked, so the rule only decides whether another step is taken, and that decision
-//! depends only on the tokens of the chain.
+//! drafter's model. A reviewing drafter appends several tokens in one forward, all drawn before the rule
+//! sees them. So the rule only decides whether another step is taken, and its decision depends only on
+//! the tokens of the chain.
 
 use draftsmith_theory::{
     DraftSignals, HeadEstimate, RoundEnd, SignalNeeds, StopRule, StopRuleConfig, TheoryError,
 };
 
-/// The rules of one sequence's chains, by who reviews them.
+/// The rules of one sequence's chains, by reviewer.
 pub(super) struct ChainRules(Vec<Option<Box<dyn StopRule>>>);
 
 impl ChainRules {
-    /// For a sequence that is about to begin.
+    /// Rules for a new sequence.
     ///
     /// # Errors
     /// If a rule's settings are not valid.
@@ -23,7 +23,7 @@ impl ChainRules {
         configs.iter().map(init).collect::<Result<_, _>>().map(Self::of)
     }
 
-    /// The same of rules.
+    /// Like [`Self::new`], from rules that are already built.
     pub(super) fn of(mut rules: Vec<Option<Box<dyn StopRule>>>) -> Self {
         rules.iter_mut().flatten().for_each(|rule| rule.begin_sequence());
         Self(rules)
@@ -37,7 +37,7 @@ impl ChainRules {
         ChainRule { rule, candidates: Vec::new(), is_over: skips }
     }
 
-    /// Takes a chain's rule back.
+    /// Takes a chain's rule back when the chain is complete.
     pub(super) fn end(&mut self, reviewer: usize, chain: ChainRule) {
         if let (Some(rule), Some(kept)) = (chain.rule, self.0.get_mut(reviewer)) {
             *kept = Some(rule);
@@ -60,27 +60,27 @@ pub(super) struct ChainRule {
 }
 
 impl ChainRule {
-    /// What it reads.
+    /// The signals that the rule reads.
     pub(super) fn needs(&self) -> SignalNeeds {
         self.rule.as_ref().map_or(SignalNeeds::default(), |rule| rule.needs())
     }
 
-    /// The tokens that it has seen.
+    /// The number of tokens that the rule has seen.
     pub(super) fn num_candidates(&self) -> usize {
         self.candidates.len()
     }
 
-    /// The most tokens that the chain may have.
+    /// The largest length of the chain.
     pub(super) fn most(&self, room: usize) -> usize {
         self.rule.as_ref().map_or(room, |rule| room.min(rule.bounds().max))
     }
 
-    /// Whether no other step is taken.
+    /// Whether the rule has ended the chain.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Asks before a token is drawn from a row that gave `signals`; true where none is to be.
+    /// Whether the rule ends the chain before a token is drawn from a row with these signals.
     pub(super) fn stops_before_draw(&mut self, signals: &DraftSignals) -> bool {
         let Some(rule) = &mut self.rule else { return false };
         let stops = rule.stops_before_draw(&self.candidates, signals);
@@ -88,7 +88,7 @@ impl ChainRule {
         self.is_over
     }
 
-    /// Adds a token, and asks after it.
+    /// Adds a token and asks the rule whether the chain ends.
     pub(super) fn drew(&mut self, token: u32, signals: DraftSignals, predicted: Option<f64>) {
         let Some(rule) = &mut self.rule else { return };
         self.candidates.push(token);

@@ -1,5 +1,7 @@
-//! Drafting the rounds of a cascade: nested chains, each drafted as far as possible without a model, and
-//! one forward for all rounds that wait for the same model.
+//! Drafts the rounds of a cascade, whose chains are nested.
+//!
+//! Each round proceeds as far as it can without a model. Then the smallest model that a round waits for
+//! runs once, for all rounds that wait for it.
 
 use draftsmith_theory::{
     CascadeCandidate, Children, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd,
@@ -8,49 +10,48 @@ use draftsmith_theory::{
 
 use super::Cascade;
 use super::chain_rules::ChainRule;
-use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{DraftRound, DraftStep, Drafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter};
 use crate::error::DecodeError;
 use crate::target::Target;
 
 /// A round whose chain is being drafted.
 pub(super) struct Drafting<'c, 'r> {
     pub(super) round: &'c mut DraftRound<'r>,
-    /// The tokens of the sequence before it.
+    /// The number of tokens before the round.
     num_standing: usize,
     pub(super) forwards: Forwards,
     /// Other candidates for the first token, if they are asked for.
     pub(super) siblings: Option<Children>,
-    /// The target's chain and the chains nested in it; the last is the one that is being drafted.
+    /// The target's chain and the chains nested in it. The last one is being drafted.
     chains: Vec<Chain>,
-    /// The drafter whose forward is next; None when the target's chain is drafted.
+    /// The drafter whose forward is next; `None` when the target's chain is complete.
     waits_for: Option<usize>,
-    /// The target's chain once it is drafted.
+    /// The target's chain once it is complete.
     pub(super) drafted: Vec<CascadeCandidate>,
 }
 
-/// A chain for a reviewer.
+/// A chain that a reviewer will read.
 struct Chain {
     /// The reviewer's row of K.
     row: usize,
-    /// The most tokens that it may have.
+    /// The largest length of the chain.
     room: usize,
     rule: ChainRule,
-    /// Whose step is next.
+    /// The drafter whose step is next.
     drafter: usize,
-    /// Tokens that are asked for up to that drafter's.
+    /// The length that K asks for up to and including this drafter.
     most: usize,
-    /// Whether that drafter's last step gave something.
+    /// Whether this drafter's last step gave a token.
     has_more: bool,
-    /// Whether nothing is drafted after it.
+    /// Whether the chain has ended.
     is_over: bool,
     drafted: Vec<CascadeCandidate>,
-    /// What is proposed to the drafter, which is to review it.
+    /// The candidates that this drafter is to review.
     proposed: Vec<CascadeCandidate>,
 }
 
 impl Chain {
-    /// Whose step is next by the row's lengths; None where the chain is drafted.
+    /// The drafter whose step is next by the row's lengths; `None` if the chain is complete.
     fn next(&mut self, lengths: &[usize]) -> Option<usize> {
         while !self.is_over && self.drafter < lengths.len() {
             let is_short = self.drafted.len() < self.most.min(self.room);
@@ -72,28 +73,30 @@ impl<'c, 'r> Drafting<'c, 'r> {
         Self { round, num_standing, forwards, siblings: None, chains, waits_for: None, drafted }
     }
 
-    /// The chain that is being drafted.
+    /// The chain being drafted.
     fn chain(&self) -> &Chain {
         self.chains.last().expect("a round that waits has a chain")
     }
 
-    /// Whether no token after the last drafted one could be kept.
+    /// Whether the text ends with the last drafted token.
     fn is_over(&self) -> bool {
         self.round.limits.is_end(self.round.tokens)
     }
 
-    /// The step that is waited for, which reads the proposed tokens.
+    /// The step that the round waits for. It reads the proposed tokens.
     fn step(&self) -> DraftStep<'_> {
         let (Chain { rule, proposed, .. }, round) = (self.chain(), &self.round);
         let num_candidates = rule.num_candidates() + proposed.len();
-        let step = DraftStep::in_chain(round.slot, round.tokens, num_candidates, rule.needs());
+        let needs = rule.needs();
+        let (slot, tokens, decoding) = (round.slot, &round.tokens[..], round.decoding);
+        let step = DraftStep::in_chain(slot, tokens, num_candidates, needs, decoding);
         DraftStep { num_rows: proposed.len() + 1, ..step }
     }
 
-    /// Adds a step's candidates, whose tokens the sequence has already.
+    /// Adds a step's candidates. Their tokens are already in the sequence.
     fn took(&mut self, step: Vec<CascadeCandidate>) {
         let is_over = self.is_over();
-        let chain = self.chains.last_mut().expect("a step is one of a chain");
+        let chain = self.chains.last_mut().expect("a step belongs to a chain");
         chain.has_more = !step.is_empty();
         chain.drafted.extend(step);
         if !chain.has_more {
@@ -111,10 +114,10 @@ impl<'c, 'r> Drafting<'c, 'r> {
 }
 
 impl<T: Target> Cascade<'_, T> {
-    /// Drafts the chains of rounds, each with its greatest number of tokens.
+    /// Drafts the chains of rounds, each with its largest length.
     ///
     /// # Errors
-    /// If a model fails. Then these sequences cannot go on: rules of their chains are lost.
+    /// If a model fails. The sequences cannot continue then, because the rules of their chains are lost.
     pub(super) fn draft<'c, 'r>(
         &mut self,
         target: &mut T,
@@ -130,11 +133,13 @@ impl<T: Target> Cascade<'_, T> {
             drafting
         };
         let mut all: Vec<Drafting<'c, 'r>> = rounds.into_iter().map(begin).collect();
-        // The smallest first, so that those that wait for a larger one are joined by others.
+        // The smallest model first, so that more rounds wait for a larger one when it runs.
         while let Some(drafter) = all.iter().filter_map(|it| it.waits_for).max() {
             let waiting = all.iter_mut().filter(|it| it.waits_for == Some(drafter));
             let mut waiting: Vec<&mut Drafting<'c, 'r>> = waiting.collect();
-            let mut rows = self.forward(target, drafter, &waiting)?.into_iter();
+            let steps: Vec<DraftStep<'_>> =
+                waiting.iter().map(|drafting| drafting.step()).collect();
+            let mut rows = self.models[drafter].draft(target, &steps)?.into_iter();
             for drafting in &mut waiting {
                 let num_rows = drafting.step().num_rows;
                 let rows: Vec<DraftRow> = rows.by_ref().take(num_rows).collect();
@@ -147,7 +152,7 @@ impl<T: Target> Cascade<'_, T> {
 
     fn begin_chain(&mut self, drafting: &mut Drafting<'_, '_>, row: usize, room: usize) {
         let rule = self.rules[drafting.round.slot].begin(row);
-        // No drafter comes after the last row's.
+        // The last drafter has no row.
         let lengths = self.config.lengths(drafting.round.decoding).get(row);
         drafting.chains.push(Chain {
             row,
@@ -162,7 +167,7 @@ impl<T: Target> Cascade<'_, T> {
         });
     }
 
-    /// Goes on with a round until it waits for a model, or its chain is drafted.
+    /// Continues a round until it waits for a model or the target's chain is complete.
     fn go_on(&mut self, drafting: &mut Drafting<'_, '_>) {
         drafting.waits_for = None;
         while let Some(chain) = drafting.chains.last_mut() {
@@ -170,7 +175,7 @@ impl<T: Target> Cascade<'_, T> {
             match lengths.and_then(|lengths| chain.next(lengths)) {
                 Some(drafter) if drafter == self.models.len() => self.look_up(drafting),
                 Some(drafter) => {
-                    // One token of the step is the drafter's own.
+                    // The drafter itself adds one token to the step.
                     let room = chain.room - chain.drafted.len() - 1;
                     self.begin_chain(drafting, drafter + 1, room);
                 }
@@ -191,11 +196,11 @@ impl<T: Target> Cascade<'_, T> {
         }
     }
 
-    /// Appends what is looked up.
+    /// Appends looked-up tokens to the chain.
     fn look_up(&mut self, drafting: &mut Drafting<'_, '_>) {
         let (slot, limits) = (drafting.round.slot, drafting.round.limits);
         let tokens = &mut *drafting.round.tokens;
-        let chain = drafting.chains.last_mut().expect("a look-up is of a chain");
+        let chain = drafting.chains.last_mut().expect("a look-up belongs to a chain");
         let most = chain.most.min(chain.room) - chain.drafted.len();
         let found = match &mut self.lookup {
             Some(lookup) => lookup.look_up(slot, tokens, most, limits.eos_token_ids),
@@ -206,22 +211,8 @@ impl<T: Target> Cascade<'_, T> {
         drafting.took(found.into_iter().map(CascadeCandidate::looked_up).collect());
     }
 
-    /// One forward of a drafter over the chains proposed to it in all waiting rounds. Returns the rows,
-    /// round by round.
-    fn forward(
-        &mut self,
-        target: &mut T,
-        drafter: usize,
-        waiting: &[&mut Drafting<'_, '_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
-        let model = &mut self.models[drafter];
-        let steps: Vec<DraftStep<'_>> = waiting.iter().map(|drafting| drafting.step()).collect();
-        let decodings = waiting.iter().map(|drafting| drafting.round.decoding);
-        draft_rows(&mut **model, target, &steps, decodings)
-    }
-
-    /// Reviews the chain proposed to a drafter by the rows of its forward, and appends the accepted tokens
-    /// and the drafter's next one.
+    /// Reviews the chain proposed to a drafter with the rows of its forward, and appends the accepted
+    /// tokens and the drafter's next one.
     fn review(
         &mut self,
         target: &mut T,
@@ -237,7 +228,7 @@ impl<T: Target> Cascade<'_, T> {
         let model = &mut self.models[drafter];
         drafting.forwards.add(model.id(), 1);
         let lenience = self.config.lenience;
-        let is_over = rule.stops_before_draw(&rows[0].signals());
+        let is_over = rule.stops_before_draw(&rows[0].signals);
         let mut stands = match round.decoding.choice {
             _ if is_over => Vec::new(),
             TokenChoice::Greedy => review_greedy(&proposed, |row| rows[row].logits(), lenience),
@@ -258,27 +249,26 @@ impl<T: Target> Cascade<'_, T> {
         let num_accepted = stands.len().saturating_sub(1);
         round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(rows).enumerate() {
-            // All tokens of a step are drawn already, so an answer here cannot take them back.
+            // The step's tokens are drawn already, so the rule can only end the chain after them.
             if row > 0 {
-                rule.stops_before_draw(&drafted.signals());
+                rule.stops_before_draw(&drafted.signals);
             }
             round.tokens.push(token.token_id);
-            // No rule is asked about a token that ends the text.
+            // Rules do not see a token that ends the text.
             if round.limits.is_end(round.tokens) {
                 break;
             }
             let candidate_prob = needs.candidate_prob.then(|| prob_of(token, drafted.logits()));
-            let signals = DraftSignals { candidate_prob, ..drafted.signals() };
+            let signals = DraftSignals { candidate_prob, ..drafted.signals };
             let predicted = match needs.acceptance_prob {
                 true => {
-                    let (token, logits) = (token.token_id, drafted.own_logits());
-                    model.predict_acceptance(target, (slot, row), logits, token)?
+                    model.predict_acceptance((slot, row), &drafted.own_logits, token.token_id)?
                 }
                 false => None,
             };
             rule.drew(token.token_id, signals, predicted);
         }
-        // Tokens after the end of the text could not be kept.
+        // Drop the tokens after the end of the text.
         stands.truncate(round.tokens.len() - num_standing);
         if !proposed.is_empty() {
             let num_kept = stands.len();
@@ -292,7 +282,7 @@ impl<T: Target> Cascade<'_, T> {
         Ok(())
     }
 
-    /// Lets drafters keep only the accepted tokens of those they have read.
+    /// Makes the drafters forget everything but the accepted tokens.
     pub(super) fn forget(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.models.iter_mut().for_each(|model| model.commit(slot, num_standing, path));
         let lookup = self.lookup.as_mut();
@@ -300,7 +290,8 @@ impl<T: Target> Cascade<'_, T> {
     }
 }
 
-/// The probability of a token under what it was drawn from, raw where it is greedy.
+/// The probability of a token under the distribution it was drawn from; greedy, under the softmax of
+/// `logits`.
 fn prob_of(token: &CascadeCandidate, logits: &[f32]) -> f64 {
     match &token.drawn_from {
         DrawnFrom::Probs(probs) => probs[token.token_id as usize],

@@ -1,10 +1,11 @@
-//! Many sequences of small models at once, against each by itself.
+//! Sequences of small models side by side, compared with each alone.
 
 use std::collections::BTreeSet;
 
 use draftsmith_model::{CausalLm, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, FixedLengthConfig, RejectionThresholdConfig, Sampling, SeededDraws, StopRuleConfig,
+    Bounds, FixedLengthConfig, RejectionThresholdConfig, Sampling, SeededDraws, StopRule,
+    StopRuleConfig,
 };
 
 use super::*;
@@ -22,7 +23,8 @@ fn prompt(number: u32) -> Vec<u32> {
     (0..1 + number * 3 % 11).map(|at| 2 + (at * 37 + number * 13) % 90).collect()
 }
 
-/// Limits that end sequences after different numbers of rounds, one at once and one by the context.
+/// Limits that end sequences after different numbers of rounds: one before the first round and one at the
+/// context's end.
 fn limits(number: u32) -> Limits {
     let max_new_tokens = [9, 1, 20, 0, 64, 5, 13, 30][number as usize];
     Limits::new(max_new_tokens, vec![1, 7, 30, 55])
@@ -32,7 +34,7 @@ fn draws(number: u32) -> SeededDraws {
     SeededDraws::new(u64::from(number), &["many"])
 }
 
-/// Decodes all sequences over three slots, and each by itself over one.
+/// Decodes all sequences over three slots, and each alone over one.
 fn assert_each_as_alone<D: for<'m> Drafter<ModelSession<'m>>>(
     model: &CausalLm,
     exit_layer: Option<usize>,
@@ -79,11 +81,7 @@ fn assert_each_as_alone<D: for<'m> Drafter<ModelSession<'m>>>(
             Some(mut rule) => decode_speculative(
                 &mut target,
                 &mut drafter,
-                &mut *rule,
-                &decoding,
-                prompt,
-                limits,
-                draws,
+                Request { prompt, decoding, limits, rule: Some(&mut *rule), draws },
                 observe,
             ),
         }
@@ -103,7 +101,7 @@ fn decodings() -> [Decoding; 2] {
 }
 
 #[test]
-fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
+fn sequences_side_by_side_get_the_tokens_that_they_get_alone() {
     let bounds = Bounds { min: 1, max: 5 };
     let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
         stop_threshold: 0.8,
@@ -122,7 +120,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
                     None,
                     |slots| {
                         let head = Some(&models.head);
-                        SeparateDraft::with_slots(&models.target, head, 100, CONTEXT, slots)
+                        SeparateDraft::new(&models.target, head, 100, CONTEXT, slots)
                     },
                     Some(&rule),
                     decoding,
@@ -130,8 +128,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
                 let fixed = &StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 3 });
                 let self_drafts = [0, 1].map(|exit| {
                     let (target, adapter) = (&models.target, &models.adapter);
-                    let new =
-                        |slots| SelfDraft::with_slots(target, adapter, exit, None, CONTEXT, slots);
+                    let new = |slots| SelfDraft::new(target, adapter, exit, None, CONTEXT, slots);
                     assert_each_as_alone(target, Some(exit), new, Some(fixed), decoding)
                 });
                 for found in plain.iter().chain(&separate).chain(self_drafts.iter().flatten()) {
@@ -142,8 +139,7 @@ fn many_sequences_at_once_each_get_the_tokens_that_they_get_alone() {
             }
         }
     }
-    // They end for different reasons and after different numbers of rounds, and slots are used
-    // again.
+    // They end for different reasons and after different numbers of rounds, so slots are reused.
     assert!(finishes.len() == 2 && lengths.len() > 4, "{finishes:?}, {lengths:?}");
     assert!(num_accepted > 0);
 }

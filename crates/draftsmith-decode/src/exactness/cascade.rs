@@ -1,5 +1,5 @@
-//! Cascades leave the target's output what it is: vertical, horizontal and both, lenient and not,
-//! over tables and over drafters that advance the target, with prompt lookup behind them.
+//! Cascades leave the target's distribution: vertical, horizontal and both, lenient and exact, over tables
+//! and over drafters that advance the target, with and without prompt lookup.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use super::tables::{Advanced, Advancing, Anew, Asked, Drafting, StopMap, Table};
 use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::sequence::{Generation, Request};
@@ -31,7 +31,7 @@ pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
     [[1, 1, 1], [0, 0, 0], [0, 0, 0]],
     // Both, as in the paper.
     [[1, 1, 1], [0, 1, 1], [0, 0, 1]],
-    // A step lets more stand than were asked for.
+    // A step accepts more tokens than K asks for.
     [[1, 0, 0], [0, 2, 0], [0, 0, 0]],
     // The first does not take part.
     [[0, 1, 1], [0, 0, 0], [0, 0, 1]],
@@ -39,12 +39,12 @@ pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
 pub(super) const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] =
     [[[2, 0], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [0, 0]]];
 
-/// A lenience for all candidates, looked-up ones among them.
+/// A lenience for all candidates, including looked-up ones.
 pub(super) fn lenient(lenience: f64) -> Lenience {
     Lenience::new(lenience).expect("1 or more").with_look_ups()
 }
 
-/// No lenience, one that leaves look-ups out, and one for all candidates.
+/// No lenience, one that excludes look-ups, and one for all candidates.
 pub(super) fn leniences(lenience: f64) -> [Lenience; 3] {
     [Lenience::NONE, Lenience::new(lenience).expect("1 or more"), lenient(lenience)]
 }
@@ -53,7 +53,7 @@ pub(super) fn matrix<const N: usize>(rows: [[usize; N]; N]) -> Vec<Vec<usize>> {
     rows.iter().map(|row| row.to_vec()).collect()
 }
 
-/// The case's draft, and a smaller one.
+/// The case's draft and a smaller one.
 fn drafts(case: &Case) -> [Table; 2] {
     let small = Table { seed: case.draft.seed + 7000, ..case.draft.clone() };
     [case.draft.clone(), small]
@@ -75,7 +75,7 @@ fn cascade<T: Target>(
     Cascade::new(ID, config, models, lookup)
 }
 
-/// Both drafts, or the larger one, behind any target.
+/// A cascade of both drafts, or of the larger one.
 pub(super) fn of_drafts<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -84,7 +84,7 @@ pub(super) fn of_drafts<T: Target>(
     of_drafts_by(case, lengths, lenience, &[])
 }
 
-/// The same with rules for the chains.
+/// The same cascade with stop rules for its chains.
 pub(super) fn of_drafts_by<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -96,7 +96,7 @@ pub(super) fn of_drafts_by<T: Target>(
     cascade(models.collect(), lengths.to_vec(), lenience, rules)
 }
 
-/// A self-draft in the place of the larger draft.
+/// A cascade with a self-draft in place of the larger draft.
 pub(super) fn of_self_draft(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -105,7 +105,7 @@ pub(super) fn of_self_draft(
     of_self_draft_by(case, lengths, lenience, &[])
 }
 
-/// The same with rules for the chains.
+/// The same cascade with stop rules for its chains.
 pub(super) fn of_self_draft_by(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -129,7 +129,12 @@ pub(super) fn run<T: Target>(
     draws: &mut dyn Draws,
 ) -> Result<Generation, DecodeError> {
     let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
-    decode_speculative(target, &mut drafter, rule, &decoding, &[0], &case.limits, draws, observe)
+    decode_speculative(
+        target,
+        &mut drafter,
+        Request { prompt: &[0], decoding, limits: &case.limits, rule: Some(rule), draws },
+        observe,
+    )
 }
 
 pub(super) fn distribution<T: Target + Clone>(
@@ -149,7 +154,7 @@ pub(super) fn fixed(candidate_length: usize) -> Box<dyn StopRule> {
     rule.init().expect("a length")
 }
 
-/// Compares a cascade's output with the target's, behind a table and behind a target that its drafter
+/// Compares a cascade's distribution with the target's, for a table and for a target that its drafter
 /// advances.
 fn assert_exact(
     case: &Case,
@@ -174,7 +179,7 @@ fn every_cascade_leaves_the_targets_distribution_lenient_or_not() {
                 assert_exact(&case, &lengths, lenience, &|| fixed(9));
             }
             let two_and_lookup = TWO_AND_LOOKUP.map(matrix);
-            // The first is the deepest; with three tokens of three it takes a minute.
+            // The first matrix is the deepest and takes a minute with three new tokens out of three.
             for lengths in &two_and_lookup[usize::from(vocab_size == 3)..] {
                 assert_exact(&case, lengths, lenience, &|| fixed(9));
             }
@@ -230,7 +235,7 @@ fn stop_maps_and_bounds_leave_the_targets_distribution() {
     }
 }
 
-/// Matrices and leniences.
+/// All pairs of a matrix and a lenience.
 fn cascades() -> impl Iterator<Item = (Vec<Vec<usize>>, Lenience)> {
     let matrices = ONE_AND_LOOKUP.map(matrix).into_iter().chain(TWO_AND_LOOKUP.map(matrix));
     matrices.flat_map(|lengths| leniences(3.0).map(|lenience| (lengths.clone(), lenience)))
@@ -294,7 +299,7 @@ fn a_lenient_drafter_reviews_look_ups_exactly_unless_they_are_included() {
 }
 
 #[test]
-fn sequences_at_once_are_each_what_they_are_alone() {
+fn greedy_sequences_side_by_side_get_the_output_and_counts_that_they_get_alone() {
     let case = Case::new(3, 12, Some(2), 1900);
     let prompts: [&[u32]; 5] = [&[0], &[0, 1], &[1, 0, 1], &[0, 0], &[1]];
     let decode = |prompts: &[&[u32]], drafter: Cascade<'static, Table>| {
@@ -325,7 +330,7 @@ fn sequences_at_once_are_each_what_they_are_alone() {
 
 #[test]
 fn a_larger_drafter_reads_a_whole_chain_in_one_forward() {
-    // Both say the same, so whatever is proposed stands.
+    // Both models agree, so every candidate is accepted.
     let case = Case::new(3, 40, None, 2000);
     let models = || vec![boxed(Drafting::from(&case.draft)), boxed(Drafting::from(&case.draft))];
     let unused = &mut SeededDraws::new(0, &["unused"]);
@@ -334,7 +339,7 @@ fn a_larger_drafter_reads_a_whole_chain_in_one_forward() {
     let found = run(&case, target, drafter, &mut *fixed(4), Decoding::GREEDY, unused);
     let trace = found.expect("tables do not fail").trace;
     let first = trace.rounds[0];
-    // Three candidates and the reviewer's own; all four stand, and the target's follows.
+    // Three candidates and the reviewer's own are accepted, and the target's token follows.
     assert_eq!((first.num_drafted, first.num_accepted), (4, 4));
     assert_eq!(first.forwards.total(), 3 + 1);
     assert_eq!(trace.counts().num_target_forwards, 8);
@@ -349,21 +354,24 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let drafter = of_drafts(&case, &matrix(ONE_AND_LOOKUP[0]), Lenience::NONE);
     let refused =
         run(&case, &mut case.target.clone(), drafter, &mut *rule, Decoding::GREEDY, unused);
-    assert_eq!(refused.expect_err("it cannot be asked"), DecodeError::NoSignals { drafter: ID });
+    assert_eq!(
+        refused.expect_err("a cascade has no probabilities"),
+        DecodeError::NoSignals { drafter: ID }
+    );
 }
 
-/// The first reviews the second, which reviews what is looked up, and all take turns.
+/// The first drafter reviews the second, which reviews look-ups, and all take turns.
 const DEEP: [[usize; 3]; 3] = TWO_AND_LOOKUP[2];
 
 #[test]
-fn cascades_side_by_side_are_each_what_they_are_alone() {
+fn cascades_side_by_side_give_what_each_gives_alone() {
     let case = Case::new(3, 9, Some(2), 1790);
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);
         for init in [
             |case: &Case| of_drafts(case, &matrix(TWO_AND_LOOKUP[0]), lenient(2.0)),
             |case: &Case| of_drafts(case, &matrix(DEEP), Lenience::NONE),
-            // The draft's chains end where this says so, and there are none in every second round.
+            // This map ends the draft's chains and skips them in every second round.
             |case: &Case| {
                 of_drafts(case, &matrix(DEEP), Lenience::NONE).ending_chains_by(|| {
                     let asked = Asked::EverySecondRound { skips: false };
@@ -391,7 +399,7 @@ fn sampled_cascades_side_by_side_are_independent_and_exact() {
 }
 
 thread_local! {
-    /// Forwards of a counted drafter, and the steps that they took.
+    /// The forwards of counted drafters, and the steps in them.
     static COUNTED: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
 }
 
@@ -404,7 +412,7 @@ impl<T> Drafter<T> for Counted {
     }
 
     fn propose(&mut self, _: &mut T, _: &mut [DraftRound<'_>]) -> Result<(), DecodeError> {
-        panic!("a cascade takes its drafters' steps")
+        panic!("a cascade only takes steps of its drafters")
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -425,19 +433,18 @@ impl<T> StepDrafter<T> for Counted {
         &mut self,
         target: &mut T,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError> {
+    ) -> Result<Vec<DraftRow>, DecodeError> {
         COUNTED.set([COUNTED.get()[0] + 1, COUNTED.get()[1] + steps.len()]);
         self.0.draft(target, steps)
     }
 
     fn predict_acceptance(
         &mut self,
-        target: &mut T,
         at: (usize, usize),
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        self.0.predict_acceptance(target, at, logits, candidate)
+        StepDrafter::<T>::predict_acceptance(&mut self.0, at, logits, candidate)
     }
 }
 
@@ -453,11 +460,11 @@ fn sequences_side_by_side_share_the_forwards_of_every_drafter() {
         greedy_many(&case, &case.target, &Anew::new(&case, init), members);
         COUNTED.get()
     };
-    // Two alike go on in step: as many forwards as one takes, each of both.
+    // Two equal sequences share every forward.
     let [alone, steps] = forwards_of(&[(&[0, 1], 0)]);
     assert_eq!(alone, steps);
     assert_eq!(forwards_of(&[(&[0, 1], 0), (&[0, 1], 0)]), [alone, 2 * steps]);
-    // Two that differ share what they can.
+    // Two different sequences share some forwards.
     let [forwards, steps] = forwards_of(&[(&[0, 1], 0), (&[1], 0)]);
     assert!(5 * forwards < 4 * steps, "{forwards} for {steps}");
 }

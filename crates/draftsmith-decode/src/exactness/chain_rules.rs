@@ -1,5 +1,5 @@
-//! What ends a cascade's chains leaves the target's output what it is: every stop map of every chain,
-//! and every rule with every kind of head.
+//! Stop rules of a cascade's chains leave the target's distribution: every stop map of every chain, and
+//! every rule with every kind of head.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -13,12 +13,13 @@ use super::cascade::{
 use super::tables::{Advanced, Asked, Drafting, StopMap};
 use super::{Case, HEADS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
+use crate::sequence::Request;
 
 /// Two models that review each other, the larger one in steps of one and of more.
 const VERTICAL: [[[usize; 3]; 3]; 2] =
     [[[3, 0, 0], [0, 2, 0], [0, 0, 0]], [[0, 3, 0], [0, 0, 0], [0, 0, 0]]];
 
-/// A rule for each chain, and for both.
+/// The rule for each chain, and for both.
 fn for_chains(rule: &StopRuleConfig) -> [Vec<Option<StopRuleConfig>>; 3] {
     let rule = || Some(rule.clone());
     [vec![None, rule()], vec![rule()], vec![rule(), rule()]]
@@ -64,21 +65,20 @@ fn maps(depth: usize) -> impl Iterator<Item = StopMap> {
 
 #[test]
 fn every_stop_map_of_every_chain_leaves_the_targets_distribution_lenient_or_not() {
-    // A model reviews another, and look-ups; it does both; and look-ups follow its candidates.
+    // A model reviews another model, look-ups, or both, and look-ups follow its candidates.
     let two = [VERTICAL[0], TWO_AND_LOOKUP[0], TWO_AND_LOOKUP[2], TWO_AND_LOOKUP[3]].map(matrix);
     let one = [ONE_AND_LOOKUP[0], ONE_AND_LOOKUP[1]].map(matrix);
     assert_every_stop_map_is_exact(&[&two[..], &one].concat(), 1);
 }
 
 #[test]
-fn every_stop_map_of_every_chain_leaves_it_beside_other_first_tokens() {
+fn every_stop_map_of_every_chain_leaves_the_targets_distribution_beside_other_first_tokens() {
     let two = [VERTICAL[0], TWO_AND_LOOKUP[2]].map(matrix);
     let one = [ONE_AND_LOOKUP[0], ONE_AND_LOOKUP[1]].map(matrix);
     assert_every_stop_map_is_exact(&[&two[..], &one].concat(), 2);
 }
 
-/// Compares cascades with so many children of the leading node under every stop map of one chain, and
-/// of two.
+/// Compares cascades with `leading` first tokens under every stop map of one chain, and of two.
 fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>], leading: usize) {
     for (lengths, lenience) in
         matrices.iter().flat_map(|lengths| leniences(3.0).map(|lenience| (lengths, lenience)))
@@ -106,7 +106,7 @@ fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>], leading: usize) 
             let found = distribution(&case, &advanced, &drafter, &|| fixed(5));
             assert_same_distribution(&found, &expected);
         };
-        // One chain's at a time, as deep as chains are here, and of two chains together.
+        // The deepest maps of one chain at a time, and maps of two chains together.
         for row in 0..num_chains {
             maps(3).for_each(|map| assert_with(&[(row, map)]));
             for deeper in row + 1..num_chains {
@@ -119,7 +119,7 @@ fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>], leading: usize) 
 }
 
 #[test]
-fn a_chain_of_one_drafter_ends_where_its_rule_ends_rounds() {
+fn a_rule_ends_a_chain_of_one_drafter_where_it_ends_rounds() {
     let unused = &mut SeededDraws::new(0, &["unused"]);
     let mut lengths = std::collections::BTreeSet::new();
     for head in HEADS {
@@ -130,11 +130,13 @@ fn a_chain_of_one_drafter_ends_where_its_rule_ends_rounds() {
                 let alone = decode_speculative(
                     &mut case.target.clone(),
                     &mut Drafting::from(&case.draft),
-                    &mut *rule.init().expect("valid"),
-                    &Decoding::GREEDY,
-                    &[0],
-                    &case.limits,
-                    unused,
+                    Request {
+                        prompt: &[0],
+                        decoding: Decoding::GREEDY,
+                        limits: &case.limits,
+                        rule: Some(&mut *rule.init().expect("valid")),
+                        draws: unused,
+                    },
                     observe,
                 )
                 .expect("tables do not fail");

@@ -1,4 +1,4 @@
-//! Looking up before drafting leaves the target's output what it is, whenever the drafter's rule stops.
+//! Look-ups before drafting leave the target's distribution under every stop rule.
 
 use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 
@@ -8,15 +8,14 @@ use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
 use crate::lookup_first::LookupFirstDraft;
 use crate::session::tests::{greedy, greedy_plain};
 
-/// Matches that are found at once and late, and look-ups of one candidate and of several.
+/// Short and long matches, and look-ups of one candidate and of several.
 const FIRSTS: [&str; 4] = ["1x1", "1x3", "2x2", "3x4"];
 
 fn before<D>(drafter: D, first: &str) -> LookupFirstDraft<D> {
     LookupFirstDraft::new(drafter, first.parse().expect("one"), NUM_SLOTS)
 }
 
-/// Compares the output with the target's, behind a table and behind a target that its drafter
-/// advances.
+/// Compares the distribution with the target's, for a table and for a target that its drafter advances.
 fn assert_exact(case: &Case, first: &str, rule: &dyn Fn() -> Box<dyn StopRule>) {
     let expected = case.target_distribution();
     let draft = before(Drafting::from(&case.draft), first);
@@ -69,7 +68,7 @@ fn warped_distributions_and_stop_strings_stay_exact() {
 }
 
 #[test]
-fn greedy_output_is_plain_and_both_propose_some_of_it() {
+fn greedy_output_is_plain_greedy_output_and_both_drafters_propose() {
     let mut counted = Counts::default();
     let mut rounds_of = [0; 2];
     for seed in 0..40 {
@@ -103,11 +102,11 @@ fn greedy_output_is_plain_and_both_propose_some_of_it() {
 }
 
 #[test]
-fn a_look_up_is_one_drafters_round_and_no_rules() {
+fn a_looked_up_round_has_one_drafter_and_ignores_the_stop_rule() {
     let case = Case::new(3, 3, None, 2400);
     let first: LookupFirst = "2x4".parse().expect("one");
     let draft = LookupFirstDraft::new(Drafting::from(&case.draft), first, NUM_SLOTS);
-    // It would draft one candidate; the look-up has room for two.
+    // The rule allows one candidate; the look-up proposes two.
     let rule = &mut StopMap::new(3, 1, 0b111);
     let found =
         greedy(&mut case.target.clone(), &mut draft.clone(), rule, &[0, 1, 2, 0, 1], &case.limits);
@@ -120,7 +119,7 @@ fn a_look_up_is_one_drafters_round_and_no_rules() {
 }
 
 #[test]
-fn sequences_at_once_are_each_what_they_are_alone() {
+fn sequences_side_by_side_get_the_output_and_counts_that_they_get_alone() {
     let case = Case::new(3, 9, Some(2), 2500);
     for first in FIRSTS {
         for bits in [0, 0b1001, 0b11_0110] {

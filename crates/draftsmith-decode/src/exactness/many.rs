@@ -1,5 +1,5 @@
-//! The proof that many sequences at once get the tokens that each gets alone: greedy under every
-//! stop map, sampled in their joint distribution, with more sequences than slots.
+//! The proof that sequences side by side get the tokens that each gets alone: greedy under every stop map,
+//! sampled in their joint distribution, with more sequences than slots.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::drafter::{Drafter, NoDrafter};
 use crate::sequence::{Finish, Generation, Limits, Request};
 use crate::target::Target;
 
-/// Draws that several sequences take turns with.
+/// Draws that several sequences share.
 struct Shared<'r, 'd>(&'r RefCell<&'d mut dyn Draws>);
 
 impl Draws for Shared<'_, '_> {
@@ -27,7 +27,7 @@ impl Draws for Shared<'_, '_> {
     }
 }
 
-/// A sequence of a batch: its prompt, what may be new, and the stop map of its rule.
+/// A sequence of a batch: its prompt, its limits and its stop map.
 pub(super) struct Member {
     prompt: Vec<u32>,
     limits: Limits,
@@ -56,7 +56,7 @@ fn many<T: Target, D: Drafter<T>>(
     decode_many(&mut target, &mut drafter, requests, observe).expect("tables do not fail")
 }
 
-/// Decodes one member by itself.
+/// Decodes one member alone.
 fn alone<T: Target, D: Drafter<T>>(
     mut target: T,
     mut drafter: D,
@@ -70,11 +70,7 @@ fn alone<T: Target, D: Drafter<T>>(
         Some(mut rule) => decode_speculative(
             &mut target,
             &mut drafter,
-            &mut rule,
-            &decoding,
-            prompt,
-            limits,
-            draws,
+            Request { prompt, decoding, limits, rule: Some(&mut rule), draws },
             observe,
         ),
         None => decode_plain(&mut target, &decoding, prompt, limits, draws, observe),
@@ -82,8 +78,8 @@ fn alone<T: Target, D: Drafter<T>>(
     .expect("tables do not fail")
 }
 
-/// Members of different prompts, limits and rules, more than there are slots; none where the rules
-/// are left out drafts.
+/// Members with different prompts, limits and rules, more than there are slots. Without rules they decode
+/// plainly.
 pub(super) fn members(bits: u64, with_rules: bool) -> Vec<Member> {
     let limits = |max_new_tokens| Limits::new(max_new_tokens, vec![2]);
     (0..2 * NUM_SLOTS as u32 + 1)
@@ -114,7 +110,7 @@ pub(super) fn assert_each_as_alone<T: Target + Clone, D: Drafter<T> + Clone>(
 }
 
 #[test]
-fn greedy_sequences_at_once_are_each_what_they_are_alone_for_every_stop_map() {
+fn greedy_sequences_side_by_side_get_what_they_get_alone_for_every_stop_map() {
     let (mut ends, mut lengths) = (BTreeMap::new(), BTreeMap::new());
     for seed in 0..6 {
         let case = Case::new(3, 1, None, 1300 + seed);
@@ -133,7 +129,7 @@ fn greedy_sequences_at_once_are_each_what_they_are_alone_for_every_stop_map() {
     assert!(ends.len() == 2 && lengths.len() > 4, "{ends:?}, {lengths:?}");
 }
 
-/// Decodes greedily behind prompts, each under a stop map of one or two places.
+/// Decodes prompts greedily, each under a stop map of depth 2.
 pub(super) fn greedy_many<T: Target + Clone, D: Drafter<T> + Clone>(
     case: &Case,
     target: &T,
@@ -154,8 +150,8 @@ fn members_of(case: &Case, members: &[(&[u32], u64)]) -> Vec<Member> {
     members.iter().map(member).collect()
 }
 
-/// Compares the joint distribution of what sequences get at once, each behind a prompt and under a stop
-/// map of one or two places, with the target's own for each.
+/// Compares the joint distribution of sequences side by side, each with a prompt and a stop map of depth 2,
+/// with the product of the target's distributions.
 pub(super) fn assert_independent<T: Target + Clone, D: Drafter<T> + Clone>(
     case: &Case,
     target: &T,
@@ -186,7 +182,7 @@ pub(super) fn assert_independent<T: Target + Clone, D: Drafter<T> + Clone>(
 }
 
 #[test]
-fn sampled_sequences_at_once_are_independent_and_each_has_the_targets_distribution() {
+fn sampled_sequences_side_by_side_are_independent_and_have_the_targets_distribution() {
     let case = Case { decoding: penalised()[0], ..Case::new(2, 2, Some(1), 1400) };
     let (advanced, advancing) = (Advanced::from(&case.target), Advancing::from(&case.draft));
     let members: [(&[u32], u64); 3] = [(&[0], 0), (&[1], 3), (&[0, 0], 1)];

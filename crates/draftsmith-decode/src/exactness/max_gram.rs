@@ -1,4 +1,4 @@
-//! Max-Gram leaves the target's output what it is: certain candidates, found in the sequence itself.
+//! Max-Gram, whose candidates are certain, leaves the target's distribution.
 
 use std::ops::ControlFlow;
 
@@ -10,13 +10,14 @@ use super::tables::{Asked, StopMap};
 use super::{Case, STOPS, assert_same_distribution, rules, warped};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::max_gram::MaxGramDraft;
+use crate::sequence::Request;
 
 fn configs() -> [MaxGramConfig; 3] {
     [(SearchedText::Sequence, 1), (SearchedText::Sequence, 2), (SearchedText::Prompt, 1)]
         .map(|(searched, min_match)| MaxGramConfig { searched, min_match })
 }
 
-/// A table for a vocabulary of two or three.
+/// Bigrams for a vocabulary of two or three.
 fn bigrams(vocab_size: usize) -> Bigrams {
     Bigrams::new([Some(1), None, Some(0)][..vocab_size].to_vec()).expect("of the vocabulary")
 }
@@ -63,7 +64,7 @@ fn warped_distributions_and_stop_strings_stay_exact() {
     }
 }
 
-/// A greedy run's tokens, candidates and those accepted.
+/// The tokens of a greedy run, and its numbers of drafted and accepted candidates.
 fn greedy(
     case: &Case,
     prompt: &[u32],
@@ -78,11 +79,13 @@ fn greedy(
     let found = decode_speculative(
         target,
         &mut drafter.clone(),
-        &mut *rule.init().expect("valid"),
-        &Decoding::GREEDY,
-        prompt,
-        &case.limits,
-        unused,
+        Request {
+            prompt,
+            decoding: Decoding::GREEDY,
+            limits: &case.limits,
+            rule: Some(&mut *rule.init().expect("valid")),
+            draws: unused,
+        },
         observe,
     )
     .expect("tables do not fail");
@@ -93,7 +96,7 @@ fn greedy(
 }
 
 #[test]
-fn greedy_output_is_plain_output_and_some_candidates_stand() {
+fn greedy_output_is_plain_greedy_output_and_some_candidates_are_accepted() {
     let (mut num_drafted, mut num_accepted) = (0, 0);
     for seed in 0..40 {
         for max_new_tokens in [1, 2, 40] {
@@ -122,13 +125,15 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let refused = decode_speculative(
         &mut case.target.clone(),
         &mut MaxGramDraft::new(MaxGramConfig::default(), None, 1),
-        &mut *rule,
-        &Decoding::GREEDY,
-        &[0],
-        &case.limits,
-        &mut SeededDraws::new(0, &["unused"]),
+        Request {
+            prompt: &[0],
+            decoding: Decoding::GREEDY,
+            limits: &case.limits,
+            rule: Some(&mut *rule),
+            draws: &mut SeededDraws::new(0, &["unused"]),
+        },
         &mut |_| ControlFlow::Continue(()),
     );
-    let message = refused.expect_err("it cannot be asked").to_string();
+    let message = refused.expect_err("Max-Gram has no probabilities").to_string();
     assert!(message.contains("`max_gram`") && message.contains("fixed length"), "{message}");
 }

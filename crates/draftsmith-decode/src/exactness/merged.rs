@@ -1,5 +1,4 @@
-//! Several drafters' chains in one tree leave the target's output what it is, whenever their rule
-//! stops and whatever they agree on.
+//! Several drafters' chains in one tree leave the target's distribution under every stop rule.
 
 use draftsmith_theory::{Counts, LookupFirst, StopRule};
 
@@ -11,7 +10,7 @@ use crate::merged::MergedDraft;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::target::Target;
 
-/// The chains of these and of look-ups, in one tree.
+/// The chains of `models` and of look-ups, in one tree.
 fn merged<T: Target>(models: Vec<Box<dyn StepDrafter<T>>>) -> MergedDraft<'static, T> {
     MergedDraft::new(models, Some(LookupFirst { min_match: 1, most: 2 }), NUM_SLOTS)
 }
@@ -75,7 +74,7 @@ fn warped_distributions_and_stop_strings_stay_exact() {
 }
 
 #[test]
-fn greedy_output_is_plain_and_agreement_is_proposed_once() {
+fn greedy_output_is_plain_greedy_output_and_equal_candidates_are_proposed_once() {
     let mut counted = Counts::default();
     for seed in 0..30 {
         for (max_new_tokens, context) in [(1, 64), (5, 64), (24, 64), (24, 9)] {
@@ -98,13 +97,13 @@ fn greedy_output_is_plain_and_agreement_is_proposed_once() {
             }
         }
     }
-    // Each candidate took a forward, or a look-up, of each drafter that named it.
+    // Each drafter that named a candidate took a forward or a look-up for it.
     assert!(counted.num_drafted < counted.num_draft_forwards, "{counted:?}");
     assert!(counted.num_accepted > 1000, "{counted:?}");
 }
 
 #[test]
-fn trees_side_by_side_are_each_what_they_are_alone() {
+fn trees_side_by_side_give_what_each_gives_alone() {
     let case = case_of(3, 9, Some(2), 2900);
     for bits in [0, 0b1001, 0b11_0110] {
         let members = members(bits, true);

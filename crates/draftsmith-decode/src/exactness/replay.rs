@@ -1,5 +1,5 @@
-//! Proof that replay counts what decoding does, for every rule, with either drafter and after look-ups:
-//! greedy count for count, sampled in distribution.
+//! The proof that replay gives the counts of decoding, for every rule, with either drafter and after
+//! look-ups: equal counts if greedy, the same distribution if sampled.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::{Drafter, StepDrafter};
 use crate::lookup_first::LookupFirstDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
-use crate::sequence::RoundTokens;
+use crate::sequence::{Request, RoundTokens};
 use crate::target::Target;
 
-/// The greatest number of candidates that is recorded.
+/// The largest number of candidates that is recorded.
 pub(super) const MAX_LENGTH: usize = 3;
 
-/// A target and what drafts for it.
+/// A target and its drafter.
 pub(super) struct Models<'a, T, D> {
     case: &'a Case,
     pub(super) head: HeadTiming,
@@ -31,7 +31,7 @@ pub(super) struct Models<'a, T, D> {
 }
 
 impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
-    /// The tokens and counts of a real run.
+    /// The tokens and counts of decoding.
     fn decode(&self, rule: &mut dyn StopRule, draws: &mut dyn Draws) -> (Vec<u32>, Counts) {
         self.decode_with(&mut self.drafter.clone(), rule, draws)
     }
@@ -45,11 +45,13 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         let generation = decode_speculative(
             &mut self.target.clone(),
             drafter,
-            rule,
-            &self.decoding,
-            &[0],
-            &self.case.limits,
-            draws,
+            Request {
+                prompt: &[0],
+                decoding: self.decoding,
+                limits: &self.case.limits,
+                rule: Some(rule),
+                draws,
+            },
             &mut go_on,
         )
         .expect("tables do not fail");
@@ -57,7 +59,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         (generation.token_ids, counts)
     }
 
-    /// The target's own tokens, recorded.
+    /// The target's tokens and their recording.
     pub(super) fn record(&self, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
         self.record_with(true, draws)
     }
@@ -76,7 +78,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         };
         let drafter = &mut self.drafter.clone();
         let response = &plain.token_ids;
-        // Another response beside it changes nothing.
+        // Another response side by side changes nothing.
         let beside = &mut SeededDraws::new(0, &["beside"]);
         let requests = [
             RecordRequest { prompt: &[0], response, draws },
@@ -96,8 +98,8 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         (plain.token_ids, recordings)
     }
 
-    /// The tokens and counts of a real run behind look-ups.
-    fn decode_behind(
+    /// The tokens and counts of decoding with look-ups first.
+    fn decode_after(
         &self,
         first: LookupFirst,
         rule: &mut dyn StopRule,
@@ -110,7 +112,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
     fn assert_same_counts(&self) {
         let unused = &mut SeededDraws::new(0, &["unused"]);
         let (tokens, recordings) = self.record(unused);
-        // What the target and a head say of candidates changes nothing else.
+        // Labels and a head's predictions change nothing else.
         let (_, mut unlabelled) = self.record_with(false, unused);
         let with = &recordings.responses[0].places;
         let without = Arc::make_mut(&mut unlabelled.responses[0].places);
@@ -130,9 +132,8 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
             assert_eq!(decoded, (tokens.clone(), replayed), "{config:?}");
             for first in firsts() {
-                let decoded =
-                    self.decode_behind(first, &mut *config.init().expect("valid"), unused);
-                let recordings = recordings.behind_look_ups(first);
+                let decoded = self.decode_after(first, &mut *config.init().expect("valid"), unused);
+                let recordings = recordings.with_look_ups(first);
                 let replayed = recordings.replay_counts(&config).expect("recorded").remove(0);
                 assert_eq!(decoded, (tokens.clone(), replayed), "{first}, {config:?}");
             }
@@ -154,14 +155,14 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
                     let rule = &mut *config.init().expect("valid");
                     joint(match first {
                         None => self.decode(rule, draws),
-                        Some(first) => self.decode_behind(first, rule, draws),
+                        Some(first) => self.decode_after(first, rule, draws),
                     })
                 }));
                 let replayed =
                     distribution_of(recorded.iter().map(|((tokens, recordings), prob)| {
                         let recordings = match first {
                             None => recordings.clone(),
-                            Some(first) => recordings.behind_look_ups(first),
+                            Some(first) => recordings.with_look_ups(first),
                         };
                         let counts = recordings.replay_counts(&config).expect("recorded").remove(0);
                         (joint((tokens.clone(), counts)), *prob)
@@ -172,7 +173,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
     }
 }
 
-/// What is looked up first.
+/// Look-ups before the drafter.
 fn firsts() -> impl Iterator<Item = LookupFirst> {
     ["1x2", "2x3"].into_iter().map(|first| first.parse().expect("one"))
 }
@@ -181,7 +182,7 @@ fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Tokens and, behind them, counts.
+/// Tokens followed by counts.
 fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     let Counts {
         num_tokens,
@@ -229,7 +230,7 @@ pub(super) fn self_draft(
 }
 
 #[test]
-fn greedy_replay_is_decoding_count_for_count() {
+fn greedy_replay_has_the_counts_of_decoding() {
     for seed in 0..30 {
         for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (20, None)] {
             for head in HEADS {
@@ -243,7 +244,7 @@ fn greedy_replay_is_decoding_count_for_count() {
 }
 
 #[test]
-fn the_context_limits_replay_as_it_limits_decoding() {
+fn the_context_limits_replay_and_decoding_alike() {
     for seed in 0..10 {
         for head in HEADS {
             let mut case = Case::new(3, 20, Some(2), 1100 + seed).with_head(head);
@@ -254,7 +255,7 @@ fn the_context_limits_replay_as_it_limits_decoding() {
 }
 
 #[test]
-fn replay_ends_where_stop_strings_end_responses() {
+fn replay_ends_at_stop_strings() {
     for stop in STOPS {
         for head in HEADS {
             for seed in 0..10 {

@@ -1,4 +1,4 @@
-//! The proof that replay counts what decoding does with static trees, greedy, under every rule.
+//! The proof that replay of greedy static trees gives the counts of decoding, under every rule.
 
 use draftsmith_theory::{
     Counts, Decoding, RoundCosts, SeededDraws, StopRuleConfig, TheoryError, TreeShape,
@@ -10,8 +10,8 @@ use super::{Case, HEADS, STOPS, rules_with};
 use crate::drafter::StepDrafter;
 use crate::target::Target;
 
-/// A sibling, chains, whole trees; shapes whose chain goes on where they end, and whose branches go
-/// deeper than it.
+/// Shapes with one sibling, with chains and with whole trees; some whose chain is longer than the shape,
+/// and some whose branches are deeper than the chain.
 const SHAPES: [&str; 9] =
     ["1", "3", "1-1-1", "2-1", "2-2.1", "1-2-0.1", "3-2.0.1-1", "2-0.2-1.2", "3-3.3.3-1"];
 
@@ -43,7 +43,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
     }
 }
 
-/// A case whose tokens all have a chance, so that a node has as many children as its shape says.
+/// A case in which every token is possible, so that each node has as many children as its shape says.
 fn full(case: Case) -> Case {
     let mut case = Case { branches: true, ..case };
     case.draft.never = 0.0;
@@ -51,7 +51,7 @@ fn full(case: Case) -> Case {
 }
 
 #[test]
-fn greedy_static_trees_replay_count_for_count() {
+fn greedy_static_trees_replay_with_the_counts_of_decoding() {
     for seed in 0..18 {
         for (max_new_tokens, eos) in [(1, None), (2, Some(2)), (14, Some(2)), (20, None)] {
             for head in HEADS {
@@ -70,7 +70,7 @@ fn greedy_static_trees_replay_count_for_count() {
 }
 
 #[test]
-fn static_trees_replay_to_where_stop_strings_end_responses() {
+fn static_trees_replay_up_to_the_stop_string() {
     for stop in STOPS {
         for seed in 0..10 {
             let case = full(Case::new(3, 14, Some(2), 1320 + seed)).stopping(stop);
@@ -81,7 +81,7 @@ fn static_trees_replay_to_where_stop_strings_end_responses() {
 }
 
 #[test]
-fn what_a_drafter_has_too_few_tokens_for_is_all_that_replay_counts_more_of() {
+fn replay_counts_more_nodes_only_where_a_drafter_has_too_few_tokens() {
     let mut num_fewer = 0;
     for seed in 0..20 {
         let case = Case { branches: true, ..Case::new(3, 14, Some(2), 1340 + seed) };

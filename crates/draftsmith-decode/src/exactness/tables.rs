@@ -1,31 +1,31 @@
-//! Models, drafters and stop rules that are tables: what the shipped loop is enumerated over.
+//! Tables as models, drafters and stop rules, which the shipped decoding loop is enumerated over.
 
 use draftsmith_theory::{
     Bounds, DraftSignals, DrafterId, Draws, HeadEstimate, HeadTiming, Proposal, RoundEnd,
-    SeededDraws, SignalNeeds, StopRule, TextEnd,
+    SeededDraws, StopRule, TextEnd,
 };
 
 use super::Case;
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftStep, Drafted, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::logits::Logits;
+use crate::target::Logits;
 use crate::target::{Target, Verification};
 
-/// Sequences that tables read side by side.
+/// The number of sequences that tables read side by side.
 pub(super) const NUM_SLOTS: usize = 2;
 
-/// A model that is a function of the whole prefix: pseudo-random logits, some of them −∞.
+/// A model whose logits are a pseudo-random function of the whole prefix, some of them −∞.
 #[derive(Clone)]
 pub(super) struct Table {
     pub(super) vocab_size: usize,
     pub(super) seed: u64,
     pub(super) context: usize,
-    /// When its acceptance head predicts, as a draft.
+    /// When its acceptance head predicts, if it is a draft.
     pub(super) head: HeadTiming,
-    /// The tokens that it draws, as a draft of a small vocabulary: those below.
+    /// The size of its draft vocabulary, if it is a draft: it draws only smaller token ids.
     pub(super) num_drawn: u32,
-    /// How often a token has no chance.
+    /// The probability that a logit is −∞.
     pub(super) never: f64,
 }
 
@@ -35,19 +35,19 @@ impl Table {
         SeededDraws::new(self.seed, &[&String::from_utf8_lossy(&name), purpose])
     }
 
-    /// What an acceptance head might predict, having read the prefix.
+    /// What an acceptance head predicts for the last token of a prefix.
     fn acceptance_prob(&self, prefix: &[u32]) -> f64 {
         self.draws(prefix, "head").uniform()
     }
 
-    /// The signals of a draft forward that has read the prefix.
-    fn signals(&self, prefix: &[u32], logits: &[f32], needs: SignalNeeds) -> DraftSignals {
-        let predicts = needs.acceptance_prob && self.head == HeadTiming::AfterRead;
+    /// The row of a draft step that has read the prefix.
+    fn draft_row(&self, (step, row): (&DraftStep<'_>, usize), prefix: &[u32]) -> DraftRow {
+        let predicts = step.needs.acceptance_prob && self.head == HeadTiming::AfterRead;
         let predicted = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
-        DraftSignals { acceptance_prob: predicted, ..needs.signals_of_logits(logits) }
+        DraftRow::new((step, row), self.row(prefix), predicted)
     }
 
-    /// What the head predicts for a candidate drawn behind the prefix.
+    /// What a look-ahead head predicts for a candidate drawn after the prefix.
     fn predict(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
         let predicts = self.head == HeadTiming::AtDraw;
         predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
@@ -55,13 +55,13 @@ impl Table {
 
     pub(super) fn row(&self, prefix: &[u32]) -> Vec<f32> {
         let mut draws = self.draws(prefix, "row");
-        // The first token is always possible, so that no row is empty.
+        // The first token is always possible, so every row is a distribution.
         (0..self.vocab_size)
             .map(|id| {
                 let logit = (draws.uniform() * 4.0 - 2.0) as f32;
                 let is_never = id > 0 && draws.bernoulli(self.never);
                 match id as u32 >= self.num_drawn {
-                    // What models give to the tokens outside a draft vocabulary.
+                    // The logit of tokens outside a draft vocabulary.
                     true => -1e30,
                     false if is_never => f32::NEG_INFINITY,
                     false => logit,
@@ -103,22 +103,22 @@ impl Target for Table {
     }
 }
 
-/// Tokens that were read, of which the last may form a tree.
+/// The tokens that a model has read. The last ones may form a tree.
 #[derive(Clone, Default)]
 struct Read {
     tokens: Vec<u32>,
-    /// What the last of them follow; the others are a chain.
+    /// The parents of the last tokens. The tokens before them are a chain.
     parents: Vec<Option<usize>>,
 }
 
 impl Read {
-    /// Reads what is new of `tokens`, of which the last form the tree with these parents.
+    /// Reads the new ones of `tokens`. The last of them form a tree with these parents.
     fn advance(&mut self, tokens: &[u32], parents: &[Option<usize>]) {
         self.tokens.extend_from_slice(&tokens[self.tokens.len()..]);
         self.parents = parents.to_vec();
     }
 
-    /// What the token at `at` ends: those that it follows, and itself.
+    /// The path that ends with the token at position `at`.
     fn prefix(&self, at: usize) -> Vec<u32> {
         let num_standing = self.tokens.len() - self.parents.len();
         let Some(node) = at.checked_sub(num_standing) else {
@@ -132,7 +132,7 @@ impl Read {
         self.tokens[..num_standing].iter().copied().chain(nodes).collect()
     }
 
-    /// The prefixes that the last `num` tokens end.
+    /// The paths that end with each of the last `num` tokens.
     fn last_prefixes(&self, num: usize) -> impl Iterator<Item = Vec<u32>> {
         let len = self.tokens.len();
         (len - num..len).map(|at| self.prefix(at))
@@ -143,7 +143,7 @@ impl Read {
         self.last_prefixes(num).flat_map(|prefix| table.row(&prefix)).collect()
     }
 
-    /// Keeps the tokens that stand and those on a path behind them, as far as they were read.
+    /// Keeps the first `num_standing` tokens and the nodes on `path`, if they were read.
     fn keep(&mut self, num_standing: usize, path: &[usize]) {
         let read = path.iter().filter_map(|node| self.tokens.get(num_standing + node));
         let kept: Vec<u32> = read.copied().collect();
@@ -161,21 +161,8 @@ fn parents(proposal: &Proposal) -> Vec<Option<usize>> {
 #[derive(Clone)]
 pub(super) struct Drafting {
     pub(super) table: Table,
-    /// What each row of the last step in a slot ends.
+    /// The paths before each row of the last step, by slot.
     read: [Vec<Vec<u32>>; NUM_SLOTS],
-}
-
-/// What a drafter that is a table gives of steps: of each, the prefixes that its rows end.
-fn drafted<'a>(
-    table: &Table,
-    rows: impl Iterator<Item = (&'a DraftStep<'a>, usize, Vec<u32>)>,
-) -> Vec<Drafted> {
-    let drafted = |(step, row, prefix): (&DraftStep<'_>, usize, Vec<u32>)| {
-        let logits = table.row(&prefix);
-        let signals = table.signals(&prefix, &logits, step.needs);
-        Drafted { logits, signals, num_forwards: usize::from(row == 0) }
-    };
-    rows.map(drafted).collect()
 }
 
 impl From<&Table> for Drafting {
@@ -213,22 +200,18 @@ impl<T> StepDrafter<T> for Drafting {
         &mut self,
         _target: &mut T,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError> {
+    ) -> Result<Vec<DraftRow>, DecodeError> {
         for step in steps {
             let mut read = Read::default();
             read.advance(step.tokens, step.parents);
             self.read[step.slot] = read.last_prefixes(step.num_rows).collect();
         }
-        let rows = steps.iter().flat_map(|step| {
-            let prefixes = self.read[step.slot].clone().into_iter();
-            prefixes.enumerate().map(move |(row, prefix)| (step, row, prefix))
-        });
-        Ok(drafted(&self.table, rows))
+        let rows = steps.iter().flat_map(|step| step.rows().zip(&self.read[step.slot]));
+        Ok(rows.map(|(row, prefix)| self.table.draft_row(row, prefix)).collect())
     }
 
     fn predict_acceptance(
         &mut self,
-        _target: &mut T,
         (slot, row): (usize, usize),
         _logits: &[f32],
         candidate: u32,
@@ -237,15 +220,15 @@ impl<T> StepDrafter<T> for Drafting {
     }
 }
 
-/// A target that its drafter advances, as a self-draft does. Its rows follow from what it has read
-/// itself in a slot, not from the tokens it is handed: were either side not rolled back, or a slot
-/// taken for another, the distribution would show it.
+/// A target that its drafter advances, as a self-draft does. Its rows depend on what it has read in a
+/// slot and not on the tokens of the call, so a missing rollback or a confused slot would change the
+/// distribution.
 #[derive(Clone)]
 pub(super) struct Advanced {
     pub(super) table: Table,
-    /// What its shallow layers have read.
+    /// The tokens that its shallow layers have read.
     read: [Read; NUM_SLOTS],
-    /// How much of that its deep layers have read.
+    /// The number of tokens that its deep layers have read.
     num_verified: [usize; NUM_SLOTS],
 }
 
@@ -273,7 +256,7 @@ impl Target for Advanced {
             let (read, num_rows) = (&mut self.read[slot], proposal.num_rows());
             read.advance(tokens, &parents(proposal));
             let num_unread = read.tokens.len() - self.num_verified[slot];
-            assert_eq!(num_rows, num_unread, "each position once");
+            assert_eq!(num_rows, num_unread, "each position is verified once");
             self.num_verified[slot] = read.tokens.len();
             rows.extend(read.rows(&self.table, num_rows));
         }
@@ -290,12 +273,12 @@ impl Target for Advanced {
     }
 }
 
-/// A drafter that reads what an [`Advanced`] target has read, and nothing else.
+/// A drafter that reads only what an [`Advanced`] target has read.
 #[derive(Clone)]
 pub(super) struct Advancing {
     pub(super) table: Table,
     read: [Read; NUM_SLOTS],
-    /// The rows of the last step in each slot.
+    /// The number of rows of the last step in each slot.
     num_rows: [usize; NUM_SLOTS],
 }
 
@@ -342,28 +325,26 @@ impl StepDrafter<Advanced> for Advancing {
         &mut self,
         target: &mut Advanced,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError> {
+    ) -> Result<Vec<DraftRow>, DecodeError> {
         for step in steps {
             let DraftStep { slot, tokens, parents, .. } = *step;
             target.read[slot].advance(tokens, parents);
             self.read[slot].advance(&target.read[slot].tokens, parents);
             self.num_rows[slot] = step.num_rows;
         }
-        let rows = steps.iter().flat_map(|step| {
-            let prefixes = self.read[step.slot].last_prefixes(step.num_rows);
-            prefixes.enumerate().map(move |(row, prefix)| (step, row, prefix))
-        });
-        Ok(drafted(&self.table, rows))
+        let rows = steps
+            .iter()
+            .flat_map(|step| step.rows().zip(self.read[step.slot].last_prefixes(step.num_rows)));
+        Ok(rows.map(|(row, prefix)| self.table.draft_row(row, &prefix)).collect())
     }
 
     fn predict_acceptance(
         &mut self,
-        _target: &mut Advanced,
         (slot, row): (usize, usize),
         _logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        // Whatever was read last are the step's rows, of which it is asked before anything else is.
+        // The step's rows come last, because nothing has been read since.
         let read = &self.read[slot];
         let num_rows = self.num_rows[slot];
         let prefix = read.prefix(read.tokens.len() - num_rows + row);
@@ -371,7 +352,7 @@ impl StepDrafter<Advanced> for Advancing {
     }
 }
 
-/// A stop string of tokens, which may begin in the prompt.
+/// A stop string, as tokens. It may begin in the prompt.
 #[derive(Debug)]
 pub(super) struct EndsWith(pub(super) &'static [u32]);
 
@@ -381,7 +362,7 @@ impl TextEnd for EndsWith {
     }
 }
 
-/// A drafter that is made anew for each run.
+/// A drafter that cannot be cloned and is built again for each run.
 pub(super) struct Anew<'c, D> {
     case: &'c Case,
     init: fn(&Case) -> D,
@@ -431,32 +412,30 @@ pub(super) struct StopMap {
     pub(super) asked: Asked,
 }
 
-/// When a stop map is asked, and whether it drafts at all.
+/// When a stop map decides, and whether it skips draft phases.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Asked {
     /// After a candidate is drawn.
     AfterDraw,
-    /// Before the next one is.
+    /// Before the next candidate is drawn.
     BeforeDraw,
-    /// As after a draw, but every second round has no candidates.
+    /// After a draw, and every second round has no candidates.
     EverySecondRound { skips: bool },
 }
 
 impl StopMap {
-    /// The number of prefixes at which there is something to decide: those shorter than `depth`.
+    /// The number of prefixes after which the map decides: those shorter than `depth`.
     pub(super) fn num_prefixes(vocab_size: usize, depth: usize) -> usize {
         (1..depth).map(|len| vocab_size.pow(len as u32)).sum()
     }
 
-    /// Prefixes are numbered by length, then in lexicographic order.
+    /// A prefix's number: by length, then in lexicographic order.
     pub(super) fn index(&self, prefix: &[u32]) -> usize {
         let shorter = Self::num_prefixes(self.vocab_size, prefix.len());
         let order = prefix.iter().fold(0, |number, id| number * self.vocab_size + *id as usize);
         shorter + order
     }
-}
 
-impl StopMap {
     pub(super) fn new(vocab_size: usize, depth: usize, bits: u64) -> Self {
         Self { vocab_size, depth, bits, asked: Asked::AfterDraw }
     }

@@ -1,4 +1,4 @@
-//! Trees: whatever their shape and whenever their chain's rule stops, the output is the target's.
+//! Trees of every shape leave the target's distribution under every stop rule.
 
 use draftsmith_theory::{StopRule, TreeShape};
 
@@ -10,8 +10,8 @@ use crate::error::DecodeError;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::tree_draft::TreeDraft;
 
-/// Chains with siblings, trees of which some nodes are read, and whole ones; with room for all and
-/// for little; and those whose nodes are told one by one.
+/// Chains with siblings, trees whose drafter reads some nodes or all, trees with much and little room, and
+/// static trees.
 const SHAPES: [&str; 14] = [
     "1x1x0",
     "2x1x9",
@@ -29,13 +29,13 @@ const SHAPES: [&str; 14] = [
     "2-0.2-drawn",
 ];
 
-/// A drafter that is a table, with trees for proposals.
+/// A table as a drafter that proposes trees.
 #[derive(Clone)]
 pub(super) struct Trees<D>(pub(super) D, pub(super) TreeShape);
 
 impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        TreeDraft::new(&mut self.0, self.1).begin(target, slot, prompt)
+        TreeDraft::<T>::new(&mut self.0, self.1).begin(target, slot, prompt)
     }
 
     fn propose(
@@ -43,11 +43,11 @@ impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
         target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
-        TreeDraft::new(&mut self.0, self.1).propose(target, rounds)
+        TreeDraft::<T>::new(&mut self.0, self.1).propose(target, rounds)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        TreeDraft::new(&mut self.0, self.1).commit(slot, num_standing, path);
+        TreeDraft::<T>::new(&mut self.0, self.1).commit(slot, num_standing, path);
     }
 
     fn context(&self) -> usize {
@@ -163,12 +163,12 @@ fn greedy_trees_give_plain_greedy_output_in_fewer_rounds() {
             }
         }
     }
-    // The draft knows nothing of the target: a whole tree of three tokens finds more by itself.
+    // Draft and target are unrelated, so a whole tree of three tokens finds more than a chain.
     assert!(10 * num_rounds[1] < 9 * num_rounds[0], "{num_rounds:?}");
 }
 
 #[test]
-fn trees_side_by_side_are_each_what_they_are_alone() {
+fn trees_side_by_side_give_what_each_gives_alone() {
     let case = tree_case(3, 9, Some(2), 77);
     for shape in SHAPES.map(shape) {
         for bits in [0, 0b1001] {

@@ -1,18 +1,18 @@
-//! Rollouts: a rejected candidate, and what the drafter proposes after it.
+//! Rollouts: a rejected candidate and the candidates that the drafter proposes after it.
 
 use draftsmith_theory::{
-    CandidateSource, DraftPhase, Drawn, Draws, Proposal, RecordedCandidate, SignalNeeds,
+    CandidateSource, DraftPhase, DrawnToken, Draws, Proposal, RecordedCandidate, SignalNeeds,
 };
 
-use super::along::Along;
-use super::models::{EverySignal, Models, Step, enter};
-use super::{RecordOptions, TargetAsked};
+use super::recorder::{EverySignal, RecordedStep, Recorder, enter};
+use super::response::RunningResponse;
+use super::{RecordOptions, TargetUse};
 use crate::chain::draw;
-use crate::drafter::{DraftStep, StepDrafter};
+use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::target::{Target, Verification};
 
-/// A rejected candidate, and what is drafted after it.
+/// A rejected candidate and the candidates drafted after it.
 pub(super) struct Rollout {
     /// The index of the response among the running ones.
     number: usize,
@@ -31,31 +31,31 @@ impl Rollout {
     }
 }
 
-/// A step that a rollout draws from.
-struct RolloutSource<'s, 'r, 'a, T, D: ?Sized> {
-    models: &'s mut Models<'a, T, D>,
+/// A step as the source of a rollout's next candidate.
+struct RolloutSource<'s, 'r, 'a, T> {
+    recorder: &'s mut Recorder<'a, T>,
     slot: usize,
     draws: &'r mut dyn Draws,
-    step: &'s Step,
+    step: &'s RecordedStep,
+    /// The candidate of a rollout's first step, which is not drawn.
     rejected: Option<u32>,
     candidates: &'s mut Vec<RecordedCandidate>,
 }
 
-impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_, '_, '_, T, D> {
+impl<T: Target> CandidateSource for RolloutSource<'_, '_, '_, T> {
     type Error = DecodeError;
 
-    fn draw(&mut self, needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, needs: SignalNeeds) -> DrawnToken {
         let drawn = match self.rejected {
-            Some(token_id) => Drawn { token_id, candidate_prob: None },
+            Some(token_id) => DrawnToken { token_id, candidate_prob: None },
             None => draw(self.step.row.logits(), self.step.probs.as_deref(), needs, self.draws),
         };
-        self.candidates.push(self.step.candidate(drawn.token_id, self.models.options));
+        self.candidates.push(self.step.candidate(drawn.token_id, self.recorder.options));
         drawn
     }
 
     fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
-        let logits = self.step.row.own_logits();
-        let predicted = self.models.predict_of_drawn(self.slot, logits, candidate)?;
+        let predicted = self.recorder.predict_of_drawn(self.slot, &self.step.row, candidate)?;
         if let Some(drawn) = self.candidates.last_mut() {
             enter(predicted, drawn);
         }
@@ -63,13 +63,13 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> CandidateSource for RolloutSource<'_
     }
 }
 
-impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
-    /// Lets the drafter go on from rejected candidates, until the room is used or an end token comes.
-    /// Then rolls target and drafter back.
+impl<T: Target> Recorder<'_, T> {
+    /// Drafts on from rejected candidates until the room is used or an end token comes. Then rolls target
+    /// and drafter back.
     pub(super) fn roll_out(
         &mut self,
         rollouts: &mut [Rollout],
-        running: &mut [Along<'_>],
+        running: &mut [RunningResponse<'_>],
     ) -> Result<(), DecodeError> {
         loop {
             let going_on = rollouts.iter_mut().filter(|rollout| rollout.phase.needs_step());
@@ -81,90 +81,88 @@ impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
                 .iter()
                 .map(|rollout| {
                     let phase = &rollout.phase;
-                    running[rollout.number].step(phase.num_candidates(), phase.needs())
+                    let (num_candidates, needs) = (phase.num_candidates(), phase.needs());
+                    running[rollout.number].step(num_candidates, needs, &self.options.decoding)
                 })
                 .collect();
             for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
-                let last = rollout.candidates.last_mut().expect("one was rejected");
+                let last = rollout
+                    .candidates
+                    .last_mut()
+                    .expect("a rollout begins with a rejected candidate");
                 enter(step.predicted_of_read(), last);
                 self.advance(rollout, &mut running[rollout.number], &step, None)?;
             }
         }
-        if self.options.target_asked() == TargetAsked::PlaceByPlace && self.options.is_target_here {
-            self.judge(rollouts, running)?;
+        if self.options.target_use() == TargetUse::PlaceByPlace && self.options.is_target_here {
+            self.label(rollouts, running)?;
         }
         for rollout in rollouts {
-            let along = &mut running[rollout.number];
-            let num_standing = along.tokens.len() - rollout.candidates.len();
-            along.tokens.truncate(num_standing);
-            self.target.commit(along.slot, num_standing, &[]);
-            self.drafter.commit(along.slot, num_standing, &[]);
-            let place = along.places.last_mut().expect("a rollout is of a place");
+            let one = &mut running[rollout.number];
+            let num_standing = one.tokens.len() - rollout.candidates.len();
+            one.tokens.truncate(num_standing);
+            self.target.commit(one.slot, num_standing, &[]);
+            self.drafter.commit(one.slot, num_standing, &[]);
+            let place = one.places.last_mut().expect("a rollout belongs to a position");
             place.rollout = Some(std::mem::take(&mut rollout.candidates));
         }
         Ok(())
     }
 
     /// Asks the target for log p of the candidates after rejected ones.
-    fn judge(
+    fn label(
         &mut self,
         rollouts: &mut [Rollout],
-        running: &[Along<'_>],
+        running: &[RunningResponse<'_>],
     ) -> Result<(), DecodeError> {
-        // The row before the rejected candidate is known, and the last candidate's is not needed.
-        let proposals: Vec<Proposal> = rollouts
-            .iter()
-            .map(|rollout| {
-                let drafted = rollout.candidates.iter().map(|candidate| candidate.token_id);
-                let drafted: Vec<u32> = drafted.collect();
-                Proposal::certain_chain(drafted.get(1..drafted.len() - 1).unwrap_or(&[]))
-            })
-            .collect();
-        let is_read = |rollout: &&Rollout| rollout.candidates.len() > 1;
-        let batch: Vec<Verification<'_>> = rollouts
-            .iter()
-            .zip(&proposals)
-            .filter(|(rollout, _)| is_read(rollout))
-            .map(|(rollout, proposal)| {
-                let Along { slot, tokens, .. } = &running[rollout.number];
-                Verification { slot: *slot, tokens: &tokens[..tokens.len() - 1], proposal }
-            })
-            .collect();
-        if !batch.is_empty() {
-            let logits = self.target.verify(&batch)?;
-            let mut rows = logits.rows();
-            for rollout in rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1) {
-                let tokens = &running[rollout.number].tokens;
-                let first = tokens.len() + 1 - rollout.candidates.len();
-                let candidates = rollout.candidates[1..].iter_mut().zip(first..);
-                for ((candidate, num_before), row) in candidates.zip(&mut rows) {
-                    let before = tokens[..num_before].iter().copied();
-                    let row = self.options.decoding.penalised(row, before);
-                    candidate.target_log_prob = self.target_log_prob(candidate, Some(&row));
-                }
+        // The row before the rejected candidate is known, and that after the last one is not needed.
+        let mut rollouts: Vec<&mut Rollout> =
+            rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1).collect();
+        if rollouts.is_empty() {
+            return Ok(());
+        }
+        let proposals = rollouts.iter().map(|Rollout { candidates, .. }| {
+            let read = candidates[1..candidates.len() - 1].iter();
+            Proposal::certain_chain(&read.map(|candidate| candidate.token_id).collect::<Vec<_>>())
+        });
+        let proposals: Vec<Proposal> = proposals.collect();
+        let batch = rollouts.iter().zip(&proposals).map(|(rollout, proposal)| {
+            let RunningResponse { slot, tokens, .. } = &running[rollout.number];
+            Verification { slot: *slot, tokens: &tokens[..tokens.len() - 1], proposal }
+        });
+        let logits = self.target.verify(&batch.collect::<Vec<_>>())?;
+        let mut rows = logits.rows();
+        for rollout in &mut rollouts {
+            let tokens = &running[rollout.number].tokens;
+            let first = tokens.len() + 1 - rollout.candidates.len();
+            let candidates = rollout.candidates[1..].iter_mut().zip(first..);
+            for ((candidate, num_before), row) in candidates.zip(&mut rows) {
+                let before = tokens[..num_before].iter().copied();
+                let row = self.options.decoding.penalised(row, before);
+                candidate.target_log_prob = self.target_log_prob(candidate, Some(&row));
             }
         }
         Ok(())
     }
 
-    /// Advances a rollout after a step: with the `rejected` candidate in its first step.
+    /// Advances a rollout by a step; by the `rejected` candidate in its first step.
     pub(super) fn advance(
         &mut self,
         rollout: &mut Rollout,
-        along: &mut Along<'_>,
-        step: &Step,
+        one: &mut RunningResponse<'_>,
+        step: &RecordedStep,
         rejected: Option<u32>,
     ) -> Result<(), DecodeError> {
         let Rollout { phase, rule, room, candidates, .. } = rollout;
         let limits = self.options.limits.of_drafts(*room);
-        let (slot, draws) = (along.slot, &mut *along.draws);
-        let mut source = RolloutSource { models: self, slot, draws, step, rejected, candidates };
-        phase.advance(&mut source, step.row.signals(), rule, limits, &mut along.tokens)?;
-        // No rule is asked about a candidate that ends the response.
+        let (slot, draws) = (one.slot, &mut *one.draws);
+        let mut source = RolloutSource { recorder: self, slot, draws, step, rejected, candidates };
+        phase.advance(&mut source, step.row.signals, rule, limits, &mut one.tokens)?;
+        // The draft phase asks for no prediction of a candidate that ends the response.
         if let Some(last) = candidates.last_mut()
-            && limits.is_end(&along.tokens)
+            && limits.is_end(&one.tokens)
         {
-            let predicted = self.predict_of_drawn(slot, step.row.own_logits(), last.token_id)?;
+            let predicted = self.predict_of_drawn(slot, &step.row, last.token_id)?;
             enter(predicted, last);
         }
         Ok(())

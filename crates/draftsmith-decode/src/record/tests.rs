@@ -19,7 +19,7 @@ fn prompt(number: u32) -> Vec<u32> {
     (0..1 + number * 3 % 11).map(|at| 2 + (at * 37 + number * 13) % 90).collect()
 }
 
-/// Records responses of the model over three slots, and each by itself over one.
+/// Records responses of the model over three slots, and each alone over one.
 fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
     model: &CausalLm,
     exit_layer: Option<usize>,
@@ -36,7 +36,7 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
     let responses: Vec<(Vec<u32>, Vec<u32>)> = (0..7)
         .map(|number| {
             let prompt = prompt(number as u32);
-            // Of lengths that end at different places, one of them at once.
+            // Responses of different lengths, one with a single token.
             let limits = Limits { max_new_tokens: 1 + number * 5 % 17, ..options.limits.clone() };
             let draws = &mut draws(number, "response");
             let go_on = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
@@ -51,16 +51,16 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
         .iter()
         .zip(&mut all)
         .map(|((prompt, response), draws)| RecordRequest { prompt, response, draws });
-    let mut told = Vec::new();
+    let mut observed = Vec::new();
     let observe = &mut |num_places| {
-        told.push(num_places);
+        observed.push(num_places);
         ControlFlow::Continue(())
     };
     let (target, drafting) = (&mut session(NUM_SLOTS), &mut drafter(NUM_SLOTS));
     let together = record(target, drafting, options, requests, observe).expect("finite");
     let num_tokens: usize = responses.iter().map(|(_, response)| response.len()).sum();
-    assert!(told.is_sorted() && told.first() == Some(&0), "{told:?}");
-    assert!(told.last().is_some_and(|last| num_tokens - last <= NUM_SLOTS), "{told:?}");
+    assert!(observed.is_sorted() && observed.first() == Some(&0), "{observed:?}");
+    assert!(observed.last().is_some_and(|last| num_tokens - last <= NUM_SLOTS), "{observed:?}");
     assert_eq!(together.len(), responses.len());
     let (mut target, mut drafter) = (session(1), drafter(1));
     for (number, (prompt, response)) in responses.iter().enumerate() {
@@ -68,7 +68,7 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
         let go_on = &mut |_| ControlFlow::Continue(());
         let alone = record(&mut target, &mut drafter, options, [request], go_on).expect("finite");
         if is_exact {
-            // As text: a number that is none equals itself.
+            // Compared as text, in which NaN equals itself.
             assert_eq!(format!("{alone:?}"), format!("{:?}", &together[number..=number]));
         } else {
             assert_alike(&alone[0], &together[number]);
@@ -78,7 +78,7 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
     together
 }
 
-/// Asserts that recordings are the same up to rounding.
+/// Asserts that recordings are equal up to rounding.
 fn assert_alike(found: &Recording, expected: &Recording) {
     let all = |recording: &Recording| -> Vec<RecordedCandidate> {
         let places = recording.places.iter();
@@ -107,19 +107,19 @@ fn assert_alike(found: &Recording, expected: &Recording) {
         };
         for (found, expected) in numbers(found).into_iter().zip(numbers(expected)) {
             let is_close = (found - expected).abs() < 1e-5 * (1.0 + expected.abs());
-            let is_none = found.is_nan() && expected.is_nan();
-            assert!(is_close || is_none || found == expected, "{found} for {expected}");
+            let are_nan = found.is_nan() && expected.is_nan();
+            assert!(is_close || are_nan || found == expected, "{found} for {expected}");
         }
     }
 }
 
 #[test]
-fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
+fn responses_side_by_side_get_the_recordings_that_they_get_alone() {
     let reads = HeadReads::new(HeadForm::LookAhead, &[HeadInput::Entropy]);
     let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None };
     let (mut num_rollouts, mut num_predicted) = (0, 0);
     for reads in [HeadReads::default(), reads] {
-        // A row of a product of tensors may be rounded as the rows beside it have it.
+        // The rounding of a row of a tensor product may depend on the rows beside it.
         for (models, is_exact) in Models::both("recorded", 3, &reads).iter().zip([false, true]) {
             for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
                 let limits = Limits::new(17, vec![1, 7, 30, 55]);
@@ -135,7 +135,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                 let separate = assert_each_as_alone(
                     &models.target,
                     None,
-                    |slots| SeparateDraft::with_slots(&models.target, head, 100, CONTEXT, slots),
+                    |slots| SeparateDraft::new(&models.target, head, 100, CONTEXT, slots),
                     &options(true),
                     is_exact,
                 );
@@ -144,7 +144,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
                     Some(1),
                     |slots| {
                         let (target, adapter) = (&models.target, &models.adapter);
-                        SelfDraft::with_slots(target, adapter, 1, None, CONTEXT, slots)
+                        SelfDraft::new(target, adapter, 1, None, CONTEXT, slots)
                     },
                     &options(false),
                     is_exact,
@@ -161,7 +161,7 @@ fn responses_side_by_side_each_get_the_recording_that_they_get_alone() {
 }
 
 #[test]
-fn without_labels_all_else_is_recorded_alike() {
+fn without_labels_everything_else_is_recorded_alike() {
     let sampling = Sampling { temperature: 0.7, top_p: 0.9, top_k: None, min_p: None };
     for (models, is_exact) in
         Models::both("unlabelled", 3, &HeadReads::default()).iter().zip([false, true])
@@ -177,12 +177,11 @@ fn without_labels_all_else_is_recorded_alike() {
             };
             let (target, adapter) = (&models.target, &models.adapter);
             let separate = |options: &RecordOptions| {
-                let new = |slots| SeparateDraft::with_slots(target, None, 100, CONTEXT, slots);
+                let new = |slots| SeparateDraft::new(target, None, 100, CONTEXT, slots);
                 assert_each_as_alone(target, None, new, options, is_exact)
             };
             let self_draft = |options: &RecordOptions, exit| {
-                let new =
-                    |slots| SelfDraft::with_slots(target, adapter, exit, None, CONTEXT, slots);
+                let new = |slots| SelfDraft::new(target, adapter, exit, None, CONTEXT, slots);
                 assert_each_as_alone(target, Some(exit), new, options, is_exact)
             };
             let [recorded, labelled] = [false, true].map(|labels| {
@@ -193,7 +192,7 @@ fn without_labels_all_else_is_recorded_alike() {
                 for (place, with) in
                     Arc::make_mut(&mut without.places).iter_mut().zip(&*with.places)
                 {
-                    // Sampled, the end of a round depends on it.
+                    // If sampled, the end of a round depends on the target's probability.
                     let is_asked = decoding != Decoding::GREEDY;
                     assert_eq!(place.candidate.target_log_prob.is_nan(), !is_asked);
                     if !is_asked {
@@ -216,10 +215,10 @@ fn without_labels_all_else_is_recorded_alike() {
 }
 
 #[test]
-fn what_is_broken_off_returns_what_was_recorded() {
+fn a_stopped_recording_returns_the_responses_that_are_complete() {
     let models = &Models::both("broken off", 1, &HeadReads::default())[0];
     let mut target = ModelSession::with_slots(&models.target, CONTEXT, 2, "target");
-    let mut draft = SeparateDraft::with_slots(&models.target, None, 100, CONTEXT, 2);
+    let mut draft = SeparateDraft::new(&models.target, None, 100, CONTEXT, 2);
     let options = RecordOptions {
         decoding: Decoding::GREEDY,
         limits: Limits::new(9, Vec::new()),
@@ -235,7 +234,7 @@ fn what_is_broken_off_returns_what_was_recorded() {
         response,
         draws,
     });
-    // The first response is recorded whole with the first place of both.
+    // The first response has one token, so it is complete after the first position.
     let observe = &mut |num_places| match num_places {
         0 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),

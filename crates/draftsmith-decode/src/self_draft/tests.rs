@@ -1,5 +1,5 @@
-//! Self-drafts of the fixture model with random adapters, against plain decoding and against whole
-//! sequences without any cache.
+//! Self-drafts of the fixture model with random adapters, compared with plain decoding and with forwards
+//! over whole sequences without a cache.
 
 mod cascades;
 mod in_bf16;
@@ -16,21 +16,23 @@ use draftsmith_model::{
     WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
-    Bounds, ConfidenceThreshold, Counts, Decoding, FixedLength, Sampling, SeededDraws, StopRule,
-    Trace,
+    Bounds, Calibration, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling,
+    SeededDraws, StopRule, Trace,
 };
 
 use super::*;
+use crate::chain::propose_chain;
 use crate::decode::decode_speculative;
-use crate::logits::Logits;
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::error::DecodeError;
 use crate::separate_draft::SeparateDraft;
-use crate::sequence::{Finish, Generation, Limits};
-use crate::session::checked;
+use crate::sequence::{Finish, Generation, Limits, Request};
+use crate::session::ModelSession;
 use crate::session::tests::{go_on, greedy, greedy_plain};
-use crate::target::{Target, Verification};
+use crate::target::{Logits, Target, Verification};
 
 const EXIT_LAYERS: [usize; 3] = [0, 1, 2];
-/// Two behind each of them.
+/// Two architectures for each exit layer.
 const ARCHITECTURES: [[AdapterArchitecture; 2]; 3] = [
     [AdapterArchitecture::Attention, AdapterArchitecture::DecoderLayer],
     [AdapterArchitecture::Attention, AdapterArchitecture::DecoderLayer],
@@ -55,8 +57,8 @@ fn config_of(
     AdapterConfig { architecture, ..config }
 }
 
-/// An adapter with random weights, read from its files as a trained one is. Matrices near zero
-/// leave the features nearly as they are, and so agree with the target more often.
+/// An adapter with random weights, read from files like a trained one. With matrices near zero it hardly
+/// changes the features and agrees with the target more often.
 fn adapter(
     target: &CausalLm,
     architecture: AdapterArchitecture,
@@ -81,7 +83,7 @@ fn adapter(
         .map(|(name, shape)| {
             let mut values = reader.take(&name, &shape).expect("of its own shape");
             let is_norm = shape.len() == 1;
-            // Near the target's, or nothing would ever be accepted.
+            // Near the target's head, otherwise no candidate is ever accepted.
             let is_head = name == "lm_head.weight";
             if is_head {
                 let head = target.lm_head_weight().transpose().into_data();
@@ -100,7 +102,7 @@ fn adapter(
         .collect();
     write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &[])
         .expect("written");
-    // They are no longer what was exported.
+    // The weights no longer have the hash of the export.
     let path = dir.join("config.json");
     let text = std::fs::read_to_string(&path).expect("reads");
     std::fs::write(&path, text.replace("weights_hash", "hash_before")).expect("written");
@@ -115,11 +117,15 @@ fn prompts() -> Vec<Vec<u32>> {
 
 fn rules() -> Vec<Box<dyn StopRule>> {
     let fixed = (1..=6).map(|length| -> Box<dyn StopRule> {
-        Box::new(FixedLength::new(length).expect("a valid length"))
+        Box::new(FixedLengthConfig { candidate_length: length })
     });
     let bounds = Bounds { min: 1, max: 6 };
     let thresholds = [0.0, 0.03, 0.1, 0.3, 1.0].map(|threshold| -> Box<dyn StopRule> {
-        Box::new(ConfidenceThreshold::new(threshold, bounds).expect("a valid threshold"))
+        Box::new(ConfidenceThresholdConfig {
+            confidence_threshold: threshold,
+            before_draw: false,
+            bounds,
+        })
     });
     fixed.chain(thresholds).collect()
 }
@@ -130,8 +136,8 @@ fn session_with_exit(model: &CausalLm, exit_layer: usize, context: usize) -> Mod
     session
 }
 
-/// Rounds that were followed by another, by whether all their candidates were accepted: such a
-/// round leaves the adapter one feature behind.
+/// Counts rounds that another round followed, by whether all their candidates were accepted. If they were,
+/// the adapter has not read the last one's features.
 fn tally(trace: &Trace, counts: &mut [usize; 2]) {
     let rounds = &trace.rounds;
     for round in &rounds[..rounds.len().saturating_sub(1)] {
@@ -151,10 +157,10 @@ fn assert_greedy_is_plain(
             let plain_session = &mut ModelSession::new(model, context, "target");
             let mut limits = Limits::new(max_new_tokens, vec![]);
             let unended = greedy_plain(plain_session, &prompt, &limits);
-            // Once with an end token that comes, if only as the last.
+            // With and without an end token that occurs, at the latest as the last token.
             let ends = [None, unended.token_ids.get(max_new_tokens / 2).copied()];
             let mut session = session_with_exit(model, exit, context);
-            let mut drafter = SelfDraft::new(model, adapter, exit, None, context);
+            let mut drafter = SelfDraft::new(model, adapter, exit, None, context, 1);
             for end in ends {
                 limits.eos_token_ids = end.into_iter().collect();
                 let plain = greedy_plain(plain_session, &prompt, &limits);
@@ -185,7 +191,7 @@ fn greedy_output_is_plain_greedy_output_for_every_rule_limit_and_context() {
             }
         }
     }
-    // Both ways to go on were taken, each many times.
+    // Both cases occurred many times.
     assert!(counts.iter().all(|count| *count > 300), "{counts:?}");
 }
 
@@ -202,14 +208,14 @@ const FAMILIES: [&str; 9] = [
     "gpt-neox-serial-bf16",
 ];
 
-/// Of families with windows shorter than the sequences, what is rolled back has pushed nothing out.
+/// In families with windows shorter than the sequences, tokens that are rolled back evict no keys.
 #[test]
-fn whatever_the_family_greedy_output_is_plain_greedy_output() {
+fn greedy_output_is_plain_greedy_output_in_every_family() {
     let mut counts = [0; 2];
     for name in FAMILIES {
         let model = target_of(name);
         let exit_layer = exit_layer_of(&model);
-        // Read with packed weights, and drawn as tensors.
+        // With packed weights from files, and with random tensors.
         let near = adapter(&model, AdapterArchitecture::Attention, exit_layer, 0.02, name);
         assert_a_few_rules_are_plain(&model, &near, &mut counts);
         let far = adapter(&model, AdapterArchitecture::DecoderLayer, exit_layer, 0.5, name);
@@ -219,7 +225,7 @@ fn whatever_the_family_greedy_output_is_plain_greedy_output() {
         let drawn = model.config().init(&device);
         let config = config_of(&drawn, AdapterArchitecture::Attention, exit_layer);
         assert_a_few_rules_are_plain(&drawn, &config.init(&device), &mut counts);
-        // Of every second token.
+        // A draft vocabulary of every second token.
         let ids: Vec<u32> = (0..model.shape().vocab_size as u32).step_by(2).collect();
         let config = config_of(&model, AdapterArchitecture::DecoderLayer, exit_layer);
         let config = AdapterConfig { draft_vocabulary: Some(DraftVocabulary::new(ids)), ..config };
@@ -229,7 +235,7 @@ fn whatever_the_family_greedy_output_is_plain_greedy_output() {
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
 }
 
-/// Behind two layers, or the first of two.
+/// The exit after two layers, or after one if the model has two.
 fn exit_layer_of(model: &CausalLm) -> usize {
     2.min(model.shape().num_layers - 1)
 }
@@ -240,9 +246,9 @@ fn assert_a_few_rules_are_plain(model: &CausalLm, adapter: &Adapter, counts: &mu
     for prompt in prompts().iter().skip(2) {
         let plain = greedy_plain(&mut ModelSession::new(model, 96, "target"), prompt, &limits);
         let mut session = session_with_exit(model, exit_layer, 96);
-        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, 96);
-        // The target as its own draft.
-        let mut separate = SeparateDraft::new(model, None, 96, 96);
+        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, 96, 1);
+        // The target drafts for itself.
+        let mut separate = SeparateDraft::new(model, None, 96, 96, 1);
         for mut rule in rules().into_iter().step_by(3) {
             let found = greedy(&mut session, &mut self_draft, rule.as_mut(), prompt, &limits);
             assert_eq!(found.token_ids, plain.token_ids);
@@ -254,8 +260,8 @@ fn assert_a_few_rules_are_plain(model: &CausalLm, adapter: &Adapter, counts: &mu
 }
 
 #[test]
-fn tensors_on_a_device_give_what_host_memory_gives() {
-    // A model that was not loaded has no host path.
+fn greedy_output_of_tensors_is_plain_greedy_output() {
+    // A model that was not loaded from files computes with tensors.
     let device = Device::flex();
     device.seed(3);
     let model = target().config().init(&device);
@@ -273,10 +279,10 @@ fn a_session_with_an_exit_serves_any_drafter_and_none() {
     let adapter = adapter(&model, AdapterArchitecture::Attention, 1, 0.02, "near");
     let limits = Limits::new(12, vec![]);
     let mut session = session_with_exit(&model, 1, 64);
-    let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64);
-    // The target as its own draft: all candidates are accepted.
-    let mut separate = SeparateDraft::new(&model, None, 96, 64);
-    let mut rule = FixedLength::new(3).expect("a valid length");
+    let mut self_draft = SelfDraft::new(&model, &adapter, 1, None, 64, 1);
+    // The target drafts for itself, so all candidates are accepted.
+    let mut separate = SeparateDraft::new(&model, None, 96, 64, 1);
+    let mut rule = FixedLengthConfig { candidate_length: 3 };
     for prompt in prompts() {
         let plain = greedy_plain(&mut ModelSession::new(&model, 64, "target"), &prompt, &limits);
         for _ in 0..2 {
@@ -304,12 +310,14 @@ fn prompts_that_do_not_fit_are_refused() {
     for (context, adapters_context, role) in [(7, 64, "target"), (64, 7, "adapter")] {
         let refused = decode_speculative(
             &mut session_with_exit(&model, 1, context),
-            &mut SelfDraft::new(&model, &adapter, 1, None, adapters_context),
-            &mut FixedLength { candidate_length: 2 },
-            &Decoding::GREEDY,
-            &[5; 7],
-            &limits,
-            &mut SeededDraws::new(0, &["unused"]),
+            &mut SelfDraft::new(&model, &adapter, 1, None, adapters_context, 1),
+            Request {
+                prompt: &[5; 7],
+                decoding: Decoding::GREEDY,
+                limits: &limits,
+                rule: Some(&mut FixedLengthConfig { candidate_length: 2 }),
+                draws: &mut SeededDraws::new(0, &["unused"]),
+            },
             &mut go_on,
         );
         let expected = DecodeError::PromptTooLong { prompt: 7, context: 7, role };
@@ -317,12 +325,12 @@ fn prompts_that_do_not_fit_are_refused() {
     }
 }
 
-/// A self-draft's target beside a session that reads everything anew, which every verification is
-/// compared with.
+/// A self-draft's target that compares every verification with a session that reads the whole sequence
+/// again.
 struct Watched<'m> {
     session: ModelSession<'m>,
     plain: ModelSession<'m>,
-    /// Positions that the shallow and the deep layers were run on, in all.
+    /// The number of positions that the shallow and the deep layers were run on.
     num_run: [usize; 2],
     num_verifications: usize,
 }
@@ -337,7 +345,7 @@ impl<'m> Watched<'m> {
         }
     }
 
-    /// Runs the session and counts by how much the caches grow: nothing else is ever run.
+    /// Runs the session and counts the positions by which its caches grow.
     fn counting<R>(&mut self, run: impl FnOnce(&mut ModelSession<'m>) -> R) -> R {
         let lens = |session: &ModelSession<'_>| [session.num_read(0), session.num_read_by_all(0)];
         let before = lens(&self.session);
@@ -351,8 +359,8 @@ impl<'m> Watched<'m> {
     }
 }
 
-/// Equality of rows of logits but for sums in another order: a logit near 0 is a sum of terms as
-/// large as the row's other logits, so its rounding is measured by the largest.
+/// Asserts that rows of logits are equal up to rounding, since sums are in another order. A logit near 0 is
+/// a sum of terms as large as the row's other logits, so the tolerance is relative to the largest.
 fn assert_close(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
@@ -385,7 +393,7 @@ impl Target for Watched<'_> {
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.session.commit(slot, num_standing, path);
-        // No layer is ahead of the sequence that stands, and none is more than a token behind.
+        // All layers have read the sequence except its last token.
         let len = num_standing + path.len();
         assert_eq!([self.session.num_read(0), self.session.num_read_by_all(0)], [len, len]);
     }
@@ -395,7 +403,7 @@ impl Target for Watched<'_> {
     }
 }
 
-/// A self-draft, every step of which is compared with the whole sequence without a cache.
+/// A self-draft that compares every step with a forward over the whole sequence without a cache.
 struct WatchedDraft<'a>(SelfDraft<'a>, &'a Adapter);
 
 impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
@@ -434,27 +442,28 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         &mut self,
         target: &mut Watched<'m>,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<Drafted>, DecodeError> {
+    ) -> Result<Vec<DraftRow>, DecodeError> {
         let drafted = target.counting(|session| self.0.draft(session, steps))?;
         let [DraftStep { tokens, .. }] = steps else { panic!("one sequence is watched") };
         let model = target.session.model();
         let ids = tokens.iter().map(|id| *id as i32).collect();
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
-        let features = model.all_hidden_states(ids).swap_remove(self.0.exit_layer);
+        let exit_layer =
+            StepDrafter::<ModelSession<'_>>::id(&self.0).exit_layer().expect("a self-draft");
+        let features = model.exit_states(ids, exit_layer);
         let adapter = self.1;
         let normed: Rows = adapter.forward(features).into();
-        let expected = adapter.logits(&normed.last(1), model);
-        let expected = checked(expected, model.shape().vocab_size, "adapter", tokens.len())?;
-        assert_close(&drafted[0].logits, expected.row(0));
-        // One feature of every token, the newest included.
-        assert_eq!(self.0.forwards.num_read(0), tokens.len());
+        let [expected] = Rows::to_host([adapter.logits(&normed.last(1), model)]).expect("finite");
+        assert_close(&drafted[0].own_logits, &expected);
+        // The features of every token, including the newest.
+        assert_eq!(self.0.num_read(0), tokens.len());
         Ok(drafted)
     }
 }
 
 #[test]
-fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_twice() {
+fn every_step_and_row_equals_that_of_the_whole_sequence_and_no_layer_reads_a_token_twice() {
     let model = target();
     let limits = Limits::new(20, vec![]);
     let decodings = [
@@ -468,27 +477,29 @@ fn every_step_and_row_is_that_of_the_whole_sequence_and_no_layer_reads_a_token_t
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
         let mut drafter =
-            WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64), &adapter);
+            WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64, 1), &adapter);
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {
-                // Of the fixed lengths and of the thresholds every third.
+                // Every third rule.
                 for mut rule in rules().into_iter().step_by(3) {
                     (target.num_run, target.num_verifications) = ([0; 2], 0);
                     let found = decode_speculative(
                         &mut target,
                         &mut drafter,
-                        rule.as_mut(),
-                        decoding,
-                        &prompt,
-                        &limits,
-                        &mut SeededDraws::new(number as u64, &["watched"]),
+                        Request {
+                            prompt: &prompt,
+                            decoding: *decoding,
+                            limits: &limits,
+                            rule: Some(rule.as_mut()),
+                            draws: &mut SeededDraws::new(number as u64, &["watched"]),
+                        },
                         &mut go_on,
                     )
                     .expect("decodes");
                     let Counts { num_drafted, num_target_forwards, .. } = found.trace.counts();
                     assert_eq!(found.token_ids.len(), limits.max_new_tokens);
                     assert_eq!(num_target_forwards, target.num_verifications);
-                    // The prompt, and in each round its first token and its candidates: once.
+                    // The prompt, and in each round its first token and its candidates, once.
                     let num_run = prompt.len() - 1 + num_target_forwards + num_drafted;
                     assert_eq!(target.num_run, [num_run; 2]);
                     tally(&found.trace, &mut counts);

@@ -1,5 +1,5 @@
-//! Heads of every form: what they predict while drafting is what they predict for whole sequences,
-//! and replay is decoding.
+//! Heads of every form predict the same while drafting as for whole sequences, and replay gives the counts
+//! of decoding.
 
 use std::ops::ControlFlow;
 
@@ -10,14 +10,15 @@ use draftsmith_theory::{
 };
 
 use super::*;
-use crate::logits::Logits;
+use crate::drafter::{Drafter, StepDrafter};
+use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::Limits;
 use crate::session::ModelSession;
 use crate::session::tests::{
     Models, draft_one, greedy, greedy_plain, predicted_for_candidates, tensor_of,
 };
-use crate::target::{Target, Verification};
+use crate::target::{Logits, Target, Verification};
 
 const VOCAB_SIZE: usize = 100;
 
@@ -28,8 +29,8 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// What the head predicts for each token of `ids` after the first `num_before`, candidates of one
-/// round, from one pass over the whole.
+/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// from one pass over the whole sequence.
 fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
     let hidden = draft.hidden_states(tensor_of(ids, draft));
@@ -38,14 +39,15 @@ fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64
 }
 
 #[test]
-fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequence() {
+fn a_head_predicts_the_same_while_drafting_as_for_the_whole_sequence() {
     let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     for (nth, reads) in all_reads().iter().enumerate() {
         for models in &Models::both(&format!("whole-{nth}"), 1, reads) {
-            let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
+            let mut draft =
+                SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64, 1);
             draft.begin(&mut (), 0, &ids[..8]).expect("fits");
-            // Two rounds of candidates that are what comes next, the first of which is cut back.
+            // Two rounds with the next tokens as candidates; the first round is partly rolled back.
             for (start, end) in [(8, 13), (10, 20)] {
                 Drafter::<()>::commit(&mut draft, 0, start - 1, &[]);
                 let expected = of_whole_sequence(models, &ids[..end], start);
@@ -57,7 +59,12 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn = draft.predict_acceptance(&mut (), (0, 0), &drafted.logits, ids[at]);
+                    let drawn = StepDrafter::<()>::predict_acceptance(
+                        &mut draft,
+                        (0, 0),
+                        &drafted.own_logits,
+                        ids[at],
+                    );
                     found.extend(drawn.expect("finite"));
                 }
                 // A head that does not look ahead has yet to read the last candidate.
@@ -71,7 +78,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
     }
 }
 
-/// A target that answers as the draft's own model does, but for one prefix in four.
+/// A target that agrees with the draft's model after three prefixes out of four.
 struct Whimsical<'m>(ModelSession<'m>);
 
 impl Target for Whimsical<'_> {
@@ -111,7 +118,7 @@ impl Target for Whimsical<'_> {
     }
 }
 
-/// The rules that read a head, at settings that stop now and then.
+/// Rules that read a head, with settings that sometimes stop.
 fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
     let threshold = |stop_threshold, without_lag| {
         StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
@@ -124,14 +131,14 @@ fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
 }
 
 #[test]
-fn replay_is_decoding_with_a_head_of_any_form() {
+fn replay_has_the_counts_of_decoding_with_a_head_of_any_form() {
     let bounds = Bounds { min: 1, max: 5 };
     let limits = Limits::new(24, vec![1]);
     let prompt = [5, 17, 42];
     for (nth, reads) in all_reads().into_iter().enumerate() {
         let [_, models] = &Models::both(&format!("replay-{nth}"), 1, &reads);
         let mut target = Whimsical(ModelSession::new(&models.target, 64, "target"));
-        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64);
+        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), VOCAB_SIZE, 64, 1);
         let draws = &mut SeededDraws::new(0, &["unused"]);
         let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;
         let options = RecordOptions {
@@ -185,10 +192,10 @@ fn a_draft_that_may_draw_few_tokens_draws_no_others_and_output_stays_the_targets
         let ids = (0..VOCAB_SIZE as u32).filter(|id| id % 2 == plain[0] % 2 && *id != plain[0]);
         let vocabulary = DraftVocabulary::new(ids.collect::<Vec<_>>());
         let narrow = DrafterModel::from(model).with_draft_vocabulary(vocabulary.clone());
-        let mut draft = SeparateDraft::new(narrow, None, VOCAB_SIZE, 64);
+        let mut draft = SeparateDraft::new(narrow, None, VOCAB_SIZE, 64, 1);
         draft.begin(&mut (), 0, &prompt).expect("fits");
         let drafted = draft_one(&mut draft, &mut (), &prompt, 0, SignalNeeds::default());
-        let is_possible = |id: u32| drafted.logits[id as usize].exp() > 0.0;
+        let is_possible = |id: u32| drafted.own_logits[id as usize].exp() > 0.0;
         assert!((0..VOCAB_SIZE as u32).all(|id| is_possible(id) == vocabulary.contains(id)));
 
         let rule = FixedLengthConfig { candidate_length: 3 };

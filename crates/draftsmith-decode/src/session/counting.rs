@@ -1,15 +1,15 @@
-//! The allocator of this crate's tests: the system's, which counts.
+//! The allocator of this crate's tests: the system's allocator, with counters.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
-    /// Where this thread's bytes are counted, if anywhere.
+    /// The counter of this thread's bytes, if they are counted.
     static NUM_BYTES: Cell<Option<&'static AtomicUsize>> = const { Cell::new(None) };
 }
 
-/// The system's allocator, which counts what some threads ask it for.
+/// The system's allocator, which counts the bytes that some threads allocate.
 struct Counting;
 
 #[global_allocator]
@@ -22,33 +22,33 @@ fn count(num_bytes: usize) {
 }
 
 #[expect(unsafe_code, reason = "an allocator's interface is unsafe")]
-// SAFETY: every call is handed on as it is; counting does not allocate.
+// SAFETY: every call is passed on unchanged, and counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         count(new_size);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.realloc(old, layout, new_size) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.dealloc(old, layout) }
     }
 }
 
-/// Two threads to work on, whose bytes are counted together.
+/// A pool of two threads whose bytes are counted together.
 pub(super) fn counted_pool() -> rayon::ThreadPool {
     let counter: &'static AtomicUsize = Box::leak(Box::default());
     rayon::ThreadPoolBuilder::new()
@@ -58,7 +58,7 @@ pub(super) fn counted_pool() -> rayon::ThreadPool {
         .expect("two threads")
 }
 
-/// Bytes that a counted pool's threads ask for while one of them runs `step`.
+/// The bytes that a counted pool's threads allocate while one of them runs `step`.
 pub(super) fn bytes<R>(step: impl FnOnce() -> R) -> usize {
     let counter = NUM_BYTES.get().expect("runs on a counted pool");
     let before = counter.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What a step in host memory allocates, after few tokens and after many, and what it gives beside
-//! tensors.
+//! The memory that a step in host memory allocates after few and many tokens, and its results compared
+//! with those of tensors.
 
 use std::ops::ControlFlow;
 
@@ -16,17 +16,17 @@ use draftsmith_theory::{
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
 use crate::decode::{decode_plain, decode_speculative};
-use crate::drafter::{DraftStep, Drafted, Drafter, StepDrafter};
-use crate::model_drafter::ModelDrafter;
+use crate::drafter::ModelDrafter;
+use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
-use crate::sequence::{Generation, Limits, RoundTokens};
+use crate::sequence::{Generation, Limits, Request, RoundTokens};
 use crate::target::{Target, Verification};
 
 const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
 const CAPACITY: usize = 512;
 
-/// A model with its head and adapter.
+/// A model with a head and an adapter.
 pub(crate) struct Models {
     pub(crate) target: CausalLm,
     pub(crate) head: AcceptanceHead,
@@ -34,8 +34,8 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// As they are initialised, through tensors alone, and as they are read from files, with a host
-    /// path. `name` is the test's own.
+    /// Models as they are initialised, computed with tensors, and as they are read from files, computed in
+    /// host memory. `name` must be unique to the test.
     pub(crate) fn both(name: &str, seed: u64, reads: &HeadReads) -> [Self; 2] {
         let device = Device::flex();
         let config = ModelConfig::llama(
@@ -84,21 +84,21 @@ fn tokens() -> Vec<u32> {
     (0..CAPACITY as u32).map(|i| 2 + i * 37 % 90).collect()
 }
 
-/// Asserts that a step after so many tokens asks for as many bytes at every length. A first
-/// sequence, the longest, lets the buffers grow that are kept. So does a step that one thread runs
-/// because two were held up, and the other way about: of three the least counts.
+/// Asserts that a step allocates the same number of bytes after every context length. The first sequence is
+/// the longest, so that buffers reach their final size. One or two threads may run a step, depending on
+/// the load, and each has its buffers: the least of three runs counts.
 fn assert_equal_at_every_length(mut bytes_after: impl FnMut(usize) -> usize, what: &str) {
     let mut least_after = |len| (0..3).map(|_| bytes_after(len)).min().expect("three");
     least_after(CONTEXTS[CONTEXTS.len() - 1]);
     let found = CONTEXTS.map(&mut least_after);
     assert!(found.iter().all(|bytes| *bytes == found[0]), "{what}: {found:?} after {CONTEXTS:?}");
-    // Rows of logits and of hidden states, and little beside them.
+    // Rows of logits and hidden states, and little else.
     assert!(found[0] < 10_000, "{what}: {} bytes", found[0]);
 }
 
 #[test]
 fn no_step_allocates_more_after_more_tokens() {
-    // There long verifications are shared by two threads, as they are where a command decodes.
+    // In the pool two threads share long verifications, as in commands that decode.
     counted_pool().install(assert_no_step_allocates_more_after_more_tokens);
 }
 
@@ -120,7 +120,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     }
 
     let needs = SignalNeeds { acceptance_prob: true, confidence: true, ..SignalNeeds::default() };
-    let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY);
+    let mut draft = SeparateDraft::new(model, Some(head), 100, CAPACITY, 1);
     let draft_step = |len: usize| {
         draft.begin(&mut (), 0, &tokens[..len]).expect("fits");
         bytes(|| draft_one(&mut draft, &mut (), &tokens[..len], 1, needs))
@@ -129,7 +129,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
 
     let mut target = ModelSession::new(model, CAPACITY, "target");
     target.set_exit(Some(1));
-    let mut self_draft = SelfDraft::new(model, adapter, 1, None, CAPACITY);
+    let mut self_draft = SelfDraft::new(model, adapter, 1, None, CAPACITY, 1);
     let self_draft_step = |len: usize| {
         target.begin(0, &tokens[..len]).expect("fits");
         self_draft.begin(&mut target, 0, &tokens[..len]).expect("fits");
@@ -139,72 +139,75 @@ fn assert_no_step_allocates_more_after_more_tokens() {
 }
 
 #[test]
-fn host_memory_and_tensors_give_the_same_draft_step_and_chance() {
+fn host_memory_and_tensors_give_the_same_logits_and_acceptance_probability() {
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = tokens();
     let both = Models::both("draft-step", 1, &HeadReads::default());
     let [on_tensors, on_host] = both.each_ref().map(|models| {
-        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
+        let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY, 1);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
         [30, 31, 33].map(|len| draft_one(&mut draft, &mut (), &tokens[..len], 1, needs))
     });
     for (found, expected) in on_host.iter().zip(&on_tensors) {
-        let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
+        let acceptance_prob = |drafted: &DraftRow| match drafted.signals.acceptance_prob {
             Some(HeadEstimate::OfRead(prob)) => prob,
             other => panic!("{other:?}"),
         };
         // Sums of f32 in another order, of numbers near 1.
-        assert!((chance(found) - chance(expected)).abs() < 1e-6);
-        for (a, b) in found.logits.iter().zip(&expected.logits) {
+        assert!((acceptance_prob(found) - acceptance_prob(expected)).abs() < 1e-6);
+        for (a, b) in found.own_logits.iter().zip(&expected.own_logits) {
             assert!((a - b).abs() < 1e-5, "{a} for {b}");
         }
     }
 }
 
 #[test]
-fn a_calibration_changes_what_rules_are_told_and_nothing_else() {
+fn a_calibration_changes_only_the_acceptance_probability() {
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = tokens();
     let [models, _] = &Models::both("calibration", 1, &HeadReads::default());
     let calibration = Calibration::Platt(Platt::new(0.5, 1.25).expect("valid"));
-    let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY);
+    let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY, 1);
     let mut drafted = |calibration| {
         draft.set_calibration(calibration);
         draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
         draft_one(&mut draft, &mut (), &tokens[..30], 1, needs)
     };
     let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
-    let chance = |drafted: &Drafted| match drafted.signals.acceptance_prob {
+    let acceptance_prob = |drafted: &DraftRow| match drafted.signals.acceptance_prob {
         Some(HeadEstimate::OfRead(prob)) => prob,
         other => panic!("{other:?}"),
     };
-    assert_eq!(chance(&calibrated), calibration.apply(chance(&raw)));
-    assert_ne!(chance(&calibrated), chance(&raw));
-    assert_eq!((chance(&again), &again.logits), (chance(&raw), &raw.logits));
-    assert_eq!(calibrated.logits, raw.logits);
+    assert_eq!(acceptance_prob(&calibrated), calibration.apply(acceptance_prob(&raw)));
+    assert_ne!(acceptance_prob(&calibrated), acceptance_prob(&raw));
+    assert_eq!(
+        (acceptance_prob(&again), &again.own_logits),
+        (acceptance_prob(&raw), &raw.own_logits)
+    );
+    assert_eq!(calibrated.own_logits, raw.own_logits);
 }
 
-/// A draft step of the one sequence that a drafter has.
+/// One draft step in slot 0.
 pub(crate) fn draft_one<T>(
     drafter: &mut impl StepDrafter<T>,
     target: &mut T,
     tokens: &[u32],
     num_candidates: usize,
     needs: SignalNeeds,
-) -> Drafted {
-    let step = DraftStep::in_chain(0, tokens, num_candidates, needs);
+) -> DraftRow {
+    let step = DraftStep::in_chain(0, tokens, num_candidates, needs, &Decoding::GREEDY);
     drafter.draft(target, &[step]).expect("finite").remove(0)
 }
 
-/// Ids as a model's whole-sequence forward takes them, `[1, tokens]`.
+/// Token ids as a tensor, `[1, tokens]`.
 pub(crate) fn tensor_of(ids: &[u32], model: &CausalLm) -> Tensor<2, Int> {
     let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
 }
 
-/// What `head` predicts for each token of `ids` after the first `num_before`, candidates of one
-/// round, given the drafter's hidden states `[1, tokens, hidden]` and logits of the whole sequence.
-/// `model` has the embeddings.
+/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// from the drafter's hidden states `[1, tokens, hidden]` and logits of the whole sequence. `model` has the
+/// embeddings.
 pub(crate) fn predicted_for_candidates(
     head: &AcceptanceHead,
     model: &CausalLm,
@@ -242,12 +245,12 @@ pub(crate) fn predicted_for_candidates(
     logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
 }
 
-/// Sees a round, and lets decoding go on.
+/// An observer that never stops a generation.
 pub(crate) fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// The target alone.
+/// Plain greedy decoding.
 pub(crate) fn greedy_plain(
     target: &mut impl Target,
     prompt: &[u32],
@@ -257,7 +260,7 @@ pub(crate) fn greedy_plain(
     decode_plain(target, &Decoding::GREEDY, prompt, limits, draws, &mut go_on).expect("decodes")
 }
 
-/// With a drafter.
+/// Greedy decoding with a drafter.
 pub(crate) fn greedy<T: Target>(
     target: &mut T,
     drafter: &mut impl Drafter<T>,
@@ -266,6 +269,11 @@ pub(crate) fn greedy<T: Target>(
     limits: &Limits,
 ) -> Generation {
     let draws = &mut SeededDraws::new(0, &["unused"]);
-    decode_speculative(target, drafter, rule, &Decoding::GREEDY, prompt, limits, draws, &mut go_on)
-        .expect("decodes")
+    decode_speculative(
+        target,
+        drafter,
+        Request { prompt, decoding: Decoding::GREEDY, limits, rule: Some(rule), draws },
+        &mut go_on,
+    )
+    .expect("decodes")
 }

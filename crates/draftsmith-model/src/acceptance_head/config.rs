@@ -15,7 +15,7 @@ const OWN_SCHEMA: &str = "draftsmith.head.v2";
 
 /// The shape and provenance of a head: `config.json` of a head directory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(into = "Stored")]
+#[serde(into = "HeadKeys")]
 pub struct AcceptanceHeadConfig {
     /// Width of the draft's hidden states.
     pub hidden_size: usize,
@@ -29,13 +29,13 @@ pub struct AcceptanceHeadConfig {
     pub draft_hash: Option<String>,
     /// SHA-256 of the target whose verdicts the head predicts, if known.
     pub target_hash: Option<String>,
-    /// Everything else that training recorded.
+    /// The rest of the training record.
     pub training: serde_json::Map<String, serde_json::Value>,
 }
 
 /// The keys of the file. The authors' schema has no name and only the first two keys.
 #[derive(Debug, Serialize, Deserialize)]
-struct Stored {
+struct HeadKeys {
     hidden_size: usize,
     num_layers: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ struct Stored {
     training: serde_json::Map<String, serde_json::Value>,
 }
 
-impl From<AcceptanceHeadConfig> for Stored {
+impl From<AcceptanceHeadConfig> for HeadKeys {
     fn from(config: AcceptanceHeadConfig) -> Self {
         let own = !config.is_authors();
         Self {
@@ -71,14 +71,14 @@ impl From<AcceptanceHeadConfig> for Stored {
     }
 }
 
-impl Stored {
-    /// The config.
+impl HeadKeys {
+    /// Checks the keys.
     ///
     /// # Errors
-    /// The key that is wrong, and how.
+    /// The bad key and the problem.
     fn check(self) -> Result<AcceptanceHeadConfig, (&'static str, String)> {
         if let Some(schema) = self.schema.as_deref().filter(|schema| *schema != OWN_SCHEMA) {
-            return Err(("schema", format!("is `{schema}`: `{OWN_SCHEMA}` and none are known")));
+            return Err(("schema", format!("is `{schema}`, expected `{OWN_SCHEMA}` or no schema")));
         }
         if self.hidden_size == 0 {
             return Err(("hidden_size", "is 0, expected the draft's hidden size".to_owned()));
@@ -87,7 +87,7 @@ impl Stored {
             return Err(("num_layers", format!("is {}, expected 0 to 64", self.num_layers)));
         }
         let (tied, form, inputs) = if self.schema.is_some() {
-            let missing = |key| (key, format!("is missing, which `{OWN_SCHEMA}` has"));
+            let missing = |key| (key, format!("is missing, but `{OWN_SCHEMA}` needs it"));
             let tied = self.tied.ok_or_else(|| missing("tied"))?;
             let form = self.form.ok_or_else(|| missing("form"))?;
             (tied, form, self.inputs.ok_or_else(|| missing("inputs"))?)
@@ -98,7 +98,7 @@ impl Stored {
                 ("inputs", self.inputs.is_some()),
             ];
             if let Some((key, _)) = own.into_iter().find(|(_, is_there)| *is_there) {
-                return Err((key, format!("is there, but not `schema` = `{OWN_SCHEMA}`")));
+                return Err((key, format!("is set, which needs `schema` = `{OWN_SCHEMA}`")));
             }
             (true, HeadForm::Candidate, Vec::new())
         };
@@ -133,17 +133,12 @@ impl AcceptanceHeadConfig {
         Self { reads, ..self }
     }
 
-    /// Whether one block serves every depth.
-    pub fn is_tied(&self) -> bool {
-        self.tied
-    }
-
     /// Whether the authors' class can load the head, which is then stored in its format.
     pub fn is_authors(&self) -> bool {
         self.tied && self.reads.is_hidden_only()
     }
 
-    /// The number of blocks with weights of their own.
+    /// Number of stored blocks.
     pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }
@@ -171,7 +166,7 @@ impl AcceptanceHeadConfig {
     /// If it is missing, not JSON, or of another schema.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let stored: Stored = read_json(&path)?;
+        let stored: HeadKeys = read_json(&path)?;
         stored.check().map_err(|(key, problem)| ModelError::Config { path, key, problem })
     }
 }

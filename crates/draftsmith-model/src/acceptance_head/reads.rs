@@ -44,7 +44,7 @@ pub struct DrawnCandidate {
     pub entropy: f64,
     /// Its largest probability.
     pub top_prob: f64,
-    /// The candidate's log-probability, −∞ allowed; None where the head does not look ahead.
+    /// The candidate's log-probability, possibly −∞; `None` if the head does not look ahead.
     pub log_prob: Option<f64>,
 }
 
@@ -52,7 +52,7 @@ pub struct DrawnCandidate {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeadReads {
     form: HeadForm,
-    /// In order, each once.
+    /// In order, without duplicates.
     inputs: Vec<HeadInput>,
 }
 
@@ -65,7 +65,7 @@ impl HeadReads {
         Self { form, inputs }
     }
 
-    /// Which hidden state is read.
+    /// The hidden state that is read.
     pub fn form(&self) -> HeadForm {
         self.form
     }
@@ -85,12 +85,12 @@ impl HeadReads {
         self.num_scalars() == 0
     }
 
-    /// How many numbers [`Self::scalars`] gives.
+    /// Number of values of [`Self::scalars`].
     pub fn num_scalars(&self) -> usize {
         usize::from(self.looks_ahead()) + self.inputs.len()
     }
 
-    /// How many numbers the head reads besides a hidden state of width `hidden_size`.
+    /// Number of inputs besides a hidden state of width `hidden_size`.
     pub(crate) fn num_extra(&self, hidden_size: usize) -> usize {
         let embedding = if self.looks_ahead() { hidden_size } else { 0 };
         embedding + self.num_scalars()
@@ -126,14 +126,14 @@ impl HeadReads {
     }
 }
 
-/// What a head reads of some candidates, as tensors.
+/// What a head reads about some candidates, as tensors.
 #[derive(Debug, Clone)]
 pub struct HeadFeatures {
     /// `[rows, hidden]`: the draft's hidden states after its final norm, at the position that the
     /// head's form names.
     pub hidden: Tensor<2>,
     /// `[rows, extra]`: for a look-ahead head the draft's embeddings of the candidates, then
-    /// [`HeadReads::scalars`]. None if the head reads only a hidden state.
+    /// [`HeadReads::scalars`]. `None` if the head reads only a hidden state.
     pub extra: Option<Tensor<2>>,
 }
 
@@ -151,11 +151,14 @@ impl HeadFeatures {
     pub fn cat(parts: Vec<Self>) -> Self {
         let cat = |of: fn(&Self) -> Option<&Tensor<2>>| {
             let found: Vec<Tensor<2>> = parts.iter().filter_map(of).cloned().collect();
-            assert!(found.is_empty() || found.len() == parts.len(), "one head's are alike");
+            assert!(
+                found.is_empty() || found.len() == parts.len(),
+                "all parts have the same inputs"
+            );
             (!found.is_empty()).then(|| Tensor::cat(found, 0))
         };
         Self {
-            hidden: cat(|part| Some(&part.hidden)).expect("there are candidates"),
+            hidden: cat(|part| Some(&part.hidden)).expect("at least one part"),
             extra: cat(|part| part.extra.as_ref()),
         }
     }

@@ -1,10 +1,10 @@
-//! Files that come back, the authors' names, and one answer by either path.
+//! Files round-trip, the authors' names are used, and all ways of computing a head agree.
 
 use super::*;
 use burn::tensor::TensorData;
 
-/// A head's logits of three rows: as training computes them, and as decoding does on the device and
-/// in host memory.
+/// A head's logits for three rows: as in training, and as in decoding on the device and in host
+/// memory.
 fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
     let device = Device::flex();
     let rows = |from: usize, width: usize| {
@@ -45,7 +45,7 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
     [trained, decoded(&on_device), decoded(&|rows| rows.clone().into())]
 }
 
-/// Everything that a head can read.
+/// All combinations of inputs.
 fn all_reads() -> Vec<HeadReads> {
     use HeadInput::{Entropy, TopProb};
     let inputs: [&[HeadInput]; 3] = [&[], &[TopProb], &[Entropy, TopProb]];
@@ -53,8 +53,8 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// Asserts that two heads have the same weights, and predict the same but for the order of
-/// sums: one that was read goes another way through few rows than one that is trained.
+/// Asserts that two heads have the same weights and predict the same up to the order of sums: a
+/// head that was read uses packed weights for few rows.
 fn assert_same(found: &AcceptanceHead, expected: &AcceptanceHead, hidden: usize) {
     assert_eq!(found.blocks.len(), expected.blocks.len());
     assert!(found.blocks.iter().zip(&expected.blocks).all(|(a, b)| same(a, b)));
@@ -95,7 +95,7 @@ fn heads_of_every_kind_round_trip_at_every_depth() {
 }
 
 #[test]
-fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
+fn an_embedding_gain_goes_into_the_weights_exactly() {
     let device = Device::flex();
     device.seed(4);
     for reads in all_reads() {
@@ -130,7 +130,7 @@ fn a_gain_of_embeddings_is_in_the_weights_to_the_last_bit() {
             let with_gain = head.clone().with_embedding_gain(8.0);
             assert_eq!(logits(&with_gain, 1.0), logits(&head, 8.0), "{reads:?}");
             assert_eq!(logits(&with_gain, 1.0) == logits(&head, 1.0), !reads.looks_ahead());
-            // By both ways of decoding.
+            // Both ways of decoding.
             let [trained, on_device, on_host] = outputs(&with_gain, 8);
             for (a, b) in trained.iter().zip(on_device).chain(trained.iter().zip(on_host)) {
                 assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} for {b}");
@@ -151,7 +151,7 @@ fn names(config: &AcceptanceHeadConfig) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn what_the_authors_class_would_misread_has_names_that_it_does_not_know() {
+fn heads_that_the_authors_class_would_misread_have_other_names() {
     let (keys, _) = names(&AcceptanceHeadConfig::new(4, 2, true));
     assert_eq!(keys, ["hidden_size", "num_layers", "weights_hash"]);
     let mut configs = vec![AcceptanceHeadConfig::new(4, 2, false)];
@@ -168,7 +168,7 @@ fn what_the_authors_class_would_misread_has_names_that_it_does_not_know() {
 }
 
 #[test]
-fn a_config_that_makes_no_sense_is_refused_with_its_key() {
+fn an_inconsistent_config_is_refused_with_its_key() {
     let own = r#""hidden_size": 4, "num_layers": 1, "schema": "draftsmith.head.v2""#;
     let authors = r#""hidden_size": 4, "num_layers": 1"#;
     for (text, parts) in [
@@ -204,7 +204,7 @@ fn a_tied_file_has_the_authors_names_and_metadata() {
 }
 
 #[test]
-fn a_block_under_a_later_index_fills_the_missing_ones() {
+fn a_block_with_a_later_index_fills_the_missing_ones() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let device = Device::flex();
     let config = AcceptanceHeadConfig::new(4, 3, true);
@@ -243,7 +243,7 @@ fn wrong_widths_and_untied_blocks_under_the_tied_schema_are_refused() {
 }
 
 #[test]
-fn weights_that_are_not_what_was_exported_are_refused() {
+fn weights_changed_after_the_export_are_refused() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let config = AcceptanceHeadConfig::new(4, 2, true);
     config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
@@ -257,9 +257,9 @@ fn weights_that_are_not_what_was_exported_are_refused() {
         let message = read().expect_err("refused").to_string();
         assert!(message.contains("model.safetensors"), "{message}");
     }
-    // Of a number in a tensor nothing but the checksum tells.
+    // Only the checksum detects a changed number.
     assert!(read().expect_err("refused").to_string().contains("weights_hash"));
-    // Those who wrote none are believed.
+    // Files without a checksum are accepted.
     let config = dir.path().join("config.json");
     let text = std::fs::read_to_string(&config).expect("reads");
     std::fs::write(&config, text.replace("weights_hash", "other_key")).expect("written");

@@ -1,8 +1,10 @@
 //! Adapter directories: `config.json` and `model.safetensors`.
 //!
-//! Tensor names on disk are a one-layer Llama's without its first `model.`, as Kangaroo's are. The
-//! paper's adapter is written as Kangaroo writes it, but for our keys beside a Llama's; the others,
-//! which Kangaroo's class would take for it and read in part, name their `architecture`.
+//! Tensors are named as in Kangaroo: a one-layer Llama's names without the first `model.`. The
+//! paper's adapter has Kangaroo's format plus our keys in `config.json`. The other architectures
+//! name theirs under `architecture`, because Kangaroo's class would load them in part.
+//!
+//! Adapters are written in bf16 if their target's files have 16 bits per number, otherwise in f32.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,24 +15,24 @@ use serde_json::{Map, Value};
 
 use super::{Adapter, AdapterArchitecture, AdapterConfig, NORM, PackedAdapter};
 use crate::config::ModelConfig;
-use crate::decoder::source::{Stored, named_linears};
+use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
 use crate::error::{ModelError, read_json};
 use crate::packed;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::weights::{
-    NamedIds, NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
+    NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
 
-/// Our keys of an adapter's `config.json`.
+/// Our keys in an adapter's `config.json`.
 #[derive(Deserialize)]
 struct OwnKeys {
     exit_layer: Option<usize>,
     #[serde(default)]
     architecture: AdapterArchitecture,
-    /// How many tokens the tensor of that name lists.
+    /// Number of tokens in the tensor of that name.
     draft_vocabulary: Option<usize>,
-    /// What transformers 5 calls `dtype`, and earlier ones `torch_dtype`.
+    /// Called `dtype` by transformers 5 and `torch_dtype` before.
     dtype: Option<String>,
     torch_dtype: Option<String>,
     target_hash: Option<String>,
@@ -39,13 +41,13 @@ struct OwnKeys {
 }
 
 impl AdapterConfig {
-    /// The adapter of a file's tensors, which has no others.
+    /// Reads the adapter from a file that has no other tensors.
     ///
     /// # Errors
-    /// If one is missing, extra or misshapen, or the file is broken.
+    /// If a tensor is missing, extra or misshapen, or the file is broken.
     pub(super) fn take(&self, mut reader: WeightReader) -> Result<Adapter, ModelError> {
         let device = &Device::flex();
-        let mut source = Stored { reader: &mut reader, device, dtype: FloatDType::F32 };
+        let mut source = CheckpointSource { reader: &mut reader, device, dtype: FloatDType::F32 };
         let adapter = self.build(&mut source)?;
         self.finish(reader)?;
         Ok(adapter)
@@ -59,7 +61,7 @@ impl AdapterConfig {
         let ignored = self.model.spec.names.ignored;
         let has_vocabulary = self.draft_vocabulary.is_some();
         reader.ignore(|name| {
-            // That was read with the configuration.
+            // It was read together with the configuration.
             let is_read = has_vocabulary && name == DRAFT_VOCABULARY;
             is_read || ignored.iter().any(|end| name.ends_with(end))
         });
@@ -69,7 +71,7 @@ impl AdapterConfig {
     /// Reads an adapter's `config.json`.
     ///
     /// # Errors
-    /// If it is missing, not of a model's shape, or has no `exit_layer`.
+    /// If it is missing, is not a model's configuration, or has no `exit_layer`.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let model = ModelConfig::from_model_dir(dir)?;
@@ -83,12 +85,12 @@ impl AdapterConfig {
             training,
         } = read_json(&path)?;
         let Some(exit_layer) = exit_layer else {
+            let problem = "is missing: give the number of the target's layers that run before the \
+                           adapter (in Kangaroo: 2 for 7B, 3 for 13B models)";
             return Err(ModelError::Config {
                 path,
                 key: "exit_layer",
-                problem: "is missing: give the number of the target's layers that run before the \
-                          adapter (Kangaroo's own adapters: 2 for 7B, 3 for 13B models)"
-                    .to_owned(),
+                problem: problem.to_owned(),
             });
         };
         let dtype = WeightDtype::of_config(dtype.or(torch_dtype).as_deref());
@@ -108,7 +110,7 @@ impl AdapterConfig {
     }
 }
 
-/// The draft vocabulary of an adapter's directory, which is to have so many tokens.
+/// Reads the draft vocabulary of an adapter's directory, which must have `len` tokens.
 fn read_draft_vocabulary(
     dir: &Path,
     len: usize,
@@ -124,7 +126,7 @@ fn read_draft_vocabulary(
     }
     if config.architecture.has_head() {
         return Err(refused(format!(
-            "is for adapters with the target's LM head, but `{}` has its own",
+            "needs an adapter with the target's LM head, but `{}` has a separate one",
             config.architecture
         )));
     }
@@ -133,11 +135,11 @@ fn read_draft_vocabulary(
 }
 
 impl Adapter {
-    /// Loads an adapter directory for a target of shape `target`. On an autodiff device the
-    /// adapter can be trained further.
+    /// Loads an adapter directory for a target of shape `target`. On an autodiff device the adapter
+    /// can be trained.
     ///
     /// # Errors
-    /// If a file is missing, broken or not as it was exported, a tensor missing, extra or
+    /// If a file is missing, broken or changed since its export, a tensor is missing, extra or
     /// misshapen, or the adapter does not fit the target.
     pub fn from_dir(
         dir: &Path,
@@ -147,7 +149,7 @@ impl Adapter {
         Self::from_dir_in(dir, target, WeightDtype::F32, device)
     }
 
-    /// [`Adapter::from_dir`], computing in `dtype`, which must be that of the target beside it.
+    /// [`Adapter::from_dir`], computing in `dtype`, which must be the target's.
     ///
     /// # Errors
     /// As [`Adapter::from_dir`].
@@ -161,7 +163,8 @@ impl Adapter {
         config.check_target(dir, target)?;
         let mut reader = WeightReader::open_dir(dir)?;
         let dtype = dtype.float_dtype();
-        let mut adapter = config.build(&mut Stored { reader: &mut reader, device, dtype })?;
+        let mut adapter =
+            config.build(&mut CheckpointSource { reader: &mut reader, device, dtype })?;
         if dtype == FloatDType::F32 && packed::runs_on(device) {
             adapter.packed = Some(Arc::new(PackedAdapter::read(&config, &mut reader)?));
         }
@@ -170,15 +173,15 @@ impl Adapter {
         Ok((config, adapter))
     }
 
-    /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a temporary name first.
+    /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a
+    /// temporary name first.
     ///
     /// # Errors
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
         let path = dir.join("model.safetensors");
         let vocabulary = config.draft_vocabulary.as_ref();
-        let ids = vocabulary.map(|all| NamedIds { name: DRAFT_VOCABULARY, ids: all.ids() });
-        let ids: Vec<NamedIds<'_>> = ids.into_iter().collect();
+        let ids: Vec<_> = vocabulary.map(|all| (DRAFT_VOCABULARY, all.ids())).into_iter().collect();
         let hash = write_with_ids(&path, &self.named(config), &ids, config.dtype, &[])?;
         let mut json = config.model.to_json(config.dtype.config_name());
         json["exit_layer"] = config.exit_layer.into();
@@ -197,15 +200,15 @@ impl Adapter {
         write_config(dir, json, hash)
     }
 
-    /// The tensors as a checkpoint keeps them.
+    /// The tensors in a checkpoint's layout.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
-        let layers = self.layers.iter().enumerate();
+        let layers = self.stack.layers.iter().enumerate();
         let mut tensors: Vec<NamedTensor> = layers
             .flat_map(|(number, layer)| {
                 layer.named(&config.layer(), &self.shape, &config.layer_name(number))
             })
             .collect();
-        tensors.extend(self.norm.named(&config.model.spec.norm, NORM));
+        tensors.extend(self.stack.norm.named(&config.model.spec.norm, NORM));
         tensors.extend(named_linears("", config.own_head().into_iter().zip(&self.lm_head)));
         tensors
     }

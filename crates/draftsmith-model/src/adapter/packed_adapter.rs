@@ -1,22 +1,21 @@
-//! An adapter with packed weights, as decoding on the CPU runs it.
+//! An adapter with packed weights, for decoding on the CPU.
 
 use super::{AdapterConfig, NORM};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
 use crate::packed::{
-    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Packing, Threads,
+    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Packing,
 };
 use crate::rope::Reach;
 use crate::rows::{HostRows, Run};
-use crate::shape::ModelShape;
 use crate::spec::LayerSpec;
+use crate::spec::ModelShape;
 use crate::weights::WeightReader;
 
-/// The weights once more, packed: the tensors are there to be written and trained further.
+/// A packed copy of the weights; the tensors are kept for writing and training.
 #[derive(Debug)]
 pub(super) struct PackedAdapter {
-    /// Of each layer.
     layers: Vec<Parts>,
     norm: PackedNorm,
     lm_head: Option<PackedWeights>,
@@ -24,7 +23,7 @@ pub(super) struct PackedAdapter {
     reaches: Vec<Reach>,
 }
 
-/// What of a layer it has.
+/// The parts of a layer.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are a few adapters")]
 enum Parts {
@@ -34,7 +33,7 @@ enum Parts {
 }
 
 impl Parts {
-    /// A layer's, under `name`.
+    /// Reads the layer called `name`.
     fn read(
         spec: &LayerSpec,
         shape: &ModelShape,
@@ -53,7 +52,7 @@ impl Parts {
 }
 
 impl PackedAdapter {
-    /// Packs a checkpoint's tensors, in the format that it has them in.
+    /// Packs a checkpoint's tensors in their storage format.
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
@@ -62,7 +61,7 @@ impl PackedAdapter {
         reader: &mut WeightReader,
     ) -> Result<Self, ModelError> {
         let ModelConfig { shape, spec, .. } = &config.model;
-        let mut packing = Packing { reader, storage: None };
+        let mut packing = Packing { reader };
         let layer =
             |number| Parts::read(&config.layer(), shape, &config.layer_name(number), &mut packing);
         Ok(Self {
@@ -74,7 +73,7 @@ impl PackedAdapter {
         })
     }
 
-    /// What the LM head reads of new tokens, which are those of the slots in `runs`.
+    /// The hidden states that the LM head reads, for new tokens of the slots in `runs`.
     pub(super) fn forward(
         &self,
         mut rows: HostRows,
@@ -86,7 +85,7 @@ impl PackedAdapter {
         rows
     }
 
-    /// Reads new tokens into the cache, for their keys and values alone.
+    /// Reads new tokens into the cache, for their keys and values only.
     pub(super) fn fill(
         &self,
         mut rows: HostRows,
@@ -97,8 +96,7 @@ impl PackedAdapter {
         self.pass(others, &mut rows.values, runs, cache, Some(last));
     }
 
-    /// Runs layers over new tokens, and has `filled`, the one behind them, read what comes out for its
-    /// keys and values.
+    /// Runs layers over new tokens, then writes the keys and values of the next layer, `filled`.
     fn pass(
         &self,
         layers: &[Parts],
@@ -107,20 +105,10 @@ impl PackedAdapter {
         cache: &mut KvCache,
         filled: Option<&Parts>,
     ) {
-        if let Parts::Mlp(_) = self.layers[0] {
-            // A token looks at no other: there is nothing to be kept of it.
-            cache.extend(0..1, runs, 0);
-            for layer in layers.iter().filter(|_| filled.is_none()) {
-                if let Parts::Mlp(mlp) = layer {
-                    mlp.forward(x, cache.scratch_mut());
-                }
-            }
-            return;
-        }
         let (placed, mut memory, scratch) = cache.extend_packed(0..self.layers.len(), runs);
-        const KEPT: &str = "an adapter's cache has its layers";
+        const CACHED: &str = "an adapter's cache has all its layers";
         for layer in layers {
-            let slots = memory.next().expect(KEPT);
+            let slots = memory.next().expect(CACHED);
             match layer {
                 Parts::Attention(attention) => {
                     attention.forward(x, placed, slots, &self.reaches, scratch);
@@ -130,24 +118,20 @@ impl PackedAdapter {
                     let caches = std::iter::once(slots);
                     packed::forward_layers(layers, x, placed, caches, &self.reaches, scratch);
                 }
-                Parts::Mlp(_) => unreachable!("all layers are alike"),
+                Parts::Mlp(mlp) => mlp.forward(x, scratch),
             }
         }
         if let Some(Parts::Attention(attention) | Parts::Both(PackedLayer { attention, .. })) =
             filled
         {
-            attention.fill(x, placed, memory.next().expect(KEPT), &self.reaches, scratch);
+            attention.fill(x, placed, memory.next().expect(CACHED), &self.reaches, scratch);
         }
     }
 
-    /// Logits by its own LM head; `None` where it has none.
+    /// Logits of the adapter's LM head; `None` if it has none.
     pub(super) fn logits(&self, normed: &HostRows) -> Option<HostRows> {
         let lm_head = self.lm_head.as_ref()?;
-        let mut values = Vec::new();
-        lm_head.multiply(&normed.values, &mut values, &Threads::All);
-        if let Some(cap) = self.logit_soft_cap {
-            packed::soft_cap(&mut values, cap);
-        }
-        Some(HostRows { values, width: lm_head.num_outputs() })
+        let values = packed::logits(lm_head, &normed.values, self.logit_soft_cap);
+        Some(HostRows { values, width: lm_head.outputs })
     }
 }

@@ -1,5 +1,5 @@
-//! What every adapter must hold to: files round-trip, any split of a sequence gives the same, its
-//! parts are a Llama layer's, and what fits no target is refused.
+//! Adapters round-trip through files, give the same for any split of a sequence, have the parts of
+//! a Llama layer, and are refused by targets that they do not fit.
 
 use std::path::Path;
 
@@ -9,6 +9,8 @@ use burn::tensor::{Distribution, Int, TensorData};
 use half::bf16;
 
 use super::*;
+use crate::decoder::attention::Positions;
+use crate::decoder::norm::Norm;
 use crate::error::read_json;
 use crate::fixtures::{FIXTURES, load};
 use crate::rows::HostRows;
@@ -40,7 +42,7 @@ fn config_for(
     AdapterConfig { architecture, ..config }.with_layers(num_layers)
 }
 
-/// Every architecture, of one layer and of two.
+/// Every architecture, with one layer and with two.
 fn architectures() -> impl Iterator<Item = (AdapterArchitecture, usize)> {
     AdapterArchitecture::ALL.into_iter().flat_map(|all| [(all, 1), (all, 2)])
 }
@@ -62,7 +64,7 @@ fn written(architecture: AdapterArchitecture) -> (tempfile::TempDir, AdapterConf
     written_for(&target(), architecture, 1)
 }
 
-/// The same for another target.
+/// The same for a given target.
 fn written_for(
     target: &CausalLm,
     architecture: AdapterArchitecture,
@@ -88,7 +90,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
     let device = Device::flex();
     let ids: Vec<i32> = (0..30).map(|i| i * 7 % 40).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 30]), &device);
-    let features = target.all_hidden_states(ids).swap_remove(1);
+    let features = target.exit_states(ids, 1);
     let [_, _, width] = features.dims();
     let on_device: Rows = features.clone().into();
     let on_host: Rows = HostRows { values: values(features.clone()), width }.into();
@@ -100,7 +102,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
         let expected = values(adapter.forward(features.clone()));
         assert_close(&values(read.forward(features.clone())), &expected);
         let mut all_logits = Vec::new();
-        // The one that was read has packed weights, the other has none; each takes both.
+        // The adapter that was read is packed, the other is not; each takes rows in both places.
         for (adapter, features) in
             [(&adapter, &on_device), (&adapter, &on_host), (&read, &on_device), (&read, &on_host)]
         {
@@ -123,7 +125,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
             adapter.fill_cache(features.slice(0..9), &mut cache);
             assert_eq!(cache.len(0, 0), 9);
             assert_close(&forward(9, 30, &mut cache).0, &expected[9 * width..]);
-            // The same beside another sequence, which begins later and with a filled cache.
+            // The same next to another sequence, which begins later in a filled cache.
             let mut cache = adapter.new_cache(30, 2);
             let part = |from, to, slot| features.slice(from..to).in_slot(slot);
             adapter.fill_cache(part(0, 3, 1), &mut cache);
@@ -151,7 +153,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
 }
 
 #[test]
-fn weights_of_16_bits_are_read_and_computed_with_as_the_file_has_them() {
+fn weights_of_16_bits_keep_the_files_numbers() {
     let (target, device) = (target(), Device::flex());
     let features =
         Tensor::random([1, 9, target.shape().hidden_size], Distribution::Default, &device);
@@ -169,7 +171,7 @@ fn weights_of_16_bits_are_read_and_computed_with_as_the_file_has_them() {
             let rounded = written.values.iter().map(|value| bf16::from_f32(*value).to_f32());
             assert!(found.values.iter().copied().eq(rounded), "{}", found.name);
         }
-        // Packed weights beside tensors.
+        // Packed weights and tensors.
         let normed = read.forward_cached(features.clone().into(), &mut read.new_cache(9, 1));
         assert_close(&values(normed.into_tensor(&device)), &values(read.forward(features.clone())));
     }
@@ -195,13 +197,13 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
     let x = features();
     // A decoder layer with the target's weights is the target's layer and final norm.
     let positions =
-        Positions::whole(&adapter(AdapterArchitecture::MlpOnly).reaches, &x, &Device::flex());
+        Positions::whole(&adapter(AdapterArchitecture::MlpOnly).stack.reaches, &x, &Device::flex());
     let (layer, _) = target.layer_and_norm(1);
-    let attention = layer.attention().expect("a model's layer has both");
+    let attention = layer.attention.as_ref().expect("a model's layer has both");
     let attended = x.clone() + attention.forward(x.clone(), &positions, None);
-    let mlp = layer.mlp().expect("a model's layer has both");
+    let mlp = layer.mlp.as_ref().expect("a model's layer has both");
     let with_mlp = |h: Tensor<3>| {
-        let read = if layer.is_parallel() { x.clone() } else { h.clone() };
+        let read = if layer.is_parallel { x.clone() } else { h.clone() };
         h + mlp.forward(read)
     };
     for (architecture, expected) in [
@@ -215,7 +217,7 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
 }
 
 #[test]
-fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
+fn initial_weights_from_the_target_are_exact_copies() {
     for name in FIXTURES {
         first_weights_are_its_layers(&load(name));
     }
@@ -223,59 +225,26 @@ fn first_weights_of_the_target_are_its_layers_to_the_last_bit() {
 
 fn first_weights_are_its_layers(target: &CausalLm) {
     let last = target.shape().num_layers - 1;
-    let (layer, norm) = target.layer_and_norm(last);
+    let (theirs, norm) = target.layer_and_norm(last);
     for device in [Device::flex(), Device::flex().autodiff()] {
         for architecture in AdapterArchitecture::ALL {
-            let drawn = config_for(target, architecture, 1).init(&device);
+            let config = config_for(target, architecture, 1);
+            let drawn = config.init(&device);
             let adapter = drawn.clone().with_layers_of(target, last).with_head_of(target);
             assert_eq!(adapter.device(), device);
-            let same = |found: &Linear, expected: &Linear| {
-                assert_eq!(values(found.weight.val()), values(expected.weight.val()));
-                let bias = |linear: &Linear| linear.bias.as_ref().map(|bias| values(bias.val()));
-                assert_eq!(bias(found), bias(expected));
-            };
-            let same_norm = |found: &Norm, expected: &Norm| {
-                assert_eq!(values(found.gamma()), values(expected.gamma()));
-                assert_eq!(found.beta().map(values), expected.beta().map(values));
-                assert_eq!(found.epsilon(), expected.epsilon());
-            };
-            if let (Some(found), Some(expected)) =
-                (adapter.layers[0].attention(), layer.attention())
-            {
-                let all = |(before, heads, behind)| {
-                    let heads: Option<&[Norm; 2]> = heads;
-                    [before].into_iter().chain(heads.into_iter().flatten()).chain(behind)
-                };
-                let norms: (Vec<&Norm>, Vec<&Norm>) =
-                    (all(found.norms()).collect(), all(expected.norms()).collect());
-                assert_eq!(norms.0.len(), norms.1.len());
-                norms.0.into_iter().zip(norms.1).for_each(|(a, b)| same_norm(a, b));
-                let pairs = found.projections().into_iter();
-                for (found, expected) in pairs.zip(expected.projections()) {
-                    same(found, expected);
-                }
+            let mut expected = drawn.stack.layers[0].clone();
+            expected.attention = expected.attention.and(theirs.attention.clone());
+            // No layer of the target has an MLP like that of "MLP only".
+            if architecture == AdapterArchitecture::DecoderLayer {
+                expected.mlp = theirs.mlp.clone();
             }
-            if let Some(found) = adapter.layers[0].mlp() {
-                // No layer of the target has an MLP like that of "MLP only".
-                let expected = match architecture {
-                    AdapterArchitecture::MlpOnly => drawn.layers[0].mlp(),
-                    _ => layer.mlp(),
-                };
-                let expected = expected.expect("it has one");
-                same_norm(found.norms().0, expected.norms().0);
-                assert_eq!(found.norms().1.is_some(), expected.norms().1.is_some());
-                for (found, expected) in found.norms().1.into_iter().zip(expected.norms().1) {
-                    same_norm(found, expected);
-                }
-                let (gate, up_and_down) = found.projections();
-                let (expected_gate, expected) = expected.projections();
-                assert_eq!(gate.is_some(), expected_gate.is_some());
-                let pairs = gate.into_iter().chain(up_and_down);
-                for (found, expected) in pairs.zip(expected_gate.into_iter().chain(expected)) {
-                    same(found, expected);
-                }
-            }
-            same_norm(&adapter.norm, &norm);
+            let tensors = |layer: &DecoderLayer| -> Vec<(String, Vec<f32>)> {
+                let named = layer.named(&config.layer(), target.shape(), "layer");
+                named.into_iter().map(|tensor| (tensor.name, tensor.values)).collect()
+            };
+            assert_eq!(tensors(&adapter.stack.layers[0]), tensors(&expected));
+            let weights = |norm: &Norm| (values(norm.gamma()), norm.beta().map(values));
+            assert_eq!(weights(&adapter.stack.norm), weights(&norm));
             if let Some(head) = adapter.own_head() {
                 assert_eq!(values(head), values(target.lm_head_weight()));
             }
@@ -285,15 +254,15 @@ fn first_weights_are_its_layers(target: &CausalLm) {
 }
 
 #[test]
-fn layers_begin_as_the_targets_next_ones_and_then_its_last_again() {
+fn layers_start_from_the_targets_next_layers_and_repeat_its_last() {
     let target = target();
     let last = target.shape().num_layers - 1;
     let config = config_for(&target, AdapterArchitecture::DecoderLayer, 3);
     let adapter = config.init(&Device::flex()).with_layers_of(&target, last - 1);
-    for (layer, number) in adapter.layers.iter().zip([last - 1, last, last]) {
+    for (layer, number) in adapter.stack.layers.iter().zip([last - 1, last, last]) {
         let (expected, _) = target.layer_and_norm(number);
         let [found, expected] = [layer, &expected].map(|layer| {
-            let attention = layer.attention().expect("it has one");
+            let attention = layer.attention.as_ref().expect("it has one");
             attention.projections().map(|linear| values(linear.weight.val()))
         });
         assert_eq!(found, expected);
@@ -364,7 +333,7 @@ fn files_have_kangaroos_names_and_others_those_of_a_llama_layer() {
         let json: Value = read_json(&dir.path().join("config.json")).expect("JSON");
         assert_eq!((&json["num_hidden_layers"], &json["exit_layer"]), (&1.into(), &1.into()));
         let named = match architecture {
-            // As Kangaroo has it.
+            // Kangaroo's files have no such key.
             AdapterArchitecture::Attention => Value::Null,
             other => other.to_string().into(),
         };
@@ -374,7 +343,7 @@ fn files_have_kangaroos_names_and_others_those_of_a_llama_layer() {
 }
 
 #[test]
-fn what_fits_no_target_is_refused_and_says_why() {
+fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
     let (dir, ..) = written(AdapterArchitecture::DecoderLayer);
     let target = target();
     let refused = |dir: &Path, shape: &ModelShape| {
@@ -393,7 +362,7 @@ fn what_fits_no_target_is_refused_and_says_why() {
         std::fs::write(&path, json.to_string()).expect("written");
         refused(dir.path(), target.shape())
     };
-    // Another architecture has other tensors: too many, or too few.
+    // Another architecture has more or fewer tensors.
     let message = rewritten(&|json| drop(json.remove("architecture")));
     assert!(message.contains("layers.0.mlp"), "{message}");
     let message = rewritten(&|json| json["architecture"] = "attention-with-head".into());
@@ -407,17 +376,17 @@ fn what_fits_no_target_is_refused_and_says_why() {
 fn the_papers_mlp_is_two_matrices_in_the_residual_stream() {
     let (_, _, adapter) = written(AdapterArchitecture::MlpOnly);
     let x = Tensor::<3>::random([1, 5, 32], Distribution::Default, &Device::flex());
-    let mlp = adapter.layers[0].mlp().expect("it has one");
-    let (None, [first, second]) = mlp.projections() else { panic!("it has no gate") };
-    let normed = mlp.norms().0.forward(x.clone()).reshape([5, 32]);
-    let between = silu(normed.matmul(first.weight.val()));
-    let output = between.matmul(second.weight.val()).reshape([1, 5, 32]);
-    let expected = values(adapter.norm.forward(x.clone() + output));
+    let mlp = adapter.stack.layers[0].mlp.as_ref().expect("it has one");
+    assert!(mlp.gate.is_none());
+    let normed = mlp.norm.forward(x.clone()).reshape([5, 32]);
+    let between = silu(normed.matmul(mlp.up.weight.val()));
+    let output = between.matmul(mlp.down.weight.val()).reshape([1, 5, 32]);
+    let expected = values(adapter.stack.norm.forward(x.clone() + output));
     assert_close(&values(adapter.forward(x)), &expected);
 }
 
 #[test]
-fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
+fn initial_weights_are_uniform_within_one_over_the_root_of_the_inputs() {
     let mut model = target().config().clone();
     (model.shape.hidden_size, model.shape.head_dim) = (128, 24);
     model.spec.mlp.width = 300;
@@ -425,7 +394,7 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
         let config = AdapterConfig::new(&model, 1).expect("a valid exit layer");
         let config = AdapterConfig { architecture, ..config };
         let device = Device::flex();
-        // Draws that fill [0, 1) evenly, whatever their number (golden ratio).
+        // Numbers that fill [0, 1) evenly (golden ratio).
         let mut nth = 0.0_f64;
         let draw = || {
             nth += 1.0;
@@ -440,8 +409,8 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
                 let bound = 1.0 / (inputs as f32).sqrt();
                 let largest = tensor.values.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
                 assert!(largest <= bound && largest > 0.99 * bound, "{}: {largest}", tensor.name);
-                // Uniform: each tenth of the range has a tenth of the values, and a normal
-                // distribution's have from a hundredth to a sixth.
+                // Uniform: each tenth of the range has a tenth of the values. For a normal
+                // distribution the shares would be a hundredth to a sixth.
                 let mut tenths = [0; 10];
                 for x in &tensor.values {
                     let place = 5.0 * (x / bound + 1.0);
@@ -449,7 +418,7 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
                 }
                 let share = |count: i32| f64::from(count) / tensor.values.len() as f64;
                 let name = &tensor.name;
-                // Nearly six standard deviations of the smallest matrix, of 6,144 numbers.
+                // Nearly six standard deviations for the smallest matrix, of 6,144 numbers.
                 let fair = tenths.iter().all(|count| (share(*count) - 0.1).abs() < 0.022);
                 assert!(fair, "{name}: {tenths:?}");
             }
@@ -458,7 +427,7 @@ fn first_weights_are_uniform_within_one_over_the_root_of_a_matrixs_inputs() {
 }
 
 #[test]
-fn a_draft_vocabulary_is_kept_in_the_files_and_broken_ones_are_named() {
+fn a_draft_vocabulary_round_trips_and_errors_name_a_broken_one() {
     let target = target();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let vocabulary = DraftVocabulary::new(vec![2, 9, 30]);

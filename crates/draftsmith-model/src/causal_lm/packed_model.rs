@@ -1,5 +1,4 @@
-//! A frozen model on the CPU, from ids to logits: its weights packed in host memory, and nowhere
-//! else.
+//! A frozen model on the CPU, from ids to logits, with its weights packed in host memory.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -11,35 +10,36 @@ use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::packing::{Unpacked, unpacked_linear, unpacked_norm};
+use crate::decoder::packing::{unpacked_layer, unpacked_linear, unpacked_norm};
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;
-use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Storage, Threads};
+use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing};
 use crate::rope::Reach;
 use crate::rows::{HostRows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::WeightReader;
 
-/// A packed model; a copy shares its weights.
+/// A packed model. Clones share the weights.
 #[derive(Module, Debug)]
 pub(super) struct PackedModel {
     #[module(skip)]
-    weights: Arc<Weights>,
+    weights: Arc<PackedParts>,
 }
 
+/// The parts of a packed model.
 #[derive(Debug)]
-struct Weights {
-    /// Its outputs are tokens; `None` where the LM head has the same weights, which it then gives.
+struct PackedParts {
+    /// The outputs are tokens. `None` if the LM head is tied and serves as the embedding too.
     embedding: Option<PackedWeights>,
     layers: Vec<PackedLayer>,
     norm: PackedNorm,
     lm_head: PackedWeights,
-    /// What embeddings are multiplied with, where they are.
+    /// Factor of the embeddings, if any.
     embedding_scale: Option<f32>,
     logit_soft_cap: Option<f32>,
     reaches: Vec<Reach>,
-    /// The LM head as a tensor once more, from when a training first asks for it: its losses take
-    /// products with the matrix's transpose too, which packed weights are not made for.
+    /// The LM head as a tensor, made when training first asks for it. Losses also need products
+    /// with the transpose, which packed weights do not support.
     lm_head_tensor: OnceLock<Tensor<2>>,
 }
 
@@ -51,10 +51,9 @@ impl PackedModel {
     pub(super) fn read(
         config: &ModelConfig,
         reader: &mut WeightReader,
-        storage: Option<Storage>,
     ) -> Result<Self, ModelError> {
         let ModelConfig { shape, spec, .. } = config;
-        let mut packing = Packing { reader, storage };
+        let mut packing = Packing { reader };
         let table = packing.linears("", &[LinearSpec::lm_head(spec.names.embedding, shape)])?;
         let (embedding, lm_head) = if spec.tie_word_embeddings {
             (None, table)
@@ -63,7 +62,7 @@ impl PackedModel {
         };
         let layer = |number| packing.layer(&spec.layer(number), shape, &spec.names.layer(number));
         let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
-        let weights = Weights {
+        let weights = PackedParts {
             embedding,
             layers,
             norm: packing.norm("", spec.names.norm, shape.hidden_size, &spec.norm)?,
@@ -76,7 +75,7 @@ impl PackedModel {
         Ok(Self { weights: Arc::new(weights) })
     }
 
-    /// The same as tensors in f32: to be written, or computed with in another type.
+    /// The same weights as tensors in f32, for writing or computing in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
         let embedding = self.embedding_table(device);
         let layers =
@@ -85,10 +84,10 @@ impl PackedModel {
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
     }
 
-    /// The embeddings as a tensor, `[vocab, hidden]`.
+    /// The embedding matrix, `[vocab, hidden]`.
     pub(super) fn embedding_table(&self, device: &Device) -> Tensor<2> {
         let table = self.embedding();
-        unpacked_linear(table, 0..table.num_outputs(), device).weight.val().transpose()
+        unpacked_linear(table, 0..table.outputs, device).weight.val().transpose()
     }
 
     /// A layer as tensors in f32.
@@ -98,10 +97,8 @@ impl PackedModel {
         config: &ModelConfig,
         device: &Device,
     ) -> DecoderLayer {
-        let (shape, spec) = (&config.shape, config.spec.layer(number));
-        let mut source = Unpacked::new(&self.weights.layers[number], &spec, shape, device);
-        let Ok(layer) = DecoderLayer::build(&spec, shape, "", &mut source);
-        layer
+        let layer = &self.weights.layers[number];
+        unpacked_layer(layer, &config.spec.layer(number), &config.shape, device)
     }
 
     /// The final norm as a tensor.
@@ -113,12 +110,11 @@ impl PackedModel {
     pub(super) fn lm_head_weight(&self, device: &Device) -> Tensor<2> {
         let unpack = || {
             let lm_head = &self.weights.lm_head;
-            unpacked_linear(lm_head, 0..lm_head.num_outputs(), device).weight.val()
+            unpacked_linear(lm_head, 0..lm_head.outputs, device).weight.val()
         };
         self.weights.lm_head_tensor.get_or_init(unpack).clone()
     }
 
-    /// The LM head.
     pub(super) fn lm_head(&self) -> &PackedWeights {
         &self.weights.lm_head
     }
@@ -139,19 +135,19 @@ impl PackedModel {
         HostRows { values, width }
     }
 
-    /// The root of the mean square of all numbers of the embeddings.
+    /// The root mean square of the embeddings.
     pub(super) fn embedding_size(&self) -> f32 {
         let (embedding, mut row, mut sum) = (self.embedding(), Vec::new(), 0.0);
-        for id in 0..embedding.num_outputs() {
+        for id in 0..embedding.outputs {
             row.clear();
             embedding.read_output(id, &mut row);
             sum += row.iter().map(|x| f64::from(x * x)).sum::<f64>();
         }
-        let size = (sum / (embedding.num_outputs() * row.len()) as f64).sqrt() as f32;
+        let size = (sum / (embedding.outputs * row.len()) as f64).sqrt() as f32;
         size * self.weights.embedding_scale.unwrap_or(1.0)
     }
 
-    /// Runs layers on rows, which are those of the slots in `runs`.
+    /// Runs layers on rows that belong to the slots in `runs`.
     pub(super) fn forward_layers(
         &self,
         layers: Range<usize>,
@@ -160,18 +156,18 @@ impl PackedModel {
         cache: &mut KvCache,
     ) {
         let (rows, caches, scratch) = cache.extend_packed(layers.clone(), runs);
-        let Weights { layers: all, reaches, .. } = &*self.weights;
+        let PackedParts { layers: all, reaches, .. } = &*self.weights;
         packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, reaches, scratch);
     }
 
-    /// Reads rows into the cache of the last layer alone, for their keys and values.
+    /// Reads rows into the cache of the last layer, for their keys and values only.
     pub(super) fn fill_last(
         &self,
         hidden: &HostRows,
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let Weights { layers, reaches, .. } = &*self.weights;
+        let PackedParts { layers, reaches, .. } = &*self.weights;
         let last = layers.len() - 1;
         let (rows, mut caches, scratch) = cache.extend_packed(last..last + 1, runs);
         let slots = caches.next().expect("the last layer has a cache");
@@ -184,17 +180,14 @@ impl PackedModel {
     }
 
     pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
-        let (mut values, lm_head) = (Vec::new(), &self.weights.lm_head);
-        lm_head.multiply(&normed.values, &mut values, &Threads::All);
-        if let Some(cap) = self.weights.logit_soft_cap {
-            packed::soft_cap(&mut values, cap);
-        }
-        HostRows { values, width: lm_head.num_outputs() }
+        let PackedParts { lm_head, logit_soft_cap, .. } = &*self.weights;
+        let values = packed::logits(lm_head, &normed.values, *logit_soft_cap);
+        HostRows { values, width: lm_head.outputs }
     }
 
-    /// Runs layers over whole sequences of one length, without a cache, in place. `wanted`: see
-    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at). `are_last`: whether no layer of
-    /// the model is behind them, here or elsewhere.
+    /// Runs layers in place over whole sequences of one length, without a cache. For `wanted`, see
+    /// [`CausalLm::hidden_states_at`](super::CausalLm::hidden_states_at). `are_last` says whether
+    /// the range ends with the model's last layer.
     pub(super) fn run_sequences(
         &self,
         layers: Range<usize>,
@@ -202,7 +195,7 @@ impl PackedModel {
         wanted: &[Range<usize>],
         are_last: bool,
     ) {
-        let Weights { layers: all, reaches, .. } = &*self.weights;
+        let PackedParts { layers: all, reaches, .. } = &*self.weights;
         packed::forward_sequences(&all[layers], x, wanted, are_last, reaches);
     }
 }

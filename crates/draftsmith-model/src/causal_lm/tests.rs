@@ -1,5 +1,5 @@
-//! What a model must hold to: transformers' numbers, and that it does not matter how a sequence is
-//! cut into forwards, layer ranges or truncated detours.
+//! A model must match transformers, and the way a sequence is divided into forwards, layer ranges
+//! and rolled-back detours must not matter.
 
 mod trees;
 
@@ -10,14 +10,14 @@ use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor, load};
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
 
-/// transformers sums in another order: f32 rounding through three layers stays well below this.
+/// transformers sums in another order; f32 rounding through three layers stays well below this.
 const RELATIVE_TOLERANCE: f32 = 1e-4;
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().expect("f32")
 }
 
-/// Asserts that the largest difference is within the tolerance of the largest value.
+/// Asserts that the largest difference is within the tolerance, relative to the largest value.
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let scale = expected.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
@@ -25,13 +25,13 @@ fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     assert!(off <= RELATIVE_TOLERANCE * scale, "{what}: off by {off} of {scale}");
 }
 
-/// Logits of the stream behind the last layer.
+/// Logits of the stream after the last layer.
 fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
     let [logits] = Rows::to_host([model.logits(&model.normed(hidden))]).expect("brought");
     logits
 }
 
-/// Logits of all positions, reading the ids in the given pieces through a cache.
+/// Logits of all positions, with the ids read in the given pieces through a cache.
 fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
     let num_layers = model.shape().num_layers;
     let mut cache = model.new_cache(64, 1);
@@ -54,56 +54,48 @@ fn logits_and_hidden_states_agree_with_transformers() {
 }
 
 fn agrees_with_transformers(name: &str, model: &CausalLm) {
-    {
-        let expected = expected(name);
-        let num_layers = expected.num_layers();
-        let mut states = model.all_hidden_states(ids_tensor(&expected.ids));
-        let last = states.pop().expect("one more state than layers");
-        // transformers' last entry is after the final norm.
-        let normed = model.final_norm(last);
-        for (layer, state) in states.into_iter().enumerate() {
-            assert_close(
-                &values(state),
-                &expected.hidden_states[layer],
-                &format!("{name} {layer}"),
-            );
-        }
-        let expected_last = &expected.hidden_states[num_layers];
-        assert_close(&values(normed.clone()), expected_last, &format!("{name} final"));
-        assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
-        let direct = values(model.hidden_states(ids_tensor(&expected.ids)));
-        assert_close(&direct, expected_last, &format!("{name} hidden_states"));
-        let all = 0..expected.ids.len();
-        let wanted = std::slice::from_ref(&all);
-        // The last entry is normed, the others are not.
-        for layer in 0..=num_layers {
-            let ids = ids_tensor(&expected.ids);
-            let (mut exits, last) = model.hidden_states_at(ids, &[layer], wanted);
-            let exit = exits.remove(0);
-            let what = format!("{name} hidden_states_at {layer}");
-            assert_close(&values(last), expected_last, &what);
-            let exit = if layer == num_layers { model.final_norm(exit) } else { exit };
-            assert_close(&values(exit), &expected.hidden_states[layer], &what);
-        }
-        // Several at once are each alone, in the order asked for.
-        let (exits, last) = model.hidden_states_at(ids_tensor(&expected.ids), &[2, 1, 2], wanted);
-        for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
-            let (mut alone, alone_last) =
-                model.hidden_states_at(ids_tensor(&expected.ids), &[layer], wanted);
-            assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
-            assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
-        }
+    let expected = expected(name);
+    let num_layers = expected.num_layers();
+    let ids = || ids_tensor(&expected.ids);
+    // transformers' last entry is after the final norm.
+    let (of_layers, of_norm) = expected.hidden_states.split_at(num_layers);
+    for (layer, expected) in of_layers.iter().enumerate() {
+        assert_close(
+            &values(model.exit_states(ids(), layer)),
+            expected,
+            &format!("{name} {layer}"),
+        );
+    }
+    let normed = model.hidden_states(ids());
+    assert_close(&values(normed.clone()), &of_norm[0], &format!("{name} hidden_states"));
+    assert_close(&values(model.lm_head(normed)), &expected.logits, &format!("{name} logits"));
+    let all = 0..expected.ids.len();
+    let wanted = std::slice::from_ref(&all);
+    for layer in 0..=num_layers {
+        let (mut exits, last) = model.hidden_states_at(ids(), &[layer], wanted);
+        let exit = exits.remove(0);
+        let what = format!("{name} hidden_states_at {layer}");
+        assert_close(&values(last), &of_norm[0], &what);
+        let exit = if layer == num_layers { model.final_norm(exit) } else { exit };
+        assert_close(&values(exit), &expected.hidden_states[layer], &what);
+    }
+    // Several exits at once give the same as each separately, in the order asked for.
+    let (exits, last) = model.hidden_states_at(ids(), &[2, 1, 2], wanted);
+    for (exit, layer) in exits.into_iter().zip([2, 1, 2]) {
+        let (mut alone, alone_last) = model.hidden_states_at(ids(), &[layer], wanted);
+        assert_eq!(values(exit), values(alone.remove(0)), "{name} {layer}");
+        assert_eq!(values(last.clone()), values(alone_last), "{name} {layer}");
     }
 }
 
-/// The place of the largest number.
+/// The index of the largest number.
 fn top(row: &[f32]) -> u32 {
     let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     best.expect("a row of logits").0 as u32
 }
 
 #[test]
-fn greedy_decoding_goes_on_as_transformers_does() {
+fn greedy_decoding_continues_as_transformers_does() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         for model in [&model, &model.to_tensors()] {
@@ -123,7 +115,7 @@ fn greedy_decoding_goes_on_as_transformers_does() {
 }
 
 #[test]
-fn rounds_of_candidates_that_are_rolled_back_change_nothing_past_a_window_either() {
+fn rolled_back_candidates_change_nothing_beyond_a_window_either() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         let sequence = [&expected.ids[..], &expected.continuation].concat();
@@ -137,7 +129,7 @@ fn rounds_of_candidates_that_are_rolled_back_change_nothing_past_a_window_either
                 let hidden = model.forward_layers(layers.clone(), model.embed_ids(ids), cache);
                 logits_of(model, hidden)
             };
-            // Of each round's candidates some stand, and the others are read and forgotten.
+            // Each round keeps some of its candidates and rolls the others back.
             let mut len = 0;
             for (num_rows, num_wrong) in
                 [(1, 0), (10, 9), (3, 11), (6, 2), (1, 20), (12, 8), (9, 15)]
@@ -157,7 +149,7 @@ fn rounds_of_candidates_that_are_rolled_back_change_nothing_past_a_window_either
 }
 
 #[test]
-fn of_a_padded_batch_the_wanted_positions_are_those_of_each_sequence_alone() {
+fn a_padded_batch_gives_each_sequences_states_at_the_wanted_positions() {
     for name in FIXTURES {
         a_padded_batch_is_each_sequence_alone(&load(name));
     }
@@ -180,9 +172,8 @@ fn a_padded_batch_is_each_sequence_alone(model: &CausalLm) {
         }
         let alone = &padded[nth * seq..][..wanted.end];
         let rows = |from: usize| (nth * seq + from) * width..(nth * seq + wanted.end) * width;
-        let states = on_tensors.all_hidden_states(ids_tensor(alone));
         for (layer, exit) in exit_layers.into_iter().zip(&exits) {
-            let expected = values(states[layer].clone());
+            let expected = values(on_tensors.exit_states(ids_tensor(alone), layer));
             assert_close(&exit[rows(0)], &expected, &format!("sequence {nth} exit {layer}"));
         }
         let expected = values(on_tensors.hidden_states(ids_tensor(alone)));
@@ -208,8 +199,8 @@ fn any_split_of_a_sequence_gives_the_same_logits() {
 }
 
 #[test]
-fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
-    // Two threads share rows on a pool alone.
+fn in_host_memory_a_rows_bits_do_not_depend_on_other_rows() {
+    // Threads share rows only inside a pool.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
@@ -230,7 +221,7 @@ fn in_host_memory_a_row_is_the_same_to_the_last_bit_whatever_is_beside_it() {
 }
 
 #[test]
-fn a_filled_cache_is_as_good_as_one_that_was_read() {
+fn a_filled_cache_gives_the_same_as_one_that_was_read() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         for cut in [1, 9, expected.ids.len() - 1] {
@@ -247,7 +238,7 @@ fn a_filled_cache_is_as_good_as_one_that_was_read() {
 }
 
 #[test]
-fn what_is_truncated_was_never_read() {
+fn truncated_tokens_leave_no_trace() {
     let (model, expected) = (load(FIXTURES[0]), expected(FIXTURES[0]));
     let ids = &expected.ids;
     let num_layers = model.shape().num_layers;
@@ -264,7 +255,7 @@ fn what_is_truncated_was_never_read() {
     assert_close(&found, &expected.logits[10 * vocab..], "after a truncated detour");
 }
 
-/// Three sequences of different lengths, and how each is cut into forwards.
+/// Three sequences of different lengths, each divided into forwards.
 fn sequences(ids: &[u32]) -> [Vec<&[u32]>; 3] {
     let (a, b, c) = (&ids[..20], &ids[5..24], &ids[1..24]);
     [
@@ -275,8 +266,8 @@ fn sequences(ids: &[u32]) -> [Vec<&[u32]>; 3] {
 }
 
 #[test]
-fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
-    // Two threads share rows on a pool alone.
+fn several_sequences_in_one_forward_give_the_same_as_each_alone() {
+    // Threads share rows only inside a pool.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
@@ -288,7 +279,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
                 let num_layers = model.shape().num_layers;
                 let mut cache = model.new_cache(64, 4);
                 let mut found = [const { Vec::new() }; 3];
-                // The slots' order is no matter, nor is that one is left out.
+                // The order of the slots does not matter, nor that one is unused.
                 let turn = |turn: usize| [2, 0, 1].map(|nth| (nth + 1, sequences[nth][turn]));
                 for runs in (0..4).map(turn) {
                     let hidden = model.embed_runs(&runs);
@@ -320,7 +311,7 @@ fn rows_of_several_sequences_in_one_forward_are_those_of_each_alone() {
 }
 
 #[test]
-fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
+fn a_used_or_filled_slot_can_be_reused_next_to_others() {
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
         let on_tensors = model.to_tensors();
@@ -336,7 +327,7 @@ fn a_slot_that_was_used_or_filled_serves_as_a_new_one_beside_others() {
             };
             read(&[(0, &ids[..10]), (1, &ids[7..20])], [0, 0]);
             read(&[(1, &[5, 5, 5]), (0, &[5; 7])], [10, 13]);
-            // Slot 0 goes back to where the detour began, slot 1 begins anew.
+            // Slot 0 returns to where the detour began; slot 1 starts again.
             let found = read(&[(0, &ids[10..]), (1, &ids[..4])], [10, 0]);
             let vocab = model.shape().vocab_size;
             let behind = [&expected.logits[10 * vocab..], &expected.logits[..4 * vocab]].concat();
@@ -378,12 +369,12 @@ fn a_written_checkpoint_reads_back_the_same() {
         assert_eq!(read.config(), model.config());
         let ids: &[u32] = &expected.ids;
         let found = cached_logits(&read, &[ids]);
-        // The 1 that norms of Gemma's form leave out is taken off, and added again.
+        // The 1 of Gemma's norms is subtracted when written and added when read.
         assert_close(&found, &cached_logits(&model, &[ids]), name);
     }
 }
 
-/// A directory with a fixture's files, its `config.json` changed.
+/// A directory with a fixture's files and a modified `config.json`.
 fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for entry in std::fs::read_dir(fixture(name)).expect("the fixture is there") {
@@ -398,7 +389,7 @@ fn with_config(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> tempf
 }
 
 #[test]
-fn sizes_that_the_weights_do_not_bear_out_take_no_memory() {
+fn sizes_that_contradict_the_weights_allocate_nothing() {
     const HUGE: usize = 1 << 27;
     for (key, named) in [
         ("vocab_size", "model.embed_tokens.weight"),
@@ -416,8 +407,8 @@ fn sizes_that_the_weights_do_not_bear_out_take_no_memory() {
 }
 
 #[test]
-fn a_cache_grows_with_what_is_read_and_keeps_it() {
-    // Of a sequence longer than what a cache begins with, one slot beside another.
+fn a_cache_grows_with_the_tokens_and_keeps_them() {
+    // A sequence longer than a cache's first allocation, with two slots.
     let (num_tokens, context) = (2500, 1 << 26);
     let dir = with_config(FIXTURES[0], |config| config["max_position_embeddings"] = context.into());
     let device = Device::flex();

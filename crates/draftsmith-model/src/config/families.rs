@@ -1,271 +1,272 @@
-//! The families: what each computes and calls its tensors, and what its keys say where they are
-//! absent, which is what transformers says then.
+//! What each family computes, how it names its tensors, and the defaults of its keys, which are
+//! those of transformers.
 
 use std::path::Path;
 
-use super::keys::{Given, Keys, TokenIds, fail, positive};
-use super::{Architecture, ModelConfig, rope, sizes};
+use super::keys::{Given, Keys, TokenIds};
+use super::rope::{self, Ropes};
+use super::{Architecture, ModelConfig};
 use crate::error::ModelError;
-use crate::shape::ModelShape;
 use crate::spec::{
-    AttentionNames, AttentionSpec, DecoderSpec, MlpNames, MlpSpec, ModelNames, NormForm, NormSpec,
-    RopeScaling, WindowSpec,
+    AttentionNames, AttentionSpec, DecoderSpec, MlpNames, MlpSpec, ModelNames, ModelShape,
+    NormForm, NormSpec, RopeConfig, RopeScaling, WindowSpec,
 };
 
-/// What the keys of a family say where they are absent.
-struct Defaults {
+/// What distinguishes a family: values for absent keys, the kind of norm, and tensor names.
+struct Family {
     context: usize,
     head_dim: Option<usize>,
     epsilon: f64,
     activation: &'static str,
     is_tied: bool,
+    /// `None` if the family has no such key and no biases in its attention's output.
+    attention_bias: Option<bool>,
+    norm: NormForm,
+    names: ModelNames,
+    attention: AttentionNames,
+    mlp: MlpNames,
 }
 
+const LLAMA: Family = Family {
+    context: 2048,
+    head_dim: None,
+    epsilon: 1e-6,
+    activation: "silu",
+    is_tied: false,
+    attention_bias: Some(false),
+    norm: NormForm::Rms,
+    names: ModelNames::LLAMA,
+    attention: AttentionNames::LLAMA,
+    mlp: MlpNames::LLAMA,
+};
+
+const MISTRAL: Family = Family { context: 131_072, attention_bias: None, ..LLAMA };
+
+const QWEN2: Family = Family { context: 32_768, attention_bias: None, ..LLAMA };
+
+const QWEN3: Family = Family {
+    context: 32_768,
+    head_dim: Some(128),
+    attention: AttentionNames { head_norms: HEAD_NORMS, ..AttentionNames::LLAMA },
+    ..LLAMA
+};
+
+const PHI3: Family = Family {
+    context: 4096,
+    epsilon: 1e-5,
+    attention_bias: None,
+    attention: AttentionNames {
+        query: "self_attn.qkv_proj",
+        key: "self_attn.qkv_proj",
+        value: "self_attn.qkv_proj",
+        ..AttentionNames::LLAMA
+    },
+    mlp: MlpNames { gate: Some("mlp.gate_up_proj"), up: "mlp.gate_up_proj", ..MlpNames::LLAMA },
+    ..LLAMA
+};
+
+const GEMMA2: Family = Family {
+    context: 8192,
+    head_dim: Some(256),
+    activation: "gelu_pytorch_tanh",
+    is_tied: true,
+    norm: NormForm::RmsPlusOne,
+    attention: AttentionNames {
+        post_norm: Some("post_attention_layernorm"),
+        ..AttentionNames::LLAMA
+    },
+    mlp: MlpNames {
+        norm: "pre_feedforward_layernorm",
+        post_norm: Some("post_feedforward_layernorm"),
+        ..MlpNames::LLAMA
+    },
+    ..LLAMA
+};
+
+const GEMMA3: Family = Family {
+    context: 131_072,
+    attention: AttentionNames { head_norms: HEAD_NORMS, ..GEMMA2.attention },
+    ..GEMMA2
+};
+
+const GPT_NEOX: Family = Family {
+    epsilon: 1e-5,
+    activation: "gelu",
+    attention_bias: Some(true),
+    norm: NormForm::Layer,
+    names: ModelNames {
+        embedding: "gpt_neox.embed_in",
+        layers: "gpt_neox.layers",
+        norm: "gpt_neox.final_layer_norm",
+        lm_head: "embed_out",
+        // The causal mask, and the value of masked scores.
+        ignored: &["rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"],
+    },
+    attention: AttentionNames {
+        query: "attention.query_key_value",
+        key: "attention.query_key_value",
+        value: "attention.query_key_value",
+        is_by_head: true,
+        output: "attention.dense",
+        ..AttentionNames::LLAMA
+    },
+    mlp: MlpNames {
+        gate: None,
+        up: "mlp.dense_h_to_4h",
+        down: "mlp.dense_4h_to_h",
+        ..MlpNames::LLAMA
+    },
+    ..LLAMA
+};
+
+const HEAD_NORMS: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
+
 impl Architecture {
-    fn defaults(self) -> Defaults {
-        let llama = Defaults {
-            context: 2048,
-            head_dim: None,
-            epsilon: 1e-6,
-            activation: "silu",
-            is_tied: false,
-        };
-        let gemma = || Defaults {
-            head_dim: Some(256),
-            activation: "gelu_pytorch_tanh",
-            is_tied: true,
-            ..Self::Llama.defaults()
-        };
+    fn family(self) -> Family {
         match self {
-            Self::Llama => llama,
-            Self::Mistral => Defaults { context: 131_072, ..llama },
-            Self::Qwen2 => Defaults { context: 32_768, ..llama },
-            Self::Qwen3 => Defaults { context: 32_768, head_dim: Some(128), ..llama },
-            Self::Phi3 => Defaults { context: 4096, epsilon: 1e-5, ..llama },
-            Self::Gemma2 => Defaults { context: 8192, ..gemma() },
-            Self::Gemma3 => Defaults { context: 131_072, ..gemma() },
-            Self::GptNeox => Defaults { epsilon: 1e-5, activation: "gelu", ..llama },
+            Self::Llama => LLAMA,
+            Self::Mistral => MISTRAL,
+            Self::Qwen2 => QWEN2,
+            Self::Qwen3 => QWEN3,
+            Self::Phi3 => PHI3,
+            Self::Gemma2 => GEMMA2,
+            Self::Gemma3 => GEMMA3,
+            Self::GptNeox => GPT_NEOX,
         }
     }
 }
 
-/// Reads the `config.json` of a family.
+/// Reads a family's `config.json`.
 pub(super) fn read(architecture: Architecture, path: &Path) -> Result<ModelConfig, ModelError> {
     let keys = Keys::read(path)?;
-    let defaults = architecture.defaults();
-    let mut shape = shape_of(&keys, &defaults, path)?;
+    let family = architecture.family();
+    let mut shape = shape_of(&keys, &family)?;
+    let Ropes { full, in_window } = rope::read(architecture, &keys, &shape)?;
+    if let RopeScaling::LongRope { original_max_position_embeddings: original, .. } = &full.scaling
+    {
+        shape.context = shape.context.min(*original as usize);
+    }
+    let mut spec = common_spec(architecture, &family, &keys, full)?;
+    match architecture {
+        Architecture::Llama => spec.mlp.bias = keys.mlp_bias.unwrap_or(false),
+        Architecture::Mistral => {
+            let size = keys.sliding_window.unwrap_or(Some(4096));
+            spec.window = window(&keys, size, vec![true; shape.num_layers])?;
+        }
+        Architecture::Qwen2 => {
+            spec.attention.qkv_bias = true;
+            spec.window = qwen_window(&keys, &shape)?;
+        }
+        Architecture::Qwen3 => spec.window = qwen_window(&keys, &shape)?,
+        Architecture::Phi3 => {
+            let size = keys.sliding_window.flatten();
+            spec.window = window(&keys, size, vec![true; shape.num_layers])?;
+        }
+        Architecture::Gemma2 => {
+            add_gemma(&mut spec, &keys, &shape, 2)?;
+            spec.attention.soft_cap =
+                soft_cap(&keys, "attn_logit_softcapping", keys.attn_logit_softcapping, Some(50.0))?;
+            spec.logit_soft_cap = soft_cap(
+                &keys,
+                "final_logit_softcapping",
+                keys.final_logit_softcapping,
+                Some(30.0),
+            )?;
+        }
+        Architecture::Gemma3 => {
+            add_gemma(&mut spec, &keys, &shape, keys.sliding_window_pattern.unwrap_or(6))?;
+            spec.window = spec.window.map(|window| WindowSpec { rope: in_window, ..window });
+            if keys.attn_logit_softcapping.flatten().is_some() {
+                // transformers reads this key for Gemma 3 but does not apply it.
+                let problem = "is set, but no published Gemma 3 has it";
+                return Err(keys.fail("attn_logit_softcapping", problem));
+            }
+            spec.logit_soft_cap =
+                soft_cap(&keys, "final_logit_softcapping", keys.final_logit_softcapping, None)?;
+        }
+        Architecture::GptNeox => {
+            spec.mlp.bias = true;
+            spec.is_parallel = keys.use_parallel_residual.unwrap_or(true);
+        }
+    }
+    Ok(ModelConfig { architecture, shape, spec })
+}
+
+/// The part of the spec that all families read in the same way.
+fn common_spec(
+    architecture: Architecture,
+    family: &Family,
+    keys: &Keys,
+    rope: RopeConfig,
+) -> Result<DecoderSpec, ModelError> {
     let (epsilon_key, epsilon) = match architecture {
         Architecture::GptNeox => ("layer_norm_eps", keys.layer_norm_eps),
         _ => ("rms_norm_eps", keys.rms_norm_eps),
     };
-    let epsilon = positive(path, epsilon_key, Some(epsilon.unwrap_or(defaults.epsilon)))?;
-    let (act_key, act) = match architecture {
+    let (activation_key, activation) = match architecture {
         Architecture::Gemma2 | Architecture::Gemma3 => {
             ("hidden_activation", &keys.hidden_activation)
         }
         _ => ("hidden_act", &keys.hidden_act),
     };
-    let act = act.as_deref().unwrap_or(defaults.activation);
-    let rope = rope::read(architecture, &keys, &shape, path)?;
-    if let RopeScaling::LongRope { original_max_position_embeddings: original, .. } =
-        &rope.full.scaling
-    {
-        shape.context = shape.context.min(*original as usize);
-    }
-    // Llama's, of which each family below says what differs.
-    let llama = DecoderSpec {
-        norm: NormSpec { form: NormForm::Rms, epsilon },
-        attention: AttentionSpec::llama(false),
+    let activation = activation.as_deref().unwrap_or(family.activation);
+    let bias = family.attention_bias.is_some_and(|bias| keys.attention_bias.unwrap_or(bias));
+    Ok(DecoderSpec {
+        norm: NormSpec {
+            form: family.norm,
+            epsilon: keys.positive(epsilon_key, epsilon.or(Some(family.epsilon)))?,
+        },
+        attention: AttentionSpec { names: family.attention.clone(), ..AttentionSpec::llama(bias) },
         mlp: MlpSpec {
-            activation: Keys::activation(path, act_key, act)?,
-            ..MlpSpec::llama(keys.intermediate_size, false)
+            width: keys.intermediate_size,
+            bias: false,
+            activation: keys.activation(activation_key, activation)?,
+            names: family.mlp.clone(),
         },
         is_parallel: false,
-        rope: rope.full,
+        rope,
         window: None,
         embedding_scale: None,
         logit_soft_cap: None,
-        tie_word_embeddings: keys.tie_word_embeddings.unwrap_or(defaults.is_tied),
-        names: ModelNames::LLAMA,
-    };
-    let bias = |default: bool| keys.attention_bias.unwrap_or(default);
-    let biased = |bias: bool| AttentionSpec::llama(bias);
-    let spec = match architecture {
-        Architecture::Llama => DecoderSpec {
-            attention: biased(bias(false)),
-            mlp: MlpSpec { bias: keys.mlp_bias.unwrap_or(false), ..llama.mlp },
-            ..llama
-        },
-        Architecture::Mistral => {
-            let window = window(path, keys.sliding_window.unwrap_or(Some(4096)), |_| true, &shape)?;
-            DecoderSpec { window, ..llama }
-        }
-        Architecture::Qwen2 => DecoderSpec {
-            attention: AttentionSpec { qkv_bias: true, ..biased(false) },
-            window: qwen_window(&keys, &shape, path)?,
-            ..llama
-        },
-        Architecture::Qwen3 => DecoderSpec {
-            attention: AttentionSpec {
-                names: AttentionNames { head_norms: HEAD_NORMS, ..AttentionNames::LLAMA },
-                ..biased(bias(false))
-            },
-            window: qwen_window(&keys, &shape, path)?,
-            ..llama
-        },
-        Architecture::Phi3 => DecoderSpec {
-            attention: AttentionSpec {
-                names: AttentionNames {
-                    query: "self_attn.qkv_proj",
-                    key: "self_attn.qkv_proj",
-                    value: "self_attn.qkv_proj",
-                    ..AttentionNames::LLAMA
-                },
-                ..biased(false)
-            },
-            mlp: MlpSpec {
-                names: MlpNames {
-                    gate: Some("mlp.gate_up_proj"),
-                    up: "mlp.gate_up_proj",
-                    ..MlpNames::LLAMA
-                },
-                ..llama.mlp
-            },
-            window: window(path, keys.sliding_window.flatten(), |_| true, &shape)?,
-            ..llama
-        },
-        Architecture::Gemma2 | Architecture::Gemma3 => {
-            let is_third = architecture == Architecture::Gemma3;
-            let pattern = if is_third { keys.sliding_window_pattern.unwrap_or(6) } else { 2 };
-            if pattern == 0 {
-                let problem = "is 0, expected a number of layers".to_owned();
-                return Err(fail(path, "sliding_window_pattern", problem));
-            }
-            let slides =
-                layer_types(&keys, &shape, path, |layer| !(layer + 1).is_multiple_of(pattern))?;
-            let size = keys.sliding_window.unwrap_or(Some(4096));
-            let window = window(path, size, |layer| slides[layer], &shape)?;
-            let caps = if is_third { [None; 2] } else { [Some(50.0), Some(30.0)] };
-            let [score_cap, logit_cap] = [
-                soft_cap(path, "attn_logit_softcapping", keys.attn_logit_softcapping, caps[0])?,
-                soft_cap(path, "final_logit_softcapping", keys.final_logit_softcapping, caps[1])?,
-            ];
-            if is_third && score_cap.is_some() {
-                // transformers reads this key of a Gemma 3 and does not apply it.
-                let problem = "is there: no published Gemma 3 has one".to_owned();
-                return Err(fail(path, "attn_logit_softcapping", problem));
-            }
-            let query_scalar = keys.query_pre_attn_scalar.unwrap_or(256.0);
-            let query_scalar = positive(path, "query_pre_attn_scalar", Some(query_scalar))?;
-            DecoderSpec {
-                norm: NormSpec { form: NormForm::RmsPlusOne, epsilon },
-                attention: AttentionSpec {
-                    query_scalar: Some(query_scalar),
-                    soft_cap: score_cap,
-                    names: AttentionNames {
-                        head_norms: if is_third { HEAD_NORMS } else { None },
-                        post_norm: Some("post_attention_layernorm"),
-                        ..AttentionNames::LLAMA
-                    },
-                    ..biased(bias(false))
-                },
-                mlp: MlpSpec {
-                    names: MlpNames {
-                        norm: "pre_feedforward_layernorm",
-                        post_norm: Some("post_feedforward_layernorm"),
-                        ..MlpNames::LLAMA
-                    },
-                    ..llama.mlp
-                },
-                window: window.map(|window| WindowSpec { rope: rope.in_window, ..window }),
-                embedding_scale: Some((shape.hidden_size as f32).sqrt()),
-                logit_soft_cap: logit_cap,
-                ..llama
-            }
-        }
-        Architecture::GptNeox => DecoderSpec {
-            norm: NormSpec { form: NormForm::Layer, epsilon },
-            attention: AttentionSpec {
-                names: AttentionNames {
-                    query: "attention.query_key_value",
-                    key: "attention.query_key_value",
-                    value: "attention.query_key_value",
-                    is_by_head: true,
-                    output: "attention.dense",
-                    ..AttentionNames::LLAMA
-                },
-                ..biased(bias(true))
-            },
-            mlp: MlpSpec {
-                bias: true,
-                names: MlpNames {
-                    gate: None,
-                    up: "mlp.dense_h_to_4h",
-                    down: "mlp.dense_4h_to_h",
-                    ..MlpNames::LLAMA
-                },
-                ..llama.mlp
-            },
-            is_parallel: keys.use_parallel_residual.unwrap_or(true),
-            names: ModelNames {
-                embedding: "gpt_neox.embed_in",
-                layers: "gpt_neox.layers",
-                norm: "gpt_neox.final_layer_norm",
-                lm_head: "embed_out",
-                // The causal mask, and what masked scores are set to.
-                ignored: &["rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"],
-            },
-            ..llama
-        },
-    };
-    Ok(ModelConfig { architecture, shape, spec })
+        tie_word_embeddings: keys.tie_word_embeddings.unwrap_or(family.is_tied),
+        names: family.names.clone(),
+    })
 }
 
-const HEAD_NORMS: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
-
-/// The sizes, checked.
-fn shape_of(keys: &Keys, defaults: &Defaults, path: &Path) -> Result<ModelShape, ModelError> {
-    let context = keys.max_position_embeddings.unwrap_or(defaults.context);
-    sizes::check(
-        path,
-        &[
-            ("vocab_size", keys.vocab_size),
-            ("hidden_size", keys.hidden_size),
-            ("intermediate_size", keys.intermediate_size),
-            ("num_hidden_layers", keys.num_hidden_layers),
-            ("num_attention_heads", keys.num_attention_heads),
-            ("num_key_value_heads", keys.num_key_value_heads.unwrap_or(1)),
-            ("head_dim", keys.head_dim.unwrap_or(2)),
-            ("max_position_embeddings", context),
-        ],
-    )?;
+/// The sizes, after checks.
+fn shape_of(keys: &Keys, family: &Family) -> Result<ModelShape, ModelError> {
+    let context = keys.max_position_embeddings.unwrap_or(family.context);
+    keys.check_sizes(&[
+        ("vocab_size", keys.vocab_size),
+        ("hidden_size", keys.hidden_size),
+        ("intermediate_size", keys.intermediate_size),
+        ("num_hidden_layers", keys.num_hidden_layers),
+        ("num_attention_heads", keys.num_attention_heads),
+        ("num_key_value_heads", keys.num_key_value_heads.unwrap_or(1)),
+        ("head_dim", keys.head_dim.unwrap_or(2)),
+        ("max_position_embeddings", context),
+    ])?;
     let num_heads = keys.num_attention_heads;
     let num_kv_heads = keys.num_key_value_heads.unwrap_or(num_heads);
     if !num_heads.is_multiple_of(num_kv_heads) {
-        return Err(fail(
-            path,
-            "num_key_value_heads",
-            format!("is {num_kv_heads}, which does not divide `num_attention_heads` = {num_heads}"),
-        ));
+        let problem =
+            format!("is {num_kv_heads}, which does not divide `num_attention_heads` = {num_heads}");
+        return Err(keys.fail("num_key_value_heads", problem));
     }
-    let head_dim = match keys.head_dim.or(defaults.head_dim) {
+    let head_dim = match keys.head_dim.or(family.head_dim) {
         Some(dim) => dim,
         None if keys.hidden_size.is_multiple_of(num_heads) => keys.hidden_size / num_heads,
         None => {
-            return Err(fail(
-                path,
-                "hidden_size",
-                format!(
-                    "is {}, which `num_attention_heads` = {num_heads} does not divide; give \
-                     `head_dim`",
-                    keys.hidden_size
-                ),
-            ));
+            let problem = format!(
+                "is {}, which `num_attention_heads` = {num_heads} does not divide; set `head_dim`",
+                keys.hidden_size
+            );
+            return Err(keys.fail("hidden_size", problem));
         }
     };
     if !head_dim.is_multiple_of(2) {
-        let problem = format!("is {head_dim}; rotary embedding needs it even");
-        return Err(fail(path, "head_dim", problem));
+        let problem = format!("is {head_dim}, but rotary embedding needs an even number");
+        return Err(keys.fail("head_dim", problem));
     }
     Ok(ModelShape {
         vocab_size: keys.vocab_size,
@@ -280,67 +281,77 @@ fn shape_of(keys: &Keys, defaults: &Defaults, path: &Path) -> Result<ModelShape,
     })
 }
 
-/// The window of some layers; none where it has no size, or no layer has it.
-fn window(
-    path: &Path,
-    size: Option<usize>,
-    slides: impl Fn(usize) -> bool,
-    shape: &ModelShape,
-) -> Result<Option<WindowSpec>, ModelError> {
-    let Some(size) = size else { return Ok(None) };
-    sizes::check(path, &[("sliding_window", size)])?;
-    let layers: Vec<bool> = (0..shape.num_layers).map(slides).collect();
-    let is_any = layers.contains(&true);
-    Ok(is_any.then_some(WindowSpec { size, layers, rope: None }))
-}
-
-/// A Qwen's window: of its last layers, where it is asked for.
-fn qwen_window(
+/// Adds what both Gemmas have. Every `pattern`th layer attends to all tokens.
+fn add_gemma(
+    spec: &mut DecoderSpec,
     keys: &Keys,
     shape: &ModelShape,
-    path: &Path,
-) -> Result<Option<WindowSpec>, ModelError> {
+    pattern: usize,
+) -> Result<(), ModelError> {
+    if pattern == 0 {
+        return Err(keys.fail("sliding_window_pattern", "is 0, expected a number of layers"));
+    }
+    let slides = sliding_layers(keys, shape, |layer| !(layer + 1).is_multiple_of(pattern))?;
+    spec.window = window(keys, keys.sliding_window.unwrap_or(Some(4096)), slides)?;
+    let query_scalar = keys.query_pre_attn_scalar.unwrap_or(256.0);
+    spec.attention.query_scalar = Some(keys.positive("query_pre_attn_scalar", Some(query_scalar))?);
+    spec.embedding_scale = Some((shape.hidden_size as f32).sqrt());
+    Ok(())
+}
+
+/// A Qwen's window, which covers the last layers and only if `use_sliding_window` is set.
+fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, ModelError> {
     if !keys.use_sliding_window.unwrap_or(false) {
         return Ok(None);
     }
     let first = keys.max_window_layers.unwrap_or(28);
-    let slides = layer_types(keys, shape, path, |layer| layer >= first)?;
-    window(path, keys.sliding_window.unwrap_or(Some(4096)), |layer| slides[layer], shape)
+    let slides = sliding_layers(keys, shape, |layer| layer >= first)?;
+    window(keys, keys.sliding_window.unwrap_or(Some(4096)), slides)
 }
 
-/// Whether each layer has a window: as `layer_types` lists, or by the family's rule.
-fn layer_types(
+/// The window of the sliding layers; `None` without a window size or such a layer.
+fn window(
+    keys: &Keys,
+    size: Option<usize>,
+    layers: Vec<bool>,
+) -> Result<Option<WindowSpec>, ModelError> {
+    let Some(size) = size else { return Ok(None) };
+    keys.check_sizes(&[("sliding_window", size)])?;
+    Ok(layers.contains(&true).then_some(WindowSpec { size, layers, rope: None }))
+}
+
+/// Whether each layer has a window, from `layer_types` or else by the family's rule.
+fn sliding_layers(
     keys: &Keys,
     shape: &ModelShape,
-    path: &Path,
     rule: impl Fn(usize) -> bool,
 ) -> Result<Vec<bool>, ModelError> {
     let Some(types) = &keys.layer_types else {
         return Ok((0..shape.num_layers).map(rule).collect());
     };
     if types.len() != shape.num_layers {
-        let problem = format!("lists {} layers, not {}", types.len(), shape.num_layers);
-        return Err(fail(path, "layer_types", problem));
+        let problem = format!("lists {} layers, expected {}", types.len(), shape.num_layers);
+        return Err(keys.fail("layer_types", problem));
     }
     let slides = |name: &String| match name.as_str() {
         "sliding_attention" => Ok(true),
         "full_attention" => Ok(false),
         other => {
-            let known = "`full_attention` and `sliding_attention` are known";
-            Err(fail(path, "layer_types", format!("names `{other}`: {known}")))
+            let known = "expected `full_attention` and `sliding_attention`";
+            Err(keys.fail("layer_types", format!("lists `{other}`, {known}")))
         }
     };
     types.iter().map(slides).collect()
 }
 
 fn soft_cap(
-    path: &Path,
+    keys: &Keys,
     key: &'static str,
     given: Given<f32>,
     default: Option<f32>,
 ) -> Result<Option<f32>, ModelError> {
     match given.unwrap_or(default) {
         None => Ok(None),
-        Some(cap) => positive(path, key, Some(f64::from(cap))).map(|_| Some(cap)),
+        Some(cap) => keys.positive(key, Some(f64::from(cap))).map(|_| Some(cap)),
     }
 }

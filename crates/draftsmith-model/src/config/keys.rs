@@ -1,7 +1,7 @@
-//! The keys of a `config.json`, before defaults and checks. Families share most of them, and each
-//! reads those it has: a key of another family's is not looked at, as transformers does not.
+//! The keys of a `config.json`, before defaults and checks. Families share most keys; each reads
+//! only its own, as transformers does.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -11,6 +11,8 @@ use crate::spec::Activation;
 
 #[derive(Deserialize)]
 pub(super) struct Keys {
+    #[serde(skip)]
+    path: PathBuf,
     pub(super) vocab_size: usize,
     pub(super) hidden_size: usize,
     pub(super) intermediate_size: usize,
@@ -52,13 +54,13 @@ pub(super) struct Keys {
     pub(super) eos_token_id: Option<TokenIds>,
 }
 
-/// `rope_parameters`, or `rope_scaling`.
+/// `rope_parameters` or `rope_scaling`.
 #[derive(Deserialize, Default)]
 pub(super) struct RopeKeys {
     pub(super) rope_theta: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
     pub(super) rope_type: Option<String>,
-    /// As older files call it; some have both.
+    /// The older name of `rope_type`; some files have both.
     pub(super) r#type: Option<String>,
     pub(super) factor: Option<f64>,
     pub(super) low_freq_factor: Option<f64>,
@@ -72,22 +74,22 @@ pub(super) struct RopeKeys {
     pub(super) attention_factor: Option<f64>,
     pub(super) short_factor: Option<Vec<f64>>,
     pub(super) long_factor: Option<Vec<f64>>,
-    /// Of each kind of layers, where they differ. Not beside a flattened struct of the others, in
-    /// which errors would lose their key.
+    /// Parameters per kind of layer, if they differ. serde's `flatten` would share the other
+    /// fields, but its errors do not name the key.
     pub(super) full_attention: Option<Box<RopeKeys>>,
     pub(super) sliding_attention: Option<Box<RopeKeys>>,
 }
 
-/// A key that `null` and absence say different things of: the outer `None` is absence.
+/// A key for which `null` and absence differ: the outer `None` means absent.
 pub(super) type Given<T> = Option<Option<T>>;
 
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Given<T>, D::Error> {
     Option::deserialize(from).map(Some)
 }
 
-/// One id, or a list of them.
+/// One token id or a list of them.
 #[derive(Deserialize, Serialize, Clone)]
-#[serde(untagged, expecting = "is no token id, nor a list of them")]
+#[serde(untagged, expecting = "expected a token id or a list of them")]
 pub(super) enum TokenIds {
     One(u32),
     Many(Vec<u32>),
@@ -102,45 +104,61 @@ impl TokenIds {
     }
 }
 
-/// An error of a key.
-pub(super) fn fail(path: &Path, key: &'static str, problem: String) -> ModelError {
-    ModelError::Config { path: path.to_path_buf(), key, problem }
-}
-
-/// What a key must have: a number above 0.
-pub(super) fn positive(
-    path: &Path,
-    key: &'static str,
-    value: Option<f64>,
-) -> Result<f64, ModelError> {
-    match value {
-        Some(value) if value > 0.0 && value.is_finite() => Ok(value),
-        Some(value) => Err(fail(path, key, format!("is {value}, expected a positive number"))),
-        None => Err(fail(path, key, "is missing, expected a positive number".to_owned())),
-    }
-}
-
 impl Keys {
-    /// Reads the keys, and refuses what no family computes here.
+    /// Reads the keys, and refuses those of models that no family here computes.
     pub(super) fn read(path: &Path) -> Result<Self, ModelError> {
-        let keys: Self = read_json(path)?;
+        let keys = Self { path: path.to_path_buf(), ..read_json(path)? };
         if keys.quantization_config.is_some() {
-            let problem = "is there: quantised weights cannot be read; hint: give the checkpoint \
-                           that they were made of, in f32, bf16 or f16";
-            return Err(fail(path, "quantization_config", problem.to_owned()));
+            let problem = "is set, but quantised weights cannot be read; hint: use the original \
+                           checkpoint in f32, bf16 or f16";
+            return Err(keys.fail("quantization_config", problem));
         }
         match &keys.use_bidirectional_attention {
             None | Some(Value::Bool(false)) => Ok(keys),
             Some(other) => {
-                let problem = format!("is {other}: models that look ahead do not generate text");
-                Err(fail(path, "use_bidirectional_attention", problem))
+                let problem = format!("is {other}, but only causal models generate text");
+                Err(keys.fail("use_bidirectional_attention", problem))
             }
         }
     }
 
-    /// What an MLP applies.
+    /// The error for a bad key.
+    pub(super) fn fail(&self, key: &'static str, problem: impl Into<String>) -> ModelError {
+        ModelError::Config { path: self.path.clone(), key, problem: problem.into() }
+    }
+
+    /// Checks that a value is present, finite and above 0.
+    pub(super) fn positive(
+        &self,
+        key: &'static str,
+        value: Option<f64>,
+    ) -> Result<f64, ModelError> {
+        match value {
+            Some(value) if value > 0.0 && value.is_finite() => Ok(value),
+            Some(value) => Err(self.fail(key, format!("is {value}, expected a positive number"))),
+            None => Err(self.fail(key, "is missing, expected a positive number")),
+        }
+    }
+
+    /// Checks that sizes are at least 1 and not absurdly large.
+    pub(super) fn check_sizes(&self, sizes: &[(&'static str, usize)]) -> Result<(), ModelError> {
+        // The largest models have a million token embeddings or positions. A larger number means a
+        // broken file, and would overflow or exhaust memory later.
+        const LARGEST: usize = 1 << 28;
+        // Layers are counted before their weights are looked up.
+        const MOST_LAYERS: usize = 1 << 16;
+        let largest = |key: &str| if key == "num_hidden_layers" { MOST_LAYERS } else { LARGEST };
+        match sizes.iter().find(|(key, size)| *size == 0 || *size > largest(key)) {
+            None => Ok(()),
+            Some((key, size)) => {
+                Err(self.fail(key, format!("is {size}, expected 1 to {}", largest(key))))
+            }
+        }
+    }
+
+    /// The activation function that a key names.
     pub(super) fn activation(
-        path: &Path,
+        &self,
         key: &'static str,
         name: &str,
     ) -> Result<Activation, ModelError> {
@@ -149,14 +167,14 @@ impl Keys {
             "gelu" => Ok(Activation::Gelu),
             "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
             other => {
-                let known = "`silu`, `gelu` and `gelu_pytorch_tanh` are known";
-                Err(fail(path, key, format!("is `{other}`: {known}")))
+                let known = "expected `silu`, `gelu` or `gelu_pytorch_tanh`";
+                Err(self.fail(key, format!("is `{other}`, {known}")))
             }
         }
     }
 }
 
-/// As `config.json` names it.
+/// The activation's name in `config.json`.
 pub(super) fn activation_name(activation: Activation) -> &'static str {
     match activation {
         Activation::Silu => "silu",

@@ -1,28 +1,25 @@
-//! Rotary keys of `config.json`, as transformers 4 (`rope_theta`, `rope_scaling`) and transformers 5
-//! (`rope_parameters`) lay them out.
-
-use std::path::Path;
+//! Rotary keys of `config.json`, in the layout of transformers 4 (`rope_theta`, `rope_scaling`) and
+//! of transformers 5 (`rope_parameters`).
 
 use serde_json::{Value, json};
 
 use super::Architecture;
-use super::keys::{Keys, RopeKeys, fail, positive};
+use super::keys::{Keys, RopeKeys};
 use crate::error::ModelError;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// How a model's layers rotate, and those with a window, where that differs.
+/// The rotation of a model's layers, and of those with a window if it differs.
 pub(super) struct Ropes {
     pub(super) full: RopeConfig,
     pub(super) in_window: Option<RopeConfig>,
 }
 
-/// Joins the layouts' keys.
+/// Reads either layout.
 pub(super) fn read(
     architecture: Architecture,
     keys: &Keys,
     shape: &ModelShape,
-    path: &Path,
 ) -> Result<Ropes, ModelError> {
     let none = RopeKeys::default();
     let parameters = keys.rope_parameters.as_ref();
@@ -35,7 +32,7 @@ pub(super) fn read(
         Architecture::Gemma3 => (keys.rope_theta, 1e6, keys.partial_rotary_factor),
         _ => (keys.rope_theta, 10_000.0, keys.partial_rotary_factor),
     };
-    let reading = Reading { architecture, keys, shape, path };
+    let reading = Reading { architecture, keys, shape };
     let full = reading.one(of_all, theta.unwrap_or(default_theta), share)?;
     if architecture != Architecture::Gemma3 {
         return Ok(Ropes { full, in_window: None });
@@ -46,48 +43,47 @@ pub(super) fn read(
     Ok(Ropes { full, in_window })
 }
 
-/// What rotary keys are read beside.
+/// The rest of the file, which the rotary keys depend on.
 #[derive(Clone, Copy)]
 struct Reading<'a> {
     architecture: Architecture,
     keys: &'a Keys,
     shape: &'a ModelShape,
-    path: &'a Path,
 }
 
 impl Reading<'_> {
-    /// One rotation; `theta` and `share`, of a head's channels, are those of the outer keys.
+    /// One rotation. `theta` and `share`, the rotated share of a head's channels, are defaults from
+    /// the outer keys.
     fn one(
         self,
         rope: &RopeKeys,
         theta: f64,
         share: Option<f64>,
     ) -> Result<RopeConfig, ModelError> {
-        let path = self.path;
-        let theta = positive(path, "rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
+        let theta = self.keys.positive("rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
         let share = rope.partial_rotary_factor.or(share).unwrap_or(1.0);
         let head_dim = self.shape.head_dim;
         let width = (head_dim as f64 * share) as usize;
         if !(share > 0.0 && share <= 1.0) || width < 2 || !width.is_multiple_of(2) {
             let problem =
-                format!("is {share}: of {head_dim} channels, an even number of them must turn");
-            return Err(fail(path, "partial_rotary_factor", problem));
+                format!("is {share}, but an even number of the {head_dim} channels must rotate");
+            return Err(self.keys.fail("partial_rotary_factor", problem));
         }
         let scaling = self.scaling(rope, width)?;
         Ok(RopeConfig { theta, width: (width < head_dim).then_some(width), scaling })
     }
 
     fn scaling(self, rope: &RopeKeys, width: usize) -> Result<RopeScaling, ModelError> {
-        let Self { architecture, keys, shape, path } = self;
-        let need = |key, value| positive(path, key, value);
+        let Self { architecture, keys, shape } = self;
+        let need = |key, value| keys.positive(key, value);
         let factor = || need("rope_parameters.factor", rope.factor);
         let context = shape.context as f64;
-        // A Phi has it beside the rotary keys, and means that.
+        // Phi has it outside the rotary keys, where it takes precedence.
         let beside = keys.original_max_position_embeddings;
         let beside = beside.filter(|_| architecture == Architecture::Phi3);
         let original = beside.or(rope.original_max_position_embeddings).unwrap_or(context);
         let original = need("rope_parameters.original_max_position_embeddings", Some(original))?;
-        // Where there is no factor, it is how much longer contexts became.
+        // Without a factor, the ratio of context lengths.
         let stretch = rope.factor.unwrap_or(context / original);
         let stretch = || need("rope_parameters.factor", Some(stretch));
         let name = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
@@ -101,7 +97,7 @@ impl Reading<'_> {
                 high_freq_factor: need("rope_parameters.high_freq_factor", rope.high_freq_factor)?,
                 original_max_position_embeddings: original,
             },
-            // What Phi-3's first files called LongRoPE.
+            // The name for LongRoPE in the first Phi-3 files.
             "longrope" | "su" => self.long_rope(rope, width, original, stretch()?)?,
             "yarn" if architecture == Architecture::Phi3 => {
                 self.long_rope(rope, width, original, stretch()?)?
@@ -131,13 +127,11 @@ impl Reading<'_> {
                 }
             }
             other => {
-                let known = "`default`, `linear`, `dynamic`, `llama3`, `yarn` and `longrope` are \
-                             known";
-                return Err(fail(
-                    path,
-                    "rope_parameters.rope_type",
-                    format!("is `{other}`: {known}"),
-                ));
+                let known =
+                    "expected `default`, `linear`, `dynamic`, `llama3`, `yarn` or `longrope`";
+                return Err(
+                    keys.fail("rope_parameters.rope_type", format!("is `{other}`, {known}"))
+                );
             }
         })
     }
@@ -155,73 +149,34 @@ impl Reading<'_> {
             if factors.len() == width / 2 && is_good {
                 return Ok(factors);
             }
-            let problem = format!("has {} numbers, expected {}, above 0", factors.len(), width / 2);
-            Err(fail(self.path, key, problem))
+            let problem = format!("has {} numbers, expected {} above 0", factors.len(), width / 2);
+            Err(self.keys.fail(key, problem))
         };
         let default =
             if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };
         let attention_factor = rope.attention_factor.unwrap_or(default);
-        let key = "rope_parameters.attention_factor";
         Ok(RopeScaling::LongRope {
             short_factor: factors("rope_parameters.short_factor", &rope.short_factor)?,
             long_factor: factors("rope_parameters.long_factor", &rope.long_factor)?,
-            attention_factor: positive(self.path, key, Some(attention_factor))?,
+            attention_factor: self
+                .keys
+                .positive("rope_parameters.attention_factor", Some(attention_factor))?,
             original_max_position_embeddings: original,
         })
     }
 }
 
-/// YaRN's factor of cosines and sines.
+/// YaRN's scale of cosines and sines.
 fn magnitude(stretch: f64, scale: f64) -> f64 {
     if stretch <= 1.0 { 1.0 } else { 0.1 * scale * stretch.ln() + 1.0 }
 }
 
-/// `rope_parameters`.
+/// The `rope_parameters` key.
 pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
-    let theta = rope.theta;
-    let mut json = match &rope.scaling {
-        RopeScaling::None => json!({"rope_type": "default", "rope_theta": theta}),
-        RopeScaling::Linear { factor } => {
-            json!({"rope_type": "linear", "rope_theta": theta, "factor": factor})
-        }
-        RopeScaling::Dynamic { factor } => {
-            json!({"rope_type": "dynamic", "rope_theta": theta, "factor": factor})
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "llama3", "rope_theta": theta, "factor": factor,
-            "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-        }),
-        RopeScaling::Yarn {
-            factor,
-            beta_fast,
-            beta_slow,
-            truncate,
-            attention_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "yarn", "rope_theta": theta, "factor": factor,
-            "beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": truncate,
-            "attention_factor": attention_factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-        }),
-        RopeScaling::LongRope {
-            short_factor,
-            long_factor,
-            attention_factor,
-            original_max_position_embeddings,
-        } => json!({
-            "rope_type": "longrope", "rope_theta": theta,
-            "short_factor": short_factor, "long_factor": long_factor,
-            "attention_factor": attention_factor,
-            "original_max_position_embeddings": original_max_position_embeddings,
-        }),
-    };
+    let mut json = json!(rope.scaling);
+    if let Value::Object(keys) = &mut json {
+        keys.shift_insert(1, "rope_theta".to_owned(), rope.theta.into());
+    }
     if let Some(width) = rope.width {
         json["partial_rotary_factor"] = (width as f64 / shape.head_dim as f64).into();
     }

@@ -1,5 +1,4 @@
-//! Both layouts of `config.json` read alike, what is written reads back, and what cannot be read
-//! says why.
+//! Both layouts of `config.json` read alike, written files read back, and errors name the key.
 
 use super::*;
 use crate::spec::Activation;
@@ -32,7 +31,7 @@ fn both_layouts_of_rope_read_alike() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn a_written_config_reads_back() {
     for extra in [
         r#","rope_parameters":{"rope_theta":1e4,"rope_type":"llama3","factor":8.0,
             "low_freq_factor":1.0,"high_freq_factor":4.0,
@@ -49,7 +48,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn bad_values_name_file_and_key() {
+fn an_error_of_a_bad_value_names_file_and_key() {
     for (extra, key) in [
         (r#","num_key_value_heads":3"#, "num_key_value_heads"),
         (r#","num_key_value_heads":0"#, "num_key_value_heads"),
@@ -75,17 +74,17 @@ fn bad_values_name_file_and_key() {
 }
 
 #[test]
-fn an_unknown_architecture_is_told_which_are_known() {
+fn an_unknown_model_type_causes_an_error_that_lists_the_supported_ones() {
     let of = |model_type: &str| read_json_object(&format!("{{{model_type}{SIZES}}}"));
     for known in Architecture::ALL {
         let model_type = format!(r#""model_type":"{}","#, known.model_type());
         assert_eq!(of(&model_type).expect("reads").architecture, known);
     }
     assert_eq!(of("").expect("reads").architecture, Architecture::Llama);
-    // Before its other keys are looked at: they are another family's.
+    // The family is checked before the other keys, which are another family's.
     let refused = read_json_object(r#"{"model_type":"gpt2","n_embd":8}"#);
     let message = refused.expect_err("refused").to_string();
-    let known = "can be read: `llama`, `mistral`, `qwen2`, `qwen3`, `phi3`, `gemma2`, `gemma3_text`, \
+    let known = "one of `llama`, `mistral`, `qwen2`, `qwen3`, `phi3`, `gemma2`, `gemma3_text`, \
                  `gpt_neox`";
     for part in ["config.json", "`model_type`", "`gpt2`", known] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
@@ -93,7 +92,7 @@ fn an_unknown_architecture_is_told_which_are_known() {
 }
 
 #[test]
-fn the_embedded_models_are_written_as_they_stand() {
+fn the_embedded_models_configs_are_written_byte_for_byte() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
     for name in ["target", "draft", "draft-small"] {
         let dir = models.join(name);
@@ -103,7 +102,8 @@ fn the_embedded_models_are_written_as_they_stand() {
     }
 }
 
-/// What the Hub has, in the layout of transformers 4, with what does not matter here left out.
+/// Published configurations in the layout of transformers 4, without the keys that do not matter
+/// here.
 const PUBLISHED: [(&str, &str); 9] = [
     (
         "mistral",
@@ -164,7 +164,7 @@ fn published(nth: usize) -> ModelConfig {
 }
 
 #[test]
-fn what_is_written_of_any_family_reads_back() {
+fn every_familys_written_config_reads_back() {
     for (nth, (model_type, _)) in PUBLISHED.into_iter().enumerate() {
         let config = published(nth);
         let written = config.to_json("bfloat16");
@@ -175,7 +175,7 @@ fn what_is_written_of_any_family_reads_back() {
 }
 
 #[test]
-fn the_familys_own_keys_and_defaults_are_read() {
+fn each_familys_keys_and_defaults_are_read() {
     let [mistral, qwen2, windowed, qwen3, phi3, gemma2, gemma3, pythia, serial] =
         std::array::from_fn(published);
     let window = |config: &ModelConfig| {
@@ -183,7 +183,7 @@ fn the_familys_own_keys_and_defaults_are_read() {
         window.map(|window| (window.size, window.layers.clone()))
     };
     assert_eq!(window(&mistral), Some((4096, vec![true, true])));
-    assert_eq!(window(&qwen2), None, "it is named, and not used");
+    assert_eq!(window(&qwen2), None, "it is set but not used");
     assert_eq!(window(&windowed), Some((64, vec![false, true])));
     assert_eq!(window(&qwen3), None);
     assert_eq!(window(&gemma2), Some((4096, vec![true, false])));
@@ -192,14 +192,14 @@ fn the_familys_own_keys_and_defaults_are_read() {
     assert_eq!((qwen3.shape.head_dim, gemma2.shape.head_dim), (128, 256));
     let RopeScaling::Yarn { factor, attention_factor, beta_fast, .. } = windowed.spec.rope.scaling
     else {
-        panic!("it is stretched")
+        panic!("it is scaled")
     };
     assert_eq!((factor, beta_fast), (4.0, 32.0));
     assert!((attention_factor - (0.1 * 4.0_f64.ln() + 1.0)).abs() < 1e-12);
-    // Of a Phi the sequences that are read are those with the short factors.
+    // Phi-3 reads only as far as the short factors apply.
     assert_eq!((phi3.shape.context, phi3.spec.rope.width), (4096, Some(6)));
     let RopeScaling::LongRope { attention_factor, .. } = phi3.spec.rope.scaling else {
-        panic!("it is stretched")
+        panic!("it is scaled")
     };
     assert!((attention_factor - (1.0 + 32.0_f64.ln() / 4096.0_f64.ln()).sqrt()).abs() < 1e-12);
     assert!(gemma2.spec.tie_word_embeddings && gemma3.spec.tie_word_embeddings);
@@ -209,7 +209,7 @@ fn the_familys_own_keys_and_defaults_are_read() {
     );
     assert_eq!((gemma3.spec.attention.soft_cap, gemma3.spec.logit_soft_cap), (None, None));
     let local = gemma3.spec.window.as_ref().and_then(|window| window.rope.as_ref());
-    assert_eq!((gemma3.spec.rope.theta, local.expect("its own").theta), (1e6, 1e4));
+    assert_eq!((gemma3.spec.rope.theta, local.expect("a separate rotation").theta), (1e6, 1e4));
     assert_eq!((pythia.spec.rope.width, serial.spec.rope.width), (Some(2), None));
     assert!(pythia.spec.is_parallel && !serial.spec.is_parallel);
     assert!(pythia.spec.attention.output_bias && !serial.spec.attention.output_bias);
@@ -217,7 +217,7 @@ fn the_familys_own_keys_and_defaults_are_read() {
 }
 
 #[test]
-fn what_a_family_does_not_compute_is_refused_by_its_key() {
+fn an_unsupported_value_is_refused_with_its_key() {
     for (model_type, extra, key) in [
         ("gemma3_text", r#""attn_logit_softcapping":50.0"#, "attn_logit_softcapping"),
         ("gemma3_text", r#""sliding_window_pattern":0"#, "sliding_window_pattern"),

@@ -1,13 +1,12 @@
 //! Grouped-query attention with rotary positions: over a cache while decoding, causal over whole
 //! sequences while training.
 //!
-//! Over a cache, the sequences of a forward are one batch ([`Following`]).
+//! Over a cache, the sequences of a forward form one batch ([`Following`]).
 //!
 //! Queries that share a key/value head are stacked as rows of one product, so keys and values are
-//! never expanded to the number of query heads. The exception are whole sequences in bf16 that
-//! record no gradients, those of a frozen model on a GPU: they go through the backend's fused
-//! attention, which never holds the scores of a whole sequence. It multiplies in 16 bits
-//! whatever it is given, so f32 stays away from it.
+//! never repeated for each query head. The exception is a frozen bf16 model on a GPU that reads
+//! whole sequences: it uses the backend's fused attention, which never materialises the scores.
+//! Fused attention multiplies in 16 bits, so f32 does not use it.
 
 use std::ops::Range;
 
@@ -18,66 +17,58 @@ use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
+use super::activation::soft_capped;
 use super::norm::Norm;
 use super::rope::RopeWindow;
-use super::soft_cap::soft_capped;
-use super::source::WeightSource;
+use super::source::{WeightSource, named_linears};
 use crate::following::{Following, MASKED};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::packed::AttentionForm;
 use crate::placed::PlacedRun;
+use crate::precision::copied;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
-use crate::shape::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec};
+use crate::spec::ModelShape;
+use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
+use crate::weights::NamedTensor;
 
-/// One layer's attention behind its norm.
+/// One layer's attention block with its norms.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    norm: Norm,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    output: Linear,
-    /// Of each head's query and key, before they are rotated.
-    head_norms: Option<[Norm; 2]>,
-    post_norm: Option<Norm>,
+    pub(super) norm: Norm,
+    pub(super) query: Linear,
+    pub(super) key: Linear,
+    pub(super) value: Linear,
+    pub(super) output: Linear,
+    /// Norms of each head's query and key, before rotation.
+    pub(super) head_norms: Option<[Norm; 2]>,
+    pub(super) post_norm: Option<Norm>,
     #[module(skip)]
-    form: AttentionForm,
+    pub(super) form: AttentionForm,
 }
 
-/// What the layers of one forward share: for each reach of the model what its layers' queries look
-/// at.
+/// What the layers of one forward share: rotary tables and masks for each reach of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     views: Vec<View>,
-    /// Where new tokens stand, of layers that keep keys; None over whole sequences.
+    /// Where new tokens go in the cache. `None` for whole sequences, or if the layers keep no keys.
     following: Option<Following>,
 }
 
-/// What the queries of some layers look at, and how they are rotated.
+/// How the queries of some layers are rotated, and what they see.
 #[derive(Debug, Clone)]
 struct View {
     rope: RopeWindow,
-    seen: Seen,
+    mask: Mask,
+    /// Whether the backend's fused attention replaces the mask.
+    is_fused: bool,
 }
 
-/// What queries look at.
-#[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "there is one a forward and reach")]
-enum Seen {
-    /// What a mask lets them.
-    Masked(Mask),
-    /// Whole sequences, by the backend's fused attention.
-    Fused,
-}
-
-/// How a query is kept from what follows it, and from what lies before its window: added to the
-/// scores, `[batch or 1, 1, seq, all]`, 0 where a query may look, a large negative number where it
-/// may not. `None` where it may look everywhere.
+/// Added to the scores, `[batch or 1, 1, seq, all]`: 0 where a query may look, a large negative
+/// number for later positions and those before its window. `None` if a query may look everywhere.
 type Mask = Option<Tensor<4>>;
 
-/// The mask of whole sequences.
+/// The causal mask of whole sequences.
 fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
     if seq == 1 {
         return None;
@@ -91,8 +82,8 @@ fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mas
 }
 
 impl Positions {
-    /// The rotary tables and masks of whole sequences, on the layers' device: what they read may be a
-    /// constant to what is trained.
+    /// Rotary tables and masks of whole sequences, on the layers' device. `hidden` may be on
+    /// another: features can be constants on a device without autodiff.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
@@ -104,19 +95,16 @@ impl Positions {
             let rope = RopeWindow::new(&reach.rope, all[..].into(), dtype, device);
             let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
             let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
-            let seen = if may_fuse && is_causal && !reach.is_capped {
-                Seen::Fused
-            } else {
-                Seen::Masked(mask_of(reach, seq, dtype, device))
-            };
-            View { rope, seen }
+            let is_fused = may_fuse && is_causal && !reach.is_capped;
+            let mask = if is_fused { None } else { mask_of(reach, seq, dtype, device) };
+            View { rope, mask, is_fused }
         };
         Self { views: reaches.iter().map(view).collect(), following: None }
     }
 
-    /// Counts new tokens as read by some layers of a cache; the rotary tables and masks of them
-    /// behind those that it holds, on their device and in their type. The layers have `num_kv_heads`
-    /// heads whose keys are kept, or keep none.
+    /// Registers new tokens in the caches of `layers`, and returns their rotary tables and masks,
+    /// on the device and in the type of `hidden`. `num_kv_heads` is `None` if the layers have no
+    /// attention.
     pub(crate) fn following(
         reaches: &[Reach],
         num_kv_heads: Option<usize>,
@@ -135,7 +123,8 @@ impl Positions {
         let views = following.iter().flat_map(|following| {
             reaches.iter().map(|reach| View {
                 rope: RopeWindow::new(&reach.rope, rows, dtype, &device),
-                seen: Seen::Masked(Some(following.mask(rows, reach, dtype, &device))),
+                mask: Some(following.mask(rows, reach, dtype, &device)),
+                is_fused: false,
             })
         });
         Self { views: views.collect(), following }
@@ -143,7 +132,7 @@ impl Positions {
 }
 
 impl Attention {
-    /// The attention of the layer `name`, with the weights that `source` has.
+    /// Builds the attention of layer `name` with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &AttentionSpec,
         layer: &LayerSpec,
@@ -171,46 +160,42 @@ impl Attention {
         })
     }
 
-    /// The norm before it, those of queries and keys, and that of what it gives: as far as there are
-    /// any.
-    pub(crate) fn norms(&self) -> (&Norm, Option<&[Norm; 2]>, Option<&Norm>) {
-        (&self.norm, self.head_norms.as_ref(), self.post_norm.as_ref())
+    /// The tensors in a checkpoint's layout, for the layer `name`.
+    pub(super) fn named(
+        &self,
+        spec: &AttentionSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Vec<NamedTensor> {
+        let AttentionNames { norm, head_norms, post_norm, .. } = spec.names;
+        let named = |(own, part): (&Norm, &str)| own.named(&layer.norm, &format!("{name}.{part}"));
+        let mut tensors = named((&self.norm, norm));
+        let linears = spec.linears(shape).into_iter().zip(self.projections());
+        tensors.extend(named_linears(name, linears));
+        let of_heads = self.head_norms.iter().flatten().zip(head_norms.into_iter().flatten());
+        tensors.extend(of_heads.chain(self.post_norm.iter().zip(post_norm)).flat_map(named));
+        tensors
     }
 
-    /// The projections of queries, keys, values and the output.
+    /// The projections to queries, keys, values and output.
     pub(crate) fn projections(&self) -> [&Linear; 4] {
         [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// The same attention of other weights, each made of the one here.
-    pub(super) fn with_weights_of(
-        self,
-        other: &Self,
-        norm: impl Fn(&Norm) -> Norm,
-        linear: impl Fn(&Linear) -> Linear,
-    ) -> Self {
-        let [query, key, value, output] = other.projections().map(linear);
-        Self {
-            norm: norm(&other.norm),
-            head_norms: other.head_norms.as_ref().map(|both| both.each_ref().map(&norm)),
-            post_norm: other.post_norm.as_ref().map(&norm),
-            query,
-            key,
-            value,
-            output,
-            // An adapter's reach is its own.
-            form: self.form,
-        }
+    /// A trainable copy of `other` on `device`, with the reach of this one.
+    pub(super) fn with_weights_of(self, other: Self, device: &Device) -> Self {
+        Self { form: self.form, ..copied(other, device) }
     }
 
-    /// Attends from tokens to those before them in their sequence and themselves.
+    /// Attends from each token to itself and earlier tokens of its sequence.
     ///
     /// # Shapes
     /// - x: `[batch, seq, hidden]`
     /// - output: `[batch, seq, hidden]`
     ///
     /// # Panics
-    /// If the positions are behind those of a cache, and it is not given.
+    /// If `positions` continue a cache and `cache` is `None`.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
@@ -219,25 +204,25 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let AttentionForm { num_heads, head_dim, scale, reach, .. } = self.form;
-        let View { rope, seen } = &positions.views[reach];
+        let View { rope, mask, is_fused } = &positions.views[reach];
         let x = self.norm.forward(x);
         let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
         let [k, v] = self.keys_and_values(x, rope);
-        // The scores' scale is the queries' as well, and fewer numbers.
-        let mixed = match (seen, &positions.following) {
-            (Seen::Fused, _) => {
+        // The scale of the scores is applied to the queries, which are fewer.
+        let mixed = match &positions.following {
+            None if *is_fused => {
                 // The backend scales by 1 / √head_dim.
                 let rest = scale * (head_dim as f32).sqrt();
                 let rest = if (rest - 1.0).abs() < 1e-6 { 1.0 } else { rest };
                 let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
                 joined(self.mix_fused(rope.rotate(q, rest), k, v))
             }
-            (Seen::Masked(mask), None) => {
+            None => {
                 let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
                 joined(self.mix(rope.rotate(q, scale), k, v, mask))
             }
-            (Seen::Masked(mask), Some(following)) => {
-                let cache = cache.expect("positions behind a cache's come with it");
+            Some(following) => {
+                let cache = cache.expect("positions that continue a cache come with it");
                 let [k, v] = cache.append(following, [k, v]);
                 let q = following.batch(rope.rotate(q, scale));
                 following.unbatch(joined(self.mix(q, k, v, mask)))
@@ -250,7 +235,7 @@ impl Attention {
         }
     }
 
-    /// The values that each query mixes from those it may look at.
+    /// Mixes the values that each query may see.
     ///
     /// # Shapes
     /// - q: `[batch, seq, heads, head_dim]`, rotated and scaled
@@ -275,7 +260,7 @@ impl Attention {
         weights.matmul(v).reshape([batch, heads, seq, head_dim])
     }
 
-    /// The same of whole sequences, by the backend, which scales.
+    /// The same for whole sequences through the backend, which applies its scale.
     fn mix_fused(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         let [batch, seq, heads, head_dim] = q.dims();
         let num_kv_heads = self.form.num_kv_heads;
@@ -292,23 +277,22 @@ impl Attention {
         attention(q.swap_dims(1, 2), repeated(k), repeated(v), None, None, options)
     }
 
-    /// Writes the keys and values of new tokens, whose attention nobody reads.
+    /// Writes the keys and values of new tokens without computing their attention.
     ///
     /// # Shapes
     /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
         let View { rope, .. } = &positions.views[self.form.reach];
         let new = self.keys_and_values(self.norm.forward(x), rope);
-        let following = positions.following.as_ref().expect("positions behind a cache's");
+        let following = positions.following.as_ref().expect("positions that continue a cache");
         cache.append(following, new);
     }
 
-    /// The number of heads whose keys and values a cache keeps.
     pub(crate) fn num_kv_heads(&self) -> usize {
         self.form.num_kv_heads
     }
 
-    /// Of normed x, `[batch, seq, kv_heads, head_dim]` each, the keys rotated.
+    /// Keys (rotated) and values of normed x, `[batch, seq, kv_heads, head_dim]` each.
     fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> [Tensor<4>; 2] {
         let num_kv_heads = self.form.num_kv_heads;
         let k = self.normed(1, self.heads(&self.key, num_kv_heads, x.clone()));
@@ -316,13 +300,13 @@ impl Attention {
         [rope.rotate(k, 1.0), v]
     }
 
-    /// A projection cut into heads, `[batch, seq, heads, head_dim]`.
+    /// A projection split into heads, `[batch, seq, heads, head_dim]`.
     fn heads(&self, linear: &Linear, num_heads: usize, x: Tensor<3>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
         project(linear, x).reshape([batch, seq, num_heads, self.form.head_dim])
     }
 
-    /// Heads by their norm, if they have one: that of queries or of keys.
+    /// Applies the norm of queries (`nth` 0) or keys (1), if there is one.
     fn normed(&self, nth: usize, heads: Tensor<4>) -> Tensor<4> {
         match &self.head_norms {
             Some(norms) => norms[nth].forward(heads),
@@ -331,7 +315,7 @@ impl Attention {
     }
 }
 
-/// Heads side by side: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
+/// Joins heads: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
 fn joined(mixed: Tensor<4>) -> Tensor<3> {
     let [batch, heads, seq, head_dim] = mixed.dims();
     mixed.swap_dims(1, 2).reshape([batch, seq, heads * head_dim])

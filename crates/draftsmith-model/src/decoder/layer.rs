@@ -1,30 +1,30 @@
-//! One decoder layer: attention and an MLP, each behind its norm and around a residual. A model's
-//! layers have both, an adapter's may leave one out.
+//! One decoder layer: attention and an MLP, each with a norm before it and a residual around it. An
+//! adapter's layers may lack a part.
 
 use burn::module::Module;
-use burn::nn::{Initializer, Linear};
+use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
-use super::norm::Norm;
-use super::source::{Drawn, WeightSource, named_linears};
+use super::source::{RandomSource, WeightSource};
 use crate::kv_cache::LayerCache;
-use crate::shape::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec};
+use crate::precision::copied;
+use crate::spec::ModelShape;
+use crate::spec::{LayerSpec, LinearSpec};
 use crate::weights::NamedTensor;
 
-/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` where both read the
-/// same; a part that is left out adds nothing.
+/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if the layer is
+/// parallel. A missing part adds nothing.
 #[derive(Module, Debug)]
 pub(crate) struct DecoderLayer {
-    attention: Option<Attention>,
-    mlp: Option<Mlp>,
-    is_parallel: bool,
+    pub(crate) attention: Option<Attention>,
+    pub(crate) mlp: Option<Mlp>,
+    pub(crate) is_parallel: bool,
 }
 
 impl DecoderLayer {
-    /// The layer that checkpoints call `name`, with the weights that `source` has of it.
+    /// Builds the layer that checkpoints call `name` with weights from `source`.
     pub(crate) fn build<S: WeightSource>(
         spec: &LayerSpec,
         shape: &ModelShape,
@@ -39,62 +39,21 @@ impl DecoderLayer {
         Ok(Self { attention, mlp, is_parallel: spec.is_parallel })
     }
 
-    /// The tensors as a checkpoint keeps them under `name`.
+    /// The tensors in a checkpoint's layout, under `name`.
     pub(crate) fn named(
         &self,
         spec: &LayerSpec,
         shape: &ModelShape,
         name: &str,
     ) -> Vec<NamedTensor> {
-        let mut tensors = Vec::new();
-        let norm = |norm: &Norm, part: &str| norm.named(&spec.norm, &format!("{name}.{part}"));
-        if let (Some(part), Some(AttentionSpec { names, .. })) = (&self.attention, &spec.attention)
-        {
-            let linears = spec.attention.iter().flat_map(|spec| spec.linears(shape));
-            let (before, of_heads, behind) = part.norms();
-            tensors.extend(norm(before, names.norm));
-            tensors.extend(named_linears(name, linears.zip(part.projections())));
-            for (own, name) in of_heads.into_iter().flatten().zip(names.head_norms.iter().flatten())
-            {
-                tensors.extend(norm(own, name));
-            }
-            for (own, name) in behind.into_iter().zip(names.post_norm) {
-                tensors.extend(norm(own, name));
-            }
-        }
-        if let (Some(part), Some(spec)) = (&self.mlp, &spec.mlp) {
-            let (before, behind) = part.norms();
-            let (gate, up_and_down) = part.projections();
-            let (gate_spec, specs) = spec.linears(shape);
-            let specs = gate_spec.into_iter().chain(specs);
-            tensors.extend(norm(before, spec.names.norm));
-            tensors.extend(named_linears(name, specs.zip(gate.into_iter().chain(up_and_down))));
-            for (own, name) in behind.into_iter().zip(spec.names.post_norm) {
-                tensors.extend(norm(own, name));
-            }
-        }
-        tensors
+        let attention = self.attention.iter().zip(&spec.attention);
+        let attention = attention.flat_map(|(own, part)| own.named(part, spec, shape, name));
+        let mlp = self.mlp.iter().zip(&spec.mlp);
+        attention.chain(mlp.flat_map(|(own, part)| own.named(part, spec, shape, name))).collect()
     }
 
-    /// Attention, unless it is left out.
-    pub(crate) fn attention(&self) -> Option<&Attention> {
-        self.attention.as_ref()
-    }
-
-    /// The MLP, unless it is left out.
-    #[cfg(test)]
-    pub(crate) fn mlp(&self) -> Option<&Mlp> {
-        self.mlp.as_ref()
-    }
-
-    /// Whether the MLP reads what attention reads.
-    #[cfg(test)]
-    pub(crate) fn is_parallel(&self) -> bool {
-        self.is_parallel
-    }
-
-    /// The layer with both parts of `spec`: one that is left out here is there with weights of zero,
-    /// and adds nothing.
+    /// The layer with both parts of `spec`. A missing part gets weights of zero, so it adds
+    /// nothing.
     pub(crate) fn with_both_parts(
         self,
         spec: &LayerSpec,
@@ -103,25 +62,19 @@ impl DecoderLayer {
     ) -> Self {
         let matrix =
             |linear: &LinearSpec| Initializer::Zeros.init([linear.inputs, linear.outputs], device);
-        let Ok(zeros) = Self::build(spec, shape, "", &mut Drawn { device, matrix });
+        let Ok(zeros) = Self::build(spec, shape, "", &mut RandomSource { device, matrix });
         let (attention, mlp) = (self.attention.or(zeros.attention), self.mlp.or(zeros.mlp));
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
-    /// The layer whose parts are those of `other` as far as both have them in one form, each norm
-    /// and linear layer made of the other's.
-    pub(crate) fn with_parts_of(
-        self,
-        other: &Self,
-        norm: impl Fn(&Norm) -> Norm,
-        linear: impl Fn(&Linear) -> Linear,
-    ) -> Self {
-        let attention = self.attention.map(|own| match &other.attention {
-            Some(attention) => own.with_weights_of(attention, &norm, &linear),
+    /// The layer with trainable copies of `other`'s parts, if both have them in the same form.
+    pub(crate) fn with_parts_of(self, other: Self, device: &Device) -> Self {
+        let attention = self.attention.map(|own| match other.attention {
+            Some(attention) => own.with_weights_of(attention, device),
             None => own,
         });
-        let mlp = self.mlp.map(|own| match &other.mlp {
-            Some(mlp) if mlp.is_like(&own) => mlp.map(&norm, &linear),
+        let mlp = self.mlp.map(|own| match other.mlp {
+            Some(mlp) if mlp.is_like(&own) => copied(mlp, device),
             _ => own,
         });
         Self { attention, mlp, is_parallel: self.is_parallel }
@@ -146,7 +99,7 @@ impl DecoderLayer {
         output
     }
 
-    /// Writes the keys and values of new tokens, of which nothing else is computed.
+    /// Writes the keys and values of new tokens, and computes nothing else.
     pub(crate) fn fill(&self, hidden: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
         if let Some(attention) = &self.attention {
             attention.fill(hidden, positions, cache);

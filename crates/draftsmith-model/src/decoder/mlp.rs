@@ -1,29 +1,29 @@
-//! An MLP behind its norm, gated or not.
+//! An MLP block with its norms, gated or not.
 
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu, silu};
 
 use super::norm::Norm;
-use super::source::WeightSource;
-use crate::shape::ModelShape;
-use crate::spec::{Activation, LayerSpec, MlpSpec};
+use super::source::{WeightSource, named_linears};
+use crate::spec::ModelShape;
+use crate::spec::{Activation, LayerSpec, MlpNames, MlpSpec};
+use crate::weights::NamedTensor;
 
 /// `down(activation(gate(x)) ∘ up(x))` of normed x, or `down(activation(up(x)))` without a gate.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
-    norm: Norm,
-    gate: Option<Linear>,
-    up: Linear,
-    down: Linear,
-    post_norm: Option<Norm>,
+    pub(crate) norm: Norm,
+    pub(crate) gate: Option<Linear>,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+    pub(super) post_norm: Option<Norm>,
     #[module(skip)]
-    activation: Activation,
+    pub(super) activation: Activation,
 }
 
 impl Mlp {
-    /// The MLP of the layer `name`, with the weights that `source` has.
+    /// Builds the MLP of layer `name` with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &MlpSpec,
         layer: &LayerSpec,
@@ -43,36 +43,29 @@ impl Mlp {
         })
     }
 
-    /// The norm before it and, if there is one, that of what it gives.
-    pub(crate) fn norms(&self) -> (&Norm, Option<&Norm>) {
-        (&self.norm, self.post_norm.as_ref())
+    /// The tensors in a checkpoint's layout, for the layer `name`.
+    pub(super) fn named(
+        &self,
+        spec: &MlpSpec,
+        layer: &LayerSpec,
+        shape: &ModelShape,
+        name: &str,
+    ) -> Vec<NamedTensor> {
+        let MlpNames { norm, post_norm, .. } = spec.names;
+        let named = |(own, part): (&Norm, &str)| own.named(&layer.norm, &format!("{name}.{part}"));
+        let mut tensors = named((&self.norm, norm));
+        let (gate_spec, specs) = spec.linears(shape);
+        let specs = gate_spec.into_iter().chain(specs);
+        let linears = self.gate.iter().chain([&self.up, &self.down]);
+        tensors.extend(named_linears(name, specs.zip(linears)));
+        tensors.extend(self.post_norm.iter().zip(post_norm).flat_map(named));
+        tensors
     }
 
-    /// The projections: the gate, if there is one, then up and down.
-    pub(crate) fn projections(&self) -> (Option<&Linear>, [&Linear; 2]) {
-        (self.gate.as_ref(), [&self.up, &self.down])
-    }
-
-    /// Whether the other has the same parts.
+    /// Whether both have the same parts and activation.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);
         form(self) == form(other)
-    }
-
-    /// The same MLP of other weights, each made of the one here.
-    pub(crate) fn map(
-        &self,
-        norm: impl Fn(&Norm) -> Norm,
-        linear: impl Fn(&Linear) -> Linear,
-    ) -> Self {
-        Self {
-            norm: norm(&self.norm),
-            post_norm: self.post_norm.as_ref().map(norm),
-            gate: self.gate.as_ref().map(&linear),
-            up: linear(&self.up),
-            down: linear(&self.down),
-            activation: self.activation,
-        }
     }
 
     /// # Shapes
@@ -80,14 +73,9 @@ impl Mlp {
     pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, hidden] = x.dims();
         let x = self.norm.forward(x).reshape([batch * seq, hidden]);
-        let activated = |x: Tensor<2>| match self.activation {
-            Activation::Silu => silu(x),
-            Activation::Gelu => gelu(x),
-            Activation::GeluTanh => gelu_tanh(x),
-        };
         let wide = match &self.gate {
-            Some(gate) => activated(gate.forward(x.clone())) * self.up.forward(x),
-            None => activated(self.up.forward(x)),
+            Some(gate) => self.activation.apply(gate.forward(x.clone())) * self.up.forward(x),
+            None => self.activation.apply(self.up.forward(x)),
         };
         let output = self.down.forward(wide).reshape([batch, seq, hidden]);
         match &self.post_norm {
@@ -95,11 +83,4 @@ impl Mlp {
             None => output,
         }
     }
-}
-
-/// [`Activation::GeluTanh`]. burn's own takes a power of negative numbers, which devices may refuse.
-fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
-    let cubed = x.clone() * x.clone() * x.clone();
-    let inner = (x.clone() + cubed * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
-    x * (inner.tanh() + 1.0) * 0.5
 }

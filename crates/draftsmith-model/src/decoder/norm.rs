@@ -1,4 +1,4 @@
-//! The norms of rows: root mean square or LayerNorm.
+//! RMS norm and LayerNorm.
 
 use burn::module::{Module, Param};
 use burn::nn::RmsNorm;
@@ -7,55 +7,47 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData, module::layer_norm};
 use crate::spec::{NormForm, NormSpec};
 use crate::weights::NamedTensor;
 
-/// A norm with its weights, as what rows are multiplied with: where a checkpoint keeps them without
-/// the 1, it is added. They are f32 whatever the layers around them compute in, and so is all that
-/// happens between taking a row in and giving it back: sums of squares, and 1 + w, would be coarse
-/// in bf16.
+/// A norm with its weights. If a checkpoint stores weights minus 1, the 1 has been added. Weights
+/// and all steps are f32 in a bf16 model too: sums of squares, and 1 + w, would be coarse in bf16.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
     gamma: Param<Tensor<1>>,
-    /// What is added: of a LayerNorm, which this makes it.
+    /// Present only in a LayerNorm.
     beta: Option<Param<Tensor<1>>>,
     epsilon: f64,
 }
 
 impl Norm {
-    /// A norm of such weights as a checkpoint keeps them, and such biases, if it is a LayerNorm.
+    /// A norm of these weights, with the 1 added if checkpoints leave it out, and of biases if it is
+    /// a LayerNorm.
     pub(crate) fn new(
         spec: &NormSpec,
-        mut weight: Vec<f32>,
+        weight: Vec<f32>,
         bias: Option<Vec<f32>>,
         device: &Device,
     ) -> Self {
         let width = weight.len();
-        weight.iter_mut().for_each(|weight| *weight += spec.offset());
         let parameter = |values| Param::from_data(TensorData::new(values, [width]), device);
         Self { gamma: parameter(weight), beta: bias.map(parameter), epsilon: spec.epsilon }
     }
 
-    /// One that neither multiplies nor adds.
+    /// A norm that neither scales nor shifts.
     pub(crate) fn ones(spec: &NormSpec, width: usize, device: &Device) -> Self {
         let bias = (spec.form == NormForm::Layer).then(|| vec![0.0; width]);
-        Self::new(spec, vec![1.0 - spec.offset(); width], bias, device)
+        Self::new(spec, vec![1.0; width], bias, device)
     }
 
-    /// What rows are multiplied with.
+    /// The scale.
     pub(crate) fn gamma(&self) -> Tensor<1> {
         self.gamma.val()
     }
 
-    /// What is added to them, if anything.
+    /// The shift of a LayerNorm.
     pub(crate) fn beta(&self) -> Option<Tensor<1>> {
         self.beta.as_ref().map(Param::val)
     }
 
-    /// What is added before the root is taken.
-    #[cfg(test)]
-    pub(crate) fn epsilon(&self) -> f64 {
-        self.epsilon
-    }
-
-    /// The tensors as a checkpoint keeps them under `name`.
+    /// The tensors in a checkpoint's layout, under `name`.
     pub(crate) fn named(&self, spec: &NormSpec, name: &str) -> Vec<NamedTensor> {
         let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
         weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());
@@ -63,13 +55,7 @@ impl Norm {
         [weight].into_iter().chain(bias).collect()
     }
 
-    /// The same norm of other weights, each made of the one here.
-    pub(crate) fn map(&self, copied: impl Fn(Tensor<1>) -> Param<Tensor<1>>) -> Self {
-        let (gamma, beta) = (copied(self.gamma()), self.beta().map(&copied));
-        Self { gamma, beta, epsilon: self.epsilon }
-    }
-
-    /// Norms the last dimension, and gives it back in the type that it came in.
+    /// Normalises the last dimension and returns it in the type of the input.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let dtype = FloatDType::from(x.dtype());
         let x = x.cast(FloatDType::F32);

@@ -1,4 +1,4 @@
-//! Rotary position embedding in the half-split layout of Hugging Face's Llama (Su et al. 2021):
+//! Rotary position embedding (Su et al. 2021) in the half-split layout of Hugging Face's Llama:
 //! channel `i` of the first half is rotated together with channel `i` of the second.
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
@@ -6,8 +6,8 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use crate::placed::PlacedRows;
 use crate::rope::RopeTable;
 
-/// The cosines and sines of the positions of one forward, `[1, seq, 1, width]` each, of the channels
-/// of a head that are rotated; shared by its layers: the two halves of the cosines alike, the first half of the sines negated, so that
+/// Cosines and sines for the positions of one forward, `[1, seq, 1, width]` each, shared by its
+/// layers. Both halves of the cosines are equal; the first half of the sines is negated, so that
 /// `rotate(x) = x ∘ cos + swap_halves(x) ∘ signed_sin`.
 #[derive(Debug, Clone)]
 pub(crate) struct RopeWindow {
@@ -16,7 +16,7 @@ pub(crate) struct RopeWindow {
 }
 
 impl RopeWindow {
-    /// The rows of a table that a forward reads, in `dtype` on `device`.
+    /// The rows of `table` that a forward needs, in `dtype` on `device`.
     pub(crate) fn new(
         table: &RopeTable,
         rows: PlacedRows<'_>,
@@ -37,7 +37,7 @@ impl RopeWindow {
         Self { cos: tensor(cos).cast(dtype), signed_sin: tensor(signed_sin).cast(dtype) }
     }
 
-    /// Rotates queries or keys, and multiplies them with `scale`.
+    /// Rotates queries or keys and multiplies them by `scale`.
     ///
     /// # Shapes
     /// - x: `[batch, seq, heads, head_dim]`

@@ -1,5 +1,5 @@
-//! Where the weights of a decoder come from: the tensors of a checkpoint, or a distribution. What is
-//! built asks a [`WeightSource`] for one after the other, as its spec names them.
+//! Where a decoder's weights come from: a checkpoint or a distribution. Building a
+//! decoder asks a [`WeightSource`] for one after the other, by the names of the spec.
 //!
 //! Hugging Face stores linear weights as `[out, in]`; they are transposed here, once.
 
@@ -11,17 +11,17 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::norm::Norm;
 use crate::error::ModelError;
-use crate::spec::{LinearSpec, NormForm, NormSpec};
+use crate::spec::{LinearSpec, NormSpec};
 use crate::weights::{NamedTensor, WeightReader};
 
-/// Gives the weights of linear layers and norms.
+/// A source of linear layers and norms.
 pub(crate) trait WeightSource {
     type Error;
 
-    /// A linear layer; `layer` is what its name begins with.
+    /// A linear layer. `layer` is the prefix of its name.
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Self::Error>;
 
-    /// A norm of rows of `width` numbers, `name` behind what its layer's begin with.
+    /// A norm over rows of `width` numbers. `layer` is the prefix of its name.
     fn norm(
         &mut self,
         layer: &str,
@@ -31,20 +31,20 @@ pub(crate) trait WeightSource {
     ) -> Result<Norm, Self::Error>;
 }
 
-/// The tensors of a checkpoint, each on `device` in `dtype` as soon as it is read.
-pub(crate) struct Stored<'a> {
+/// A checkpoint. Each tensor goes to `device` in `dtype` as soon as it is read.
+pub(crate) struct CheckpointSource<'a> {
     pub(crate) reader: &'a mut WeightReader,
     pub(crate) device: &'a Device,
     pub(crate) dtype: FloatDType,
 }
 
-impl WeightSource for Stored<'_> {
+impl WeightSource for CheckpointSource<'_> {
     type Error = ModelError;
 
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, ModelError> {
         let name = spec.name_in(layer);
         let mut part = |name: String, shape: &[usize]| {
-            // Room for what the file bears out, and no more than that.
+            // Check before allocating: the shape comes from a `config.json`.
             self.reader.check_shape(&name, shape)?;
             let row_len: usize = shape[1..].iter().product();
             let mut values = Vec::with_capacity(spec.outputs * row_len);
@@ -68,23 +68,18 @@ impl WeightSource for Stored<'_> {
         width: usize,
         spec: &NormSpec,
     ) -> Result<Norm, ModelError> {
-        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
-        let weight = self.reader.take(&format!("{name}.weight"), &[width])?;
-        let mut bias = None;
-        if spec.form == NormForm::Layer {
-            bias = Some(self.reader.take(&format!("{name}.bias"), &[width])?);
-        }
+        let (weight, bias) = self.reader.take_norm(layer, name, width, spec)?;
         Ok(Norm::new(spec, weight, bias, self.device))
     }
 }
 
-/// Matrices that `matrix` draws, `[in, out]`, biases of zeros and norms of ones.
-pub(crate) struct Drawn<'a, F> {
+/// Matrices drawn by `matrix`, `[in, out]`; biases of zeros and norms of ones.
+pub(crate) struct RandomSource<'a, F> {
     pub(crate) device: &'a Device,
     pub(crate) matrix: F,
 }
 
-impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for Drawn<'_, F> {
+impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_, F> {
     type Error = Infallible;
 
     fn linear(&mut self, _: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {
@@ -103,7 +98,8 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for Drawn<'_, F> {
     }
 }
 
-/// Linear layers' tensors as a checkpoint keeps them under `layer`: those that share one lie in it.
+/// The tensors of linear layers in a checkpoint's layout, under `layer`. Layers that share a tensor
+/// are written into one.
 pub(crate) fn named_linears<'a>(
     layer: &str,
     linears: impl IntoIterator<Item = (LinearSpec, &'a Linear)>,
@@ -139,7 +135,7 @@ pub(crate) fn named_linears<'a>(
     tensors
 }
 
-/// `[rows, columns]` values as `[columns, rows]`.
+/// Transposes `[rows, columns]`.
 pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut output = vec![0.0; values.len()];
     for (r, row) in values.chunks_exact(columns).enumerate() {
@@ -150,7 +146,7 @@ pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32
     output
 }
 
-/// A linear layer of `[in, out]` weights, in `dtype`.
+/// A linear layer in `dtype` from `[in, out]` weights.
 pub(crate) fn linear(
     weight: Vec<f32>,
     shape: [usize; 2],
@@ -162,14 +158,14 @@ pub(crate) fn linear(
     Linear { weight: parameter(weight, shape, device, dtype), bias }
 }
 
-/// Weights in `dtype`, rounded in host memory: the device never holds them in another.
+/// A parameter in `dtype`, rounded in host memory, so the device never holds it in another type.
 pub(crate) fn parameter<const D: usize>(
     values: Vec<f32>,
     shape: [usize; D],
     device: &Device,
     dtype: FloatDType,
 ) -> Param<Tensor<D>> {
-    // As `Param::from_data` does, which knows no type but the device's own.
+    // Like `Param::from_data`, which supports only the device's default type.
     device.memory_persistent_allocations(TensorData::new(values, shape), |values| {
         Param::from_tensor(Tensor::from_data(values, (device, DType::from(dtype))))
     })

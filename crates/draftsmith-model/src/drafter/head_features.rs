@@ -1,5 +1,8 @@
 //! An acceptance head's inputs from a drafter: the scalars of one candidate in decoding, and the
 //! features of many candidates in training.
+//!
+//! Heads in training get embeddings scaled to size 1, because AdamW learns slowly from weights that
+//! read small numbers. Exported weights are for unscaled embeddings.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 
@@ -10,38 +13,33 @@ use crate::rows::Rows;
 /// Number of logits held at a time: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
-/// Candidates among rows of hidden states.
+/// Candidates, as indices into rows of hidden states.
 #[derive(Debug, Clone, Default)]
-pub struct CandidateRows {
-    /// Each candidate's row.
-    own: Vec<i32>,
-    /// The row that it was drawn from.
-    drawn_from: Vec<i32>,
-    tokens: Vec<u32>,
+pub struct CandidateRows(Vec<CandidateRow>);
+
+#[derive(Debug, Clone, Copy)]
+struct CandidateRow {
+    token: u32,
+    own: usize,
+    drawn_from: usize,
 }
 
 impl CandidateRows {
     /// Adds a candidate that was drawn from row `drawn_from` and whose hidden state is row `own`.
     pub fn push(&mut self, token: u32, own: usize, drawn_from: usize) {
-        self.own.push(own as i32);
-        self.drawn_from.push(drawn_from as i32);
-        self.tokens.push(token);
+        self.0.push(CandidateRow { token, own, drawn_from });
     }
 
-    /// The number of candidates.
+    /// Number of candidates.
     pub fn num_candidates(&self) -> usize {
-        self.own.len()
+        self.0.len()
     }
 
-    /// Repeats the last candidate until there are `num_candidates`, if there are fewer.
+    /// Repeats the last candidate until there are `num_candidates`.
     pub fn pad(&mut self, num_candidates: usize) {
-        fn repeat_last<T: Copy>(values: &mut Vec<T>, len: usize) {
-            let last = values.last().copied();
-            values.extend(last.into_iter().cycle().take(len.saturating_sub(values.len())));
+        if let Some(last) = self.0.last().copied() {
+            self.0.resize(num_candidates.max(self.0.len()), last);
         }
-        repeat_last(&mut self.own, num_candidates);
-        repeat_last(&mut self.drawn_from, num_candidates);
-        repeat_last(&mut self.tokens, num_candidates);
     }
 }
 
@@ -70,7 +68,7 @@ impl DrafterModel {
     /// Features of candidates for training a head, with embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
-    /// - hidden: `[rows, hidden]`, what the LM head reads
+    /// - hidden: `[rows, hidden]`, the LM head's input
     /// - output: `[candidates, hidden]` and `[candidates, extra]`
     pub fn head_features(
         &self,
@@ -78,16 +76,17 @@ impl DrafterModel {
         hidden: Tensor<2>,
         candidates: CandidateRows,
     ) -> HeadFeatures {
-        let CandidateRows { own, drawn_from, tokens } = candidates;
-        let (device, num_candidates) = (self.device(), own.len());
-        let list = |values: Vec<i32>| {
+        let (device, num_candidates) = (self.device(), candidates.num_candidates());
+        let list = |of: &dyn Fn(&CandidateRow) -> usize| {
+            let values: Vec<i32> = candidates.0.iter().map(|one| of(one) as i32).collect();
             Tensor::<1, Int>::from_data(TensorData::new(values, [num_candidates]), &device)
         };
+        let own = list(&|one| one.own);
         if reads.is_hidden_only() {
-            return hidden.select(0, list(own)).into();
+            return hidden.select(0, own).into();
         }
-        let tokens = list(tokens.into_iter().map(|id| self.readable(id) as i32).collect());
-        let drawn_from = hidden.clone().select(0, list(drawn_from));
+        let tokens = list(&|one| self.readable(one.token) as usize);
+        let drawn_from = hidden.clone().select(0, list(&|one| one.drawn_from));
         let scalars: Vec<f32> = self
             .drawn(drawn_from.clone(), tokens.clone())
             .flat_map(|candidate| self.scalars(reads, &candidate).collect::<Vec<_>>())
@@ -95,7 +94,7 @@ impl DrafterModel {
         let scalars = TensorData::new(scalars, [num_candidates, reads.num_scalars()]);
         let scalars = Tensor::<2>::from_data(scalars, &device).cast(hidden.dtype());
         if !reads.looks_ahead() {
-            return HeadFeatures { extra: Some(scalars), ..hidden.select(0, list(own)).into() };
+            return HeadFeatures { extra: Some(scalars), ..hidden.select(0, own).into() };
         }
         let embedding = self.model.embed(tokens.unsqueeze()) * self.embedding_gain();
         let embedding = embedding.reshape([num_candidates, self.hidden_size()]);
@@ -106,7 +105,7 @@ impl DrafterModel {
     /// Tokens as candidates drawn from the drafter's distributions after hidden states. One sync.
     ///
     /// # Shapes
-    /// - hidden: `[candidates, hidden]`, what the LM head reads
+    /// - hidden: `[candidates, hidden]`, the LM head's input
     /// - tokens: `[candidates]`
     fn drawn(
         &self,

@@ -1,5 +1,5 @@
-//! What every drafter must hold to: it is its parts, whole sequences are what a cache makes of them
-//! in any pieces, and a token without an embedding is read as token 0.
+//! Every drafter equals its parts, gives the same over whole sequences and over a cache in any
+//! pieces, and reads a token without an embedding as token 0.
 
 mod families;
 
@@ -20,7 +20,7 @@ fn adapter(target: &CausalLm) -> Adapter {
     config.init(&Device::flex())
 }
 
-/// A draft model, and a self-draft with an LM head of its own.
+/// A draft model, and a self-draft with its LM head.
 fn drafters() -> [DrafterModel; 2] {
     let target = load(FIXTURES[0]);
     let adapter = adapter(&target);
@@ -35,7 +35,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn assert_close(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
-        // Sums of f32 in another order, of numbers near 1.
+        // f32 sums of numbers near 1, in another order.
         assert!((found - expected).abs() < 1e-5 * (1.0 + expected.abs()), "{found} {expected}");
     }
 }
@@ -45,13 +45,13 @@ fn ids() -> Vec<u32> {
 }
 
 #[test]
-fn a_self_draft_is_its_targets_first_layers_its_adapter_and_the_adapters_head() {
+fn a_self_draft_is_the_targets_first_layers_then_the_adapter_and_its_head() {
     let [_, drafter] = drafters();
     let Exit { layer, adapter } = drafter.exit.as_ref().expect("a self-draft");
     let ids = ids();
     let tensor: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let tensor = Tensor::<2, Int>::from_data(TensorData::new(tensor, [1, 12]), &Device::flex());
-    let hidden = adapter.forward(drafter.model.all_hidden_states(tensor).swap_remove(*layer));
+    let hidden = adapter.forward(drafter.model.exit_states(tensor, *layer));
     assert_close(
         &values(drafter.hidden_states(&[&ids], Lengths::AsGiven)),
         &values(hidden.clone()),
@@ -67,11 +67,11 @@ fn a_self_draft_is_its_targets_first_layers_its_adapter_and_the_adapters_head() 
 }
 
 #[test]
-fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
+fn any_pieces_over_a_cache_give_the_same_as_whole_sequences() {
     for drafter in drafters() {
         let (ids, width) = (ids(), drafter.hidden_size());
         let longer: Vec<u32> = ids.iter().rev().chain(&ids).copied().collect();
-        // Beside a longer sequence, hence padded.
+        // Next to a longer sequence, hence padded.
         let whole = drafter.hidden_states(&[&ids, &longer], Lengths::AsGiven);
         let expected = values(whole.slice([0..1, 0..12, 0..width]));
         let (mut features, mut cache) =
@@ -86,7 +86,7 @@ fn a_cache_makes_of_any_pieces_what_whole_sequences_are() {
                 assert_close(&found, &expected[(end - num_rows) * width..end * width]);
             }
         }
-        // Filled for keys and values alone, it is as if it had been read.
+        // A cache filled for keys and values only serves as one that was read.
         cache.truncate(0, 0);
         features.iter_mut().for_each(|cache| cache.truncate(0, 0));
         let filled = drafter.features(&ids[..8], features.as_mut());
@@ -112,7 +112,7 @@ fn a_token_without_an_embedding_is_read_as_token_0() {
 }
 
 #[test]
-fn a_draft_vocabulary_leaves_its_tokens_logits_and_no_chance_to_others() {
+fn a_draft_vocabulary_keeps_its_tokens_logits_and_gives_others_probability_0() {
     for fixture in [FIXTURES[0], "gemma2-bf16"] {
         let target = load(fixture);
         let vocabulary = DraftVocabulary::new(vec![3, 4, 17, 40]);

@@ -1,8 +1,7 @@
-//! Attention of a few new tokens over the tokens read so far, with keys and values kept as panels.
+//! Attention of a few new tokens over the cached tokens, with keys and values stored as panels.
 //!
-//! Scores are products of queries with keys, mixtures products of probabilities with values: both
-//! are what `kernel` multiplies. So keys stand as panels of 16 positions and values as panels of 16
-//! channels, and one kernel serves weights and cache alike.
+//! Scores are products of queries with keys, and outputs are products of probabilities with values.
+//! Both use `kernel`, so keys are panels of 16 positions and values panels of 16 channels.
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -14,55 +13,54 @@ use super::storage::LINE;
 use super::weights::PackedWeights;
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::{Reach, RopeTable};
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::spec::{AttentionSpec, LayerSpec};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 
-/// One layer's attention behind its norm, as the CPU reads it.
+/// One layer's attention block with its norms.
 #[derive(Debug)]
 pub(crate) struct PackedAttention {
     pub(crate) norm: PackedNorm,
-    /// Queries, keys and values of a token, side by side.
+    /// The projections to queries, keys and values, side by side.
     pub(crate) qkv: PackedWeights,
-    /// Of each head's query and key, before they are rotated.
+    /// Norms of each head's query and key, before rotation.
     pub(crate) head_norms: Option<[PackedNorm; 2]>,
     pub(crate) output: PackedWeights,
-    /// Of what it gives, before that is added.
+    /// Norm of the output, before the residual sum.
     pub(crate) post_norm: Option<PackedNorm>,
     pub(crate) form: AttentionForm,
 }
 
-/// What an attention computes besides its products.
+/// The parameters of an attention besides its weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AttentionForm {
     pub(crate) num_heads: usize,
     pub(crate) num_kv_heads: usize,
     pub(crate) head_dim: usize,
-    /// What scores are multiplied with.
+    /// Factor of the scores.
     pub(crate) scale: f32,
     pub(crate) soft_cap: Option<f32>,
-    /// Which of the model's reaches it has.
+    /// Index into the model's reaches.
     pub(crate) reach: usize,
 }
 
 impl AttentionForm {
-    /// The form of a layer's attention.
     pub(crate) fn new(spec: &AttentionSpec, layer: &LayerSpec, shape: &ModelShape) -> Self {
         let ModelShape { num_heads, num_kv_heads, head_dim, .. } = *shape;
         let (scale, soft_cap, reach) = (spec.scale(shape), spec.soft_cap, layer.reach);
         Self { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach }
     }
 
-    /// Numbers of a row's queries, and of its keys or its values.
+    /// Width of a row's queries, and of its keys or values.
     fn widths(&self) -> (usize, usize) {
         (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
 }
 
 impl PackedAttention {
-    /// Writes the keys and values of new tokens, whose attention nobody reads; `slots` has this
-    /// layer's memory of each slot.
+    /// Writes the keys and values of new tokens without computing their attention. `slots` is the
+    /// layer's cache, by slot.
     pub(crate) fn fill(
         &self,
         x: &[f32],
@@ -77,8 +75,8 @@ impl PackedAttention {
         scratch.projected = projected;
     }
 
-    /// Adds the attention of new tokens to their hidden states; `slots` has this layer's memory of
-    /// each slot.
+    /// Adds the attention of new tokens to their hidden states. `slots` is the layer's cache, by
+    /// slot.
     pub(crate) fn forward(
         &self,
         x: &mut [f32],
@@ -94,8 +92,8 @@ impl PackedAttention {
         scratch.projected = projected;
     }
 
-    /// Queries, keys and values of rows, each normed before and rotated to its position, queries
-    /// scaled as scores are, into `projected`.
+    /// Computes queries, keys and values of rows into `projected`. Queries and keys are normed and
+    /// rotated; queries are scaled as the scores should be.
     pub(super) fn project(
         &self,
         x: &[f32],
@@ -127,7 +125,7 @@ impl PackedAttention {
                     query_norm.apply(q);
                     key_norm.apply(k);
                 }
-                // The scores' scale is the queries' as well, and fewer numbers.
+                // The scale of the scores is applied to the queries, which are fewer.
                 for query in q.chunks_exact_mut(head_dim) {
                     rotate(query, cos, sin, scale);
                 }
@@ -138,7 +136,7 @@ impl PackedAttention {
         }
     }
 
-    /// Writes the keys and values of rows, which [`PackedAttention::project`] gave, into the slots.
+    /// Caches the keys and values that [`PackedAttention::project`] computed.
     pub(super) fn write(
         &self,
         projected: &[f32],
@@ -166,8 +164,8 @@ impl PackedAttention {
         );
     }
 
-    /// Adds the attention of rows to them, whose queries are in `projected` and whose keys and
-    /// values are in the slots.
+    /// Adds attention to the rows, whose queries are in `projected` and whose keys and values are
+    /// cached.
     pub(super) fn attend(
         &self,
         x: &mut [f32],
@@ -184,7 +182,7 @@ impl PackedAttention {
     }
 }
 
-/// From queries to the mixtures of values that they see, in `scratch.heads`.
+/// Computes each query's mixture of values, into `scratch.heads`.
 struct Mix<'a> {
     form: AttentionForm,
     reach: &'a Reach,
@@ -197,7 +195,7 @@ struct Mix<'a> {
 impl WithSimd for Mix<'_> {
     type Output = ();
 
-    /// Slot by slot: a token looks at its own sequence alone.
+    /// Goes slot by slot, because a token sees only its own sequence.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { form, reach, projected, rows, slots, scratch } = self;
@@ -212,8 +210,8 @@ impl WithSimd for Mix<'_> {
             let projected = &projected[first * row_width..(first + num_rows) * row_width];
             let heads = &mut heads[first * q_width..(first + num_rows) * q_width];
             first += num_rows;
-            // What no row sees is not scored, in whole lines: where a row's sums begin changes
-            // nothing, since they begin with zeros.
+            // Whole lines of keys that no row sees are skipped. That does not change the sums,
+            // which would start with zeros.
             let tree = rows.tree(slot);
             let lowest = tree.map_or(start, |tree| start.min(tree.num_standing()));
             let before = reach.first_seen(lowest) / LINE * LINE;
@@ -260,8 +258,8 @@ impl WithSimd for Mix<'_> {
     }
 }
 
-/// The softmax of what a token scores at the entries from `before` on, which sees no nodes but those
-/// that it follows.
+/// Softmax of an entry's scores, which start at entry `before`. Only the entry's ancestors in the
+/// tree are seen.
 #[inline(always)]
 fn softmax_in_tree(
     scores: &mut [f32],
@@ -274,6 +272,6 @@ fn softmax_in_tree(
     let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
     hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
     softmax(scores, first_seen.min(tree.num_standing()) - before, entry + 1 - before);
-    // Next to nothing, and here nothing.
+    // Exactly 0, where softmax may leave a tiny number.
     hidden().for_each(|other| scores[other] = 0.0);
 }

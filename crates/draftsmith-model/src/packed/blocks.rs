@@ -1,9 +1,9 @@
-//! A forward over many rows, as of a prompt: blocks of rows, as many at a time as there are threads.
+//! A forward over many rows, such as a prompt, in blocks that all threads work on.
 //!
-//! A block is small enough that its rows stay in a core's cache while the layer's weights pass by,
-//! and large enough that each weight read serves many products. Blocks meet twice a layer: once
-//! their keys and values are known, which are then written, and at the layer's end. So a forward
-//! costs two starts of the threads a layer, on as many threads as there are.
+//! A block is small enough that its rows stay in a core's cache while the layer's weights stream
+//! by, and large enough that each weight read serves many products. Blocks synchronise twice per
+//! layer: when their keys and values are known, which are then written, and at the end of the
+//! layer.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use super::{MAX_ROWS_A_BLOCK, PackedLayer, Threads};
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
-/// Fewer rows are not cut apart for more threads.
+/// Blocks are not made smaller than this to occupy more threads.
 const MIN_ROWS_A_BLOCK: usize = 16;
 
 /// Some rows of a forward.
@@ -25,7 +25,7 @@ struct Block<'a> {
 }
 
 impl Blocks {
-    /// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
+    /// Runs layers in place on rows. `caches` yields each layer's cache, by slot.
     pub(super) fn forward_layers<'a>(
         &mut self,
         layers: &[PackedLayer],
@@ -67,14 +67,14 @@ impl Blocks {
     }
 }
 
-/// Blocks of about one size, none larger than the most, and as many for one thread as for another.
+/// Blocks of about equal size, none over the maximum, and equally many for each thread.
 fn rows_a_block(num_rows: usize, num_threads: usize) -> usize {
     let num_blocks = num_rows.div_ceil(MAX_ROWS_A_BLOCK).next_multiple_of(num_threads);
     num_rows.div_ceil(num_blocks).max(MIN_ROWS_A_BLOCK)
 }
 
-/// Works on all blocks, each thread with its own buffers; the last first, since they see the most
-/// keys.
+/// Runs `work` on all blocks, each thread with its buffers. The last blocks go first, because they
+/// see the most keys.
 fn for_each<'a>(
     blocks: &mut [Block<'a>],
     scratches: &mut [Scratch],

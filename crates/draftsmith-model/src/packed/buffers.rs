@@ -1,23 +1,23 @@
-//! What a session keeps between forwards: keys and values, and buffers for the rows in hand.
+//! What a session keeps between forwards: keys and values, and buffers.
 
 use std::sync::Arc;
 
-use super::storage::{LINE, Line};
+use super::storage::{F32Line, LINE};
 use super::team::Team;
 use super::weights::Threads;
 
-/// Products of two numbers of a forward from which on other threads are worth their start.
+/// Multiply-adds of a forward from which a team of threads pays off.
 const TEAM_FORWARD: usize = 1 << 20;
 
-/// Keys and values of one layer for the sequence in one slot.
+/// Keys and values of one layer for one sequence.
 #[derive(Debug)]
 pub(crate) struct PackedLayerCache {
-    /// For each head panels of 16 positions, each `[head_dim, 16]`.
-    pub(super) keys: Vec<Line>,
-    /// For each head panels of 16 channels, each `[capacity, 16]`.
-    pub(super) values: Vec<Line>,
+    /// For each head, panels of 16 positions, each `[head_dim, 16]`.
+    pub(super) keys: Vec<F32Line>,
+    /// For each head, panels of 16 channels, each `[capacity, 16]`.
+    pub(super) values: Vec<F32Line>,
     pub(super) head_dim: usize,
-    /// A whole number of lines.
+    /// A multiple of [`LINE`].
     pub(super) capacity: usize,
 }
 
@@ -31,11 +31,11 @@ pub(crate) struct Scratch {
     pub(super) narrow: Vec<f32>,
     /// Who may work on the products.
     pub(super) threads: Threads,
-    /// Those that may stand by.
+    /// The team, once there is one.
     team: Option<Arc<Team>>,
-    /// Whether two threads may share rows.
+    /// State of two threads sharing rows.
     pub(super) sharing: Sharing,
-    /// What a forward over many rows needs for its blocks.
+    /// Buffers for forwards in blocks.
     pub(super) blocks: Blocks,
     pub(super) queries: Vec<f32>,
     pub(super) scores: Vec<f32>,
@@ -44,15 +44,14 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Buffers for a forward that so many threads work on.
+    /// Buffers for a forward on `threads`.
     pub(crate) fn with_threads(threads: Threads) -> Self {
         Self { threads, ..Self::default() }
     }
 
-    /// Runs a forward that is so many products of two numbers, with threads that stand by if that is
-    /// worth their start.
+    /// Runs a forward of `num_products` multiply-adds, with a team if that pays off.
     pub(crate) fn in_team(&mut self, num_products: usize, forward: impl FnOnce(&mut Self)) {
-        // From outside the pool the others start too late to help.
+        // Outside the pool, the other threads would start too late to help.
         let is_on_pool = rayon::current_thread_index().is_some();
         let may_share = is_on_pool && rayon::current_num_threads() >= 2;
         if !may_share || num_products < TEAM_FORWARD || !matches!(self.threads, Threads::All) {
@@ -68,7 +67,7 @@ impl Scratch {
 impl PackedLayerCache {
     pub(crate) fn new(num_kv_heads: usize, head_dim: usize, capacity: usize) -> Self {
         let capacity = capacity.next_multiple_of(LINE);
-        let empty = Line([0.0; LINE]);
+        let empty = F32Line([0.0; LINE]);
         Self {
             keys: vec![empty; num_kv_heads * capacity / LINE * head_dim],
             values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
@@ -77,13 +76,12 @@ impl PackedLayerCache {
         }
     }
 
-    /// Makes room for so many tokens, and keeps those that are there.
+    /// Makes room for `capacity` tokens.
     pub(crate) fn grow(&mut self, capacity: usize) {
         let heads = self.keys.len() * LINE / (self.capacity * self.head_dim);
         let mut grown = Self::new(heads, self.head_dim, capacity);
-        // Of each head panels of positions, of which there are more, and of each of its panels of
-        // channels lines of positions, of which there are more.
-        let copy = |from: &[Line], to: &mut [Line], parts: usize| {
+        // Keys gain panels per head; values gain lines per panel.
+        let copy = |from: &[F32Line], to: &mut [F32Line], parts: usize| {
             let (width, to_width) = (from.len() / parts, to.len() / parts);
             for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(to_width)) {
                 to[..width].copy_from_slice(from);
@@ -94,7 +92,7 @@ impl PackedLayerCache {
         *self = grown;
     }
 
-    /// Writes the key and value of the token at `from` at `to` as well, of every head.
+    /// Copies every head's key and value from position `from` to `to`.
     pub(crate) fn copy(&mut self, from: usize, to: usize) {
         if from == to {
             return;
@@ -131,26 +129,25 @@ impl PackedLayerCache {
     }
 }
 
-/// Buffers of forwards over many rows.
+/// Buffers for forwards in blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Of each thread.
+    /// One per thread.
     pub(super) scratches: Vec<Scratch>,
     /// Queries, keys and values of each block.
     pub(super) projected: Vec<Vec<f32>>,
 }
 
-/// Whether and with what two threads share the forwards of a session.
+/// State of two threads that share the forwards of a session.
 ///
-/// Where other processes keep the cores busy, the second thread is put aside in the middle of its
-/// half for longer than the whole forward takes one thread. One thread then runs some forwards
-/// alone.
+/// If other processes keep the cores busy, the second thread can be suspended for longer than the
+/// whole forward would take one thread. The next forwards then use one thread.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
-    /// The buffers of each thread, from the first shared forward on.
+    /// Buffers of each thread, from the first shared forward on.
     pub(super) halves: Option<Box<[Scratch; 2]>>,
-    /// Forwards that one thread runs before two try again.
+    /// Number of forwards for one thread before two try again.
     pub(super) num_to_wait: u32,
-    /// So many they were when it was last held up.
+    /// The value of `num_to_wait` after the last delay.
     pub(super) last_wait: u32,
 }

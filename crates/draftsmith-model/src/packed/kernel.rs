@@ -1,32 +1,32 @@
-//! Rows times panels: the loops that every product with packed weights, and attention over packed
-//! keys and values, ends in.
+//! Rows times panels: the inner loops of every product with packed weights, and of attention over
+//! packed keys and values.
 //!
-//! Each output is summed over the inputs in order, whatever the number of rows: a row's result does
-//! not depend on the rows beside it, so verification repeats plain decoding's products to the last
+//! Each output is summed over the inputs in order, for any number of rows. So a row's result does
+//! not depend on the rows beside it, and verification repeats plain decoding's products to the last
 //! bit.
 
 use pulp::Simd;
 
 use super::storage::{LINE, StoredLine};
 
-/// Streams side by side that are enough to look ahead by themselves.
+/// With this many streams side by side, the processor prefetches well enough.
 const MIN_STREAMS_AHEAD: usize = 4;
 
 /// The shape of a product with panels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// Numbers of a row of the input, and inputs of a panel that are multiplied.
+    /// Width of an input row, and number of inputs of each panel.
     pub(super) inputs: usize,
-    /// Lines from one panel's beginning to the next's.
+    /// Lines from the start of one panel to the next.
     pub(super) stride: usize,
-    /// Numbers of a row of the output.
+    /// Width of an output row.
     pub(super) outputs: usize,
 }
 
-/// Multiplies `[rows, inputs]` with panels, into `[rows, outputs]`.
+/// Multiplies `[rows, inputs]` by panels, into `[rows, outputs]`.
 ///
-/// Where rows are few, several panels go side by side, so that enough sums are in flight to keep
-/// the multipliers busy.
+/// With few rows, several panels go side by side, so that enough sums are in flight to keep the
+/// multipliers busy.
 #[inline(always)]
 pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     simd: S,
@@ -36,16 +36,16 @@ pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     output: &mut [f32],
 ) {
     let Shape { inputs, stride, outputs } = shape;
-    // Of 32 registers of a line each, sums take 28 at the most; of 16 of half a line, 12.
+    // Sums take at most 28 of 32 registers of a whole line, or 12 of 16 registers of half a line.
     let is_line_a_register = S::F32_LANES == LINE;
     let most_rows = if is_line_a_register { 14 } else { 6 };
     let num_rows = x.len() / inputs;
-    // Passes of about the same size: a pass of one row costs as much as one of four.
+    // Passes of about equal size: a pass of one row costs as much as one of four.
     let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
     let panels_a_pass = match (is_line_a_register, rows_a_pass) {
-        // Two inputs a line leave fewer registers for the sums of three rows.
+        // Lines of two inputs leave fewer registers for the sums of three rows.
         (true, 3) if L::INPUTS > 1 => 4,
-        // Streams enough that memory is read at its own speed.
+        // Enough streams to read memory at full speed.
         (true, 1..=3) => 6,
         (true, 4..=6) => 2,
         (true, _) => 1,
@@ -66,14 +66,14 @@ pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     }
 }
 
-/// Calls the `pass` for the rows of `x` and the panels of `lines`.
+/// Calls `pass` for the number of rows in `x` and of panels in `lines`.
 macro_rules! pass_of_shape {
     (
         $registers:literal,
         [$(($rows:literal: $($panels:literal)+))+],
         ($simd:ident, $x:ident, $lines:ident, $shape:ident, $column:ident, $output:ident)
     ) => {
-        // The last panel may end where nothing more is read of it.
+        // The last panel may be cut off after its last line that is read.
         match ($x.len() / $shape.inputs, $lines.len().div_ceil($shape.stride)) {
             $($(($rows, $panels) => {
                 pass::<S, L, $rows, $panels, $registers>($simd, $x, $lines, $shape, $column, $output);
@@ -103,7 +103,7 @@ fn pass_of_lines<S: Simd, L: StoredLine>(
     );
 }
 
-/// A pass where a line takes two registers, or more in several goes.
+/// A pass where a line takes two or more registers.
 #[inline(always)]
 fn pass_of_half_lines<S: Simd, L: StoredLine>(
     simd: S,
@@ -120,15 +120,15 @@ fn pass_of_half_lines<S: Simd, L: StoredLine>(
     );
 }
 
-/// How far ahead a pass asks for its lines.
+/// Distance of prefetches, in lines.
 const LINES_AHEAD: usize = 64;
 
-/// Where panels lie a multiple of so many lines apart, two rows read one panel at a time: the lines
-/// of two would compete for the same places of the cache.
+/// If the distance between panels is a multiple of this many lines, two rows read one panel at a
+/// time, because lines of two panels would compete for the same cache sets.
 const ALIASING_STRIDE: usize = 256;
 
-/// Multiplies `ROWS` rows with `PANELS` panels side by side, of whose lines it holds sums for
-/// `REGISTERS` registers at a time.
+/// Multiplies `ROWS` rows by `PANELS` panels side by side, with `REGISTERS` registers of sums per
+/// row and panel.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
 fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const REGISTERS: usize>(
@@ -139,7 +139,8 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
     column: usize,
     output: &mut [f32],
 ) {
-    // Cut so that the compiler sees every length to be `num_lines`, and checks no index below.
+    // Cut so that the compiler knows every length to be `num_lines` and drops the bounds checks
+    // below.
     let num_lines = inputs / L::INPUTS;
     let mut rows = [&L::factors(x)[..num_lines]; ROWS];
     for (r, row) in rows.iter_mut().enumerate() {
@@ -171,7 +172,7 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
                 }
             }
         }
-        // An input that shares its line with none.
+        // The last input, if it has a line to itself.
         if num_lines * L::INPUTS < inputs {
             for p in 0..PANELS {
                 let line = &lines[p * stride + num_lines];
@@ -194,13 +195,13 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
     }
 }
 
-/// Asks for the line that a pass needs so many lines later, in this panel or the next: one stream
-/// at a time does not make the processor look ahead far enough on its own.
+/// Prefetches the line that a pass needs `num_lines` lines later, in this panel or the next. With a
+/// single stream, the processor does not look far enough ahead.
 #[inline(always)]
 fn prefetch<L: StoredLine>(line: &L, num_lines: usize) {
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
-    // SAFETY: a prefetch of any address is allowed, and this one is only computed.
+    // SAFETY: prefetching any address is allowed, and this one is only computed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let ahead = std::ptr::from_ref(line).wrapping_add(num_lines);
@@ -210,9 +211,9 @@ fn prefetch<L: StoredLine>(line: &L, num_lines: usize) {
     let _ = (line, num_lines);
 }
 
-/// Stores sums from `start` on, as far as the outputs go: a last panel may be wider than them.
+/// Stores sums from `start` on, up to the number of outputs; the last panel may be wider.
 ///
-/// The sums come by value: where their address is taken, they are kept in memory all along.
+/// The sums are passed by value, because taking their address would keep them in memory throughout.
 #[inline(always)]
 fn write<S: Simd, const REGISTERS: usize>(
     _simd: S,

@@ -1,21 +1,21 @@
-//! The weights of a matrix as lines: how they are filled, read one by one, and multiplied.
+//! A matrix's weights as lines: filling, reading and multiplying them.
 
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
 use super::kernel::{Shape, multiply_panels};
-use super::storage::{Bf16Line, F16Line, LANE_BYTES, LINE, Line, Storage, StoredLine};
+use super::storage::{Bf16Line, F16Line, F32Line, LANE_BYTES, LINE, Storage, StoredLine};
 
-/// The lines of panels end to end, in one of the storage formats.
+/// Consecutive panels of lines in one of the storage formats.
 #[derive(Debug)]
 pub(super) enum Lines {
-    F32(Vec<Line>),
+    F32(Vec<F32Line>),
     Bf16(Vec<Bf16Line>),
     F16(Vec<F16Line>),
 }
 
-/// Evaluates the same for lines of any storage format.
+/// Evaluates an expression for lines of any storage format.
 macro_rules! for_lines {
     ($lines:expr, $name:ident => $value:expr) => {
         match $lines {
@@ -27,7 +27,7 @@ macro_rules! for_lines {
 }
 
 impl Lines {
-    /// Zeros.
+    /// All zeros.
     pub(super) fn zeros(storage: Storage, inputs: usize, outputs: usize) -> Self {
         fn empty<L: StoredLine>(inputs: usize, outputs: usize) -> Vec<L> {
             vec![L::EMPTY; outputs.div_ceil(LINE) * inputs.div_ceil(L::INPUTS)]
@@ -47,8 +47,8 @@ impl Lines {
         }
     }
 
-    /// Stores the weights of some outputs, each named by its input and the output's place among
-    /// `outputs`; rounded to the storage format.
+    /// Sets the weights of some outputs, rounded to the storage format. `weight` takes the input
+    /// and the output's index within `outputs`.
     pub(super) fn set_outputs(
         &mut self,
         inputs: usize,
@@ -58,7 +58,7 @@ impl Lines {
         for_lines!(self, lines => set_outputs(lines, inputs, outputs, weight));
     }
 
-    /// Stores the weights of outputs from `first` on, whose rows a file has in the storage format,
+    /// Sets the weights of outputs from `first` on from a file's rows in the storage format,
     /// `[outputs, in]`.
     pub(super) fn set_rows(&mut self, inputs: usize, first: usize, rows: &[u8]) {
         for_lines!(self, lines => set_rows(lines, inputs, first, rows));
@@ -72,11 +72,11 @@ impl Lines {
         });
     }
 
-    /// Multiplies rows with the panels of some outputs, a whole number of panels before them.
+    /// Multiplies rows by the panels of some outputs. `outputs` must start at a panel.
     ///
     /// # Shapes
     /// - x: `[rows, inputs]`
-    /// - output: `[rows, outputs]`, of those that are asked for
+    /// - output: `[rows, outputs]`
     pub(super) fn multiply(
         &self,
         inputs: usize,
@@ -123,7 +123,7 @@ fn set_outputs<L: StoredLine>(
     }
 }
 
-/// Transposes rows of outputs, as a file has them in the storage format, into lines.
+/// Transposes a file's rows, in the storage format, into lines.
 fn set_rows<L: StoredLine>(lines: &mut [L], inputs: usize, first: usize, rows: &[u8]) {
     let stride = inputs.div_ceil(L::INPUTS);
     let row_bytes = inputs * LANE_BYTES / L::INPUTS;

@@ -3,18 +3,18 @@
 use super::steps;
 use crate::vectors::vectorized;
 
-/// A norm as it is computed: the 1 that some checkpoints leave out is added.
+/// A norm's weights. If a checkpoint stores weights minus 1, the 1 has been added.
 #[derive(Debug)]
 pub(crate) struct PackedNorm {
-    /// What rows are multiplied with.
+    /// The scale.
     pub(crate) gamma: Vec<f32>,
-    /// What is added to them: of a LayerNorm.
+    /// The shift of a LayerNorm.
     pub(crate) beta: Option<Vec<f32>>,
     pub(crate) epsilon: f32,
 }
 
 impl PackedNorm {
-    /// Numbers of a row.
+    /// Width of a row.
     pub(crate) fn width(&self) -> usize {
         self.gamma.len()
     }
@@ -27,7 +27,7 @@ impl PackedNorm {
         );
     }
 
-    /// The same, within what is vectorized.
+    /// The same, to be called inside `vectorized`.
     #[inline(always)]
     pub(super) fn apply(&self, x: &mut [f32]) {
         match &self.beta {
@@ -36,7 +36,7 @@ impl PackedNorm {
         }
     }
 
-    /// Writes normed rows to `output`, in place of what it holds.
+    /// Writes normed rows to `output`, replacing its contents.
     pub(super) fn forward_into(&self, x: &[f32], output: &mut Vec<f32>) {
         output.clear();
         output.extend_from_slice(x);
@@ -44,7 +44,7 @@ impl PackedNorm {
     }
 }
 
-/// Adds to rows what a part of a layer gives for them, by its norm if there is one.
+/// Adds `y` to `x`, after `norm` if there is one.
 pub(super) fn add_normed(x: &mut [f32], y: &mut [f32], norm: Option<&PackedNorm>) {
     vectorized(
         #[inline(always)]

@@ -1,8 +1,7 @@
-//! Packing a checkpoint's tensors while they are read, some rows at a time: nothing else holds them
-//! on the way.
+//! Packs a checkpoint's tensors while reading, some rows at a time, so no other copy exists.
 //!
-//! Hugging Face stores linear weights as `[out, in]`: a tensor's rows are outputs, and sixteen of
-//! them are a panel.
+//! Hugging Face stores linear weights as `[out, in]`: rows are outputs, and sixteen rows make a
+//! panel.
 
 use safetensors::Dtype;
 
@@ -10,21 +9,18 @@ use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::ModelError;
-use crate::shape::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormForm, NormSpec};
+use crate::spec::ModelShape;
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormSpec};
 use crate::weights::WeightReader;
 
-/// The tensors of a checkpoint, to be packed.
+/// A checkpoint to be packed.
 pub(crate) struct Packing<'a> {
     pub(crate) reader: &'a mut WeightReader,
-    /// Of every matrix. Where it is `None`, each is stored as the checkpoint has it: that takes the
-    /// least memory that keeps its bits, and decodes fastest.
-    pub(crate) storage: Option<Storage>,
 }
 
 impl Packing<'_> {
-    /// Linear layers that read the same input, side by side as one matrix; `layer` is what their
-    /// names begin with.
+    /// Packs linear layers with the same input side by side, as one matrix. `layer` is the prefix
+    /// of their names.
     pub(crate) fn linears(
         &mut self,
         layer: &str,
@@ -33,8 +29,8 @@ impl Packing<'_> {
         let name = |spec: &LinearSpec, part: &str| format!("{}.{part}", spec.name_in(layer));
         let inputs = specs[0].inputs;
         let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
-        let storage = self.storage.unwrap_or(storage_of(stored));
-        // Before there is room for them: the shapes are a `config.json`'s, and may be any.
+        let storage = storage_of(stored);
+        // Check before allocating: the shapes come from a `config.json`.
         for spec in specs {
             self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
         }
@@ -60,13 +56,11 @@ impl Packing<'_> {
                 )?;
             }
         }
-        if specs.iter().any(|spec| spec.has_bias) {
-            packed.set_bias(bias);
-        }
+        packed.bias = specs.iter().any(|spec| spec.has_bias).then_some(bias);
         Ok(packed)
     }
 
-    /// A norm of rows of `width` numbers, `name` behind what its layer's begin with.
+    /// A norm over rows of `width` numbers. `layer` is the prefix of its name.
     pub(crate) fn norm(
         &mut self,
         layer: &str,
@@ -74,20 +68,14 @@ impl Packing<'_> {
         width: usize,
         spec: &NormSpec,
     ) -> Result<PackedNorm, ModelError> {
-        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
-        let mut gamma = self.reader.take(&format!("{name}.weight"), &[width])?;
-        gamma.iter_mut().for_each(|gamma| *gamma += spec.offset());
-        let mut beta = None;
-        if spec.form == NormForm::Layer {
-            beta = Some(self.reader.take(&format!("{name}.bias"), &[width])?);
-        }
+        let (gamma, beta) = self.reader.take_norm(layer, name, width, spec)?;
         Ok(PackedNorm { gamma, beta, epsilon: spec.epsilon as f32 })
     }
 
     /// The layer that checkpoints call `name`.
     ///
     /// # Panics
-    /// If it leaves a part out, as no model's does.
+    /// If the layer lacks a part, which no model's does.
     pub(crate) fn layer(
         &mut self,
         spec: &LayerSpec,
@@ -149,7 +137,7 @@ impl Packing<'_> {
     }
 }
 
-/// The format that holds tensors of such types exactly, and packed together.
+/// The format that holds tensors of these types exactly, packed together.
 fn storage_of(stored: impl Iterator<Item = Option<Dtype>>) -> Storage {
     let mut formats = stored.map(|dtype| dtype.map_or(Storage::F32, Storage::of));
     let first = formats.next().unwrap_or(Storage::F32);

@@ -1,8 +1,10 @@
-//! A forward whose rows two threads share.
+//! A forward whose rows two threads share, from seven rows on.
 //!
-//! One runs the first half of the rows through layer after layer, the other follows with the second
-//! half, one layer behind, because its queries look at the first half's keys. They meet once a
-//! layer, where threads that share products (`team`) meet four times.
+//! One thread runs the first half of the rows through the layers. The other follows with the second
+//! half, one layer later, because its queries see the first half's keys. They synchronise once per
+//! layer, while a `team` synchronises once per product.
+//!
+//! If other processes slow the second thread down, the next 16 to 4,096 forwards use one thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,39 +15,38 @@ use super::{PackedLayer, Threads};
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
-/// Rows from which on two threads share them: below, sharing products saves more.
+/// Fewest rows to share; below, a team is faster.
 const ROWS_FOR_TWO: usize = 7;
 
-/// Weights that stay in caches between forwards, as far as a machine's other tenants let them.
+/// Bytes of weights that stay cached between forwards, other processes permitting.
 const CACHED_BYTES: usize = 1 << 24;
 
-/// Layers up to which a model's forwards are shared: their caches are handed over on the stack.
+/// Most layers of a model whose forwards are shared, because their caches are passed on the stack.
 const MAX_LAYERS: usize = 64;
 
 impl Sharing {
-    /// The fewest forwards that one thread runs after two were held up, and the most, after they
-    /// were again and again.
+    /// The fewest and the most forwards that one thread runs after a delay.
     const WAITS: (u32, u32) = (16, 4096);
 
-    /// Whether two threads run the next forward.
+    /// Whether two threads should run the next forward.
     pub(super) fn shares(&mut self, layers: &[PackedLayer], x: &[f32]) -> bool {
         let num_rows = x.len() / layers[0].attention.norm.width();
         if num_rows < ROWS_FOR_TWO {
             return false;
         }
-        // Products of large layers are worth sharing one by one, and among more than two; and weights
-        // that caches do not hold would be read once by each thread.
+        // Large products are better shared one by one, among more threads; and each thread would
+        // read weights that are not cached.
         let num_bytes: usize = layers.iter().map(PackedLayer::num_bytes).sum();
         let is_large = num_bytes > CACHED_BYTES
             || layers[0].mlp.gate_up.is_shared()
             || layers.len() > MAX_LAYERS;
-        // From outside the pool the second thread starts too late to help.
+        // Outside the pool, the second thread would start too late to help.
         let is_on_pool = rayon::current_thread_index().is_some();
         let may_share = !is_large && is_on_pool && rayon::current_num_threads() >= 2;
         may_share && self.is_worth_it()
     }
 
-    /// Runs layers on rows, in place; `caches` gives each layer's memory, by slot.
+    /// Runs layers in place on rows. `caches` yields each layer's cache, by slot.
     pub(super) fn forward_layers<'a>(
         &mut self,
         layers: &[PackedLayer],
@@ -55,7 +56,7 @@ impl Sharing {
         reaches: &[Reach],
     ) {
         let width = layers[0].attention.norm.width();
-        // The second half's queries see more keys, so the first half is the larger.
+        // The second half's queries see more keys, so the first half gets more rows.
         let half = (x.len() / width).div_ceil(2).next_multiple_of(2);
         let (first, second) = x.split_at_mut(half * width);
         let (rows_of_first, rows_of_second) = rows.split_at(half);
@@ -81,7 +82,7 @@ impl Sharing {
         let begun = Instant::now();
         let (first_took, ()) = rayon::join(
             || {
-                // Should this half panic, the other must not wait for it.
+                // If this half panics, the other must not wait for it.
                 let _all_done = AllDone(&num_done);
                 let after = |number| num_done.store(number + 1, Ordering::Release);
                 run(first, rows_of_first, of_first, &|_| {}, &after);
@@ -99,14 +100,14 @@ impl Sharing {
         self.took(first_took, begun.elapsed());
     }
 
-    /// Asked before each forward that may be shared.
+    /// Called before each forward that may be shared.
     fn is_worth_it(&mut self) -> bool {
         let is_worth_it = self.num_to_wait == 0;
         self.num_to_wait = self.num_to_wait.saturating_sub(1);
         is_worth_it
     }
 
-    /// Told how long the first half of a shared forward took, and the whole.
+    /// Records how long the first half and the whole of a shared forward took.
     fn took(&mut self, first: Duration, whole: Duration) {
         if whole > 3 * first {
             let (least, most) = Self::WAITS;
@@ -118,7 +119,7 @@ impl Sharing {
     }
 }
 
-/// Tells a waiting thread, when it goes, that there is nothing more to wait for.
+/// Releases a waiting thread when dropped.
 struct AllDone<'a>(&'a AtomicUsize);
 
 impl Drop for AllDone<'_> {
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_threads_that_are_held_up_leave_forwards_to_one_for_longer_and_longer() {
+    fn each_delay_leaves_more_forwards_to_one_thread() {
         let (millis, mut sharing) = (Duration::from_millis, Sharing::default());
         let num_alone = |sharing: &mut Sharing| {
             let alone = std::iter::repeat_with(|| sharing.is_worth_it());
@@ -146,7 +147,7 @@ mod tests {
             waits.push(num_alone(&mut sharing));
         }
         assert_eq!(waits, [16, 64, 256, 1024, 4096, 4096]);
-        // Good ones in between are held against it less and less.
+        // Good forwards in between shorten the next wait.
         for _ in 0..6 {
             sharing.took(millis(2), millis(3));
             assert!(sharing.is_worth_it());

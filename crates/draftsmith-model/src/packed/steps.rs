@@ -1,10 +1,9 @@
-//! The steps between products, each one pass over a few values in place: norm, gate, exponential,
-//! rotation, softmax.
+//! The steps between products, each a pass over a few values in place: norms, gates, rotation,
+//! softmax.
 //!
-//! Sums run in eight strands, so that they vectorise; a row's result depends on that row alone.
-//! Loops are plain `for` loops over indices of slices cut to one length: the closure of an
-//! iterator's `fold` or `extend`, and what `zip` calls, may be compiled on their own, without the
-//! vector instructions.
+//! Sums use eight strands, so that they vectorise; a row's result depends on that row only. Loops
+//! are plain `for` loops over indices of slices cut to one length: closures of `fold` and `extend`,
+//! and `zip`, may be compiled separately without vector instructions.
 
 #![expect(clippy::needless_range_loop, reason = "a `zip` in the innermost loop is a call")]
 
@@ -74,7 +73,8 @@ pub(super) fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
-/// `x · Φ(x)`. The error function is Abramowitz and Stegun's 7.1.26, off by 1.5e-7 at most.
+/// `x · Φ(x)`. The error function is formula 7.1.26 of Abramowitz and Stegun, with an error of at
+/// most 1.5e-7.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
     const SERIES: [f32; 4] = [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
@@ -84,7 +84,7 @@ pub(super) fn gelu(x: f32) -> f32 {
     for term in SERIES {
         series = t.mul_add(series, term);
     }
-    // Half of 1 − erf(|x| / √2): what lies beyond |x| on one side.
+    // Half of 1 − erf(|x| / √2), the tail probability beyond |x|.
     let tail = 0.5 * series * t * exp(-y * y);
     if x < 0.0 { x * tail } else { x - x * tail }
 }
@@ -101,14 +101,14 @@ pub(super) fn gelu_tanh(x: f32) -> f32 {
 pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
     let twice = 2.0 / cap;
     for i in 0..x.len() {
-        // tanh(y) = (1 − e⁻²ʸ) / (1 + e⁻²ʸ) of |y|, where no exponential grows.
+        // tanh(y) = (1 − e⁻²ʸ) / (1 + e⁻²ʸ) for |y|, so no exponential overflows.
         let small = exp(-x[i].abs() * twice);
         let size = cap * ((1.0 - small) / (1.0 + small));
         x[i] = if x[i] < 0.0 { -size } else { size };
     }
 }
 
-/// `activation(gate) ∘ up` of rows that hold a gate and, behind it, what it gates.
+/// `activation(gate) ∘ up`, for rows that hold the gate and then `up`.
 #[inline(always)]
 pub(super) fn gated(
     gate_up: &[f32],
@@ -177,8 +177,8 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     sum(strands)
 }
 
-/// Rotates the first channels of one head's query or key to its position, in the half-split layout,
-/// and scales all.
+/// Rotates the first channels of a head's query or key in the half-split layout, and scales all
+/// channels.
 #[inline(always)]
 pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
     let half = cos.len();
@@ -195,13 +195,13 @@ pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
     }
 }
 
-/// Turns the scores from `first` to before `len` into probabilities, and the others into 0.
+/// Turns scores `first..len` into probabilities and all others into 0.
 ///
 /// # Panics
-/// Unless the scores come in whole strands.
+/// If the number of scores is not a multiple of [`STRANDS`].
 #[inline(always)]
 pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
-    // Few have a window, and filling nothing is a call.
+    // Few layers have a window, and filling an empty slice is still a call.
     if first > 0 {
         scores[..first].fill(f32::NEG_INFINITY);
     }
@@ -226,7 +226,7 @@ pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
             chunk[i] = exp(chunk[i] - highest);
         }
     }
-    // What lies around the scores that are seen is next to nothing, and here nothing.
+    // Exactly 0, where the exponential may leave a tiny number.
     if first > 0 {
         seen.as_flattened_mut()[..first].fill(0.0);
     }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hidden_scores_have_no_share() {
+    fn masked_scores_get_probability_0() {
         for (first, len) in [(0, 1), (0, 3), (0, 8), (5, 11), (10, 16), (3, 24), (23, 24)] {
             let mut scores = [50.0; 24];
             for (i, score) in scores[first..len].iter_mut().enumerate() {
@@ -266,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn activations_and_caps_are_what_they_are_in_64_bits() {
+    fn activations_and_soft_caps_match_64_bit_arithmetic() {
         for i in -1200..=1200 {
             let x = i as f32 / 100.0;
             let exact = f64::from(x);
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (exact + 0.044_715 * exact.powi(3));
             let expected = 0.5 * exact * (1.0 + inner.tanh());
             assert!((f64::from(gelu_tanh(x)) - expected).abs() < 2e-6, "{x}");
-            // Φ by its integral from 0, in small steps (Simpson).
+            // Φ by integration from 0 (Simpson's rule).
             let num_steps = 400;
             let density = |y: f64| (-0.5 * y * y).exp() / (2.0 * std::f64::consts::PI).sqrt();
             let step = exact / f64::from(num_steps);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_norm_leaves_mean_and_deviation_to_its_weights() {
+    fn a_layer_norms_mean_and_deviation_are_its_weights() {
         let mut rows: Vec<f32> = (0..22).map(|i| (i * i % 17) as f32 + 100.0).collect();
         let (gamma, beta) = ([2.0; 11], [-1.0; 11]);
         layer_norm(&mut rows, &gamma, &beta, 1e-9);

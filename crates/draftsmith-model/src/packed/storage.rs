@@ -1,31 +1,31 @@
-//! How packed weights are stored, line by line, and how a kernel widens them to f32.
+//! The storage formats of packed weights, line by line, and how a kernel widens them to f32.
 //!
-//! A line is 64 bytes, what a cache line holds and what AVX-512 loads at once: sixteen outputs'
-//! weights of one input in f32, or of two inputs in 16 bits. Two inputs share each 32-bit lane, so
-//! that widening is a shift or a mask where the numbers are, without moving them across lanes.
+//! A line is 64 bytes, the size of a cache line and of an AVX-512 register. It holds sixteen
+//! outputs' weights of one input in f32, or of two inputs in 16 bits. Two inputs share each 32-bit
+//! lane, so widening is a shift or a mask without moving numbers across lanes.
 
 use half::{bf16, f16};
 use pulp::Simd;
 use safetensors::Dtype;
 
-/// Outputs of a line.
+/// Outputs per line.
 pub(crate) const LINE: usize = 16;
 
-/// The number format that packed weights are stored in. Products and sums are f32 in all of them:
-/// weights are widened in registers, exactly. So a bf16 checkpoint gives the same bits in bf16 as
-/// in f32, with half the memory to read.
+/// The number format of packed weights. Products and sums are f32 in all of them, and widening in
+/// registers is exact. So a bf16 checkpoint gives the same bits in bf16 as in f32, with half the
+/// memory to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Storage {
-    /// As computed with.
+pub(crate) enum Storage {
+    /// IEEE single precision.
     F32,
-    /// The upper half of an f32.
+    /// bfloat16, the upper half of an f32.
     Bf16,
     /// IEEE half precision.
     F16,
 }
 
 impl Storage {
-    /// The format that numbers of a file's type are kept in.
+    /// The format for numbers of a file's type.
     pub(super) fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::BF16 => Self::Bf16,
@@ -35,32 +35,31 @@ impl Storage {
     }
 }
 
-/// Bytes of an output's weights in a line: as they lie in a file that has the output's weights one
-/// after the other.
+/// Bytes of one output's weights in a line, in the byte order of files.
 pub(crate) const LANE_BYTES: usize = 4;
 
 /// A line of stored weights.
 pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
-    /// Numbers that a line is multiplied with: one for each input that it has weights of.
+    /// The numbers that a line is multiplied by: one per input.
     type Factors: AsRef<[f32]>;
 
-    /// Inputs that a line has weights of.
+    /// Number of inputs of a line.
     const INPUTS: usize;
 
     const EMPTY: Self;
 
-    /// A row, cut into what each line is multiplied with; a last input may be left over.
+    /// Splits a row into factors for each line. A last input may be left over.
     fn factors(row: &[f32]) -> &[Self::Factors];
 
-    /// Stores a weight, rounded.
+    /// Sets a weight, rounded.
     fn set(&mut self, input: usize, output: usize, weight: f32);
 
-    /// Stores an output's weights of all the line's inputs, as a file has them.
+    /// Sets one output's weights of all the line's inputs, from a file's bytes.
     fn set_lane(&mut self, output: usize, weights: [u8; LANE_BYTES]);
 
     fn get(&self, input: usize, output: usize) -> f32;
 
-    /// An input's weights of the outputs from `first` on.
+    /// One input's weights of the outputs from `first` on.
     fn widen<S: Simd, const REGISTERS: usize>(
         &self,
         simd: S,
@@ -72,9 +71,9 @@ pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
 /// Sixteen weights of one input.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-pub(crate) struct Line(pub(crate) [f32; LINE]);
+pub(crate) struct F32Line(pub(crate) [f32; LINE]);
 
-impl StoredLine for Line {
+impl StoredLine for F32Line {
     type Factors = [f32; 1];
 
     const INPUTS: usize = 1;
@@ -116,7 +115,8 @@ impl StoredLine for Line {
     }
 }
 
-/// Sixteen weights each of two inputs: the first's in the lower halves, the second's in the upper.
+/// Sixteen weights of each of two inputs: the first's in the lower halves, the second's in the
+/// upper.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Bf16Line([u32; LINE]);
@@ -126,7 +126,7 @@ pub(crate) struct Bf16Line([u32; LINE]);
 #[repr(align(64))]
 pub(crate) struct F16Line([u32; LINE]);
 
-/// What lines of two inputs share.
+/// The parts that both formats with two inputs per line share.
 macro_rules! line_of_two_inputs {
     ($half:ty) => {
         type Factors = [f32; 2];
@@ -183,8 +183,8 @@ impl StoredLine for Bf16Line {
 impl StoredLine for F16Line {
     line_of_two_inputs!(f16);
 
-    /// Exponent and mantissa go where an f32 has them, and the exponent's bias is made up for by a
-    /// product, which turns subnormal numbers into normal ones too. Infinities are not weights.
+    /// Moves exponent and mantissa to an f32's places, then corrects the exponent's bias by a
+    /// multiplication, which also normalises subnormal numbers. Infinities are not supported.
     #[inline(always)]
     fn widen<S: Simd, const REGISTERS: usize>(
         &self,
@@ -192,7 +192,7 @@ impl StoredLine for F16Line {
         input: usize,
         first: usize,
     ) -> [S::f32s; REGISTERS] {
-        /// 2¹¹²: the difference of the biases, 127 − 15.
+        /// 2¹¹², the difference of the biases 127 and 15.
         const BIAS: f32 = f32::from_bits((127 + 112) << 23);
         let stored = S::as_simd_u32s(&self.0[first..first + REGISTERS * S::F32_LANES]).0;
         let mut weights = [simd.splat_f32s(0.0); REGISTERS];

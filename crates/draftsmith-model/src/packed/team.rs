@@ -1,9 +1,9 @@
-//! Products of few rows on several threads.
+//! Products of a few rows on several threads.
 //!
-//! A decoded token takes a hundred products of some tens of microseconds each: too short to start
-//! threads for. Here the others stand by while one thread runs a forward, and take shares of each of
-//! its products as they find it. A product never waits for a thread that was put aside: what that
-//! one had taken is computed again.
+//! A decoded token takes a hundred products of some tens of microseconds each, too short to start
+//! threads for. Here the other threads wait during a forward, spinning, and take shares of each
+//! product. A product never waits long for a thread that was suspended: its share is computed
+//! again.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,37 +14,37 @@ use std::time::Instant;
 use super::lines::Lines;
 use super::storage::LINE;
 
-/// Panels that are taken together: those of one pass over a row.
+/// Panels per pass over a row, the unit of shares.
 const PANELS_A_PASS: usize = 6;
 
-/// The most threads of a team: memory is read no faster by more.
+/// Most threads of a team; more do not read memory faster.
 const MAX_THREADS: usize = 8;
 
 /// Threads that work on the products of one forward.
 #[derive(Debug, Default)]
 pub(crate) struct Team {
-    /// The product in hand.
+    /// The current product.
     product: Mutex<Option<Arc<SharedProduct>>>,
-    /// How many there were: another number is another product.
+    /// Number of products so far, which identifies the current one.
     num_products: AtomicUsize,
-    /// Threads that help, and those that are to.
+    /// Threads that help or are about to.
     num_helpers: AtomicUsize,
     is_over: AtomicBool,
 }
 
 impl Team {
-    /// Runs a forward while other threads of the pool stand by.
+    /// Runs a forward with the help of other threads of the pool.
     pub(super) fn run(self: &Arc<Self>, forward: impl FnOnce()) {
         let most = rayon::current_num_threads().min(MAX_THREADS) - 1;
         self.is_over.store(false, Ordering::Relaxed);
-        // Should the forward panic, the others must not wait for it.
+        // If the forward panics, the others must not wait for it.
         let _over = Over(self);
-        // One that was put aside in an earlier forward may come back in this one.
+        // A thread that was suspended in an earlier forward may return in this one.
         while self.num_helpers.load(Ordering::Relaxed) < most {
             self.num_helpers.fetch_add(1, Ordering::Relaxed);
             let team = self.clone();
             rayon::spawn(move || {
-                // A share that a panic took away is computed, and the panic met, by who needs it.
+                // If a share panics, whoever needs it computes it again and meets the panic.
                 let _ = catch_unwind(AssertUnwindSafe(|| team.help()));
                 team.num_helpers.fetch_sub(1, Ordering::Relaxed);
             });
@@ -52,7 +52,7 @@ impl Team {
         forward();
     }
 
-    /// Multiplies rows with weights of a shape `[inputs, outputs]`, into `output`, `[rows, outputs]`.
+    /// Multiplies rows by weights of shape `[inputs, outputs]`, into `output`, `[rows, outputs]`.
     pub(super) fn multiply(
         &self,
         lines: &Arc<Lines>,
@@ -65,7 +65,7 @@ impl Team {
         *self.product() = Some(product.clone());
         self.num_products.fetch_add(1, Ordering::Release);
         product.work();
-        // As long again as the shares of this thread took.
+        // Wait for others as long as this thread's shares took.
         product.collect(output, Instant::now() + begun.elapsed());
     }
 
@@ -73,7 +73,7 @@ impl Team {
         self.product.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Works on one product after the other until the forward is over.
+    /// Works on product after product until the forward is over.
     fn help(&self) {
         let mut last = 0;
         while !self.is_over.load(Ordering::Relaxed) {
@@ -91,7 +91,7 @@ impl Team {
     }
 }
 
-/// Sends the team away when it goes.
+/// Dismisses the team when dropped.
 struct Over<'a>(&'a Team);
 
 impl Drop for Over<'_> {
@@ -108,9 +108,9 @@ struct SharedProduct {
     inputs: usize,
     outputs: usize,
     x: Vec<f32>,
-    /// The first pass that nobody has taken.
+    /// The first pass that is not taken.
     next: AtomicUsize,
-    /// The outputs of each share, in the place of its first pass: `[rows, outputs of the share]`.
+    /// The outputs of each share, at the index of its first pass: `[rows, outputs of the share]`.
     done: Vec<OnceLock<Vec<f32>>>,
 }
 
@@ -127,14 +127,14 @@ impl SharedProduct {
         }
     }
 
-    /// The share that begins with a pass: a quarter of what is left, so that shares are few, and the
-    /// last ones small.
+    /// The share that starts at a pass: a quarter of the rest, so there are few shares and the last
+    /// are small.
     fn share(&self, first: usize) -> Range<usize> {
         let num_left = self.done.len() - first;
         first..first + num_left.div_ceil(4)
     }
 
-    /// Takes shares until none is left.
+    /// Computes shares until all are taken.
     fn work(&self) {
         let mut first = self.next.load(Ordering::Relaxed);
         while first < self.done.len() {
@@ -143,7 +143,7 @@ impl SharedProduct {
             match self.next.compare_exchange_weak(first, share.end, order, order) {
                 Ok(_) => {
                     let product = self.multiply(share);
-                    // Only one who did not wait for it has set it, to the same numbers.
+                    // Another thread may have set it already, to the same numbers.
                     let _ = self.done[first].set(product);
                     first = self.next.load(Ordering::Relaxed);
                 }
@@ -152,7 +152,7 @@ impl SharedProduct {
         }
     }
 
-    /// What the panels of some passes give, `[rows, their outputs]`.
+    /// The outputs of some passes, `[rows, their outputs]`.
     fn multiply(&self, passes: Range<usize>) -> Vec<f32> {
         let columns = self.columns(passes);
         let mut output = vec![0.0; self.x.len() / self.inputs * columns.len()];
@@ -165,7 +165,7 @@ impl SharedProduct {
         passes.start * width..(passes.end * width).min(self.outputs)
     }
 
-    /// Puts the shares of all side by side. One that is not there by the deadline is computed here.
+    /// Assembles all shares. Computes those that are missing at the deadline.
     fn collect(&self, output: &mut [f32], deadline: Instant) {
         let mut first = 0;
         while first < self.done.len() {
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::packed::{PackedWeights, Threads};
 
-    /// Weights and rows of some numbers.
+    /// Deterministic weights and rows.
     fn weights_and_rows(inputs: usize, outputs: usize, rows: usize) -> (PackedWeights, Vec<f32>) {
         let numbers = |len: usize| (0..len).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0);
         let weights: Vec<f32> = numbers(inputs * outputs).collect();
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_team_multiplies_as_one_thread_does_to_the_last_bit() {
-        // Whole passes and parts of them, and products too small to share.
+        // Whole and partial passes, and products too small to share.
         for (inputs, outputs, rows) in [(700, 1000, 1), (129, 5003, 3), (512, 96, 6), (8, 8, 1)] {
             let (weights, x) = weights_and_rows(inputs, outputs, rows);
             let mut alone = Vec::new();
@@ -228,12 +228,12 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_keeps_its_share_is_not_waited_for() {
+    fn a_product_does_not_wait_for_a_thread_that_keeps_its_share() {
         let (weights, x) = weights_and_rows(700, 1000, 2);
         let (mut alone, mut together) = (Vec::new(), Vec::new());
         weights.multiply(&x, &mut alone, &Threads::One);
         let product = SharedProduct::new(weights.lines(), [700, 1000], &x);
-        // Somebody takes the first share, and is never seen again.
+        // Somebody takes the first share and never returns.
         let taken = product.share(0);
         product.next.store(taken.end, Ordering::Relaxed);
         product.work();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_sends_the_others_away() {
+    fn a_panic_dismisses_the_team() {
         on_threads(2, || {
             let team = Arc::new(Team::default());
             let run = AssertUnwindSafe(|| team.run(|| panic!("in a forward")));

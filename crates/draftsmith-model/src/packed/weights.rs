@@ -1,11 +1,11 @@
-//! A weight matrix as the processor likes to read it, and its product with any number of rows.
+//! A weight matrix laid out for the processor, and its product with any number of rows.
 //!
 //! A general matrix product walks a `[in, out]` matrix in blocks, one cache line from every row in
-//! turn. For many rows that is right. For the 2 to 16 rows of a verification the forward then waits
-//! for memory again and again, several times as long as one row takes, and speculation gains
-//! nothing. Here the matrix is stored as panels of 16 outputs laid end to end: each is read from
-//! its beginning to its end, at the memory's own speed, and every input row is multiplied with what
-//! is in registers. Many rows are taken in blocks, for which a panel stays in the cache.
+//! turn. That suits many rows. For the 2 to 16 rows of a verification it waits for memory again and
+//! again and takes several times as long as for one row. Here the matrix is stored as consecutive
+//! panels of 16 outputs. Each panel is read sequentially at memory speed, and every input row is
+//! multiplied while the weights are in registers. Many rows are processed in blocks, for which a
+//! panel stays cached.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,34 +18,31 @@ use super::storage::{LINE, Storage};
 use super::team::Team;
 use crate::weights::StoredRows;
 
-/// Rows of a thread's block are a multiple of this: whole passes.
+/// The rows of a thread's block are a multiple of this, for full passes.
 const ROWS_A_PASS: usize = 6;
 
 /// Panels that a thread takes at a time.
 const PANELS_A_GROUP: usize = 4;
 
-/// Weights from which on a second thread is worth its start for few rows: below, they fit a core's
-/// caches.
+/// Number of weights from which a second thread pays off for few rows; fewer fit a core's caches.
 const PARALLEL_WEIGHTS: usize = 4 << 20;
 
-/// Products of two numbers from which on a second thread is worth its start for many rows: half a
-/// millisecond.
+/// Multiply-adds from which a second thread pays off for many rows: half a millisecond.
 const PARALLEL_PRODUCTS: usize = 1 << 24;
 
-/// Products of two numbers from which on a team that stands by is worth its while: some
-/// microseconds.
+/// Multiply-adds from which a waiting team pays off: some microseconds.
 const TEAM_PRODUCTS: usize = 1 << 16;
 
 /// Who may work on a product.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Threads {
-    /// As many as it is worth.
+    /// As many threads as pay off.
     #[default]
     All,
-    /// The caller's and those that stand by.
+    /// The calling thread and a waiting team.
     Team(Arc<Team>),
-    /// The caller's alone: the others have work of their own, and one of them may be waiting for
-    /// this one, so that it must not pick up other work while it waits.
+    /// Only the calling thread: the others have work, and this one must not pick up other work
+    /// while it waits, because one of them may be waiting for it.
     One,
 }
 
@@ -53,13 +50,14 @@ pub(crate) enum Threads {
 #[derive(Debug)]
 pub(crate) struct PackedWeights {
     lines: Arc<Lines>,
-    inputs: usize,
-    outputs: usize,
-    bias: Option<Vec<f32>>,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Added to each row of outputs.
+    pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl PackedWeights {
-    /// A matrix of zeros without a bias, to be filled by [`PackedWeights::set_outputs`].
+    /// A matrix of zeros without a bias.
     pub(crate) fn zeros(storage: Storage, inputs: usize, outputs: usize) -> Self {
         let lines = Arc::new(Lines::zeros(storage, inputs, outputs));
         Self { lines, inputs, outputs, bias: None }
@@ -77,14 +75,8 @@ impl PackedWeights {
         Self { bias, ..packed }
     }
 
-    /// Adds a number to each output of every product.
-    pub(crate) fn set_bias(&mut self, bias: Vec<f32>) {
-        assert_eq!(bias.len(), self.outputs, "a number for each output");
-        self.bias = Some(bias);
-    }
-
-    /// Stores the weights of some outputs, each named by its input and the output's place among
-    /// `outputs`; rounded to the storage format.
+    /// Sets the weights of some outputs, rounded to the storage format. `weight` takes the input
+    /// and the output's index within `outputs`.
     pub(crate) fn set_outputs(
         &mut self,
         outputs: Range<usize>,
@@ -94,8 +86,8 @@ impl PackedWeights {
         self.lines_mut().set_outputs(inputs, outputs, weight);
     }
 
-    /// Stores the weights of outputs from `first` on, whose rows a file has, `[outputs, in]`; rounded
-    /// to the storage format if the file has another.
+    /// Sets the weights of outputs from `first` on from a file's rows, `[outputs, in]`, rounded if
+    /// the file has another format.
     pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
         let inputs = self.inputs;
         if Storage::of(rows.dtype) == self.storage() {
@@ -113,7 +105,7 @@ impl PackedWeights {
         &self.lines
     }
 
-    /// The lines while they are filled.
+    /// The lines, while nobody shares them.
     fn lines_mut(&mut self) -> &mut Lines {
         Arc::get_mut(&mut self.lines).expect("nobody reads weights that are being filled")
     }
@@ -122,27 +114,12 @@ impl PackedWeights {
         self.lines.storage()
     }
 
-    /// The number of inputs.
-    pub(crate) fn num_inputs(&self) -> usize {
-        self.inputs
-    }
-
-    /// What is added to each output.
-    pub(crate) fn bias(&self) -> Option<&[f32]> {
-        self.bias.as_deref()
-    }
-
-    /// The number of outputs.
-    pub(crate) fn num_outputs(&self) -> usize {
-        self.outputs
-    }
-
-    /// Appends one output's weights to `values`: a column of the matrix, a row of its transpose.
+    /// Appends one output's weights to `values`: a column of the matrix.
     pub(crate) fn read_output(&self, output: usize, values: &mut Vec<f32>) {
         self.lines.read_output(self.inputs, output, values);
     }
 
-    /// The same matrix with some of its outputs alone.
+    /// The same matrix with only some of its outputs.
     pub(crate) fn select_outputs(&self, outputs: &[u32]) -> Self {
         let mut selected = Self::zeros(self.storage(), self.inputs, outputs.len());
         let mut weights = Vec::with_capacity(self.inputs);
@@ -157,7 +134,7 @@ impl PackedWeights {
         selected
     }
 
-    /// The number of weights, its bias not counted.
+    /// Number of weights without the bias.
     pub(super) fn num_weights(&self) -> usize {
         self.inputs * self.outputs
     }
@@ -168,7 +145,7 @@ impl PackedWeights {
         self.num_weights() * bytes
     }
 
-    /// Whether even few rows are shared by several threads.
+    /// Whether several threads share even products of few rows.
     pub(super) fn is_shared(&self) -> bool {
         self.num_weights() >= PARALLEL_WEIGHTS
     }
@@ -176,8 +153,8 @@ impl PackedWeights {
     /// `x · weight + bias`, row by row.
     ///
     /// # Shapes
-    /// - x: `[rows, in]`, one after the other
-    /// - output: `[rows, out]`, written whole
+    /// - x: `[rows, in]`
+    /// - output: `[rows, out]`, resized and overwritten
     pub(crate) fn multiply(&self, x: &[f32], output: &mut Vec<f32>, threads: &Threads) {
         output.resize(x.len() / self.inputs * self.outputs, 0.0);
         self.multiply_into(x, output, threads);
@@ -206,7 +183,7 @@ impl PackedWeights {
         }
     }
 
-    /// Many rows: a block of them at a time for each thread.
+    /// Many rows: each thread takes blocks of them.
     fn multiply_row_blocks(&self, x: &[f32], output: &mut [f32]) {
         let Self { lines, inputs, outputs, .. } = self;
         let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
@@ -216,7 +193,7 @@ impl PackedWeights {
             .for_each(|(x, output)| lines.multiply(*inputs, 0..*outputs, x, output));
     }
 
-    /// Few rows and many weights: some panels at a time for each thread.
+    /// Few rows and many weights: each thread takes groups of panels.
     fn multiply_panel_groups(&self, x: &[f32], output: &mut [f32]) {
         let Self { lines, inputs, outputs, .. } = self;
         let (num_rows, width) = (x.len() / inputs, PANELS_A_GROUP * LINE);
@@ -257,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_general_product_and_rows_do_not_depend_on_each_other() {
+    fn a_packed_product_equals_the_general_one_and_rows_are_independent() {
         for (inputs, outputs) in [(1, 1), (7, 5), (8, 32), (33, 100), (192, 517), (2048, 2056)] {
             let weight = random(inputs, outputs);
             let packed = PackedWeights::pack(&values(weight.clone()), inputs, outputs, None);
@@ -299,7 +276,7 @@ mod tests {
         }
     }
 
-    /// `weight` as it comes back from a storage format.
+    /// `weight` after a round trip through a storage format.
     fn rounded(weight: f32, storage: Storage) -> f32 {
         match storage {
             Storage::F32 => weight,
@@ -309,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_changes_nothing_but_rounding_to_the_last_bit() {
+    fn a_storage_format_only_rounds_the_weights() {
         for storage in [Storage::Bf16, Storage::F16] {
             for (inputs, outputs) in [(1, 1), (7, 5), (8, 32), (33, 100), (192, 517), (2047, 2056)]
             {
@@ -317,7 +294,7 @@ mod tests {
                 let weight: Vec<f32> = weight.iter().map(|w| rounded(0.01 * w, storage)).collect();
                 let expected = PackedWeights::pack(&weight, inputs, outputs, None);
                 let mut found = PackedWeights::zeros(storage, inputs, outputs);
-                // In two parts, as projections of one input are packed side by side.
+                // In two parts, as projections are packed side by side.
                 let first = outputs / 3;
                 for part in [0..first, first..outputs] {
                     let start = part.start;

@@ -1,4 +1,4 @@
-//! A model in bf16 must compute nearly what it computes in f32, and gradients must come back in f32.
+//! A model in bf16 computes nearly the same as in f32, and gradients come back in f32.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
@@ -8,19 +8,19 @@ use crate::buckets::Lengths;
 use crate::config::ModelConfig;
 use crate::fixtures::{FIXTURES, expected, fixture, load};
 use crate::rows::Rows;
-use crate::shape::ModelShape;
+use crate::spec::ModelShape;
 use crate::{
     AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrafterModel, KvCache, WeightDtype,
 };
 
-/// bf16 keeps 8 bits: each rounding is off by up to 1/256, and those of a few layers add up.
+/// bf16 has 8 bits of precision: each rounding is off by up to 1/256, and a few layers add up.
 const RELATIVE_TOLERANCE: f32 = 0.03;
 
-/// Of logits of the fixtures, whose random weights make more of each rounding; up to 0.055 was seen.
-/// A wrong mask or rotation is off by more than half.
+/// For logits of the fixtures, whose random weights amplify rounding; up to 0.055 was observed. A
+/// wrong mask or rotation is off by more than half.
 const LOGITS_TOLERANCE: f32 = 0.1;
 
-/// Three layers; with `num_kv_heads` below 4, query heads share keys.
+/// Three layers. If `num_kv_heads` is below 4, query heads share keys.
 fn model(num_kv_heads: usize) -> CausalLm {
     let config = ModelConfig::llama(
         ModelShape {
@@ -73,7 +73,7 @@ fn a_model_in_bf16_computes_nearly_what_it_computes_in_f32() {
         for (found, expected) in [(reduced_exit, exit), (reduced_last.clone(), last.clone())] {
             let off = relative_difference(found, expected);
             assert!(off < RELATIVE_TOLERANCE, "{off}");
-            // Were it f32 after all, it would show nothing.
+            // If this were f32, the test would prove nothing.
             assert!(off > 1e-4, "{off}");
         }
         let logits = reduced.lm_head(reduced_last);
@@ -84,7 +84,7 @@ fn a_model_in_bf16_computes_nearly_what_it_computes_in_f32() {
 }
 
 #[test]
-fn back_in_f32_a_model_has_its_rounded_weights() {
+fn a_model_cast_to_bf16_and_back_has_rounded_weights() {
     let model = model(4);
     let same = model.clone().to_dtype(WeightDtype::F32);
     assert_eq!(values(same.lm_head_weight()), values(model.lm_head_weight()));
@@ -113,7 +113,7 @@ fn an_adapters_gradients_reach_its_own_parameters_in_f32() {
     let gradients = |features: Tensor<3>| {
         let copy = adapter.to_dtype(features.dtype().into());
         let output = copy.forward(features).cast(FloatDType::F32);
-        // A loss with a gradient of its own at each number.
+        // A loss with a different gradient for each number.
         let grads = (output.clone() * output.sin()).sum().backward();
         let mut all = Vec::new();
         adapter.visit(&mut Gradients { grads: &grads, all: &mut all });
@@ -126,13 +126,13 @@ fn an_adapters_gradients_reach_its_own_parameters_in_f32() {
     for (found, expected) in found.into_iter().zip(expected) {
         assert_eq!(found.dtype(), DType::F32);
         let off = relative_difference(found, expected);
-        // Twice through the layer.
+        // Twice, because the error goes through the layer forwards and backwards.
         assert!(off < 2.0 * RELATIVE_TOLERANCE && off > 1e-4, "{off}");
     }
 }
 
 #[test]
-fn a_heads_logits_are_f32_and_near() {
+fn a_bf16_heads_logits_are_f32_and_nearly_equal() {
     let device = Device::flex();
     let head = AcceptanceHeadConfig::new(64, 3, false).init(&device);
     let (_, hidden) = states(&model(4), ids(1, 30));
@@ -144,7 +144,7 @@ fn a_heads_logits_are_f32_and_near() {
     assert!(off < RELATIVE_TOLERANCE && off > 1e-4, "{off}");
 }
 
-/// The types of the parameters of norms, and of all others.
+/// The parameter types of norms, and of everything else.
 #[derive(Default)]
 struct Dtypes {
     is_in_norm: bool,
@@ -176,7 +176,7 @@ fn load_in_bf16(name: &str) -> CausalLm {
     loaded.expect("the fixture loads")
 }
 
-/// Logits of all positions, the ids read in pieces through a cache.
+/// Logits of all positions, with the ids read in pieces through a cache.
 fn cached_logits(model: &CausalLm, ids: &[u32]) -> Vec<f32> {
     let (mut cache, layers) = (model.new_cache(64, 1), 0..model.shape().num_layers);
     let mut read = |ids: &[u32]| {
@@ -187,7 +187,7 @@ fn cached_logits(model: &CausalLm, ids: &[u32]) -> Vec<f32> {
     [&ids[..9], &ids[9..10], &ids[10..13], &ids[13..]].into_iter().flat_map(&mut read).collect()
 }
 
-/// Root mean square of the difference, relative to that of what is expected.
+/// Root mean square of the difference, relative to that of `expected`.
 fn relative_off(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let square = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>();
@@ -206,12 +206,13 @@ fn every_family_decodes_in_bf16_nearly_as_in_f32() {
 }
 
 #[test]
-fn what_is_loaded_in_bf16_is_what_is_cast_to_it_and_norms_stay_f32() {
+fn loading_in_bf16_equals_casting_and_norms_stay_f32() {
     for name in FIXTURES {
         let (loaded, cast) = (load_in_bf16(name), load(name).to_dtype(WeightDtype::Bf16));
         for model in [&loaded, &cast] {
             let Dtypes { of_norms, of_others, .. } = Dtypes::of(model);
-            // Two a layer and the last one, at least; four matrices a layer and the embedding.
+            // At least two norms per layer and the final one, and four matrices per layer and the
+            // embedding.
             let num_layers = model.shape().num_layers;
             assert!(of_norms.len() > 2 * num_layers && of_others.len() > 4 * num_layers, "{name}");
             assert!(of_norms.iter().all(|dtype| *dtype == DType::F32), "{name}");
@@ -222,8 +223,8 @@ fn what_is_loaded_in_bf16_is_what_is_cast_to_it_and_norms_stay_f32() {
     }
 }
 
-/// A self-draft in bf16, over a cache and over whole sequences; its head is f32, and so is what that
-/// predicts.
+/// A self-draft in bf16, over a cache and over whole sequences. Its head is f32, and so are the
+/// predictions.
 #[test]
 fn adapters_draft_in_bf16_and_heads_predict_in_f32() {
     let device = Device::flex();
@@ -257,7 +258,7 @@ fn adapters_draft_in_bf16_and_heads_predict_in_f32() {
             let off = relative_off(found, expected);
             assert!(off < LOGITS_TOLERANCE && off > 1e-3, "{name}: {off}");
         }
-        // A logit of acceptance, which may be near 0.
+        // A logit of acceptance can be near 0.
         let off = (predicted.0[0] - predicted.1[0]).abs();
         assert!(off < LOGITS_TOLERANCE, "{name}: {off}");
     }

@@ -1,17 +1,17 @@
-//! How fast each pair of channels turns, after `rope_theta` and what stretches it.
+//! The rotary frequency of each pair of channels, from `rope_theta` and the scaling.
 //!
-//! transformers computes frequencies in f32, most of them as `1 / theta^(2i / width)`. Here they are
-//! computed in f64 and rounded once, which differs by a unit in the last place at most.
+//! transformers computes frequencies in f32, mostly as `1 / theta^(2i / width)`. We compute in f64
+//! and round once, which differs by at most one unit in the last place.
 
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// Radians a position of each pair of the `width` channels that turn, and what cosines and sines
-/// are multiplied with.
+/// Radians per position for each pair of the `width` rotated channels, and the factor of cosines
+/// and sines.
 pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64>, f64) {
     let exponent = |pair: usize| 2.0 * pair as f64 / width as f64;
     let base = (0..width / 2).map(|pair| config.theta.powf(-exponent(pair)));
     match &config.scaling {
-        // A base that grows behind the context is the plain one before it.
+        // The base grows only beyond the context.
         RopeScaling::None | RopeScaling::Dynamic { .. } => (base.collect(), 1.0),
         RopeScaling::Linear { factor } => (base.map(|f| f / factor).collect(), 1.0),
         RopeScaling::Llama3 {
@@ -42,7 +42,7 @@ pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64
             attention_factor,
             original_max_position_embeddings: original,
         } => {
-            // The channel that turns so many times in the pre-training's context.
+            // The channel with this number of turns within the pre-training context.
             let channel_of = |turns: f64| {
                 width as f64 * (original / (turns * 2.0 * std::f64::consts::PI)).ln()
                     / (2.0 * config.theta.ln())
@@ -53,7 +53,7 @@ pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64
             }
             let (low, mut high) = (low.max(0.0), high.min(width as f64 - 1.0));
             if low == high {
-                // transformers' way around a division by zero.
+                // transformers avoids a division by zero this way.
                 high += 0.001;
             }
             let stretched = |(pair, frequency): (usize, f64)| {

@@ -29,7 +29,7 @@ pub(crate) fn write_config(
     write_json(&dir.join("config.json"), &config)
 }
 
-/// Checks an export's weights. Those that other programs or earlier versions wrote have no checksum.
+/// Checks an export's weights. Exports from other programs have no checksum and pass.
 ///
 /// # Errors
 /// If they are not what was exported, or a file cannot be read.

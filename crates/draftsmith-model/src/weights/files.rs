@@ -1,14 +1,14 @@
-//! Which files of a checkpoint directory its weights are in.
+//! Finds the weight files of a checkpoint directory.
 //!
-//! A directory is a border: an index names plain files of its own directory. What those link to is
-//! their owner's business: Hugging Face's cache is made of links.
+//! An index may only name plain files of its directory. Links may lead out of it, as in Hugging
+//! Face's cache.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use crate::error::{ModelError, read_json};
 
-/// A file of all weights, and the index of where they are instead: the first that is there counts.
+/// File names for all weights and their index, in order of preference.
 pub const WEIGHT_NAMES: [(&str, &str); 2] = [
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -16,9 +16,9 @@ pub const WEIGHT_NAMES: [(&str, &str); 2] = [
 
 /// Where a directory's weights are.
 pub(super) enum WeightFiles {
-    /// All in one file.
+    /// In one file.
     Single(&'static str),
-    /// In the files that an index names, by tensor.
+    /// In the files of an index, by tensor.
     Sharded { index: &'static str, file_of: BTreeMap<String, String> },
 }
 
@@ -28,10 +28,10 @@ struct ShardIndex {
 }
 
 impl WeightFiles {
-    /// Looks for the weights of a directory.
+    /// Finds the weights of a directory.
     ///
     /// # Errors
-    /// If there are none, or the index is not one or names a file of another directory.
+    /// If there are none, or the index is malformed or names a file of another directory.
     pub(super) fn of_dir(dir: &Path) -> Result<Self, ModelError> {
         for (single, index) in WEIGHT_NAMES {
             if dir.join(single).exists() {
@@ -43,8 +43,12 @@ impl WeightFiles {
             }
             let ShardIndex { weight_map: file_of } = read_json(&path)?;
             if let Some((tensor, file)) = file_of.iter().find(|(_, file)| !is_plain_name(file)) {
-                let (tensor, file) = (tensor.clone(), file.clone());
-                return Err(ModelError::OutsideDir { path, tensor, file });
+                let problem = format!(
+                    "has tensor `{tensor}` in `{file}`: expected the plain name of a file beside \
+                     the index; hint: move the file there and use that name, or download the model \
+                     again"
+                );
+                return Err(ModelError::Config { path, key: "weight_map", problem });
             }
             return Ok(Self::Sharded { index, file_of });
         }
@@ -52,11 +56,11 @@ impl WeightFiles {
     }
 }
 
-/// The names of the files that a checkpoint's weights are read from: one, or else an index and every
-/// file that it names, sorted.
+/// The names of a checkpoint's weight files: one file, or an index and all files that it names,
+/// sorted.
 ///
 /// # Errors
-/// If there are none, or the index is not one or names a file of another directory.
+/// If there are none, or the index is malformed or names a file of another directory.
 pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
     match WeightFiles::of_dir(dir)? {
         WeightFiles::Single(name) => Ok(vec![name.to_owned()]),
@@ -70,7 +74,7 @@ pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
     }
 }
 
-/// Whether a name is that of a file in a directory, and not of one elsewhere.
+/// Whether a name is a plain file name, without directories.
 fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(only)), None) if only == name)

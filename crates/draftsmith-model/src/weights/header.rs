@@ -1,4 +1,4 @@
-//! The header of a safetensors file, believed only as far as the file's length bears it out.
+//! The header of a safetensors file, checked against the file's length.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,10 +11,10 @@ use safetensors::tensor::Metadata;
 use super::stored::StoredTensor;
 use crate::error::ModelError;
 
-/// The longest header that is read: the format's own limit.
+/// The longest header, the format's limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The tensors of a safetensors file, by name.
+/// The tensors of a safetensors file by name.
 pub(super) fn tensors_of(
     mut file: &File,
     path: &Path,

@@ -1,11 +1,11 @@
-//! Reading weight files: one file or a sharded index, safetensors or what `torch.save` writes, tensor
-//! by tensor; the hash of a checkpoint.
+//! Reads weight files tensor by tensor (safetensors or `torch.save`, single or sharded), and hashes
+//! checkpoints.
 //!
-//! What a file says of itself is believed only as far as its length bears it out, and tensors are
-//! read one at a time, some rows at once, so that a broken file costs an error and a large one no
-//! second copy in memory.
+//! A header is believed only as far as the file's length bears it out. Tensors are read one at a
+//! time, some rows at once. So a broken file causes an error, not a large allocation, and a large
+//! one is never in memory twice.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -19,16 +19,17 @@ use super::files::{WeightFiles, weight_files};
 use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
+use crate::spec::{NormForm, NormSpec};
 
-/// The weights of one checkpoint, open for reading.
+/// An open checkpoint.
 #[derive(Debug)]
 pub struct WeightReader {
-    /// What messages call it: the directory, or the single file.
+    /// The directory or single file, for messages.
     path: PathBuf,
     files: Vec<OpenFile>,
-    /// Tensor name to file index.
-    tensors: BTreeMap<String, usize>,
-    /// The names of those that were taken, whole or in part.
+    /// For each tensor, the index of its file and its place there.
+    tensors: BTreeMap<String, (usize, StoredTensor)>,
+    /// Names of the tensors that were taken, whole or in part.
     taken: BTreeSet<String>,
 }
 
@@ -36,20 +37,20 @@ pub struct WeightReader {
 struct OpenFile {
     path: PathBuf,
     file: File,
-    tensors: BTreeMap<String, StoredTensor>,
 }
 
 impl WeightReader {
-    /// Opens `model.safetensors`, the shards that `model.safetensors.index.json` lists, or
-    /// `pytorch_model.bin` and its like.
+    /// Opens `model.safetensors`, the shards of `model.safetensors.index.json`, or
+    /// `pytorch_model.bin` and its index.
     ///
     /// # Errors
-    /// If none is there, or a file is cut short or breaks its format.
+    /// If there is none, or a file is cut short or malformed.
     pub fn open_dir(dir: &Path) -> Result<Self, ModelError> {
         Self::open_dir_of(dir, |_| true)
     }
 
-    /// The same of those tensors alone that are `wanted`, by name: files of others need not be there.
+    /// [`WeightReader::open_dir`] for only the tensors that are `wanted`. Files with no wanted
+    /// tensor may be absent.
     ///
     /// # Errors
     /// As [`WeightReader::open_dir`].
@@ -66,47 +67,38 @@ impl WeightReader {
             WeightFiles::Sharded { file_of, .. } => file_of,
         };
         file_of.retain(|tensor, _| wanted(tensor));
-        let mut files = Vec::new();
-        let mut numbers = HashMap::new();
-        let mut tensors = BTreeMap::new();
-        for (tensor, file_name) in file_of {
-            let number = match numbers.get(&file_name) {
-                Some(number) => *number,
-                None => {
-                    files.push(OpenFile::open(&dir.join(&file_name))?);
-                    numbers.insert(file_name, files.len() - 1);
-                    files.len() - 1
-                }
-            };
-            if !files[number].tensors.contains_key(&tensor) {
-                return Err(ModelError::MissingTensor { path: files[number].path.clone(), tensor });
+        let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
+        for name in file_of.values().collect::<BTreeSet<_>>() {
+            let path = dir.join(name);
+            let (file, mut stored) = OpenFile::open(&path)?;
+            for (tensor, _) in file_of.iter().filter(|(_, of_tensor)| *of_tensor == name) {
+                let Some(stored) = stored.remove(tensor) else {
+                    return Err(ModelError::MissingTensor { path, tensor: tensor.clone() });
+                };
+                tensors.insert(tensor.clone(), (files.len(), stored));
             }
-            tensors.insert(tensor, number);
+            files.push(file);
         }
         Ok(Self { path: dir.to_path_buf(), files, tensors, taken: BTreeSet::new() })
     }
 
-    /// Opens one file: what `torch.save` wrote if its name ends in `.bin`, or else safetensors.
+    /// Opens one file: from `torch.save` if its name ends in `.bin`, otherwise safetensors.
     ///
     /// # Errors
-    /// If it cannot be read, is cut short, or breaks the format.
+    /// If it cannot be read, is cut short or malformed.
     pub fn open_file(path: &Path) -> Result<Self, ModelError> {
-        let file = OpenFile::open(path)?;
-        let tensors = file.tensors.keys().map(|name| (name.clone(), 0)).collect();
+        let (file, tensors) = OpenFile::open(path)?;
+        let tensors = tensors.into_iter().map(|(name, stored)| (name, (0, stored))).collect();
         let taken = BTreeSet::new();
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
 
-    /// The same with names without `prefix`, where every name begins with it.
+    /// The same with `prefix` removed from all names, if every name has it.
     pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
         if self.tensors.keys().all(|name| name.starts_with(prefix)) {
-            let short = |name: &String| name[prefix.len()..].to_owned();
-            self.tensors = self.tensors.iter().map(|(name, file)| (short(name), *file)).collect();
-            for file in &mut self.files {
-                let tensors = std::mem::take(&mut file.tensors);
-                let named = tensors.into_iter().filter(|(name, _)| name.starts_with(prefix));
-                file.tensors = named.map(|(name, stored)| (short(&name), stored)).collect();
-            }
+            let tensors = std::mem::take(&mut self.tensors).into_iter();
+            let short = tensors.map(|(name, stored)| (name[prefix.len()..].to_owned(), stored));
+            self.tensors = short.collect();
         }
         self
     }
@@ -121,25 +113,23 @@ impl WeightReader {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)
     }
 
-    /// The shape of a tensor.
+    /// A tensor's shape.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let file = &self.files[*self.tensors.get(name)?];
-        file.tensors.get(name).map(|stored| stored.shape.as_slice())
+        self.tensors.get(name).map(|(_, stored)| stored.shape.as_slice())
     }
 
-    /// The format of a tensor.
+    /// A tensor's storage type.
     pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
-        let file = &self.files[*self.tensors.get(name)?];
-        file.tensors.get(name).map(|stored| stored.dtype)
+        self.tensors.get(name).map(|(_, stored)| stored.dtype)
     }
 
-    /// The storage type of the first weights, as safetensors spells it; `None` without any.
+    /// The storage type of the first tensor of weights, as safetensors spells it.
     pub fn dtype(&self) -> Option<String> {
         let name = self.tensors.keys().find(|name| self.is_weights(name))?;
         self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
     }
 
-    /// Whether a tensor has weights, and not ids.
+    /// Whether a tensor holds weights rather than ids.
     pub fn is_weights(&self, name: &str) -> bool {
         self.dtype_of(name).is_some_and(|dtype| dtype != Dtype::I64)
     }
@@ -147,9 +137,9 @@ impl WeightReader {
     /// Takes a tensor, widened to f32, row by row.
     ///
     /// # Errors
-    /// If it is missing, has another shape, or is stored in a type that cannot be read.
+    /// If it is missing, has another shape, or a type that we cannot read.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
-        // Before there is room for it: the shape is a `config.json`'s, and may be any.
+        // Check before allocating: the shape comes from a `config.json`.
         self.check(name, expected)?;
         let mut values = Vec::with_capacity(expected.iter().product());
         let all = 0..expected.first().copied().unwrap_or(1);
@@ -157,9 +147,30 @@ impl WeightReader {
         Ok(values)
     }
 
-    /// Takes some rows of a tensor, a few at a time, widened to f32: `each` is given the number of
-    /// the first, counted from the first that is taken, and their values. A row is what lies side by
-    /// side: all but the first dimension.
+    /// Takes a norm's weights with the spec's offset added, and its biases if it is a LayerNorm.
+    /// `layer` is the prefix of its name.
+    ///
+    /// # Errors
+    /// As [`WeightReader::take`].
+    pub(crate) fn take_norm(
+        &mut self,
+        layer: &str,
+        name: &str,
+        width: usize,
+        spec: &NormSpec,
+    ) -> Result<(Vec<f32>, Option<Vec<f32>>), ModelError> {
+        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
+        let mut weight = self.take(&format!("{name}.weight"), &[width])?;
+        weight.iter_mut().for_each(|weight| *weight += spec.offset());
+        let mut bias = None;
+        if spec.form == NormForm::Layer {
+            bias = Some(self.take(&format!("{name}.bias"), &[width])?);
+        }
+        Ok((weight, bias))
+    }
+
+    /// Takes some rows of a tensor, widened to f32, a few at a time. `each` gets the index of the
+    /// first row among those taken, and the values. Rows span all but the first dimension.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -178,7 +189,7 @@ impl WeightReader {
         })
     }
 
-    /// As [`WeightReader::take_rows`], with the rows as the file has them.
+    /// [`WeightReader::take_rows`] with the rows as stored.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -189,7 +200,7 @@ impl WeightReader {
         rows: impl IntoIterator<Item = Range<usize>>,
         mut each: impl FnMut(usize, StoredRows<'_>),
     ) -> Result<(), ModelError> {
-        let (OpenFile { path, file, .. }, stored) = self.check(name, expected)?;
+        let (OpenFile { path, file }, stored) = self.check(name, expected)?;
         let mut first = 0;
         for rows in rows {
             let num_rows = rows.len();
@@ -203,14 +214,14 @@ impl WeightReader {
     /// Takes a list of token ids, stored as 64-bit integers.
     ///
     /// # Errors
-    /// If it is missing, has not `len` numbers, or one of them is no id of `vocab_size`.
+    /// If it is missing, does not have `len` numbers, or a number is not an id below `vocab_size`.
     pub fn take_ids(
         &mut self,
         name: &str,
         len: usize,
         vocab_size: usize,
     ) -> Result<Vec<u32>, ModelError> {
-        let (OpenFile { path, file, .. }, stored) = self.check(name, &[len])?;
+        let (OpenFile { path, file }, stored) = self.check(name, &[len])?;
         let ids = stored.read_ids(file, path, name)?;
         if let Some(id) = ids.iter().find(|id| !(0..vocab_size as i64).contains(*id)) {
             return Err(ModelError::Safetensors {
@@ -222,23 +233,22 @@ impl WeightReader {
         Ok(ids.into_iter().map(|id| id as u32).collect())
     }
 
-    /// Checks that a tensor is there, and of a shape.
+    /// Finds a tensor and checks its shape.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it is missing or has another shape.
     fn check(
         &self,
         name: &str,
         expected: &[usize],
     ) -> Result<(&OpenFile, &StoredTensor), ModelError> {
-        let file = self.tensors.get(name).map(|number| &self.files[*number]);
-        let stored = file.and_then(|file| file.tensors.get(name));
-        let (Some(file), Some(stored)) = (file, stored) else {
+        let Some((number, stored)) = self.tensors.get(name) else {
             return Err(ModelError::MissingTensor {
                 path: self.path.clone(),
                 tensor: name.to_owned(),
             });
         };
+        let file = &self.files[*number];
         if stored.shape != expected {
             return Err(ModelError::Shape {
                 path: file.path.clone(),
@@ -250,23 +260,23 @@ impl WeightReader {
         Ok((file, stored))
     }
 
-    /// Checks that a tensor is there, and of a shape, before there is room for it.
+    /// Checks a tensor's shape before memory is allocated for it.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it is missing or has another shape.
     pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
         self.check(name, expected).map(|_| ())
     }
 
-    /// Drops tensors that the architecture may do without.
+    /// Drops tensors that the architecture does not need.
     pub fn ignore(&mut self, is_ignored: impl Fn(&str) -> bool) {
         self.tensors.retain(|name, _| !is_ignored(name));
     }
 
-    /// Ends reading: every tensor must have been taken or ignored.
+    /// Ends reading. Every tensor must have been taken or ignored.
     ///
     /// # Errors
-    /// If one is left.
+    /// If a tensor is left.
     pub fn finish(self) -> Result<(), ModelError> {
         let mut left = self.names();
         let Some(tensor) = left.next().map(str::to_owned) else { return Ok(()) };
@@ -276,19 +286,38 @@ impl WeightReader {
 }
 
 impl OpenFile {
-    fn open(path: &Path) -> Result<Self, ModelError> {
+    fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>), ModelError> {
         let file = File::open(path).map_err(|e| ModelError::io("read", path, e))?;
         let tensors = match path.extension() {
             Some(extension) if extension == "bin" => torch::tensors_of(&file, path)?,
             _ => header::tensors_of(&file, path)?,
         };
-        Ok(Self { path: path.to_path_buf(), file, tensors })
+        Ok((Self { path: path.to_path_buf(), file }, tensors))
     }
 }
 
-/// The hex SHA-256 over the names, lengths and bytes of `config.json` and of all files that the
-/// weights are read from, whatever they are called and wherever links lead: what provenance calls
-/// the model's hash. `observe` is told how many bytes were read, of how many.
+/// Reads the lists with these names, of ids below `vocab_size`.
+///
+/// # Errors
+/// If the file is missing or broken, lacks a list, contains anything else, or an id is out of
+/// range.
+pub fn read_id_lists<const N: usize>(
+    path: &Path,
+    names: [&str; N],
+    vocab_size: usize,
+) -> Result<[Vec<u32>; N], ModelError> {
+    let mut reader = WeightReader::open_file(path)?;
+    let mut lists: [Vec<u32>; N] = std::array::from_fn(|_| Vec::new());
+    for (list, name) in lists.iter_mut().zip(names) {
+        let len = reader.shape(name).and_then(|shape| shape.first().copied());
+        *list = reader.take_ids(name, len.unwrap_or(0), vocab_size)?;
+    }
+    reader.finish()?;
+    Ok(lists)
+}
+
+/// A model's hash: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight
+/// files. `observe` gets the bytes read so far and in all.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -296,7 +325,7 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
     hash_files(dir, weight_files(dir)?, observe)
 }
 
-/// The same of those files that are there, where a model's first layers are enough.
+/// The same over the files that exist, if only a model's first layers are needed.
 ///
 /// # Errors
 /// If a file cannot be read.

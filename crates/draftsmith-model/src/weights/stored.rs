@@ -1,4 +1,4 @@
-//! A tensor in a file: its type and shape, and where its numbers lie, one row after the other.
+//! A tensor in a file: its type, shape and offset.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -10,22 +10,22 @@ use safetensors::Dtype;
 
 use crate::error::ModelError;
 
-/// Of a tensor so much is read at once.
+/// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// Rows that are read at once are a multiple of this: panels of packed weights are filled whole.
+/// Rows are read in multiples of this, so that panels of packed weights are filled whole.
 const ROWS_AT_ONCE: usize = 16;
 
-/// What a file says of a tensor, as far as the file bears it out.
+/// A tensor's type and place in a file, checked against the file's length.
 #[derive(Debug, Clone)]
 pub(super) struct StoredTensor {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
-    /// Where in the file its first number is.
+    /// Offset of its first byte in the file.
     pub(super) start: u64,
 }
 
-/// Rows of a tensor as its file has them, one after the other: f32, bf16 or f16, little-endian.
+/// Consecutive rows of a tensor as stored: f32, bf16 or f16, little-endian.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoredRows<'a> {
     pub(crate) dtype: Dtype,
@@ -37,8 +37,12 @@ impl StoredRows<'_> {
     pub(crate) fn widen_into(self, values: &mut Vec<f32>) {
         let bytes = self.bytes;
         match self.dtype {
-            Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16_of(*b))),
-            Dtype::BF16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16_of(*b))),
+            Dtype::F16 => {
+                values.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()))
+            }
+            Dtype::BF16 => {
+                values.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()))
+            }
             _ => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
         }
     }
@@ -58,13 +62,7 @@ impl StoredTensor {
         let width = match self.dtype {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
-            other => {
-                return Err(ModelError::Dtype {
-                    path: path.to_path_buf(),
-                    tensor: name.to_owned(),
-                    dtype: format!("{other:?}"),
-                });
-            }
+            _ => return Err(self.bad_dtype(path, name)),
         };
         let row_bytes = self.shape.iter().skip(1).product::<usize>() * width;
         let rows_at_once = (READ_BYTES / row_bytes.max(1)).max(1).next_multiple_of(ROWS_AT_ONCE);
@@ -83,7 +81,7 @@ impl StoredTensor {
         Ok(())
     }
 
-    /// Reads all numbers of a list of 64-bit integers.
+    /// Reads a list of 64-bit integers.
     pub(super) fn read_ids(
         &self,
         mut file: &File,
@@ -92,23 +90,16 @@ impl StoredTensor {
     ) -> Result<Vec<i64>, ModelError> {
         let io = |e| ModelError::io("read", path, e);
         if self.dtype != Dtype::I64 {
-            return Err(ModelError::Dtype {
-                path: path.to_path_buf(),
-                tensor: name.to_owned(),
-                dtype: format!("{:?}", self.dtype),
-            });
+            return Err(self.bad_dtype(path, name));
         }
         let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size_of::<i64>()];
         file.seek(SeekFrom::Start(self.start)).map_err(io)?;
         file.read_exact(&mut bytes).map_err(io)?;
         Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
-}
 
-fn f16_of(bytes: [u8; 2]) -> f32 {
-    f16::from_le_bytes(bytes).to_f32()
-}
-
-fn bf16_of(bytes: [u8; 2]) -> f32 {
-    bf16::from_le_bytes(bytes).to_f32()
+    fn bad_dtype(&self, path: &Path, name: &str) -> ModelError {
+        let (path, tensor) = (path.to_path_buf(), name.to_owned());
+        ModelError::Dtype { path, tensor, dtype: format!("{:?}", self.dtype) }
+    }
 }

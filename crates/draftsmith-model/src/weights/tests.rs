@@ -1,5 +1,5 @@
-//! What is written is read back; what is cut, changed, misshapen or missing is an error that names
-//! it.
+//! Written files read back; files that are cut, changed, misshapen or incomplete cause an error
+//! that names them.
 
 use std::path::Path;
 
@@ -50,7 +50,7 @@ fn the_same_tensors_give_the_same_bytes() {
 }
 
 #[test]
-fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
+fn a_file_cut_or_changed_anywhere_causes_an_error_or_keeps_its_shape() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("model.safetensors");
     write_safetensors(&path, &[tensor("a", &[2, 3])], WeightDtype::F32, &[]).expect("written");
@@ -65,7 +65,7 @@ fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
         changed[position] ^= 0x15;
         std::fs::write(&path, &changed).expect("written");
         if let Ok(mut reader) = WeightReader::open_file(&path) {
-            // Refused or read: never a panic.
+            // Refused or read, but never a panic.
             let _ = reader.take("a", &[2, 3]);
         }
     }
@@ -78,7 +78,7 @@ fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
 }
 
 #[test]
-fn missing_misshapen_and_extra_tensors_are_named() {
+fn errors_name_missing_misshapen_and_extra_tensors() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("model.safetensors");
     write_safetensors(&path, &[tensor("a", &[2, 3])], WeightDtype::F32, &[]).expect("written");
@@ -90,7 +90,7 @@ fn missing_misshapen_and_extra_tensors_are_named() {
 }
 
 #[test]
-fn shards_are_followed_and_a_lying_index_is_named() {
+fn shards_are_read_and_a_wrong_index_causes_an_error_that_names_it() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, tensor: NamedTensor| {
         write_safetensors(&dir.path().join(name), &[tensor], WeightDtype::F32, &[])
@@ -113,7 +113,7 @@ fn shards_are_followed_and_a_lying_index_is_named() {
 }
 
 #[test]
-fn an_index_names_files_of_its_own_directory_and_nothing_else() {
+fn an_index_may_only_name_files_of_its_directory() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let dir = root.path().join("model");
     std::fs::create_dir_all(dir.join("sub")).expect("created");
@@ -136,7 +136,7 @@ fn an_index_names_files_of_its_own_directory_and_nothing_else() {
             assert!(message.contains(part), "`{part}` is not in: {message}");
         }
     }
-    // Where a file's bytes lie is its owner's business.
+    // A file may link out of the directory.
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink(&outside, dir.join("link.safetensors")).expect("linked");
@@ -146,7 +146,7 @@ fn an_index_names_files_of_its_own_directory_and_nothing_else() {
 }
 
 #[test]
-fn the_hash_covers_every_file_that_weights_are_read_from_and_no_other() {
+fn the_hash_covers_exactly_the_files_that_weights_are_read_from() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let elsewhere = tempfile::tempdir().expect("a temporary directory");
     let path = |name: &str| dir.path().join(name);
@@ -156,9 +156,9 @@ fn the_hash_covers_every_file_that_weights_are_read_from_and_no_other() {
     let hash = || hash_model_dir(dir.path(), &mut |_, _| ()).expect("a hash");
     std::fs::write(path("config.json"), "{}").expect("written");
     let message = hash_model_dir(dir.path(), &mut |_, _| ()).expect_err("refused").to_string();
-    assert!(message.contains("neither `model.safetensors`"), "{message}");
+    assert!(message.contains("has no weights"), "{message}");
 
-    // Weights whose names end in anything, and a link out of the directory, as in Hugging Face's cache.
+    // Weights with unusual file names, and a link out of the directory, as in Hugging Face's cache.
     let blob = elsewhere.path().join("6a1f");
     save(&path("weights-1"), tensor("a", &[2]));
     save(&blob, tensor("b", &[3]));

@@ -1,4 +1,4 @@
-//! The tensors of a file that `torch.save` wrote (`pytorch_model.bin`), read without Python and
+//! Reads the tensors of a file that `torch.save` wrote (`pytorch_model.bin`), without Python and
 //! without running anything in it.
 //!
 //! The file is a zip archive of stored entries: a pickle that names the tensors (`torch/pickle.rs`),
@@ -33,14 +33,14 @@ const MAX_ENTRIES: u64 = 100_000;
 /// comment, which torch never writes.
 const END_BYTES: u64 = 56 + 20 + 22;
 
-/// Where an entry's bytes lie in the file.
+/// Where an entry's bytes are in the file.
 #[derive(Clone, Copy)]
 struct Entry {
     start: u64,
     len: u64,
 }
 
-/// The tensors of a file, by name.
+/// The tensors of a file by name.
 pub(super) fn tensors_of(
     file: &File,
     path: &Path,
@@ -70,7 +70,7 @@ pub(super) fn tensors_of(
         let storage = format!("data/{}", tensor.storage);
         let fail = |problem: String| broken(format!("tensor `{name}`: {problem}"));
         let Some(entry) = entry(&storage) else {
-            return Err(fail(format!("its `{storage}` is not there")));
+            return Err(fail(format!("its `{storage}` is missing")));
         };
         let width = tensor.dtype.bitsize() / 8;
         let shape = tensor.shape;
@@ -78,7 +78,7 @@ pub(super) fn tensors_of(
         let end = num.and_then(|num| num.checked_add(tensor.offset)?.checked_mul(width));
         if end.is_none_or(|end| end as u64 > entry.len) {
             let len = entry.len;
-            return Err(fail(format!("of shape {shape:?}, it lies beyond the {len} bytes stored")));
+            return Err(fail(format!("of shape {shape:?}, it ends beyond the {len} bytes stored")));
         }
         let start = entry.start + (tensor.offset * width) as u64;
         Ok((name, StoredTensor { dtype: tensor.dtype, shape, start }))
@@ -127,7 +127,7 @@ fn entries_of(file: &File, path: &Path) -> Result<BTreeMap<String, Entry>, Model
 fn check_end(end: &[u8], file_bytes: u64) -> Result<(), &'static str> {
     let (rest, last) = end.split_at(end.len().saturating_sub(22));
     if !last.starts_with(b"PK\x05\x06") {
-        return Err("it is cut short, or is no zip archive, as torch before 1.6 wrote none");
+        return Err("it is cut short, or not a zip archive, which torch before 1.6 did not write");
     }
     let (record, locator) = rest.split_at(rest.len().saturating_sub(20));
     if locator.starts_with(b"PK\x06\x07") {

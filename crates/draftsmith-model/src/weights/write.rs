@@ -1,4 +1,4 @@
-//! Writing safetensors files, whole or not at all. The same tensors give the same bytes.
+//! Writes safetensors files atomically. The same tensors give the same bytes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::read::WeightReader;
 use crate::error::ModelError;
 
-/// The type of weights: in a file, or in a model that computes. As recipes spell it, `f32` or
-/// `bf16`.
+/// A float type, of weights in a file or of a model's computation. Spelled `f32` or `bf16` in
+/// recipes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightDtype {
@@ -26,12 +26,12 @@ pub enum WeightDtype {
 }
 
 impl WeightDtype {
-    /// Whether it is f32, which files leave unsaid.
+    /// Whether it is f32, which files leave out.
     pub fn is_f32(&self) -> bool {
         *self == Self::F32
     }
 
-    /// As recipes and provenance spell it.
+    /// The spelling in recipes and provenance.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -39,7 +39,7 @@ impl WeightDtype {
         }
     }
 
-    /// That of weights to be used beside those of a checkpoint: bf16 where its first have 16 bits.
+    /// The type for weights stored beside a checkpoint: bf16 if its first tensor has 16 bits.
     pub(crate) fn beside(reader: &WeightReader) -> Self {
         match reader.dtype().as_deref() {
             Some("BF16" | "F16") => Self::Bf16,
@@ -47,7 +47,7 @@ impl WeightDtype {
         }
     }
 
-    /// That of weights which a `config.json` says to be of such a type, and bf16 in place of f16.
+    /// The type that a `config.json` names; bf16 for f16.
     pub(crate) fn of_config(name: Option<&str>) -> Self {
         match name {
             Some("bfloat16" | "float16") => Self::Bf16,
@@ -55,7 +55,7 @@ impl WeightDtype {
         }
     }
 
-    /// As `config.json` spells it.
+    /// The spelling in `config.json`.
     pub fn config_name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -64,14 +64,14 @@ impl WeightDtype {
     }
 }
 
-/// One tensor to be written: name, shape, values row by row.
+/// A tensor to write.
 #[derive(Debug, Clone)]
 pub struct NamedTensor {
-    /// The name in the file.
+    /// Name in the file.
     pub name: String,
     /// The shape.
     pub shape: Vec<usize>,
-    /// The values.
+    /// Values, row by row.
     pub values: Vec<f32>,
 }
 
@@ -85,16 +85,8 @@ impl NamedTensor {
     }
 }
 
-/// A list of token ids to be written, as 64-bit integers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NamedIds<'a> {
-    /// The name in the file.
-    pub(crate) name: &'a str,
-    pub(crate) ids: &'a [u32],
-}
-
-/// Writes a safetensors file, whole or not at all, and returns the SHA-256 of its bytes. The metadata
-/// always says `format: pt`, which every transformers release reads.
+/// Writes a safetensors file atomically and returns the SHA-256 of its bytes. The metadata always
+/// includes `format: pt`, which transformers requires.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -107,45 +99,38 @@ pub fn write_safetensors(
     write_with_ids(path, tensors, &[], dtype, metadata)
 }
 
-/// [`write_safetensors`] with lists of ids beside the tensors.
+/// [`write_safetensors`] with lists of ids besides the tensors.
 ///
 /// # Errors
-/// As there.
+/// If the file cannot be written.
 pub(crate) fn write_with_ids(
     path: &Path,
     tensors: &[NamedTensor],
-    ids: &[NamedIds<'_>],
+    ids: &[(&str, &[u32])],
     dtype: WeightDtype,
     metadata: &[(String, String)],
 ) -> Result<String, ModelError> {
     let broken = |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
-    let encoded: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|t| match dtype {
-            WeightDtype::F32 => t.values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    let floats = tensors.iter().map(|tensor| {
+        let values = tensor.values.iter();
+        let (stored, bytes) = match dtype {
+            WeightDtype::F32 => (Dtype::F32, values.flat_map(|v| v.to_le_bytes()).collect()),
             WeightDtype::Bf16 => {
-                t.values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()
+                (Dtype::BF16, values.flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect())
             }
-        })
-        .collect();
-    let stored = match dtype {
-        WeightDtype::F32 => Dtype::F32,
-        WeightDtype::Bf16 => Dtype::BF16,
-    };
-    let mut views = Vec::with_capacity(tensors.len());
-    for (tensor, bytes) in tensors.iter().zip(&encoded) {
-        let view = TensorView::new(stored, tensor.shape.clone(), bytes)
-            .map_err(|e| broken(format!("tensor `{}`: {e}", tensor.name)))?;
-        views.push((tensor.name.clone(), view));
-    }
-    let encoded: Vec<Vec<u8>> = ids
-        .iter()
-        .map(|named| named.ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect())
-        .collect();
-    for (named, bytes) in ids.iter().zip(&encoded) {
-        let view = TensorView::new(Dtype::I64, vec![named.ids.len()], bytes)
-            .map_err(|e| broken(format!("tensor `{}`: {e}", named.name)))?;
-        views.push((named.name.to_owned(), view));
+        };
+        (tensor.name.as_str(), stored, tensor.shape.clone(), bytes)
+    });
+    let ids = ids.iter().map(|(name, ids)| {
+        let bytes = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+        (*name, Dtype::I64, vec![ids.len()], bytes)
+    });
+    let encoded: Vec<(&str, Dtype, Vec<usize>, Vec<u8>)> = floats.chain(ids).collect();
+    let mut views = Vec::with_capacity(encoded.len());
+    for (name, dtype, shape, bytes) in &encoded {
+        let view = TensorView::new(*dtype, shape.clone(), bytes)
+            .map_err(|e| broken(format!("tensor `{name}`: {e}")))?;
+        views.push(((*name).to_owned(), view));
     }
     let mut info: HashMap<String, String> = metadata.iter().cloned().collect();
     info.insert("format".to_owned(), "pt".to_owned());
@@ -155,8 +140,20 @@ pub(crate) fn write_with_ids(
     Ok(hash_bytes(&bytes))
 }
 
-/// Puts the header's metadata in order: the library writes it from a hash map, and the same tensors
-/// should give the same bytes.
+/// Writes named lists of ids, as 64-bit integers, and metadata to a safetensors file, atomically.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_id_lists(
+    path: &Path,
+    lists: &[(&str, &[u32])],
+    metadata: &[(String, String)],
+) -> Result<(), ModelError> {
+    write_with_ids(path, &[], lists, WeightDtype::F32, metadata).map(drop)
+}
+
+/// Sorts the header's metadata. The library writes it from a hash map, but the same tensors should
+/// give the same bytes.
 fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     let header_len = usize::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
     let header = &mut bytes[8..8 + header_len];
@@ -165,7 +162,7 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
         metadata.sort_keys();
     }
     let sorted = serde_json::to_vec(&object)?;
-    // The same entries take the same room; what is left of the padding stays spaces.
+    // Sorting keeps the length; the header's padding stays spaces.
     if sorted.len() <= header.len() {
         header.fill(b' ');
         header[..sorted.len()].copy_from_slice(&sorted);
@@ -173,7 +170,7 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
-/// Writes JSON as people read it, whole or not at all.
+/// Writes pretty-printed JSON, atomically.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -181,7 +178,7 @@ pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), M
     Ok(write_whole(path, pretty(value).as_bytes())?)
 }
 
-/// JSON as people read it, with a newline at the end.
+/// Pretty-printed JSON with a newline at the end.
 pub(crate) fn pretty(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }

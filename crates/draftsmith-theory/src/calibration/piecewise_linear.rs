@@ -1,72 +1,58 @@
 //! Isotonic calibration: straight lines between the blocks of an isotonic regression.
 //!
-//! A step function would be the regression itself, but it gives the same chance to all predictions
-//! of a block, and a rule that multiplies chances loses the head's order within it. Lines between
-//! the blocks' centres (centred isotonic regression, Oron and Flournoy 2017) keep that order, and
-//! err less where the truth rises smoothly. Below the first centre and above the last the map is
-//! flat: there is nothing to draw a line to.
+//! The regression itself is a step function, which gives all predictions of a block the same
+//! probability and so loses the head's order within the block. Lines between the blocks' centres
+//! (centred isotonic regression, Oron and Flournoy 2017) keep that order, and have smaller errors
+//! where the truth rises smoothly. Below the first centre and above the last the map is constant.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::JudgedPrediction;
 use crate::TheoryError;
 use crate::isotonic::{Observed, isotonic_blocks};
+use crate::serialized::deserialize_by_new;
 
-/// The most blocks.
+/// The maximum number of blocks.
 const MAX_BLOCKS: usize = 32;
-/// The least weight that a block stands on.
+/// The minimum weight of a block.
 const MIN_WEIGHT: f64 = 25.0;
 
-/// A function through knots, linear between them and flat beyond the first and the last.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+/// A function through knots, linear between them and constant beyond the first and the last.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PiecewiseLinear {
-    /// Predictions at the knots, ascending, within 0 to 1.
+    /// The knots' predictions, ascending, within 0 to 1.
     predicted: Vec<f64>,
-    /// The chances there, not descending, within 0 to 1.
+    /// The knots' probabilities, not descending, within 0 to 1.
     calibrated: Vec<f64>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unchecked {
-    predicted: Vec<f64>,
-    calibrated: Vec<f64>,
-}
-
-impl TryFrom<Unchecked> for PiecewiseLinear {
-    type Error = TheoryError;
-
-    fn try_from(unchecked: Unchecked) -> Result<Self, TheoryError> {
-        Self::new(unchecked.predicted, unchecked.calibrated)
-    }
-}
+deserialize_by_new!(PiecewiseLinear { predicted: Vec<f64>, calibrated: Vec<f64> });
 
 impl PiecewiseLinear {
     /// The function through (`predicted[i]`, `calibrated[i]`).
     ///
     /// # Errors
-    /// Unless there is a knot at least, predictions ascend, chances do not descend, and all lie
-    /// between 0 and 1.
+    /// Unless there is at least one knot, predictions ascend, probabilities do not descend, and all
+    /// lie between 0 and 1.
     pub fn new(predicted: Vec<f64>, calibrated: Vec<f64>) -> Result<Self, TheoryError> {
         let is_prob = |prob: &f64| (0.0..=1.0).contains(prob);
-        let sound = !predicted.is_empty()
+        let is_valid = !predicted.is_empty()
             && predicted.len() == calibrated.len()
             && predicted.iter().chain(&calibrated).all(is_prob)
             && predicted.is_sorted_by(|one, other| one < other)
             && calibrated.is_sorted();
-        if sound { Ok(Self { predicted, calibrated }) } else { Err(TheoryError::Knots) }
+        if is_valid { Ok(Self { predicted, calibrated }) } else { Err(TheoryError::Knots) }
     }
 
-    /// How many knots it has.
+    /// The number of knots.
     pub fn num_knots(&self) -> usize {
         self.predicted.len()
     }
 
-    /// Fits `judged`, some weight of which is above 0.
+    /// Fits predictions with a positive total weight W.
     ///
-    /// No chance is nearer to 0 or 1 than 1 / (W + 2) of all weight W: as Laplace has it, what was
-    /// never seen is not impossible.
+    /// Probabilities stay at least 1 / (W + 2) away from 0 and 1 (Laplace's rule of succession): an
+    /// outcome that was never seen is not impossible.
     pub(super) fn fit(judged: &[JudgedPrediction]) -> Self {
         let observed = judged.iter().map(|judged| Observed {
             at: judged.predicted_prob,
@@ -76,7 +62,7 @@ impl PiecewiseLinear {
         let blocks = isotonic_blocks(observed.collect(), MAX_BLOCKS, MIN_WEIGHT, true);
         let weight: f64 = blocks.iter().map(|block| block.weight).sum();
         let least = 1.0 / (weight + 2.0);
-        // A mean of equal numbers may round to beyond them.
+        // A mean of equal numbers may round past them.
         let knots = blocks
             .iter()
             .map(|block| (block.centre().clamp(0.0, 1.0), block.mean().clamp(least, 1.0 - least)));
@@ -107,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_linear_between_knots_and_flat_beyond() {
+    fn it_is_linear_between_knots_and_constant_beyond() {
         let map = PiecewiseLinear::new(vec![0.25, 0.5, 0.75], vec![0.125, 0.5, 0.625])
             .expect("valid knots");
         let at = [0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0].map(|prob| map.apply(prob));
@@ -116,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bend_that_no_scaled_logit_has_is_found() {
-        // The head is right below a half, and above it says one thing for all.
+    fn it_fits_a_bend_that_no_scaled_logit_has() {
+        // The head is right below ½, and the truth is constant above.
         let truth = |prob: f64| prob.min(0.5);
         let map = PiecewiseLinear::fit(&coins(1, 40_000, truth));
         for prob in [0.1, 0.3, 0.6, 0.8, 0.97] {
-            // Four standard deviations of a mean over 1,250 coins.
+            // Four standard deviations of a mean of 1,250 outcomes.
             assert!((map.apply(prob) - truth(prob)).abs() < 0.057, "{map:?} at {prob}");
         }
     }

@@ -1,55 +1,42 @@
 //! Platt scaling: σ(scale · logit + bias).
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::JudgedPrediction;
 use crate::TheoryError;
+use crate::serialized::deserialize_by_new;
 
-/// The largest logit that is told from certainty: a prediction within 1e-13 of 0 or 1.
+/// Logits beyond this, of predictions within 1e-13 of 0 or 1, are clamped.
 const MAX_LOGIT: f64 = 30.0;
-/// The precision of the normal prior on scale and bias about the identity: a standard deviation of
-/// 2, twice what a rejection weight of 6 moves a logit. It keeps fits finite where the outcomes are
-/// separable or the predictions all alike, and weighs as little as a few observations.
+/// The precision of the normal prior on scale and bias around the identity. Its standard deviation of
+/// 2 is about the shift of a logit by a rejection weight of 6. It keeps fits finite if outcomes are
+/// separable or all predictions equal, and weighs no more than a few observations.
 const PRIOR_PRECISION: f64 = 0.25;
-/// Newton steps; a handful are enough, as the objective is convex.
+/// The maximum number of Newton steps; a handful suffice, because the objective is convex.
 const MOST_STEPS: usize = 100;
-/// A step shorter than this ends the fit.
-const CLOSE_ENOUGH: f64 = 1e-10;
+/// The fit ends with a step shorter than this.
+const TOLERANCE: f64 = 1e-10;
 
-/// A prediction's logit, scaled and moved.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+/// Scales and shifts a prediction's logit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Platt {
-    /// What the logit is multiplied with, 0 or more.
+    /// Multiplies the logit; at least 0.
     scale: f64,
-    /// What is then added, nats of log-odds.
+    /// Is then added, in nats of log-odds.
     bias: f64,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Unchecked {
-    scale: f64,
-    bias: f64,
-}
-
-impl TryFrom<Unchecked> for Platt {
-    type Error = TheoryError;
-
-    fn try_from(unchecked: Unchecked) -> Result<Self, TheoryError> {
-        Self::new(unchecked.scale, unchecked.bias)
-    }
-}
+deserialize_by_new!(Platt { scale: f64, bias: f64 });
 
 impl Platt {
-    /// The map that leaves every prediction as it is.
+    /// The map that changes no prediction.
     const IDENTITY: Self = Self { scale: 1.0, bias: 0.0 };
 
     /// σ(`scale` · logit + `bias`).
     ///
     /// # Errors
-    /// If either is not finite, or the scale is negative, which would turn the order of predictions
-    /// round.
+    /// If either is not finite, or the scale is negative, which would reverse the order of
+    /// predictions.
     pub fn new(scale: f64, bias: f64) -> Result<Self, TheoryError> {
         if scale >= 0.0 && scale.is_finite() && bias.is_finite() {
             Ok(Self { scale, bias })
@@ -58,28 +45,21 @@ impl Platt {
         }
     }
 
-    /// What the logit is multiplied with.
+    /// The factor of the logit.
     pub fn scale(&self) -> f64 {
         self.scale
     }
 
-    /// What is then added, nats of log-odds.
+    /// The shift of the scaled logit, in nats of log-odds.
     pub fn bias(&self) -> f64 {
         self.bias
     }
 
-    /// The least weighted cross-entropy with soft labels, under the prior: Newton's method with
-    /// steps halved until they lead down. A best scale below 0 says that the head tells nothing:
-    /// then all predictions are worth the same.
+    /// Minimises the weighted cross-entropy with soft labels, plus the prior, by Newton's method with
+    /// step halving. If the best scale is below 0, the head has learned nothing, and the fit maps all
+    /// predictions to one probability.
     pub(super) fn fit(judged: &[JudgedPrediction]) -> Self {
-        let points: Vec<Point> = judged
-            .iter()
-            .map(|judged| Point {
-                logit: logit(judged.predicted_prob),
-                label: judged.label,
-                weight: judged.weight,
-            })
-            .collect();
+        let points: Vec<Point> = judged.iter().map(Point::of).collect();
         let best = Self::minimise(&points, Self::IDENTITY, true);
         if best.scale >= 0.0 {
             best
@@ -105,12 +85,12 @@ impl Platt {
                     break;
                 }
                 share *= 0.5;
-                // Down to rounding there is nothing lower.
+                // This is the minimum, up to rounding.
                 if share < 1e-6 {
                     return at;
                 }
             }
-            if share * scale_step.abs().max(bias_step.abs()) < CLOSE_ENOUGH {
+            if share * scale_step.abs().max(bias_step.abs()) < TOLERANCE {
                 break;
             }
         }
@@ -119,16 +99,16 @@ impl Platt {
 
     fn objective(&self, points: &[Point]) -> f64 {
         let loss = |point: &Point| {
-            let moved = self.scale * point.logit + self.bias;
+            let shifted = self.scale * point.logit + self.bias;
             // ln(1 + e^x) − y x, without overflow.
-            let softplus = moved.max(0.0) + (-moved.abs()).exp().ln_1p();
-            point.weight * (softplus - point.label * moved)
+            let softplus = shifted.max(0.0) + (-shifted.abs()).exp().ln_1p();
+            point.weight * (softplus - point.label * shifted)
         };
         let prior = (self.scale - 1.0).powi(2) + self.bias.powi(2);
         points.iter().map(loss).sum::<f64>() + 0.5 * PRIOR_PRECISION * prior
     }
 
-    /// Where the quadratic that touches the objective here is least.
+    /// The step to the minimum of the objective's second-order Taylor expansion.
     fn newton_step(&self, points: &[Point], scales: bool) -> (f64, f64) {
         let (mut by_scale, mut by_bias) =
             (PRIOR_PRECISION * (self.scale - 1.0), PRIOR_PRECISION * self.bias);
@@ -167,6 +147,13 @@ struct Point {
     weight: f64,
 }
 
+impl Point {
+    fn of(judged: &JudgedPrediction) -> Self {
+        let JudgedPrediction { predicted_prob, label, weight } = *judged;
+        Self { logit: logit(predicted_prob), label, weight }
+    }
+}
+
 fn logit(prob: f64) -> f64 {
     (prob.ln() - (-prob).ln_1p()).clamp(-MAX_LOGIT, MAX_LOGIT)
 }
@@ -182,7 +169,7 @@ mod tests {
     use crate::HeadMetrics;
 
     #[test]
-    fn scale_and_bias_are_found_again() {
+    fn the_fit_recovers_scale_and_bias() {
         let truth = Platt::new(0.7, 6f64.ln()).expect("valid");
         let found = Platt::fit(&coins(1, 40_000, |prob| truth.apply(prob)));
         // Standard deviations of about 0.015 each.
@@ -191,32 +178,25 @@ mod tests {
     }
 
     #[test]
-    fn soft_labels_that_are_true_give_the_map_itself() {
+    fn the_fit_recovers_the_map_from_true_soft_labels() {
         let truth = Platt::new(1.4, -0.8).expect("valid");
         let mut judged = coins(2, 20_000, |_| 0.5);
         for judged in &mut judged {
             judged.label = truth.apply(judged.predicted_prob);
         }
         let found = Platt::fit(&judged);
-        // The prior's pull against 20,000 observations.
+        // The effect of the prior, against 20,000 observations.
         assert!((found.scale - truth.scale).abs() < 1e-3, "{found:?}");
         assert!((found.bias - truth.bias).abs() < 1e-3, "{found:?}");
     }
 
     #[test]
-    fn what_is_found_is_where_no_direction_leads_down() {
+    fn the_fit_is_a_local_minimum() {
         for judged in
             [coins(3, 300, f64::sqrt), coins(4, 30, |prob| 1.0 - prob), coins(5, 9, |_| 1.0)]
         {
             let found = Platt::fit(&judged);
-            let points: Vec<Point> = judged
-                .iter()
-                .map(|one| Point {
-                    logit: logit(one.predicted_prob),
-                    label: one.label,
-                    weight: one.weight,
-                })
-                .collect();
+            let points: Vec<Point> = judged.iter().map(Point::of).collect();
             let least = found.objective(&points);
             for (scale, bias) in [(1e-3, 0.0), (-1e-3, 0.0), (0.0, 1e-3), (0.0, -1e-3)] {
                 let near = Platt { scale: found.scale + scale, bias: found.bias + bias };
@@ -226,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_predictions_stays_so_auroc_does() {
+    fn the_map_keeps_auroc() {
         let judged = coins(6, 2000, f64::sqrt);
         let platt = Platt::fit(&judged);
         let auroc = |map: &dyn Fn(f64) -> f64| {

@@ -1,31 +1,28 @@
-//! Which calibration, if any: judged by cross-validation on prompts that a calibration was not
-//! fitted to.
+//! Chooses a calibration, or none, by cross-validation over prompts.
 
 use super::{Calibration, CalibrationKind, JudgedPrediction};
 use crate::head_metrics::binary_cross_entropy;
 use crate::{HeadMetrics, HeadScores, ReliabilityBin};
 
-/// The parts that prompts are dealt into, or as many as there are prompts.
-const MOST_FOLDS: usize = 10;
+/// The number of cross-validation folds; fewer with fewer prompts.
+const MAX_FOLDS: usize = 10;
 
-/// How one form of calibration does on prompts that it was not fitted to.
+/// The cross-validated scores of one form of calibration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationTrial {
-    /// The form; None for predictions as the head says them.
+    /// The form; None for uncalibrated predictions.
     pub kind: Option<CalibrationKind>,
-    /// The calibrated predictions' scores, each calibrated by a map that was fitted without its
-    /// prompt.
+    /// The scores of predictions, each calibrated by a map that was fitted without its prompt.
     pub scores: HeadScores,
-    /// The same predictions, bin by bin.
+    /// Reliability bins of the same predictions.
     pub reliability: Vec<ReliabilityBin>,
-    /// Weighted cross-entropy of each prompt, summed, nats.
+    /// The weighted cross-entropy of each prompt, summed, in nats.
     losses: Vec<f64>,
 }
 
 impl CalibrationTrial {
-    /// Whether this is better than a simpler one for more than the luck of the prompts: the
-    /// difference of their cross-entropies exceeds its own standard error over prompts (the
-    /// one-standard-error rule, paired).
+    /// Whether this form is significantly better than a simpler one: the difference of their
+    /// cross-entropies exceeds its standard error over prompts (the paired one-standard-error rule).
     fn beats(&self, simpler: &Self) -> bool {
         let differences: Vec<f64> =
             simpler.losses.iter().zip(&self.losses).map(|(simple, own)| simple - own).collect();
@@ -37,8 +34,9 @@ impl CalibrationTrial {
     }
 }
 
-/// Tries no calibration, then every form, the simpler first, by `prompts`: the judged predictions
-/// of each. None of fewer than two prompts that have any, where there is nothing to validate with.
+/// Scores no calibration and then each form, the simpler first. `prompts` holds the judged
+/// predictions of each prompt. None if fewer than two prompts have predictions with weight, because
+/// cross-validation needs two.
 pub fn try_calibrations(prompts: &[Vec<JudgedPrediction>]) -> Option<Vec<CalibrationTrial>> {
     let has_weight =
         |prompt: &&Vec<JudgedPrediction>| prompt.iter().any(|judged| judged.weight > 0.0);
@@ -47,19 +45,18 @@ pub fn try_calibrations(prompts: &[Vec<JudgedPrediction>]) -> Option<Vec<Calibra
     (prompts.len() >= 2).then(|| kinds.into_iter().map(|kind| tried(&prompts, kind)).collect())
 }
 
-/// The trial that convinces: a form is preferred to a simpler one only where it is better for more
-/// than the luck of the prompts.
+/// The trial to use: a form replaces a simpler one only if it is significantly better.
 ///
 /// # Panics
-/// If there is no trial.
+/// If `trials` is empty.
 pub fn preferred_calibration(trials: &[CalibrationTrial]) -> &CalibrationTrial {
     let (first, rest) = trials.split_first().expect("there is a trial");
     rest.iter().fold(first, |best, trial| if trial.beats(best) { trial } else { best })
 }
 
 fn tried(prompts: &[&Vec<JudgedPrediction>], kind: Option<CalibrationKind>) -> CalibrationTrial {
-    let num_folds = prompts.len().min(MOST_FOLDS);
-    // One map a fold, fitted to all others; every fold leaves a prompt with weight.
+    let num_folds = prompts.len().min(MAX_FOLDS);
+    // One map per fold, fitted to the other folds, which hold a prompt with weight.
     let maps: Vec<Option<Calibration>> = (0..num_folds)
         .map(|fold| {
             let others = prompts.iter().enumerate().filter(|(index, _)| index % num_folds != fold);
@@ -102,16 +99,16 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_asks_for_platt_a_bend_for_isotonic_and_calibrated_predictions_for_neither() {
+    fn a_shift_prefers_platt_a_step_isotonic_and_calibrated_predictions_neither() {
         check(true_of_weighted_six, Some(CalibrationKind::Platt));
         check(|prob| if prob < 0.5 { 0.3 } else { 0.7 }, Some(CalibrationKind::Isotonic));
         check(|prob| prob, None);
     }
 
     #[test]
-    fn scores_are_of_predictions_that_were_not_fitted_to() {
-        // What came of each prompt's predictions is all its own: a map learns one prompt from
-        // others only to its harm.
+    fn scores_are_cross_validated() {
+        // Every prompt has one outcome, and the two prompts differ: a map fitted to one misleads on
+        // the other.
         let mut prompts = prompts(4, 2, |prob| prob);
         for (prompt, label) in prompts.iter_mut().zip([0.0, 1.0]) {
             prompt.iter_mut().for_each(|judged| judged.label = label);
@@ -122,13 +119,13 @@ mod tests {
         assert_eq!(preferred_calibration(&trials).kind, None);
         for trial in &trials {
             let total: f64 = trial.losses.iter().sum();
-            // A hundred terms, summed in another order.
+            // A hundred terms summed in a different order.
             assert!((total / 100.0 - trial.scores.bce).abs() < 1e-12 * total);
         }
     }
 
     #[test]
-    fn one_prompt_validates_nothing() {
+    fn one_prompt_is_too_few_to_validate() {
         let mut prompts = prompts(5, 1, |prob| prob);
         assert_eq!(try_calibrations(&prompts), None);
         prompts.push(Vec::new());

@@ -1,16 +1,16 @@
-//! The token that most often follows each token in some texts.
+//! A table of each token's most frequent successor in some texts.
 
 use std::collections::HashMap;
 
-/// Of each token, the one that most often follows it.
+/// Each token's most frequent successor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bigrams(Vec<Option<u32>>);
 
 impl Bigrams {
-    /// Of token i, the entry i.
+    /// Entry i is the successor of token i.
     ///
     /// # Errors
-    /// A token that follows and has no entry of its own, if there is one.
+    /// The first successor that has no entry.
     pub fn new(next: Vec<Option<u32>>) -> Result<Self, u32> {
         match next.iter().flatten().find(|id| **id as usize >= next.len()) {
             Some(id) => Err(*id),
@@ -18,23 +18,23 @@ impl Bigrams {
         }
     }
 
-    /// The token that most often follows a token; None where it was never followed by any.
+    /// A token's most frequent successor; None if it has none.
     pub fn after(&self, token: u32) -> Option<u32> {
         self.0.get(token as usize).copied().flatten()
     }
 
-    /// All entries, one a token.
+    /// All entries, one per token.
     pub fn entries(&self) -> &[Option<u32>] {
         &self.0
     }
 
-    /// The number of tokens that were followed by some token.
+    /// The number of tokens with a successor.
     pub fn num_known(&self) -> usize {
         self.0.iter().flatten().count()
     }
 }
 
-/// How often tokens follow each other.
+/// Counts of pairs of adjacent tokens.
 #[derive(Debug, Clone, Default)]
 pub struct BigramCounts(HashMap<(u32, u32), u64>);
 
@@ -50,8 +50,8 @@ impl BigramCounts {
         self.0.values().sum()
     }
 
-    /// The most frequent follower of each token of a vocabulary; of equals, the smallest id. Pairs
-    /// with a token outside it are left out.
+    /// The most frequent successor of each token of a vocabulary; among equals, the smallest id. Pairs
+    /// with a token outside the vocabulary are ignored.
     pub fn most_frequent(&self, vocab_size: usize) -> Bigrams {
         let mut best: Vec<Option<(u64, u32)>> = vec![None; vocab_size];
         for (&(token, next), &count) in &self.0 {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_frequent_follower_is_kept_and_the_smallest_of_equals() {
+    fn the_most_frequent_successor_wins_and_among_equals_the_smallest_id() {
         let mut counts = BigramCounts::default();
         counts.add(&[1, 2, 1, 3, 1, 3, 0]);
         counts.add(&[2, 0, 9, 2]);
@@ -79,7 +79,7 @@ mod tests {
         counts.add(&[0]);
         assert_eq!(counts.total(), 9);
         let bigrams = counts.most_frequent(4);
-        // 2 and 3 were followed by 1 and by 0, once each; 0 by 9, which this vocabulary has not.
+        // 2 and 3 are followed by 1 and by 0, once each; 0 only by 9, outside this vocabulary.
         assert_eq!(bigrams.entries(), [None, Some(3), Some(0), Some(0)]);
         assert_eq!((bigrams.after(1), bigrams.after(0), bigrams.after(7)), (Some(3), None, None));
         assert_eq!(bigrams.num_known(), 3);

@@ -1,25 +1,37 @@
-//! Every substring of a sequence, found again in constant time: the sequence's suffix automaton,
-//! grown token by token and rolled back likewise.
+//! The suffix automaton of a sequence, which finds any substring's occurrences in constant time. It
+//! grows and rolls back token by token.
 //!
-//! A state stands for the substrings that end at the same places. Its link leads to the longest of
-//! its suffixes that ends elsewhere too, so the link of the state of the whole sequence is the
-//! longest suffix that occurs before. Growing takes constant time on average (Blumer et al., 1985).
+//! A state represents the substrings that end at the same positions. Its link leads to its longest
+//! suffix that also ends elsewhere, so the link of the whole sequence's state is the longest suffix
+//! that occurs earlier. Growing takes amortised constant time (Blumer et al., 1985).
 
 use std::collections::HashMap;
 
 /// The state of the empty string.
-pub(super) const ROOT: u32 = 0;
+const ROOT: u32 = 0;
 /// No state, and no edge.
 const NONE: u32 = u32::MAX;
 
+/// A suffix of the sequence that occurs in the searched text.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Match {
+    pub(super) state: u32,
+    pub(super) len: usize,
+}
+
+impl Match {
+    /// The empty string.
+    pub(super) const EMPTY: Self = Self { state: ROOT, len: 0 };
+}
+
 #[derive(Debug, Clone, Copy)]
-struct State {
+struct Substrings {
     /// The length of its longest substring.
     len: u32,
     link: u32,
-    /// Where its substrings end first: the number of tokens up to there.
+    /// The first end of its substrings, as a number of tokens.
     first_end: u32,
-    /// The last edge that was added.
+    /// The edge that was added last.
     edges: u32,
 }
 
@@ -28,40 +40,40 @@ struct Edge {
     from: u32,
     token: u32,
     to: u32,
-    /// The edge that was added to the same state before.
+    /// The previously added edge of the same state.
     previous: u32,
 }
 
-/// What growing by a token changed.
+/// How to undo the growth by one token.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
     whole: u32,
     num_states: usize,
     num_edges: usize,
     num_redirected: usize,
-    /// A state whose link was another.
+    /// A state whose link changed, and its previous link.
     relinked: Option<(u32, u32)>,
 }
 
 /// The substrings of a sequence.
 #[derive(Debug, Clone)]
 pub(super) struct SuffixAutomaton {
-    states: Vec<State>,
+    states: Vec<Substrings>,
     edges: Vec<Edge>,
     edge_of: HashMap<(u32, u32), u32>,
     /// The state of the whole sequence.
     whole: u32,
     /// One for each token.
     growths: Vec<Growth>,
-    /// Edges that led elsewhere before, in order.
+    /// Edges that were redirected, and their previous targets, in order.
     redirected: Vec<(u32, u32)>,
 }
 
 impl SuffixAutomaton {
-    /// Of the empty sequence.
+    /// The automaton of the empty sequence.
     pub(super) fn new() -> Self {
         Self {
-            states: vec![State { len: 0, link: NONE, first_end: 0, edges: NONE }],
+            states: vec![Substrings { len: 0, link: NONE, first_end: 0, edges: NONE }],
             edges: Vec::new(),
             edge_of: HashMap::new(),
             whole: ROOT,
@@ -85,7 +97,7 @@ impl SuffixAutomaton {
             relinked: None,
         };
         let len = self.states[self.whole as usize].len + 1;
-        let new = self.add_state(State { len, link: ROOT, first_end: len, edges: NONE });
+        let new = self.add_state(Substrings { len, link: ROOT, first_end: len, edges: NONE });
         let mut at = self.whole;
         while at != NONE && !self.edge_of.contains_key(&(at, token)) {
             self.add_edge(at, token, new);
@@ -97,9 +109,9 @@ impl SuffixAutomaton {
             self.states[new as usize].link = if self.states[next as usize].len == len {
                 next
             } else {
-                // Of the substrings of `next`, those up to this length now end here too.
+                // The substrings of `next` up to this length now end here too.
                 let shorter =
-                    self.add_state(State { len, edges: NONE, ..self.states[next as usize] });
+                    self.add_state(Substrings { len, edges: NONE, ..self.states[next as usize] });
                 self.copy_edges(next, shorter);
                 self.redirect(at, token, next, shorter);
                 let link = &mut self.states[next as usize].link;
@@ -112,7 +124,7 @@ impl SuffixAutomaton {
         self.growths.push(growth);
     }
 
-    /// Makes room for as much again, so that the tokens to come allocate nothing.
+    /// Doubles the capacity, so that the next tokens do not allocate.
     pub(super) fn reserve(&mut self) {
         self.states.reserve(self.states.len());
         self.edges.reserve(self.edges.len());
@@ -121,7 +133,7 @@ impl SuffixAutomaton {
         self.redirected.reserve(self.redirected.len());
     }
 
-    /// Forgets all tokens from position `len` on.
+    /// Removes all tokens from position `len` on.
     pub(super) fn truncate(&mut self, len: usize) {
         while self.growths.len() > len {
             let Some(growth) = self.growths.pop() else { return };
@@ -140,19 +152,19 @@ impl SuffixAutomaton {
         }
     }
 
-    /// The longest suffix that occurs before the end: its state and length.
-    pub(super) fn repeated_suffix(&self) -> (u32, usize) {
-        self.shorter(self.whole).unwrap_or((ROOT, 0))
+    /// The longest suffix that occurs before the end.
+    pub(super) fn repeated_suffix(&self) -> Match {
+        self.shorter(self.whole).unwrap_or(Match::EMPTY)
     }
 
-    /// The longest suffix of a state's substrings that is not its own: its state and length; None of
-    /// the empty string.
-    pub(super) fn shorter(&self, state: u32) -> Option<(u32, usize)> {
-        let link = self.states[state as usize].link;
-        (link != NONE).then(|| (link, self.states[link as usize].len as usize))
+    /// The longest suffix of a state's substrings that belongs to another state; None for the empty
+    /// string.
+    pub(super) fn shorter(&self, state: u32) -> Option<Match> {
+        let state = self.states[state as usize].link;
+        (state != NONE).then(|| Match { state, len: self.states[state as usize].len as usize })
     }
 
-    /// The state of a state's substrings with a token behind them, if they occur.
+    /// The state of a state's substrings followed by a token, if they occur.
     pub(super) fn followed_by(&self, state: u32, token: u32) -> Option<u32> {
         self.edge_of.get(&(state, token)).map(|edge| self.edges[*edge as usize].to)
     }
@@ -162,7 +174,7 @@ impl SuffixAutomaton {
         self.states[state as usize].first_end as usize
     }
 
-    fn add_state(&mut self, state: State) -> u32 {
+    fn add_state(&mut self, state: Substrings) -> u32 {
         self.states.push(state);
         (self.states.len() - 1) as u32
     }
@@ -184,7 +196,7 @@ impl SuffixAutomaton {
         }
     }
 
-    /// Lets edges that led to `old` lead to `new`: of a state and those that its links lead to.
+    /// Redirects the edges of a state and of the states along its links from `old` to `new`.
     fn redirect(&mut self, mut state: u32, token: u32, old: u32, new: u32) {
         while state != NONE {
             let Some(edge) = self.edge_of.get(&(state, token)).copied() else { return };

@@ -1,14 +1,14 @@
 use super::*;
 use crate::{Draws, SeededDraws};
 
-/// The definition, by trying every suffix at every place.
+/// The definition, by trying every suffix at every position.
 fn looked_up(
     MaxGramConfig { searched, min_match }: MaxGramConfig,
     sequence: &[u32],
     prompt_len: usize,
     most: usize,
 ) -> Vec<u32> {
-    // An occurrence ends before the end of what is searched: a token follows there.
+    // An occurrence must be followed by a token of the searched text.
     let (text, end) = match searched {
         SearchedText::Prompt => (&sequence[..prompt_len], prompt_len),
         SearchedText::Sequence => (sequence, usize::MAX),
@@ -43,7 +43,7 @@ fn configs() -> impl Iterator<Item = MaxGramConfig> {
 }
 
 #[test]
-fn the_earliest_occurrence_of_the_longest_suffix_is_found_however_the_sequence_came_about() {
+fn the_first_occurrence_of_the_longest_suffix_is_found_after_any_edits() {
     let mut draws = SeededDraws::new(0, &["max-gram"]);
     for config in configs() {
         let (mut num_found, mut num_rolled_back) = (0, 0);
@@ -62,7 +62,7 @@ fn the_earliest_occurrence_of_the_longest_suffix_is_found_however_the_sequence_c
                     "{config:?}: {sequence:?} after a prompt of {prompt_len}"
                 );
                 num_found += found.len();
-                // What is proposed may be read, and some of it rolled back.
+                // Read the proposal sometimes, and roll some of it back.
                 let num_standing = sequence.len();
                 sequence.extend(found);
                 if draws.bernoulli(0.5) {
@@ -82,12 +82,12 @@ fn the_earliest_occurrence_of_the_longest_suffix_is_found_however_the_sequence_c
 }
 
 #[test]
-fn what_repeats_goes_on_repeating() {
+fn repetitions_continue() {
     let sequence = [7, 1, 2, 3, 1, 2, 3];
     let mut max_gram = MaxGram::new(MaxGramConfig::default());
     max_gram.begin(&sequence);
     assert_eq!(proposed(&max_gram, &sequence, 8), [1, 2, 3, 1, 2, 3, 1, 2]);
-    // The prompt alone has only so much to say.
+    // The prompt ends after three tokens.
     let mut max_gram =
         MaxGram::new(MaxGramConfig { searched: SearchedText::Prompt, ..Default::default() });
     max_gram.begin(&sequence);
@@ -95,11 +95,25 @@ fn what_repeats_goes_on_repeating() {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_repeats() {
+fn nothing_is_found_if_nothing_repeats() {
     for config in configs() {
         let mut max_gram = MaxGram::new(config);
         assert_eq!(proposed(&max_gram, &[], 3), []);
         max_gram.begin(&[1, 2, 3]);
         assert_eq!(proposed(&max_gram, &[1, 2, 3], 3), []);
+    }
+}
+
+#[test]
+fn a_look_up_condition_is_read_only_as_it_is_written() {
+    let found: LookupFirst = "2x4".parse().expect("valid");
+    assert_eq!(found, LookupFirst { min_match: 2, most: 4 });
+    assert_eq!(found.to_string(), "2x4");
+    for text in ["", "2", "2x", "x4", "0x4", "2x0", "2x4x1", "02x4", "+2x4", "2X4", "-1x4"] {
+        assert_eq!(
+            text.parse::<LookupFirst>(),
+            Err(TheoryError::LookupFirst(text.into())),
+            "{text}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Fits [`CostOptimal`](crate::CostOptimal) to recordings: its estimates, and λ as a fixed point.
+//! Fits [`CostOptimalConfig`] to recordings: its estimates, and λ as a fixed point.
 
 use std::ops::Range;
 
@@ -9,33 +9,33 @@ use crate::{
     StopRuleConfig, TheoryError,
 };
 
-/// The most iterations to the fixed point; a few suffice.
+/// The maximum number of iterations to the fixed point; a few suffice.
 const MAX_ITERATIONS: usize = 30;
-/// The prices of a row to try, as shares of its average cost.
+/// The costs of a row to try, as shares of its mean cost.
 const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
 /// The relative change of λ that counts as converged.
-const CLOSE_ENOUGH: f64 = 1e-9;
-/// The most steps of a fitted function.
+const TOLERANCE: f64 = 1e-9;
+/// The maximum number of steps of a fitted function.
 const MAX_STEPS: usize = 16;
-/// The fewest observations of a step.
+/// The minimum number of observations of a step.
 const MIN_OBSERVATIONS: f64 = 25.0;
 
-/// The fitted rule, and λ under it.
+/// A fitted rule and its λ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostOptimum {
-    /// The rule, with its estimates and the least worth of a draft forward.
+    /// The rule.
     pub config: CostOptimalConfig,
     /// λ: modelled seconds per token on the recordings of the fit.
     pub seconds_per_token: f64,
 }
 
-/// Fits a [`CostOptimal`](crate::CostOptimal) rule that reads `signal`: the acceptance probabilities
-/// given the signal, and λ, the seconds per token, such that the rule with λ achieves λ. Keeps the
-/// best rule met on the way to that fixed point.
+/// Fits a [`CostOptimalConfig`] that reads `signal`: the acceptance probabilities given the signal, and
+/// the seconds per token λ such that the rule with λ achieves λ. Returns the best rule of the iteration
+/// to that fixed point.
 ///
 /// # Errors
-/// If the recordings are empty or have no head where `signal` is its prediction, `bounds` go beyond
-/// them, or `costs` has no price for their drafter.
+/// If the recordings are empty, lack a head that `signal` needs, or are shorter than `bounds`, or if
+/// `costs` lacks their drafter.
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
@@ -45,14 +45,14 @@ pub fn cost_optimal(
     if signal.needs().acceptance_prob && recordings.head.is_none() {
         return Err(TheoryError::NoHeadRecorded);
     }
-    let fit = |signal_of: &dyn Fn(Place<'_>) -> Option<f64>, outcome| {
+    let fit = |signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>, outcome| {
         fit_steps(outcomes(recordings, signal_of, outcome)).ok_or(TheoryError::NothingRecorded)
     };
-    let own = |place: Place<'_>| signal.of(drafted(&place.places[place.at]));
+    let own = |place: &RecordedPlace| signal.of(drafted(place));
     let estimate = fit(&own, 0..1)?;
-    // A head that predicts a candidate when it is read knows one candidate less: the next can be
-    // drawn at once, and a forward brings a second. Other signals are about the candidate being
-    // drawn, and a forward brings the next.
+    // A head that predicts a candidate after reading it is one candidate behind: the next candidate can
+    // be drawn at once, and another forward brings the second. Other signals belong to the candidate
+    // being drawn, and another forward brings the next.
     let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
             let next = fit(&own, 1..2)?;
@@ -71,7 +71,7 @@ pub fn cost_optimal(
     let draft_seconds = costs.draft_seconds(recordings.drafter)?;
     let plain = seconds_per_token(&recordings.plain(costs));
     let mut best: Option<CostOptimum> = None;
-    // If rows cost in steps they have no single price: try several.
+    // A row has no single cost if costs rise in steps, so several are tried.
     for row_share in ROW_SHARES {
         let row_seconds = row_share * costs.row_seconds();
         let mut lambda = plain;
@@ -93,7 +93,7 @@ pub fn cost_optimal(
             if best.as_ref().is_none_or(|best| found < best.seconds_per_token) {
                 best = Some(CostOptimum { config, seconds_per_token: found });
             }
-            if change < CLOSE_ENOUGH {
+            if change < TOLERANCE {
                 break;
             }
         }
@@ -123,25 +123,17 @@ fn covariance(pairs: &[(f64, f64)]) -> f64 {
     pairs.iter().map(|pair| (pair.0 - signal) * (pair.1 - outcome)).sum()
 }
 
-/// A place that a round may reach.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    /// The response's places with a draft.
-    places: &'a [RecordedPlace],
-    at: usize,
-}
-
-/// Each place's signal, with 1 if the candidates at offsets `ahead` are all accepted, else 0. Only
-/// places count whose candidates before `ahead` are accepted.
+/// Each position's signal, with 1 if the candidates at offsets `ahead` are all accepted, else 0, for
+/// positions whose candidates before `ahead` are all accepted.
 fn outcomes(
     recordings: &Recordings,
-    signal_of: &dyn Fn(Place<'_>) -> Option<f64>,
+    signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>,
     ahead: Range<usize>,
 ) -> Vec<(f64, f64)> {
     let is_accepted = |place: &RecordedPlace| place.rollout.is_none();
     let mut pairs = Vec::new();
     for response in &recordings.responses {
-        // The last place within the limit has no draft.
+        // The last position within the limit has no draft.
         let num_drafted = response.places.len().min(response.limit - 1);
         let places = &response.places[..num_drafted];
         for at in 0..places.len().saturating_sub(ahead.end - 1) {
@@ -149,7 +141,7 @@ fn outcomes(
                 continue;
             }
             let all = places[at + ahead.start..at + ahead.end].iter().all(is_accepted);
-            if let Some(signal) = signal_of(Place { places, at }) {
+            if let Some(signal) = signal_of(&places[at]) {
                 pairs.push((signal, f64::from(u8::from(all))));
             }
         }
@@ -162,7 +154,7 @@ fn mean(pairs: &[(f64, f64)]) -> Option<f64> {
     (!pairs.is_empty()).then(|| total / pairs.len() as f64)
 }
 
-/// The candidate drafted at a place.
+/// The candidate drafted at a position.
 fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
     place.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&place.candidate)
 }
@@ -199,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn it_beats_every_fixed_length_where_signals_tell_something() {
+    fn it_beats_every_fixed_length_if_signals_are_informative() {
         let recordings = random(1, 400, 0.75);
         let fixed = (1..=8)
             .map(|candidate_length| {
@@ -217,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_looks_ahead_gains_more_than_the_same_predictions_later() {
+    fn a_look_ahead_head_gains_more_than_the_same_predictions_later() {
         let late = random(1, 400, 0.75);
         let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
         let [late, ahead] = [late, ahead].map(|recordings| {
@@ -228,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn dearer_drafting_drafts_less() {
+    fn costlier_drafting_drafts_less() {
         let recordings = random(2, 100, 0.75);
         let num_drafted = |draft_seconds| {
             let costs = CostModel { draft_seconds, ..COSTS };
@@ -245,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_rows_leave_free_candidates_undrawn() {
+    fn costly_rows_leave_free_candidates_undrawn() {
         let recordings = random(3, 200, 0.7);
         let costs = CostModel { row_seconds: 0.03, draft_seconds: 0.005, ..COSTS };
         for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Confidence] {

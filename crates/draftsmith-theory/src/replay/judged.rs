@@ -1,48 +1,44 @@
-//! What an acceptance head predicted along recordings, beside what came of it: what calibrations
-//! are fitted to.
+//! An acceptance head's predictions along recordings, with their outcomes: the data of calibrations.
 //!
-//! A stop rule multiplies predictions to the chance that all candidates of its round are accepted
-//! so far. So a prediction is to be the chance that a candidate is accepted *given that all before
-//! it are*: it must be right over the candidates that verification reaches, each weighted by the
-//! chance that it does.
+//! A stop rule multiplies predictions to the probability that all candidates of its round are accepted
+//! so far. So a prediction should be the probability that a candidate is accepted *given that all before
+//! it are*. A calibration must therefore hold for the candidates that verification reaches, weighted by
+//! the probability that it does.
 //!
-//! Which are these? Whatever the rule, the output is the target's, so that a prefix that stands is
-//! a prefix of a response, and the recorded response is one draw of it. Behind such a prefix a
-//! round draws a candidate from q and accepts y with chance min(1, p(y)/q(y)). Given that the
-//! response goes on with x (see [`replay`](super)):
+//! The output has the target's distribution under every rule, so an accepted prefix is a prefix of a
+//! response, and the recorded response is one draw of it. After such a prefix a round draws a candidate
+//! y from q and accepts it with probability min(1, p(y)/q(y)). Given that the response continues with x
+//! (see [`replay`](super)):
 //!
-//! - with chance min(1, q(x)/p(x)) the candidate was x itself. That chance is its weight: it is
-//!   known, so that the luck of the recording need not stand in for it;
-//! - else the candidate was another, from (q − p)+ normalised. It is recorded where that happened,
-//!   and weighs 1.
+//! - with probability min(1, q(x)/p(x)) the candidate was x itself. We use this probability as the
+//!   weight, and not whether it happened in the recording, to reduce the variance;
+//! - otherwise the candidate was drawn from the normalised (q − p)+. The recording holds it if that
+//!   happened, with weight 1.
 //!
-//! Over responses, a candidate y so weighs Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] + (q(y) − p(y))+ =
-//! min(p, q)(y) + (q − p)+(y) = q(y), as it is drawn. Its label is min(1, p(y)/q(y)): the mean of
-//! what comes of it, 0 or 1, and of less variance. Greedily the candidate is the response's token
-//! or is rejected, and weights and labels are 0 and 1.
+//! The expected weight of a candidate y over responses is Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] + (q(y) −
+//! p(y))+ = min(p, q)(y) + (q − p)+(y) = q(y), the probability of its draw. Its label is min(1,
+//! p(y)/q(y)), the mean of its outcome, which has less variance than the outcome itself. In greedy
+//! decoding the candidate is the response's token or is rejected, and weights and labels are 0 or 1.
 //!
-//! Candidates further along a rollout lie behind a rejection, where verification gets with
-//! chance 0. Their labels are known, and their weight might be the product of those before; but
-//! prefixes that begin with y would then weigh (q − p)+(y) · p(y)/q(y) beside the p(y) that they
-//! have from responses that go on with y, which is too much.
+//! Later candidates of a rollout follow a rejection, which verification never passes. Their labels are
+//! known, but to weight them by the product of the labels before would count prefixes that begin with y
+//! by (q − p)+(y) · p(y)/q(y) too much, on top of the p(y) from responses that continue with y.
 //!
-//! All places of a response count alike. A rule with rounds of at most K candidates passes over the
-//! target's own token behind K accepted ones, and so asks a little less about places that are easy;
-//! a calibration that allowed for that would hold for that rule only.
+//! All positions of a response have the same weight. A rule with at most K candidates a round skips the
+//! target's own token after K accepted candidates, and so asks slightly less about easy positions. A
+//! calibration that corrected for this would hold only for that rule.
 
 use super::{RecordedCandidate, Recordings};
 use crate::{Calibration, Decoding, JudgedPrediction, TokenChoice};
 
 impl Recordings {
-    /// What the head predicted for the candidates that rounds meet, uncalibrated, with what came of
-    /// them: of each response. `decoding` is how the responses were decoded. Without a head there
-    /// is nothing.
+    /// The head's uncalibrated predictions and their outcomes, by response; empty without a head.
+    /// `decoding` is how the responses were decoded.
     ///
-    /// A prediction that nobody asks for, as of a candidate that ends a round by itself, is left
-    /// out.
+    /// Predictions that no rule needs, such as for a candidate that ends the response, are missing.
     pub fn judged_predictions(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
         let of_response = |response: &super::Recording| {
-            // Nothing is drafted for the last place the limit allows.
+            // Nothing is drafted for the last token within the limit.
             let num_drafted = response.places.len().min(response.limit - 1);
             let mut judged = Vec::with_capacity(num_drafted);
             for place in &response.places[..num_drafted] {
@@ -50,9 +46,7 @@ impl Recordings {
                 let own = &place.candidate;
                 let (own_weight, own_label) = match decoding.choice {
                     TokenChoice::Greedy => (f64::from(u8::from(rejected.is_none())), 1.0),
-                    TokenChoice::Sampled(_) => {
-                        (own.chance_of_being_drafted(), own.acceptance_prob())
-                    }
+                    TokenChoice::Sampled(_) => (own.prob_of_being_drafted(), own.acceptance_prob()),
                 };
                 let mut add = |candidate: &RecordedCandidate, label: f64, weight: f64| {
                     let predicted = candidate.predicted_acceptance_prob.filter(|_| weight > 0.0);
@@ -80,8 +74,8 @@ impl Recordings {
         }
     }
 
-    /// The same recordings with every prediction calibrated: a rule replayed on them does what it
-    /// does in decoding with that calibration.
+    /// The same recordings with calibrated predictions. Replaying a rule on them equals decoding with
+    /// the calibration.
     pub fn calibrated(&self, calibration: &Calibration) -> Self {
         self.with_candidates(|candidate| {
             let predicted = &mut candidate.predicted_acceptance_prob;
@@ -91,9 +85,9 @@ impl Recordings {
 }
 
 impl RecordedCandidate {
-    /// min(1, q/p) of the response's token: the chance that it was drafted and accepted, given that
-    /// it came out.
-    fn chance_of_being_drafted(&self) -> f64 {
+    /// min(1, q/p) of the response's token: the probability that it was drafted and accepted, given that
+    /// it is the response's token.
+    fn prob_of_being_drafted(&self) -> f64 {
         (self.draft_log_prob - self.target_log_prob).exp().min(1.0)
     }
 }

@@ -1,21 +1,24 @@
 //! Look-ups along recorded responses.
+//!
+//! A look-up depends only on the accepted text. Recordings therefore hold the prompt, and look-ups are
+//! replayed exactly, greedy and sampled. Stop rules do not apply to looked-up rounds.
 
-use super::{RecordedPlace, Recording, Recordings, Spending};
+use super::{RecordedPlace, Recording, Recordings};
 use crate::trace::RoundCounts;
-use crate::{Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, StopRule};
+use crate::{Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, StopRule, TimedCounts};
 
-/// What a round looks up.
+/// The look-up of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LookedUp {
-    /// 0 where nothing is found, and the drafter is asked.
+    /// 0 if nothing is found; then the drafter drafts.
     pub(super) num_candidates: usize,
-    /// Those that the response goes on with.
+    /// The leading candidates that match the response.
     num_accepted: usize,
 }
 
 impl LookedUp {
-    /// The round's counts, of a response of which `num_left` tokens are left. A candidate that is
-    /// looked up counts as a forward, as in decoding, which has no price.
+    /// The round's counts, with `num_left` tokens of the response remaining. As in decoding, a looked-up
+    /// candidate counts as a draft forward, at no cost.
     pub(super) fn round(self, num_left: usize) -> RoundCounts {
         RoundCounts {
             num_drafted: self.num_candidates,
@@ -27,8 +30,8 @@ impl LookedUp {
 }
 
 impl Recordings {
-    /// The same responses where each round is looked up first, and drafted where nothing is found.
-    pub fn behind_look_ups(&self, first: LookupFirst) -> Self {
+    /// The same responses with a look-up first in each round; the drafter drafts only if it finds nothing.
+    pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
             response.looked_up = looked_up(response, first, &self.eos_token_ids);
@@ -36,16 +39,17 @@ impl Recordings {
         recordings
     }
 
-    /// What look-ups take without the drafter: where nothing is found, the target decodes alone.
-    pub fn replay_look_ups(&self, first: LookupFirst, costs: &RoundCosts) -> Vec<Spending> {
-        let behind = self.behind_look_ups(first);
+    /// Replays look-ups without a drafter: if nothing is found, the target decodes one token by itself.
+    pub fn replay_look_ups(&self, first: LookupFirst, costs: &RoundCosts) -> Vec<TimedCounts> {
+        let recordings = self.with_look_ups(first);
         let seconds = |_, num_candidates| costs.verify_seconds(num_candidates + 1);
-        let replay = |response| behind.replay_one(response, &mut NeverDrafts, seconds, |_, _| {});
-        behind.responses.iter().map(replay).collect()
+        let replay =
+            |response| recordings.replay_one(response, &mut NeverDrafts, seconds, |_, _| {});
+        recordings.responses.iter().map(replay).collect()
     }
 }
 
-/// The rule of rounds without a drafter.
+/// The stop rule without a drafter.
 struct NeverDrafts;
 
 impl StopRule for NeverDrafts {
@@ -66,13 +70,13 @@ fn looked_up(response: &Recording, first: LookupFirst, eos_token_ids: &[u32]) ->
     lookup.begin(&sequence);
     let mut all = Vec::with_capacity(tokens.len());
     for (at, token) in tokens.iter().enumerate() {
-        let standing = sequence.len();
+        let num_before = sequence.len();
         let most = first.most.min(response.limit - at - 1);
         let num_candidates = lookup.extend(&mut sequence, None, most, eos_token_ids);
-        let found = sequence[standing..].iter().zip(&tokens[at..]);
+        let found = sequence[num_before..].iter().zip(&tokens[at..]);
         let num_accepted = found.take_while(|(found, token)| found == token).count();
         all.push(LookedUp { num_candidates, num_accepted });
-        sequence.truncate(standing);
+        sequence.truncate(num_before);
         sequence.push(*token);
     }
     all
@@ -84,7 +88,7 @@ mod tests {
     use crate::replay::test_recordings::random;
     use crate::{DrafterId, FixedLengthConfig, StopRuleConfig};
 
-    /// A response of these tokens, of which the drafter says 7, 7, …
+    /// A response of these tokens, with a drafter that always drafts 7.
     fn recordings(prompt: &[u32], tokens: &[u32], limit: usize) -> Recordings {
         let any = random(1, 1, 0.5);
         let candidate = |token_id| crate::RecordedCandidate {
@@ -106,7 +110,7 @@ mod tests {
 
     fn rounds(recordings: &Recordings, first: &str) -> Vec<(DrafterId, usize, usize)> {
         let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 2 });
-        let recordings = recordings.behind_look_ups(first.parse().expect("one"));
+        let recordings = recordings.with_look_ups(first.parse().expect("one"));
         let trace = recordings.trace(&rule).expect("recorded");
         let of = |round: &crate::Round| {
             let drafter = round.forwards.iter().next().map_or(DrafterId::Draft, |(id, _)| id);
@@ -116,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_is_looked_up_and_what_does_not_is_drafted() {
+    fn repetitions_are_looked_up_and_the_rest_is_drafted() {
         use DrafterId::{Draft, MaxGram};
-        // Behind `1 2` the prompt went on with `3 4 5`, the response with `3 4 8`.
+        // After `1 2` the prompt continued with `3 4 5`, the response with `3 4 8`.
         let found = recordings(&[1, 2, 3, 4, 5, 1, 2], &[3, 4, 8, 7, 7, 9], 9);
         assert_eq!(rounds(&found, "2x3"), [(MaxGram, 3, 2), (Draft, 2, 2)]);
         assert_eq!(rounds(&found, "2x1"), [(MaxGram, 1, 1), (MaxGram, 1, 0), (Draft, 2, 2)]);
@@ -126,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn look_ups_alone_leave_the_rest_to_the_target() {
+    fn without_a_drafter_the_target_decodes_the_rest() {
         let found = recordings(&[1, 2, 3, 4, 5, 1, 2], &[3, 4, 8, 7, 7, 9], 9);
         let costs = RoundCosts::new(Default::default(), vec![1.0, 2.0, 4.0, 8.0]).expect("times");
         let [spent] = found.replay_look_ups("2x3".parse().expect("one"), &costs)[..] else {
             panic!("a response")
         };
-        // Three candidates, of which two stand, then the target thrice.
+        // Three candidates, two of them accepted, then three target tokens.
         assert_eq!(spent.counts.num_tokens, 6);
         assert_eq!(spent.counts.num_target_forwards, 4);
         assert_eq!((spent.counts.num_drafted, spent.counts.num_accepted), (3, 2));

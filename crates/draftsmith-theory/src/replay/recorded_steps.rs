@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::slice::Iter;
 
 use super::{RecordedCandidate, RecordedPlace};
-use crate::{CandidateSource, DraftSignals, Drawn, HeadEstimate, HeadTiming, SignalNeeds};
+use crate::{CandidateSource, DraftSignals, DrawnToken, HeadEstimate, HeadTiming, SignalNeeds};
 
 /// The steps after an accepted prefix: along the response while candidates are accepted, then along
 /// the rollout from the first rejected one.
@@ -67,10 +67,10 @@ impl<'a> RecordedSteps<'a> {
 impl CandidateSource for RecordedSteps<'_> {
     type Error = Infallible;
 
-    fn draw(&mut self, _needs: SignalNeeds) -> Drawn {
+    fn draw(&mut self, _needs: SignalNeeds) -> DrawnToken {
         let candidate = self.last.expect("a step comes before its draw");
         self.num_accepted += usize::from(self.rollout.is_none());
-        Drawn { token_id: candidate.token_id, candidate_prob: Some(candidate.candidate_prob) }
+        DrawnToken { token_id: candidate.token_id, candidate_prob: Some(candidate.candidate_prob) }
     }
 
     fn predict_acceptance(&mut self, _candidate: u32) -> Result<Option<f64>, Infallible> {

@@ -1,13 +1,13 @@
-//! Recordings made up for tests.
+//! Synthetic recordings.
 
 use super::{RecordedCandidate, RecordedPlace, Recording, Recordings};
 use crate::{DrafterId, Draws, HeadTiming, SeededDraws};
 
-/// The token that ends responses short of their limit.
+/// The end token.
 const END: u32 = 9;
 
-/// Responses of 1 to 40 tokens, each accepted with a chance that changes from place to place around
-/// `mean`, and with a head and a confidence that know something of it.
+/// Responses of 1 to 40 tokens. Each token is accepted with a probability that varies around `mean`, to
+/// which the head's prediction and the confidence are correlated.
 pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
     let max_length = 8;
     let mut draws = SeededDraws::new(seed, &["recordings"]);

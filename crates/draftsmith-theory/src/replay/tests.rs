@@ -1,4 +1,4 @@
-//! Replays of recordings that are made up.
+//! Replays of synthetic recordings.
 
 use super::test_recordings::random;
 use super::*;
@@ -11,8 +11,8 @@ fn total(counts: Vec<Counts>) -> Counts {
     counts.into_iter().sum()
 }
 
-fn of(spent: Vec<Spending>) -> Counts {
-    spent.into_iter().map(|spent| spent.counts).sum()
+fn of(runs: Vec<TimedCounts>) -> Counts {
+    runs.into_iter().map(|run| run.counts).sum()
 }
 
 fn free() -> RoundCosts {
@@ -20,15 +20,14 @@ fn free() -> RoundCosts {
 }
 
 #[test]
-fn rounds_cost_what_their_forwards_and_rows_do() {
+fn rounds_cost_as_much_as_their_forwards_and_rows() {
     let recordings = random(9, 30, 0.7);
     let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
     let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
-    let spent = recordings.replay(&fixed(3), &costs).expect("replays");
-    for spent in spent {
-        let expected = model.seconds(&crate::Observation::new(&spent.counts, 0.0));
-        // Some tens of rounds, summed in another order.
-        assert!((spent.seconds - expected).abs() < 1e-12 * expected.max(1.0));
+    for run in recordings.replay(&fixed(3), &costs).expect("replays") {
+        let expected = model.seconds(&run.counts);
+        // Some tens of rounds, summed in a different order.
+        assert!((run.seconds - expected).abs() < 1e-12 * expected.max(1.0));
     }
 }
 
@@ -37,7 +36,7 @@ fn fixed(candidate_length: usize) -> StopRuleConfig {
 }
 
 #[test]
-fn a_drafter_without_a_price_is_told() {
+fn an_unknown_drafter_is_an_error() {
     let drafter = DrafterId::SelfDraft { exit_layer: 3 };
     let recordings = Recordings { drafter, ..random(9, 3, 0.7) };
     let refused = recordings.replay(&fixed(3), &free()).expect_err("no price");
@@ -46,12 +45,12 @@ fn a_drafter_without_a_price_is_told() {
     let bounds = Bounds { min: 1, max: 4 };
     let found = cost_optimal(&recordings, crate::AcceptanceSignal::Entropy, &free(), bounds);
     assert_eq!(found, Err(refused));
-    // What is counted alone needs none.
+    // Counts need no costs.
     assert!(recordings.replay_counts(&fixed(3)).is_ok());
 }
 
 #[test]
-fn lengths_of_rounds_are_those_that_are_counted() {
+fn traced_rounds_match_the_counts() {
     let recordings = random(5, 30, 0.7);
     let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
         confidence_threshold: 0.5,
@@ -60,9 +59,9 @@ fn lengths_of_rounds_are_those_that_are_counted() {
     });
     for config in [rule, fixed(3)] {
         let counts = total(recordings.replay_counts(&config).expect("replays"));
-        let lengths = recordings.round_lengths(&config).expect("replays");
-        assert_eq!(lengths.len(), counts.num_target_forwards);
         let rounds = recordings.trace(&config).expect("replays").rounds;
+        let lengths: Vec<usize> = rounds.iter().map(|round| round.num_drafted).collect();
+        assert_eq!(lengths.len(), counts.num_target_forwards);
         let total = |of: fn(&Round) -> usize| rounds.iter().map(of).sum::<usize>();
         assert_eq!(total(|round| round.num_accepted), counts.num_accepted);
         assert_eq!(total(Round::num_draft_forwards), counts.num_draft_forwards);
@@ -74,7 +73,7 @@ fn lengths_of_rounds_are_those_that_are_counted() {
 }
 
 #[test]
-fn every_token_comes_out_once_and_forwards_add_up() {
+fn every_token_is_emitted_once_and_forwards_add_up() {
     let recordings = random(1, 40, 0.7);
     let bounds = Bounds { min: 1, max: 8 };
     let mut rules: Vec<StopRuleConfig> = (1..=8).map(fixed).collect();
@@ -120,7 +119,7 @@ fn without_lag_the_same_forwards_verify_fewer_rows() {
 }
 
 #[test]
-fn a_head_that_looks_ahead_saves_the_forwards_that_nothing_is_drawn_from() {
+fn a_look_ahead_head_saves_the_forwards_without_a_draw() {
     let late = random(2, 40, 0.7);
     let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
     let bounds = Bounds { min: 1, max: 8 };
@@ -134,8 +133,7 @@ fn a_head_that_looks_ahead_saves_the_forwards_that_nothing_is_drawn_from() {
     };
     let (own, early) = (counts(&late, true), counts(&ahead, true));
     assert_eq!(early, counts(&ahead, false));
-    // The same rounds, but for those at the bound, and each without the forward that only
-    // asked.
+    // The same rounds, except those at the bound, each without the forward that only asked.
     assert_eq!(early.num_drafted, own.num_drafted);
     assert_eq!(early.num_accepted, own.num_accepted);
     assert!(early.num_draft_forwards < own.num_draft_forwards);
@@ -155,7 +153,7 @@ fn longer_rounds_verify_less_often_and_discard_more() {
 fn the_oracle_discards_nothing_and_verifies_least() {
     let recordings = random(4, 40, 0.7);
     let oracle = of(recordings.replay_oracle(&free()).expect("a price"));
-    // An accepted end token leaves the target's own token behind it without use.
+    // After an accepted end token the target's own token is discarded.
     let ends = |response: &&Recording| {
         let last = response.places.last().expect("a token");
         last.rollout.is_none() && last.candidate.token_id == recordings.eos_token_ids[0]
@@ -169,7 +167,7 @@ fn the_oracle_discards_nothing_and_verifies_least() {
 }
 
 #[test]
-fn a_perfect_head_predicts_what_is_true() {
+fn a_perfect_head_predicts_the_acceptance_probability() {
     let recordings = random(5, 3, 0.5).with_perfect_head();
     for place in recordings.responses.iter().flat_map(|response| &*response.places) {
         for candidate in place.rollout.iter().flatten().chain([&place.candidate]) {
@@ -180,7 +178,7 @@ fn a_perfect_head_predicts_what_is_true() {
 }
 
 #[test]
-fn a_static_tree_that_is_a_chain_replays_as_its_chain_and_pays_for_what_it_reads() {
+fn a_static_tree_that_is_a_chain_replays_as_that_chain_and_pays_for_its_reads() {
     let recordings = random(7, 30, 0.6);
     let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
     let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
@@ -189,35 +187,35 @@ fn a_static_tree_that_is_a_chain_replays_as_its_chain_and_pays_for_what_it_reads
         let seconds = |num_read: usize| 0.02 * num_read as f64;
         recordings.replay_tree(shape, &fixed(length), seconds, &costs).expect("replays")
     };
-    let close = |one: Vec<Spending>, other: Vec<Spending>| {
+    let close = |one: Vec<TimedCounts>, other: Vec<TimedCounts>| {
         for (one, other) in one.into_iter().zip(other) {
             assert_eq!(one.counts, other.counts);
-            // Sums of some tens of rounds, in another order.
+            // Sums of some tens of rounds, in a different order.
             assert!((one.seconds - other.seconds).abs() < 1e-9);
         }
     };
-    // A chain may be all of its shape, or go on behind it.
+    // A chain may end with its shape or be longer.
     close(tree("1-1-1", 3), recordings.replay(&fixed(3), &costs).expect("replays"));
     close(tree("1", 3), recordings.replay(&fixed(3), &costs).expect("replays"));
     close(tree("1-1-1", 2), recordings.replay(&fixed(2), &costs).expect("replays"));
-    // Three nodes behind what stands and one behind each: forwards of one node and of three.
-    let spent = tree("3-1.1.1", 2);
+    // Three nodes after the sequence and one after each: forwards of one node and of three.
+    let runs = tree("3-1.1.1", 2);
     let rows = CostModel { draft_seconds: 0.0, ..model };
-    for Spending { counts, seconds } in &spent {
-        let verified = rows.seconds(&crate::Observation::new(counts, 0.0));
+    for TimedCounts { counts, seconds } in &runs {
+        let verified = rows.seconds(counts);
         let (rounds, forwards) =
             (counts.num_target_forwards as f64, counts.num_draft_forwards as f64);
-        // Rounds of two forwards are forwards - rounds, but for one that the limit leaves none.
+        // The number of rounds with two forwards is forwards - rounds, except at the limit.
         let without = (seconds - verified) / 0.02 - (rounds + 3.0 * (forwards - rounds));
         assert!([0.0, 2.0].iter().any(|of| (without - of).abs() < 1e-6), "{without}");
     }
-    let (tree, chain) = (of(spent), total(recordings.replay_counts(&fixed(2)).expect("replays")));
+    let (tree, chain) = (of(runs), total(recordings.replay_counts(&fixed(2)).expect("replays")));
     assert!(tree.num_accepted > chain.num_accepted);
     assert!(tree.num_target_forwards < chain.num_target_forwards);
 }
 
 #[test]
-fn what_was_not_recorded_is_refused() {
+fn replays_beyond_the_recording_are_errors() {
     let mut recordings = random(6, 2, 0.5);
     let refused = recordings.replay_counts(&fixed(9));
     assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));

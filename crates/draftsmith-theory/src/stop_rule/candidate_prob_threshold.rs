@@ -2,18 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_probability;
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
-use super::{
-    Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName,
-};
+use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// Settings of [`CandidateProbThreshold`].
+/// transformers' `assistant_confidence_threshold`: stops when the draft's probability of the drawn
+/// candidate is below the threshold. The target still verifies the candidate. The settings are the
+/// rule.
+///
+/// A greedy candidate is the most probable token, so the rule is then
+/// [`ConfidenceThresholdConfig`](super::ConfidenceThresholdConfig) with < instead of ≤.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CandidateProbThresholdConfig {
-    /// A probability.
+    /// A probability; transformers' default is 0.4, with at most 20 candidates.
     pub confidence_threshold: f64,
     /// The candidate lengths.
     pub bounds: Bounds,
@@ -37,56 +39,26 @@ impl CandidateProbThresholdConfig {
             self_draft_key: None,
             options: &[],
             sweep: Sweep::Probabilities,
-            config: |value, _, bounds| {
-                StopRuleConfig::CandidateProbThreshold(Self { confidence_threshold: value, bounds })
-            },
+            config: |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),
         }),
     }];
 }
 
 impl RuleConfig for CandidateProbThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::CandidateProbThreshold
+    fn check(&self) -> Result<(), TheoryError> {
+        TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        Ok(Box::new(CandidateProbThreshold::new(self.confidence_threshold, self.bounds)?))
+    fn rule(&self) -> Box<dyn StopRule> {
+        Box::new(*self)
     }
 
     fn parameter(&self) -> f64 {
         self.confidence_threshold
     }
-
-    fn needs(&self) -> SignalNeeds {
-        SignalNeeds { candidate_prob: true, ..SignalNeeds::default() }
-    }
 }
 
-/// transformers' `assistant_confidence_threshold`: stops when the chance that the draft gave the
-/// drawn candidate lies below the threshold. The candidate still goes to the target.
-///
-/// A greedy candidate is the most probable token, so that this is then [`ConfidenceThreshold`](super::ConfidenceThreshold) but
-/// for the comparison, which is <.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CandidateProbThreshold {
-    confidence_threshold: f64,
-    bounds: Bounds,
-}
-
-impl CandidateProbThreshold {
-    /// The rule with a threshold between 0 and 1; transformers' default is 0.4, with at most 20
-    /// candidates.
-    ///
-    /// # Errors
-    /// If `confidence_threshold` is not between 0 and 1, or `bounds` are not valid.
-    pub fn new(confidence_threshold: f64, bounds: Bounds) -> Result<Self, TheoryError> {
-        check_probability(confidence_threshold, TheoryError::ConfidenceThreshold)?;
-        let bounds = Bounds::new(bounds.min, bounds.max)?;
-        Ok(Self { confidence_threshold, bounds })
-    }
-}
-
-impl StopRule for CandidateProbThreshold {
+impl StopRule for CandidateProbThresholdConfig {
     fn bounds(&self) -> Bounds {
         self.bounds
     }
@@ -106,6 +78,10 @@ mod tests {
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
+    fn rule(confidence_threshold: f64) -> CandidateProbThresholdConfig {
+        CandidateProbThresholdConfig { confidence_threshold, bounds: Bounds::default() }
+    }
+
     fn drawn(confidence: f64, candidate_prob: f64) -> DraftSignals {
         DraftSignals {
             confidence: Some(confidence),
@@ -115,21 +91,20 @@ mod tests {
     }
 
     #[test]
-    fn the_drawn_candidates_own_chance_must_lie_below() {
-        let mut rule = CandidateProbThreshold::new(0.4, Bounds::default()).expect("valid");
+    fn a_round_ends_at_a_candidate_below_the_threshold() {
         let greedy = [0.9, 0.4, 0.39, 0.9].map(|prob| drawn(prob, prob));
-        assert_eq!(round_length(&mut rule, &greedy), Some(3));
+        assert_eq!(round_length(&mut rule(0.4), &greedy), Some(3));
         // An improbable draw stops although the draft was sure of another token.
-        assert_eq!(round_length(&mut rule, &[drawn(0.9, 0.9), drawn(0.9, 0.05)]), Some(2));
+        let sampled = [drawn(0.9, 0.9), drawn(0.9, 0.05)];
+        assert_eq!(round_length(&mut rule(0.4), &sampled), Some(2));
     }
 
     #[test]
-    fn it_asks_for_that_chance_and_refuses_what_is_no_probability() {
-        let bounds = Bounds { min: 1, max: 6 };
+    fn it_needs_the_candidates_probability_and_checks_its_threshold() {
         let candidate = SignalNeeds { candidate_prob: true, ..SignalNeeds::default() };
-        assert_eq!(CandidateProbThreshold::new(0.6, bounds).expect("valid").needs(), candidate);
+        assert_eq!(rule(0.6).needs(), candidate);
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(CandidateProbThreshold::new(threshold, bounds).is_err());
+            assert!(rule(threshold).check().is_err());
         }
     }
 }

@@ -1,24 +1,30 @@
-//! Kangaroo: stopping by the draft's own confidence. No head is needed.
+//! Kangaroo: stopping by the draft's own confidence, without a head.
 
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_probability;
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
-use super::{
-    Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName,
-};
+use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-const GIVEN: &str = "drafters give the signals a rule needs";
+const NEEDED: &str = "drafters give the signals a rule needs";
 
-/// Settings of [`ConfidenceThreshold`].
+/// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability is at
+/// most the threshold. The settings are the rule.
+///
+/// The target still verifies the candidate just drawn. The paper compares with ≤; the authors' code
+/// with <.
+///
+/// With `before_draw` it is llama.cpp's `--spec-draft-p-min`: no candidate is drawn if the largest of
+/// the ten largest probabilities, normalised to a sum of 1, is below the threshold. That wastes a
+/// draft forward but saves a verified row. No candidate is withheld for its value, so the output
+/// stays lossless; with a minimum of 0 a round may have no candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfidenceThresholdConfig {
-    /// η, a probability.
+    /// η, a probability: 0.6 is best in the paper, with at most 6 candidates. 0 never stops, 1
+    /// always does.
     pub confidence_threshold: f64,
-    /// Ask before a candidate is drawn, which then is not, and of the ten most probable tokens
-    /// alone.
+    /// Decide before a candidate is drawn, by the ten largest probabilities.
     #[serde(default)]
     pub before_draw: bool,
     /// The candidate lengths.
@@ -48,95 +54,46 @@ impl ConfidenceThresholdConfig {
             }),
             options: &[],
             sweep: Sweep::Probabilities,
-            config: |value, _, bounds| {
-                StopRuleConfig::ConfidenceThreshold(Self {
-                    confidence_threshold: value,
-                    before_draw: false,
-                    bounds,
-                })
+            config: |confidence_threshold, _, bounds| {
+                Self { confidence_threshold, before_draw: false, bounds }.into()
             },
         }),
     }];
 }
 
 impl RuleConfig for ConfidenceThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::ConfidenceThreshold
+    fn check(&self) -> Result<(), TheoryError> {
+        TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        let rule = ConfidenceThreshold::new(self.confidence_threshold, self.bounds)?;
-        Ok(Box::new(if self.before_draw { rule.before_draw() } else { rule }))
+    fn rule(&self) -> Box<dyn StopRule> {
+        Box::new(*self)
     }
 
     fn parameter(&self) -> f64 {
         self.confidence_threshold
     }
-
-    fn needs(&self) -> SignalNeeds {
-        needs(self.before_draw)
-    }
 }
 
-fn needs(is_before_draw: bool) -> SignalNeeds {
-    SignalNeeds {
-        confidence: !is_before_draw,
-        confidence_of_ten: is_before_draw,
-        ..SignalNeeds::default()
-    }
-}
-
-/// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability falls
-/// to the threshold.
-///
-/// The candidate just drawn still goes to the target. The comparison is the paper's ≤; the authors'
-/// code has <.
-///
-/// The form [before the draw](Self::before_draw) is llama.cpp's `--spec-draft-p-min`: no candidate is
-/// drawn where the draft is less sure than that, strictly, of the most probable of its ten most
-/// probable tokens, beside each other. The forward is spent, a verified row saved. It does not look
-/// at the candidate, so nothing is withheld because of its own value; with a minimum of 0 a round may
-/// end without any.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ConfidenceThreshold {
-    confidence_threshold: f64,
-    bounds: Bounds,
-    is_before_draw: bool,
-}
-
-impl ConfidenceThreshold {
-    /// The rule with threshold η = `confidence_threshold`; the paper's best is 0.6, with at most 6
-    /// candidates. 0 never stops of its own accord, 1 always does.
-    ///
-    /// # Errors
-    /// If `confidence_threshold` is not between 0 and 1, or `bounds` are not valid.
-    pub fn new(confidence_threshold: f64, bounds: Bounds) -> Result<Self, TheoryError> {
-        check_probability(confidence_threshold, TheoryError::ConfidenceThreshold)?;
-        let bounds = Bounds::new(bounds.min, bounds.max)?;
-        Ok(Self { confidence_threshold, bounds, is_before_draw: false })
-    }
-
-    /// The same threshold, asked before a candidate is drawn, which then is not.
-    pub fn before_draw(self) -> Self {
-        Self { is_before_draw: true, ..self }
-    }
-}
-
-impl StopRule for ConfidenceThreshold {
+impl StopRule for ConfidenceThresholdConfig {
     fn bounds(&self) -> Bounds {
         self.bounds
     }
 
     fn stops_before_draw(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
-        self.is_before_draw && signals.confidence_of_ten.expect(GIVEN) < self.confidence_threshold
+        self.before_draw && signals.confidence_of_ten.expect(NEEDED) < self.confidence_threshold
     }
 
     fn stops(&mut self, _candidates: &[u32], signals: &DraftSignals) -> bool {
-        !self.is_before_draw && signals.confidence.expect(GIVEN) <= self.confidence_threshold
+        !self.before_draw && signals.confidence.expect(NEEDED) <= self.confidence_threshold
     }
 
     fn needs(&self) -> SignalNeeds {
-        needs(self.is_before_draw)
+        SignalNeeds {
+            confidence: !self.before_draw,
+            confidence_of_ten: self.before_draw,
+            ..SignalNeeds::default()
+        }
     }
 }
 
@@ -145,53 +102,44 @@ mod tests {
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
-    fn confident(confidence: f64) -> DraftSignals {
-        let both = Some(confidence);
-        DraftSignals { confidence: both, confidence_of_ten: both, ..DraftSignals::default() }
+    fn rule(confidence_threshold: f64, before_draw: bool) -> ConfidenceThresholdConfig {
+        let bounds = Bounds { min: usize::from(!before_draw), max: 20 };
+        ConfidenceThresholdConfig { confidence_threshold, before_draw, bounds }
     }
 
-    fn length(rule: &mut dyn StopRule, confidences: &[f64]) -> Option<usize> {
-        let signals: Vec<DraftSignals> = confidences.iter().map(|c| confident(*c)).collect();
-        round_length(rule, &signals)
+    fn length(mut rule: ConfidenceThresholdConfig, confidences: &[f64]) -> Option<usize> {
+        let signals = |confidence: &f64| DraftSignals {
+            confidence: Some(*confidence),
+            confidence_of_ten: Some(*confidence),
+            ..DraftSignals::default()
+        };
+        round_length(&mut rule, &confidences.iter().map(signals).collect::<Vec<_>>())
     }
 
     #[test]
     fn low_confidence_stops_at_the_first_candidate_too_and_equality_stops() {
-        let stops_at = |threshold, confidence| {
-            let mut rule =
-                ConfidenceThreshold::new(threshold, Bounds::default()).expect("a valid threshold");
-            length(&mut rule, &[confidence]).is_some()
-        };
-        assert!(stops_at(0.6, 0.59));
-        assert!(stops_at(0.6, 0.6));
-        assert!(!stops_at(0.6, 0.61));
-        assert!(stops_at(1.0, 1.0));
-        assert!(!stops_at(0.0, 1e-9));
+        assert_eq!(length(rule(0.6, false), &[0.59]), Some(1));
+        assert_eq!(length(rule(0.6, false), &[0.6]), Some(1));
+        assert_eq!(length(rule(0.6, false), &[0.61]), None);
+        assert_eq!(length(rule(1.0, false), &[1.0]), Some(1));
+        assert_eq!(length(rule(0.0, false), &[1e-9]), None);
     }
 
     #[test]
-    fn before_the_draw_the_unsure_candidate_is_not_drawn() {
-        let rule = |threshold| {
-            let bounds = Bounds { min: 0, max: 20 };
-            ConfidenceThreshold::new(threshold, bounds).expect("valid").before_draw()
-        };
-        assert_eq!(length(&mut rule(0.6), &[0.9, 0.6, 0.5]), Some(2));
-        assert_eq!(length(&mut rule(0.6), &[0.5]), Some(0));
-        assert_eq!(length(&mut rule(0.0), &[0.1; 5]), None);
+    fn before_the_draw_an_unsure_candidate_is_not_drawn() {
+        assert_eq!(length(rule(0.6, true), &[0.9, 0.6, 0.5]), Some(2));
+        assert_eq!(length(rule(0.6, true), &[0.5]), Some(0));
+        assert_eq!(length(rule(0.0, true), &[0.1; 5]), None);
     }
 
     #[test]
-    fn it_asks_for_confidence_and_refuses_what_is_no_probability() {
-        let bounds = Bounds { min: 1, max: 6 };
+    fn it_needs_confidence_and_checks_its_threshold() {
         let confidence = SignalNeeds { confidence: true, ..SignalNeeds::default() };
-        let rule = ConfidenceThreshold::new(0.6, bounds).expect("valid");
-        assert_eq!(rule.needs(), confidence);
+        assert_eq!(rule(0.6, false).needs(), confidence);
         let of_ten = SignalNeeds { confidence_of_ten: true, ..SignalNeeds::default() };
-        assert_eq!(rule.before_draw().needs(), of_ten);
+        assert_eq!(rule(0.6, true).needs(), of_ten);
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(ConfidenceThreshold::new(threshold, bounds).is_err());
+            assert!(rule(threshold, false).check().is_err());
         }
-        let refused = ConfidenceThreshold::new(0.5, Bounds { min: 2, max: 1 });
-        assert_eq!(refused, Err(TheoryError::Bounds { min: 2, max: 1 }));
     }
 }

@@ -1,4 +1,4 @@
-//! Stopping where another candidate costs more than it is worth. `replay::cost_optimal` fits it.
+//! Stopping when another candidate costs more than it is worth. `replay::cost_optimal` fits the rule.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,10 @@ use super::{
     StopRuleEntry, StopRuleName,
 };
 use crate::TheoryError;
+use crate::serialized::deserialize_by_new;
 
-/// A function of a signal that is constant between steps.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "UncheckedSteps")]
+/// A piecewise constant function of a signal.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepFunction {
     /// Boundaries between steps, ascending.
     edges: Vec<f64>,
@@ -19,20 +19,7 @@ pub struct StepFunction {
     values: Vec<f64>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct UncheckedSteps {
-    edges: Vec<f64>,
-    values: Vec<f64>,
-}
-
-impl TryFrom<UncheckedSteps> for StepFunction {
-    type Error = TheoryError;
-
-    fn try_from(unchecked: UncheckedSteps) -> Result<Self, TheoryError> {
-        Self::new(unchecked.edges, unchecked.values)
-    }
-}
+deserialize_by_new!(StepFunction { edges: Vec<f64>, values: Vec<f64> });
 
 impl StepFunction {
     /// A function with `values[0]` below `edges[0]`, `values[i]` from `edges[i - 1]` on.
@@ -69,43 +56,33 @@ impl StepFunction {
 ///
 /// A candidate is worth λ, the seconds per token, if it and all before it are accepted. So a round
 /// continues while ∏ p̂ · E\[p̂ of the next candidate\] is at least t_row / λ before a draw, and
-/// (t_draft + t_row) / λ before a forward. SpecDec++'s Theorem 3.1 says that the best policy is a threshold on
-/// the chance of a rejection, but not which; one step of look-ahead gives it. λ is a fixed point,
-/// because it depends on the rule that it defines; tuning finds it by replay.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CostOptimal {
-    config: CostOptimalConfig,
-    /// ∏ p̂ so far this round.
-    all_accepted_prob: f64,
-    /// The chance of the candidate that another forward would bring, given that all before it are
-    /// accepted.
-    outlook: f64,
-}
-
-/// Settings of [`CostOptimal`]. A chance is the probability that a candidate is accepted, given that
-/// all before it are.
+/// (t_draft + t_row) / λ before a forward. SpecDec++'s Theorem 3.1 says that the best policy is a
+/// threshold on the rejection probability, but not which; one step of look-ahead gives it. λ is a fixed
+/// point, because it depends on the rule that it defines; tuning finds it by replay.
+///
+/// The settings' acceptance probabilities are conditional on the acceptance of all candidates before.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostOptimalConfig {
-    /// The signal that it reads.
+    /// The signal that the rule reads.
     pub signal: AcceptanceSignal,
     /// The least expected number of tokens from a draft forward and a verified row:
     /// (t_draft + t_row) / λ.
     pub least_worth: f64,
     /// The least expected number of tokens from a verified row: t_row / λ.
     pub least_draw_worth: f64,
-    /// A candidate's chance, given its signal.
+    /// The acceptance probability of a candidate, given its signal.
     pub estimate: StepFunction,
-    /// The chance of the candidate about to be drawn, given its signal or, with a head, the prediction
-    /// for the last candidate. Not used with a head that looks ahead, which knows nothing new before
-    /// the draw.
+    /// The acceptance probability of the candidate about to be drawn, given its signal or, with a head,
+    /// the prediction for the last candidate. Not used with a look-ahead head, which knows nothing new
+    /// before the draw.
     pub draw_outlook: StepFunction,
-    /// The chance of all candidates up to the one that another forward would bring: the second after
-    /// the last one that the head has predicted, or, if the signal is known at the draw, the one
-    /// after it.
+    /// The probability that all candidates are accepted up to the one that another forward would bring:
+    /// the second after the last one that the head has predicted, or, if the signal is known at the draw,
+    /// the one after it.
     pub outlook: StepFunction,
-    /// The same before the head's first prediction: the chance of a round's first two candidates. Not
-    /// used with confidence, entropy and heads that look ahead, which are known by then.
+    /// The same before the head's first prediction: the probability that a round's first two candidates
+    /// are accepted. Not used with confidence, entropy and look-ahead heads, which are known by then.
     pub initial_outlook: f64,
     /// The candidate lengths.
     pub bounds: Bounds,
@@ -144,44 +121,42 @@ impl CostOptimalConfig {
 }
 
 impl RuleConfig for CostOptimalConfig {
-    fn name(&self) -> StopRuleName {
+    fn form(&self) -> usize {
         match self.signal {
-            AcceptanceSignal::AcceptanceProb => StopRuleName::CostOptimalHead,
-            AcceptanceSignal::Confidence => StopRuleName::CostOptimalConfidence,
-            AcceptanceSignal::Entropy => StopRuleName::CostOptimalEntropy,
+            AcceptanceSignal::AcceptanceProb => 0,
+            AcceptanceSignal::Confidence => 1,
+            AcceptanceSignal::Entropy => 2,
         }
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        Ok(Box::new(CostOptimal::new(self.clone())?))
+    fn check(&self) -> Result<(), TheoryError> {
+        let worths =
+            [("least_worth", self.least_worth), ("least_draw_worth", self.least_draw_worth)];
+        worths.into_iter().try_for_each(|(name, worth)| {
+            let is_valid = worth >= 0.0 && worth.is_finite();
+            TheoryError::check(is_valid, name, "be 0 or more tokens and finite", worth)
+        })
     }
 
-    /// The least worth of a draft forward, in tokens.
+    fn rule(&self) -> Box<dyn StopRule> {
+        let outlook = self.initial_outlook;
+        Box::new(CostOptimal { config: self.clone(), all_accepted_prob: 1.0, outlook })
+    }
+
     fn parameter(&self) -> f64 {
         self.least_worth
     }
+}
 
-    fn needs(&self) -> SignalNeeds {
-        self.signal.needs()
-    }
+struct CostOptimal {
+    config: CostOptimalConfig,
+    /// ∏ p̂ so far this round.
+    all_accepted_prob: f64,
+    /// The acceptance probability of the candidate that another forward would bring.
+    outlook: f64,
 }
 
 impl CostOptimal {
-    /// The rule.
-    ///
-    /// # Errors
-    /// If a least worth is negative or not finite, or the bounds are not valid.
-    pub fn new(config: CostOptimalConfig) -> Result<Self, TheoryError> {
-        Bounds::new(config.bounds.min, config.bounds.max)?;
-        for least_worth in [config.least_worth, config.least_draw_worth] {
-            if !(least_worth >= 0.0 && least_worth.is_finite()) {
-                return Err(TheoryError::LeastWorth(least_worth));
-            }
-        }
-        let outlook = config.initial_outlook;
-        Ok(Self { config, all_accepted_prob: 1.0, outlook })
-    }
-
     /// The signal of the current candidate, drawn or about to be; `None` for a head that does not know
     /// it yet.
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
@@ -196,7 +171,7 @@ impl CostOptimal {
         }
     }
 
-    fn takes_in(&mut self, signal: f64) {
+    fn update(&mut self, signal: f64) {
         self.all_accepted_prob *= self.config.estimate.at(signal);
         self.outlook = self.config.outlook.at(signal);
     }
@@ -218,12 +193,12 @@ impl StopRule for CostOptimal {
         }
         let signal = match (self.config.signal, signals.acceptance_prob) {
             (AcceptanceSignal::AcceptanceProb, Some(HeadEstimate::OfRead(prob))) => {
-                self.takes_in(prob);
+                self.update(prob);
                 prob
             }
             _ => match self.own_signal(signals) {
                 Some(signal) => signal,
-                // A head that looks ahead predicts after the draw.
+                // A look-ahead head predicts after the draw.
                 None => return false,
             },
         };
@@ -232,7 +207,7 @@ impl StopRule for CostOptimal {
 
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         if let Some(signal) = self.own_signal(signals) {
-            self.takes_in(signal);
+            self.update(signal);
         } else {
             let has_predicted = candidates.len() == 1 || signals.acceptance_prob.is_some();
             assert!(has_predicted, "a rule that needs an acceptance head is run with one");
@@ -282,26 +257,26 @@ mod tests {
 
     fn predicted(acceptance_probs: &[f64]) -> Vec<DraftSignals> {
         let mut signals = vec![DraftSignals::default()];
-        signals.extend(acceptance_probs.iter().map(|prob| heard(HeadEstimate::OfRead(*prob))));
+        signals.extend(acceptance_probs.iter().map(|prob| with(HeadEstimate::OfRead(*prob))));
         signals
     }
 
-    fn heard(estimate: HeadEstimate) -> DraftSignals {
+    fn with(estimate: HeadEstimate) -> DraftSignals {
         DraftSignals { acceptance_prob: Some(estimate), ..Default::default() }
     }
 
     #[test]
-    fn a_head_that_looks_ahead_decides_before_the_next_forward() {
+    fn a_look_ahead_head_decides_before_the_next_forward() {
         let head = CostOptimalConfig {
             least_draw_worth: 0.3,
             initial_outlook: 0.0,
             ..config(AcceptanceSignal::AcceptanceProb)
         };
-        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. No draw is
-        // asked about, though its outlook given 0.2 is 0.05.
-        let ahead = [0.9, 0.9, 0.2, 0.9].map(|prob| heard(HeadEstimate::OfDrawn(prob)));
+        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. The rule decides
+        // about no draw, although the outlook given 0.2 is 0.05.
+        let ahead = [0.9, 0.9, 0.2, 0.9].map(|prob| with(HeadEstimate::OfDrawn(prob)));
         assert_eq!(round_length(&mut rule(head.clone()), &ahead), Some(3));
-        let sure = [heard(HeadEstimate::OfDrawn(0.9)); 4];
+        let sure = [with(HeadEstimate::OfDrawn(0.9)); 4];
         assert_eq!(round_length(&mut rule(head), &sure), None);
     }
 
@@ -317,11 +292,11 @@ mod tests {
     }
 
     fn rule(config: CostOptimalConfig) -> CostOptimal {
-        CostOptimal::new(config).expect("valid")
+        CostOptimal { outlook: config.initial_outlook, config, all_accepted_prob: 1.0 }
     }
 
     #[test]
-    fn it_goes_on_while_a_candidate_is_worth_its_forward() {
+    fn it_continues_while_a_candidate_is_worth_its_forward() {
         let mut confidence = rule(config(AcceptanceSignal::Confidence));
         // 0.9·0.8 = 0.72, 0.648, …: below 0.3 at the tenth power of 0.9.
         assert_eq!(round_length(&mut confidence, &confident(&[0.7; 20])), Some(10));
@@ -335,26 +310,26 @@ mod tests {
 
     #[test]
     fn a_candidate_that_is_not_worth_its_row_is_not_drawn() {
-        // The draft is unsure of what it would draw third: 0.81·0.05 tokens for a row.
+        // The draft is unsure of the third candidate: 0.81·0.05 tokens for a row.
         let mut confidence = rule(config(AcceptanceSignal::Confidence));
         assert_eq!(round_length(&mut confidence, &confident(&[0.7, 0.7, 0.1])), Some(2));
         let head = config(AcceptanceSignal::AcceptanceProb);
-        // The head finds the second unlikely: 0.18·0.05 tokens.
+        // The head predicts a rejection of the second: 0.18·0.05 tokens.
         assert_eq!(round_length(&mut rule(head.clone()), &predicted(&[0.9, 0.2])), Some(2));
-        // With rows for nothing the third is drawn, and no fourth.
+        // If rows are free, the third is drawn but no fourth.
         let free_rows = CostOptimalConfig { least_draw_worth: 0.0, ..head };
         assert_eq!(round_length(&mut rule(free_rows), &predicted(&[0.9, 0.2, 0.9])), Some(3));
     }
 
     #[test]
-    fn where_little_is_accepted_a_round_has_one_candidate() {
+    fn if_little_is_accepted_a_round_has_one_candidate() {
         let poor =
             CostOptimalConfig { initial_outlook: 0.2, ..config(AcceptanceSignal::AcceptanceProb) };
         assert_eq!(round_length(&mut rule(poor), &predicted(&[0.9])), Some(1));
     }
 
     #[test]
-    fn where_chances_are_independent_and_known_it_is_the_best_of_all_policies() {
+    fn with_independent_known_probabilities_it_is_the_best_policy() {
         let levels = vec![(3.0 / 6.0, 0.95), (2.0 / 6.0, 0.6), (1.0 / 6.0, 0.2)];
         let mean = (3.0 * 0.95 + 2.0 * 0.6 + 0.2) / 6.0;
         let identity = StepFunction::new(vec![0.4, 0.8], vec![0.2, 0.6, 0.95]).expect("ascending");
@@ -386,7 +361,7 @@ mod tests {
                         stops = rule.stops(&vec![0; at + 1], signals);
                     }
                     let product: f64 = probs.iter().product();
-                    // Products in another order differ by rounding.
+                    // Products in a different order differ by rounding.
                     let decision = best.decisions.iter().find(|decision| {
                         decision.num_candidates == drawn
                             && (decision.all_accepted_prob - product).abs() < 1e-12
@@ -401,10 +376,10 @@ mod tests {
     }
 
     #[test]
-    fn a_worth_must_be_a_number_and_files_are_checked() {
+    fn a_worth_must_be_finite_and_not_negative() {
         for least_worth in [-1.0, f64::NAN, f64::INFINITY] {
             let config = CostOptimalConfig { least_worth, ..config(AcceptanceSignal::Entropy) };
-            assert!(CostOptimal::new(config).is_err());
+            assert!(config.check().is_err());
         }
     }
 }

@@ -3,26 +3,32 @@
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
-use super::{
-    Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName,
-};
+use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// Settings of [`EntropyThreshold`].
+/// SVIP (Zhang et al. 2024, §2): stops when √(c·H) exceeds the threshold, where H is the entropy in
+/// nats of the raw distribution that the candidate was drawn from. The target still verifies the
+/// candidate. The settings are the rule.
+///
+/// 1 − √(c·H) estimates the acceptance probability. The authors' code has c = 0.15; the paper absorbs
+/// c into the threshold (c = 1).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EntropyThresholdConfig {
-    /// h: what √(c·H) is compared with.
+    /// The threshold h, at least 0; 0.2 to 0.5 in the paper.
     pub entropy_threshold: f64,
-    /// c.
+    /// c, above 0.
     pub entropy_scale: f64,
-    /// Every so many-th candidate is looked at.
+    /// The rule checks only every n-th candidate: 1 in the paper, 2 with EAGLE-2.
     pub check_interval: usize,
-    /// The candidate lengths.
+    /// The candidate lengths; at most 40 in the paper.
     pub bounds: Bounds,
 }
 
 impl EntropyThresholdConfig {
+    /// c of the authors' code.
+    pub const ENTROPY_SCALE: f64 = 0.15;
+
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::EntropyThreshold,
         file_name: "entropy",
@@ -43,98 +49,45 @@ impl EntropyThresholdConfig {
                     name: "entropy_scale",
                     doc: "SVIP's c",
                     values: KeyValues::Positive,
-                    default: &[EntropyThreshold::ENTROPY_SCALE],
+                    default: &[Self::ENTROPY_SCALE],
                 },
                 RecipeKey {
                     name: "entropy_check_interval",
-                    doc: "SVIP looks at every so many-th candidate",
+                    doc: "SVIP checks only every n-th candidate",
                     values: KeyValues::Count,
                     default: &[1.0],
                 },
             ],
             sweep: Sweep::Probabilities,
-            config: |value, options, bounds| {
-                StopRuleConfig::EntropyThreshold(Self {
-                    entropy_threshold: value,
-                    entropy_scale: options[0],
-                    check_interval: options[1] as usize,
-                    bounds,
-                })
+            config: |entropy_threshold, options, bounds| {
+                let (entropy_scale, check_interval) = (options[0], options[1] as usize);
+                Self { entropy_threshold, entropy_scale, check_interval, bounds }.into()
             },
         }),
     }];
 }
 
 impl RuleConfig for EntropyThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::EntropyThreshold
+    fn check(&self) -> Result<(), TheoryError> {
+        let Self { entropy_threshold: threshold, entropy_scale: scale, check_interval, .. } = *self;
+        let is_valid = threshold >= 0.0 && threshold.is_finite();
+        TheoryError::check(is_valid, "entropy_threshold", "be 0 or more and finite", threshold)?;
+        let is_valid = scale > 0.0 && scale.is_finite();
+        TheoryError::check(is_valid, "entropy_scale", "be positive and finite", scale)?;
+        let interval = check_interval as f64;
+        TheoryError::check(check_interval > 0, "check_interval", "be at least 1", interval)
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        Ok(Box::new(EntropyThreshold::new(
-            self.entropy_threshold,
-            self.entropy_scale,
-            self.check_interval,
-            self.bounds,
-        )?))
+    fn rule(&self) -> Box<dyn StopRule> {
+        Box::new(*self)
     }
 
     fn parameter(&self) -> f64 {
         self.entropy_threshold
     }
-
-    fn needs(&self) -> SignalNeeds {
-        SignalNeeds { entropy: true, ..SignalNeeds::default() }
-    }
 }
 
-/// SVIP (Zhang et al. 2024, §2): stops when √(c·H) exceeds the threshold, H the entropy in
-/// nats of the raw distribution that the candidate was drawn from. The candidate still goes to the
-/// target.
-///
-/// 1 − √(c·H) estimates the chance of acceptance. The authors' code has c = 0.15 in front of H; the
-/// paper absorbs it into the threshold (c = 1). EAGLE-2 under SVIP looks at every second candidate
-/// only.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EntropyThreshold {
-    entropy_threshold: f64,
-    entropy_scale: f64,
-    check_interval: usize,
-    bounds: Bounds,
-}
-
-impl EntropyThreshold {
-    /// c of the authors' code.
-    pub const ENTROPY_SCALE: f64 = 0.15;
-
-    /// The rule with threshold h = `entropy_threshold` and c = `entropy_scale`, asked at every
-    /// `check_interval`-th candidate; the paper's thresholds are 0.2 to 0.5 with at most 40
-    /// candidates.
-    ///
-    /// # Errors
-    /// If the threshold is negative or not finite, the scale is not positive and finite, the
-    /// interval is 0, or the bounds are not valid.
-    pub fn new(
-        entropy_threshold: f64,
-        entropy_scale: f64,
-        check_interval: usize,
-        bounds: Bounds,
-    ) -> Result<Self, TheoryError> {
-        if !(entropy_threshold >= 0.0 && entropy_threshold.is_finite()) {
-            return Err(TheoryError::EntropyThreshold(entropy_threshold));
-        }
-        if !(entropy_scale > 0.0 && entropy_scale.is_finite()) {
-            return Err(TheoryError::EntropyScale(entropy_scale));
-        }
-        if check_interval == 0 {
-            return Err(TheoryError::CheckInterval);
-        }
-        let bounds = Bounds::new(bounds.min, bounds.max)?;
-        Ok(Self { entropy_threshold, entropy_scale, check_interval, bounds })
-    }
-}
-
-impl StopRule for EntropyThreshold {
+impl StopRule for EntropyThresholdConfig {
     fn bounds(&self) -> Bounds {
         self.bounds
     }
@@ -155,41 +108,42 @@ mod tests {
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
-    fn length(rule: &mut EntropyThreshold, entropies: &[f64]) -> Option<usize> {
-        let heard = |entropy: &f64| DraftSignals { entropy: Some(*entropy), ..Default::default() };
-        round_length(rule, &entropies.iter().map(heard).collect::<Vec<_>>())
+    fn length(mut rule: EntropyThresholdConfig, entropies: &[f64]) -> Option<usize> {
+        let signals =
+            |entropy: &f64| DraftSignals { entropy: Some(*entropy), ..Default::default() };
+        round_length(&mut rule, &entropies.iter().map(signals).collect::<Vec<_>>())
     }
 
-    fn rule(threshold: f64, interval: usize) -> EntropyThreshold {
-        EntropyThreshold::new(threshold, 0.15, interval, Bounds { min: 1, max: 40 }).expect("valid")
+    fn rule(entropy_threshold: f64, check_interval: usize) -> EntropyThresholdConfig {
+        let bounds = Bounds { min: 1, max: 40 };
+        EntropyThresholdConfig { entropy_threshold, entropy_scale: 0.15, check_interval, bounds }
     }
 
     #[test]
     fn the_codes_threshold_is_the_papers_scaled() {
         // h = 0.3 with c = 0.15 is H > 0.6 nats, strictly.
-        assert_eq!(length(&mut rule(0.3, 1), &[0.1, 0.59, 0.61, 0.1]), Some(3));
-        let paper = |threshold| EntropyThreshold::new(threshold, 1.0, 1, Bounds::default());
-        let mut paper = paper(0.6_f64.sqrt()).expect("valid");
-        assert_eq!(length(&mut paper, &[0.1, 0.59, 0.61]), Some(3));
-        assert_eq!(length(&mut rule(0.0, 1), &[0.0, 1e-9]), Some(2));
+        assert_eq!(length(rule(0.3, 1), &[0.1, 0.59, 0.61, 0.1]), Some(3));
+        let paper = EntropyThresholdConfig { entropy_scale: 1.0, ..rule(0.6_f64.sqrt(), 1) };
+        assert_eq!(length(paper, &[0.1, 0.59, 0.61]), Some(3));
+        assert_eq!(length(rule(0.0, 1), &[0.0, 1e-9]), Some(2));
     }
 
     #[test]
-    fn only_every_so_many_th_candidate_is_looked_at() {
-        assert_eq!(length(&mut rule(0.3, 2), &[9.0, 0.1, 9.0, 0.1, 9.0, 9.0]), Some(6));
-        assert_eq!(length(&mut rule(0.3, 3), &[9.0, 9.0, 0.1]), None);
+    fn only_every_nth_candidate_is_checked() {
+        assert_eq!(length(rule(0.3, 2), &[9.0, 0.1, 9.0, 0.1, 9.0, 9.0]), Some(6));
+        assert_eq!(length(rule(0.3, 3), &[9.0, 9.0, 0.1]), None);
     }
 
     #[test]
-    fn senseless_settings_are_refused() {
-        let bounds = Bounds::default();
+    fn invalid_settings_are_errors() {
         for threshold in [-0.1, f64::NAN, f64::INFINITY] {
-            assert!(EntropyThreshold::new(threshold, 0.15, 1, bounds).is_err());
+            assert!(rule(threshold, 1).check().is_err());
         }
-        for scale in [0.0, -1.0, f64::NAN] {
-            assert!(EntropyThreshold::new(0.3, scale, 1, bounds).is_err());
+        for entropy_scale in [0.0, -1.0, f64::NAN] {
+            assert!(EntropyThresholdConfig { entropy_scale, ..rule(0.3, 1) }.check().is_err());
         }
-        assert_eq!(EntropyThreshold::new(0.3, 0.15, 0, bounds), Err(TheoryError::CheckInterval));
+        let error = rule(0.3, 0).check().expect_err("an interval of 0").to_string();
+        assert_eq!(error, "check_interval must be at least 1, not `0`");
         let entropy = SignalNeeds { entropy: true, ..SignalNeeds::default() };
         assert_eq!(rule(0.3, 1).needs(), entropy);
     }

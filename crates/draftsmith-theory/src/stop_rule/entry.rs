@@ -1,44 +1,44 @@
-//! What the table of stop rules says of each: its names, its recipe keys, what a sweep tries.
+//! The table of stop rules: each rule's names, its recipe keys and the settings that a sweep tries.
 //!
-//! Every rule's file holds its entries, and the parent lists the rules. Recipes, results, sweeps
-//! and reports read the table and match on no rule.
+//! Every rule's file holds its entries, and the parent module lists the rules. Recipes, results,
+//! sweeps and reports read the table and never match on a rule.
 
-use super::{AcceptanceSignal, Bounds, HeadTiming, SignalNeeds, StopRule};
+use super::{AcceptanceSignal, Bounds, HeadTiming, StopRule};
 use super::{StopRuleConfig, StopRuleName};
 use crate::TheoryError;
 
-/// A stop rule as the table has it; a rule whose forms results tell apart has an entry for each.
+/// A row of the table. A rule has one for each of its forms that results distinguish.
 #[derive(Debug)]
 pub struct StopRuleEntry {
     /// The name in results.
     pub name: StopRuleName,
-    /// The name in files' names and of streams of draws: `fixed`.
+    /// The name in file names and in the names of random streams: `fixed`.
     pub file_name: &'static str,
-    /// What the parameter is called, in ASCII: `K`.
+    /// The parameter's symbol, in ASCII: `K`.
     pub symbol: &'static str,
     /// The rule in words: `fixed length`.
     pub text: &'static str,
-    /// The rules it is shown among.
+    /// The rules that it is grouped with.
     pub family: RuleFamily,
-    /// The timings of acceptance heads with which it is a rule of its own; empty where it reads no
+    /// The head timings with which this form differs from the others; empty if the rule reads no
     /// head.
     pub heads: &'static [HeadTiming],
     /// Where its settings come from.
     pub settings: RuleSettings,
 }
 
-/// Stop rules that look at the same thing.
+/// A group of stop rules that read the same thing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleFamily {
-    /// How many candidates there are.
+    /// The number of candidates.
     Length,
-    /// What the acceptance head predicts.
+    /// The acceptance head's predictions.
     Head,
     /// The draft's probabilities.
     Confidence,
     /// The draft's entropy.
     Entropy,
-    /// What another candidate costs and is worth.
+    /// What another candidate costs, and what it is worth.
     Cost,
 }
 
@@ -58,11 +58,11 @@ pub struct Grid {
     pub key: RecipeKey,
     /// Lists the values for self-drafts.
     pub self_draft_key: Option<RecipeKey>,
-    /// The numbers that the rule takes besides, the same at every value of the parameter.
+    /// The rule's other numbers, which are the same for every value of the parameter.
     pub options: &'static [RecipeKey],
-    /// What a sweep tries.
+    /// The values that a sweep tries.
     pub sweep: Sweep,
-    /// The rule: the parameter, a number for each of `options`, and the bounds.
+    /// Makes the rule from the parameter, a number for each of `options`, and the bounds.
     pub config: fn(f64, &[f64], Bounds) -> StopRuleConfig,
 }
 
@@ -84,22 +84,22 @@ impl Grid {
 pub struct RecipeKey {
     /// The key.
     pub name: &'static str,
-    /// What it lists or says, in a few words: the table of keys in `recipes/README.md` has them.
+    /// Its meaning in a few words, as in the table of keys in `recipes/README.md`.
     pub doc: &'static str,
-    /// What it may hold.
+    /// The values that it may hold.
     pub values: KeyValues,
-    /// What it holds where a recipe leaves it out.
+    /// The value if a recipe omits the key.
     pub default: &'static [f64],
 }
 
-/// What a recipe key may hold.
+/// The values that a recipe key may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyValues {
     /// A list of candidate lengths.
     Lengths,
     /// A list of probabilities.
     Probabilities,
-    /// A list of numbers from 0 on.
+    /// A list of numbers, each at least 0.
     NonNegative,
     /// One positive number.
     Positive,
@@ -108,7 +108,7 @@ pub enum KeyValues {
 }
 
 impl KeyValues {
-    /// Whether the key holds a list; else it holds one number.
+    /// Whether the key holds a list; otherwise it holds one number.
     pub fn is_list(self) -> bool {
         matches!(self, Self::Lengths | Self::Probabilities | Self::NonNegative)
     }
@@ -118,7 +118,7 @@ impl KeyValues {
         matches!(self, Self::Lengths | Self::Count)
     }
 
-    /// What is wrong with a value; None of one that is allowed.
+    /// What is wrong with a value; None if it is allowed.
     pub fn problem(self, value: f64) -> Option<&'static str> {
         let (is_allowed, problem) = match self {
             Self::Lengths => ((1.0..=256.0).contains(&value), "has a length outside 1 to 256"),
@@ -134,25 +134,27 @@ impl KeyValues {
 /// The values of a parameter that a sweep tries.
 #[derive(Debug, Clone, Copy)]
 pub enum Sweep {
-    /// These candidate lengths, as far as rounds were recorded.
+    /// These candidate lengths, up to the recorded length.
     Lengths(&'static [usize]),
-    /// Probabilities in even steps, each within bounds of several greatest lengths.
+    /// Evenly spaced probabilities, each with several maximum lengths.
     Probabilities,
 }
 
-/// What the settings of a rule tell of it.
+/// The settings of a rule.
 pub(super) trait RuleConfig {
-    /// The entry they belong to.
-    fn name(&self) -> StopRuleName;
-
-    /// The rule, or which setting is outside its range.
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError>;
-
-    /// The number that tells settings of the rule apart.
-    fn parameter(&self) -> f64;
-
-    /// The signals the rule reads.
-    fn needs(&self) -> SignalNeeds {
-        SignalNeeds::default()
+    /// The index of their entry among the rule's entries.
+    fn form(&self) -> usize {
+        0
     }
+
+    /// Checks all settings except the bounds.
+    fn check(&self) -> Result<(), TheoryError> {
+        Ok(())
+    }
+
+    /// The rule; the settings need not be valid.
+    fn rule(&self) -> Box<dyn StopRule>;
+
+    /// The number that distinguishes settings of the rule.
+    fn parameter(&self) -> f64;
 }

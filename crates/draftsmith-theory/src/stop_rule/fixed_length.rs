@@ -1,16 +1,15 @@
-//! The same number of candidates every round.
+//! The same number of candidates in every round.
 
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
-use super::{Bounds, DraftSignals, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
+use super::{Bounds, DraftSignals, StopRule, StopRuleEntry, StopRuleName};
 
-/// Settings of [`FixedLength`].
+/// The baseline: the same number of candidates in every round. The settings are the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FixedLengthConfig {
-    /// K, candidates a round.
+    /// K, candidates a round; at least 1.
     pub candidate_length: usize,
 }
 
@@ -37,20 +36,14 @@ impl FixedLengthConfig {
             }),
             options: &[],
             sweep: Sweep::Lengths(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]),
-            config: |value, _, _| {
-                StopRuleConfig::FixedLength(Self { candidate_length: value as usize })
-            },
+            config: |value, _, _| Self { candidate_length: value as usize }.into(),
         }),
     }];
 }
 
 impl RuleConfig for FixedLengthConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::FixedLength
-    }
-
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        Ok(Box::new(FixedLength::new(self.candidate_length)?))
+    fn rule(&self) -> Box<dyn StopRule> {
+        Box::new(*self)
     }
 
     fn parameter(&self) -> f64 {
@@ -58,25 +51,7 @@ impl RuleConfig for FixedLengthConfig {
     }
 }
 
-/// The same number of candidates every round: the baseline K.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FixedLength {
-    /// Candidates a round, at least 1.
-    pub candidate_length: usize,
-}
-
-impl FixedLength {
-    /// Rounds of `candidate_length` candidates.
-    ///
-    /// # Errors
-    /// If `candidate_length` is 0.
-    pub fn new(candidate_length: usize) -> Result<Self, TheoryError> {
-        Bounds::new(candidate_length, candidate_length)?;
-        Ok(Self { candidate_length })
-    }
-}
-
-impl StopRule for FixedLength {
+impl StopRule for FixedLengthConfig {
     fn bounds(&self) -> Bounds {
         Bounds { min: self.candidate_length, max: self.candidate_length }
     }
@@ -92,11 +67,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fixed_length_is_fixed() {
-        let mut rule: Box<dyn StopRule> = Box::new(FixedLength::new(3).expect("a valid length"));
-        assert_eq!(round_length(&mut *rule, &[DraftSignals::default(); 8]), Some(3));
-        assert_eq!(rule.bounds(), Bounds { min: 3, max: 3 });
+    fn rounds_have_the_fixed_length() {
+        let mut rule = FixedLengthConfig { candidate_length: 3 };
+        assert_eq!(round_length(&mut rule, &[DraftSignals::default(); 8]), Some(3));
+        assert_eq!(StopRule::bounds(&rule), Bounds { min: 3, max: 3 });
         assert_eq!(rule.needs(), super::super::SignalNeeds::default());
-        assert!(FixedLength::new(0).is_err());
     }
 }

@@ -1,20 +1,22 @@
-//! The schedule of transformers: the candidate length moves with what is accepted.
+//! transformers' heuristic: the candidate length follows the number of accepted candidates.
 
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
-use super::{
-    Bounds, DraftSignals, RoundEnd, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName,
-};
+use super::{Bounds, DraftSignals, RoundEnd, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// Settings of [`Heuristic`].
+/// The schedule of transformers' assisted generation, also a baseline of SVIP: if the target accepts
+/// all candidates of a round, the next round has two more, otherwise one fewer.
+///
+/// Each sequence starts again at the initial length. As in transformers, a round that an end token or
+/// the limit cuts short counts like any other. Looked-up rounds do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeuristicConfig {
     /// Candidates in the first round.
     pub initial_length: usize,
-    /// The lengths it moves within.
+    /// The bounds on the length (SVIP: 1 to 40).
     pub bounds: Bounds,
 }
 
@@ -37,20 +39,24 @@ impl HeuristicConfig {
             options: &[],
             sweep: Sweep::Lengths(&[1, 2, 3, 5, 8, 12]),
             config: |value, _, bounds| {
-                let initial_length = (value as usize).min(bounds.max);
-                StopRuleConfig::Heuristic(Self { initial_length, bounds })
+                Self { initial_length: (value as usize).min(bounds.max), bounds }.into()
             },
         }),
     }];
 }
 
 impl RuleConfig for HeuristicConfig {
-    fn name(&self) -> StopRuleName {
-        StopRuleName::Heuristic
+    fn check(&self) -> Result<(), TheoryError> {
+        let Self { initial_length, bounds: Bounds { min, max } } = *self;
+        if (min..=max).contains(&initial_length) {
+            Ok(())
+        } else {
+            Err(TheoryError::InitialLength { initial_length, min, max })
+        }
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        Ok(Box::new(Heuristic::new(self.initial_length, self.bounds)?))
+    fn rule(&self) -> Box<dyn StopRule> {
+        Box::new(Heuristic { config: *self, candidate_length: self.initial_length, applies: false })
     }
 
     fn parameter(&self) -> f64 {
@@ -58,51 +64,24 @@ impl RuleConfig for HeuristicConfig {
     }
 }
 
-/// The schedule of transformers' assisted generation, also a baseline of SVIP: a round whose
-/// candidates were all accepted makes the next longer by two, any other makes it shorter by one.
-///
-/// The length starts anew with every sequence. A round that the limit or an end token kept below
-/// the length at hand counts as any other, as in transformers. One whose candidates were looked up
-/// says nothing of the draft and does not count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heuristic {
-    initial_length: usize,
-    bounds: Bounds,
+struct Heuristic {
+    config: HeuristicConfig,
     candidate_length: usize,
-    /// Whether the rule ends the round.
-    has_begun: bool,
-}
-
-impl Heuristic {
-    /// The rule with so many candidates in a sequence's first round; lengths stay within `bounds`
-    /// (SVIP: 1 to 40).
-    ///
-    /// # Errors
-    /// If the bounds are not valid or do not hold `initial_length`.
-    pub fn new(initial_length: usize, bounds: Bounds) -> Result<Self, TheoryError> {
-        let bounds = Bounds::new(bounds.min, bounds.max)?;
-        if !(bounds.min..=bounds.max).contains(&initial_length) {
-            return Err(TheoryError::InitialLength {
-                initial_length,
-                min: bounds.min,
-                max: bounds.max,
-            });
-        }
-        Ok(Self { initial_length, bounds, candidate_length: initial_length, has_begun: false })
-    }
+    /// Whether the rule applies to the current round.
+    applies: bool,
 }
 
 impl StopRule for Heuristic {
     fn bounds(&self) -> Bounds {
-        self.bounds
+        self.config.bounds
     }
 
     fn begin_sequence(&mut self) {
-        self.candidate_length = self.initial_length;
+        self.candidate_length = self.config.initial_length;
     }
 
     fn begin_round(&mut self) {
-        self.has_begun = true;
+        self.applies = true;
     }
 
     fn stops(&mut self, candidates: &[u32], _signals: &DraftSignals) -> bool {
@@ -110,7 +89,7 @@ impl StopRule for Heuristic {
     }
 
     fn end_round(&mut self, end: RoundEnd) {
-        if !std::mem::take(&mut self.has_begun) {
+        if !std::mem::take(&mut self.applies) {
             return;
         }
         let next = if end.num_accepted == self.candidate_length {
@@ -118,7 +97,7 @@ impl StopRule for Heuristic {
         } else {
             self.candidate_length.saturating_sub(1).max(1)
         };
-        self.candidate_length = next.clamp(self.bounds.min, self.bounds.max);
+        self.candidate_length = next.clamp(self.config.bounds.min, self.config.bounds.max);
     }
 }
 
@@ -128,10 +107,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_heuristic_grows_by_two_and_shrinks_by_one_within_its_bounds() {
+    fn the_length_grows_by_two_and_shrinks_by_one_within_its_bounds() {
         let bounds = Bounds { min: 1, max: 8 };
-        let mut rule = Heuristic::new(5, bounds).expect("valid");
-        let lengths = |rule: &mut Heuristic, accepted: &[usize]| -> Vec<usize> {
+        let mut rule = HeuristicConfig { initial_length: 5, bounds }.rule();
+        let lengths = |rule: &mut dyn StopRule, accepted: &[usize]| -> Vec<usize> {
             let after = |num_accepted: &usize| {
                 rule.end_round(RoundEnd { num_accepted: *num_accepted, num_kept: 1 });
                 round_length(rule, &[DraftSignals::default(); 12]).expect("stops")
@@ -141,23 +120,23 @@ mod tests {
         rule.begin_sequence();
         rule.begin_round();
         // 5 of 5 makes 7, 7 of 7 makes 9, cut to 8; then down to 1 and up again.
-        assert_eq!(lengths(&mut rule, &[5, 7, 8, 3, 7]), [7, 8, 8, 7, 8]);
-        assert_eq!(lengths(&mut rule, &[0; 8]), [7, 6, 5, 4, 3, 2, 1, 1]);
-        assert_eq!(lengths(&mut rule, &[1]), [3]);
+        assert_eq!(lengths(&mut *rule, &[5, 7, 8, 3, 7]), [7, 8, 8, 7, 8]);
+        assert_eq!(lengths(&mut *rule, &[0; 8]), [7, 6, 5, 4, 3, 2, 1, 1]);
+        assert_eq!(lengths(&mut *rule, &[1]), [3]);
         rule.begin_sequence();
-        assert_eq!(round_length(&mut rule, &[DraftSignals::default(); 12]), Some(5));
-        // A round that it did not end is none of its own.
+        assert_eq!(round_length(&mut *rule, &[DraftSignals::default(); 12]), Some(5));
+        // The second end is a looked-up round's.
         rule.end_round(RoundEnd { num_accepted: 0, num_kept: 1 });
         rule.end_round(RoundEnd { num_accepted: 9, num_kept: 10 });
-        assert_eq!(round_length(&mut rule, &[DraftSignals::default(); 12]), Some(4));
+        assert_eq!(round_length(&mut *rule, &[DraftSignals::default(); 12]), Some(4));
     }
 
     #[test]
     fn the_first_length_lies_within_the_bounds() {
         let bounds = Bounds { min: 2, max: 4 };
         for initial_length in [0, 1, 5] {
-            let refused = Heuristic::new(initial_length, bounds);
-            assert_eq!(refused, Err(TheoryError::InitialLength { initial_length, min: 2, max: 4 }));
+            let checked = HeuristicConfig { initial_length, bounds }.check();
+            assert_eq!(checked, Err(TheoryError::InitialLength { initial_length, min: 2, max: 4 }));
         }
     }
 }

@@ -1,27 +1,24 @@
-//! The oracle: what a stop rule could do that knew the answers.
+//! The oracle: the best that a stop rule could do if it knew the response.
 
 use super::{Bounds, DraftSignals, RoundEnd, StopRule};
 
-/// SpecDec++ (Lemma 2.1), greedy: drafts up to the first candidate that would be rejected, and not
-/// that one.
+/// SpecDec++ (Lemma 2.1), greedy: drafts up to the first candidate that would be rejected, without
+/// that candidate.
 ///
-/// It knows the target's greedy response and at which of its positions the draft, having read it,
-/// would choose another token (the lemma's S). So nothing is discarded but the target's own token
-/// behind an accepted end token, and the target runs |S| + 1 times. No rule does better; none that
-/// does not know the future can do as well. Of a response whose end is cut by the limit it is the
-/// same.
+/// It knows the target's greedy response and the positions S where the draft would choose another
+/// token. So it discards nothing except the target's own token after an accepted end token, and the
+/// target runs |S| + 1 times, which no rule can improve. The token limit changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Oracle {
-    /// One a response token.
+    /// One entry for each response token.
     is_mismatch: Vec<bool>,
     bounds: Bounds,
-    /// Response tokens that stand.
     num_kept: usize,
 }
 
 impl Oracle {
-    /// The rule for one response: `is_mismatch` says of each of its tokens whether the draft's
-    /// choice there is another. Rounds have at most `max_length` candidates.
+    /// The rule for one response: `is_mismatch` says for each of its tokens whether the draft chooses
+    /// another one there. Rounds have at most `max_length` candidates.
     ///
     /// # Panics
     /// If `max_length` is 0.
@@ -30,8 +27,7 @@ impl Oracle {
         Self { is_mismatch, bounds, num_kept: 0 }
     }
 
-    /// Whether the candidate after `num_drafted` others would be rejected, or have nothing to stand
-    /// for.
+    /// Whether the candidate after `num_drafted` others would be rejected or lie past the response.
     fn rejects(&self, num_drafted: usize) -> bool {
         self.is_mismatch.get(self.num_kept + num_drafted).copied().unwrap_or(true)
     }
@@ -65,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_drafts_up_to_the_next_mismatch_and_skips_where_that_is_at_once() {
+    fn it_drafts_up_to_the_next_mismatch_and_skips_where_the_first_candidate_mismatches() {
         let mut rule = Oracle::new(vec![false, false, true, true, false, false], 20);
         let signals = [DraftSignals::default(); 8];
         rule.begin_sequence();

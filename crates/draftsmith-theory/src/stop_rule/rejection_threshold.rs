@@ -1,22 +1,31 @@
-//! SpecDec++: stopping by what an acceptance head predicts.
+//! SpecDec++: stopping by an acceptance head's predictions.
 
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_probability;
 use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
 use super::{
-    Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleConfig,
-    StopRuleEntry, StopRuleName,
+    Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
+    StopRuleName,
 };
 use crate::TheoryError;
 
-/// Settings of [`RejectionThreshold`].
+/// SpecDec++ (Algorithm 2): stops when the predicted probability that some candidate is rejected, 1 −
+/// ∏ p̂, exceeds the threshold, strictly.
+///
+/// In the paper the product covers all candidates but the last, whose p̂ is not known yet. At the
+/// first candidate it is 1 (the paper's e_0 is undefined), so the rule never ends a round at one
+/// candidate. `without_lag` decides once the draft has read the last candidate and then draws no
+/// other: as many draft forwards, one verified row less, and one candidate less, which would have
+/// cost no forward.
+///
+/// With a look-ahead head the product covers all candidates and `without_lag` makes no difference: a
+/// round ends one draft forward earlier than in either form.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RejectionThresholdConfig {
-    /// h, a probability.
+    /// h, a probability; 0.7 is best in the paper.
     pub stop_threshold: f64,
-    /// Ask about a candidate before the next is drawn.
+    /// Decide about a candidate before the next is drawn.
     #[serde(default)]
     pub without_lag: bool,
     /// The candidate lengths.
@@ -42,7 +51,9 @@ impl RejectionThresholdConfig {
                 self_draft_key: None,
                 options: &[],
                 sweep: Sweep::Probabilities,
-                config: |value, _, bounds| Self::at(value, false, bounds),
+                config: |stop_threshold, _, bounds| {
+                    Self { stop_threshold, without_lag: false, bounds }.into()
+                },
             }),
         },
         StopRuleEntry {
@@ -51,7 +62,7 @@ impl RejectionThresholdConfig {
             symbol: "lagless h",
             text: "acceptance head, no lag",
             family: RuleFamily::Head,
-            // With a head that looks ahead it is the other form.
+            // With a look-ahead head both forms are the same.
             heads: &[HeadTiming::AfterRead],
             settings: RuleSettings::Grid(Grid {
                 key: RecipeKey {
@@ -63,85 +74,49 @@ impl RejectionThresholdConfig {
                 self_draft_key: None,
                 options: &[],
                 sweep: Sweep::Probabilities,
-                config: |value, _, bounds| Self::at(value, true, bounds),
+                config: |stop_threshold, _, bounds| {
+                    Self { stop_threshold, without_lag: true, bounds }.into()
+                },
             }),
         },
     ];
-
-    fn at(stop_threshold: f64, without_lag: bool, bounds: Bounds) -> StopRuleConfig {
-        StopRuleConfig::RejectionThreshold(Self { stop_threshold, without_lag, bounds })
-    }
 }
 
 impl RuleConfig for RejectionThresholdConfig {
-    fn name(&self) -> StopRuleName {
-        if self.without_lag {
-            StopRuleName::RejectionThresholdWithoutLag
-        } else {
-            StopRuleName::RejectionThreshold
-        }
+    fn form(&self) -> usize {
+        usize::from(self.without_lag)
     }
 
-    fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
-        let rule = RejectionThreshold::new(self.stop_threshold, self.bounds)?;
-        Ok(Box::new(if self.without_lag { rule.without_lag() } else { rule }))
+    fn check(&self) -> Result<(), TheoryError> {
+        TheoryError::check_probability("stop_threshold", self.stop_threshold)
+    }
+
+    fn rule(&self) -> Box<dyn StopRule> {
+        Box::new(RejectionThreshold { config: *self, all_accepted_prob: 1.0 })
     }
 
     fn parameter(&self) -> f64 {
         self.stop_threshold
     }
-
-    fn needs(&self) -> SignalNeeds {
-        SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() }
-    }
 }
 
-/// SpecDec++ (Algorithm 2): stops when the predicted chance that some candidate is rejected, 1 − ∏
-/// p̂, exceeds the threshold, strictly.
-///
-/// In the paper's form the product runs over the candidates before the last, whose own p̂ is not
-/// known yet; its factor at the first candidate is 1 (the paper's e_0 is undefined), so a round
-/// never stops at one candidate of its own accord. The form [without lag](Self::without_lag) asks
-/// once the draft has read the last candidate, and then draws no further one: the same draft
-/// forwards, one verified row fewer, and one candidate that came for free not drawn.
-///
-/// With a head that looks ahead the product runs over all candidates, the last included, and both
-/// forms are one: a round ends one draft forward earlier than in either.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RejectionThreshold {
-    stop_threshold: f64,
-    bounds: Bounds,
-    is_lagged: bool,
+#[derive(Clone, Copy)]
+struct RejectionThreshold {
+    config: RejectionThresholdConfig,
     /// ∏ p̂ so far this round.
     all_accepted_prob: f64,
 }
 
 impl RejectionThreshold {
-    /// The paper's rule with threshold h = `stop_threshold`; its best is 0.7, within the default
-    /// bounds.
-    ///
-    /// # Errors
-    /// If `stop_threshold` is not between 0 and 1, or `bounds` are not valid.
-    pub fn new(stop_threshold: f64, bounds: Bounds) -> Result<Self, TheoryError> {
-        check_probability(stop_threshold, TheoryError::StopThreshold)?;
-        let bounds = Bounds::new(bounds.min, bounds.max)?;
-        Ok(Self { stop_threshold, bounds, is_lagged: true, all_accepted_prob: 1.0 })
-    }
-
-    /// The same rule, asked about every candidate before the next is drawn.
-    pub fn without_lag(self) -> Self {
-        Self { is_lagged: false, ..self }
-    }
-
-    fn takes_in(&mut self, acceptance_prob: f64) -> bool {
+    fn exceeds_with(&mut self, acceptance_prob: f64) -> bool {
         self.all_accepted_prob *= acceptance_prob;
-        1.0 - self.all_accepted_prob > self.stop_threshold
+        1.0 - self.all_accepted_prob > self.config.stop_threshold
     }
 }
 
 impl StopRule for RejectionThreshold {
     fn bounds(&self) -> Bounds {
-        self.bounds
+        self.config.bounds
     }
 
     fn begin_round(&mut self) {
@@ -150,18 +125,20 @@ impl StopRule for RejectionThreshold {
 
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         match signals.acceptance_prob {
-            Some(HeadEstimate::OfDrawn(prob)) => self.takes_in(prob),
-            // What was read before the round's first candidate is none.
+            Some(HeadEstimate::OfDrawn(prob)) => self.exceeds_with(prob),
+            // The draft has read no candidate of this round yet.
             _ if candidates.len() == 1 => false,
-            Some(HeadEstimate::OfRead(prob)) => self.is_lagged && self.takes_in(prob),
+            Some(HeadEstimate::OfRead(prob)) => !self.config.without_lag && self.exceeds_with(prob),
             None => panic!("a rule that needs an acceptance head is run with one"),
         }
     }
 
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         match signals.acceptance_prob {
-            Some(HeadEstimate::OfRead(prob)) if !self.is_lagged && !candidates.is_empty() => {
-                self.takes_in(prob)
+            Some(HeadEstimate::OfRead(prob))
+                if self.config.without_lag && !candidates.is_empty() =>
+            {
+                self.exceeds_with(prob)
             }
             _ => false,
         }
@@ -174,35 +151,41 @@ impl StopRule for RejectionThreshold {
 
 #[cfg(test)]
 mod tests {
+    use super::super::StopRuleConfig;
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
-    fn threshold(stop_threshold: f64) -> RejectionThreshold {
-        RejectionThreshold::new(stop_threshold, Bounds::default()).expect("a valid threshold")
+    fn config(stop_threshold: f64) -> RejectionThresholdConfig {
+        let bounds = Bounds::default();
+        RejectionThresholdConfig { stop_threshold, without_lag: false, bounds }
     }
 
-    /// The candidate length of a round in which the head says `acceptance_probs` of candidates 1,
-    /// 2, …
-    fn length(mut rule: RejectionThreshold, acceptance_probs: &[f64]) -> Option<usize> {
+    fn without_lag(stop_threshold: f64) -> RejectionThresholdConfig {
+        RejectionThresholdConfig { without_lag: true, ..config(stop_threshold) }
+    }
+
+    /// The candidate length of a round in which the head predicts `acceptance_probs` for candidates
+    /// 1, 2, …
+    fn length(config: RejectionThresholdConfig, acceptance_probs: &[f64]) -> Option<usize> {
         let mut signals = vec![DraftSignals::default()];
-        signals.extend(acceptance_probs.iter().map(|prob| heard(HeadEstimate::OfRead(*prob))));
-        round_length(&mut rule, &signals)
+        signals.extend(acceptance_probs.iter().map(|prob| with(HeadEstimate::OfRead(*prob))));
+        round_length(&mut *config.rule(), &signals)
     }
 
-    fn heard(estimate: HeadEstimate) -> DraftSignals {
+    fn with(estimate: HeadEstimate) -> DraftSignals {
         DraftSignals { acceptance_prob: Some(estimate), ..DraftSignals::default() }
     }
 
     #[test]
-    fn a_head_that_looks_ahead_ends_a_round_with_the_candidate_it_doubts() {
-        for stop_threshold in [0.1, 0.3, 0.55, 0.7] {
+    fn without_lag_or_with_a_look_ahead_head_a_round_is_one_candidate_shorter() {
+        for threshold in [0.1, 0.3, 0.55, 0.7] {
             for acceptance_probs in [[0.5, 0.5, 0.5], [0.95, 0.2, 0.9], [0.99, 0.98, 0.05]] {
-                let lagged = length(threshold(stop_threshold), &acceptance_probs);
-                let ahead = acceptance_probs.map(|prob| heard(HeadEstimate::OfDrawn(prob)));
-                for mut rule in [threshold(stop_threshold), threshold(stop_threshold).without_lag()]
-                {
-                    let own = round_length(&mut rule, &ahead);
-                    assert_eq!(own, lagged.map(|length| length - 1), "{stop_threshold}");
+                let lagged = length(config(threshold), &acceptance_probs);
+                let shorter = lagged.map(|length| length - 1);
+                assert_eq!(length(without_lag(threshold), &acceptance_probs), shorter);
+                let ahead = acceptance_probs.map(|prob| with(HeadEstimate::OfDrawn(prob)));
+                for config in [config(threshold), without_lag(threshold)] {
+                    assert_eq!(round_length(&mut *config.rule(), &ahead), shorter, "{threshold}");
                 }
             }
         }
@@ -211,55 +194,44 @@ mod tests {
     #[test]
     #[should_panic(expected = "run with one")]
     fn a_rule_without_its_head_is_a_bug() {
-        round_length(&mut threshold(0.5), &[DraftSignals::default(); 2]);
+        round_length(&mut *config(0.5).rule(), &[DraftSignals::default(); 2]);
     }
 
     #[test]
-    fn the_threshold_is_met_by_the_product_one_token_late() {
+    fn the_product_reaches_the_threshold_one_token_late() {
         // Candidate 2 brings 1 − p̂₁ = 0.5, candidate 3 brings 1 − p̂₁p̂₂ = 0.75 > 0.7.
-        assert_eq!(length(threshold(0.7), &[0.5, 0.5, 0.5]), Some(3));
-        assert_eq!(length(threshold(0.3), &[0.5, 0.5]), Some(2));
-        assert_eq!(length(threshold(0.7), &[1.0, 1.0, 1.0]), None);
-    }
-
-    #[test]
-    fn without_lag_a_round_is_one_candidate_shorter() {
-        for stop_threshold in [0.1, 0.3, 0.55, 0.7] {
-            for acceptance_probs in [[0.5, 0.5, 0.5], [0.95, 0.2, 0.9], [0.99, 0.98, 0.05]] {
-                let lagged = length(threshold(stop_threshold), &acceptance_probs);
-                let own = length(threshold(stop_threshold).without_lag(), &acceptance_probs);
-                assert_eq!(own, lagged.map(|length| length - 1), "{stop_threshold}");
-            }
-        }
+        assert_eq!(length(config(0.7), &[0.5, 0.5, 0.5]), Some(3));
+        assert_eq!(length(config(0.3), &[0.5, 0.5]), Some(2));
+        assert_eq!(length(config(0.7), &[1.0, 1.0, 1.0]), None);
     }
 
     #[test]
     fn the_inequality_is_strict() {
-        assert_eq!(length(threshold(0.5), &[0.5]), None);
-        assert_eq!(length(threshold(0.75), &[0.5, 0.5]), None);
-        assert_eq!(length(threshold(1.0), &[0.0, 0.0]), None);
-        assert_eq!(length(threshold(0.0), &[1.0, 0.999]), Some(3));
-        assert_eq!(length(threshold(0.5).without_lag(), &[0.5]), None);
+        assert_eq!(length(config(0.5), &[0.5]), None);
+        assert_eq!(length(config(0.75), &[0.5, 0.5]), None);
+        assert_eq!(length(config(1.0), &[0.0, 0.0]), None);
+        assert_eq!(length(config(0.0), &[1.0, 0.999]), Some(3));
+        assert_eq!(length(without_lag(0.5), &[0.5]), None);
     }
 
     #[test]
     fn the_first_candidate_never_ends_a_lagged_round_by_threshold() {
-        let mut rule = threshold(0.0);
+        let mut rule = config(0.0).rule();
         assert!(!rule.stops(&[5], &DraftSignals::default()));
-        // A head may have read the token before the round; it is no candidate and does not count.
-        let read_before = heard(HeadEstimate::OfRead(0.0));
+        // A head may have read the token before the round, which is not a candidate.
+        let read_before = with(HeadEstimate::OfRead(0.0));
         assert!(!rule.stops(&[5], &read_before));
-        assert!(!rule.without_lag().stops_before_draw(&[], &read_before));
-        assert!(rule.without_lag().stops_before_draw(&[5], &read_before));
+        assert!(!without_lag(0.0).rule().stops_before_draw(&[], &read_before));
+        assert!(without_lag(0.0).rule().stops_before_draw(&[5], &read_before));
     }
 
     #[test]
     fn rounds_do_not_leak_into_each_other() {
-        let mut rule = threshold(0.7);
-        for heard in [HeadEstimate::OfRead(0.6), HeadEstimate::OfDrawn(0.6)].map(heard) {
-            let first = round_length(&mut rule, &[heard; 4]);
-            assert_eq!(first, round_length(&mut rule, &[heard; 4]));
-            assert_eq!(first, round_length(&mut rule, &[heard; 4]));
+        let mut rule = config(0.7).rule();
+        for signals in [HeadEstimate::OfRead(0.6), HeadEstimate::OfDrawn(0.6)].map(with) {
+            let first = round_length(&mut *rule, &[signals; 4]);
+            assert_eq!(first, round_length(&mut *rule, &[signals; 4]));
+            assert_eq!(first, round_length(&mut *rule, &[signals; 4]));
         }
     }
 
@@ -267,22 +239,23 @@ mod tests {
     fn a_lower_threshold_never_drafts_longer() {
         let acceptance_probs = [0.95, 0.8, 0.99, 0.7, 0.6, 0.9, 0.3];
         let lengths: Vec<usize> = (0..=10)
-            .map(|tenths| threshold(f64::from(tenths) / 10.0))
-            .map(|rule| length(rule, &acceptance_probs).unwrap_or(99))
+            .map(|tenths| config(f64::from(tenths) / 10.0))
+            .map(|config| length(config, &acceptance_probs).unwrap_or(99))
             .collect();
         assert!(lengths.is_sorted(), "{lengths:?}");
     }
 
     #[test]
-    fn impossible_settings_are_refused() {
+    fn invalid_settings_are_errors() {
         for (min, max) in [(0, 0), (6, 5)] {
             assert_eq!(Bounds::new(min, max), Err(TheoryError::Bounds { min, max }));
-            let refused = RejectionThreshold::new(0.5, Bounds { min, max });
-            assert_eq!(refused, Err(TheoryError::Bounds { min, max }));
+            let config = RejectionThresholdConfig { bounds: Bounds { min, max }, ..config(0.5) };
+            let refused = StopRuleConfig::from(config).init().err();
+            assert_eq!(refused, Some(TheoryError::Bounds { min, max }));
         }
         for stop_threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(RejectionThreshold::new(stop_threshold, Bounds::default()).is_err());
+            assert!(config(stop_threshold).check().is_err());
         }
-        assert!(threshold(0.5).needs().acceptance_prob);
+        assert!(config(0.5).rule().needs().acceptance_prob);
     }
 }

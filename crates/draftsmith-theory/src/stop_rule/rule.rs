@@ -1,12 +1,53 @@
-//! What a stop rule is asked.
+//! The interface between the round loop and a stop rule.
 
-use super::bounds::Bounds;
+use serde::Serialize;
+
 use super::signals::{DraftSignals, SignalNeeds};
+use crate::TheoryError;
+use crate::serialized::deserialize_by_new;
 
-/// How a round went, as a rule may learn from it.
+/// The minimum and maximum number of candidates in a round, both inclusive; `min` <= `max` and 1 <=
+/// `max`.
+///
+/// The round loop applies them: below `min` it ignores the rule and continues, and at `max` it
+/// stops. A minimum of 0 lets a rule that stops before a draw end a round without candidates; for
+/// other rules it equals 1. The loop also stops at an end token and at the token limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Bounds {
+    /// The minimum number of candidates.
+    pub min: usize,
+    /// The maximum number of candidates.
+    pub max: usize,
+}
+
+deserialize_by_new!(Bounds { min: usize, max: usize });
+
+impl Default for Bounds {
+    /// 1 to 20 candidates. The authors' code has 2 to 20, but its minimum has no effect, because
+    /// step 1 never stops.
+    fn default() -> Self {
+        Self { min: 1, max: 20 }
+    }
+}
+
+impl Bounds {
+    /// Bounds from `min` to `max` candidates.
+    ///
+    /// # Errors
+    /// Unless `min` <= `max` and 1 <= `max`.
+    pub fn new(min: usize, max: usize) -> Result<Self, TheoryError> {
+        if 1 <= max && min <= max {
+            Ok(Self { min, max })
+        } else {
+            Err(TheoryError::Bounds { min, max })
+        }
+    }
+}
+
+/// How a round went, for rules that adapt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundEnd {
-    /// Leading candidates the target accepted.
+    /// Leading candidates that the target accepted.
     pub num_accepted: usize,
     /// Tokens kept, after any cut by an end token or the limit.
     pub num_kept: usize,
@@ -14,58 +55,59 @@ pub struct RoundEnd {
 
 /// Decides, after each included candidate, whether the round ends there.
 pub trait StopRule {
-    /// The candidate lengths the round loop keeps this rule within.
+    /// The candidate lengths within which the round loop keeps this rule.
     fn bounds(&self) -> Bounds;
 
     /// Forgets the last sequence. Called before a sequence's first round.
     fn begin_sequence(&mut self) {}
 
-    /// Forgets the last round. Called before a round's first candidate, unless candidates are looked
-    /// up instead: that round is none of the rule's.
+    /// Forgets the last round. Called before a round's first candidate, except in looked-up rounds,
+    /// to which stop rules do not apply.
     fn begin_round(&mut self) {}
 
-    /// True makes this a round without candidates, which the bounds do not forbid: the target
-    /// decodes alone. Asked before the round's first draft forward.
+    /// True makes this a round without candidates, even below the minimum: the target decodes one
+    /// token by itself. Called before the round's first draft forward.
     fn skips_drafting(&mut self) -> bool {
         false
     }
 
     /// True ends the round after the last of `candidates`, the round's candidates so far.
     ///
-    /// Called once after every candidate, also below the minimum, where the answer is not heeded: a
+    /// Called once after every candidate, even below the minimum, where the answer is ignored: the
     /// rule may accumulate.
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool;
 
-    /// True ends the round after the last of `candidates` although the draft has read it and could
-    /// name another: that one is not drawn, so it is not withheld either.
+    /// True ends the round after the last of `candidates`, once the draft has read it and before
+    /// another candidate is drawn from that forward. A candidate that was never drawn is not
+    /// withheld, so the output stays lossless.
     ///
-    /// `signals` are those of the draft forward that read the last candidate, which is the one that
-    /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) is about. Called before every draw, also below the minimum, where
-    /// the answer is not heeded.
+    /// `signals` belong to the forward that read the last candidate, to which
+    /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) refers. Called before every draw, even
+    /// below the minimum, where the answer is ignored.
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         let _ = (candidates, signals);
         false
     }
 
-    /// How the round went, also one that the rule was not asked about.
+    /// Reports how the round went. Called after looked-up rounds too.
     fn end_round(&mut self, end: RoundEnd) {
         let _ = end;
     }
 
-    /// The signals the rule reads; the same in every round.
+    /// The signals that the rule reads; the same in every round.
     fn needs(&self) -> SignalNeeds {
         SignalNeeds::default()
     }
 }
 
-/// Rounds as the round loop asks about them.
+/// Asks a rule as the round loop does.
 #[cfg(test)]
 pub(super) mod test_rounds {
     use super::super::signals::HeadEstimate;
     use super::{DraftSignals, StopRule};
 
     /// The candidate length of a round whose draft forwards give `signals`, the first about
-    /// candidate 1; None if the rule would go on.
+    /// candidate 1; None if the rule never stops.
     pub(in crate::stop_rule) fn round_length(
         rule: &mut dyn StopRule,
         signals: &[DraftSignals],
@@ -74,8 +116,8 @@ pub(super) mod test_rounds {
         let mut candidates = Vec::new();
         for signals in signals {
             let of_drawn = |estimate: &HeadEstimate| matches!(estimate, HeadEstimate::OfDrawn(_));
-            let told = signals.acceptance_prob.filter(|estimate| !of_drawn(estimate));
-            let before_draw = DraftSignals { acceptance_prob: told, ..*signals };
+            let of_read = signals.acceptance_prob.filter(|estimate| !of_drawn(estimate));
+            let before_draw = DraftSignals { acceptance_prob: of_read, ..*signals };
             if rule.stops_before_draw(&candidates, &before_draw) {
                 return Some(candidates.len());
             }

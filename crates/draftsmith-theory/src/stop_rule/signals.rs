@@ -1,4 +1,4 @@
-//! What a stop rule may read of a candidate, and how it is worked out from logits.
+//! The signals that a stop rule may read, and how they are computed from logits.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,54 +6,52 @@ use crate::distribution::checked_max;
 use crate::exponentials;
 use crate::select::kth_largest;
 
-/// What the drafter knows when it has just drawn a candidate.
+/// The drafter's signals when it has just drawn a candidate. A signal is None unless the rule needs
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftSignals {
-    /// The acceptance head's estimate. None without a head, where the head has predicted nothing of
-    /// the round's candidates yet, and unless the rule needs it.
+    /// The acceptance head's estimate. None also without a head, and before the head's first
+    /// prediction in the round.
     pub acceptance_prob: Option<HeadEstimate>,
-    /// The largest probability of the distribution this candidate was drawn from, raw: at
-    /// temperature 1, before top-k and top-p. Of a greedy candidate it is the candidate's own. None
-    /// unless the rule needs it.
+    /// The largest probability of the distribution that this candidate was drawn from, raw: at
+    /// temperature 1, before top-k and top-p. A greedy candidate has that probability itself.
     pub confidence: Option<f64>,
-    /// The same among the ten largest of those probabilities, scaled to a sum of 1: what llama.cpp
-    /// calls p. None unless the rule needs it.
+    /// The largest of the ten largest of those probabilities, normalised to a sum of 1: llama.cpp's
+    /// p.
     pub confidence_of_ten: Option<f64>,
-    /// The candidate's own probability under what it was drawn from, as served; raw where it is
-    /// greedy. The round loop fills it in, once the candidate is drawn. None unless the rule needs
-    /// it.
+    /// The probability with which the candidate was drawn, as served; raw for a greedy candidate.
+    /// The round loop sets it after the draw.
     pub candidate_prob: Option<f64>,
-    /// The entropy, in nats, of the raw distribution this candidate was drawn from. None unless the
-    /// rule needs it.
+    /// The entropy, in nats, of the raw distribution that this candidate was drawn from.
     pub entropy: Option<f64>,
 }
 
-/// An acceptance head's prediction for one candidate of the round: min(1, p/q), estimated.
+/// An acceptance head's estimate of min(1, p/q) for one candidate of the round.
 ///
-/// Which candidate that is, is told relative to the draft forward that the signals are of, and so
-/// it is the same before the draw from it and after.
+/// The variants name the candidate relative to the draft forward that gave the signals, so they mean
+/// the same before the draw from that forward and after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeadEstimate {
-    /// Of the candidate that the forward has read, the one before the one drawn from it: the
+    /// For the candidate that the forward has read, one before the candidate drawn from it: the
     /// paper's head, with its lag of one token (SpecDec++, Algorithm 2). At step s the draft's
     /// forward reads candidate s − 1, whose hidden state gives that candidate's acceptance
-    /// probability, and yields q_s, from which candidate s is drawn at no further cost.
+    /// probability, and yields q_s, from which candidate s is drawn without another forward.
     OfRead(f64),
-    /// Of the candidate that was drawn from the forward. Such a head looks ahead: it needs no
-    /// forward that reads the candidate, and predicts nothing before the draw.
+    /// For the candidate drawn from the forward. A look-ahead head needs no forward that reads the
+    /// candidate, and predicts nothing before the draw.
     OfDrawn(f64),
 }
 
 /// When an acceptance head predicts a candidate's acceptance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadTiming {
-    /// Once the draft has read it: [`HeadEstimate::OfRead`].
+    /// Once the draft has read the candidate: [`HeadEstimate::OfRead`].
     AfterRead,
-    /// As soon as it is drawn: [`HeadEstimate::OfDrawn`].
+    /// As soon as the candidate is drawn: [`HeadEstimate::OfDrawn`].
     AtDraw,
 }
 
-/// Which signals a rule reads. Drafters give these and need not work out the others.
+/// The signals that a rule reads. Drafters compute only these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SignalNeeds {
     /// [`DraftSignals::acceptance_prob`], for which the drafter must run an acceptance head.
@@ -69,25 +67,22 @@ pub struct SignalNeeds {
 }
 
 impl SignalNeeds {
-    /// Whether a rule reads nothing but how rounds went.
+    /// Whether a rule reads no signal.
     pub fn is_nothing(self) -> bool {
         self == Self::default()
     }
 
-    /// The needed signals that are functions of a candidate's raw logits alone, the same for every
-    /// drafter. What asks for more than logits is left None for the drafter or the round loop to
-    /// fill in.
+    /// The needed signals that depend only on a candidate's raw logits. The others stay None, for
+    /// the drafter or the round loop to set.
     ///
     /// # Panics
     /// If a signal is needed and no logit is finite, or any is NaN or +∞.
     pub fn signals_of_logits(self, logits: &[f32]) -> DraftSignals {
         let mut signals = DraftSignals::default();
-        if self.entropy {
+        if self.entropy || self.confidence {
             let softmax = SoftmaxSummary::of(logits);
-            signals.entropy = Some(softmax.entropy);
+            signals.entropy = self.entropy.then_some(softmax.entropy);
             signals.confidence = self.confidence.then_some(softmax.largest_prob);
-        } else if self.confidence {
-            signals.confidence = Some(largest_prob(logits));
         }
         if self.confidence_of_ten {
             signals.confidence_of_ten = Some(largest_prob_of_ten(logits));
@@ -96,20 +91,20 @@ impl SignalNeeds {
     }
 }
 
-/// What an estimate of a candidate's acceptance is read from.
+/// The signal from which a candidate's acceptance is estimated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcceptanceSignal {
-    /// The acceptance head, which predicts once the draft has read the candidate, or as it is drawn.
+    /// The acceptance head's prediction, after the candidate is read or at its draw.
     AcceptanceProb,
-    /// The draft's confidence where the candidate is drawn.
+    /// The draft's confidence at the candidate's draw.
     Confidence,
-    /// The draft's entropy where the candidate is drawn.
+    /// The draft's entropy at the candidate's draw.
     Entropy,
 }
 
 impl AcceptanceSignal {
-    /// The signals that are read.
+    /// The signal as needs.
     pub fn needs(self) -> SignalNeeds {
         let none = SignalNeeds::default();
         match self {
@@ -120,19 +115,8 @@ impl AcceptanceSignal {
     }
 }
 
-/// The largest probability of the softmax of `logits`, to within a millionth: one pass for the
-/// maximum, one for the sum. It is that of the greedy candidate.
-///
-/// # Panics
-/// If no logit is finite, or any is NaN or +∞.
-pub fn largest_prob(logits: &[f32]) -> f64 {
-    let (total, _) = exponentials::coarse_sums(logits, checked_max(logits));
-    assert!(total.is_finite(), "logits must not be NaN");
-    total.recip()
-}
-
-/// The largest of the ten largest probabilities of the softmax of `logits`, which are scaled to a sum of
-/// 1; of fewer tokens, of them all.
+/// The largest of the ten largest probabilities of the softmax of `logits`, normalised to a sum of 1;
+/// with fewer than ten tokens, of all.
 ///
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
@@ -147,11 +131,11 @@ fn largest_prob_of_ten(logits: &[f32]) -> f64 {
     let greater = logits.iter().filter(|logit| **logit > tenth);
     let (count, total) =
         greater.fold((0, 0.0), |(count, total), logit| (count + 1, total + weight(*logit)));
-    // Of those as large as the tenth, as many as are left.
+    // The tokens equal to the tenth fill the remaining places.
     (total + (TEN - count) as f64 * weight(tenth)).recip()
 }
 
-/// What one pass over logits tells of their softmax, to within some millionths.
+/// Properties of the softmax of logits, to within some 1e-6.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftmaxSummary {
     /// The largest probability.
@@ -163,8 +147,8 @@ pub struct SoftmaxSummary {
 }
 
 impl SoftmaxSummary {
-    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d with d a
-    /// logit's distance to the largest.
+    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d, with d a
+    /// logit's difference to the largest.
     ///
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.
@@ -179,7 +163,7 @@ impl SoftmaxSummary {
         }
     }
 
-    /// The log-probability of the token with this logit.
+    /// The log-probability of a token with this logit.
     pub fn log_prob(&self, logit: f32) -> f64 {
         f64::from(logit) - self.log_total
     }
@@ -199,7 +183,7 @@ mod tests {
         let log_probs = crate::log_softmax(&logits);
         let largest = log_probs.iter().copied().map(f64::exp).fold(0.0, f64::max);
         let found = confidence(&logits).expect("needed");
-        // Exponentials in f32, whose last place is 6e-8.
+        // Exponentials in f32, whose unit in the last place is 6e-8.
         assert!((found - largest).abs() < 1e-6, "{found} for {largest}");
         assert_eq!(SignalNeeds::default().signals_of_logits(&logits), DraftSignals::default());
         let both = SignalNeeds { confidence: true, entropy: true, ..SignalNeeds::default() };
@@ -209,7 +193,7 @@ mod tests {
         assert!((both.entropy.expect("needed") - entropy).abs() < 1e-6, "{both:?} for {entropy}");
         let ten = SignalNeeds { confidence_of_ten: true, ..SignalNeeds::default() };
         let of_ten = |logits: &[f32]| ten.signals_of_logits(logits).confidence_of_ten;
-        // Of few tokens, they are all.
+        // With fewer than ten tokens, all count.
         assert!((of_ten(&logits).expect("needed") - largest).abs() < 1e-6);
         assert_eq!(of_ten(&[2.0; 40]), Some(0.1));
         let many: Vec<f32> = (0..100).map(|i| -0.25 * (i * 37 % 100) as f32).collect();

@@ -1,57 +1,55 @@
-//! The children of one node, one after the other: the drafter's most probable tokens, which are
-//! certain, or tokens drawn without replacement.
+//! The children of one node, in order: the drafter's most probable tokens, with one-hot distributions, or
+//! tokens drawn without replacement.
 
 use super::shape::MAX_CHILDREN;
 use crate::select::largest;
 use crate::{DrawnFrom, Draws, SoftmaxSummary};
 
-/// Which of a node's children a token would be, by the logits that candidates are chosen by there: 0 is
-/// the most probable, of equals the first. [`MAX_CHILDREN`] is that or more, or a token without a chance,
-/// which is nobody's child.
+/// The rank of a token among a node's most probable tokens, by the logits there: 0 is the most probable,
+/// equals by id. Higher ranks and tokens of probability 0 give [`MAX_CHILDREN`].
 pub fn child_rank(logits: &[f32], token_id: u32) -> u32 {
     let own = logits[token_id as usize];
     if own == f32::NEG_INFINITY {
         return MAX_CHILDREN;
     }
-    let (before, behind) = logits.split_at(token_id as usize);
+    let (before, after) = logits.split_at(token_id as usize);
     let num_before = before.iter().filter(|logit| **logit >= own).count()
-        + behind.iter().filter(|logit| **logit > own).count();
+        + after.iter().filter(|logit| **logit > own).count();
     MAX_CHILDREN.min(num_before as u32)
 }
 
-/// What is left of a node's children.
+/// The remaining children of a node.
 #[derive(Debug, Clone)]
-pub struct Children(Left);
+pub struct Children(RemainingChildren);
 
 #[derive(Debug, Clone)]
-enum Left {
+enum RemainingChildren {
     /// The most probable tokens, with their probabilities.
     Top(std::vec::IntoIter<(u32, f64)>),
-    /// What is left of the distribution, as served.
+    /// The rest of the distribution, as served.
     Drawn(Vec<f64>),
 }
 
 impl Children {
-    /// Up to `num` of the most probable tokens, from the most probable on.
+    /// Up to `num` of the most probable tokens, in descending order.
     pub(super) fn top(logits: &[f32], num: usize) -> Self {
-        Self(Left::Top(most_probable(logits, num).into_iter()))
+        Self(RemainingChildren::Top(most_probable(logits, num).into_iter()))
     }
 
     /// Any number of tokens drawn from `probs`, as served.
     pub(super) fn drawn(probs: Vec<f64>) -> Self {
-        Self(Left::Drawn(probs))
+        Self(RemainingChildren::Drawn(probs))
     }
 
-    /// The siblings of a first child, which is there already and of which is told what it was drawn
-    /// from: where it was certain, up to `num` of the most probable other tokens; else what is drawn
-    /// without it.
+    /// The siblings of an existing first child: up to `num` of the most probable other tokens if its
+    /// distribution is one-hot, otherwise draws without replacement from the rest of its distribution.
     pub fn beside(first: u32, drawn_from: &DrawnFrom, logits: &[f32], num: usize) -> Self {
         match drawn_from {
             DrawnFrom::OneHot => {
                 let mut others = most_probable(logits, num + 1);
                 others.retain(|(token, _)| *token != first);
                 others.truncate(num);
-                Self(Left::Top(others.into_iter()))
+                Self(RemainingChildren::Top(others.into_iter()))
             }
             DrawnFrom::Probs(probs) => {
                 let mut left = probs.clone();
@@ -61,20 +59,20 @@ impl Children {
         }
     }
 
-    /// Whether they are drawn, and so have to be proposed.
+    /// Whether they are drawn, so that all must be proposed.
     pub(super) fn are_drawn(&self) -> bool {
-        matches!(self.0, Left::Drawn(_))
+        matches!(self.0, RemainingChildren::Drawn(_))
     }
 
-    /// The next child: the token, what it was drawn from given those before it, and its probability
-    /// given its parent alone. None where nothing is left.
+    /// The next child: the token, the distribution it was drawn from given the children before it, and its
+    /// probability given only its parent. None if no child is left.
     pub fn next(&mut self, draws: &mut dyn Draws) -> Option<(u32, DrawnFrom, f64)> {
         match &mut self.0 {
-            Left::Top(tokens) => {
+            RemainingChildren::Top(tokens) => {
                 let (token, prob) = tokens.next()?;
                 Some((token, DrawnFrom::OneHot, prob))
             }
-            Left::Drawn(left) => {
+            RemainingChildren::Drawn(left) => {
                 let total: f64 = left.iter().sum();
                 if total <= 0.0 {
                     return None;
@@ -107,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn siblings_of_a_certain_child_are_the_most_probable_others() {
+    fn siblings_of_a_one_hot_child_are_the_most_probable_others() {
         let logits = [0.5, 2.0, f32::NEG_INFINITY, 1.0, -3.0];
         let beside = |first, num| -> Vec<u32> {
             let siblings = Children::beside(first, &DrawnFrom::OneHot, &logits, num);
             all(siblings, 9).into_iter().map(|(token, _)| token).collect()
         };
         assert_eq!(beside(1, 2), [3, 0]);
-        // What a lenient reviewer let stand need not be the most probable one.
+        // A lenient reviewer may accept a token that is not the most probable.
         assert_eq!(beside(4, 2), [1, 3]);
         assert_eq!(beside(2, 2), [1, 3]);
         assert_eq!(beside(1, 8), [3, 0, 4]);
@@ -122,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_of_a_drawn_child_are_drawn_from_what_it_leaves() {
+    fn siblings_of_a_drawn_child_are_drawn_without_it() {
         let probs = vec![0.5, 0.0, 0.125, 0.375];
         let siblings = Children::beside(0, &DrawnFrom::Probs(probs), &[], 9);
         let drawn = all(siblings, 9);

@@ -1,5 +1,8 @@
-//! The shape of a tree: how many children its nodes have, by their depth or node by node, and which of
-//! them are read.
+//! The shape of a tree: the number of children of its nodes, by depth or node by node, and which nodes are
+//! read.
+//!
+//! With a static shape, the nodes that a round reads and proposes depend only on the shape and the length
+//! of its chain, not on the tokens.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,65 +11,53 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::TheoryError;
 
-/// The most depths whose widths are told apart.
+/// The maximum number of widths by depth.
 const MAX_DEPTHS: usize = 8;
-/// The most nodes that are told one by one: a verification of as many rows is what packed weights are
-/// quick at, and Medusa's largest has 63.
+/// The maximum number of nodes of a static shape. Packed weights verify that many rows quickly, and
+/// Medusa's largest shape has 63.
 const MAX_STATIC_NODES: usize = 64;
-/// The most children that a node of a static shape can have.
+/// The maximum number of children of a node of a static shape.
 pub const MAX_CHILDREN: u32 = MAX_STATIC_NODES as u32;
 
-/// How a tree grows. Written as widths by depth, `3-2-1x4x16`, and then each draft forward reads the most
-/// probable nodes; or as the number of children of every node, `3-2.0.1-1`, and then forwards read all
-/// nodes that have children. The suffix `-drawn` says that children are drawn. A list of paths, as in
+/// How a tree grows. Written as widths by depth, such as `3-2-1x4x16`: then each draft forward reads the
+/// most probable nodes. Or as the number of children of every node, such as `3-2.0.1-1`: then forwards
+/// read all nodes with children. With the suffix `-drawn`, children are drawn. A list of paths, as in
 /// Medusa's settings, is accepted too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreeShape {
     branching: Branching,
-    /// Nodes that a draft forward reads, one of them the chain's.
+    /// The number of nodes that a draft forward reads, including the chain's.
     pub num_read: u16,
-    /// The most nodes of a proposal beside its chain.
+    /// The maximum number of nodes beside the chain.
     pub num_beside: u16,
-    /// What children are.
+    /// How children are chosen.
     pub children: TreeChildren,
 }
 
-/// How many children nodes have.
+/// The number of children of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Branching {
-    /// By depth, first those behind the sequence that stands; the last one's serves all that are deeper.
-    /// 0 stands behind the last.
+    /// By depth, the root's first; the last also applies to deeper nodes. Padded with 0.
     ByDepth([u8; MAX_DEPTHS]),
-    /// Of the sequence that stands, and then of every node, level by level and in each in the order of
-    /// parents and ranks.
+    /// Of the root and then of every node, level by level, ordered by parent and rank.
     OfEach([u8; MAX_STATIC_NODES + 1]),
 }
 
-/// A place in a shape.
+/// A position in a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Tokens of the round up to it; the sequence that stands is at 0.
-    pub(crate) depth: usize,
-    /// Its number among the nodes of a shape that tells them one by one, from 1 on; None behind those.
+pub(crate) struct TreePosition {
+    /// The number of the round's tokens up to it; 0 at the root.
+    depth: usize,
+    /// Its index among the nodes of a static shape, counted from 1; None outside the shape.
     number: Option<usize>,
 }
 
-impl Place {
-    /// The sequence that stands.
+impl TreePosition {
+    /// The root: the sequence before the round.
     pub(crate) const ROOT: Self = Self { depth: 0, number: Some(0) };
 }
 
-/// The nodes of one depth of a static shape, or the sequence that stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Level {
-    /// Those that have children.
-    pub(crate) num_parents: usize,
-    /// The children of all of them.
-    pub(crate) num_children: usize,
-}
-
-/// What a node's children are where tokens are sampled; where the most probable token is decoded they
-/// are the same.
+/// How a node's children are chosen in sampled decoding; in greedy decoding both are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TreeChildren {
     /// The drafter's most probable tokens.
@@ -80,7 +71,7 @@ impl TreeShape {
     /// A shape by widths.
     ///
     /// # Errors
-    /// If there are no widths or more than eight, one is 0, or a forward reads no node.
+    /// Without widths, with more than eight or a width of 0, or if forwards read no node.
     pub fn new(
         widths: &[u8],
         num_read: u16,
@@ -96,20 +87,20 @@ impl TreeShape {
         Ok(Self { branching: Branching::ByDepth(all), num_read, num_beside, children })
     }
 
-    /// A static shape, as Medusa's settings have it: the path to every node from the sequence that
-    /// stands, each step the rank of a child among its siblings. In any order.
+    /// A static shape from the path to every node, as in Medusa's settings. A path lists the ranks of
+    /// children among their siblings, from the root down. Paths may come in any order.
     ///
     /// # Errors
-    /// If there are none, more than 64, or one is empty, is there twice, or follows a node or a sibling
-    /// that is not there.
+    /// Without paths or with more than 64, or if a path is empty, a duplicate, or lacks its parent or
+    /// the sibling before it.
     pub fn of_paths(paths: &[Vec<u8>]) -> Result<Self, TheoryError> {
         let problem =
             |path: &[u8], problem| Err(TheoryError::TreePaths { path: path.to_vec(), problem });
         if paths.is_empty() || paths.len() > MAX_STATIC_NODES {
-            return problem(&[], "is one of none or of more than 64");
+            return problem(&[], "must be one of 1 to 64 paths");
         }
         let mut sorted: Vec<&[u8]> = paths.iter().map(Vec::as_slice).collect();
-        // Level by level, and in each by parents and ranks.
+        // Level by level, ordered by parent and rank.
         sorted.sort_by(|one, other| one.len().cmp(&other.len()).then(one.cmp(other)));
         let mut counts = [0; MAX_STATIC_NODES + 1];
         for (at, path) in sorted.iter().enumerate() {
@@ -117,24 +108,24 @@ impl TreeShape {
                 return problem(path, "is empty");
             };
             if sorted[..at].contains(path) {
-                return problem(path, "is there twice");
+                return problem(path, "is listed twice");
             }
             let number = match parent {
                 [] => 0,
                 parent => match sorted[..at].iter().position(|other| other == &parent) {
                     Some(before) => before + 1,
-                    None => return problem(path, "follows one that is not there"),
+                    None => return problem(path, "has no parent"),
                 },
             };
             if counts[number] != *rank {
-                return problem(path, "is a child without the one of the rank before it");
+                return problem(path, "lacks the sibling before it");
             }
             counts[number] += 1;
         }
         Ok(Self::of_each(counts))
     }
 
-    /// Forwards read all nodes that have children, and all nodes are proposed.
+    /// A static shape: forwards read all nodes with children, and all nodes are proposed.
     fn of_each(counts: [u8; MAX_STATIC_NODES + 1]) -> Self {
         Self {
             branching: Branching::OfEach(counts),
@@ -144,42 +135,35 @@ impl TreeShape {
         }
     }
 
-    /// Whether the children of every node are told, all of which are proposed.
+    /// Whether the shape lists the children of every node.
     pub fn is_static(&self) -> bool {
         matches!(self.branching, Branching::OfEach(_))
     }
 
-    /// What a static shape has behind the sequence that stands and behind the nodes of each depth, as
-    /// far as nodes have children; None of others.
-    pub(crate) fn levels(&self) -> Option<Vec<Level>> {
-        let Branching::OfEach(counts) = &self.branching else { return None };
-        let of_level = |own: Vec<u8>| Level {
-            num_parents: own.iter().filter(|count| **count > 0).count(),
-            num_children: own.iter().map(|count| usize::from(*count)).sum(),
-        };
-        Some(levels(counts).into_iter().map(of_level).collect())
+    /// The numbers of children of a static shape's nodes, by level from the root down, as far as nodes
+    /// have children; None for other shapes.
+    pub(crate) fn levels(&self) -> Option<Vec<Vec<u8>>> {
+        match &self.branching {
+            Branching::ByDepth(_) => None,
+            Branching::OfEach(counts) => Some(levels(counts)),
+        }
     }
 
-    /// How deep a static shape is; None of others.
+    /// The depth of a static shape; None for other shapes.
     pub fn depth(&self) -> Option<usize> {
         self.levels().map(|levels| levels.len())
     }
 
-    /// The children of a node.
-    pub(crate) fn width(&self, place: Place) -> usize {
+    /// The number of children of a node.
+    pub(crate) fn width(&self, at: TreePosition) -> usize {
         match &self.branching {
-            Branching::ByDepth(widths) => {
-                let len = num_told(widths);
-                usize::from(widths[place.depth.min(len - 1)])
-            }
-            Branching::OfEach(counts) => {
-                place.number.map_or(0, |number| usize::from(counts[number]))
-            }
+            Branching::ByDepth(widths) => usize::from(widths[at.depth.min(num_widths(widths) - 1)]),
+            Branching::OfEach(counts) => at.number.map_or(0, |number| usize::from(counts[number])),
         }
     }
 
-    /// Where a child is. A chain may go on where a shape has no child.
-    pub(crate) fn child(&self, parent: Place, rank: usize) -> Place {
+    /// The position of a child. It may be outside the shape, because a chain may be longer.
+    pub(crate) fn child(&self, parent: TreePosition, rank: usize) -> TreePosition {
         let number = match &self.branching {
             Branching::ByDepth(_) => None,
             Branching::OfEach(counts) => {
@@ -190,16 +174,16 @@ impl TreeShape {
                 of.map(|number| 1 + before(number) + rank)
             }
         };
-        Place { depth: parent.depth + 1, number }
+        TreePosition { depth: parent.depth + 1, number }
     }
 }
 
-/// The widths that are told.
-fn num_told(widths: &[u8; MAX_DEPTHS]) -> usize {
+/// The number of widths.
+fn num_widths(widths: &[u8; MAX_DEPTHS]) -> usize {
     widths.iter().position(|width| *width == 0).unwrap_or(MAX_DEPTHS)
 }
 
-/// The children of every node, level by level; none behind the last that has some in its level.
+/// The numbers of children of every node, level by level, each level up to its last parent.
 fn levels(counts: &[u8; MAX_STATIC_NODES + 1]) -> Vec<Vec<u8>> {
     let (mut levels, mut level) = (Vec::new(), 0..1);
     loop {
@@ -214,7 +198,8 @@ fn levels(counts: &[u8; MAX_STATIC_NODES + 1]) -> Vec<Vec<u8>> {
     }
 }
 
-/// The same read back; None of more nodes than there may be, or a level of more nodes than it has.
+/// Parses the numbers of children, level by level; None if there are too many nodes, or if a level lists
+/// more nodes than it has.
 fn of_levels(text: &str) -> Option<[u8; MAX_STATIC_NODES + 1]> {
     let mut counts = [0; MAX_STATIC_NODES + 1];
     let (mut first, mut num_nodes) = (0, 1);
@@ -244,7 +229,7 @@ impl fmt::Display for TreeShape {
         };
         match &self.branching {
             Branching::ByDepth(widths) => {
-                let widths = joined(&widths[..num_told(widths)], "-");
+                let widths = joined(&widths[..num_widths(widths)], "-");
                 write!(formatter, "{widths}x{}x{}", self.num_read, self.num_beside)?;
             }
             Branching::OfEach(counts) => {
@@ -277,7 +262,7 @@ impl FromStr for TreeShape {
             None => of_levels(rest).map(|counts| Self { children, ..Self::of_each(counts) }),
         };
         let shape = shape.ok_or(TheoryError::TreeShape)?;
-        // `+1` and `01` are numbers too: what is read is what would be written.
+        // `+1` and `01` parse as numbers but are not written that way.
         if shape.to_string() == text { Ok(shape) } else { Err(TheoryError::TreeShape) }
     }
 }
@@ -290,14 +275,14 @@ impl Serialize for TreeShape {
 
 impl<'de> Deserialize<'de> for TreeShape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Told)
+        deserializer.deserialize_any(TreeShapeVisitor)
     }
 }
 
-/// A shape as text, or as a list of paths.
-struct Told;
+/// Reads a shape from a string or from a list of paths.
+struct TreeShapeVisitor;
 
-impl<'de> de::Visitor<'de> for Told {
+impl<'de> de::Visitor<'de> for TreeShapeVisitor {
     type Value = TreeShape;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

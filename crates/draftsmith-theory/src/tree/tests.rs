@@ -6,13 +6,13 @@ fn shape(text: &str) -> TreeShape {
     text.parse().expect("a shape")
 }
 
-/// Logits whose softmax is this.
+/// Logits with this softmax.
 fn logits(probs: &[f64]) -> Vec<f32> {
     probs.iter().map(|prob| prob.ln() as f32).collect()
 }
 
-/// Grows a tree over a drafter that gives the same distribution everywhere, with a chain of
-/// `chain_len`, and returns its nodes and the number of those that were read.
+/// Grows a tree with a chain of `chain_len` for a drafter with one distribution. Returns the proposal and
+/// the number of nodes read.
 fn grown(
     shape: TreeShape,
     probs: &[f64],
@@ -27,7 +27,7 @@ fn grown(
     for _ in 0..chain_len {
         let read = num_read..proposal.len();
         growth.extend_chain(&logits, decoding, draws);
-        // The first of them is the chain's.
+        // The first is the chain's.
         read.clone().skip(1).for_each(|node| growth.branch(node, &logits, decoding, draws));
         num_read = proposal.len();
         let num_next = growth.read_next(&[9], &mut proposal, &mut tokens);
@@ -39,7 +39,7 @@ fn grown(
     (proposal, num_read)
 }
 
-/// The tokens from the first to each node.
+/// The tokens on the path to each node.
 fn paths(proposal: &Proposal) -> Vec<Vec<u32>> {
     let nodes = proposal.nodes();
     let path = |node: usize| {
@@ -54,7 +54,7 @@ fn paths(proposal: &Proposal) -> Vec<Vec<u32>> {
 const PROBS: [f64; 4] = [0.2, 0.5, 0.0, 0.3];
 
 #[test]
-fn shapes_are_read_as_they_are_written_and_nothing_else_is() {
+fn shapes_are_read_only_as_they_are_written() {
     for text in [
         "1x1x0",
         "3-2-1x4x12",
@@ -96,8 +96,8 @@ fn shapes_are_read_as_they_are_written_and_nothing_else_is() {
     }
 }
 
-/// The paths of up to four steps along which ranks, counted from 1, have a product of at most `most`: a
-/// shape like those that are fitted to how often ranks stand.
+/// The paths of up to four steps whose ranks, counted from 1, have a product of at most `most`: a shape like
+/// those fitted to acceptance rates of ranks.
 fn likely_paths(most: usize) -> Vec<Vec<u8>> {
     let (mut paths, mut open) = (Vec::new(), vec![(Vec::new(), 1)]);
     while let Some((path, product)) = open.pop() {
@@ -129,29 +129,29 @@ fn a_list_of_paths_is_a_shape_in_any_order() {
 }
 
 #[test]
-fn paths_that_make_no_tree_are_told_of() {
+fn paths_that_are_not_a_tree_are_errors() {
     for (paths, path, problem) in [
-        (&[][..], &[][..], "none"),
+        (&[][..], &[][..], "1 to 64"),
         (&[&[0][..], &[][..]], &[], "empty"),
         (&[&[0], &[0, 0], &[0]], &[0], "twice"),
-        (&[&[0], &[1, 0]], &[1, 0], "not there"),
-        (&[&[1]], &[1], "rank before it"),
-        (&[&[0], &[0, 1]], &[0, 1], "rank before it"),
+        (&[&[0], &[1, 0]], &[1, 0], "no parent"),
+        (&[&[1]], &[1], "sibling before it"),
+        (&[&[0], &[0, 1]], &[0, 1], "sibling before it"),
     ] {
-        let Err(TheoryError::TreePaths { path: found, problem: told }) = of_paths(paths) else {
+        let Err(TheoryError::TreePaths { path: found, problem: error }) = of_paths(paths) else {
             panic!("refused")
         };
         assert_eq!(found, path);
-        assert!(told.contains(problem), "{told}");
+        assert!(error.contains(problem), "{error}");
     }
     let many: Vec<Vec<u8>> = (0..65).map(|rank| vec![rank]).collect();
     assert!(TreeShape::of_paths(&many).is_err() && TreeShape::of_paths(&many[..64]).is_ok());
 }
 
 #[test]
-fn a_static_tree_is_what_its_paths_say_as_deep_as_the_chain_goes() {
+fn a_static_tree_has_its_paths_down_to_the_depth_of_the_chain() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
-    // 1 is most probable, then 3, then 0.
+    // In descending order of probability: 1, 3, 0.
     let token = |rank: u8| [1, 3, 0][usize::from(rank)];
     let listed: [&[u8]; 7] = [&[0], &[1], &[2], &[0, 0], &[0, 1], &[1, 0], &[1, 0, 0]];
     let shape = of_paths(&listed).expect("a tree");
@@ -162,11 +162,11 @@ fn a_static_tree_is_what_its_paths_say_as_deep_as_the_chain_goes() {
         let within = listed.iter().filter(|path| path.len() <= chain_len);
         let mut expected: Vec<Vec<u32>> =
             within.map(|path| path.iter().map(|rank| token(*rank)).collect()).collect();
-        // The chain goes on where the paths end.
+        // The chain is longer than the paths.
         expected.extend((3..=chain_len).map(|depth| vec![1; depth]));
         expected.sort();
         assert_eq!(found, expected);
-        // Those that have children, and the chain's: 1 and 3, then 1 1 and 3 1, then the chain alone.
+        // Nodes with children, and the chain's: 1 and 3, then 1 1 and 3 1, then only the chain's.
         assert_eq!(num_read, [0, 2, 4, 5, 6][chain_len - 1]);
     }
 }
@@ -180,10 +180,10 @@ fn a_tree_of_width_one_is_its_chain() {
 }
 
 #[test]
-fn a_chain_has_its_siblings_where_nothing_else_is_read() {
+fn a_chain_has_its_siblings_if_nothing_else_is_read() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
     let (proposal, _) = grown(shape("3-2x1x9"), &PROBS, 2, &Decoding::GREEDY, draws);
-    // Token 2 has no chance. Behind the chain the most probable first.
+    // Token 2 has probability 0. The most probable nodes follow the chain.
     let expected: [&[u32]; 5] = [&[1], &[1, 1], &[3], &[0], &[1, 3]];
     assert_eq!(paths(&proposal), expected);
     let ranks: Vec<usize> = proposal.nodes().iter().map(|node| node.rank).collect();
@@ -193,7 +193,7 @@ fn a_chain_has_its_siblings_where_nothing_else_is_read() {
 }
 
 #[test]
-fn what_is_read_is_the_most_probable_and_comes_first() {
+fn the_most_probable_nodes_are_read_and_come_first() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
     let (proposal, num_read) = grown(shape("3x2x4"), &PROBS, 3, &Decoding::GREEDY, draws);
     // Read: 1 and 3, then 1 1 and the most probable of 0 (0.2), 1 3, 3 1 (0.15).
@@ -212,7 +212,7 @@ fn an_end_token_is_proposed_and_never_read() {
 }
 
 #[test]
-fn a_static_tree_reads_what_its_shape_says_whatever_tokens_those_are() {
+fn a_static_tree_reads_the_nodes_of_its_shape_even_end_tokens() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
     let mut probs = [0.02; 10];
     (probs[1], probs[9]) = (0.5, 0.34);
@@ -222,14 +222,14 @@ fn a_static_tree_reads_what_its_shape_says_whatever_tokens_those_are() {
 }
 
 #[test]
-fn a_token_has_the_rank_of_the_child_that_it_would_be() {
+fn a_tokens_rank_is_that_of_the_child_with_the_token() {
     let logits = [1.0, 3.0, f32::NEG_INFINITY, 3.0, -1e30, 1.0, f32::NEG_INFINITY];
     let all = largest(&logits, logits.len());
     assert_eq!(all, [1, 3, 0, 5, 4]);
     for (rank, token) in all.into_iter().enumerate() {
         assert_eq!(child_rank(&logits, token), rank as u32);
     }
-    // Nobody's child, and one behind the last that a shape can have.
+    // A token of probability 0, and one beyond the last possible child.
     assert_eq!([2, 6].map(|token| child_rank(&logits, token)), [MAX_CHILDREN; 2]);
     let descending: Vec<f32> = (0..100).map(|token| -(token as f32)).collect();
     let ranks = [0, 63, 64, 99].map(|token| child_rank(&descending, token));
@@ -237,7 +237,7 @@ fn a_token_has_the_rank_of_the_child_that_it_would_be() {
 }
 
 #[test]
-fn what_is_drawn_is_proposed_without_replacement_and_the_rest_renormalised() {
+fn drawn_children_are_proposed_with_the_renormalised_rest() {
     let decoding = Decoding::sampled(Sampling::default());
     for seed in 0..50 {
         let draws = &mut SeededDraws::new(seed, &["tree"]);
@@ -257,7 +257,7 @@ fn what_is_drawn_is_proposed_without_replacement_and_the_rest_renormalised() {
                 left[node.token_id as usize] = 0.0;
             }
         }
-        // Certain, from the same drafter.
+        // One-hot children of the same drafter.
         let (top, _) = grown(shape("3x2x5"), &PROBS, 3, &decoding, draws);
         assert!(top.nodes().iter().all(|node| node.drawn_from == DrawnFrom::OneHot));
         assert_eq!(top.len(), 8);

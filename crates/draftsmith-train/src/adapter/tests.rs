@@ -193,7 +193,7 @@ fn direct_scores(target: &CausalLm, adapter: &Adapter, rows: &[ResponseRow]) -> 
             row.prompt_ids.iter().chain(&row.response_ids).map(|id| *id as i32).collect();
         let len = ids.len();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, len]), &target.device());
-        let features = target.all_hidden_states(ids.clone()).swap_remove(1);
+        let features = target.exit_states(ids.clone(), 1);
         let log_probs = |hidden: Tensor<3>| -> Vec<f32> {
             log_softmax(target.lm_head(hidden), 2).into_data().try_into_vec().unwrap()
         };

@@ -175,7 +175,7 @@ fn heads_of_every_depth_can_be_written_and_read_back() {
             let dir = tempfile::tempdir().unwrap();
             trained.model.write_dir(dir.path(), &trained.config).unwrap();
             let (config, read) = AcceptanceHead::from_dir(dir.path(), 16, &Device::flex()).unwrap();
-            assert_eq!((config.num_layers, config.is_tied()), (num_layers, tied));
+            assert_eq!((config.num_layers, config.tied), (num_layers, tied));
             let keys =
                 |config: &AcceptanceHeadConfig| config.training.keys().cloned().collect::<Vec<_>>();
             assert_eq!(keys(&config), keys(&trained.config));

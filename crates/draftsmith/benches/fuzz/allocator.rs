@@ -1,5 +1,5 @@
-//! The system's allocator, which keeps count of what is held and gives no more than a bound: what
-//! asks for more gets nothing, and Rust then ends the process.
+//! The system's allocator with a count of held bytes and a bound: beyond the bound it returns null, and Rust
+//! then ends the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ static NUM_HELD: AtomicUsize = AtomicUsize::new(0);
 static MOST_HELD: AtomicUsize = AtomicUsize::new(0);
 static BOUND: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Bounds what the process may hold at a time, in bytes, besides what it holds now.
+/// Bounds the bytes that the process may hold in addition to what it holds now.
 pub(crate) fn bound(num_bytes: usize) {
     BOUND.store(NUM_HELD.load(Ordering::Relaxed).saturating_add(num_bytes), Ordering::Relaxed);
 }
 
-/// The most bytes held while `work` ran, besides those before, and what it gave.
+/// The peak of additional bytes held while `work` ran, and its result.
 pub(crate) fn peak<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let before = NUM_HELD.load(Ordering::Relaxed);
     MOST_HELD.store(before, Ordering::Relaxed);
@@ -26,7 +26,7 @@ pub(crate) fn peak<T>(work: impl FnOnce() -> T) -> (usize, T) {
     (MOST_HELD.load(Ordering::Relaxed).saturating_sub(before), done)
 }
 
-/// Whether so many bytes more may be held; if so, they are counted.
+/// Whether this many more bytes may be held; if so, counts them.
 fn hold(num_bytes: usize) -> bool {
     let now = NUM_HELD.fetch_add(num_bytes, Ordering::Relaxed) + num_bytes;
     if now > BOUND.load(Ordering::Relaxed) {
@@ -38,14 +38,14 @@ fn hold(num_bytes: usize) -> bool {
 }
 
 #[expect(unsafe_code, reason = "an allocator's interface is unsafe")]
-// SAFETY: every call is handed on as it is, or answered with null, as a full memory would be;
-// counting does not allocate.
+// SAFETY: every call is passed on unchanged or answered with null, as if memory were full; counting does not
+// allocate.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !hold(layout.size()) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.alloc(layout) }
     }
 
@@ -53,13 +53,13 @@ unsafe impl GlobalAlloc for Bounded {
         if !hold(layout.size()) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
         NUM_HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.dealloc(old, layout) }
     }
 }

@@ -1,18 +1,17 @@
-//! Whether any file, however broken or hostile, can do more to a reader than to be refused: valid
-//! inputs are mutated, the same for the same seed, and each is read under a bound on time and memory.
+//! Looks for files that make a reader crash, hang or exhaust memory: mutates valid inputs, the same way for
+//! the same seed, and reads each under a bound on time and memory.
 //!
 //! ```text
 //! cargo bench --workspace --bench fuzz -- --reader template --inputs 1000000 --seed 1 --jobs 2
 //! ```
 //!
-//! A reader works in processes of its own, which put down the number of an input before they read
-//! it: what ends one, an overflowing stack or an allocation that is too large, is told by that
-//! number, and the next process goes on behind it. Each input that fails is kept, in
-//! `target/fuzz/READER/`; what was mended goes into `tests/corpus/READER/`, which `tests/corpus.rs`
-//! reads in every run of the tests. `--input FILE` reads one file.
+//! Readers run in worker processes, which write down the number of an input before they read it. If a stack
+//! overflow or an oversized allocation ends a worker, that number identifies the input, and the next worker
+//! continues after it. Failing inputs are kept in `target/fuzz/READER/`. After a fix they go into
+//! `tests/corpus/READER/`, which `tests/corpus.rs` reads in every test run. `--input FILE` reads one file.
 //!
-//! `readers.rs` is the readers, `seeds.rs` the valid inputs, `mutation.rs` what is done to them;
-//! `worker.rs` is the process that reads, `overseer.rs` what starts it.
+//! `readers.rs` has the readers, `seeds.rs` the valid inputs and `mutation.rs` the mutations; `worker.rs` is
+//! the process that reads, and `overseer.rs` starts it.
 
 mod allocator;
 mod mutation;
@@ -32,44 +31,44 @@ use self::overseer::Overseen;
 use self::readers::{READERS, Reader};
 use self::worker::Work;
 
-/// Mutated inputs for every reader.
+/// Reads mutated inputs with every reader.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Which readers; all, one after the other, if absent.
+    /// Readers to run [default: all, one after the other].
     #[arg(long = "reader", value_name = "NAME", value_parser = reader)]
     readers: Vec<&'static Reader>,
-    /// Inputs for each.
+    /// Inputs for each reader.
     #[arg(long, default_value_t = 10_000)]
     inputs: u64,
-    /// Which inputs.
+    /// Seed of the mutations.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Processes at a time.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 1)]
     jobs: u64,
     #[command(flatten)]
     limits: Limits,
-    /// Reads this one file with `--reader` instead.
+    /// Read only this file, with `--reader`.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
     /// The first input of a worker.
     #[arg(long, hide = true)]
     from: Option<u64>,
-    /// Where a worker puts down which input it reads.
+    /// The file in which a worker writes the number of its input.
     #[arg(long, hide = true)]
     progress: Option<PathBuf>,
-    /// What cargo adds.
+    /// An argument that cargo adds.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What one input may cost.
+/// The bounds for one input.
 #[derive(Debug, Clone, Copy, clap::Args)]
 struct Limits {
-    /// Seconds that one input may take.
+    /// Seconds for one input.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// Megabytes that may be held while one is read.
+    /// Megabytes for one input.
     #[arg(long, default_value_t = 256)]
     megabytes: usize,
 }
@@ -112,7 +111,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Reads one file, and says what became of it.
+/// Reads one file and prints the outcome.
 fn read_one(reader: &Reader, file: &Path) -> Result<()> {
     let input = std::fs::read(file).with_context(|| format!("cannot read `{}`", file.display()))?;
     let place = reader.place()?;

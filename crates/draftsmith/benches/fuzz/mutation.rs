@@ -1,20 +1,20 @@
-//! Mutations of bytes and of text: flips, edges of numbers, cuts, copies, splices, and words of the
-//! format put where they do not belong.
+//! Mutations of bytes and text: flipped bits, extreme numbers, cuts, copies, splices, and words of the format
+//! in wrong places.
 //!
-//! `mutation/json.rs` changes values in a tree, `mutation/container.rs` what stands in a frame: a
-//! safetensors header, a Parquet footer, gzip.
+//! `mutation/json.rs` changes values in a tree, `mutation/container.rs` the content of a frame: a safetensors
+//! header, a Parquet footer, gzip.
 
 mod container;
 mod json;
 
 use draftsmith_theory::SeededDraws;
 
-/// An input is not grown beyond this, but by a repetition.
+/// The largest size that mutations other than repetitions grow an input to, in bytes.
 const MOST_BYTES: usize = 1 << 16;
-/// Nor by that beyond this.
+/// The largest size that repetitions grow an input to, in bytes.
 const MOST_REPEATED_BYTES: usize = 1 << 20;
 
-/// How the bytes of a seed are laid out, which says what can be changed in them.
+/// The layout of a seed, which decides which mutations apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Text,
@@ -27,7 +27,7 @@ pub(crate) enum Form {
     State,
 }
 
-/// A valid input that mutations begin with.
+/// A valid input that mutations start from.
 #[derive(Debug, Clone)]
 pub(crate) struct Seed {
     pub(crate) bytes: Vec<u8>,
@@ -40,7 +40,7 @@ impl Seed {
     }
 }
 
-/// The input of a number: the same for the same seed number, seeds and dictionary.
+/// The input with a number: the same for the same seed, valid inputs and dictionary.
 pub(crate) fn input(
     reader: &str,
     seed: u64,
@@ -51,7 +51,7 @@ pub(crate) fn input(
     let draws = SeededDraws::new(seed, &["fuzz", reader, &number.to_string()]);
     let mut mutator = Mutator { draws, seeds, dictionary };
     let seed = &seeds[mutator.below(seeds.len())];
-    // Few changes reach far into a reader; many tell whether it bears anything.
+    // Inputs with few changes get far into a reader; inputs with many test its robustness.
     let num_changes = 1 << mutator.below(5);
     mutator.mutated(&seed.bytes, seed.form, num_changes)
 }
@@ -63,7 +63,7 @@ struct Mutator<'a> {
     dictionary: &'a [&'a str],
 }
 
-/// Numbers at which formats, types and readers change their mind.
+/// Numbers at the limits of formats and types.
 const EDGES: [u64; 20] = [
     0,
     1,
@@ -87,7 +87,7 @@ const EDGES: [u64; 20] = [
     18_446_744_073_709_551_615,
 ];
 
-/// Numbers as text that no type holds, or few do.
+/// Numbers as text that no type or few types can hold.
 const NUMBERS: [&str; 14] = [
     "-1",
     "-0",
@@ -106,12 +106,12 @@ const NUMBERS: [&str; 14] = [
 ];
 
 impl Mutator<'_> {
-    /// In 0..limit; 0 where there is none.
+    /// A number in 0..limit; 0 if `limit` is 0.
     fn below(&mut self, limit: usize) -> usize {
         ((self.draws.uniform() * limit as f64) as usize).min(limit.saturating_sub(1))
     }
 
-    /// Whether one of so many chances is met.
+    /// True with probability 1 in `chances`.
     fn one_in(&mut self, chances: usize) -> bool {
         self.below(chances) == 0
     }
@@ -120,7 +120,7 @@ impl Mutator<'_> {
         all[self.below(all.len())]
     }
 
-    /// A start and an end in `len` bytes: mostly near each other.
+    /// A range within `len` bytes, usually short.
     fn range(&mut self, len: usize) -> std::ops::Range<usize> {
         let start = self.below(len + 1);
         let most = if self.one_in(4) { len - start } else { (len - start).min(16) };
@@ -128,7 +128,7 @@ impl Mutator<'_> {
     }
 
     fn mutated(&mut self, bytes: &[u8], form: Form, num_changes: usize) -> Vec<u8> {
-        // What stands in a frame is also changed with its frame.
+        // Framed content is also changed within its frame.
         let as_form = !self.one_in(4);
         match form {
             Form::Json if as_form => self.json(bytes, num_changes),
@@ -230,7 +230,7 @@ impl Mutator<'_> {
         }
     }
 
-    /// Puts another number where digits stand.
+    /// Replaces a run of digits with another number.
     fn change_number(&mut self, bytes: &mut Vec<u8>) {
         let from = self.below(bytes.len() + 1);
         let Some(start) = bytes[from..].iter().position(u8::is_ascii_digit) else { return };
@@ -248,7 +248,7 @@ impl Mutator<'_> {
         }
     }
 
-    /// Repeats a short piece, some hundred times or very often: what nests, nests deeply.
+    /// Repeats a short piece hundreds of times or much more often, which makes deep nesting.
     fn repeat(&mut self, bytes: &mut Vec<u8>) {
         let range = self.range(bytes.len());
         let range = range.start..range.end.min(range.start + 16);

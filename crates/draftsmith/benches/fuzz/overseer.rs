@@ -1,4 +1,4 @@
-//! What starts workers, goes on behind inputs that end one, and keeps the inputs that failed.
+//! Starts workers, continues after inputs that end a worker, and keeps the inputs that failed.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -13,25 +13,25 @@ use tempfile::TempDir;
 
 use crate::worker::{Counts, FAILED, HUNG, Told, Work};
 
-/// Of each kind of failure, so many inputs are kept.
+/// The number of inputs kept for each kind of failure.
 const NUM_KEPT: u64 = 3;
 
-/// What became of a reader's inputs.
+/// The outcome of a reader's inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Overseen {
     pub(crate) counts: Counts,
-    /// By what is told of a failure, without its numbers.
+    /// Failures by their message without numbers.
     pub(crate) findings: BTreeMap<String, Finding>,
 }
 
-/// Inputs that failed in one way.
+/// Inputs that failed in the same way.
 #[derive(Debug, Default)]
 pub(crate) struct Finding {
     pub(crate) number: u64,
     pub(crate) num_times: u64,
 }
 
-/// Has all inputs read by `jobs` workers at a time. Inputs that fail are kept in `out`.
+/// Reads all inputs with `jobs` workers and keeps failing inputs in `out`.
 pub(crate) fn run(work: &Work, jobs: u64, out: &Path) -> Result<Overseen> {
     let overseer = Overseer {
         scratch: tempfile::tempdir()?,
@@ -61,7 +61,7 @@ struct Overseer {
 }
 
 impl Overseer {
-    /// Starts workers until all inputs were read.
+    /// Starts workers until all inputs are read.
     fn oversee(&self, mut work: Work) -> Result<()> {
         let progress = self.scratch.path().join(format!("progress-{}", work.from));
         let stderr = self.scratch.path().join(format!("stderr-{}", work.from));
@@ -146,12 +146,12 @@ fn worker(work: &Work, progress: &Path, scratch: &Path) -> Command {
     command.args(["--megabytes", &work.limits.megabytes.to_string()]);
     command.arg("--progress").arg(progress);
     command.env("TMPDIR", scratch);
-    // Errors would look for their callers, which takes most of the time.
+    // Backtraces of errors would take most of the time.
     command.env("RUST_BACKTRACE", "0");
     command
 }
 
-/// How a worker ended, in words.
+/// A worker's exit status in words.
 fn ending(status: ExitStatus, stderr: &str) -> String {
     if status.code() == Some(HUNG) {
         return "it does not end".to_owned();
@@ -163,7 +163,7 @@ fn ending(status: ExitStatus, stderr: &str) -> String {
     }
 }
 
-/// A message with `#` for each number, as equal failures have it.
+/// A message with `#` for each number, so that equal failures have equal messages.
 fn without_numbers(message: &str) -> String {
     let mut plain = String::new();
     for character in message.chars().take(300) {

@@ -1,7 +1,7 @@
-//! Every reader of files that others may have written, as one table: what each reads and what stands
-//! beside it. The bench mutates files for them; `tests/corpus.rs` reads what was found.
+//! A table of all readers of files that others may have written, with the files that each needs beside its
+//! input. The bench mutates files for them; `tests/corpus.rs` reads earlier failures.
 //!
-//! A reader does with a file what the commands do before they compute: what loads is used a little.
+//! A reader does what the commands do before they compute, and briefly uses a file that loads.
 
 #[path = "state.rs"]
 pub(crate) mod state;
@@ -26,16 +26,16 @@ use tempfile::TempDir;
 #[derive(Debug)]
 pub(crate) struct Reader {
     pub(crate) name: &'static str,
-    /// What the file is called, in its directory.
+    /// The file's name in its directory.
     pub(crate) file: &'static str,
-    /// Puts down what stands beside the file.
+    /// Writes the files beside it.
     prepare: fn(&Path) -> Result<()>,
     /// Reads the file in its directory.
     read: fn(&Path) -> Result<()>,
 }
 
 impl Reader {
-    /// A directory for the file, with what stands beside it.
+    /// A directory for the file, with the files beside it.
     pub(crate) fn place(&self) -> Result<TempDir> {
         let place = tempfile::tempdir()?;
         (self.prepare)(place.path())?;
@@ -191,9 +191,9 @@ pub(crate) const READERS: [Reader; 19] = [
     Reader { name: "state", file: "state", prepare: |_| Ok(()), read: state::resume },
 ];
 
-/// The model whose weights are of `torch.save`.
+/// The model with weights from `torch.save`.
 pub(crate) const TORCH_MODEL: &str = "llama-yarn-bin-f32";
-/// The model whose files stand beside those that are changed.
+/// The model whose files come beside the changed ones.
 pub(crate) const MODEL: &str = "llama-v4-tied-bf16";
 
 pub(crate) fn fixture(name: &str) -> PathBuf {
@@ -217,7 +217,7 @@ fn copy_files(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens a weight file and takes every tensor, then loads the model that it should be.
+/// Opens a weight file and takes every tensor, then loads it as a model.
 fn weights(dir: &Path) -> Result<()> {
     let path = dir.join("model.safetensors");
     read_metadata(&path)?;
@@ -232,7 +232,7 @@ fn weights(dir: &Path) -> Result<()> {
     model(dir)
 }
 
-/// Loads a model, and lets it say two tokens.
+/// Loads a model and decodes two tokens.
 fn model(dir: &Path) -> Result<()> {
     let config = ModelConfig::from_model_dir(dir)?;
     config.to_json("float32");
@@ -282,7 +282,7 @@ fn template(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Templates as they are published, in short.
+/// Shortened published templates.
 const TEMPLATES: [(&str, &str); 3] = [
     (
         "chatml",
@@ -305,7 +305,7 @@ const TEMPLATES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Renders what each line says, with every template.
+/// Renders the messages of each line with every template.
 fn messages(dir: &Path) -> Result<()> {
     let text = std::fs::read(dir.join("messages.jsonl"))?;
     let mut messages = Vec::new();
@@ -322,7 +322,7 @@ fn messages(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a recipe's lines begin with that stand for `--set` on the command line.
+/// The prefix of recipe lines that stand for `--set` on the command line.
 const OVERRIDE: &str = "#set ";
 
 fn recipe(dir: &Path) -> Result<()> {

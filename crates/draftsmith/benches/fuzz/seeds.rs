@@ -1,4 +1,4 @@
-//! Valid inputs for each reader: what mutations begin with. What was found before is among them.
+//! Valid inputs for each reader, which mutations start from, and earlier failures.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,16 +21,16 @@ use serde_json::json;
 use crate::mutation::{Form, Seed};
 use crate::readers::{MODEL, Reader, TORCH_MODEL, fixture, state};
 
-/// What the inputs of a reader are made of.
+/// The material for a reader's inputs.
 pub(crate) struct Seeds {
     pub(crate) all: Vec<Seed>,
-    /// So many are valid; those behind them were found before.
+    /// The number of valid inputs; earlier failures follow them.
     pub(crate) num_valid: usize,
     /// Words of the formats.
     pub(crate) words: Vec<&'static str>,
 }
 
-/// The seeds of a reader: the same in every run, but for a training's state.
+/// The seeds of a reader. They are the same in every run, except a training's state.
 pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let file = |form, path: &Path| -> Result<Seed> {
@@ -90,7 +90,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
     Ok(Seeds { all: seeds, num_valid, words: words(reader).lines().collect() })
 }
 
-/// A word a line.
+/// One word per line.
 fn words(reader: &Reader) -> &'static str {
     match reader.name {
         "weights" => include_str!("words/weights.txt"),
@@ -123,7 +123,7 @@ const MESSAGES: &str = r#"{"role": "system", "content": "Be brief."}
 {"role": "assistant", "content": "4"}
 {"role": "user", "content": "And 3 + 3, \"é\"?"}"#;
 
-/// What templates are made of.
+/// Pieces of templates.
 const CHAT_TEMPLATES: [&str; 5] = [
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}\
      {% endgeneration %}{% else %}{{ m['content'] | trim }}{% endif %}{% endfor %}",
@@ -148,7 +148,7 @@ fn tokenizer_configs() -> Vec<Seed> {
     configs.map(|config| Seed::new(Form::Json, config.to_string())).to_vec()
 }
 
-/// One tokenizer of each kind that published models have, with few words.
+/// One tokenizer of each kind that published models use, with few words.
 fn tokenizers() -> Vec<Seed> {
     let added = json!([
         { "id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
@@ -208,7 +208,7 @@ fn tokenizers() -> Vec<Seed> {
     [bpe, word_piece, unigram].map(|all| Seed::new(Form::Json, all.to_string())).to_vec()
 }
 
-/// A journal of two responses, of which one has log-probabilities.
+/// A journal of two responses, one with log-probabilities.
 const JOURNAL: &str = r#"{"id":"set#0","request":"a1","response_ids":[3,4,2],"finish_reason":"eos"}
 {"id":"set#1","request":"b2","response_ids":[5,9],"finish_reason":"length","known":[[[5,-0.25],[6,-1.75]],[]]}
 "#;
@@ -220,7 +220,7 @@ const ANSWERS: [&str; 3] = [
     r#"{"choices":[{"text":"a b","finish_reason":"eos_token"}]}"#,
 ];
 
-/// The manifest of the shard that stands beside it.
+/// The manifest of the shard beside it.
 fn manifests() -> Result<Vec<Seed>> {
     let dir = tempfile::tempdir()?;
     let rows = state::response_rows(3);
@@ -274,7 +274,7 @@ fn rollouts() -> Result<Vec<Seed>> {
     parquet_seeds(|path| Ok(write_rollouts(path, &rows, &provenance)?))
 }
 
-/// A file as it is written, and as other writers have it, whose pages are not compressed.
+/// A file as we write it, and as other writers do, with uncompressed pages.
 fn parquet_seeds(write: impl FnOnce(&Path) -> Result<()>) -> Result<Vec<Seed>> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("seed.parquet");
@@ -307,7 +307,7 @@ fn rewritten(
             column.path().clone(),
             match column.physical_type() {
                 Type::BOOLEAN => continue,
-                // The other encodings of texts are refused.
+                // The reader refuses other encodings of texts.
                 Type::BYTE_ARRAY => Encoding::PLAIN,
                 Type::FLOAT | Type::DOUBLE => Encoding::BYTE_STREAM_SPLIT,
                 _ => Encoding::DELTA_BINARY_PACKED,
@@ -365,7 +365,7 @@ fn prompts() -> Result<Vec<Seed>> {
     Ok(seeds)
 }
 
-/// What tuning leaves in an export.
+/// The files that tuning adds to an export.
 fn tuned(drafter: &str) -> serde_json::Value {
     let config = json!({ "stop_rule": "fixed_length", "candidate_length": 3 });
     json!({ "greedy": rule(drafter, 0.0, config), "sampled": null })

@@ -1,5 +1,5 @@
-//! The reader of training states: a head's training is resumed from a state of which one file was
-//! changed, with the checksums that the change would have if it had been saved.
+//! The reader of training states: resumes a head's training from a state with one changed file and the
+//! checksums that match the change.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -14,18 +14,17 @@ use draftsmith_train::{HeadTraining, TrainingRun, train_heads};
 
 use super::{MODEL, fixture};
 
-/// What names the training whose state is changed.
+/// The name of the training whose state is changed.
 const FINGERPRINT: &str = "fuzz";
-/// Where its state is put.
+/// The directory of its state.
 const TRAINING: &str = "training";
-/// The file in which a state tells of itself, and those of its records with the keys of their
-/// checksums.
+/// The file that describes a state, and the state's other files with the keys of their checksums.
 const STATE: &str = "state.toml";
 const RECORDS: [(&str, &str); 3] =
     [("model.bpk", "model"), ("optimizer.bpk", "optimizer"), ("best.bpk", "best")];
 
-/// Trains a head for three epochs, and gives its state: each file behind a line with its name and
-/// length. No two are alike, since the parameters have other names each time.
+/// Trains a head for three epochs and returns its state: each file after a line with its name and length.
+/// Every state differs, because parameters get new names each time.
 #[allow(dead_code, reason = "only who mutates needs it")]
 pub(crate) fn trained() -> Result<Vec<u8>> {
     let dir = tempfile::tempdir()?;
@@ -42,7 +41,7 @@ pub(crate) fn trained() -> Result<Vec<u8>> {
 }
 
 fn train(dir: &Path, num_steps: usize) -> Result<()> {
-    // Loading it takes longer than all else.
+    // Loading the model takes longer than everything else.
     static DRAFT: OnceLock<CausalLm> = OnceLock::new();
     let draft = match DRAFT.get() {
         Some(draft) => draft,
@@ -68,7 +67,7 @@ pub(crate) fn join(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     files.iter().flat_map(file).collect()
 }
 
-/// The files that [`join`] joined, as far as they are there.
+/// The files that [`join`] joined, if they are complete.
 pub(crate) fn split(mut joined: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     while let Some(end) = joined.iter().position(|byte| *byte == b'\n') {
@@ -82,8 +81,8 @@ pub(crate) fn split(mut joined: &[u8]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Puts a state down with the checksums that its files have, so that what reads behind them is
-/// reached, and resumes from it.
+/// Writes a state with matching checksums, so that the code behind the checksum test runs, and resumes from
+/// it.
 pub(crate) fn resume(dir: &Path) -> Result<()> {
     let files = split(&std::fs::read(dir.join("state"))?);
     let training = dir.join(TRAINING);
@@ -109,7 +108,7 @@ pub(crate) fn resume(dir: &Path) -> Result<()> {
     train(&training, 1)
 }
 
-/// What made the rows.
+/// The provenance of the rows.
 pub(crate) fn provenance() -> Provenance {
     Provenance {
         version: "0.1.0".to_owned(),

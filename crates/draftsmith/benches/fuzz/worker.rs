@@ -1,4 +1,4 @@
-//! The process that reads inputs: it tells on stdout what fails, and ends where an input does not.
+//! The process that reads inputs: prints failures on stdout and ends if an input does not end.
 
 use std::fs::File;
 use std::ops::AddAssign;
@@ -17,16 +17,16 @@ use crate::readers::Reader;
 use crate::seeds::Seeds;
 use crate::{Limits, allocator, mutation};
 
-/// What a worker ends with where it cannot go on by itself.
+/// A worker's exit code when it cannot continue.
 pub(crate) const FAILED: i32 = 1;
-/// What a worker ends with where an input goes on for too long.
+/// A worker's exit code when an input takes too long.
 pub(crate) const HUNG: i32 = 3;
-/// That is so many times the limit.
+/// The factor on the time limit after which a worker ends.
 const PATIENCE: f64 = 4.0;
-/// How many times the limit of memory is never given out.
+/// The factor on the memory limit beyond which allocations fail.
 const MEMORY_BOUND: usize = 4;
 
-/// Inputs of a reader.
+/// The inputs of a reader.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) reader: &'static Reader,
@@ -37,7 +37,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// The input of a number: first the seeds as they are, then what is made of them.
+    /// The input with a number: the unchanged seeds first, then mutations.
     pub(crate) fn input(&self, seeds: &Seeds, number: u64) -> Vec<u8> {
         match seeds.all.get(number as usize) {
             Some(seed) => seed.bytes.clone(),
@@ -46,7 +46,7 @@ impl Work {
     }
 }
 
-/// What became of inputs.
+/// The outcome of inputs.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) num_read: u64,
@@ -67,16 +67,16 @@ impl AddAssign for Counts {
 /// A line on a worker's stdout.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Told {
-    /// An input failed: how, and the same in words that equal failures share.
+    /// An input failed: the message, and the message that equal failures share.
     Failed { number: u64, kind: String, how: String },
-    /// What became of all since the last of these.
+    /// The outcome of all inputs since the last line of this kind.
     Counted(Counts),
 }
 
-/// Reads inputs from `work.from` on, and puts down the number of each in `progress` before, and the
-/// input itself beside it: under its number, where it failed and the worker goes on.
+/// Reads inputs from `work.from` on. Before each one it writes the number to `progress` and the input beside
+/// it. A failing input is kept under its number if the worker can continue.
 pub(crate) fn run(work: Work, progress: &Path) -> Result<()> {
-    // Readers also run on pools, whose stacks are this small; the main thread's is larger.
+    // Readers also run on pools, whose stacks are this small. The main thread's is larger.
     let worker = thread::Builder::new().stack_size(2 << 20);
     let input = progress.with_extension("input");
     let progress = File::create(progress).context("cannot put down progress")?;
@@ -98,7 +98,7 @@ pub(crate) fn run(work: Work, progress: &Path) -> Result<()> {
             let done = read_all(work, &progress, &input, || {
                 millis.store(begun.elapsed().as_millis() as u64, Ordering::Relaxed);
             });
-            // The watch does not end by itself.
+            // The watching thread does not end by itself.
             if let Err(error) = done {
                 eprintln!("{error:#}");
                 std::process::exit(FAILED);
@@ -109,14 +109,14 @@ pub(crate) fn run(work: Work, progress: &Path) -> Result<()> {
     })
 }
 
-/// Counts are told so often.
+/// The interval between printed counts.
 const TOLD_EVERY: u64 = 1000;
 
 fn read_all(work: Work, progress: &File, kept: &Path, begin: impl Fn()) -> Result<()> {
     static PANIC: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
     std::panic::set_hook(Box::new(|info| {
         if let (Ok(mut panic), Some(place)) = (PANIC.lock(), info.location()) {
-            // Where the registry is says nothing.
+            // The registry's path carries no information.
             let file =
                 place.file().rsplit_once("/registry/src/").map_or(place.file(), |(_, at)| at);
             *panic = (format!("panicked at {file}:{}", place.line()), info.to_string());

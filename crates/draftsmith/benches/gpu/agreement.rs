@@ -1,6 +1,6 @@
-//! Whether a device decodes and trains as the CPU does: a small model with the same weights and rows,
-//! its hidden states and a cache's logits number by number, and the losses and gradients of each step
-//! side by side. The first steps of a run on new hardware are these.
+//! Checks that a device decodes and trains like the CPU: compares a small model's hidden states and cached
+//! logits number by number, and the losses and gradients of each step. A run on new hardware begins with
+//! this.
 
 use std::path::Path;
 
@@ -12,35 +12,34 @@ use crate::decoding::logits_in_pieces;
 use crate::flops::Shape;
 use crate::work::{Step, Timing, Work};
 
-/// Wide enough for tensor cores; rows are longer than one tile of a fused attention.
+/// Wide enough for tensor cores, with rows longer than one tile of fused attention.
 const SHAPE: Shape = Shape { hidden: 128, layers: 3, heads: 2, intermediate: 256, vocab: 512 };
 const ROWS: usize = 2;
 const SEQ: usize = 320;
 const SUPERVISED: usize = 200;
 const EXIT_LAYER: usize = 1;
 const SEED: u64 = 3;
-/// So large that later losses show whether earlier steps went the same way.
+/// Large enough that later losses depend visibly on earlier steps.
 const LEARNING_RATE: f64 = 1e-2;
-/// What first weights are multiplied by: as they are, every token is as probable as any other,
-/// whatever becomes of the layers.
+/// The factor on initial weights. Without it all tokens are equally probable and the layers have no effect.
 const WEIGHT_SCALE: f32 = 8.0;
-/// Sums of hundreds of numbers in another order, or of products that keep 11 bits.
+/// Tolerance in f32: sums of hundreds of numbers in another order, or of products that keep 11 bits.
 const F32_TOLERANCE: f64 = 1e-3;
-/// bf16 keeps 8 bits; a loss is a mean of hundreds of numbers. On the CPU 0.003 was seen.
+/// Tolerance of losses in bf16, which keeps 8 bits. A loss is a mean of hundreds of numbers; the CPU
+/// reached 0.003.
 const BF16_TOLERANCE: f64 = 0.02;
-/// Of a gradient norm, which small numbers make up after a few steps; 0.013 was seen.
+/// Tolerance of gradient norms in bf16: small numbers after a few steps. The CPU reached 0.013.
 const BF16_NORM_TOLERANCE: f64 = 0.04;
-/// Of hidden states, number by number, weights as large as these make more of each rounding:
-/// torch's own bf16 is off from its f32 by 2 % after one layer and 4 % after three. A wrong mask or
-/// rotation is off by more than half.
+/// Tolerance of hidden states in bf16, number by number. Weights this large amplify rounding: torch's bf16
+/// differs from its f32 by 2 % after one layer and 4 % after three. A wrong mask or rotation differs by more
+/// than half.
 const BF16_STATES_TOLERANCE: f64 = 0.08;
 
-/// Runs and trains on the CPU in f32, and on `device` in f32 and bf16, and prints how far apart
-/// they are.
+/// Runs and trains on the CPU in f32 and on `device` in f32 and bf16, and prints the differences.
 ///
 /// # Errors
-/// If hidden states, a loss or the norm of a step's gradients are further from the CPU's than their
-/// type allows, or training fails.
+/// If hidden states, a loss or a gradient norm differ from the CPU's by more than the tolerance, or training
+/// fails.
 pub(crate) fn check(device: &Device) -> Result<()> {
     let dir = tempfile::tempdir()?;
     write_model(dir.path())?;
@@ -99,7 +98,7 @@ pub(crate) fn check(device: &Device) -> Result<()> {
     if is_near { Ok(()) } else { bail!("the device does not compute as the CPU does") }
 }
 
-/// The model's logits behind made-up tokens, most read at once and the others a few at a time.
+/// The model's logits after made-up tokens, most read at once and the others a few at a time.
 fn cached_logits(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Vec<f32>> {
     let model = CausalLm::from_model_dir_in(dir, dtype, device)?;
     let ids = (0..SEQ).map(|n| (n * 7919 % SHAPE.vocab) as u32).collect::<Vec<_>>();
@@ -121,15 +120,14 @@ fn hidden_states(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<(Vec
     Ok((values(exits.remove(0))?, values(last)?))
 }
 
-/// Root mean square of the difference, relative to that of what is expected; not a number where one
-/// is not.
+/// The root mean square of the difference, relative to that of the expected numbers; NaN if any is NaN.
 fn relative_difference(found: &[f32], expected: &[f32]) -> f64 {
     let square = |sum: f64, x: f32| sum + f64::from(x) * f64::from(x);
     let difference = found.iter().zip(expected).map(|(a, b)| a - b).fold(0.0, square);
     (difference / expected.iter().copied().fold(0.0, square)).sqrt()
 }
 
-/// Whether a number of every step is near, and what of it.
+/// Compares one number of every step with its tolerance.
 fn compare(
     what: &str,
     found: &[Step],
@@ -150,7 +148,7 @@ fn compare(
     is_near
 }
 
-/// A checkpoint of random weights that are large enough to matter.
+/// A checkpoint of random weights, large enough to matter.
 fn write_model(dir: &Path) -> Result<()> {
     let device = Device::flex();
     device.seed(SEED);
@@ -162,7 +160,7 @@ fn write_model(dir: &Path) -> Result<()> {
     for name in names {
         let shape = reader.shape(&name).context("the tensor is there")?.to_vec();
         let mut values = reader.take(&name, &shape)?;
-        // Norms stay as they are.
+        // Norms are unchanged.
         if shape.len() == 2 {
             values.iter_mut().for_each(|value| *value *= WEIGHT_SCALE);
         }

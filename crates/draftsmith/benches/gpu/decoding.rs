@@ -1,5 +1,5 @@
-//! Decoding on a device: whether a cache gives there what the CPU gives, how far forwards of several
-//! rows round otherwise than those of one, and what forwards of so many rows cost.
+//! Decoding on a device: compares a forward of several rows with forwards of one row, whose rounding
+//! differs, and times forwards by number of rows.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use draftsmith_model::{CausalLm, KvCache, Rows, WeightDtype};
 use draftsmith_theory::{Rounding, argmax};
 use serde::Serialize;
 
-/// Text that every checkout has, for a model of one's own to read.
+/// A text in every checkout, for the user's model to read.
 const TEXT: &str = include_str!("../README.md");
-/// Tokens of it that are read, and those before the first that is looked at.
+/// The number of its tokens that are read, and the number before the first compared one.
 const NUM_TOKENS: usize = 240;
 const NUM_BEFORE: usize = 100;
-/// Rows of a forward, beside one.
+/// The numbers of rows that are compared with one.
 const ROWS: [usize; 4] = [2, 5, 9, NUM_TOKENS - NUM_BEFORE];
-/// Rows of a forward that are timed: a draft step, and verifications of 1 to 11 candidates.
+/// The numbers of rows that are timed: a draft step, and verifications of 1 to 11 candidates.
 const TIMED_ROWS: [usize; 6] = [1, 2, 4, 6, 8, 12];
 
 /// A model with a cache for one sequence.
@@ -32,7 +32,7 @@ impl<'m> Reader<'m> {
         Self { model, cache: model.new_cache(capacity, 1) }
     }
 
-    /// Reads tokens behind those before, and waits for their logits.
+    /// Reads the next tokens and waits for their logits.
     fn read(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let layers = 0..self.model.shape().num_layers;
         let hidden = self.model.embed_ids(ids);
@@ -42,7 +42,7 @@ impl<'m> Reader<'m> {
     }
 }
 
-/// The logits behind each token from `start` on, which are read `num_rows` at a time.
+/// The logits after each token from `start` on, read `num_rows` at a time.
 ///
 /// # Errors
 /// If the device fails.
@@ -61,11 +61,11 @@ pub(crate) fn logits_in_pieces(
     Ok(logits)
 }
 
-/// Reads a text with the model in `dir`, a token at a time and several at once, and prints how far
-/// their logits differ: what `Rounding` allows for must cover it.
+/// Reads a text with the model in `dir`, one token at a time and several at once, and prints by how much the
+/// logits differ. The tolerance of `Rounding` must cover it.
 ///
 /// # Errors
-/// If it does not, the model cannot be read, or the device fails.
+/// If it does not, if the model cannot be read, or if the device fails.
 pub(crate) fn rounding(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<()> {
     let mut ids = TextTokenizer::from_model_dir(dir)?.encode(TEXT, true)?;
     ids.truncate(NUM_TOKENS);
@@ -108,24 +108,24 @@ pub(crate) fn rounding(dir: &Path, dtype: WeightDtype, device: &Device) -> Resul
     if most <= 1.0 { Ok(()) } else { bail!("rounding carries choices further than is forgiven") }
 }
 
-/// What decoding costs, a line of JSON.
+/// The times of decoding, one line of JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct DecodeFigures {
     work: &'static str,
     by: &'static str,
     device: String,
     dtype: &'static str,
-    /// Tokens in the cache.
+    /// The number of tokens in the cache.
     num_cached: usize,
     prefill_seconds: f64,
     tokens_per_second: f64,
-    /// Rows of a forward, and the median of its seconds.
+    /// The number of rows of a forward, and its median time in seconds.
     forwards: Vec<(usize, f64)>,
-    /// What the allocator holds of the device at its most; null where it does not tell.
+    /// The peak device memory of the allocator; null if it does not report it.
     reserved_bytes: Option<u64>,
 }
 
-/// Times forwards behind `num_cached` tokens: `warm_up` of each kind, then the median of `steps`.
+/// Times forwards after `num_cached` tokens: `warm_up` of each kind, then the median of `steps`.
 ///
 /// # Errors
 /// If the device fails.
@@ -173,7 +173,7 @@ pub(crate) fn time(
     })
 }
 
-/// The same as text.
+/// The times as text.
 pub(crate) fn print(figures: &DecodeFigures) {
     let DecodeFigures { device, dtype, num_cached, prefill_seconds, .. } = figures;
     println!("decoding on {device} in {dtype}, behind {num_cached} tokens");

@@ -1,9 +1,9 @@
 //! The shape of a frozen model, and the arithmetic that a training step over it needs.
 //!
-//! A product of `[m, k]` and `[k, n]` is 2·m·k·n operations; only products count. Attention counts
-//! the half of the scores that a causal model may look at. A backward pass counts its two products
-//! for each of the forward's, but for gradients that nobody needs; nothing is counted twice for
-//! being computed twice. `../peers/gpu.py` counts the same, and `../gpu.sh` compares.
+//! Only matrix products count: `[m, k]` times `[k, n]` is 2·m·k·n operations. Attention counts the half of
+//! the scores that a causal mask keeps. A backward pass counts two products for each product of the
+//! forward, except gradients that are not needed. Recomputed products count once. `../peers/gpu.py` counts
+//! in the same way, and `../gpu.sh` compares.
 
 use burn::tensor::Device;
 use clap::Args;
@@ -30,7 +30,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// A model with random weights, made on the device: each matrix in f32, cast, and let go.
+    /// A model with random weights, made on the device: each matrix in f32, then cast and freed.
     pub(crate) fn model(&self, context: usize, dtype: WeightDtype, device: &Device) -> CausalLm {
         self.config(context).init(device).to_dtype(dtype)
     }
@@ -55,7 +55,7 @@ impl Shape {
     /// Queries, keys, values, scores, mixture and output of one layer, for `rows` of `seq` tokens.
     fn attention(&self, rows: usize, seq: usize) -> f64 {
         let [hidden, rows, seq] = [self.hidden, rows, seq].map(|n| n as f64);
-        // A token looks at (seq + 1) / 2 tokens in the mean, once for scores and once for values.
+        // A token attends to (seq + 1) / 2 tokens on average, once for scores and once for values.
         rows * seq * (8.0 * hidden * hidden + 2.0 * hidden * (seq + 1.0))
     }
 
@@ -72,8 +72,7 @@ impl Shape {
         self.layers_forward(rows, seq) + 3.0 * self.attention(rows, seq) + 3.0 * lm_head
     }
 
-    /// A step of a head: the draft forward, and the head forward and back, but for the gradient
-    /// with respect to what it reads.
+    /// A step of a head: the draft forward, and the head forward and back without the gradient of its input.
     pub(crate) fn head_step(
         &self,
         rows: usize,

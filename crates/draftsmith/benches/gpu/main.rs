@@ -1,11 +1,10 @@
-//! Both trainings at the shapes of real models, on a GPU: tokens a second, memory and the share of
-//! the card's arithmetic that is used; and decoding, a forward of so many rows at a time. The models
-//! have random weights, made on the device; the steps are those of `train-adapter` and
-//! `train-head`, through the same functions.
+//! Both trainings at the shapes of real models on a GPU: tokens per second, memory and utilisation; and the
+//! times of decoding forwards by number of rows. Models have random weights, made on the device. Steps are
+//! those of `train-adapter` and `train-head`, through the same functions.
 //!
-//! `cargo bench -p draftsmith --bench gpu --features cuda -- --device cuda`, or `../gpu.sh`, which
-//! does the same with torch in turn (`../peers/gpu.py`). What is compared, and how, is in
-//! `../README.md`. With `--device cpu` and small shapes the same code runs anywhere.
+//! `cargo bench -p draftsmith --bench gpu --features cuda -- --device cuda`, or `../gpu.sh`, which takes
+//! turns with torch (`../peers/gpu.py`). `../README.md` says what is compared and how. With `--device cpu`
+//! and small shapes the same code runs anywhere.
 
 mod agreement;
 #[path = "../../src/allocator.rs"]
@@ -26,24 +25,24 @@ use self::device::DeviceChoice;
 use self::flops::Shape;
 use self::work::{Timing, Work};
 
-/// Training steps and decoding at the shapes of real models.
+/// Times training steps and decoding at the shapes of real models.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// `cpu`, `cuda`, `cuda:N` or `wgpu`.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// What is timed; all, one after the other, if absent.
+    /// Work to time [default: all, one after the other].
     #[arg(long)]
     work: Option<WorkName>,
-    /// Instead of timing: whether small models on the device, in f32 and in bf16, give the logits of
-    /// the CPU in f32, and train with its losses and gradients.
+    /// Instead of timing: check that small models on the device, in f32 and bf16, give the CPU's f32 logits,
+    /// losses and gradients.
     #[arg(long)]
     check: bool,
-    /// Instead of timing: how far forwards of several rows round otherwise than those of one, with
+    /// Instead of timing: measure the rounding differences between forwards of one row and of several, with
     /// the model in this directory.
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     rounding: Option<std::path::PathBuf>,
-    /// What the frozen model and the trained part are computed in.
+    /// Type of the computations, in the frozen model and the trained part.
     #[arg(long, default_value = "bf16", value_parser = device::parse_dtype)]
     dtype: WeightDtype,
     #[command(flatten)]
@@ -51,42 +50,42 @@ struct Arguments {
     /// Layers before the adapter.
     #[arg(long, default_value_t = 2)]
     exit_layer: usize,
-    /// Residual blocks of the head, tied.
+    /// Tied residual blocks of the head.
     #[arg(long, default_value_t = 3)]
     head_layers: usize,
-    /// Tokens of each row that go through the frozen model; before a forward that decodes, as many.
+    /// Tokens of each row that the frozen model reads; for decoding, the tokens in the cache.
     #[arg(long, default_value_t = 1024)]
     seq: usize,
-    /// Of these, those with a label or a supervised prediction.
+    /// Tokens of each row with a label or a supervised prediction.
     #[arg(long, default_value_t = 768)]
     supervised: usize,
-    /// Rows a step: one batch of an adapter's, `--accumulation` batches of a head's.
+    /// Rows of a step: one batch for an adapter, `--accumulation` batches for a head.
     #[arg(long, default_value_t = 4)]
     rows: usize,
-    /// Batches that a head's step is cut into.
+    /// Batches of a head's step.
     #[arg(long, default_value_t = 1)]
     accumulation: usize,
     /// Tokens whose logits are held at once.
     #[arg(long, default_value_t = 1024)]
     loss_chunk: usize,
-    /// Steps before the clock starts: kernels are compiled and chosen in them.
+    /// Untimed first steps, in which kernels are compiled and chosen.
     #[arg(long, default_value_t = 5)]
     warm_up: usize,
-    /// Steps that are timed.
+    /// Timed steps.
     #[arg(long, default_value_t = 20)]
     steps: usize,
-    /// The card's arithmetic in 10¹² operations a second: dense bf16 of an H100 SXM.
+    /// Peak of the card in 10¹² operations per second; the default is dense bf16 on an H100 SXM.
     #[arg(long, default_value_t = 989.0)]
     peak_tflops: f64,
-    /// One JSON object a line, for `gpu.sh`.
+    /// Print one JSON object a line, for `gpu.sh`.
     #[arg(long)]
     json: bool,
-    /// What cargo adds.
+    /// An argument that cargo adds.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// As the command line names it.
+/// A work as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum WorkName {
     Adapter,
@@ -94,32 +93,32 @@ enum WorkName {
     Decode,
 }
 
-/// What is told of one work; `peers/gpu.py` tells the same of torch.
+/// The results of one work; `peers/gpu.py` prints the same for torch.
 #[derive(Debug, Serialize)]
 struct Figures {
     work: &'static str,
     by: &'static str,
     device: String,
     dtype: &'static str,
-    /// Tokens that went through the frozen model in a step.
+    /// The number of tokens that the frozen model reads in a step.
     tokens_per_step: usize,
     flops_per_step: f64,
-    /// Of the timed steps together, by their number.
+    /// The mean time of the timed steps in seconds.
     seconds_per_step: f64,
     least_step_seconds: f64,
     most_step_seconds: f64,
     tokens_per_second: f64,
-    /// Model FLOPs utilisation: needed arithmetic over the peak's.
+    /// Model FLOPs utilisation: the operations that the step needs over the card's peak.
     mfu: f64,
     first_loss: f64,
     last_loss: f64,
-    /// What the allocator holds of the device at its most; null where it does not tell.
+    /// The peak device memory of the allocator; null if it does not report it.
     reserved_bytes: Option<u64>,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    // `cargo test --benches` runs benches too, but to see that they start.
+    // `cargo test --benches` runs benches too, only to see that they start.
     let Some(choice) = arguments.device else {
         eprintln!("gpu: skipped; hint: `--device cuda`, or `--device cpu` with small shapes");
         return Ok(());
@@ -164,14 +163,14 @@ fn main() -> Result<()> {
 }
 
 impl Arguments {
-    /// The adapter's training, its arithmetic and its tokens a step.
+    /// The adapter's training, its operations and its tokens in a step.
     fn adapter(&self) -> (Work, f64, usize) {
         let work = Work::Adapter { exit_layer: self.exit_layer, loss_chunk: self.loss_chunk };
         let flops = self.shape.adapter_step(self.rows, self.seq, self.supervised);
         (work, flops, self.rows * self.seq)
     }
 
-    /// The head's.
+    /// The head's training, its operations and its tokens in a step.
     fn head(&self) -> (Work, f64, usize) {
         let Self { seq, supervised, head_layers: num_layers, accumulation, .. } = *self;
         let rows = self.rows * accumulation;

@@ -1,5 +1,4 @@
-//! What is timed: the shipped trainers on made-up rows, watched by a listener that they tell of
-//! every batch.
+//! The timed work: the shipped trainers on made-up rows, with a listener that they notify of every batch.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +16,10 @@ use draftsmith_train::{
 };
 use serde::Deserialize;
 
-/// The share that is held out, of which one row is made.
+/// The share of rows that is held out, enough for one row.
 const VALIDATION_FRACTION: f64 = 0.1;
-/// Steps that are left when the clock stops, so that the thread that runs the frozen model is as
-/// busy at the end as before.
+/// The number of steps after the timed ones, so that the thread of the frozen model is equally busy until the
+/// end.
 const SPARE_STEPS: usize = 4;
 const SEED: u64 = 7;
 
@@ -31,14 +30,14 @@ pub(crate) enum Work {
     Head { num_layers: usize, accumulation: usize },
 }
 
-/// How much of it.
+/// The size of a training.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
-    /// Rows a batch.
+    /// Rows of a batch.
     pub(crate) rows: usize,
     /// Tokens of a row that the frozen model reads.
     pub(crate) seq: usize,
-    /// Those of them that are supervised.
+    /// Supervised tokens of a row.
     pub(crate) supervised: usize,
     pub(crate) warm_up: usize,
     pub(crate) steps: usize,
@@ -46,17 +45,17 @@ pub(crate) struct Timing {
     pub(crate) learning_rate: f64,
 }
 
-/// What came of it.
+/// The results of a training.
 #[derive(Debug)]
 pub(crate) struct Timed {
-    /// Of each step after the warm-up, from the end of the one before.
+    /// The time of each step after the warm-up, from the end of the previous one.
     pub(crate) step_seconds: Vec<f64>,
-    /// Every step, those of the warm-up too.
+    /// All steps, including the warm-up.
     pub(crate) steps: Vec<Step>,
     pub(crate) reserved_bytes: Option<u64>,
 }
 
-/// A line of `metrics.jsonl`, as far as it is of use here.
+/// The fields of a line of `metrics.jsonl` that are used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Step {
     pub(crate) loss: f64,
@@ -84,7 +83,7 @@ impl Work {
         }
     }
 
-    /// Trains for the warm-up and the steps that are timed.
+    /// Trains for the warm-up and the timed steps.
     ///
     /// # Errors
     /// If training fails.
@@ -111,7 +110,7 @@ impl Work {
         if ends.len() != num_steps || steps.len() != num_steps {
             bail!("{} steps were seen, {} written down, of {num_steps}", ends.len(), steps.len());
         }
-        // Without a warm-up there is nothing to measure the first step from.
+        // The first step's time begins at the end of a warm-up step.
         let ends = &ends[timing.warm_up.saturating_sub(1)..];
         let step_seconds = ends.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
         Ok(Timed { step_seconds, steps, reserved_bytes })
@@ -140,7 +139,7 @@ impl Work {
             Self::Head { num_layers, accumulation } => {
                 let training = HeadTraining {
                     num_layers,
-                    // Every response token has a label, so that every step has as many.
+                    // Every response token has a label, so that all steps have the same number.
                     mixing_ratio: 0.0,
                     dtype: timing.dtype,
                     optimizer: timing.optimizer(OptimizerSettings::HEAD, accumulation),
@@ -156,9 +155,9 @@ impl Work {
         Ok(())
     }
 
-    /// So many rows of random tokens to train on, and one that is held out.
+    /// Rows of random tokens to train on, and one that is held out.
     fn rows(&self, num_rows: usize, vocab_size: usize, timing: &Timing) -> Vec<ResponseRow> {
-        // An adapter does not read a row's last token, after which nothing is known.
+        // An adapter does not read a row's last token, because nothing is known after it.
         let unread = match self {
             Self::Adapter { .. } => 1,
             Self::Head { .. } => 0,
@@ -213,14 +212,14 @@ impl Work {
     }
 }
 
-/// The steps that a training wrote down.
+/// The steps that a training logged.
 fn read_steps(path: &Path) -> Result<Vec<Step>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read `{}`", path.display()))?;
     text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-/// Notes when each training batch was done, and what the device's allocator held then.
+/// Records the time of each training batch and the device memory of the allocator.
 #[derive(Clone)]
 struct Clock {
     device: Device,
@@ -238,7 +237,7 @@ impl Clock {
 }
 
 impl Listener for Clock {
-    /// Comes after each batch; the last of a step waits for the device, and so for all before it.
+    /// Called after each batch. The last batch of a step waits for the device, and so for all before it.
     fn processed(&mut self, _num_rows: usize) {
         let now = Instant::now();
         let reserved = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);

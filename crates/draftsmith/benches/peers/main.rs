@@ -1,9 +1,9 @@
-//! The same work on the same checkpoints, beside transformers and torch on this machine:
-//! `cargo bench -p draftsmith --bench peers -- --python PATH`; or, with `--model DIR`, on a model of
-//! yours. What is compared, and how, is in `../README.md`.
+//! The same work on the same checkpoints with draftsmith and with transformers and torch on this machine:
+//! `cargo bench -p draftsmith --bench peers -- --python PATH`, with `--model DIR` on your model.
+//! `../README.md` says what is compared and how.
 //!
-//! Each work is done in turn by us and by them, several times over; a ratio is that of two
-//! neighbours, so that what else the machine does weighs on both.
+//! The two sides take turns, several times. A ratio compares two neighbouring runs, so that other load
+//! affects both.
 
 #[path = "../../src/allocator.rs"]
 mod allocator;
@@ -29,70 +29,70 @@ use self::peak::peak_bytes;
 use self::table::{Row, print_table};
 use self::theirs::Peer;
 
-/// On either side, at most.
+/// The largest number of threads on either side.
 const NUM_THREADS: usize = 2;
-/// Candidates a round.
+/// The number of candidates a round.
 const CANDIDATE_LENGTH: usize = 5;
-/// The adapter's.
+/// The adapter's exit layer.
 const EXIT_LAYER: usize = 2;
-/// Prompts to decode.
+/// The number of prompts to decode.
 const NUM_PROMPTS: usize = 12;
-/// Prompts to label: what both can do in seconds, and not too few for two threads to share.
+/// The number of prompts to label: both sides take seconds for them, and two threads can share them.
 const NUM_LABEL_PROMPTS: usize = 24;
-/// The same with models of the user's: as many as one forward serves.
+/// The number of prompts to label with the user's models: as many as one forward serves.
 const NUM_MODEL_LABEL_PROMPTS: usize = 16;
-/// Tokens of the long prompt that a model of the user's reads, of the short one that it decodes
-/// behind, and those that it decodes.
+/// For the user's model: the lengths of the long prompt that is read and of the short prompt, and the number
+/// of tokens decoded after the latter.
 const PROMPT_LEN: usize = 1000;
 const SHORT_PROMPT_LEN: usize = 16;
 const NUM_DECODED: usize = 64;
-/// The share of the processors' time that others may use before a comparison means little: a thread
-/// that waits for one that does not run can make either side many times slower.
+/// The share of processor time that other processes may use before a comparison means little: a thread that
+/// waits for another one that is not running can slow either side down several times.
 const MOST_BUSY: f64 = 0.05;
-/// Rows of an adapter's epoch.
+/// The number of rows in an adapter's epoch.
 const NUM_ADAPTER_ROWS: usize = 128;
-/// Rows to train on with a model of the user's.
+/// The number of rows to train on with the user's model.
 const NUM_MODEL_ROWS: usize = 48;
 
-/// Our speed beside transformers and torch.
+/// Compares our speed with transformers and torch.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// A Python with torch, transformers, safetensors, numpy and pyarrow.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// A model to read a prompt with, to decode with and to train for, its own draft, instead of the
-    /// works on the embedded pair.
+    /// Directory of your model, to read a prompt, decode and train with instead of the embedded pair. It
+    /// drafts for itself.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// A draft for it, of the same tokenizer: responses are labelled with both, and nothing is trained.
+    /// Directory of a draft with the same tokenizer: labels responses with both models and trains nothing.
     #[arg(long, value_name = "DIR", requires = "model")]
     draft: Option<PathBuf>,
-    /// The same weights for llama.cpp to decode with; the Python needs `llama-cpp-python`.
+    /// The same weights for llama.cpp; the Python needs `llama-cpp-python`.
     #[arg(long, value_name = "FILE", requires = "model")]
     gguf: Option<PathBuf>,
-    /// How often each side does each work.
+    /// Number of repetitions on each side.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only the works whose names contain this.
+    /// Run only works whose names contain this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// What cargo adds.
+    /// An argument that cargo adds.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Once through a work.
+/// One measurement of a work.
 #[derive(Debug, Clone, Deserialize)]
 struct Measurement {
     num_tokens: usize,
     seconds: f64,
-    /// The prompts, where tokens are compared.
+    /// The prompts, if tokens are compared.
     #[serde(default)]
     prompt_ids: Vec<Vec<u32>>,
-    /// The most memory that its process held, where the system tells.
+    /// The peak memory of its process, if the system reports it.
     #[serde(default)]
     peak_bytes: Option<usize>,
-    /// The answers, where tokens are compared.
+    /// The answers, if tokens are compared.
     #[serde(default)]
     token_ids: Vec<Vec<u32>>,
 }
@@ -109,10 +109,10 @@ impl Measurement {
     }
 }
 
-/// Something that both can do.
+/// Work that both sides can do.
 struct Work<'a> {
     name: &'static str,
-    /// The least ratio that we promise.
+    /// The lowest ratio that we promise.
     bar: f64,
     ours: Box<dyn Fn() -> Result<Measurement> + 'a>,
     script: &'static str,
@@ -120,7 +120,7 @@ struct Work<'a> {
 }
 
 fn main() -> Result<()> {
-    // `cargo test --benches` runs benches too, but to see that they start.
+    // `cargo test --benches` runs benches too, only to see that they start.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -138,7 +138,7 @@ fn main() -> Result<()> {
     }
     rayon::ThreadPoolBuilder::new().num_threads(NUM_THREADS).build_global()?;
     let busy_before = busy_share();
-    // On a pooled thread, as the commands decode: a prefill is shared with a second one.
+    // On a pooled thread, as in the commands, so that a second thread shares the prefill.
     let rows = rayon::scope(|_| match &arguments.model {
         Some(dir) => {
             let model = CausalLm::from_model_dir(dir, &Device::flex())?;
@@ -200,7 +200,7 @@ fn flags(flags: &[(&str, String)]) -> Vec<String> {
     flags.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]).collect()
 }
 
-/// What is compared on a model of the user's.
+/// The works on the user's model.
 fn works_on<'a>(model: &'a CausalLm, dir: &Path, gguf: Option<&Path>) -> Vec<Work<'a>> {
     let answered = |prompt: Vec<u32>, num_tokens, part: fn(&timed::Answer) -> (usize, Duration)| {
         Box::new(move || {
@@ -241,7 +241,7 @@ fn works_on<'a>(model: &'a CausalLm, dir: &Path, gguf: Option<&Path>) -> Vec<Wor
     works
 }
 
-/// What is compared on the embedded pair.
+/// The works on the embedded pair.
 fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
     let num_prompts = ("num-prompts", NUM_PROMPTS.to_string());
     let mut assisted =
@@ -270,8 +270,7 @@ fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
 
 const LABELLING: &str = "labelled responses";
 
-/// Responses to the first prompts with their labels, of the embedded pair or of the models in some
-/// directories.
+/// Labelled responses to the first prompts, with the embedded pair or with models from directories.
 fn labelling<'a>(ours: &'a Ours, num_prompts: usize, models: &[(&str, &Path)]) -> Work<'a> {
     let dirs = models.iter().map(|(name, dir)| (*name, dir.display().to_string()));
     let all = std::iter::once(("num-prompts", num_prompts.to_string())).chain(dirs);
@@ -287,15 +286,15 @@ fn labelling<'a>(ours: &'a Ours, num_prompts: usize, models: &[(&str, &Path)]) -
 const HEAD_TRAINING: &str = "head training";
 const ADAPTER_TRAINING: &str = "adapter training";
 
-/// An epoch of a head over all rows, and one of an adapter over the first ones: for the embedded
-/// pair, or for the model in a directory.
+/// An epoch of a head over all rows and an epoch of an adapter over the first rows, for the embedded pair or
+/// for the model in a directory.
 fn trainings<'a>(
     ours: &'a Ours,
     model: Option<&Path>,
     num_adapter_rows: usize,
     adapter_bar: f64,
 ) -> Result<[Work<'a>; 2]> {
-    // As JSON, with every default: a script that read the recipe would not know those.
+    // Settings go to the script as JSON with all defaults, which the recipe does not contain.
     let flags = |training: Value, more: &[(&str, String)]| {
         let data = ("data", ours.data_dir().display().to_string());
         let model = model.map(|dir| ("model", dir.display().to_string()));
@@ -322,7 +321,7 @@ fn trainings<'a>(
     ])
 }
 
-/// Both sides in turn, each first in every other round.
+/// Runs both sides in turn; each comes first in every other round.
 fn compare(work: &Work<'_>, python: &Path, rounds: usize) -> Result<Row> {
     let mut peer = Peer::start(python, work.script, &work.flags)?;
     (work.ours)()?;
@@ -347,14 +346,13 @@ fn compare(work: &Work<'_>, python: &Path, rounds: usize) -> Result<Row> {
     Ok(Row::new(work.name, work.bar, &pairs, &peer.hello))
 }
 
-/// Has Linux count the most memory that this process holds from now on.
+/// Resets Linux's count of this process's peak memory.
 fn forget_peak() {
-    // Where it cannot, the figure is that of all works so far.
+    // If this fails, the figure covers all works so far.
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// The share of the processors' time that is in use while this waits a second, where the system
-/// tells.
+/// The share of processor time that is in use during one second, if the system reports it.
 fn busy_share() -> Option<f64> {
     let [(busy, all), (later_busy, later_all)] = [Duration::ZERO, Duration::from_secs(1)]
         .map(|wait| {
@@ -365,12 +363,12 @@ fn busy_share() -> Option<f64> {
     (later_all > all).then(|| (later_busy - busy) as f64 / (later_all - all) as f64)
 }
 
-/// Linux's count of ticks in use, and of all ticks, since it started.
+/// Linux's counts of busy ticks and of all ticks since the start.
 fn processor_times() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let ticks = text.lines().next()?.split_whitespace().skip(1).map(str::parse);
     let ticks: Vec<u64> = ticks.collect::<Result<_, _>>().ok()?;
-    // user, nice, system, idle, iowait, irq, softirq, steal; guests' are in the first two.
+    // user, nice, system, idle, iowait, irq, softirq, steal; the first two include guests.
     let all = ticks.iter().take(8).sum();
     Some((all - ticks.get(3)? - ticks.get(4)?, all))
 }

@@ -1,4 +1,4 @@
-//! Our side of each work, in this process; build-data through the binary.
+//! Our side of each work, in this process; `build-data` runs as a process.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Incomplete, Prompts, ResponseRow, TextTokenizer, read_dir};
 use draftsmith_decode::{
-    Generation, Limits, ModelSession, SeparateDraft, decode_plain, decode_speculative,
+    Generation, Limits, ModelSession, Request, SeparateDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::{CausalLm, HeadForm};
-use draftsmith_theory::{Decoding, FixedLength, SeededDraws};
+use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws};
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, TrainingRun, discard,
     train_adapters, train_heads,
@@ -23,17 +23,17 @@ use tempfile::TempDir;
 
 use crate::{CANDIDATE_LENGTH, EXIT_LAYER, Measurement, NUM_THREADS};
 
-/// Whose prompts, sizes and rates both sides take; `common.py` names it too.
+/// The recipe whose prompts, sizes and rates both sides use; `common.py` names it too.
 const RECIPE: &str = "recipes/tiny-full.toml";
-/// Held out by the trainers, who do not work without; its time counts as ours, its tokens do not.
+/// The share that the trainers hold out, as they must. Our time includes it, our tokens do not.
 const VALIDATION_FRACTION: f64 = 0.05;
 
-/// Which models work.
+/// The models that are measured.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Models<'a> {
     /// The embedded pair, with prompts to answer and all the recipe's data.
     Embedded,
-    /// A model, and its draft or itself for one, with a row for each of the first prompts.
+    /// A model with its draft, or drafting for itself, with a row for each of the first prompts.
     Own { target: &'a Path, draft: Option<&'a Path> },
 }
 
@@ -48,13 +48,13 @@ pub(crate) struct Ours {
     draft: CausalLm,
     limits: Limits,
     prompts: Vec<Vec<u32>>,
-    /// Where the rows are, too, for the scripts.
+    /// The directory with the rows, for the scripts.
     data_dir: PathBuf,
     rows: Vec<ResponseRow>,
     scratch: TempDir,
 }
 
-/// What build-data tells of itself.
+/// The summary that build-data prints.
 #[derive(Deserialize)]
 struct BuiltData {
     data_dir: PathBuf,
@@ -109,12 +109,12 @@ impl Ours {
         Ok(ours)
     }
 
-    /// Where the rows to train on are.
+    /// The directory with the rows to train on.
     pub(crate) fn data_dir(&self) -> &Path {
         &self.data_dir
     }
 
-    /// Greedy decoding with the target alone.
+    /// Plain greedy decoding.
     pub(crate) fn plain(&self) -> Result<Measurement> {
         let mut target = self.session();
         let mut draws = SeededDraws::new(self.seed, &["greedy"]);
@@ -125,23 +125,25 @@ impl Ours {
         })
     }
 
-    /// Greedy decoding with the draft, so many candidates a round.
+    /// Greedy decoding with the draft.
     pub(crate) fn speculative(&self) -> Result<Measurement> {
         let mut target = self.session();
         let vocab_size = self.target.shape().vocab_size;
         let context = self.draft.shape().context;
-        let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context);
-        let mut rule = FixedLength::new(CANDIDATE_LENGTH)?;
+        let mut draft = SeparateDraft::new(&self.draft, None, vocab_size, context, 1);
+        let mut rule = FixedLengthConfig { candidate_length: CANDIDATE_LENGTH };
         let mut draws = SeededDraws::new(self.seed, &["greedy"]);
         self.decode(|prompt| {
             Ok(decode_speculative(
                 &mut target,
                 &mut draft,
-                &mut rule,
-                &Decoding::GREEDY,
-                prompt,
-                &self.limits,
-                &mut draws,
+                Request {
+                    prompt,
+                    decoding: Decoding::GREEDY,
+                    limits: &self.limits,
+                    rule: Some(&mut rule),
+                    draws: &mut draws,
+                },
                 &mut |_| ControlFlow::Continue(()),
             )?)
         })
@@ -155,7 +157,7 @@ impl Ours {
         &self,
         mut answer: impl FnMut(&[u32]) -> Result<Generation> + Send,
     ) -> Result<Measurement> {
-        // On a pooled thread, as the commands decode: a prefill is shared with a second one.
+        // On a pooled thread, as in the commands, so that a second thread shares the prefill.
         rayon::scope(|_| {
             let begun = Instant::now();
             let answers: Result<Vec<Vec<u32>>> =
@@ -167,8 +169,8 @@ impl Ours {
         })
     }
 
-    /// Labelled responses to the first training prompts. What the command costs when there is
-    /// nothing left to do, its start and loading, is taken off.
+    /// Labelled responses to the first training prompts. The time of the command with nothing left to do,
+    /// for its start and loading, is subtracted.
     pub(crate) fn label(&self, num_prompts: usize) -> Result<Measurement> {
         let (built, time) = self.build_data(Some(num_prompts))?;
         let (_, idle) = self.build_data(Some(num_prompts))?;
@@ -206,8 +208,8 @@ impl Ours {
         Ok((built, time))
     }
 
-    /// How heads are trained: the recipe's sizes and rates, and the paper's form, labels and depth,
-    /// which are what torch's side has.
+    /// Settings of head training: the recipe's sizes and rates with the paper's form, labels and depth, as
+    /// on torch's side.
     pub(crate) fn head_training(&self) -> Result<HeadTraining> {
         let mut training = HeadTraining {
             num_layers: 3,
@@ -220,7 +222,7 @@ impl Ours {
         Ok(training)
     }
 
-    /// How adapters are trained.
+    /// Settings of adapter training.
     pub(crate) fn adapter_training(&self) -> Result<AdapterTraining> {
         let exit_layer = ExitLayers::One(EXIT_LAYER);
         let mut training = AdapterTraining { exit_layer, ..self.section("adapter")? };
@@ -232,7 +234,7 @@ impl Ours {
     pub(crate) fn train_head(&self) -> Result<Measurement> {
         let training = self.head_training()?;
         let dir = self.scratch.path().join("head-training");
-        // Trained to its end already, it would have nothing left to do.
+        // A completed training in the directory would be resumed with nothing left to do.
         discard(&dir)?;
         let begun = Instant::now();
         let (heads, run) = (std::slice::from_ref(&training), TrainingRun::new(&dir, ""));
@@ -245,7 +247,7 @@ impl Ours {
     pub(crate) fn train_adapter(&self, num_rows: usize) -> Result<Measurement> {
         let training = self.adapter_training()?;
         let dir = self.scratch.path().join("adapter-training");
-        // Trained to its end already, it would have nothing left to do.
+        // A completed training in the directory would be resumed with nothing left to do.
         discard(&dir)?;
         let begun = Instant::now();
         let rows = &self.rows[..num_rows.min(self.rows.len())];

@@ -1,10 +1,10 @@
 //! The same training in torch:
 //! `cargo bench -p draftsmith --bench parity -- --python PATH --data DIR
-//! --target DIR --draft DIR`. What is compared, and how, is in `../README.md`.
+//! --target DIR --draft DIR`. `../README.md` says what is compared and how.
 //!
-//! We write down what our trainer is going to see (every step's batches with their mixtures and
-//! labels, the rows held out, the first weights) and train; `parity.py` then trains the same in
-//! torch from that. Ends with 1 where one of the first losses differs.
+//! The bench writes down the input of our trainer (every step's batches with their mixtures and labels, the
+//! rows held out, the initial weights) and trains; `parity.py` then trains the same in torch. The exit code
+//! is 1 if one of the first losses differs.
 
 #[path = "../../src/allocator.rs"]
 mod allocator;
@@ -29,14 +29,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// On either side, at most.
+/// The largest number of threads on either side.
 const NUM_THREADS: usize = 2;
-/// The first losses, which have to be the same.
+/// The number of first losses that must be equal.
 const NUM_EQUAL: usize = 20;
-/// The most that they may differ by.
+/// The largest difference between equal losses.
 const TOLERANCE: f64 = 1e-3;
 
-/// Our training beside the same one in torch.
+/// Compares our training with the same training in torch.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// A Python with torch, transformers, safetensors, numpy and pyarrow.
@@ -45,22 +45,22 @@ struct Arguments {
     /// The recipe whose `[head]` and `[adapter]` are trained.
     #[arg(long, value_name = "FILE", default_value = "recipes/tiny.toml")]
     recipe: PathBuf,
-    /// The directory of its data.
+    /// Directory of its data.
     #[arg(long, value_name = "DIR", default_value = "data/tiny")]
     data: PathBuf,
-    /// The target that the adapter is for.
+    /// Directory of the adapter's target.
     #[arg(long, value_name = "DIR", default_value = "checkpoints/tiny/target")]
     target: PathBuf,
-    /// The draft that the head is for.
+    /// Directory of the head's draft.
     #[arg(long, value_name = "DIR", default_value = "checkpoints/tiny/draft")]
     draft: PathBuf,
-    /// Only one of the two.
+    /// Train only the head or only the adapter.
     #[arg(long)]
     only: Option<What>,
-    /// How often each side trains.
+    /// Number of trainings on each side.
     #[arg(long, default_value_t = 1)]
     rounds: usize,
-    /// What cargo adds.
+    /// An argument that cargo adds.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -74,32 +74,32 @@ enum What {
 /// One side's training.
 #[derive(Debug, Deserialize)]
 struct Training {
-    /// Of each step.
+    /// The loss of each step.
     losses: Vec<f64>,
-    /// After each epoch: a head's KL divergence, an adapter's cross-entropy.
+    /// The validation score after each epoch: a head's KL divergence, an adapter's cross-entropy.
     validation: Vec<f64>,
-    /// Trained on.
+    /// The number of tokens trained on.
     num_tokens: usize,
     seconds: f64,
-    /// Theirs: the faster of 1 and 2.
+    /// The number of threads; for torch the faster of 1 and 2.
     #[serde(default)]
     num_threads: usize,
     #[serde(default)]
     torch: String,
 }
 
-/// What both sides need to know of one training.
+/// The settings of one training, for both sides.
 struct Task {
     what: What,
     model_dir: PathBuf,
     steps: Vec<StepExamples>,
     settings: Value,
-    /// Of the adapter.
+    /// The adapter's exit layer.
     exit_layer: usize,
 }
 
 fn main() -> Result<ExitCode> {
-    // `cargo test --benches` runs benches too, but to see that they start.
+    // `cargo test --benches` runs benches too, only to see that they start.
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(ExitCode::SUCCESS);
     }
@@ -112,7 +112,7 @@ fn main() -> Result<ExitCode> {
         );
         return Ok(ExitCode::SUCCESS);
     };
-    // Cargo runs benches in the crate's directory; paths are meant from the repository's root.
+    // Cargo runs benches in the crate's directory, but paths start at the repository's root.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let from_root = |path: &Path| root.join(path);
     rayon::ThreadPoolBuilder::new().num_threads(NUM_THREADS).build_global()?;
@@ -188,7 +188,7 @@ fn adapter(
         Task { what: What::Adapter, model_dir: dir.to_path_buf(), steps, settings, exit_layer };
     let place = tempfile::tempdir()?;
     let (config, first) = first_adapter(&target, training, exit_layer, seed)?;
-    // As it begins here.
+    // The initial weights.
     let config = AdapterConfig { dtype: WeightDtype::F32, ..config };
     first.write_dir(&place.path().join("first"), &config)?;
     let ours = |state: &Path| -> Result<Training> {
@@ -209,8 +209,7 @@ fn adapter(
     compare(&task, place.path(), python, rounds, ours)
 }
 
-/// Trains on both sides in turn, prints how they compare, and tells whether their first losses are
-/// the same.
+/// Trains on both sides in turn, prints the comparison, and returns whether the first losses are equal.
 fn compare(
     task: &Task,
     place: &Path,
@@ -258,7 +257,7 @@ fn compare(
     Ok(is_same)
 }
 
-/// Prints a round.
+/// Prints one round.
 fn report(our: &Training, their: &Training) -> Result<bool> {
     if our.losses.len() != their.losses.len() || our.num_tokens != their.num_tokens {
         bail!(
@@ -295,8 +294,7 @@ fn report(our: &Training, their: &Training) -> Result<bool> {
     Ok(first <= TOLERANCE)
 }
 
-/// The settings, those of the optimizer beside the others, and what torch's schedule and clipping
-/// need of them.
+/// The settings as one flat object, the optimizer's included, with what torch's schedule and clipping need.
 fn for_torch(
     mut settings: Value,
     steps: &[StepExamples],

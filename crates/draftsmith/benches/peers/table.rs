@@ -1,27 +1,27 @@
-//! The comparison, as a table.
+//! Prints the comparison as a table.
 
 use crate::Measurement;
 use crate::theirs::Hello;
 
-/// One work's outcome; rates in tokens a second.
+/// The results of one work, with rates in tokens per second.
 #[derive(Debug)]
 pub(crate) struct Row {
     name: &'static str,
     ours: f64,
     theirs: f64,
-    /// Of neighbours, rising.
+    /// Ratios of neighbouring runs, ascending.
     ratios: Vec<f64>,
     bar: f64,
-    /// How many answers are the same, token for token, of how many.
+    /// How many answers are equal token for token, and how many there are.
     equal: Option<(usize, usize)>,
     num_threads: usize,
-    /// The most memory that each side held, in bytes.
+    /// The peak memory of each side, in bytes.
     peaks: [Option<usize>; 2],
     versions: String,
 }
 
 impl Row {
-    /// The medians of pairs of ours and theirs.
+    /// A row with medians of pairs of our and their measurements.
     pub(crate) fn new(
         name: &'static str,
         bar: f64,
@@ -61,7 +61,7 @@ impl Row {
     }
 }
 
-/// Prints the rows under each other.
+/// Prints the rows.
 pub(crate) fn print_table(rows: &[Row], rounds: usize) {
     println!(
         "{:<28}{:>9}{:>9}{:>9}{:>8}{:>15}{:>7}  {:<5}{:>12}{:>13}",
@@ -100,7 +100,7 @@ fn sorted(mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-/// Of values that rise.
+/// The median of ascending values.
 fn median(sorted: &[f64]) -> f64 {
     let upper = sorted.len() / 2;
     (sorted[upper] + sorted[(sorted.len() - 1) / 2]) / 2.0

@@ -1,4 +1,4 @@
-//! Their side: one Python process a work, which measures once for each line it is sent.
+//! The peers' side: one Python process for each work, which measures once for each line on its stdin.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -10,22 +10,22 @@ use serde::de::DeserializeOwned;
 
 use crate::Measurement;
 
-/// What a script says of itself once it has warmed up.
+/// What a script reports after its warm-up.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Hello {
-    /// The number of threads that it found fastest.
+    /// The fastest number of threads.
     pub(crate) num_threads: usize,
-    /// Of what it uses.
+    /// The versions of its packages.
     pub(crate) versions: String,
 }
 
-/// A script that waits to be asked.
+/// A running script that waits for requests.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) hello: Hello,
     script: String,
     child: Child,
-    /// `None` only while it is dropped: the script ends with its input.
+    /// `None` only during drop: closing the input ends the script.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -49,7 +49,7 @@ impl Peer {
         Ok(Self { hello, script: script.to_owned(), child, input, output })
     }
 
-    /// Has the script do its work once.
+    /// Lets the script do its work once.
     pub(crate) fn measure(&mut self) -> Result<Measurement> {
         self.input.as_mut().context("its input is piped")?.write_all(b"\n")?;
         read_line(&mut self.output, &self.script)
@@ -59,7 +59,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.input = None;
-        // It ends by itself; how is of no interest any more.
+        // Its exit status does not matter.
         drop(self.child.wait());
     }
 }

@@ -1,4 +1,4 @@
-//! Decoding and reading prompts with any model, timed: what the benches of models of yours share.
+//! Times decoding and reading prompts with any model, for the benches that take your model.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use draftsmith_decode::{Limits, ModelSession, RoundTokens, decode_plain};
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, SeededDraws};
 
-/// The ids of ordinary tokens, so many.
+/// Token ids of ordinary tokens.
 pub(crate) fn prompt(len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| 270 + i * 37 % 300).collect()
 }
 
-/// A greedy answer of so many tokens to a prompt, and how long each part of it took.
+/// A greedy answer to a prompt and the times of its parts.
 pub(crate) struct Answer {
     pub(crate) token_ids: Vec<u32>,
-    /// Reading the prompt, with the first token.
+    /// The time to read the prompt, including the first token.
     pub(crate) to_first: Duration,
-    /// From the first token to the last.
+    /// The time from the first token to the last.
     pub(crate) to_last: Duration,
 }
 
-/// Decodes greedily, through end tokens.
+/// Decodes greedily and ignores end tokens.
 ///
 /// # Errors
 /// If prompt and answer do not fit.

@@ -180,8 +180,9 @@ fn check(
     let (files, split) = prompt_files(arguments, &recipe)?;
     let sources = read_sources(&files, &recipe.reading(split))?;
     let template = recipe.models.chat_template.as_deref();
+    let devices = vec![device.clone()];
     let workspace =
-        Workspace::open(&recipe.models.target, draft, template, vec![device.clone()], console)?
+        Workspace::open(&recipe.models.target, None, draft, template, devices, console)?
             .ending(recipe.models.ends())
             .computing_in(dtype);
     let pair = workspace.pair()?;

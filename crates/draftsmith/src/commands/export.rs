@@ -1,4 +1,4 @@
-//! `export`: what was trained, in the forms that other runtimes load.
+//! `export`: writes heads, adapters and data in the formats that other runtimes load.
 
 mod data;
 mod draft_model;
@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::console::Console;
 use crate::device::on_pool;
@@ -22,67 +23,56 @@ use crate::workspace::Workspace;
 /// Arguments of `export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// What is to load it.
+    /// The format to write.
     #[arg(long = "for", value_name = "FORM")]
     form: Form,
-    /// The recipe that names the models; the one beside what is exported if absent.
+    /// The recipe that names the models. Default: the recipe beside the source.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// With a head: end a round when the chance of a rejection exceeds this; what was tuned if
-    /// absent, or else 0.7.
+    /// With a head: end a round when the probability of a rejection exceeds this. Default: the tuned
+    /// threshold, or 0.7.
     #[arg(long, value_name = "H")]
     stop_threshold: Option<f64>,
-    /// An adapter's or a head's directory; for `specdec-pp` also a data directory or a Parquet file of
+    /// The directory of an adapter or a head. For `specdec-pp` also a data directory or a Parquet file of
     /// responses.
     source: PathBuf,
-    /// The directory to write, which must not be there, or be empty; of data, the JSON file.
+    /// The directory to write, which must be absent or empty; for data, the JSON file.
     out: PathBuf,
 }
 
-/// A form that something else loads.
+/// The formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Form {
-    /// A self-draft adapter as an ordinary checkpoint of the target's family, for every runtime that
-    /// has draft models: transformers, vLLM, SGLang, llama.cpp.
+    /// A self-draft adapter as a checkpoint of the target's family, for runtimes with draft models:
+    /// transformers, vLLM, SGLang, llama.cpp.
     DraftModel,
-    /// An acceptance head inside its draft's directory, which transformers' assisted generation then
-    /// stops by: a head's separate draft, or the draft model of an adapter with a head.
+    /// A draft with its acceptance head, which ends drafting in transformers' assisted generation. The
+    /// draft is the head's separate model, or the draft model of an adapter.
     Transformers,
-    /// The same as a Python package that vLLM loads a proposer from.
+    /// The same as a Python package with a proposer for vLLM.
     Vllm,
-    /// An acceptance head for the SpecDec++ authors' class, or responses and labels for their programs.
+    /// An acceptance head for the SpecDec++ authors' class, or responses with labels for their scripts.
     SpecdecPp,
     /// A self-draft adapter for Kangaroo's class.
     Kangaroo,
 }
 
-/// What is exported, and where to.
+/// What to export, and where.
 struct Export<'a> {
     source: &'a Path,
     out: &'a Path,
     stop_threshold: Option<f64>,
 }
 
-/// What was written.
-#[derive(Serialize)]
+/// The outcome of an export.
 struct Written {
-    /// In words.
+    /// A description of what was written.
     what: String,
-    /// What of the source those who load it cannot honour, each in a sentence.
+    /// Properties of the source that the runtime cannot honour, one sentence each.
     ignored: Vec<String>,
-    /// How it is loaded.
+    /// Commands that load it.
     commands: Vec<String>,
-}
-
-/// The same as `--json` tells it.
-#[derive(Serialize)]
-struct Document<'a> {
-    form: Form,
-    source: &'a Path,
-    out: &'a Path,
-    #[serde(flatten)]
-    written: &'a Written,
 }
 
 /// Runs the command.
@@ -97,9 +87,9 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, None, None, vec![device.clone()], console)?;
+        let workspace = Workspace::open(target, None, None, None, vec![device.clone()], console)?;
         let written = data::specdec_pp(&export, workspace.tokenizer()?)?;
-        return tell(arguments, &written, console);
+        return print(arguments, &written, console);
     }
     let kind = ExportKind::of(source)?;
     if *form != Form::SpecdecPp
@@ -119,7 +109,7 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let draft = kind.draft_in(&recipe)?;
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, draft, template, devices, console)?;
+        let workspace = Workspace::open(target, None, draft, template, devices, console)?;
         Ok(workspace.ending(recipe.models.ends()))
     };
     let written = match (form, kind) {
@@ -129,30 +119,33 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(&export)?,
         (Form::Kangaroo, ExportKind::Adapter) => foreign::kangaroo(&export)?,
         (Form::DraftModel, ExportKind::Head) => bail!(
-            "`{}` is an acceptance head, and a draft model has none; hint: the draft that it is for \
-             is a draft model already",
+            "`{}` is an acceptance head, which a draft model cannot hold; hint: use the head's draft, \
+             which is a draft model already",
             source.display()
         ),
         (Form::SpecdecPp, ExportKind::Adapter) | (Form::Kangaroo, ExportKind::Head) => bail!(
-            "that form is not for the {} in `{}`; hint: `--for specdec-pp` takes acceptance heads, \
-             `--for kangaroo` self-draft adapters",
+            "this format does not support the {} in `{}`; hint: `--for specdec-pp` takes acceptance \
+             heads, `--for kangaroo` self-draft adapters",
             kind.text(),
             source.display()
         ),
     };
-    tell(arguments, &written, console)
+    print(arguments, &written, console)
 }
 
-/// Tells what was written.
-fn tell(arguments: &ExportArguments, written: &Written, console: &Console) -> Result<()> {
+fn print(arguments: &ExportArguments, written: &Written, console: &Console) -> Result<()> {
     let ExportArguments { form, source, out, .. } = arguments;
     let mut text = format!("{}: {}\n", written.what, out.display());
     for sentence in &written.ignored {
-        text += &format!("not taken along: {sentence}\n");
+        text += &format!("not exported: {sentence}\n");
     }
     for command in &written.commands {
         text += &format!("{command}\n");
     }
     console.text(text)?;
-    console.document(&Document { form: *form, source, out, written })
+    let Written { what, ignored, commands } = written;
+    console.document(&json!({
+        "form": form, "source": source, "out": out,
+        "what": what, "ignored": ignored, "commands": commands,
+    }))
 }

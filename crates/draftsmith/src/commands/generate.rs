@@ -12,7 +12,9 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::Message;
-use draftsmith_decode::{Drafters, Generation, RoundTokens, decode_plain, decode_speculative};
+use draftsmith_decode::{
+    Drafters, Generation, Request, RoundTokens, decode_plain, decode_speculative,
+};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
 use serde::Serialize;
@@ -21,13 +23,13 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
-use crate::ends::EndArguments;
 use crate::exports::cascades::Cascades;
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
 use crate::recipe::CascadeRecipe;
 use crate::results::{DecodingName, DrafterName};
+use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
@@ -187,11 +189,11 @@ fn generate(
     let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
-    let workspace =
-        Workspace::open(&arguments.target, draft, template, vec![device.clone()], console)?
-            .with_small_draft(arguments.small_draft.as_deref())?
-            .ending(arguments.ends.ends())
-            .computing_in(dtype);
+    let devices = vec![device.clone()];
+    let workspace = Workspace::open(&arguments.target, None, draft, template, devices, console)?
+        .with_small_draft(arguments.small_draft.as_deref())?
+        .ending(arguments.ends.ends())
+        .computing_in(dtype);
     let pair = workspace.pair()?;
     let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
     let mut adapters = Vec::new();
@@ -215,7 +217,7 @@ fn generate(
         }
     };
     let drafters = arguments.cascade.iter().flat_map(|cascade| &cascade.drafters);
-    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::none() };
+    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::default() };
     let exports = exports.with_small_draft(drafters, &workspace)?;
     let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let (mut rule, tuned_first) = match rule {
@@ -288,11 +290,13 @@ fn generate(
                 Ok(decode_speculative(
                     target,
                     drafter,
-                    rule.as_mut(),
-                    &decoding,
-                    &prompt_ids,
-                    &limits,
-                    &mut draws,
+                    Request {
+                        prompt: &prompt_ids,
+                        decoding,
+                        limits: &limits,
+                        rule: Some(rule.as_mut()),
+                        draws: &mut draws,
+                    },
                     &mut observe,
                 )?)
             })?

@@ -1,7 +1,7 @@
-//! `import`: heads, adapters and data of the methods' authors, as ours.
+//! `import`: converts heads, adapters and data of the methods' authors.
 //!
-//! Data is built: `build-data` labels the responses of the authors' file with the models of a recipe,
-//! which is told here to take that file.
+//! For data, `build-data` labels the responses of the authors' file with the models of a recipe. This
+//! module only sets the recipe's keys for that.
 
 use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
@@ -21,39 +21,38 @@ use crate::recipe::{Overrides, Recipe};
 /// Arguments of `import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// Whose form it has.
+    /// The source's format.
     #[arg(long, value_name = "FORM")]
     from: Form,
-    /// Of an adapter: the target's layers that run before it (Kangaroo's own: 2 for 7B, 3 for 13B
-    /// models), which its files do not say.
+    /// For an adapter: the number of the target's layers that run before it, which its files do not say
+    /// (the Kangaroo authors' adapters: 2 for 7B, 3 for 13B models).
     #[arg(long, value_name = "N")]
     exit_layer: Option<NonZeroUsize>,
-    /// Of data: the recipe that names the models which label it, and whose `[data]` says how they
-    /// sample.
+    /// For data: the recipe that names the models to label it with, and the sampling settings in `[data]`.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// The directory to read; of data, the file.
+    /// The directory to read; for data, the file.
     source: PathBuf,
-    /// The directory to write, which must not be there, or be empty; of data, `data/NAME`.
+    /// The directory to write, which must be absent or empty; for data, `data/NAME`.
     out: PathBuf,
 }
 
-/// Whose form something has.
+/// The formats.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Form {
-    /// An acceptance head of SpecDec++'s, `config.json` and `model.safetensors`, or a JSON file of their
+    /// A SpecDec++ acceptance head (`config.json` and `model.safetensors`), or a JSON file of SpecDec++
     /// data.
     SpecdecPp,
-    /// An adapter of Kangaroo's: `config.json` and `pytorch_model.bin`.
+    /// A Kangaroo adapter (`config.json` and `pytorch_model.bin`).
     Kangaroo,
 }
 
 impl ImportArguments {
-    /// The recipe that builds the authors' data, where that is what is imported: the one that was given,
-    /// with their file for its prompts and responses, and a malformed record an error.
+    /// The recipe that builds the authors' data: the given recipe with their file as its prompts and
+    /// responses, where malformed records are errors. `None` if the source is not data.
     ///
     /// # Errors
-    /// If there is no recipe, it makes no sense, or the data is to go where no recipe finds it.
+    /// If the recipe is missing or invalid, or the output is not `data/NAME`.
     pub(crate) fn data_recipe(
         &self,
         seed: Option<u64>,
@@ -63,7 +62,7 @@ impl ImportArguments {
         if !matches!(from, Form::SpecdecPp) || !source.is_file() {
             if recipe.is_some() {
                 bail!(
-                    "`--recipe` is for a file of the SpecDec++ authors' data, and `{}` is none",
+                    "`--recipe` is only for a file of the SpecDec++ authors' data, not for `{}`",
                     source.display()
                 );
             }
@@ -71,20 +70,17 @@ impl ImportArguments {
         }
         let recipe = recipe.as_ref().with_context(|| {
             format!(
-                "`{}` has no labels of your models; hint: give a recipe that names them with \
+                "`{}` has no labels from your models; hint: give a recipe that names the models with \
                  `--recipe FILE`, or import a head's directory",
                 source.display()
             )
         })?;
         let name = name_of(out).with_context(|| {
-            format!(
-                "data goes into `data/NAME`, where recipes find it, not into `{}`",
-                out.display()
-            )
+            format!("data must go into `data/NAME`, where recipes find it, not `{}`", out.display())
         })?;
         let text = |text: &str| toml::Value::String(text.to_owned()).to_string();
         let path = source.to_str().with_context(|| {
-            format!("`{}` is no UTF-8, and a recipe cannot name it", source.display())
+            format!("a recipe cannot name `{}`, which is not UTF-8", source.display())
         })?;
         let keys = [
             format!("name={}", text(name)),
@@ -121,22 +117,19 @@ pub(crate) fn run(arguments: &ImportArguments, console: &Console) -> Result<()> 
         }
         Form::Kangaroo => {
             let exit_layer = exit_layer.context(
-                "an adapter's files do not say which layer it stands behind: give it with \
-                 `--exit-layer N` (Kangaroo's own adapters: 2 for 7B, 3 for 13B models)",
+                "an adapter's files do not name its exit layer; hint: give `--exit-layer N` (the \
+                 Kangaroo authors' adapters: 2 for 7B, 3 for 13B models)",
             )?;
             let (config, named_theta) =
                 Adapter::import_kangaroo(source, exit_layer.get(), dir.path())?;
             if let Some(theta) = named_theta {
                 console.note(format!(
-                    "import: `{}` has `rope_theta` = {theta}, but Kangaroo's class, which trained it, \
-                     rotates with {KANGAROO_ROPE_THETA}, and so does what was written",
+                    "import: `{}` has `rope_theta` = {theta}, but Kangaroo's class trains with \
+                     {KANGAROO_ROPE_THETA}, which was written instead",
                     source.join("config.json").display()
                 ));
             }
-            format!(
-                "an adapter of {} parameters behind layer {exit_layer}",
-                config.num_parameters()
-            )
+            format!("an adapter of {} parameters after layer {exit_layer}", config.num_parameters())
         }
     };
     dir.finish()?;

@@ -1,4 +1,4 @@
-//! `inspect`: what a model, head, dataset or result is, and where it came from.
+//! `inspect`: shows the properties and provenance of a model, head, adapter, data set or result.
 
 mod acceptance;
 mod page;
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_data::{
-    ChatTemplate, Incomplete, Provenance, ResponseRow, TextTokenizer, has_shards, is_rollouts_path,
-    read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
+    ChatTemplate, DraftColumns, Incomplete, Provenance, ResponseRow, TextTokenizer, has_shards,
+    is_rollouts_path, read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
-use draftsmith_theory::acceptance_prob;
 use serde_json::{Map, Number, Value, json};
 
+use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
 use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::found_adapter_head;
@@ -27,12 +27,12 @@ pub(crate) use page::PageArguments;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) -> Result<()> {
-    let page = page.filter(|page| page.is_asked());
+    let page = page.filter(|page| page.is_requested());
     let is_parquet = path.is_file() && path.extension().is_some_and(|e| e == "parquet");
     let is_rollouts =
         is_parquet && (is_rollouts_path(path) || read_rollout_provenance(path).is_ok());
     if page.is_some() && (is_rollouts || !(is_parquet || has_shards(path))) {
-        bail!("`--html` shows responses: a data directory or one of its responses-*.parquet");
+        bail!("`--html` needs responses: a data directory or one of its responses-*.parquet");
     }
     if is_results(path) {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
@@ -40,16 +40,14 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         console.document(&rows)?;
         return console.text(render_table(&rows, console.width(), console.colour()));
     }
-    let shown = if is_parquet {
-        if is_rollouts {
-            rollouts(path)?
-        } else {
-            let (rows, provenance) = read_shard(path, None)?;
-            if let Some(page) = page {
-                page.write(path, &rows, &provenance, console)?;
-            }
-            dataset(&rows, &provenance)
+    let shown = if is_rollouts {
+        rollouts(path)?
+    } else if is_parquet {
+        let (rows, provenance) = read_shard(path, None)?;
+        if let Some(page) = page {
+            page.write(path, &rows, &provenance, console)?;
         }
+        dataset(&rows, &provenance)
     } else if has_shards(path) {
         let data = read_dir(path, Incomplete::Allowed)?;
         if let Some(page) = page {
@@ -67,24 +65,23 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     } else if path.is_dir() && rollouts_paths(path).is_ok_and(|paths| !paths.is_empty()) {
         json!({ "kind": "rollouts", "rollouts": all_rollouts(&rollouts_paths(path)?)? })
     } else if path.join("config.json").is_file() {
-        match serde_json::from_slice::<Map<String, Value>>(&std::fs::read(
-            path.join("config.json"),
-        )?) {
-            Ok(config)
-                if !config.contains_key("vocab_size") && config.contains_key("num_layers") =>
-            {
-                head(path)?
-            }
-            Ok(config) if config.contains_key("exit_layer") => adapter(path)?,
-            _ => model(path)?,
+        let bytes = std::fs::read(path.join("config.json"))?;
+        let config: Map<String, Value> = serde_json::from_slice(&bytes).unwrap_or_default();
+        let has = |key: &str| config.contains_key(key);
+        if has("num_layers") && !has("vocab_size") {
+            head(path)?
+        } else if has("exit_layer") {
+            adapter(path)?
+        } else {
+            model(path)?
         }
     } else if !path.exists() {
         bail!("there is no such file or directory");
     } else {
         bail!(
-            "it is none of: a checkpoint, head or adapter directory (with config.json), a data \
-             directory (with responses-*.parquet or rollouts-*.parquet), a Parquet file of responses \
-             or rollouts, results.json"
+            "expected a checkpoint, head or adapter directory (with config.json), a data directory \
+             (with responses-*.parquet or rollouts-*.parquet), a Parquet file of responses or \
+             rollouts, or results.json"
         );
     };
     console.document(&shown)?;
@@ -100,13 +97,8 @@ fn model(dir: &Path) -> Result<Value> {
     let config = ModelConfig::from_model_dir(dir)?;
     let shape = &config.shape;
     let weights = WeightReader::open_dir(dir)?;
-    let tokenizer = dir.join("tokenizer.json").is_file();
-    let (known, tokenizer_hash) = if tokenizer {
-        let tokenizer = TextTokenizer::from_model_dir(dir)?;
-        (json!(tokenizer.vocab_size()), json!(tokenizer.hash()?))
-    } else {
-        (Value::Null, Value::Null)
-    };
+    let has_tokenizer = dir.join("tokenizer.json").is_file();
+    let tokenizer = has_tokenizer.then(|| TextTokenizer::from_model_dir(dir)).transpose()?;
     let template = ChatTemplate::from_model_dir(dir)?;
     Ok(json!({
         "kind": "model",
@@ -121,18 +113,18 @@ fn model(dir: &Path) -> Result<Value> {
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab_size,
-        "tokenizer_size": known,
+        "tokenizer_size": tokenizer.as_ref().map(TextTokenizer::vocab_size),
         "context": shape.context,
         "rope_theta": config.spec.rope.theta,
         "tied_embeddings": config.spec.tie_word_embeddings,
         "eos_token_ids": shape.eos_token_ids,
         "chat_template": template.is_some(),
-        "tokenizer_hash": tokenizer_hash,
+        "tokenizer_hash": tokenizer.map(|tokenizer| tokenizer.hash()).transpose()?,
         "hash": hash_dir(dir, &Console::silent())?,
     }))
 }
 
-/// The parameters that a weight file holds.
+/// The number of parameters in the weight files.
 fn num_stored_parameters(weights: &WeightReader) -> usize {
     let names = weights.names().filter(|name| weights.is_weights(name));
     let shapes = names.filter_map(|name| weights.shape(name));
@@ -171,7 +163,7 @@ fn head(dir: &Path) -> Result<Value> {
         "kind": "acceptance head",
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,
-        "blocks": if config.is_tied() { "tied" } else { "untied" },
+        "blocks": if config.tied { "tied" } else { "untied" },
         "form": config.reads.form(),
         "inputs": config.reads.inputs(),
         "labels": config.training.get("labels"),
@@ -194,13 +186,10 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
     let num_eos =
         rows.iter().filter(|row| row.finish_reason == draftsmith_data::FinishReason::Eos).count();
     let drafted: Vec<_> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
-    let mean = |values: Vec<f64>| {
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    let mean_of = |column: fn(&DraftColumns) -> Vec<f64>| {
+        mean(drafted.iter().flat_map(|columns| column(columns)))
     };
-    let flat = |column: fn(&draftsmith_data::DraftColumns) -> Vec<f64>| {
-        mean(drafted.iter().flat_map(|columns| column(columns)).collect())
-    };
-    let mean_overlap = flat(|c| c.overlap.iter().map(|v| f64::from(*v)).collect());
+    let mean_overlap = mean_of(overlaps);
     let mut shown = json!({
         "kind": "responses",
         "num_rows": rows.len(),
@@ -210,29 +199,22 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
         "share_ended_by_eos": num_eos as f64 / rows.len().max(1) as f64,
         "has_draft": !drafted.is_empty(),
         "mean_overlap": mean_overlap,
-        "mean_acceptance_prob": flat(|c| {
-            let pairs = c.target_log_prob.iter().zip(&c.draft_log_prob);
-            pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
-        }),
-        "greedy_agreement": flat(|c| {
-            let pairs = c.draft_top_ids.iter().zip(&c.target_top_ids);
-            pairs.map(|(d, t)| f64::from(u8::from(d == t))).collect()
-        }),
-        "mean_draft_entropy": flat(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
+        "mean_acceptance_prob": mean_of(acceptance_probs),
+        "greedy_agreement": mean_of(agreements),
+        "mean_draft_entropy": mean_of(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
         "by_entropy": acceptance::by_entropy(&drafted, provenance.is_raw()),
         "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,
     });
-    // Of what a server said alone.
+    // Only rows labelled from a server's log-probabilities have this.
     let masses = rows.iter().filter_map(|row| row.target_outside_mass.as_ref()).flatten();
-    let mean_outside_mass = mean(masses.map(|mass| f64::from(*mass)).collect());
-    if let Some(mass) = mean_outside_mass {
+    if let Some(mass) = mean(masses.map(|mass| f64::from(*mass))) {
         shown["mean_outside_mass"] = json!(mass);
     }
     shown
 }
 
-/// Rollouts files by name, without their provenance.
+/// Rollout files by name, without provenance.
 fn all_rollouts(paths: &[PathBuf]) -> Result<Value> {
     let mut all = Map::new();
     for path in paths {
@@ -262,10 +244,10 @@ fn rollouts(path: &Path) -> Result<Value> {
     Ok(shown)
 }
 
-/// What is wider is not aligned with: formatting panics at widths that no `u16` holds.
+/// Longest width that we align to. Formatting panics at widths beyond `u16`.
 const WIDEST: usize = 200;
 
-/// A JSON object as aligned `key  value` lines, nested objects indented.
+/// A JSON object as aligned `key  value` lines, with nested objects indented.
 fn lines(value: &Value) -> String {
     fn write(object: &Map<String, Value>, indent: usize, out: &mut String) {
         let width = object.keys().map(String::len).max().unwrap_or(0).min(WIDEST);
@@ -275,22 +257,26 @@ fn lines(value: &Value) -> String {
                     *out += &format!("{:indent$}{key}\n", "");
                     write(inner, indent + 2, out);
                 }
-                Value::Null => *out += &format!("{:indent$}{key:<width$}  -\n", ""),
-                Value::String(text) => *out += &format!("{:indent$}{key:<width$}  {text}\n", ""),
-                Value::Number(n) => {
-                    *out += &format!("{:indent$}{key:<width$}  {}\n", "", number(n));
-                }
                 Value::Array(list) if let Some(table) = table(list) => {
                     *out += &format!("{:indent$}{key}\n", "");
                     for line in table {
                         *out += &format!("{:indent$}  {line}\n", "");
                     }
                 }
-                Value::Array(list) if list.len() > 1 && list.iter().all(Value::is_object) => {
-                    let count = list.len();
-                    *out += &format!("{:indent$}{key:<width$}  {count}, as `--json` tells\n", "");
+                value => {
+                    let text = match value {
+                        Value::Null => "-".to_owned(),
+                        Value::String(text) => text.clone(),
+                        Value::Number(n) => number(n),
+                        Value::Array(list)
+                            if list.len() > 1 && list.iter().all(Value::is_object) =>
+                        {
+                            format!("{} (see `--json`)", list.len())
+                        }
+                        other => other.to_string(),
+                    };
+                    *out += &format!("{:indent$}{key:<width$}  {text}\n", "");
                 }
-                other => *out += &format!("{:indent$}{key:<width$}  {other}\n", ""),
             }
         }
     }
@@ -311,7 +297,7 @@ fn number(number: &Number) -> String {
     }
 }
 
-/// A list of objects of the same keys and of numbers alone as the lines of a table, or None.
+/// The lines of a table for a list of objects with the same keys and only numbers; `None` for other lists.
 fn table(list: &[Value]) -> Option<Vec<String>> {
     let text = |value: &Value| match value {
         Value::Number(n) => Some(number(n)),
@@ -338,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_numbers_are_tables_and_others_are_told_as_they_were() {
+    fn lists_of_number_objects_become_tables() {
         let shown = json!({
             "bands": [{ "from": 0.0, "count": 12, "bound": null }, { "from": 0.25, "count": 3, "bound": 0.5 }],
             "files": [{ "name": "a" }, { "name": "b" }],
@@ -347,7 +333,7 @@ mod tests {
         assert_eq!(
             lines(&shown),
             "bands\n    from  count   bound\n  0.0000     12       -\n  0.2500      3  0.5000\n\
-             files  2, as `--json` tells\nids    [1,2]\n"
+             files  2 (see `--json`)\nids    [1,2]\n"
         );
         let long = "k".repeat(70_000);
         let shown = json!({ "a": [{ long.clone(): 1 }], long.clone(): 2 });

@@ -1,4 +1,4 @@
-//! `run`: every stage the recipe has, in order, skipping those whose output is there already.
+//! `run`: runs all stages of the recipe in order. A stage whose output exists is skipped.
 
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::table::render_table;
 use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 
-/// Runs the command, all stages on one workspace. It ends with the table of results and the report's path on stdout.
+/// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.
 pub(crate) fn run(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -25,37 +25,28 @@ pub(crate) fn run(
              `[evaluate]`"
         );
     }
-    // Each stage sees only the flags of this one; their own documents would be several on stdout.
-    let quiet_stages = console.without_output();
-    let built = match recipe.data {
-        Some(_) => Some(build_data::run(recipe, Building::ALL, workspace, &quiet_stages)?),
-        None => None,
-    };
-    let head = match recipe.head {
-        Some(_) => Some(train_head::run(recipe, workspace, steps_left, &quiet_stages)?),
-        None => None,
-    };
-    let adapters = match recipe.adapter {
-        Some(_) => Some(train_adapter::run(recipe, workspace, steps_left, &quiet_stages)?),
-        None => None,
-    };
-    let recorded = match recipe.tune {
-        Some(_) => Some(record::run(recipe, workspace, &quiet_stages)?),
-        None => None,
-    };
-    let (tuned, replayed) = match recipe.tune {
-        Some(_) => {
-            let tuned = tune::run(recipe, workspace, &quiet_stages)?;
-            (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
-        }
-        None => (None, None),
-    };
+    // Stages print nothing, so that stdout holds one JSON document.
+    let stages = &console.without_output();
+    let built = recipe.data.as_ref();
+    let built = built.map(|_| build_data::run(recipe, Building::ALL, workspace, stages));
+    let built = built.transpose()?;
+    let head = recipe.head.as_ref();
+    let head = head.map(|_| train_head::run(recipe, workspace, steps_left, stages)).transpose()?;
+    let adapters = recipe.adapter.as_ref();
+    let adapters = adapters.map(|_| train_adapter::run(recipe, workspace, steps_left, stages));
+    let adapters = adapters.transpose()?;
+    let (mut recorded, mut tuned, mut replayed) = (None, None, None);
+    if recipe.tune.is_some() {
+        recorded = Some(record::run(recipe, workspace, stages)?);
+        tuned = Some(tune::run(recipe, workspace, stages)?);
+        replayed = Some(replay::run(recipe, workspace, stages)?);
+    }
     let evaluation = match recipe.evaluate {
         Some(_) if recipe.target_elsewhere().is_some() => {
-            console.note("evaluate: left out, since the target is served elsewhere");
+            console.note("evaluate: skipped, because servers run the target");
             None
         }
-        Some(_) => Some(evaluate::run(recipe, workspace, &quiet_stages)?),
+        Some(_) => Some(evaluate::run(recipe, workspace, stages)?),
         None => None,
     };
     if let Some(evaluation) = &evaluation {

@@ -34,14 +34,14 @@ use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::decoding_arguments::DecodingArguments;
 use crate::device::{DeviceChoice, on_pool};
-use crate::ends::EndArguments;
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{GivenCosts, ServerRecipe};
 use crate::recorder::{Answer, Recorder};
 use crate::recordings::RecordedModels;
 use crate::rollouts::SetPrompt;
-use crate::served_rows::Asker;
+use crate::served::ServerAccess;
+use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
 /// The greatest number of candidates a round.
@@ -151,22 +151,19 @@ fn survey(
     let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
     let ends = arguments.ends.ends();
     let stop_strings = ends.stop_strings.clone();
-    let workspace = match &server {
-        None => Workspace::open(&arguments.target, draft, template, devices, console)?,
-        Some(server) => {
-            check_server(server, &decoding)?;
-            let target = (&*arguments.target, &*server.model);
-            Workspace::open_served(target, draft, template, devices, console)?
-        }
-    };
-    let workspace = workspace.ending(ends).computing_in(dtype);
+    server.iter().try_for_each(|server| check_server(server, &decoding))?;
+    let served_as = server.as_ref().map(|server| &*server.model);
+    let workspace =
+        Workspace::open(&arguments.target, served_as, draft, template, devices, console)?
+            .ending(ends)
+            .computing_in(dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),
         Some(server) => {
             let journal = dir.path().join("served.jsonl");
-            let asker = Asker { server, stop_strings: &stop_strings, seed, journal };
-            RecordedModels::served(&workspace, asker)?
+            let access = ServerAccess { server, stop_strings: &stop_strings, seed, journal };
+            RecordedModels::served(&workspace, access)?
         }
     };
     let num_prompts = Some(arguments.num_prompts.get());

@@ -222,13 +222,13 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
     head.labels = HeadLabels::Rollouts;
     let evaluate = recipe.evaluate.as_mut().expect("a section");
-    for key in [
-        "draft_confidence_thresholds",
-        "candidate_prob_thresholds",
-        "joint_confidence_thresholds",
-        "entropy_thresholds",
+    for thresholds in [
+        &mut evaluate.draft_confidence_thresholds,
+        &mut evaluate.candidate_prob_thresholds,
+        &mut evaluate.joint_confidence_thresholds,
+        &mut evaluate.entropy_thresholds,
     ] {
-        evaluate.stop_rules.get_mut(key).expect("a key").1.clear();
+        thresholds.clear();
     }
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
@@ -427,16 +427,16 @@ fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
     recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
     let evaluate = recipe.evaluate.as_mut().expect("a section");
     (evaluate.max_new_tokens, evaluate.decodings) = (12, vec![DecodingName::Greedy]);
-    for key in [
-        "initial_lengths",
-        "stop_thresholds_without_lag",
-        "draft_confidence_thresholds",
-        "candidate_prob_thresholds",
-        "joint_confidence_thresholds",
-        "entropy_thresholds",
-        "confidence_thresholds",
+    evaluate.initial_lengths.clear();
+    for thresholds in [
+        &mut evaluate.stop_thresholds_without_lag,
+        &mut evaluate.draft_confidence_thresholds,
+        &mut evaluate.candidate_prob_thresholds,
+        &mut evaluate.joint_confidence_thresholds,
+        &mut evaluate.entropy_thresholds,
+        &mut evaluate.confidence_thresholds,
     ] {
-        evaluate.stop_rules.get_mut(key).expect("a key").1.clear();
+        thresholds.clear();
     }
     let console = Console::silent();
     let workspace = |dtype| workspace(&recipe).computing_in(dtype);

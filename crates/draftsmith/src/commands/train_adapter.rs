@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
+use crate::devices::check_devices;
 use crate::recipe::Recipe;
-use crate::training::check_devices;
 use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::{HeadDrafter, HeadTrainer};
@@ -141,7 +141,7 @@ impl Stage<'_> {
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
         let written = job.run(missing, steps_left, |run| {
             let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
-            train_adapters(&target, &self.data.rows, &settings, self.recipe.seed, run)
+            train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
         match written {
             Some(written) if !written.interrupted => {
@@ -234,7 +234,7 @@ impl AdapterOutcome {
             scores.agreement,
             scores.overlap,
         ))?;
-        self.head.as_ref().map_or(Ok(()), |head| head.tell(console))
+        self.head.as_ref().map_or(Ok(()), |head| head.print(console))
     }
 }
 

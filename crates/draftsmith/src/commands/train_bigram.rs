@@ -1,7 +1,8 @@
-//! `train-bigram`: counts which token most often follows each token. Prompt lookup proposes it where it
-//! finds no match (CS-Drafting, section 3.3).
+//! `train-bigram`: finds the most frequent successor of each token, for prompt lookup to propose when the
+//! text has no match (Max-Gram; CS-Drafting, section 3.3).
 //!
-//! It counts prompts and responses that build-data wrote, without the held-out ones, or text files.
+//! It counts in the responses of `build-data` that training does not hold out, with their prompts, or in
+//! text files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -15,14 +16,14 @@ use serde_json::json;
 
 use crate::built_data::built_data;
 use crate::console::{Console, Interrupted};
-use crate::exports::bigrams::write_bigrams;
+use crate::exports::lookup::write_bigrams;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
-/// What `train-bigram` counts.
+/// Arguments of `train-bigram`.
 #[derive(Debug, Args)]
 pub(crate) struct BigramArguments {
-    /// Count in these text files instead of the responses that were built.
+    /// Count in these text files instead of the built responses.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     text: Vec<PathBuf>,
 }
@@ -50,20 +51,20 @@ pub(crate) fn run(
         "text".to_owned()
     };
     if counts.total() == 0 {
-        bail!("nothing was counted: no two tokens follow each other there");
+        bail!("found no pair of tokens to count");
     }
     let bigrams = counts.most_frequent(vocab_size);
     let path = recipe.checkpoint_dir().join("bigrams.safetensors");
     write_bigrams(&path, &bigrams, &counted, workspace)?;
     let (num_pairs, num_known) = (counts.total(), bigrams.num_known());
     console.text(format!(
-        "bigrams of {num_known} of {vocab_size} tokens, counted in {num_pairs} pairs: {}\n",
+        "successors of {num_known} of {vocab_size} tokens, counted in {num_pairs} pairs: {}\n",
         path.display()
     ))?;
     console.document(&json!({ "path": path, "num_pairs": num_pairs, "num_tokens": num_known }))
 }
 
-/// Counts a text file line by line: a pair never spans two of them.
+/// Counts a text file line by line. Pairs do not span lines.
 fn count_text(
     path: &Path,
     workspace: &Workspace,

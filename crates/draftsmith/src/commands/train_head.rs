@@ -10,12 +10,13 @@ use draftsmith_train::Section;
 
 use crate::built_data::built_data;
 use crate::console::Console;
+use crate::devices::check_devices;
 use crate::recipe::Recipe;
 use crate::table::render_sweep_table;
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::{HeadDrafter, HeadTrainer};
 use crate::training::resumable::StepsLeft;
-use crate::training::{check_devices, sweep};
+use crate::training::sweep;
 use crate::workspace::Workspace;
 
 /// Runs the stage on one device or several.
@@ -47,6 +48,6 @@ pub(crate) fn run(
     if let Some(rows) = &outcome.sweep {
         console.text(render_sweep_table(rows, console.width(), console.colour()))?;
     }
-    outcome.tell(console)?;
+    outcome.print(console)?;
     Ok(outcome)
 }

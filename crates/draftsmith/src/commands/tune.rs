@@ -270,7 +270,7 @@ fn choose(
                 stop_rule: choice.name,
                 config: choice.config.clone(),
                 speedup: plain / choice.seconds_per_token,
-                gain: shown_interval(num_prompts, recipe.seed, gain).into(),
+                gain: shown_interval(num_prompts, recipe.seed, gain),
             })
         })
         .collect::<Result<Vec<_>>>()?;
@@ -291,7 +291,7 @@ fn choose(
         min_p,
         repetition_penalty: decoding.repetition_penalty,
         expected_gain: expected.context("the best rule is one of the rules")?,
-        expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance).into(),
+        expected_acceptance_rate: promise_interval(num_prompts, recipe.seed, acceptance),
         best_fixed_length: fixed.config.parameter() as usize,
         costs: costs.of_rule(&best.config).line(costs.drafter)?,
         num_prompts,

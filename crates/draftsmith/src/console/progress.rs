@@ -1,5 +1,5 @@
-//! Progress of long stages: a bar with rate and time left on a terminal, a plain line now and then
-//! where stderr is a file.
+//! Progress of long stages: a bar with rate and remaining time on a terminal, an occasional plain line if
+//! stderr is a file.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -8,78 +8,76 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
 use crate::console::Console;
-use crate::console::streams::tell;
+use crate::console::streams::eprint_line;
 
-/// How often a plain line is written.
+/// Time between plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// From when on a few units tell how long the rest will take.
+/// After this time we estimate the remaining time even from under 1 % of the units. Stages that take
+/// less than this in all get no estimate of their total time.
 const FIRST_MINUTE: Duration = Duration::from_mins(1);
 
-/// The first part of a stage is its trial: how long the whole will take is told after it, where that
-/// is a minute or more.
+/// How long a stage runs after its first unit before we estimate its total time.
 const TRIAL: Duration = Duration::from_secs(3);
 
-/// One stage's progress; shared by the threads that work on it.
+/// The progress of one stage, shared by its threads.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// What is told besides the bar.
-    told: Told,
+    quiet: bool,
     clock: Mutex<Clock>,
     name: &'static str,
     unit: &'static str,
 }
 
-/// What is told of a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Nothing,
-    /// Lines above the bar, of what does not pass.
-    AboveBar,
-    /// Lines in the place of the bar.
-    Lines,
-}
-
 #[derive(Debug)]
 struct Clock {
     begun: Instant,
+    /// When the last plain line was printed.
     last: Instant,
-    /// Units that are done, with parts of others.
+    /// Units done, including parts of units.
     position: f64,
-    /// Units that were done before.
+    /// Units done by an earlier run.
     skipped: f64,
-    /// When the first piece was done, and how far that was.
+    /// The time of the first advance, and the position after it.
     first: Option<(Duration, f64)>,
-    /// Whether it was told how long the whole will take.
-    has_told_whole: bool,
+    /// Whether the estimate of the total time was printed.
+    is_estimated: bool,
 }
 
 impl Clock {
-    /// How many units a second are done, and how long the rest will take; that is not told of a few
-    /// in the first minute, which often come in bunches.
+    fn starting_at(position: f64) -> Self {
+        let now = Instant::now();
+        Self {
+            begun: now,
+            last: now,
+            position,
+            skipped: position,
+            first: None,
+            is_estimated: false,
+        }
+    }
+
+    /// Units per second, and the remaining time. In the first minute under 1 % of the units give no
+    /// remaining time, because units often arrive in bursts.
     fn pace(&self, elapsed: Duration, total: u64) -> (f64, Option<Duration>) {
         let done = self.position - self.skipped;
         let left = (total as f64 - self.position).max(0.0);
         let rate = done / elapsed.as_secs_f64().max(1e-9);
-        let is_telling = done > 0.0 && (100.0 * done >= left || elapsed >= FIRST_MINUTE);
-        (rate, is_telling.then(|| Duration::from_secs_f64(left / rate)))
+        let is_known = done > 0.0 && (100.0 * done >= left || elapsed >= FIRST_MINUTE);
+        (rate, is_known.then(|| Duration::from_secs_f64(left / rate)))
     }
 
-    /// How long the whole will take, once and after the trial; None where that is soon. The trial begins
-    /// where the first piece is done: what comes before it, as the reading of prompts, is not all that
-    /// is to come.
+    /// An estimate of the total time, returned once after the trial; `None` if it is short. The trial
+    /// starts at the first advance, so that work before it, such as reading prompts, is not extrapolated.
     fn whole(&mut self, elapsed: Duration, total: u64) -> Option<Duration> {
         let (first, position) = *self.first.get_or_insert((elapsed, self.position));
-        if self.has_told_whole || elapsed < first + TRIAL {
-            return None;
-        }
         let done = self.position - position;
         let left = (total as f64 - self.position).max(0.0);
-        if 100.0 * done < left {
+        if self.is_estimated || elapsed < first + TRIAL || 100.0 * done < left {
             return None;
         }
-        self.has_told_whole = true;
+        self.is_estimated = true;
         let left = (elapsed - first).mul_f64(left / done.max(1e-9));
         (elapsed + left >= FIRST_MINUTE).then_some(elapsed + left)
     }
@@ -93,9 +91,8 @@ impl Progress {
         unit: &'static str,
         total: u64,
     ) -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        let bar =
-            if console.quiet() || !terminal { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let is_shown = !console.quiet() && std::io::stderr().is_terminal();
+        let bar = if is_shown { ProgressBar::new(0) } else { ProgressBar::hidden() };
         bar.set_length(total);
         let template = format!(
             "{name:<12} {{bar:28}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left{{msg}}"
@@ -106,75 +103,72 @@ impl Progress {
                 .progress_chars("━╸ "),
         );
         bar.enable_steady_tick(Duration::from_millis(500));
-        let told = match (console.quiet(), terminal) {
-            (true, _) => Told::Nothing,
-            (false, true) => Told::AboveBar,
-            (false, false) => Told::Lines,
-        };
-        let now = Instant::now();
-        let clock = Clock {
-            begun: now,
-            last: now,
-            position: 0.0,
-            skipped: 0.0,
-            first: None,
-            has_told_whole: false,
-        };
-        Self { bar, told, clock: Mutex::new(clock), name, unit }
+        Self { bar, quiet: console.quiet(), clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
     }
 
-    /// Shows a message beside the numbers.
+    /// Shows a message after the numbers.
     pub(crate) fn message(&self, text: impl Into<String>) {
         self.bar.set_message(format!(", {}", text.into()));
     }
 
-    /// Moves on by `units`.
+    /// Advances by `units`.
     pub(crate) fn advance(&self, units: u64) {
         self.advance_part(units as f64);
     }
 
-    /// Moves on by `units`, which may be a part of one: so the pace of units that come side by side is
-    /// known before the first is done.
+    /// Advances by `units`, possibly by a part of one, so that units processed in parallel show their pace
+    /// before the first is done.
     pub(crate) fn advance_part(&self, units: f64) {
         let Ok(mut clock) = self.clock.lock() else { return };
         clock.position += units;
-        // Parts add up to whole units but for rounding.
+        // Parts add up to whole units except for rounding.
         self.bar.set_position((clock.position + 1e-6) as u64);
-        self.tell_pace(&mut clock);
+        self.print_pace(&mut clock);
     }
 
-    /// Moves on with several pieces of work that come along together, each worth so many units.
+    /// Moves to `position`, which is lower than before if work is repeated.
+    pub(crate) fn move_to(&self, position: u64) {
+        match position.checked_sub(self.bar.position()) {
+            Some(units) => self.advance(units),
+            None => self.skip_to(position),
+        }
+    }
+
+    /// Tracks pieces of work that progress in parallel. `worth` is each piece's number of units.
     pub(crate) fn side_by_side(&self, worth: Vec<f64>) -> SideBySide<'_> {
         SideBySide { progress: self, done: vec![0.0; worth.len()], worth }
     }
 
-    /// Changes how many units there are.
+    /// Changes the number of units.
     pub(crate) fn set_total(&self, total: u64) {
         self.bar.set_length(total);
         if let Ok(mut clock) = self.clock.lock() {
-            clock.has_told_whole = false;
+            clock.is_estimated = false;
         }
     }
 
-    /// Moves to `position` without counting what lies before it as done now.
+    /// Moves to `position`; units before it count as done by an earlier run.
     pub(crate) fn skip_to(&self, position: u64) {
         self.bar.set_position(position);
         self.bar.reset_eta();
         if let Ok(mut clock) = self.clock.lock() {
-            (clock.position, clock.skipped) = (position as f64, position as f64);
-            (clock.begun, clock.first) = (Instant::now(), None);
+            *clock = Clock {
+                last: clock.last,
+                is_estimated: clock.is_estimated,
+                ..Clock::starting_at(position as f64)
+            };
         }
     }
 
-    /// Ends the stage without a line.
+    /// Ends the stage silently.
     pub(crate) fn clear(self) {
         self.bar.finish_and_clear();
     }
 
-    /// Ends the stage with a line that says how long it took.
+    /// Ends the stage with a line that gives its duration.
     pub(crate) fn finish(self) {
         self.bar.finish_and_clear();
-        self.tell(&format!(
+        self.print(&format!(
             "{}: {} {} in {}",
             self.name,
             self.bar.position(),
@@ -183,17 +177,17 @@ impl Progress {
         ));
     }
 
-    /// A line that stays.
-    pub(crate) fn tell(&self, line: &str) {
-        match self.told {
-            Told::Nothing => {}
-            Told::AboveBar => self.bar.println(line),
-            Told::Lines => tell(line),
+    /// Prints a line that stays on the screen.
+    pub(crate) fn print(&self, line: &str) {
+        if self.bar.is_hidden() && !self.quiet {
+            eprint_line(line);
+        } else {
+            self.bar.println(line);
         }
     }
 
-    fn tell_pace(&self, clock: &mut Clock) {
-        if self.told == Told::Nothing {
+    fn print_pace(&self, clock: &mut Clock) {
+        if self.quiet {
             return;
         }
         let (position, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
@@ -201,19 +195,19 @@ impl Progress {
         let (rate, left) = clock.pace(elapsed, total);
         if let Some(whole) = clock.whole(elapsed, total) {
             clock.last = Instant::now();
-            self.tell(&format!(
-                "{}: will take about {}, by its first {}",
+            self.print(&format!(
+                "{}: will take about {}, estimated from the first {}",
                 self.name,
                 HumanDuration(whole),
                 HumanDuration(elapsed)
             ));
         }
-        if self.told != Told::Lines || clock.last.elapsed() < LINE_INTERVAL {
+        if !self.bar.is_hidden() || clock.last.elapsed() < LINE_INTERVAL {
             return;
         }
         clock.last = Instant::now();
         let left = left.map_or_else(String::new, |left| format!(", {} left", HumanDuration(left)));
-        self.tell(&format!(
+        self.print(&format!(
             "{}: {position}/{total} {}, {rate:.1}/s{left}{}",
             self.name,
             self.unit,
@@ -222,17 +216,17 @@ impl Progress {
     }
 }
 
-/// Pieces of work that come along together.
+/// Pieces of work that progress in parallel.
 #[derive(Debug)]
 pub(crate) struct SideBySide<'a> {
     progress: &'a Progress,
     worth: Vec<f64>,
-    /// The share of each that is done.
+    /// The share of each piece that is done, from 0 to 1.
     done: Vec<f64>,
 }
 
 impl SideBySide<'_> {
-    /// So much of a piece is done, of 1.
+    /// Sets the share of a piece that is done. A share smaller than before changes nothing.
     pub(crate) fn reach(&mut self, nth: usize, share: f64) {
         let more = share.min(1.0) - self.done[nth];
         if more > 0.0 {
@@ -241,7 +235,7 @@ impl SideBySide<'_> {
         }
     }
 
-    /// All are done.
+    /// Completes every piece.
     pub(crate) fn finish(mut self) {
         (0..self.worth.len()).for_each(|nth| self.reach(nth, 1.0));
     }
@@ -251,19 +245,13 @@ impl SideBySide<'_> {
 mod tests {
     use super::*;
 
-    fn clock(skipped: f64) -> Clock {
-        let now = Instant::now();
-        let (position, first) = (skipped, None);
-        Clock { begun: now, last: now, position, skipped, first, has_told_whole: false }
-    }
-
     #[test]
-    fn the_pace_is_that_of_what_was_done_now() {
+    fn pace_ignores_units_of_earlier_runs() {
         let seconds = Duration::from_secs;
         let pace = |elapsed: Duration, position: f64| {
-            Clock { position, ..clock(500.0) }.pace(elapsed, 1500)
+            Clock { position, ..Clock::starting_at(500.0) }.pace(elapsed, 1500)
         };
-        // One of a thousand says little in the first minute.
+        // One unit in a thousand gives no estimate in the first minute.
         assert_eq!(pace(seconds(20), 501.0), (0.05, None));
         assert_eq!(pace(seconds(100), 501.0), (0.01, Some(seconds(99_900))));
         assert_eq!(pace(seconds(20), 510.0), (0.5, Some(seconds(1980))));
@@ -272,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_side_by_side_count_as_they_come_along() {
+    fn parallel_pieces_advance_by_their_shares() {
         let progress = Progress::new(&Console::silent(), "test", "pieces", 4);
         let position = || progress.clock.lock().expect("nobody panics").position;
         let mut pieces = progress.side_by_side(vec![1.0, 1.0, 0.5]);
@@ -280,7 +268,7 @@ mod tests {
         pieces.reach(1, 0.5);
         assert_eq!((position(), progress.bar.position()), (0.75, 0));
         pieces.reach(0, 0.75);
-        // What is less than before, or more than all, is no news.
+        // A share below the last one is ignored, and one above 1 is clamped.
         pieces.reach(0, 0.5);
         pieces.reach(2, 3.0);
         assert_eq!((position(), progress.bar.position()), (1.75, 1));
@@ -293,24 +281,24 @@ mod tests {
     }
 
     #[test]
-    fn how_long_a_stage_will_take_is_told_once_after_a_trial() {
+    fn total_time_is_estimated_once_after_the_trial() {
         let seconds = Duration::from_secs;
-        let mut clock = clock(10.0);
+        let mut clock = Clock::starting_at(10.0);
         let mut whole = |elapsed, position| {
             clock.position = position;
             clock.whole(seconds(elapsed), 1010)
         };
-        // What the first unit takes says nothing of the others.
+        // The time before the first advance is not extrapolated.
         assert_eq!(whole(30, 20.0), None);
         assert_eq!(whole(32, 40.0), None);
         assert_eq!(whole(34, 60.0), Some(seconds(34 + 4 * 950 / 40)));
         assert_eq!(whole(36, 80.0), None);
-        clock.has_told_whole = false;
-        // What is soon over is not told.
+        clock.is_estimated = false;
+        // Short stages get no estimate.
         clock.position = 1000.0;
         assert_eq!(clock.whole(seconds(40), 1010), None);
-        let mut slow = self::clock(0.0);
-        // One of a thousand says little.
+        let mut slow = Clock::starting_at(0.0);
+        // Under 1 % of the units give no estimate.
         for (elapsed, position) in [(1, 1.0), (10, 2.0), (20, 3.0)] {
             slow.position = position;
             assert_eq!(slow.whole(seconds(elapsed), 1000), None);

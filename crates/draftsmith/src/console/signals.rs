@@ -1,4 +1,4 @@
-//! The signals that ask a job to stop: Ctrl-C, and where there are such, SIGTERM and SIGHUP.
+//! The signals that ask a job to stop: Ctrl-C everywhere, SIGTERM and SIGHUP on Unix.
 
 #[cfg(unix)]
 mod by_system {
@@ -9,11 +9,11 @@ mod by_system {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
 
-    /// The number of Ctrl-C's signal.
+    /// Ctrl-C's signal number.
     pub(crate) const INTERRUPT: u8 = SIGINT as u8;
 
-    /// Calls `asked` with the number of each signal, on a thread of its own.
-    pub(crate) fn listen(asked: impl Fn(u8) + Send + 'static) -> Result<()> {
+    /// Calls `on_signal` with the number of each signal, on a separate thread.
+    pub(crate) fn listen(on_signal: impl Fn(u8) + Send + 'static) -> Result<()> {
         let mut numbers = vec![SIGINT, SIGTERM];
         if !is_hangup_ignored() {
             numbers.push(SIGHUP);
@@ -21,17 +21,17 @@ mod by_system {
         let mut signals = Signals::new(numbers)?;
         Builder::new().name("signals".to_owned()).spawn(move || {
             for number in signals.forever() {
-                asked(u8::try_from(number).expect("one of the three above"));
+                on_signal(u8::try_from(number).expect("one of the three above"));
             }
         })?;
         Ok(())
     }
 
-    /// Whether the process began with SIGHUP ignored, as `nohup` begins it: then it is to outlive
-    /// its terminal. If not, it is ignored from here until the listener takes it.
-    #[expect(unsafe_code, reason = "what a signal does can only be asked by setting it")]
+    /// Whether the process started with SIGHUP ignored, as under `nohup`, and should outlive its
+    /// terminal. If not, SIGHUP is ignored only until the listener handles it.
+    #[expect(unsafe_code, reason = "a signal's disposition can only be read by setting it")]
     fn is_hangup_ignored() -> bool {
-        // SAFETY: no handler is installed that could run.
+        // SAFETY: ignoring a signal installs no handler that could run.
         let before = unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
         matches!(before, Ok(SigHandler::SigIgn))
     }
@@ -41,12 +41,12 @@ mod by_system {
 mod by_system {
     use std::io::{Error, Result};
 
-    /// The number of Ctrl-C's signal, as elsewhere.
+    /// SIGINT's number on Unix, from which the exit code is computed.
     pub(crate) const INTERRUPT: u8 = 2;
 
-    /// Calls `asked` with the number of each signal, on a thread of its own.
-    pub(crate) fn listen(asked: impl Fn(u8) + Send + 'static) -> Result<()> {
-        ctrlc::set_handler(move || asked(INTERRUPT)).map_err(Error::other)
+    /// Calls `on_signal` after each Ctrl-C, on a separate thread.
+    pub(crate) fn listen(on_signal: impl Fn(u8) + Send + 'static) -> Result<()> {
+        ctrlc::set_handler(move || on_signal(INTERRUPT)).map_err(Error::other)
     }
 }
 

@@ -1,40 +1,32 @@
-//! Stdout and stderr, which others may close or fill.
+//! Writing to stdout and stderr, which may be closed or full. No other file writes to them.
 //!
-//! Notes and progress are for whoever looks on: where stderr is closed or its disk is full they are
-//! lost, and the work goes on. Data is what stdout is for: a full disk is an error. A reader who went
-//! away, as in `draftsmith … | head`, has had enough, and nobody is told.
+//! Notes and progress are optional: if stderr is closed or its disk is full, they are lost and the job
+//! continues. Data on stdout is not: a full disk is an error. When the reader of stdout exits early, as
+//! in `draftsmith … | head`, we stop writing and report nothing.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stderr, stdout};
 
 use anyhow::{Context, Result};
 
-/// Whether someone reads stdout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reader {
-    Listening,
-    Gone,
-}
-
-/// A line on stderr.
-pub(crate) fn tell(line: impl Display) {
-    // Formatted first: a write of several parts could be cut by another thread's.
+/// Writes a line to stderr.
+pub(crate) fn eprint_line(line: impl Display) {
+    // One write, so that lines of several threads do not interleave.
     let line = format!("{line}\n");
     let _ = stderr().lock().write_all(line.as_bytes());
 }
 
-/// Text on stdout, at once.
+/// Writes text to stdout and flushes it. Returns whether anything still reads stdout.
 ///
 /// # Errors
-/// If it cannot be written, but for a reader who has gone.
-pub(crate) fn put(text: &str) -> Result<Reader> {
+/// If it cannot be written, except because the reader has exited.
+pub(crate) fn put(text: &str) -> Result<bool> {
     let mut stdout = stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    reader_of(written)
+    is_read_after(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
-/// Has what goes to a terminal that was closed go nowhere. Libraries print too: ratatui does so while
-/// it unwinds, and a panic there, because it cannot, would end the process before its work is saved.
+/// Sends output meant for a closed terminal to `/dev/null`. ratatui prints while it unwinds, and would
+/// panic again if it could not, which would end the process before its work is saved.
 pub(crate) fn leave_closed_terminals() {
     #[cfg(unix)]
     {
@@ -42,23 +34,23 @@ pub(crate) fn leave_closed_terminals() {
         use nix::sys::termios::tcgetattr;
         use nix::unistd::{dup2_stderr, dup2_stdout};
 
-        let Ok(nowhere) = std::fs::File::options().write(true).open("/dev/null") else { return };
+        let Ok(null) = std::fs::File::options().write(true).open("/dev/null") else { return };
         if matches!(tcgetattr(stdout()), Err(Errno::EIO)) {
-            let _ = dup2_stdout(&nowhere);
+            let _ = dup2_stdout(&null);
         }
         if matches!(tcgetattr(stderr()), Err(Errno::EIO)) {
-            let _ = dup2_stderr(&nowhere);
+            let _ = dup2_stderr(&null);
         }
     }
 }
 
-/// What came of writing to stdout.
+/// Whether anything still reads stdout after a write to it.
 ///
 /// # Errors
-/// What went wrong, but for a reader who has gone.
-pub(crate) fn reader_of(written: std::io::Result<()>) -> Result<Reader> {
+/// The write's error, unless it is a broken pipe.
+pub(crate) fn is_read_after(written: std::io::Result<()>) -> Result<bool> {
     match written {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
-        written => written.map(|()| Reader::Listening).context("cannot write to stdout"),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true).context("cannot write to stdout"),
     }
 }

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_theory::{
-    Decoding, DraftSeconds, DrafterId, FixedLengthConfig, RoundCosts, SeededDraws, StopRuleConfig,
-    TreeShape,
+    Decoding, DrafterId, FixedLengthConfig, RoundCosts, SeededDraws, StopRuleConfig, TreeShape,
 };
 
 use super::{Costs, LENGTHS};
@@ -62,7 +61,7 @@ fn draft_rows(
     if points.is_empty() {
         bail!("there is no prompt to measure costs on, or none leaves room in the context");
     }
-    Ok(RoundCosts::from_points(DraftSeconds::new(), points)?)
+    Ok(RoundCosts::from_points([].into(), points)?)
 }
 
 /// The costs of chains' rounds, extended to wider verifications by what those take longer than the

@@ -1,5 +1,5 @@
-//! Stores of S3's, Google's and Azure's kinds. Credentials and endpoints are those of the environment
-//! (`AWS_…`, `GOOGLE_…`, `AZURE_…`), and are written nowhere.
+//! S3, Google Cloud Storage and Azure. Credentials and endpoints come from environment variables
+//! (`AWS_…`, `GOOGLE_…`, `AZURE_…`) and are never written to a file.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,13 @@ use object_store::{Error, ObjectMeta, ObjectStore, PutMode, parse_url_opts};
 use tokio::runtime::{Builder, Runtime};
 use url::Url;
 
-use super::objects::{Objects, Put};
+use super::{Objects, Put};
 
-/// What the environment's variables for stores begin with.
+/// Prefixes of the environment variables that configure stores.
 const VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
-/// The kinds of stores.
 const SCHEMES: [&str; 5] = ["s3", "s3a", "gs", "az", "abfss"];
 
-/// Objects of a bucket below a prefix.
+/// The objects of a bucket under a prefix.
 pub(super) struct Cloud {
     url: String,
     store: Box<dyn ObjectStore>,
@@ -26,14 +25,14 @@ pub(super) struct Cloud {
 }
 
 impl Cloud {
-    /// Opens the place that a URL names. Nothing is asked of the store yet.
+    /// Opens the store at a URL, without a request yet.
     ///
     /// # Errors
-    /// If it names none, or the environment's settings for it make no sense.
+    /// If the URL or the environment's settings are invalid.
     pub(super) fn open(url: &str) -> Result<Self> {
         let parsed = Url::parse(url)?;
         if !SCHEMES.contains(&parsed.scheme()) {
-            anyhow::bail!("`{}` is no kind of store", parsed.scheme());
+            anyhow::bail!("unknown kind of store `{}`", parsed.scheme());
         }
         let is_setting = |key: &String| {
             VARIABLES.iter().any(|prefix| key.to_ascii_uppercase().starts_with(prefix))
@@ -84,12 +83,7 @@ impl Objects for Cloud {
         }
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
-        match self.runtime.block_on(self.store.delete(&self.key(name))) {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => {
-                Err(error).with_context(|| format!("cannot remove `{}/{name}`", self.url))
-            }
-        }
+    fn remove(&self, name: &str) {
+        let _ = self.runtime.block_on(self.store.delete(&self.key(name)));
     }
 }

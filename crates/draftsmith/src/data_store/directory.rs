@@ -1,4 +1,4 @@
-//! A directory that serves as a store, such as one that machines share.
+//! A directory as a store, for instance one that machines share.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use draftsmith_files::{remove_abandoned, write_new, write_whole};
 
-use super::objects::{Objects, Put};
+use super::{Objects, Put};
 
-/// Objects as files.
+/// Stores each object as a file.
 #[derive(Debug)]
 pub(super) struct Directory {
     dir: PathBuf,
 }
 
 impl Directory {
-    /// A directory, which need not be there yet. What killed processes left half written goes.
+    /// Opens a directory, which need not exist yet, and removes temporary files of killed processes.
     pub(super) fn open(dir: impl AsRef<Path>) -> Self {
         remove_abandoned(dir.as_ref());
         Self { dir: dir.as_ref().to_path_buf() }
@@ -28,15 +28,14 @@ impl Objects for Directory {
     fn list(&self) -> Result<BTreeMap<String, u64>> {
         let cannot = || format!("cannot read `{}`", self.dir.display());
         let entries = match fs::read_dir(&self.dir) {
-            Ok(entries) => entries,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
-            Err(error) => return Err(error).with_context(cannot),
+            entries => entries.with_context(cannot)?,
         };
         let mut objects = BTreeMap::new();
         for entry in entries {
             let entry = entry.with_context(cannot)?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // One that is half written, or was removed just now, is none.
+            // Skip temporary files and files removed meanwhile.
             if let Ok(metadata) = entry.metadata()
                 && metadata.is_file()
                 && !name.ends_with(".tmp")
@@ -50,9 +49,8 @@ impl Objects for Directory {
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let path = self.dir.join(name);
         match fs::read(&path) {
-            Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read `{}`", path.display())),
+            read => read.map(Some).with_context(|| format!("cannot read `{}`", path.display())),
         }
     }
 
@@ -67,10 +65,7 @@ impl Objects for Directory {
         }
     }
 
-    fn remove(&self, name: &str) -> Result<()> {
-        match fs::remove_file(self.dir.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+    fn remove(&self, name: &str) {
+        let _ = fs::remove_file(self.dir.join(name));
     }
 }

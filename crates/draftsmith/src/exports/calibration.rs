@@ -1,8 +1,8 @@
 //! The calibration of a head's predictions: the key `calibration` of its `config.json`.
 //!
-//! There is one for greedy and one for sampled decoding, because their acceptance probabilities
-//! differ. `tune` fits and writes it, with the rule chosen under it; decoding with the head applies
-//! it. Rollouts hold uncalibrated predictions, so that a new calibration invalidates none of them.
+//! Greedy and sampled decoding have separate calibrations because their acceptance probabilities differ.
+//! `tune` fits and writes them together with the rule chosen under them; decoding with the head applies
+//! them. Rollouts hold uncalibrated predictions, so a new calibration does not invalidate them.
 
 use std::path::Path;
 
@@ -18,8 +18,7 @@ use crate::results::FittedCalibration;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HeadCalibration {
-    /// For greedy decoding; null where predictions are better left as they are, or nothing was
-    /// tuned.
+    /// For greedy decoding; null if calibration did not help, or the head was not tuned.
     pub(crate) greedy: Option<FittedCalibration>,
     /// For sampled decoding, likewise.
     pub(crate) sampled: Option<FittedCalibration>,
@@ -29,10 +28,10 @@ impl HeadCalibration {
     /// The key in `config.json`.
     pub(crate) const KEY: &str = "calibration";
 
-    /// Reads what tuning wrote into the head in `dir`; nothing where it has not been tuned.
+    /// Reads the calibrations of the head in `dir`; empty if it was not tuned.
     ///
     /// # Errors
-    /// If `config.json` cannot be read, or what the key holds makes no sense.
+    /// If `config.json` cannot be read, or the value is invalid.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         Ok(read_key(dir, Self::KEY)?.unwrap_or_default())
     }
@@ -45,7 +44,7 @@ impl HeadCalibration {
         }
     }
 
-    /// Where that for a way of decoding goes.
+    /// The entry for a way of decoding.
     pub(crate) fn slot(&mut self, decoding: DecodingName) -> &mut Option<FittedCalibration> {
         match decoding {
             DecodingName::Greedy => &mut self.greedy,
@@ -53,7 +52,7 @@ impl HeadCalibration {
         }
     }
 
-    /// Its map alone.
+    /// The map for a way of decoding.
     pub(crate) fn map(&self, decoding: DecodingName) -> Option<&Calibration> {
         self.of(decoding).map(|fitted| &fitted.map)
     }
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn calibrations_read_back() {
         let platt = Calibration::Platt(Platt::new(0.75, 1.5).expect("valid"));
         let knots = PiecewiseLinear::new(vec![0.25, 0.5], vec![0.5, 0.875]).expect("valid");
         let isotonic = Calibration::Isotonic(knots);
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn errors_name_the_invalid_part() {
         let platt = Calibration::Platt(Platt::new(1.0, 0.0).expect("valid"));
         let whole = serde_json::to_value(fitted(platt)).expect("plain numbers");
         let refused = |key: &str, value: Value, expected: &str| {

@@ -1,4 +1,4 @@
-//! A recipe's cascades and merged drafts, with the prompt lookup and heads that only they use.
+//! A recipe's cascades and merged drafts, with the prompt lookup and the heads that only they use.
 
 use std::path::Path;
 
@@ -7,15 +7,14 @@ use draftsmith_decode::{CascadeConfig, DrafterParts};
 use draftsmith_theory::{DrafterId, LookupFirst};
 
 use super::lookup::Lookup;
-use super::models::check_models;
-use super::{AdapterExport, HeadExport};
+use super::{AdapterExport, HeadExport, check_models};
 use crate::recipe::{CascadeRecipe, ChainRuleRecipe, MergedRecipe};
 use crate::workspace::Workspace;
 
 /// Cascades and merged drafts, both numbered from 1.
 pub(crate) struct Cascades {
     all: Vec<(Vec<DrafterId>, CascadeConfig)>,
-    /// Heads that chains' rules name, with the index of their cascade and their drafter.
+    /// Heads named by rules of chains, with the index of the cascade and the drafter.
     heads: Vec<(usize, DrafterId, HeadExport)>,
     merged: Vec<(Vec<DrafterId>, Option<LookupFirst>)>,
     lookup: Lookup,
@@ -23,7 +22,7 @@ pub(crate) struct Cascades {
 
 impl Cascades {
     /// Reads what cascades and merged drafts need; None if there are neither. `lookup` reads their prompt
-    /// lookup, `head` is the draft's. The caller has checked that their drafters exist.
+    /// lookup, and `head` is the draft's. The caller has checked that their drafters exist.
     ///
     /// # Errors
     /// If a cascade asks for more first tokens than the vocabulary has, or a rule's head is missing or
@@ -61,8 +60,8 @@ impl Cascades {
                     {
                         bail!(
                             "key `evaluate.cascades` has a rule that reads an acceptance head of \
-                             `{id}`, and there is none for its reviewer; hint: train one for the two \
-                             as draft and target, and name its directory in the rule's `head`"
+                             `{id}`, but there is none for its reviewer; hint: train one with the \
+                             two as draft and target, and name its directory in the rule's `head`"
                         );
                     }
                     _ => {}
@@ -74,7 +73,7 @@ impl Cascades {
         Ok(Some(Self { all: all.collect::<Result<_>>()?, heads, merged, lookup }))
     }
 
-    /// The parts of cascades and merged drafts, made of `others`, the parts of their drafters.
+    /// The parts of cascades and merged drafts; `others` are the parts of their drafters.
     pub(crate) fn parts<'m>(&'m self, others: &[DrafterParts<'m>]) -> Vec<DrafterParts<'m>> {
         let part = |named: Option<usize>, id: &DrafterId| {
             let named = self.heads.iter().find(|(of, whose, _)| Some(*of) == named && whose == id);
@@ -119,8 +118,8 @@ fn read_chain_head(
     reviewer: Option<DrafterId>,
     workspace: &Workspace,
 ) -> Result<HeadExport> {
-    const NO_MODEL: &str = "a chain's rule reads an acceptance head of a separate draft: an adapter's \
-                            own is read where the target reviews it";
+    const NO_MODEL: &str = "a rule of a chain can name only the head of a separate draft: an adapter's \
+                            head is used if the target reviews its chain";
     let hash_of = |id: DrafterId| match id {
         DrafterId::Draft => workspace.draft_hash(),
         DrafterId::SmallDraft => workspace.small_draft_hash(),

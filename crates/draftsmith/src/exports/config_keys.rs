@@ -1,8 +1,7 @@
-//! Keys of an export's `config.json` that are not its architecture's: what was found out about a
-//! head or adapter after it was trained.
+//! Keys in an export's `config.json` that are added after training, by tuning.
 //!
-//! Those who load the head or adapter alone pass these keys over. Training writes `config.json`
-//! anew, and so takes them away with the weights that they were about. `exports/tuned.rs` and
+//! Readers of the head or adapter ignore these keys. Training writes a new `config.json` without them,
+//! because they describe the old weights. `exports/tuned.rs`, `exports/draft_model.rs` and
 //! `exports/calibration.rs` own one key each.
 
 use std::path::Path;
@@ -12,10 +11,10 @@ use draftsmith_files::{parse_json, parse_json_value, write_whole};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Reads a key of the export in `dir`; None where it is not there.
+/// Reads a key of the export in `dir`; None if it is absent.
 ///
 /// # Errors
-/// If `config.json` cannot be read, or the key holds something else.
+/// If `config.json` cannot be read, or the value has another form.
 pub(crate) fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Option<T>> {
     let Some(value) = read_config(dir)?.remove(key) else {
         return Ok(None);
@@ -23,16 +22,15 @@ pub(crate) fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Opt
     Ok(Some(parse_json_value(&dir.join("config.json"), key, value)?))
 }
 
-/// How messages name a key.
+/// A key's name in messages.
 pub(crate) fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }
 
-/// Writes keys into the `config.json` of the export in `dir`, all or none. All others stay, in
-/// their order.
+/// Writes keys into the `config.json` of the export in `dir`, all or none. Other keys keep their order.
 ///
 /// # Errors
-/// If `config.json` is not there, or cannot be replaced.
+/// If `config.json` is missing or cannot be replaced.
 pub(crate) fn write_keys(dir: &Path, keys: Vec<(&str, Value)>) -> Result<()> {
     let mut config = read_config(dir)?;
     for (key, value) in keys {
@@ -55,7 +53,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_written_reads_back_and_other_keys_stay_in_their_order() {
+    fn written_keys_read_back_and_others_keep_their_order() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("config.json");
         std::fs::write(&path, r#"{"zeta": 1, "exit_layer": 2, "alpha": {"b": 0.25, "a": []}}"#)
@@ -76,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn errors_name_the_invalid_part() {
         for (config, expected) in
             [("{", "config.json"), ("[]", "config.json"), (r#"{"tuned": 1}"#, "tuned")]
         {

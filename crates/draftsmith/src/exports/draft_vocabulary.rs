@@ -1,8 +1,8 @@
-//! The tokens that a separate draft may draw where the recipe limits them, `evaluate.draft_vocabulary`:
-//! those most frequent in the responses that were built and not held out.
+//! The tokens that a separate draft may propose if the recipe sets `evaluate.draft_vocabulary`: the most
+//! frequent ones in the built responses that training used.
 //!
-//! They are counted once and lie in `checkpoints/NAME/draft_vocabulary.safetensors`, for `generate`
-//! and for machines without the data.
+//! They are counted once and stored in `checkpoints/NAME/draft_vocabulary.safetensors`, for `generate` and
+//! for machines without the data.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,26 +16,26 @@ use crate::built_data::built_data;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
-/// What the file says of itself: how many tokens were asked for, of which data, and which share of
-/// the held-out responses' tokens they are.
+/// Metadata of the file: the requested number of tokens, the counted data, and the share of tokens in
+/// held-out responses that the vocabulary covers.
 const SIZE: &str = "size";
 const DATA: &str = "data";
 const COVERAGE: &str = "coverage";
 
-/// Tokens that a separate draft may draw.
+/// The tokens that a separate draft may propose.
 #[derive(Debug, Clone)]
 pub(crate) struct DraftTokens {
     pub(crate) vocabulary: DraftVocabulary,
-    /// The share of the held-out responses' tokens that are among them; None where nobody says.
+    /// The covered share of the tokens in held-out responses; None if the file does not say it.
     pub(crate) coverage: Option<f64>,
 }
 
 impl DraftTokens {
-    /// Those of a recipe, if it limits them and has a draft: counted, where the file in its
-    /// checkpoints is of other data.
+    /// The tokens of a recipe that limits them and has a draft. They are counted again if the file in the
+    /// recipe's checkpoints belongs to other data.
     ///
     /// # Errors
-    /// If there is neither such a file nor data, or one of them cannot be read.
+    /// If there is neither a matching file nor data, or one of them cannot be read.
     pub(crate) fn of_recipe(recipe: &Recipe, workspace: &Workspace) -> Result<Option<Self>> {
         let size = recipe.evaluate.as_ref().and_then(|evaluate| evaluate.draft_vocabulary);
         let (Some(size), Some(_)) = (size, workspace.draft_shape()?) else {
@@ -49,7 +49,7 @@ impl DraftTokens {
             return Self::read(&path, vocab_size).map(Some);
         }
         let data = built_data(recipe, workspace, vocab_size).context(
-            "key `evaluate.draft_vocabulary` takes the most frequent tokens of responses",
+            "key `evaluate.draft_vocabulary` needs the most frequent tokens of responses",
         )?;
         let share = recipe.held_out_share();
         let counted_in = format!("{} without {share}", data.hash);
@@ -65,12 +65,12 @@ impl DraftTokens {
         let counted = counts(&|row| !is_held_out(row, share));
         if counted.iter().all(|count| *count == 0) {
             bail!(
-                "key `evaluate.draft_vocabulary` takes the most frequent tokens of responses, but those \
+                "key `evaluate.draft_vocabulary` needs the most frequent tokens of responses, but those \
                  in `{}` have none; hint: build more data, or leave the key out",
                 recipe.data_dir().display()
             );
         }
-        let always = workspace.eos_token_ids()?;
+        let always = &workspace.text_side()?.eos_token_ids;
         let vocabulary = DraftVocabulary::most_frequent(&counted, size, always);
         let coverage = vocabulary.coverage(&counts(&|row| is_held_out(row, share)));
         let metadata =
@@ -79,22 +79,22 @@ impl DraftTokens {
         Ok(Some(Self { vocabulary, coverage: Some(coverage) }))
     }
 
-    /// Those in a file, for models that know `vocab_size` tokens.
+    /// Reads a file, for models with `vocab_size` tokens.
     ///
     /// # Errors
-    /// If it cannot be read, or has a token that they do not know.
+    /// If it cannot be read, or has a token that the models do not have.
     pub(crate) fn read(path: &Path, vocab_size: usize) -> Result<Self> {
         let vocabulary = DraftVocabulary::read(path, vocab_size)?;
         let coverage = read_metadata(path)?.get(COVERAGE).and_then(|text| text.parse().ok());
         Ok(Self { vocabulary, coverage })
     }
 
-    /// How many they are.
+    /// The number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.vocabulary.ids().len()
     }
 
-    /// What a draft that draws these is called in provenance, where `hash` names one that draws all.
+    /// The hash in provenance of a draft limited to these tokens; `hash` is that of the unlimited draft.
     pub(crate) fn drafter_hash(tokens: Option<&Self>, hash: &str) -> String {
         let Some(tokens) = tokens else { return hash.to_owned() };
         let ids = tokens.vocabulary.ids().iter().flat_map(|id| id.to_le_bytes());

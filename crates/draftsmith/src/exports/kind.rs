@@ -1,4 +1,4 @@
-//! What an export's directory holds.
+//! Kinds of exports.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::recipe::Recipe;
 
-/// What training exports.
+/// A kind of export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExportKind {
     /// An acceptance head for a separate draft.
@@ -18,10 +18,10 @@ pub(crate) enum ExportKind {
 }
 
 impl ExportKind {
-    /// What a directory holds, by the keys of its `config.json`.
+    /// The kind of the export in a directory, by the keys of its `config.json`.
     ///
     /// # Errors
-    /// If that is neither a head nor an adapter.
+    /// If it is neither a head nor an adapter.
     pub(crate) fn of(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         if !path.is_file() {
@@ -40,17 +40,17 @@ impl ExportKind {
             Ok(Self::Head)
         } else {
             bail!(
-                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
+                "`{}` belongs neither to a head, which has `num_layers`, nor to an adapter, which has `exit_layer`",
                 path.display()
             )
         }
     }
 
-    /// Checks that what a flag names is no export of the other kind. What is neither is for its
-    /// reader to refuse.
+    /// Checks that the directory given by a flag does not hold an export of the other kind. Anything else
+    /// is left to the reader of this kind.
     ///
     /// # Errors
-    /// If it is.
+    /// If it holds the other kind.
     pub(crate) fn check(self, flag: &str, dir: &Path) -> Result<()> {
         let Ok(found) = Self::of(dir) else { return Ok(()) };
         let hint = match found {
@@ -66,10 +66,10 @@ impl ExportKind {
         )
     }
 
-    /// The draft that an export of this kind is for, where it has one.
+    /// The recipe's draft, for kinds that need one.
     ///
     /// # Errors
-    /// If the recipe names none for a head.
+    /// If a head needs a draft and the recipe has none.
     pub(crate) fn draft_in(self, recipe: &Recipe) -> Result<Option<&Path>> {
         match self {
             Self::Head => recipe.need_draft("an acceptance head").map(Some),

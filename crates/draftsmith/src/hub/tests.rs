@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn names_of_the_hub_are_told_from_directories() {
+fn hub_names_are_distinguished_from_directories() {
     for (text, id, revision) in [
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "main"),
         ("org/name@v1.0", "org/name", "v1.0"),
@@ -30,7 +30,7 @@ fn names_of_the_hub_are_told_from_directories() {
 }
 
 #[test]
-fn no_program_and_nothing_in_a_directory_is_downloaded() {
+fn code_and_subdirectories_are_not_downloaded() {
     let known = [
         "config.json",
         "tokenizer.json",

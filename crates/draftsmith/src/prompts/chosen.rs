@@ -1,15 +1,15 @@
-//! Prompts that were chosen, by the places where they stand: a hundred thousand take little room, and
-//! each is read again when its turn has come.
+//! Chosen prompts, stored as file positions and read again when used, so that a hundred thousand take little
+//! memory.
 
 use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ContentHash, Prompt};
+use draftsmith_data::{ContentHash, Prompt, Prompts};
 
-use crate::prompt_files::{PromptFile, Reading};
+use crate::prompt_files::Reading;
 
-/// Prompts of some files, in the order of the files and of their places there.
+/// Prompts chosen from files, in file order.
 #[derive(Debug)]
 pub(crate) struct ChosenPrompts {
     pub(super) reading: Reading,
@@ -17,42 +17,39 @@ pub(crate) struct ChosenPrompts {
     pub(super) places: Vec<ChosenPlace>,
 }
 
-/// Where a chosen prompt stands, and what is to be found there. Ordered by files and places.
+/// The position of a chosen prompt and a hash of its content, ordered by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChosenPlace {
-    /// Which of the files.
+    /// Index of the file.
     pub(super) file: usize,
-    /// Which of the file's prompts.
-    pub(super) place: usize,
+    /// Index among the file's prompts.
+    index: usize,
     num_turns: usize,
     content: ContentHash,
 }
 
 impl ChosenPlace {
-    /// The place of a prompt.
-    pub(super) fn of(prompt: &Prompt, file: usize, place: usize) -> Self {
-        let (num_turns, content) = (prompt.turns.len(), prompt.content_hash(true));
-        Self { file, place, num_turns, content }
+    pub(super) fn of(prompt: &Prompt, file: usize, index: usize) -> Self {
+        Self { file, index, num_turns: prompt.turns.len(), content: prompt.content_hash(true) }
     }
 }
 
 impl ChosenPrompts {
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// How many turns some of them have.
+    /// The total number of turns of some prompts.
     pub(crate) fn num_turns(&self, of: Range<usize>) -> usize {
         self.places[of].iter().map(|chosen| chosen.num_turns).sum()
     }
 
-    /// Reads them, from the first on.
+    /// A reader that starts at the first prompt.
     pub(crate) fn reader(&self) -> ChosenReader<'_> {
         ChosenReader { chosen: self, open: None }
     }
 
-    /// Each of some, which are in order. Ends behind an error.
+    /// Reads the prompts with these ascending numbers. Ends after an error.
     pub(crate) fn each(
         &self,
         numbers: impl IntoIterator<Item = usize>,
@@ -67,48 +64,59 @@ impl ChosenPrompts {
     }
 }
 
-/// Chosen prompts, as they are read.
+/// Reads chosen prompts in order.
 #[derive(Debug)]
 pub(crate) struct ChosenReader<'c> {
     chosen: &'c ChosenPrompts,
-    /// The file that was read last, by its number.
-    open: Option<(usize, PromptFile)>,
+    /// The file read last: its index, its remaining prompts, and how many were read.
+    open: Option<(usize, Prompts, usize)>,
 }
 
 impl ChosenReader<'_> {
-    /// A prompt by its number, which is greater than that of each before.
+    /// Reads a prompt by its number, which must exceed that of the last one.
     ///
     /// # Errors
-    /// If its file cannot be read, or has other prompts than when it was chosen.
+    /// If its file cannot be read or has changed since prompts were chosen.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the number is out of range.
     pub(crate) fn get(&mut self, number: usize) -> Result<Prompt> {
-        let ChosenPlace { file, place, content, .. } = self.chosen.places[number];
+        let ChosenPlace { file, index, content, .. } = self.chosen.places[number];
         let path = &self.chosen.files[file];
-        let open = match &mut self.open {
-            Some((number, open)) if *number == file => open,
-            open => &mut open.insert((file, self.chosen.reading.open_at_places(path)?)).1,
+        let (_, prompts, num_read) = match &mut self.open {
+            Some(open) if open.0 == file => open,
+            open => open.insert((file, self.chosen.reading.open(path)?, 0)),
         };
-        let prompt = open.at(place)?;
-        if prompt.content_hash(true) != content {
-            bail!(
-                "prompt `{}` of `{}` is not what it was when this command began; hint: leave prompt \
-                 files alone while they are read, and begin again",
-                prompt.id,
-                path.display()
-            );
+        while let Some(prompt) = prompts.next().transpose()? {
+            *num_read += 1;
+            if *num_read <= index {
+                continue;
+            }
+            if prompt.content_hash(true) != content {
+                bail!(
+                    "prompt `{}` of `{}` changed after this command began; {UNCHANGED}",
+                    prompt.id,
+                    path.display()
+                );
+            }
+            return Ok(prompt);
         }
-        Ok(prompt)
+        bail!(
+            "`{}` has {num_read} prompts and had more when this command began; {UNCHANGED}",
+            path.display()
+        )
     }
 }
+
+const UNCHANGED: &str =
+    "hint: do not change prompt files while they are read, and run the command again";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn prompts_are_read_where_they_were_chosen_and_changed_ones_refused() {
+    fn chosen_prompts_are_read_again_and_changed_ones_fail() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let files = [dir.path().join("a.jsonl"), dir.path().join("b.jsonl")];
         let lines = |name: &str, num: usize| -> String {
@@ -117,9 +125,9 @@ mod tests {
         std::fs::write(&files[0], lines("a", 5)).expect("written");
         std::fs::write(&files[1], lines("b", 3)).expect("written");
         let reading = Reading::default();
-        let place = |(file, place): (usize, usize)| {
-            let prompt = reading.open_at_places(&files[file]).and_then(|mut file| file.at(place));
-            ChosenPlace::of(&prompt.expect("it is there"), file, place)
+        let place = |(file, index): (usize, usize)| {
+            let prompt = reading.open(&files[file]).expect("opens").nth(index).expect("exists");
+            ChosenPlace::of(&prompt.expect("reads"), file, index)
         };
         let places = [(0, 0), (0, 3), (0, 4), (1, 1), (1, 2)].map(place).to_vec();
         let chosen = ChosenPrompts { reading: reading.clone(), files: files.to_vec(), places };
@@ -131,11 +139,11 @@ mod tests {
         assert_eq!((chosen.len(), chosen.num_turns(1..4)), (5, 3));
 
         std::fs::write(&files[0], lines("c", 5)).expect("written");
-        let error = ids(&[1]).expect_err("it says something else").to_string();
+        let error = ids(&[1]).expect_err("the file changed").to_string();
         assert!(error.starts_with("prompt `a#3` of"), "{error}");
         std::fs::write(&files[1], lines("b", 2)).expect("written");
-        assert_eq!(ids(&[3]).expect("it is as it was"), ["b#1"]);
-        let error = ids(&[3, 4]).expect_err("it is gone").to_string();
-        assert!(error.contains("has 2 prompts, and had more"), "{error}");
+        assert_eq!(ids(&[3]).expect("unchanged"), ["b#1"]);
+        let error = ids(&[3, 4]).expect_err("the file is shorter").to_string();
+        assert!(error.contains("has 2 prompts and had more"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! Which prompts `build-data` takes of its sources: those of one split, of the lengths that are asked
-//! for, each once, and as many of each file, or of each source by its weight, as the recipe says.
+//! Chooses the prompts for `build-data`: those of one split and within the length bounds, without duplicates,
+//! up to a number per file or divided among sources by weight.
 
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -9,29 +9,28 @@ use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
 use crate::console::Console;
-use crate::prompt_files::{Reading, check_files, files_of, tell_malformed};
+use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
 
-/// A source and its files.
+/// A source of the recipe and its files.
 struct Source<'a> {
-    given: &'a PromptSource,
+    recipe: &'a PromptSource,
     files: Vec<PathBuf>,
 }
 
-/// The prompts that the recipe's data is built from, in the order of the files and their records. They
-/// are read through once to be chosen, and again when they are used.
+/// Chooses the prompts that the recipe's data is built from, in file order. Files are read once to choose
+/// prompts, and again when these are used.
 ///
 /// # Errors
-/// If a file cannot be read, a text cannot be encoded, two files would give the same row ids, or no
-/// prompt is left.
+/// If a file cannot be read, a text cannot be encoded, two files have one name, or no prompt is left.
 pub(crate) fn choose_prompts(
     recipe: &Recipe,
     data: &DataRecipe,
     text: &TextSide,
     console: &Console,
 ) -> Result<ChosenPrompts> {
-    let source = |given| Ok(Source { given, files: files_of([&given.path])? });
+    let source = |recipe| Ok(Source { recipe, files: files_of([&recipe.path])? });
     let sources = data.prompts.iter().map(source).collect::<Result<Vec<_>>>()?;
     let files: Vec<PathBuf> = sources.iter().flat_map(|source| source.files.clone()).collect();
     check_files(&files)?;
@@ -44,7 +43,8 @@ pub(crate) fn choose_prompts(
         lengths: data.lengths(),
         text,
         seen: HashSet::new(),
-        left_out: LeftOut::default(),
+        num_read: 0,
+        left_out: BTreeMap::new(),
         console,
     };
     let is_weighted = data.prompts.iter().any(|source| source.weight.is_some());
@@ -54,16 +54,16 @@ pub(crate) fn choose_prompts(
     };
     if places.is_empty() {
         bail!(
-            "no prompt of {} is left; hint: see `data.split`, the bounds on tokens and the models' \
+            "no prompt of {} is left; hint: check `data.split`, the bounds on tokens and the models' \
              context",
-            told(&files)
+            first_of(&files)
         );
     }
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
 }
 
-/// The first of many files, and how many more there are.
-fn told(files: &[PathBuf]) -> String {
+/// Names the first file and the number of others.
+fn first_of(files: &[PathBuf]) -> String {
     let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
     match files.len() {
         0 | 1 => format!("`{first}`"),
@@ -71,27 +71,18 @@ fn told(files: &[PathBuf]) -> String {
     }
 }
 
-/// What prompts have to pass to be taken.
+/// Filters prompts.
 struct Sieve<'a> {
     reading: Reading,
     data: &'a DataRecipe,
     lengths: LengthBounds,
     text: &'a TextSide,
-    /// What was taken, over all files.
+    /// The prompts taken so far, over all files.
     seen: HashSet<ContentHash>,
-    /// What was left out of the file at hand.
-    left_out: LeftOut,
-    console: &'a Console,
-}
-
-/// How many prompts of a file were left out, by the first reason for it.
-#[derive(Debug, Default)]
-struct LeftOut {
+    /// Prompts read from the current file, and those left out, by the first reason that applies.
     num_read: usize,
-    of_other_splits: usize,
-    duplicates: usize,
-    of_other_lengths: usize,
-    too_long: usize,
+    left_out: BTreeMap<&'static str, usize>,
+    console: &'a Console,
 }
 
 impl Sieve<'_> {
@@ -100,23 +91,23 @@ impl Sieve<'_> {
         let mut taken = Vec::new();
         for (file, path) in files.iter().enumerate() {
             let mut prompts = self.reading.open(path)?;
-            let mut places = 0..;
             let end = limit.map(|limit| taken.len() + limit);
-            while end != Some(taken.len())
-                && let Some((prompt, place)) = prompts.next().zip(places.next())
-            {
+            for (index, prompt) in prompts.by_ref().enumerate() {
                 let prompt = prompt?;
                 if self.takes(&prompt)? {
-                    taken.push(ChosenPlace::of(&prompt, file, place));
+                    taken.push(ChosenPlace::of(&prompt, file, index));
+                }
+                if end == Some(taken.len()) {
+                    break;
                 }
             }
-            self.tell(path, prompts.malformed());
+            self.note_left_out(path, prompts.malformed());
         }
         Ok(taken)
     }
 
-    /// So many prompts in all, shared out among the sources by their weights, of each those that come
-    /// first in an order that depends on the seed.
+    /// `num` prompts in all, divided among the sources by weight. From each source, the first prompts in a
+    /// seeded random order.
     fn weighted(
         &mut self,
         sources: &[Source<'_>],
@@ -124,11 +115,11 @@ impl Sieve<'_> {
         seed: u64,
     ) -> Result<Vec<ChosenPlace>> {
         let weights: Vec<f64> =
-            sources.iter().map(|source| source.given.weight.unwrap_or(1.0)).collect();
+            sources.iter().map(|source| source.recipe.weight.unwrap_or(1.0)).collect();
         let mut taken = Vec::new();
         let mut files = 0..;
         for (source, share) in sources.iter().zip(shares(num, &weights)) {
-            // The last in that order is the first to go where there are too many.
+            // A heap drops the last prompt of that order when there are too many.
             let mut first: BinaryHeap<(ContentHash, ChosenPlace)> = BinaryHeap::new();
             for (path, file) in source.files.iter().zip(&mut files) {
                 let mut prompts = self.reading.open(path)?;
@@ -142,12 +133,12 @@ impl Sieve<'_> {
                         first.pop();
                     }
                 }
-                self.tell(path, prompts.malformed());
+                self.note_left_out(path, prompts.malformed());
             }
             if first.len() < share {
                 self.console.note(format!(
-                    "`{}`: {} prompts, fewer than the {share} of its weight",
-                    source.given.path.display(),
+                    "`{}` has {} prompts, fewer than the {share} that its weight asks for",
+                    source.recipe.path.display(),
                     first.len()
                 ));
             }
@@ -158,33 +149,35 @@ impl Sieve<'_> {
         Ok(taken)
     }
 
-    /// Whether a prompt is taken.
+    /// Whether to take a prompt. Counts it otherwise.
     fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
-        self.left_out.num_read += 1;
+        self.num_read += 1;
+        let reason = self.reason_against(prompt)?;
+        reason.into_iter().for_each(|reason| *self.left_out.entry(reason).or_default() += 1);
+        Ok(reason.is_none())
+    }
+
+    /// Why to leave a prompt out, as notes say it.
+    fn reason_against(&mut self, prompt: &Prompt) -> Result<Option<&'static str>> {
         if !self.reading.takes(prompt) {
-            self.left_out.of_other_splits += 1;
-            return Ok(false);
+            return Ok(Some("of other splits"));
         }
         let with_answers = self.data.responses == Responses::Existing;
         if !self.data.keep_duplicates && !self.seen.insert(prompt.content_hash(with_answers)) {
-            self.left_out.duplicates += 1;
-            return Ok(false);
+            return Ok(Some("duplicates"));
         }
-        if self.data.skip_long_prompts || !self.lengths.is_none() {
-            let num_tokens = self.text.prompt_ids(prompt, 0, &[])?.len();
-            if self.data.skip_long_prompts && num_tokens >= self.text.context {
-                self.left_out.too_long += 1;
-                return Ok(false);
-            }
-            if !self.has_length(prompt, num_tokens)? {
-                self.left_out.of_other_lengths += 1;
-                return Ok(false);
-            }
+        if !self.data.skip_long_prompts && self.lengths.is_none() {
+            return Ok(None);
         }
-        Ok(true)
+        let num_tokens = self.text.prompt_ids(prompt, 0, &[])?.len();
+        if self.data.skip_long_prompts && num_tokens >= self.text.context {
+            return Ok(Some("longer than the models' context"));
+        }
+        let has_length = self.has_length(prompt, num_tokens)?;
+        Ok((!has_length).then_some("outside the length bounds"))
     }
 
-    /// Whether a prompt of so many tokens, and the answers that its file has, are within the bounds.
+    /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
         let LengthBounds {
             min_prompt_tokens,
@@ -214,33 +207,27 @@ impl Sieve<'_> {
         Ok(true)
     }
 
-    /// Tells what was left out of a file, and begins to count for the next.
-    fn tell(&mut self, path: &Path, malformed: &Malformed) {
-        tell_malformed(path, malformed, self.console);
-        let LeftOut { num_read, of_other_splits, duplicates, of_other_lengths, too_long } =
-            std::mem::take(&mut self.left_out);
-        let context = self.text.context;
-        let reasons = [
-            (of_other_splits, "of other splits".to_owned()),
-            (duplicates, "there before".to_owned()),
-            (of_other_lengths, "shorter or longer than is asked for".to_owned()),
-            (too_long, format!("longer than the context of {context} tokens")),
-        ];
-        let num_left_out: usize = reasons.iter().map(|(num, _)| num).sum();
-        if num_left_out > 0 {
-            let reasons = reasons.iter().filter(|(num, _)| *num > 0);
-            let reasons: Vec<String> = reasons.map(|(num, what)| format!("{num} {what}")).collect();
-            self.console.note(format!(
-                "`{}`: {num_left_out} of {num_read} prompts left out: {}",
-                path.display(),
-                reasons.join(", ")
-            ));
+    /// Notes how many prompts of a file were left out, and resets the counts.
+    fn note_left_out(&mut self, path: &Path, malformed: &Malformed) {
+        note_malformed(path, malformed, self.console);
+        let (num_read, left_out) =
+            (std::mem::take(&mut self.num_read), std::mem::take(&mut self.left_out));
+        if left_out.is_empty() {
+            return;
         }
+        let num_left_out: usize = left_out.values().sum();
+        let reasons: Vec<String> =
+            left_out.iter().map(|(reason, num)| format!("{num} {reason}")).collect();
+        self.console.note(format!(
+            "`{}`: {num_left_out} of {num_read} prompts are left out: {}",
+            path.display(),
+            reasons.join(", ")
+        ));
     }
 }
 
-/// So many prompts shared out by weights: each share rounded down, and what is left to those that lost
-/// most by it, the first of equals first.
+/// Divides `num` by weights. Shares are rounded down, and the remainder goes to those with the largest
+/// fractions, the first of equals first.
 fn shares(num: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| num as f64 * weight / sum).collect();
@@ -257,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_follow_weights_and_sum_to_what_is_shared_out() {
+    fn shares_follow_weights_and_sum_to_the_total() {
         assert_eq!(shares(10, &[1.0]), [10]);
         assert_eq!(shares(9, &[1.0, 2.0]), [3, 6]);
         assert_eq!(shares(10, &[1.0, 2.0]), [3, 7]);

@@ -1,38 +1,41 @@
-//! The tables `[[evaluate.cascades]]`: drafters that review each other's candidates, or take turns.
+//! The tables `[[evaluate.cascades]]`: drafters that review each other's candidates, or take turns
+//! (CS-Drafting).
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths};
-use draftsmith_theory::{DrafterId, Lenience, MAX_DRAFTERS};
+use draftsmith_theory::{
+    Bounds, DrafterId, Lenience, MAX_DRAFTERS, RuleSettings, StopRuleConfig, StopRuleName,
+};
 use serde::{Deserialize, Serialize};
 
-use super::cascade_rules::ChainRuleRecipe;
-use super::checks::{require, toml_error};
 use super::data::one;
+use super::{require, toml_error};
 use crate::names::DecodingName;
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CascadeRecipe {
-    /// Its drafters, from the largest on: `draft`, `small_draft`, `self_draft_N`, `max_gram`.
+    /// The drafters, largest first: `draft`, `small_draft`, `self_draft_N`, `max_gram`.
     pub(crate) drafters: Vec<DrafterId>,
-    /// The authors' matrix K: a row for the target and for each drafter but the last, a column for each
-    /// drafter. Row i gives the number of each drafter's candidates in the chain that i reviews.
+    /// The matrix K: a row for the target and for each drafter except the last, a column for each
+    /// drafter. Row i gives the number of candidates from each drafter in the chain that i reviews.
     pub(crate) lengths: Lengths,
-    /// The factor by which a reviewing drafter overrates the probability of a candidate; 1 reviews
+    /// The factor by which a reviewing drafter scales up the probability of a candidate; 1 reviews
     /// exactly.
     #[serde(default = "one")]
     pub(crate) lenience: f64,
-    /// Whether the lenience applies to looked-up candidates too, which are reviewed exactly otherwise.
+    /// Also apply the lenience to candidates from lookup, which are reviewed exactly otherwise.
     #[serde(default)]
     pub(crate) lenient_lookup: bool,
-    /// Rules that end chains before their lengths, at most one a reviewer.
+    /// Rules that can end a chain before its length, at most one per reviewer.
     #[serde(default)]
     pub(crate) rules: Vec<ChainRuleRecipe>,
-    /// How many first tokens a proposal has, the chain's among them; 1 if absent.
+    /// The number of alternatives for the first token, including the chain's; 1 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) leading: Option<usize>,
 }
@@ -45,13 +48,13 @@ pub(crate) struct CascadeRecipe {
                  `{ greedy = [[4, 0], [0, 8]], sampled = [[2, 0], [0, 4]] }`"
 )]
 pub(crate) enum Lengths {
-    /// One for all ways of decoding.
+    /// The same matrix for greedy and sampled decoding.
     Same(CascadeLengths),
-    /// One for each.
+    /// A matrix for each way of decoding.
     Each(LengthsOfEach),
 }
 
-/// K by how tokens are chosen.
+/// The matrix K for each way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LengthsOfEach {
@@ -62,7 +65,7 @@ pub(crate) struct LengthsOfEach {
 }
 
 impl Lengths {
-    /// K under a way of decoding.
+    /// The matrix for a way of decoding.
     fn of(&self, decoding: DecodingName) -> &CascadeLengths {
         match (self, decoding) {
             (Self::Same(lengths), _) => lengths,
@@ -71,7 +74,7 @@ impl Lengths {
         }
     }
 
-    /// K under each way of decoding.
+    /// The matrices for greedy and sampled decoding.
     fn all(&self) -> [&CascadeLengths; 2] {
         [DecodingName::Greedy, DecodingName::Sampled].map(|decoding| self.of(decoding))
     }
@@ -96,7 +99,7 @@ impl CascadeRecipe {
         Ok(CascadeConfig { greedy, sampled, lenience, rules, leading: self.leading.unwrap_or(1) })
     }
 
-    /// The row of the chain that a rule ends; None where its reviewer reads none.
+    /// The row of the chain that a rule ends; None if its reviewer reviews no chain.
     fn row_of(&self, rule: &ChainRuleRecipe) -> Option<usize> {
         let reviewers = &self.drafters[..self.drafters.len() - 1];
         match rule.reviewer {
@@ -105,7 +108,7 @@ impl CascadeRecipe {
         }
     }
 
-    /// The drafters whose tokens make the chain that a rule ends.
+    /// The drafters with candidates in the chain that a rule ends.
     pub(crate) fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
         let Some(row) = self.row_of(rule) else { return Vec::new() };
         let takes_part =
@@ -115,28 +118,28 @@ impl CascadeRecipe {
         taking_part.map(|(_, id)| *id).collect()
     }
 
-    /// The most candidates that a round can have: those asked for, and those that a last step accepts
-    /// beyond them.
+    /// The most candidates that a round can have: the requested ones, and those that the last step of a
+    /// review accepts in addition.
     pub(crate) fn longest(&self, decoding: DecodingName) -> usize {
         self.longest_chain(self.lengths.of(decoding), 0)
     }
 
-    /// The same of the chain that a reviewer reads.
+    /// [`CascadeRecipe::longest`] for the chain of one reviewer.
     fn longest_chain(&self, lengths: &CascadeLengths, reviewer: usize) -> usize {
         let Some(row) = lengths.get(reviewer) else { return 0 };
-        let (mut asked_for, mut longest) = (0, 0);
+        let (mut requested, mut longest) = (0, 0);
         for (drafter, length) in row.iter().enumerate().skip(reviewer).filter(|(_, it)| **it > 0) {
-            asked_for += length;
+            requested += length;
             let beyond = match self.drafters[drafter] {
                 DrafterId::MaxGram => 0,
                 _ => self.longest_chain(lengths, drafter + 1),
             };
-            longest = longest.max(asked_for + beyond);
+            longest = longest.max(requested + beyond);
         }
         longest
     }
 
-    /// Checks what `key` says.
+    /// Checks the table; messages name it `key`.
     pub(super) fn check(&self, key: &str) -> Result<()> {
         let drafters = &self.drafters;
         let is_one =
@@ -144,7 +147,7 @@ impl CascadeRecipe {
         require(
             (1..=MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(is_one),
             key,
-            "has a cascade whose `drafters` are none, more than four, or cascades: name `draft`, \
+            "has a cascade whose `drafters` are empty, more than four, or cascades: name `draft`, \
              `small_draft`, `self_draft_N` or `max_gram`",
         )?;
         let num_distinct =
@@ -158,13 +161,13 @@ impl CascadeRecipe {
         require(
             num_self_drafts <= 1,
             key,
-            "has a cascade of two self-drafts: a target runs ahead to one exit layer at a time",
+            "has a cascade of two self-drafts: the target can exit at only one layer",
         )?;
         let before_last = &drafters[..drafters.len() - 1];
         require(
             !before_last.contains(&DrafterId::MaxGram),
             key,
-            "has a cascade with a drafter behind `max_gram`, which reviews nothing: put it last",
+            "has a cascade with a drafter after `max_gram`, which reviews nothing: put it last",
         )?;
         for lengths in self.lengths.all() {
             self.check_lengths(lengths, key)?;
@@ -172,8 +175,8 @@ impl CascadeRecipe {
         require(
             !self.lenient_lookup || (self.lenience > 1.0 && drafters.contains(&DrafterId::MaxGram)),
             key,
-            "has a cascade with `lenient_lookup` that has no `max_gram`, or no `lenience` above 1: leave \
-             it out",
+            "has a cascade with `lenient_lookup` but without `max_gram`, or without a `lenience` above 1: \
+             leave it out",
         )?;
         self.check_leading(key)?;
         self.check_rules(key)?;
@@ -185,13 +188,13 @@ impl CascadeRecipe {
         require(
             lengths.len() == num_drafters && lengths.iter().all(|row| row.len() == num_drafters),
             key,
-            "has a cascade whose `lengths` are no matrix with a row and a column for each drafter",
+            "has a cascade whose `lengths` are not a matrix with a row and a column for each drafter",
         )?;
         let mut rows = lengths.iter().enumerate();
         require(
             rows.all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
             key,
-            "has a cascade with `lengths` below the diagonal: a drafter reviews smaller ones only",
+            "has a cascade with `lengths` below the diagonal: a drafter reviews only smaller ones",
         )?;
         require(
             lengths[0].iter().any(|length| *length > 0),
@@ -200,7 +203,7 @@ impl CascadeRecipe {
         )
     }
 
-    /// Only a model's first token has siblings.
+    /// Checks `leading`: only a model can give alternatives for the first token.
     fn check_leading(&self, key: &str) -> Result<()> {
         let Some(leading) = self.leading else { return Ok(()) };
         require(
@@ -217,20 +220,20 @@ impl CascadeRecipe {
         require(
             self.lengths.all().into_iter().all(first_of),
             key,
-            "has a cascade with `leading` whose first candidate is looked up, and that is one token: \
-             give a drafter with a model a length in the first row",
+            "has a cascade with `leading` whose first candidate is looked up, which gives only one \
+             token: give a drafter with a model a length in the first row",
         )
     }
 
-    /// Checks that a vocabulary has as many tokens as proposals have first tokens.
+    /// Checks that the vocabulary has enough tokens for `leading`.
     ///
     /// # Errors
     /// If it has fewer.
     pub(crate) fn check_fits(&self, vocab_size: usize) -> Result<()> {
         match self.leading.filter(|leading| *leading > vocab_size) {
             Some(leading) => bail!(
-                "a cascade has `leading = {leading}`, and there are {vocab_size} tokens; hint: give \
-                 fewer, such as 8"
+                "a cascade has `leading = {leading}`, but there are only {vocab_size} tokens; hint: give \
+                 a smaller number, such as 8"
             ),
             None => Ok(()),
         }
@@ -241,8 +244,8 @@ impl CascadeRecipe {
             require(
                 self.row_of(rule).is_some(),
                 key,
-                "has a cascade with a rule whose `reviewer` reads no chain: name a drafter but the \
-                 last, or leave it out for the target",
+                "has a cascade with a rule whose `reviewer` reviews no chain: name a drafter that is not \
+                 the last, or leave it out for the target",
             )?;
             require(
                 self.rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
@@ -255,13 +258,13 @@ impl CascadeRecipe {
                 needs.is_nothing() || !drafters.contains(&DrafterId::MaxGram),
                 key,
                 "has a cascade with a rule that reads probabilities for a chain with looked-up \
-                 tokens, which have none: put `fixed_length`, or 0 in the column of `max_gram`",
+                 tokens, which have none: use `fixed_length`, or 0 in the column of `max_gram`",
             )?;
             require(
                 !needs.acceptance_prob || drafters.len() == 1,
                 key,
                 "has a cascade with a rule that reads a head for a chain of several drafters: give \
-                 the chain one",
+                 the chain one drafter",
             )?;
             require(
                 needs.acceptance_prob || rule.head.is_none(),
@@ -273,12 +276,42 @@ impl CascadeRecipe {
     }
 }
 
-/// Drafters as messages list them.
-fn listed(drafters: &[DrafterId]) -> String {
-    drafters.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
+/// A stop rule for the chain that one drafter or the target reviews.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChainRuleRecipe {
+    /// The drafter that reviews the chain; the target if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reviewer: Option<DrafterId>,
+    /// The rule's name in results.
+    pub(crate) stop_rule: StopRuleName,
+    /// The rule's parameter, as in results.
+    pub(crate) setting: f64,
+    /// The directory of the head that the rule reads; the head of the chain's drafter if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) head: Option<PathBuf>,
 }
 
-/// The keys of the table on one line, as a flag has them.
+impl ChainRuleRecipe {
+    /// The rule for chains of up to `max` tokens.
+    ///
+    /// # Errors
+    /// If the rule has no listed parameter, or `setting` is outside its range.
+    fn config(&self, max: usize) -> Result<StopRuleConfig> {
+        let entry = self.stop_rule.entry();
+        let Some(RuleSettings::Grid(grid)) = entry.map(|entry| &entry.settings) else {
+            bail!("has a cascade with a rule that is fitted to rollouts: name one with a threshold")
+        };
+        if let Some(problem) = grid.key.values.problem(self.setting) {
+            bail!("has a cascade with a rule whose `setting` {problem}");
+        }
+        let config = grid.at(self.setting, Bounds { min: 1, max: max.max(1) });
+        config.init()?;
+        Ok(config)
+    }
+}
+
+/// Reads the keys of the table from one line, the value of `--cascade`.
 impl FromStr for CascadeRecipe {
     type Err = anyhow::Error;
 
@@ -294,10 +327,11 @@ impl FromStr for CascadeRecipe {
     }
 }
 
-/// As results and the report describe it.
+/// The description in results and in the report.
 impl fmt::Display for CascadeRecipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}; lengths ", listed(&self.drafters))?;
+        let drafters: Vec<String> = self.drafters.iter().map(DrafterId::to_string).collect();
+        write!(formatter, "{}; lengths ", drafters.join(", "))?;
         match &self.lengths {
             Lengths::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
             Lengths::Each(each) => {
@@ -327,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_is_for_all_decodings_or_for_each() {
+    fn a_matrix_is_for_both_decodings_or_for_each() {
         let lengths = |text: &str| -> Result<Lengths, toml::de::Error> {
             let keys = format!("drafters = ['draft']\nlengths = {text}");
             toml::from_str::<CascadeRecipe>(&keys).map(|cascade| cascade.lengths)
@@ -344,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_round_counts_what_a_last_step_lets_stand() {
+    fn the_longest_round_includes_what_the_last_review_accepts() {
         let longest = |names: &str, lengths: &str| {
             let cascade = read(&format!("drafters = {names}\nlengths = {lengths}"));
             cascade.check("evaluate.cascades").expect("a cascade");
@@ -361,21 +395,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cascade_is_told_by_its_key() {
+    fn messages_name_the_key_of_an_invalid_cascade() {
         for (keys, problem) in [
-            ("drafters = []\nlengths = []", "are none"),
+            ("drafters = []\nlengths = []", "are empty"),
             ("drafters = ['cascade_1']\nlengths = [[1]]", "or cascades"),
             ("drafters = ['draft', 'draft']\nlengths = [[1, 1], [0, 1]]", "twice"),
             ("drafters = ['self_draft_1', 'self_draft_2']\nlengths = [[1, 1], [0, 1]]", "two self"),
             ("drafters = ['max_gram', 'draft']\nlengths = [[1, 1], [0, 1]]", "put it last"),
-            ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1]]", "no matrix"),
+            ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1]]", "not a matrix"),
             ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
             ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
             ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
             ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [0, 1]]\nlenient_lookup = true",
-                "no `lenience` above 1",
+                "a `lenience` above 1",
             ),
             (
                 "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
@@ -395,7 +429,7 @@ mod tests {
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
               [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",
-                "no chain",
+                "reviews no chain",
             ),
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
@@ -437,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_has_the_keys_on_one_line() {
+    fn a_flag_holds_the_keys_on_one_line() {
         let keys = "drafters = ['draft', 'max_gram'], lengths = [[4, 6], [0, 8]], lenience = 2.0";
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert_eq!(cascade.to_string(), "draft, max_gram; lengths [[4, 6], [0, 8]], lenience 2");
@@ -451,7 +485,7 @@ mod tests {
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert!(cascade.to_string().ends_with(", lenience 1, 8 first tokens"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").leading, 8);
-        cascade.check_fits(8).expect("every token may be first");
+        cascade.check_fits(8).expect("as many tokens as first tokens");
         let message = cascade.check_fits(7).expect_err("there are fewer").to_string();
         assert!(message.contains("`leading = 8`") && message.contains("7 tokens"), "{message}");
         for (keys, problem) in [

@@ -1,4 +1,4 @@
-//! The table `[tune.costs]`: what forwards cost where the drafters are going to serve.
+//! The table `[tune.costs]`: costs of forwards on the machine that will serve the drafters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,41 +7,41 @@ use anyhow::{Context, Result, bail};
 use draftsmith_theory::DrafterId;
 use serde::{Deserialize, Serialize};
 
-use super::checks::{require, toml_error};
+use super::{require, toml_error};
 
-/// Costs that are given and not measured, in milliseconds, as a runtime's own timings say them. What
-/// a head and a stop rule's signals cost is part of a draft forward's time.
+/// Costs from a runtime's timings, in milliseconds, used instead of measurements. The time of a head and
+/// of a stop rule's signals is part of a draft forward's time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GivenCosts {
-    /// A draft forward: a number where there is one drafter, else a table by drafter, as in
-    /// `{ draft = 1.5, self_draft_2 = 0.8 }`, of which those that are left out are measured.
+    /// Time of a draft forward: a number if there is one drafter, or a table by drafter such as
+    /// `{ draft = 1.5, self_draft_2 = 0.8 }`. Drafters that are left out are measured.
     pub(crate) draft_ms: Option<DraftMs>,
-    /// A target forward, however many rows it has.
+    /// Time of a target forward with any number of rows.
     pub(crate) target_ms: Option<f64>,
-    /// Verifications of 1, 2, 3 … rows, where more rows take longer; beyond the last, rows cost what
-    /// they do on average.
+    /// Times of verifications of 1, 2, 3 … rows, if more rows take longer. Further rows add the average
+    /// time per row.
     pub(crate) rows_ms: Option<Vec<f64>>,
 }
 
-/// What a draft forward costs.
+/// Time of a draft forward, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
     expecting = "expected milliseconds, or a table of them by drafter, such as `{ draft = 1.5 }`"
 )]
 pub(crate) enum DraftMs {
-    /// Of the only drafter.
+    /// For the only drafter.
     One(f64),
-    /// Of several, by name.
+    /// By drafter.
     Each(BTreeMap<DrafterId, f64>),
 }
 
 impl GivenCosts {
-    /// Reads the keys of the table from a file of their own.
+    /// Reads the keys of the table from a file.
     ///
     /// # Errors
-    /// If it cannot be read, or a key is unknown or makes no sense.
+    /// If the file cannot be read, or a key is unknown or has an invalid value.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let named = || format!("costs `{}`", path.display());
         let text = std::fs::read_to_string(path)
@@ -51,16 +51,16 @@ impl GivenCosts {
         Ok(costs)
     }
 
-    /// Verifications of 1, 2, 3 … rows, in milliseconds; the last goes for all with more rows where it
-    /// is the only one.
+    /// Times of verifications of 1, 2, 3 … rows, in milliseconds. A single time holds for any number of
+    /// rows.
     pub(crate) fn rows_ms(&self) -> Option<Vec<f64>> {
         self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
     }
 
-    /// What is given for a drafter, one of so many; None where it is to be measured.
+    /// The given time of a drafter's forward; None if it must be measured.
     ///
     /// # Errors
-    /// If a number is given and there are several drafters.
+    /// If there are several drafters but only one number.
     pub(crate) fn draft_ms(&self, drafter: DrafterId, num_drafters: usize) -> Result<Option<f64>> {
         match &self.draft_ms {
             None => Ok(None),
@@ -68,12 +68,12 @@ impl GivenCosts {
             Some(DraftMs::One(ms)) if num_drafters < 2 => Ok(Some(*ms)),
             Some(DraftMs::One(ms)) => bail!(
                 "key `draft_ms` of the costs is one number, but there are {num_drafters} drafters; \
-                 hint: say whose it is, as in `draft_ms = {{ {drafter} = {ms} }}`"
+                 hint: name the drafter, as in `draft_ms = {{ {drafter} = {ms} }}`"
             ),
         }
     }
 
-    /// Checks the values of keys that are called `prefix` and their name.
+    /// Checks the values. Messages put `prefix` before key names.
     pub(super) fn check(&self, prefix: &str) -> Result<()> {
         let key = |name: &str| format!("{prefix}{name}");
         let is_time = |ms: &f64| *ms > 0.0 && ms.is_finite();
@@ -90,14 +90,14 @@ impl GivenCosts {
         require(
             self.rows_ms.as_ref().is_none_or(|rows| rows.len() > 1),
             &key("rows_ms"),
-            "has fewer than two times: give those of 1, 2, 3 … rows, or `target_ms` alone where rows \
-             cost nothing",
+            "has fewer than two times: give those of 1, 2, 3 … rows, or only `target_ms` if rows cost \
+             nothing",
         )?;
         let first = rows_ms.first();
         require(
             first.zip(self.target_ms).is_none_or(|(first, target)| *first == target),
             &key("target_ms"),
-            "is not the first of `rows_ms`, which is that of one row: leave it out",
+            "is not the first of `rows_ms`, the time of one row: leave it out",
         )?;
         let is_given = self.draft_ms.is_some() || self.target_ms.is_some() || !rows_ms.is_empty();
         require(
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_of_the_only_drafter_and_a_table_names_its_drafters() {
+    fn one_number_needs_one_drafter_and_a_table_names_drafters() {
         let (draft, exit) = (DrafterId::Draft, DrafterId::SelfDraft { exit_layer: 2 });
         let one = read("draft_ms = 1.5\nrows_ms = [20, 21.5, 22]").expect("reads");
         assert_eq!(one.rows_ms(), Some(vec![20.0, 21.5, 22.0]));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_key() {
+    fn messages_name_the_invalid_key() {
         for (text, named) in [
             ("draft_ms = 0.0\ntarget_ms = 3", "`draft_ms`"),
             ("draft_ms = 1\ntarget_ms = inf", "`target_ms`"),

@@ -1,12 +1,12 @@
-//! The section `[data]`: where responses come from, and how they are labelled.
+//! The section `[data]`: where responses come from and how they are labelled.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::LengthBounds;
 use draftsmith_theory::{Decoding, Sampling, TokenChoice};
 use serde::{Deserialize, Serialize};
 
-use super::checks::require;
 use super::prompts::{PromptSource, Split, check_sources};
+use super::require;
 use super::server::{ServerLabels, ServerRecipe};
 
 /// How responses are made and labelled.
@@ -15,61 +15,49 @@ use super::server::{ServerLabels, ServerRecipe};
 pub(crate) struct DataRecipe {
     /// Prompt files: Spec-Bench, GSM8K, HumanEval, Alpaca, ShareGPT, `messages` or `{"prompt"}`.
     pub(crate) prompts: Vec<PromptSource>,
-    /// At most so many prompts of each file, or, with weights, of all sources together; all if
-    /// absent.
-    #[serde(default)]
+    /// The most prompts of each file, or with weights of all sources together; all if absent.
     pub(crate) num_prompts: Option<usize>,
-    /// The split of them that is taken; all if absent.
-    #[serde(default)]
+    /// The split of the prompts to use; all if absent.
     pub(crate) split: Option<Split>,
     /// The shortest prompt, in tokens.
-    #[serde(default)]
     pub(crate) min_prompt_tokens: Option<usize>,
     /// The longest prompt, in tokens.
-    #[serde(default)]
     pub(crate) max_prompt_tokens: Option<usize>,
     /// The shortest response of a prompt file, in tokens.
-    #[serde(default)]
     pub(crate) min_response_tokens: Option<usize>,
     /// The longest response of a prompt file, in tokens.
-    #[serde(default)]
     pub(crate) max_response_tokens: Option<usize>,
-    /// Take prompts as often as they stand in the files; once if false.
+    /// Keep repeated prompts; if false, each prompt is used once.
     #[serde(default)]
     pub(crate) keep_duplicates: bool,
-    /// Stop at a record that is no prompt; skipped and counted if false.
+    /// Stop at a malformed record; if false, it is skipped and counted.
     #[serde(default)]
     pub(crate) strict: bool,
-    /// The object store that the data is put into and read from, as a URL.
-    #[serde(default)]
+    /// URL of an object store for the data.
     pub(crate) store: Option<String>,
     /// Where responses come from.
     #[serde(default)]
     pub(crate) responses: Responses,
-    /// The servers that write them, with `responses = "server"`.
-    #[serde(default)]
+    /// Servers that write the responses, with `responses = "server"`.
     pub(crate) server: Option<ServerRecipe>,
     /// Sampling temperature of target and draft; 0 is greedy.
     #[serde(default = "one")]
     pub(crate) temperature: f64,
-    /// Nucleus mass of target and draft; 1 keeps all.
+    /// Top-p of target and draft; 1 keeps all tokens.
     #[serde(default = "one")]
     pub(crate) top_p: f64,
-    /// Most probable tokens kept by target and draft; all if absent.
-    #[serde(default)]
+    /// Top-k of target and draft; all tokens if absent.
     pub(crate) top_k: Option<usize>,
-    /// The least probability that target and draft keep, as a share of the largest; all if
-    /// absent.
-    #[serde(default)]
+    /// Min-p of target and draft: the least probability kept, as a share of the largest; all if absent.
     pub(crate) min_p: Option<f64>,
-    /// Divides the logits that target and draft give to tokens of the text so far where they are
-    /// positive, and multiplies them where they are negative; 1 changes nothing.
+    /// Repetition penalty of target and draft: divides positive logits of tokens in the text so far and
+    /// multiplies negative ones; 1 has no effect.
     #[serde(default = "one")]
     pub(crate) repetition_penalty: f64,
     /// The longest response, in tokens.
     #[serde(default = "default_max_new_tokens")]
     pub(crate) max_new_tokens: usize,
-    /// Leave out prompts that do not fit the models' context; an error if false.
+    /// Skip prompts that do not fit into the models' context; if false, they are an error.
     #[serde(default)]
     pub(crate) skip_long_prompts: bool,
 }
@@ -81,7 +69,7 @@ pub(crate) enum Responses {
     /// The target writes them.
     #[default]
     Generate,
-    /// They stand in the prompt files.
+    /// The prompt files contain them.
     Existing,
     /// Servers of the target write them.
     Server,
@@ -91,22 +79,22 @@ pub(super) fn one() -> f64 {
     1.0
 }
 
-pub(super) fn default_max_new_tokens() -> usize {
+fn default_max_new_tokens() -> usize {
     128
 }
 
 impl DataRecipe {
-    /// The servers that write the responses, if they do.
+    /// The servers that write the responses, if any do.
     pub(crate) fn served_by(&self) -> Option<&ServerRecipe> {
         self.server.as_ref().filter(|_| self.responses == Responses::Server)
     }
 
-    /// The same where the target is known by what they say, and its weights are not read.
+    /// The servers that also stand in for the target's weights, which are then not read.
     pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.served_by().filter(|server| server.labels == ServerLabels::Server)
     }
 
-    /// Checks the servers, and that there are some where they are asked.
+    /// Checks the table of servers, and that it is present exactly if servers write the responses.
     fn check_server(&self) -> Result<()> {
         match (&self.server, self.responses) {
             (Some(server), Responses::Server) => {
@@ -116,13 +104,13 @@ impl DataRecipe {
                 require(
                     server.labels == ServerLabels::Weights || is_known,
                     "data.repetition_penalty",
-                    "is not 1, but log-probabilities of servers do not tell what a penalty makes of \
-                     them; hint: leave it out, or set `data.temperature` to 0",
+                    "is not 1, but the servers' log-probabilities do not include a penalty; hint: leave \
+                     it out, or set `data.temperature` to 0",
                 )
             }
             (None, Responses::Server) => bail!(
-                "key `data.responses` is `server`, but there is no table `[data.server]`: its keys \
-                 `urls` and `model` say who writes the responses"
+                "key `data.responses` is `server`, but there is no table `[data.server]`; hint: add \
+                 it with `urls` and `model`"
             ),
             (Some(_), _) => {
                 bail!("there is a table `[data.server]`, but `data.responses` is not `server`")
@@ -131,13 +119,13 @@ impl DataRecipe {
         }
     }
 
-    /// How target and draft are sampled; temperature 0 is greedy.
+    /// The decoding of target and draft; temperature 0 is greedy.
     pub(crate) fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 
-    /// Which lengths are taken.
+    /// The allowed lengths of prompts and responses.
     pub(crate) fn lengths(&self) -> LengthBounds {
         LengthBounds {
             min_prompt_tokens: self.min_prompt_tokens,
@@ -150,7 +138,7 @@ impl DataRecipe {
     /// Checks every key.
     ///
     /// # Errors
-    /// If one does not hold.
+    /// If a value is invalid.
     pub(super) fn check(&self) -> Result<()> {
         self.decoding().validate().context("section `data`")?;
         require(!self.prompts.is_empty(), "data.prompts", "is empty; hint: name a prompt file")?;
@@ -165,26 +153,26 @@ impl DataRecipe {
             require(
                 max.is_none_or(|max| max > 0 && min.is_none_or(|min| min <= max)),
                 &format!("data.max_{what}_tokens"),
-                "leaves no length: expected 1 or more, and no less than the shortest",
+                "allows no length: expected at least 1 and at least the minimum",
             )?;
         }
         let of_responses = self.min_response_tokens.or(self.max_response_tokens);
         require(
             of_responses.is_none() || self.responses == Responses::Existing,
             "data.min_response_tokens` or `data.max_response_tokens",
-            "is there, but the files' responses are not used: `data.max_new_tokens` is the longest that \
+            "is set, but the files' responses are not used: `data.max_new_tokens` limits responses that \
              the target writes; hint: set `data.responses = \"existing\"`",
         )?;
         self.check_server()
     }
 }
 
-/// Sampling settings with the meaning that temperature 0 has everywhere: greedy.
+/// A decoding from sampling settings; temperature 0 is greedy.
 pub(crate) fn decoding(sampling: Sampling) -> Decoding {
     if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
 }
 
-/// The settings of a way of decoding, greedy as temperature 0.
+/// The sampling settings of a decoding; greedy has temperature 0.
 pub(crate) fn sampling(decoding: &Decoding) -> Sampling {
     match decoding.choice {
         TokenChoice::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },

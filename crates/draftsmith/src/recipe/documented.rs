@@ -1,4 +1,5 @@
-//! The tables of `recipes/README.md` have every key of a recipe, with its default, and no other.
+//! Tests that the tables of `recipes/README.md` list every key of a recipe with its default, and no
+//! other key.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +9,16 @@ use super::Recipe;
 
 const README: &str = include_str!("../../../../recipes/README.md");
 
-/// Every section, and what has no default.
+/// A recipe with every section and every key that has no default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
                       [data.server]\nurls = ['required']\nmodel = 'required'\n\
                       [head.sweep]\n[adapter]\n[tune.costs]\n[evaluate]\nprompts = ['required']\n\
                       [evaluate.trees]\n[evaluate.max_gram]\n";
 
-/// The sections that have a table `optimizer`, in the order of its columns of defaults.
+/// Sections with a table `optimizer`, in the order of its columns in the README.
 const OPTIMIZERS: [&str; 2] = ["head", "adapter"];
 
-/// Keys and their values, tables taken apart.
+/// Values by full key.
 type Keys = BTreeMap<String, Value>;
 
 fn add(keys: &mut Keys, key: &str, value: Value) {
@@ -32,7 +33,7 @@ fn add(keys: &mut Keys, key: &str, value: Value) {
     }
 }
 
-/// A value's text in a table, every number as a float: `1` and `1.0` are one default.
+/// The value in a table's column of defaults.
 fn parse(key: &str, default: &str) -> Value {
     let text = default.trim_matches('`');
     match text {
@@ -76,7 +77,7 @@ fn documented() -> Keys {
 }
 
 #[test]
-fn every_key_stands_in_the_readme_with_its_default() {
+fn the_readme_lists_every_key_with_its_default() {
     let recipe: Recipe = toml::from_str(RECIPE).expect("every section has defaults");
     let mut keys = Keys::new();
     add(&mut keys, "", serde_json::to_value(recipe).expect("a recipe is JSON"));

@@ -1,127 +1,145 @@
 //! The section `[evaluate]`: what is measured, on which prompts.
+//!
+//! The keys that list settings of stop rules repeat the theory crate's table of rules;
+//! `recipe/stop_rules.rs` turns them into rules, and its tests compare them with the table.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Bounds, Decoding, LookupFirst, Sampling};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use draftsmith_theory::{Bounds, Decoding, EntropyThresholdConfig, LookupFirst, Sampling};
+use serde::{Deserialize, Serialize};
 
 use super::cascades::CascadeRecipe;
-use super::checks::require;
-use super::data::{default_max_new_tokens, one};
 use super::max_gram::MaxGramRecipe;
 use super::merged::MergedRecipe;
 use super::prompts::Split;
-use super::stop_rules::{StopRuleKeys, WithStopRules};
+use super::require;
 use super::trees::TreesRecipe;
 use crate::names::DecodingName;
 
-/// The most prompts side by side: each has a cache of its own.
+/// The largest batch. Each sequence in it has its own cache.
 const MAX_BATCH_SIZE: usize = 1024;
 
 /// What is measured.
-///
-/// `remote` makes serde's code for the fields below functions of their own, which the impls further
-/// down call: the keys of stop rules stand in the same table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(remote = "Self", deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct EvaluateRecipe {
-    /// Prompt files, one dataset each, in any of the forms that `data.prompts` may have.
+    /// Prompt files, one dataset each, in any form that `data.prompts` may have.
     pub(crate) prompts: Vec<PathBuf>,
-    /// At most so many prompts of each file, spread evenly over it; all if absent.
-    #[serde(default)]
+    /// The most prompts of each file, spread evenly over it; all if absent.
     pub(crate) num_prompts: Option<usize>,
-    /// The split of the prompt files that is taken; all if absent.
-    #[serde(default)]
+    /// The split of the prompt files to use; all prompts if absent.
     pub(crate) split: Option<Split>,
-    /// The most new tokens a turn.
-    #[serde(default = "default_max_new_tokens")]
+    /// The most new tokens per turn.
     pub(crate) max_new_tokens: usize,
-    /// Leave out prompts that do not fit the models' context; an error if false.
-    #[serde(default)]
+    /// Skip prompts that do not fit into the models' context; if false, they are an error.
     pub(crate) skip_long_prompts: bool,
-    /// How many prompts are answered side by side. Speeds are then those of all of them together, and
-    /// a promise, which is of one sequence at a time, is not judged.
-    #[serde(default = "default_batch_size")]
+    /// The number of prompts answered at the same time. Speeds are then those of the whole batch, and
+    /// tuning's promises, which are for one sequence at a time, are not judged.
     pub(crate) batch_size: usize,
-    /// Which decodings are measured.
-    #[serde(default = "default_decodings")]
+    /// Ways of decoding to measure.
     pub(crate) decodings: Vec<DecodingName>,
-    /// Temperature of the sampled decoding.
-    #[serde(default = "one")]
+    /// Temperature of sampled decoding.
     pub(crate) temperature: f64,
-    /// Nucleus mass of the sampled decoding.
-    #[serde(default = "one")]
+    /// Top-p of sampled decoding; 1 keeps all tokens.
     pub(crate) top_p: f64,
-    /// Most probable tokens that the sampled decoding keeps; all if absent.
-    #[serde(default)]
+    /// Top-k of sampled decoding; all tokens if absent.
     pub(crate) top_k: Option<usize>,
-    /// The least probability that the sampled decoding keeps, as a share of the largest; all if
-    /// absent.
-    #[serde(default)]
+    /// Min-p of sampled decoding: the least probability kept, as a share of the largest; all if absent.
     pub(crate) min_p: Option<f64>,
-    /// The repetition penalty of both decodings, for target and drafters alike; 1 changes nothing.
-    #[serde(default = "one")]
+    /// Repetition penalty of greedy and sampled decoding, for target and drafters; 1 has no effect.
     pub(crate) repetition_penalty: f64,
-    /// The most candidates a round of the separate draft under any rule but a fixed length.
-    #[serde(default = "default_max_candidate_length")]
+    /// The most candidates per round of a separate draft, under every rule except a fixed length.
     pub(crate) max_candidate_length: usize,
-    /// How many tokens the separate draft may draw: those most frequent in the responses that were
-    /// built and not held out, and the target's end tokens; all if absent.
-    #[serde(default)]
+    /// The number of tokens that the separate draft may propose: the most frequent ones in the built
+    /// responses that training used, and the target's end tokens; all tokens if absent.
     pub(crate) draft_vocabulary: Option<usize>,
     /// The head's directory; the one that this recipe trains if absent.
-    #[serde(default)]
     pub(crate) head: Option<PathBuf>,
     /// Directories of self-draft adapters; those that this recipe trains if absent.
-    #[serde(default)]
     pub(crate) adapters: Option<Vec<PathBuf>>,
-    /// The most candidates a round of a self-draft under any rule but a fixed length.
-    #[serde(default = "default_max_self_draft_length")]
+    /// The most candidates per round of a self-draft, under every rule except a fixed length.
     pub(crate) max_self_draft_length: usize,
-    /// Trees of candidates, measured where the table is there.
-    #[serde(default)]
-    pub(crate) trees: Option<TreesRecipe>,
     /// Prompt lookup before each drafter that has a model.
-    #[serde(default)]
     pub(crate) lookup_first: Vec<LookupFirst>,
-    /// Prompt lookup alone, measured where the table is there.
-    #[serde(default)]
+    /// Fixed candidate lengths K of the separate draft.
+    pub(crate) candidate_lengths: Vec<usize>,
+    /// Fixed candidate lengths of self-drafts.
+    pub(crate) self_draft_lengths: Vec<usize>,
+    /// First lengths of transformers' heuristic.
+    pub(crate) initial_lengths: Vec<usize>,
+    /// Thresholds h of acceptance heads.
+    pub(crate) stop_thresholds: Vec<f64>,
+    /// Thresholds h without the paper's lag of one candidate.
+    pub(crate) stop_thresholds_without_lag: Vec<f64>,
+    /// Confidence thresholds of the separate draft.
+    pub(crate) draft_confidence_thresholds: Vec<f64>,
+    /// Confidence thresholds of self-drafts: Kangaroo's η.
+    pub(crate) confidence_thresholds: Vec<f64>,
+    /// Thresholds of the probability of the drawn candidate, as in transformers.
+    pub(crate) candidate_prob_thresholds: Vec<f64>,
+    /// Thresholds of the product of a round's confidences.
+    pub(crate) joint_confidence_thresholds: Vec<f64>,
+    /// Entropy thresholds: SVIP's h.
+    pub(crate) entropy_thresholds: Vec<f64>,
+    /// SVIP's c.
+    pub(crate) entropy_scale: f64,
+    /// SVIP checks the entropy once in this number of candidates.
+    pub(crate) entropy_check_interval: usize,
+    /// Trees of candidates, measured if the table is present.
+    pub(crate) trees: Option<TreesRecipe>,
+    /// Prompt lookup as the only drafter, measured if the table is present.
     pub(crate) max_gram: Option<MaxGramRecipe>,
     /// Cascades of drafters.
-    #[serde(default)]
     pub(crate) cascades: Vec<CascadeRecipe>,
-    /// Drafters whose chains are one tree.
-    #[serde(default)]
+    /// Drafters whose chains are merged into one tree.
     pub(crate) merged: Vec<MergedRecipe>,
-    /// The settings of stop rules.
-    #[serde(skip)]
-    pub(crate) stop_rules: StopRuleKeys,
 }
 
-impl Serialize for EvaluateRecipe {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            #[serde(flatten, with = "EvaluateRecipe")]
-            keys: &'a EvaluateRecipe,
-            #[serde(flatten)]
-            stop_rules: &'a StopRuleKeys,
+impl Default for EvaluateRecipe {
+    fn default() -> Self {
+        Self {
+            prompts: Vec::new(),
+            num_prompts: None,
+            split: None,
+            max_new_tokens: 128,
+            skip_long_prompts: false,
+            batch_size: 1,
+            decodings: vec![DecodingName::Greedy, DecodingName::Sampled],
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: None,
+            min_p: None,
+            repetition_penalty: 1.0,
+            max_candidate_length: 20,
+            draft_vocabulary: None,
+            head: None,
+            adapters: None,
+            // Kangaroo's γ.
+            max_self_draft_length: 6,
+            lookup_first: Vec::new(),
+            candidate_lengths: (1..=10).collect(),
+            self_draft_lengths: (1..=6).collect(),
+            initial_lengths: Vec::new(),
+            stop_thresholds: vec![0.1, 0.3, 0.5, 0.7, 0.9],
+            stop_thresholds_without_lag: Vec::new(),
+            draft_confidence_thresholds: Vec::new(),
+            confidence_thresholds: vec![0.2, 0.4, 0.6, 0.8],
+            candidate_prob_thresholds: Vec::new(),
+            joint_confidence_thresholds: Vec::new(),
+            entropy_thresholds: Vec::new(),
+            entropy_scale: EntropyThresholdConfig::ENTROPY_SCALE,
+            entropy_check_interval: 1,
+            trees: None,
+            max_gram: None,
+            cascades: Vec::new(),
+            merged: Vec::new(),
         }
-        Whole { keys: self, stop_rules: &self.stop_rules }.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for EvaluateRecipe {
-    fn deserialize<D: Deserializer<'de>>(inner: D) -> Result<Self, D::Error> {
-        let mut stop_rules = StopRuleKeys::default();
-        let keys = Self::deserialize(WithStopRules { inner, rules: &mut stop_rules })?;
-        Ok(Self { stop_rules, ..keys })
     }
 }
 
 impl EvaluateRecipe {
-    /// The decoding that a name stands for here.
+    /// Settings of a way of decoding.
     pub(crate) fn decoding(&self, name: DecodingName) -> Decoding {
         let decoding = match name {
             DecodingName::Greedy => Decoding::GREEDY,
@@ -135,7 +153,7 @@ impl EvaluateRecipe {
         decoding.penalising(self.repetition_penalty)
     }
 
-    /// Whether `tune` is to find a static tree of each drafter under a way of decoding.
+    /// Whether `tune` searches for a static tree of each drafter under a way of decoding.
     pub(crate) fn tunes_trees(&self, decoding: DecodingName) -> bool {
         self.trees.as_ref().is_some_and(|trees| trees.is_tuned(decoding))
     }
@@ -147,7 +165,7 @@ impl EvaluateRecipe {
         require(
             (1..=MAX_BATCH_SIZE).contains(&self.batch_size),
             "evaluate.batch_size",
-            "is 0 or more than 1024: 1 is one prompt at a time",
+            "is outside 1 to 1024; 1 answers one prompt at a time",
         )?;
         require(
             self.draft_vocabulary != Some(0),
@@ -155,7 +173,7 @@ impl EvaluateRecipe {
             "is 0: leave it out for all tokens",
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
-        self.stop_rules.check()?;
+        self.check_stop_rules()?;
         self.trees.iter().try_for_each(|trees| trees.check(&self.decodings))?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
         self.cascades.iter().try_for_each(|cascade| cascade.check("evaluate.cascades"))?;
@@ -168,22 +186,4 @@ impl EvaluateRecipe {
         Bounds::new(1, self.max_candidate_length).context("key `evaluate.max_candidate_length`")?;
         Ok(())
     }
-}
-
-fn default_decodings() -> Vec<DecodingName> {
-    vec![DecodingName::Greedy, DecodingName::Sampled]
-}
-
-/// One user at a time.
-fn default_batch_size() -> usize {
-    1
-}
-
-fn default_max_candidate_length() -> usize {
-    20
-}
-
-/// Kangaroo's γ.
-fn default_max_self_draft_length() -> usize {
-    6
 }

@@ -1,4 +1,4 @@
-//! The table `[evaluate.max_gram]`: prompt lookup beside the drafters that have models.
+//! The table `[evaluate.max_gram]`: prompt lookup as a drafter without a model.
 
 use std::path::PathBuf;
 
@@ -6,28 +6,32 @@ use anyhow::Result;
 use draftsmith_theory::{MaxGramConfig, SearchedText};
 use serde::{Deserialize, Serialize};
 
-use super::checks::require;
+use super::require;
 
 /// How prompt lookup is measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct MaxGramRecipe {
-    /// The most candidates a round, each measured.
-    #[serde(default = "default_lengths")]
+    /// The most candidates per round; each length is measured.
     pub(crate) lengths: Vec<usize>,
-    /// Where the sequence's suffix is looked for.
-    #[serde(default)]
+    /// Text that is searched for the sequence's suffix.
     pub(crate) searched: SearchedText,
-    /// The fewest tokens of a match.
-    #[serde(default = "default_min_match")]
+    /// The fewest tokens in a match.
     pub(crate) min_match: usize,
-    /// A table of bigrams that fills up rounds where a look-up says nothing more; none if absent.
-    #[serde(default)]
+    /// A table of bigrams that continues rounds where lookup finds nothing more; none if absent.
     pub(crate) bigrams: Option<PathBuf>,
 }
 
+impl Default for MaxGramRecipe {
+    fn default() -> Self {
+        let MaxGramConfig { searched, min_match } = MaxGramConfig::default();
+        // The paper's 10, and shorter ones for machines where verifying more rows takes longer.
+        Self { lengths: vec![2, 4, 6, 10], searched, min_match, bigrams: None }
+    }
+}
+
 impl MaxGramRecipe {
-    /// How sequences are looked up.
+    /// The decoder's settings.
     pub(crate) fn config(&self) -> MaxGramConfig {
         MaxGramConfig { searched: self.searched, min_match: self.min_match }
     }
@@ -36,22 +40,12 @@ impl MaxGramRecipe {
         require(
             !self.lengths.is_empty() && !self.lengths.contains(&0),
             "evaluate.max_gram.lengths",
-            "is empty or has a 0: name numbers of candidates",
+            "is empty or has a 0: give numbers of candidates",
         )?;
         require(
             self.min_match > 0,
             "evaluate.max_gram.min_match",
-            "is 0: a match has a token at least",
+            "is 0: a match has at least one token",
         )
     }
-}
-
-/// The paper's 10, and shorter ones for machines on which a row more costs something.
-fn default_lengths() -> Vec<usize> {
-    vec![2, 4, 6, 10]
-}
-
-/// The paper's.
-fn default_min_match() -> usize {
-    1
 }

@@ -1,4 +1,4 @@
-//! The tables `[[evaluate.merged]]`: drafters whose chains are one tree.
+//! The tables `[[evaluate.merged]]`: drafters whose chains are merged into one tree.
 
 use std::fmt;
 
@@ -6,16 +6,15 @@ use anyhow::Result;
 use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS};
 use serde::{Deserialize, Serialize};
 
-use super::checks::require;
+use super::require;
 
-/// Drafters that propose together.
+/// Drafters whose chains are merged.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MergedRecipe {
-    /// Those with models: `self_draft_N`, which is the first, `draft`, `small_draft`.
+    /// Drafters with models: `self_draft_N`, which must be the first, `draft`, `small_draft`.
     pub(crate) drafters: Vec<DrafterId>,
-    /// What is looked up besides; nothing if absent.
-    #[serde(default)]
+    /// Prompt lookup that adds a chain; none if absent.
     pub(crate) lookup: Option<LookupFirst>,
 }
 
@@ -29,19 +28,19 @@ impl MergedRecipe {
         require(
             (1..MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(has_model),
             key,
-            "has a table whose `drafters` are none, more than three, or without a model: name \
+            "has a table whose `drafters` are empty, more than three, or without a model: name \
              `self_draft_N`, `draft` or `small_draft`, and `lookup` for prompt lookup",
         )?;
-        let mut behind = (0..drafters.len()).map(|at| (&drafters[..at], drafters[at]));
+        let mut entries = (0..drafters.len()).map(|at| (&drafters[..at], drafters[at]));
         require(
-            behind.clone().all(|(before, id)| !before.contains(&id)),
+            entries.clone().all(|(before, id)| !before.contains(&id)),
             key,
             "has a table that names a drafter twice",
         )?;
         require(
-            behind.all(|(before, id)| before.is_empty() || id.exit_layer().is_none()),
+            entries.all(|(before, id)| before.is_empty() || id.exit_layer().is_none()),
             key,
-            "has a self-draft behind another drafter: put it first, and one at most",
+            "has a self-draft after another drafter: put it first, and at most one",
         )?;
         require(
             drafters.len() + usize::from(self.lookup.is_some()) > 1,
@@ -51,7 +50,7 @@ impl MergedRecipe {
     }
 }
 
-/// As results and the report describe it.
+/// The description in results and in the report.
 impl fmt::Display for MergedRecipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.drafters.iter().map(DrafterId::to_string);
@@ -65,10 +64,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_merged_is_told_by_its_key() {
+    fn messages_name_the_key_of_an_invalid_merge() {
         let read = |keys: &str| toml::from_str::<MergedRecipe>(keys).expect("TOML");
         for (keys, problem) in [
-            ("drafters = []", "are none"),
+            ("drafters = []", "are empty"),
             ("drafters = ['max_gram', 'draft']", "without a model"),
             ("drafters = ['cascade_1', 'draft']", "without a model"),
             ("drafters = ['draft', 'draft']", "twice"),

@@ -1,27 +1,27 @@
-//! What the command line says beside a recipe: keys that it sets by `--set KEY=VALUE`, the seed, and
-//! the type that models compute in, which is a training's too unless the recipe names another.
+//! What the command line changes in a recipe: keys set by `--set KEY=VALUE`, the seed, and the type
+//! that models compute in, which also applies to trainings unless the recipe sets their `dtype`.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 
-/// Sections of trainings, which have a key `dtype`.
+/// Sections with a key `dtype`.
 const TRAININGS: [&str; 3] = ["head", "adapter", "adapter_head"];
 
-/// All that is said.
+/// The command line's changes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Overrides<'a> {
-    /// `KEY=VALUE` each.
+    /// Entries `KEY=VALUE`.
     pub(crate) keys: &'a [String],
-    /// Instead of the recipe's.
+    /// Replaces the recipe's seed.
     pub(crate) seed: Option<u64>,
-    /// Of trainings that do not say so themselves.
+    /// The type for trainings without a `dtype`.
     pub(crate) dtype: WeightDtype,
-    /// Whether a malformed record of a prompt file is an error.
+    /// Whether a malformed record in a prompt file is an error.
     pub(crate) is_strict: bool,
 }
 
 impl Overrides<'_> {
-    /// Sets what is said of a table's keys, and returns whether anything was.
+    /// Changes the table's keys; returns whether any could have changed.
     pub(super) fn apply(&self, table: &mut toml::Table) -> Result<bool> {
         for given in self.keys {
             set(table, given)?;
@@ -37,11 +37,11 @@ impl Overrides<'_> {
     }
 }
 
-/// More parts than any key of a recipe has. What is nested deeply overflows the stack of what writes
-/// it.
+/// The most parts of a key, more than any recipe has. Deeper nesting would overflow the stack of the
+/// TOML writer.
 const MOST_PARTS: usize = 16;
 
-/// Sets `a.b=value` in a table. The value is TOML; what is not, is a string.
+/// Sets `a.b=value` in a table. The value is TOML; anything else is taken as a string.
 fn set(table: &mut toml::Table, given: &str) -> Result<()> {
     let (key, value) = given.split_once('=').with_context(|| {
         format!("`--set {given}`: expected KEY=VALUE, as in `head.num_layers=2`")
@@ -52,10 +52,7 @@ fn set(table: &mut toml::Table, given: &str) -> Result<()> {
         .unwrap_or_else(|| toml::Value::String(value.to_owned()));
     let mut parts: Vec<&str> = key.trim().split('.').collect();
     if parts.len() > MOST_PARTS {
-        bail!(
-            "`--set`: a key of {} parts, no recipe has one of more than {MOST_PARTS}",
-            parts.len()
-        );
+        bail!("`--set`: the key has {} parts, expected at most {MOST_PARTS}", parts.len());
     }
     let last = parts.pop().unwrap_or_default();
     let mut place = table;

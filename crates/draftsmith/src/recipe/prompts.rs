@@ -1,4 +1,4 @@
-//! Where prompts come from: files or patterns of their names, with weights, and splits of them.
+//! Sources of prompts: files or patterns of file names, weights, and splits.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,26 +9,26 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::checks::require;
+use super::require;
 
-/// How far shares may miss a sum of 1: they are decimals.
+/// Tolerance for the sum of shares, which are decimals and so inexact in f64.
 const SHARE_TOLERANCE: f64 = 1e-9;
 
-/// A source of prompts: a path, or a table of a path and a weight.
+/// A source of prompts: in a recipe a path, or a table with a path and a weight.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PromptSource {
     /// A file, or a pattern of names such as `parts/*.parquet`.
     pub(crate) path: PathBuf,
-    /// Its share of the prompts among all weights; 1 where others have one and it has none.
+    /// The source's share of the prompts, relative to the sum of all weights; 1 if only others have one.
     pub(crate) weight: Option<f64>,
 }
 
-/// The table.
+/// A source as a table.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SourceTable {
     path: PathBuf,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<f64>,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn check_sources(sources: &[PromptSource], num_prompts: Option<usize>
             weight.is_finite() && weight > 0.0,
             "data.prompts",
             &format!(
-                "has the weight {weight}: expected a number above 0; leave out what is unused"
+                "has the weight {weight}: expected a number above 0; leave out unused sources"
             ),
         )?;
     }
@@ -91,15 +91,15 @@ pub(super) fn check_sources(sources: &[PromptSource], num_prompts: Option<usize>
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Split {
-    /// For heads and adapters.
+    /// For training heads and adapters.
     Train,
     /// For choosing stop rules.
     Tune,
-    /// For measuring.
+    /// For evaluation.
     Test,
 }
 
-/// What share of all prompts each split has. What they leave is in none.
+/// The share of all prompts in each split. If they sum to less than 1, the rest is unused.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Splits {
@@ -115,7 +115,7 @@ impl Default for Splits {
 }
 
 impl Splits {
-    /// Where a split lies: one behind the other, so that none has a prompt of another.
+    /// The range of a split. Ranges follow each other, so splits share no prompt.
     pub(crate) fn range(&self, split: Split) -> SplitRange {
         let Self { train, tune, test } = *self;
         let (name, from, to) = match split {
@@ -123,7 +123,7 @@ impl Splits {
             Split::Tune => ("tune", train, train + tune),
             Split::Test => ("test", train + tune, train + tune + test),
         };
-        // Shares of 1 in all leave nothing out for rounding.
+        // Rounding must not leave out a prompt if the shares sum to 1.
         let to = if (to - 1.0).abs() <= SHARE_TOLERANCE { 1.0 } else { to };
         SplitRange { name: name.to_owned(), from, to }
     }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_paths_or_tables_and_are_written_as_they_were() {
+    fn sources_are_paths_or_tables_and_keep_their_form() {
         for text in [
             "prompts = [\"a.jsonl\", { path = \"b/*.parquet\", weight = 2.0 }]\nseed = 1\n",
             "prompts = [\"a.jsonl\"]\nseed = 1\n",
@@ -188,9 +188,11 @@ mod tests {
             assert_eq!((train.0, train.1, tune.1, test.1), (0.0, tune.0, test.0, 1.0));
         }
         assert_eq!(ranges(Splits { train: 0.5, tune: 0.0, test: 0.25 })[2], (0.5, 0.75));
-        let told = |splits: Splits| splits.check().expect_err("refused").to_string();
-        assert!(told(Splits { train: 0.9, ..Splits::default() }).contains("sum to 1.1"));
-        assert!(told(Splits { tune: -0.1, ..Splits::default() }).contains("`splits.tune` is -0.1"));
-        assert!(told(Splits { test: f64::NAN, ..Splits::default() }).contains("`splits.test`"));
+        let problem = |splits: Splits| splits.check().expect_err("refused").to_string();
+        assert!(problem(Splits { train: 0.9, ..Splits::default() }).contains("sum to 1.1"));
+        assert!(
+            problem(Splits { tune: -0.1, ..Splits::default() }).contains("`splits.tune` is -0.1")
+        );
+        assert!(problem(Splits { test: f64::NAN, ..Splits::default() }).contains("`splits.test`"));
     }
 }

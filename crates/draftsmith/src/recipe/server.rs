@@ -1,4 +1,6 @@
 //! The table `[data.server]`: servers that write the responses.
+//!
+//! URLs and tokens may be secret, so messages do not repeat them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,90 +10,80 @@ use draftsmith_theory::Decoding;
 use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 use serde::{Deserialize, Serialize};
 
-use super::Recipe;
-use super::checks::{require, toml_error};
+use super::{Recipe, require, toml_error};
 
-/// The most requests at once, and the most seconds that one may take.
+/// Upper limits of `concurrency` and of `timeout_s`, in seconds.
 const MOST_AT_ONCE: usize = 1024;
 const MOST_SECONDS: f64 = 86_400.0;
-/// The most probable tokens that are asked for.
+/// Upper limit of `logprobs`.
 const MOST_LOGPROBS: usize = 1000;
 
-/// Servers that speak OpenAI's API, all of one model.
+/// Servers with OpenAI's API that all serve the same model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct ServerRecipe {
-    /// Their addresses up to the `/v1`: what `/completions` is put behind.
+    /// Base URLs up to `/v1`, to which `/completions` is appended.
     pub(crate) urls: Vec<String>,
-    /// The name that they know the target by.
+    /// The servers' name for the target.
     pub(crate) model: String,
-    /// The environment variable that holds the bearer token; none is sent if absent.
-    #[serde(default)]
+    /// The environment variable with the bearer token; no token is sent if absent.
     pub(crate) api_key_env: Option<String>,
-    /// The most requests at once, of all servers together.
-    #[serde(default = "default_concurrency")]
+    /// The most concurrent requests to all servers together.
     pub(crate) concurrency: usize,
-    /// How often a request that failed is sent again.
-    #[serde(default = "default_retries")]
+    /// The number of retries of a failed request.
     pub(crate) retries: usize,
-    /// The longest that a request may take, in seconds.
-    #[serde(default = "default_timeout")]
+    /// Timeout of a request, in seconds.
     pub(crate) timeout_s: f64,
-    /// What labels are made of.
-    #[serde(default)]
+    /// The source of labels.
     pub(crate) labels: ServerLabels,
-    /// Of how many of the most probable tokens log-probabilities are asked for, where responses are
-    /// sampled and labels are made of them.
-    #[serde(default = "default_logprobs")]
+    /// The number of most probable tokens whose log-probabilities are requested, if responses are
+    /// sampled and labels come from the server.
     pub(crate) logprobs: usize,
-    /// A response is left out whose probabilities may be off by more, on average over its tokens.
-    #[serde(default = "default_max_outside_mass")]
+    /// The most probability mass per token outside the requested log-probabilities, averaged over a
+    /// response; responses with more are left out.
     pub(crate) max_outside_mass: f64,
 }
 
-/// What the labels of served responses are made of.
+/// The source of the labels of served responses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ServerLabels {
-    /// What the server said: a greedy response itself, or a sampled one's log-probabilities. The
-    /// target's weights are not read.
+    /// The server: a greedy response itself, or the log-probabilities of a sampled one. The target's
+    /// weights are not read.
     #[default]
     Server,
-    /// The target's weights, which are here too.
+    /// The target's weights, read on this machine.
     Weights,
 }
 
-fn default_logprobs() -> usize {
-    20
-}
-
-fn default_max_outside_mass() -> f64 {
-    0.1
-}
-
-fn default_concurrency() -> usize {
-    16
-}
-
-fn default_retries() -> usize {
-    8
-}
-
-fn default_timeout() -> f64 {
-    600.0
+impl Default for ServerRecipe {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            model: String::new(),
+            api_key_env: None,
+            concurrency: 16,
+            retries: 8,
+            timeout_s: 600.0,
+            labels: ServerLabels::default(),
+            logprobs: 20,
+            max_outside_mass: 0.1,
+        }
+    }
 }
 
 impl ServerRecipe {
-    /// Of how many tokens log-probabilities are asked for, with responses that are decoded so.
+    /// The number of log-probabilities to request per token with this decoding; None if labels do not
+    /// need them.
     pub(crate) fn log_probs(&self, decoding: &Decoding) -> Option<usize> {
         let are_needed = self.labels == ServerLabels::Server && !decoding.is_greedy();
         are_needed.then_some(self.logprobs)
     }
 
-    /// Reads the keys of the table from a file of their own.
+    /// Reads the keys of the table from a file.
     ///
     /// # Errors
-    /// If it cannot be read, or a key is unknown or makes no sense.
+    /// If the file cannot be read, or a key is unknown or has an invalid value.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let named = || format!("server `{}`", path.display());
         let text = std::fs::read_to_string(path)
@@ -101,12 +93,12 @@ impl ServerRecipe {
         Ok(server)
     }
 
-    /// Whether labels are made with the target's weights.
+    /// Whether labels come from the target's weights.
     pub(crate) fn takes_weights(&self) -> bool {
         self.labels == ServerLabels::Weights
     }
 
-    /// The longest that a request may take.
+    /// Timeout of a request.
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs_f64(self.timeout_s)
     }
@@ -114,24 +106,22 @@ impl ServerRecipe {
     /// Checks every key.
     ///
     /// # Errors
-    /// If one does not hold.
+    /// If a value is invalid.
     pub(super) fn check(&self) -> Result<()> {
         require(!self.urls.is_empty(), "data.server.urls", "is empty; hint: name a server")?;
         for url in &self.urls {
             let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
             let host = rest.and_then(|rest| rest.split('/').next()).unwrap_or_default();
-            // Not told what it is: it may hold a password.
             require(
                 !host.is_empty() && !url.contains(['?', '#', ' ']),
                 "data.server.urls",
-                "has one that is no address; expected such as `http://localhost:8000/v1`",
+                "has an entry that is not a URL; expected one such as `http://localhost:8000/v1`",
             )?;
             require(
                 !host.contains('@'),
                 "data.server.urls",
-                "has one with a name or a password in it, which would be written beside outputs; \
-                 hint: put a token into an environment variable and name that in \
-                 `data.server.api_key_env`",
+                "has a URL with a user name or password, which would be written beside outputs; hint: \
+                 put a token into an environment variable and name it in `data.server.api_key_env`",
             )?;
         }
         require(
@@ -162,10 +152,10 @@ impl ServerRecipe {
     }
 }
 
-/// Checks that nothing in a recipe needs the target's weights, which are not read.
+/// Checks that nothing in the recipe needs the target's weights, which are not read.
 ///
 /// # Errors
-/// If something does.
+/// If a key needs them.
 pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
     const WEIGHTS: &str =
         "the target's weights, which are not read where `data.server.labels` is `server`";
@@ -174,24 +164,20 @@ pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
         teacher != Some(Teaching::Target),
         "adapter.teacher",
         &format!(
-            "is `target`, which takes {WEIGHTS}; hint: `response` takes the layers before the exit alone"
+            "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit"
         ),
     )?;
     let heads = [("head", &recipe.head), ("adapter_head", &recipe.adapter_head)];
-    heads.into_iter().try_for_each(|(section, head)| match head {
-        Some(head) => check_head(recipe, section, head, WEIGHTS),
-        None => Ok(()),
-    })
-}
-
-fn check_head(recipe: &Recipe, section: &str, head: &HeadTraining, weights: &str) -> Result<()> {
     let is_greedy = recipe.data.as_ref().is_some_and(|data| data.decoding().is_greedy());
-    let length = head.rollout_length;
-    require(
-        is_greedy || head.labels != HeadLabels::Rollouts || length == 1,
-        &format!("{section}.rollout_length"),
-        &format!("is {length}, and labels behind a rejected candidate take {weights}"),
-    )
+    for (section, head) in heads {
+        let Some(HeadTraining { labels, rollout_length: length, .. }) = head else { continue };
+        require(
+            is_greedy || *labels != HeadLabels::Rollouts || *length == 1,
+            &format!("{section}.rollout_length"),
+            &format!("is {length}, and labels after a rejected candidate need {WEIGHTS}"),
+        )?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -210,20 +196,20 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_told_by_its_key() {
+    fn messages_name_the_invalid_key() {
         let url = "urls = ['http://gpu:8000/v1', 'https://other/v1/']";
         check_server(url).expect("a server");
-        let refused = |told: Result<(), String>, expected: &str| {
-            let told = told.expect_err("refused");
-            assert!(told.contains(expected), "{told}");
-            assert!(!told.contains("secret"), "{told}");
+        let refused = |checked: Result<(), String>, expected: &str| {
+            let message = checked.expect_err("refused");
+            assert!(message.contains(expected), "{message}");
+            assert!(!message.contains("secret"), "{message}");
         };
         refused(check("responses = 'server'"), "there is no table `[data.server]`");
         let table = format!("[data.server]\nmodel = 'm'\n{url}");
         refused(check(&table), "but `data.responses` is not `server`");
         refused(check_server("urls = []"), "`data.server.urls` is empty");
         for url in ["gpu:8000", "http://", "ftp://a/v1", "http://a/v1?key=secret"] {
-            refused(check_server(&format!("urls = ['{url}']")), "`data.server.urls` has one that");
+            refused(check_server(&format!("urls = ['{url}']")), "`data.server.urls` has an entry");
         }
         refused(check_server("urls = ['http://me:secret@a/v1']"), "`data.server.api_key_env`");
         let with = |key: &str| check_server(&format!("{url}\n{key}"));
@@ -237,15 +223,16 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_weights_is_refused_by_its_key() {
+    fn keys_that_need_weights_are_refused() {
         let refused = |more: &str, expected: &str| {
             let text = format!(
                 "name = 'a'\n[models]\ntarget = 't'\ndraft = 'd'\n[data]\nprompts = ['p']\n\
                  responses = 'server'\n[data.server]\nurls = ['http://a/v1']\nmodel = 'm'\n{more}"
             );
             let recipe: Recipe = toml::from_str(&text).expect("a recipe");
-            let told = recipe.check().expect_err("refused").to_string();
-            assert!(told.contains(expected) && told.contains("`data.server.labels`"), "{told}");
+            let message = recipe.check().expect_err("refused").to_string();
+            let names = message.contains(expected) && message.contains("`data.server.labels`");
+            assert!(names, "{message}");
         };
         refused("[adapter]\n", "`adapter.teacher` is `target`");
         let of_adapter = "[adapter]\nteacher = 'response'\n[adapter_head]\nlabels = 'rollouts'\n";

@@ -36,7 +36,7 @@ fn defaults_and_overrides_resolve() {
 }
 
 #[test]
-fn an_adapters_head_learns_from_rollouts_alone() {
+fn an_adapters_head_learns_only_from_rollouts() {
     let head = ["adapter.exit_layer=1", "adapter_head.labels=rollouts"];
     let with = |more: &'static str| [head[0], head[1], more];
     read(RECIPE, &head).expect("reads");
@@ -50,7 +50,7 @@ fn an_adapters_head_learns_from_rollouts_alone() {
 }
 
 #[test]
-fn every_stage_samples_as_evaluate_says() {
+fn evaluate_decides_how_stages_sample() {
     let top_k = |overrides: &[&str]| {
         let evaluate = read(RECIPE, overrides).expect("reads").evaluate.expect("a section");
         assert_eq!(evaluate.decoding(DecodingName::Greedy), Decoding::GREEDY);
@@ -65,7 +65,7 @@ fn every_stage_samples_as_evaluate_says() {
 }
 
 #[test]
-fn trainings_compute_as_the_command_line_says_where_the_recipe_does_not() {
+fn the_command_lines_dtype_applies_to_trainings_without_one() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("mine.toml");
     let adapters = "[adapter]\nexit_layer = 1\n[adapter_head]\nlabels = 'rollouts'\n\
@@ -82,14 +82,14 @@ fn trainings_compute_as_the_command_line_says_where_the_recipe_does_not() {
     assert_eq!(dtypes(Bf16, &[]), [Bf16, Bf16, F32]);
     assert_eq!(dtypes(Bf16, &["adapter.dtype=f32".to_owned()]), [Bf16, F32, F32]);
     assert_eq!(dtypes(F32, &["head.dtype=bf16".to_owned()]), [Bf16, F32, F32]);
-    // A section that is not there is not made by it.
+    // It adds no section.
     std::fs::write(&path, RECIPE).expect("written");
     let recipe = Recipe::read(&path, &Overrides { dtype: Bf16, ..Overrides::default() });
     assert!(recipe.expect("reads").adapter.is_none());
 }
 
 #[test]
-fn what_is_written_beside_outputs_reads_back() {
+fn the_written_recipe_reads_back() {
     let overrides =
         ["data.top_k=5", "head.optimizer.clipping.value=0.5", "head.optimizer.schedule=linear"];
     let recipe = read(RECIPE, &overrides).expect("reads");
@@ -102,7 +102,7 @@ fn what_is_written_beside_outputs_reads_back() {
 }
 
 #[test]
-fn misspelt_missing_and_senseless_keys_are_named() {
+fn messages_name_misspelt_missing_and_invalid_keys() {
     let misspelt = RECIPE.replace("prompts = ['q.jsonl']", "prompt = ['q.jsonl']");
     assert!(message(&misspelt, &[]).contains("`prompt`"));
     let missing = RECIPE.replace("target = 't'\n", "");

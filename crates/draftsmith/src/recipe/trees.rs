@@ -1,38 +1,36 @@
-//! The table `[evaluate.trees]`: trees of candidates beside the chains of every drafter that has a
-//! model.
-
-use std::fmt;
+//! The table `[evaluate.trees]`: trees of candidates, measured beside the chains of every drafter that
+//! has a model.
 
 use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};
-use serde::de::value::SeqAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::checks::require;
+use super::require;
 use crate::names::DecodingName;
 
 /// Which trees are measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TreesRecipe {
-    /// Their shapes, each under every rule of its drafter: widths by depth, nodes that a draft forward
-    /// reads, the most nodes beside the chain; lists of paths; or, of each drafter where tokens are
-    /// decoded greedily, the static shape that `tune` finds, whose chain is as long as it is deep.
+    /// Shapes, each measured under every rule of the drafter. A shape is a text with widths by depth,
+    /// the number of nodes that a draft forward reads and the most nodes beside the chain; a list of
+    /// paths; or `"tuned"`: the static shape that `tune` finds for each drafter in greedy decoding,
+    /// with a chain as long as the tree is deep.
     #[serde(default = "default_shapes")]
     pub(crate) shapes: Vec<AskedShape>,
 }
 
-/// A shape that a recipe asks for.
+/// An entry of `shapes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AskedShape {
-    /// This one.
+    /// A shape in the recipe.
     Given(TreeShape),
-    /// The one that `tune` finds for each drafter.
+    /// The shape that `tune` finds for each drafter.
     Tuned,
 }
 
 impl TreesRecipe {
-    /// The shapes that the recipe gives.
+    /// The shapes in the recipe, without `"tuned"`.
     pub(crate) fn given(&self) -> impl Iterator<Item = TreeShape> {
         self.shapes.iter().filter_map(|asked| match asked {
             AskedShape::Given(shape) => Some(*shape),
@@ -40,24 +38,24 @@ impl TreesRecipe {
         })
     }
 
-    /// Whether `tune` is to find one for drafters under a way of decoding: greedy ones are replayed.
+    /// Whether `tune` searches for a shape under a way of decoding. It can replay only greedy trees.
     pub(super) fn is_tuned(&self, decoding: DecodingName) -> bool {
         decoding == DecodingName::Greedy && self.shapes.contains(&AskedShape::Tuned)
     }
 
     pub(super) fn check(&self, decodings: &[DecodingName]) -> Result<()> {
         const KEY: &str = "evaluate.trees.shapes";
-        require(!self.shapes.is_empty(), KEY, "is empty: name a shape")?;
+        require(!self.shapes.is_empty(), KEY, "is empty: give a shape")?;
         require(
             decodings.contains(&DecodingName::Greedy) || !self.is_tuned(DecodingName::Greedy),
             KEY,
-            "has \"tuned\", but `evaluate.decodings` has no \"greedy\", which alone is replayed in trees: \
+            "has \"tuned\", but `evaluate.decodings` has no \"greedy\", the only decoding whose trees can be tuned: \
              add it, or give a shape",
         )
     }
 }
 
-/// The chain's siblings alone, which cost no draft forward, and a tree that is read in part.
+/// A chain with siblings, which need no extra draft forward, and a tree that the draft reads in part.
 fn default_shapes() -> Vec<AskedShape> {
     let shape = |width, num_read, num_beside| {
         TreeShape::new(&[width], num_read, num_beside, TreeChildren::Top).expect("a shape")
@@ -78,33 +76,12 @@ impl Serialize for AskedShape {
 
 impl<'de> Deserialize<'de> for AskedShape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Told)
-    }
-}
-
-/// A word or a shape, whose own reader says what is wrong with it.
-struct Told;
-
-impl<'de> de::Visitor<'de> for Told {
-    type Value = AskedShape;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(
-            "a tree's shape, such as `\"3-2x4x12\"`, paths, such as `[[0], [1], [0, 0]]`, or `\"tuned\"`",
-        )
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<AskedShape, E> {
-        match text {
-            TUNED => Ok(AskedShape::Tuned),
-            _ => {
-                text.parse().map(AskedShape::Given).map_err(|e| E::custom(format!("`{text}`: {e}")))
-            }
+        let value = toml::Value::deserialize(deserializer)?;
+        if value.as_str() == Some(TUNED) {
+            return Ok(Self::Tuned);
         }
-    }
-
-    fn visit_seq<A: de::SeqAccess<'de>>(self, seq: A) -> Result<AskedShape, A::Error> {
-        TreeShape::deserialize(SeqAccessDeserializer::new(seq)).map(AskedShape::Given)
+        let shape = TreeShape::deserialize(value);
+        shape.map(Self::Given).map_err(|error| de::Error::custom(error.message()))
     }
 }
 
@@ -117,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_are_texts_or_lists_of_paths_or_to_be_found() {
+    fn shapes_are_texts_lists_of_paths_or_tuned() {
         let paths = "[[0], [1], [0, 0], [0, 1], [1, 0]]";
         let trees = read(&format!("['2x1x4', {paths}, 'tuned', '2-1-drawn']")).expect("shapes");
         let texts: Vec<String> = trees.given().map(|shape| shape.to_string()).collect();
@@ -128,7 +105,7 @@ mod tests {
         let again = toml::to_string(&trees).expect("texts");
         assert_eq!(again, "shapes = [\"2x1x4\", \"2-2.1\", \"tuned\", \"2-1-drawn\"]\n");
         assert_eq!(toml::from_str::<TreesRecipe>(&again).expect("reads").shapes, trees.shapes);
-        for (text, told) in [
+        for (text, expected) in [
             ("[[[0], [2]]]", "[2]"),
             ("[[[0], [1, 0]]]", "is not there"),
             ("[[]]", "of none"),
@@ -137,16 +114,16 @@ mod tests {
             ("[3]", "paths, such as"),
         ] {
             let message = read(text).expect_err("refused").to_string();
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(expected), "{message}");
         }
     }
 
     #[test]
-    fn a_tree_is_tuned_for_greedy_decoding_alone() {
+    fn only_greedy_trees_are_tuned() {
         let tuned = read("['tuned']").expect("a word");
         let [greedy, sampled] = [DecodingName::Greedy, DecodingName::Sampled];
         tuned.check(&[sampled, greedy]).expect("greedy is among them");
-        let refused = tuned.check(&[sampled]).expect_err("sampled alone").to_string();
+        let refused = tuned.check(&[sampled]).expect_err("only sampled").to_string();
         assert!(refused.contains("`evaluate.trees.shapes`"), "{refused}");
     }
 }

@@ -1,40 +1,32 @@
-//! The section `[tune]`: on what, and how far, stop rules are replayed.
+//! The section `[tune]`: the prompts and rounds that stop rules are replayed on.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::checks::require;
 use super::costs::GivenCosts;
 use super::prompts::Split;
+use super::require;
 
-/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters are
-/// those of `[evaluate]`, whose prompts are recorded too, for the test.
+/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters come
+/// from `[evaluate]`, whose prompts are recorded too and serve as test prompts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub(crate) struct TuneRecipe {
-    /// Prompt files to choose on; the prompts of the built data that training held out if absent.
-    #[serde(default)]
+    /// Prompt files for the choice; the prompts that training held out of the built data if absent.
     pub(crate) prompts: Option<Vec<PathBuf>>,
-    /// At most so many prompts of each file, or of the held-out ones, spread evenly; all if absent.
-    #[serde(default)]
+    /// The most prompts of each file or of the held-out ones, spread evenly; all if absent.
     pub(crate) num_prompts: Option<usize>,
-    /// The split of the prompt files that is taken; all if absent.
-    #[serde(default)]
+    /// The split of the prompt files to use; all prompts if absent.
     pub(crate) split: Option<Split>,
-    /// The greatest number of candidates a round can be replayed with.
-    #[serde(default = "default_max_length")]
+    /// The most candidates that a replayed round can have.
     pub(crate) max_length: usize,
-    /// Whether, and how, the head's predictions are made chances of acceptance before a rule reads
-    /// them.
-    #[serde(default)]
+    /// How the head's predictions are calibrated before a rule reads them.
     pub(crate) calibration: CalibrationChoice,
-    /// Whether prompt lookup before each drafter is tried too.
-    #[serde(default = "yes")]
+    /// Also try prompt lookup before each drafter.
     pub(crate) lookup_first: bool,
-    /// What forwards cost where the drafters are going to serve; measured here if absent.
-    #[serde(default)]
+    /// Costs of forwards on the machine that will serve the drafters; measured here if absent.
     pub(crate) costs: Option<GivenCosts>,
 }
 
@@ -42,23 +34,15 @@ pub(crate) struct TuneRecipe {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CalibrationChoice {
-    /// That which convinces in cross-validation over the prompts, if one does.
+    /// The best one in cross-validation over prompts, if it is clearly better than none.
     #[default]
     Auto,
     /// None: the head's own predictions are used.
     None,
     /// A scale and a bias of the logit.
     Platt,
-    /// A monotone function through up to 32 knots.
+    /// A monotone function with up to 32 knots.
     Isotonic,
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn default_max_length() -> usize {
-    20
 }
 
 impl Default for TuneRecipe {
@@ -67,7 +51,7 @@ impl Default for TuneRecipe {
             prompts: None,
             num_prompts: None,
             split: None,
-            max_length: default_max_length(),
+            max_length: 20,
             calibration: CalibrationChoice::default(),
             lookup_first: true,
             costs: None,
@@ -86,7 +70,7 @@ impl TuneRecipe {
         require(
             self.split.is_none() || self.prompts.is_some(),
             "tune.split",
-            "is there without `tune.prompts`: what training held out is no prompt file",
+            "is set without `tune.prompts`: only prompt files are split, not held-out prompts",
         )?;
         require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")?;
         self.costs.iter().try_for_each(|costs| costs.check("tune.costs."))

@@ -1,46 +1,65 @@
-//! Axes: round numbers to label them with, and the way from a value to a place.
+//! Axes with round ticks, which map values to pixels, and the plot area that they frame.
 
-/// A range of values between round numbers, and the places it maps to.
+use minijinja::{Value, context};
+
+use super::Frame;
+use super::labels::Rect;
+
+/// A range of values between round numbers, and the range of pixels that it maps to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     /// The least value.
     pub(super) low: f64,
     /// The greatest value.
     pub(super) high: f64,
-    step: f64,
-    /// Where `low` lies.
-    start: f64,
-    /// Where `high` lies; less than `start` for an axis that runs upwards.
-    end: f64,
+    pub(super) step: f64,
+    /// The pixel of `low`.
+    pub(super) start: f64,
+    /// The pixel of `high`; less than `start` for an axis that runs upwards.
+    pub(super) end: f64,
+}
+
+/// A tick of an axis.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Tick {
+    /// The tick's pixel.
+    pub(super) at: f64,
+    pub(super) text: String,
+}
+
+impl From<Tick> for Value {
+    fn from(Tick { at, text }: Tick) -> Self {
+        context! { at, text }
+    }
 }
 
 impl Axis {
-    /// An axis that holds `low` to `high` with about `num_ticks` round steps, drawn from `start` to
-    /// `end`.
+    /// An axis that covers `low` to `high` with about `num_ticks` round steps, drawn from pixel `start`
+    /// to `end`.
     pub(super) fn new((low, high): (f64, f64), num_ticks: usize, start: f64, end: f64) -> Self {
-        // All values alike make no range.
+        // A single value gets a range around it.
         let span = if high > low { high - low } else { high.abs().max(1.0) * 0.1 };
         let step = round_step(span / num_ticks as f64);
-        // A hundredth of a step of slack, so that a value on a tick does not ask for one more.
+        // A hundredth of a step of slack, so that a value on a tick does not add another tick.
         let low = (low / step + 0.01).floor() * step;
         let high = ((high / step - 0.01).ceil() * step).max(low + step);
         Self { low, high, step, start, end }
     }
 
-    /// Where `value` lies, to a tenth of a pixel.
+    /// The pixel of `value`, to a tenth.
     pub(super) fn place(&self, value: f64) -> f64 {
         let share = (value - self.low) / (self.high - self.low);
         tenth(self.start + share * (self.end - self.start))
     }
 
-    /// Round values and their text.
-    pub(super) fn ticks(&self) -> Vec<(f64, String)> {
+    /// Ticks at round values.
+    pub(super) fn ticks(&self) -> Vec<Tick> {
         let num_steps = ((self.high - self.low) / self.step).round() as usize;
         let decimals = decimals(self.step);
         (0..=num_steps)
             .map(|index| {
                 let value = self.low + index as f64 * self.step;
-                (value, format!("{value:.decimals$}"))
+                Tick { at: self.place(value), text: format!("{value:.decimals$}") }
             })
             .collect()
     }
@@ -53,7 +72,7 @@ pub(super) fn round_step(step: f64) -> f64 {
     factor.unwrap_or(10.0) * power
 }
 
-/// How many decimals tell multiples of `step` apart.
+/// The number of decimals that distinguishes multiples of `step`.
 pub(super) fn decimals(step: f64) -> usize {
     (0..6)
         .find(|&decimals| {
@@ -63,9 +82,39 @@ pub(super) fn decimals(step: f64) -> usize {
         .unwrap_or(6)
 }
 
-/// To a tenth of a pixel: the page need not say more.
-pub(super) fn tenth(place: f64) -> f64 {
-    (place * 10.0).round() / 10.0
+/// Rounds to a tenth of a pixel, which is as precise as the page needs.
+pub(super) fn tenth(pixels: f64) -> f64 {
+    (pixels * 10.0).round() / 10.0
+}
+
+/// A picture for its template: the frame, the edges of the plot area and the ticks of both axes, with the
+/// keys of `content`.
+pub(super) fn picture(
+    frame: Frame,
+    height: f64,
+    plot: Rect,
+    [x_ticks, y_ticks]: [Vec<Tick>; 2],
+    content: Value,
+) -> Value {
+    let Rect { left, top, right, bottom } = plot;
+    context! {
+        frame => frame.name, width => frame.width, height, left, top, right, bottom,
+        x_ticks, y_ticks, ..content
+    }
+}
+
+/// A line through points with a mark at each. A point has its pixels, the mark's outline and a title.
+pub(super) fn series(
+    class: &str,
+    title: &str,
+    points: impl Iterator<Item = ((f64, f64), String, String)>,
+) -> Value {
+    let (mut line, mut marks) = (Vec::new(), Vec::new());
+    for ((x, y), path, title) in points {
+        line.push(format!("{x},{y}"));
+        marks.push(context! { path, title });
+    }
+    context! { class, title, line => line.join(" "), points => marks }
 }
 
 #[cfg(test)]
@@ -75,10 +124,10 @@ mod tests {
     #[track_caller]
     fn check(range: (f64, f64), num_ticks: usize, expected: &[&str]) {
         let axis = Axis::new(range, num_ticks, 0.0, 100.0);
-        let ticks: Vec<String> = axis.ticks().into_iter().map(|(_, text)| text).collect();
+        let ticks: Vec<String> = axis.ticks().into_iter().map(|tick| tick.text).collect();
         assert_eq!(ticks, expected);
         for value in [range.0, range.1] {
-            // A hundredth of a step beyond the last tick is let pass.
+            // Values may lie a hundredth of a step beyond the last tick.
             assert!((-1.0..=101.0).contains(&axis.place(value)), "{value} is off the axis");
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    CostModel, Decoding, DrafterId, Forwards, Observation, Round, Sampling, SeededDraws, Trace,
+    CostModel, Decoding, DrafterId, Forwards, Round, Sampling, SeededDraws, TimedCounts, Trace,
 };
 
 use crate::results::{
@@ -123,13 +123,13 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
             let fits = [DrafterName::Of(DrafterId::Draft), SELF_DRAFT].map(|drafter| {
                 let of_drafter =
                     |setting: &Setting| [DrafterName::None, drafter].contains(&setting.0);
-                let observations: Vec<Observation> = traces
+                let runs: Vec<TimedCounts> = traces
                     .iter()
                     .filter(|(setting, _)| of_drafter(setting))
                     .flat_map(|(_, traces)| traces.iter().flatten())
-                    .map(Observation::from)
+                    .map(TimedCounts::from)
                     .collect();
-                (drafter, CostModel::fit(&observations).expect("several candidate lengths"))
+                (drafter, CostModel::fit(&runs).expect("several candidate lengths"))
             });
             groups.push(GroupSummary {
                 dataset: dataset.into(),
@@ -147,7 +147,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
             });
             let seconds_per_token = |drafter: DrafterName, trace: &Trace| {
                 let (_, fit) = &fits[usize::from(drafter == SELF_DRAFT)];
-                let decode = fit.model.seconds(&Observation::from(trace));
+                let decode = fit.model.seconds(&trace.counts());
                 (trace.prefill_time.as_secs_f64() + decode) / trace.num_tokens as f64
             };
             let mut row = |category: &str, pick: &dyn Fn(&[Vec<Trace>]) -> Vec<Trace>| {

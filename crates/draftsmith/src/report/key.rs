@@ -1,36 +1,36 @@
-//! How the settings of a drafter and stop rule look, the same in every picture, and the key that
-//! says so.
+//! The look of each drafter and stop rule, the same in every picture, and the key that lists them.
 //!
-//! Rules that read alike are a family. Colour and shape each tell families and roads apart, so that
-//! neither is needed; within a family the filling does: full, hollow, hollow with a dot, and
-//! likewise lines whole, dashed, dotted.
+//! Stop rules that read the same signal form a family. Colour and shape each distinguish families and
+//! kinds of drafters, so a reader needs only one of the two. The filling distinguishes the rules of a
+//! family: full, hollow, or hollow with a dot; and lines are solid, dashed or dotted.
 
 use draftsmith_theory::{RuleFamily, stop_rules};
 use minijinja::{Value, context};
 
 use super::axis::tenth;
+use super::text::sentence_case;
 use crate::results::{DrafterName, Group, ResultRow, Road, StopRuleName};
 
-/// The height of a line of the key.
+/// Height of a line of the key.
 const LINE: f64 = 19.0;
-/// From one entry's text to the next one's mark.
+/// Space between entries.
 const GAP: f64 = 16.0;
-/// A mark and the line through it, before its text.
+/// Width of a mark and the line through it, before the text.
 const SWATCH: f64 = 26.0;
-/// A character's width, in the widest of the usual fonts.
+/// Width of a character in the widest common font.
 pub(super) const ADVANCE: f64 = 7.0;
 
-/// A drafter's and stop rule's colour, as classes of the style sheet, shape and filling.
+/// Colour, as classes of the style sheet, shape and filling of a drafter and stop rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Look {
     road: Option<Road>,
     family: Option<RuleFamily>,
     filling: Filling,
-    /// Self-drafts that leave at another layer than the first: they share its shapes, paler.
+    /// Whether this is not the first of several self-drafts. They share shapes, in paler colours.
     is_other: bool,
 }
 
-/// What tells the rules of a family apart.
+/// Distinguishes the rules of a family.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Filling {
     Full,
@@ -41,77 +41,43 @@ enum Filling {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Shape {
     Circle,
-    /// Corners, for a radius of 1.
+    /// Corners for a radius of 1.
     Polygon(&'static [(f64, f64)]),
 }
 
 const DIAMOND: Shape = Shape::Polygon(&[(0.0, -1.25), (1.25, 0.0), (0.0, 1.25), (-1.25, 0.0)]);
 const SQUARE: Shape = Shape::Polygon(&[(-0.92, -0.92), (0.92, -0.92), (0.92, 0.92), (-0.92, 0.92)]);
-const HEXAGON: Shape = Shape::Polygon(&[
-    (0.0, -1.2),
-    (1.04, -0.6),
-    (1.04, 0.6),
-    (0.0, 1.2),
-    (-1.04, 0.6),
-    (-1.04, -0.6),
-]);
 const UP: Shape = Shape::Polygon(&[(0.0, -1.3), (1.2, 0.85), (-1.2, 0.85)]);
 const DOWN: Shape = Shape::Polygon(&[(0.0, 1.3), (-1.2, -0.85), (1.2, -0.85)]);
 const LEFT: Shape = Shape::Polygon(&[(-1.3, 0.0), (0.85, 1.2), (0.85, -1.2)]);
 const RIGHT: Shape = Shape::Polygon(&[(1.3, 0.0), (-0.85, 1.2), (-0.85, -1.2)]);
+#[rustfmt::skip]
+const HEXAGON: Shape = Shape::Polygon(&[
+    (0.0, -1.2), (1.04, -0.6), (1.04, 0.6), (0.0, 1.2), (-1.04, 0.6), (-1.04, -0.6),
+]);
+#[rustfmt::skip]
 const PLUS: Shape = Shape::Polygon(&[
-    (-0.45, -1.25),
-    (0.45, -1.25),
-    (0.45, -0.45),
-    (1.25, -0.45),
-    (1.25, 0.45),
-    (0.45, 0.45),
-    (0.45, 1.25),
-    (-0.45, 1.25),
-    (-0.45, 0.45),
-    (-1.25, 0.45),
-    (-1.25, -0.45),
-    (-0.45, -0.45),
+    (-0.45, -1.25), (0.45, -1.25), (0.45, -0.45), (1.25, -0.45), (1.25, 0.45), (0.45, 0.45),
+    (0.45, 1.25), (-0.45, 1.25), (-0.45, 0.45), (-1.25, 0.45), (-1.25, -0.45), (-0.45, -0.45),
 ]);
-/// [`PLUS`], turned.
+/// [`PLUS`], turned by 45°.
+#[rustfmt::skip]
 const CROSS: Shape = Shape::Polygon(&[
-    (-1.2, -0.57),
-    (-0.57, -1.2),
-    (0.0, -0.63),
-    (0.57, -1.2),
-    (1.2, -0.57),
-    (0.63, 0.0),
-    (1.2, 0.57),
-    (0.57, 1.2),
-    (0.0, 0.63),
-    (-0.57, 1.2),
-    (-1.2, 0.57),
-    (-0.63, 0.0),
+    (-1.2, -0.57), (-0.57, -1.2), (0.0, -0.63), (0.57, -1.2), (1.2, -0.57), (0.63, 0.0),
+    (1.2, 0.57), (0.57, 1.2), (0.0, 0.63), (-0.57, 1.2), (-1.2, 0.57), (-0.63, 0.0),
 ]);
+#[rustfmt::skip]
 const FIVE_POINTS: Shape = Shape::Polygon(&[
-    (0.0, -1.45),
-    (0.36, -0.49),
-    (1.38, -0.45),
-    (0.58, 0.19),
-    (0.85, 1.17),
-    (0.0, 0.61),
-    (-0.85, 1.17),
-    (-0.58, 0.19),
-    (-1.38, -0.45),
-    (-0.36, -0.49),
+    (0.0, -1.45), (0.36, -0.49), (1.38, -0.45), (0.58, 0.19), (0.85, 1.17),
+    (0.0, 0.61), (-0.85, 1.17), (-0.58, 0.19), (-1.38, -0.45), (-0.36, -0.49),
 ]);
+#[rustfmt::skip]
 const FOUR_POINTS: Shape = Shape::Polygon(&[
-    (0.0, -1.55),
-    (0.46, -0.46),
-    (1.55, 0.0),
-    (0.46, 0.46),
-    (0.0, 1.55),
-    (-0.46, 0.46),
-    (-1.55, 0.0),
-    (-0.46, -0.46),
+    (0.0, -1.55), (0.46, -0.46), (1.55, 0.0), (0.46, 0.46),
+    (0.0, 1.55), (-0.46, 0.46), (-1.55, 0.0), (-0.46, -0.46),
 ]);
 
-/// A family as a class of the style sheet; `plain` is the target alone.
+/// The style sheet's class of a family; `plain` without a stop rule.
 fn class(family: Option<RuleFamily>) -> &'static str {
     match family {
         None => "plain",
@@ -124,7 +90,7 @@ fn class(family: Option<RuleFamily>) -> &'static str {
 }
 
 impl Filling {
-    /// By the rule's place among those of its family, as the table has them.
+    /// By the rule's position in its family in the table of rules.
     fn of(rule: StopRuleName) -> Self {
         let family = family_of(rule);
         let earlier =
@@ -137,22 +103,22 @@ impl Filling {
     }
 }
 
-/// The rule's family; none of the target alone.
+/// The rule's family; None without a rule.
 pub(super) fn family_of(rule: StopRuleName) -> Option<RuleFamily> {
     rule.entry().map(|entry| entry.family)
 }
 
 impl Look {
-    /// How `row`'s drafter and stop rule look among those of `group`.
+    /// The look of `row`'s drafter and stop rule in `group`.
     pub(super) fn of(row: &ResultRow, group: &Group<'_>) -> Self {
         let road = row.drafter.road();
         let first = group.drafters().into_iter().find(|drafter| drafter.road() == road);
         let is_other = first.is_some_and(|first| first != row.drafter);
-        Self { is_other, ..Self::alone(row.drafter, row.stop_rule) }
+        Self { is_other, ..Self::of_only(row.drafter, row.stop_rule) }
     }
 
-    /// How a drafter and stop rule look where no other exit is.
-    pub(super) fn alone(drafter: DrafterName, rule: StopRuleName) -> Self {
+    /// The look of a drafter and stop rule in a group with one exit layer.
+    pub(super) fn of_only(drafter: DrafterName, rule: StopRuleName) -> Self {
         Self {
             road: drafter.road(),
             family: family_of(rule),
@@ -161,7 +127,7 @@ impl Look {
         }
     }
 
-    /// Road, family, filling and whether it is another exit of its road, as one attribute.
+    /// The classes of the style sheet, for the attribute `class`.
     pub(super) fn class(&self) -> String {
         let road = match self.road {
             None => "",
@@ -181,7 +147,7 @@ impl Look {
 
     fn shape(&self) -> Shape {
         match self.road {
-            // Rounds of one length are all that these have.
+            // These have only fixed lengths.
             Some(Road::Lookup) => return HEXAGON,
             Some(Road::Several) => return LEFT,
             _ => {}
@@ -201,7 +167,7 @@ impl Look {
     pub(super) fn path(&self, centre: (f64, f64), radius: f64) -> String {
         let mut path = self.shape().path(centre, radius);
         if self.filling == Filling::Dotted {
-            // A point, which its outline's width makes a dot.
+            // The stroke makes this tiny circle a dot.
             path += &Shape::Circle.path(centre, 0.1 * radius);
         }
         path
@@ -210,7 +176,7 @@ impl Look {
 
 /// A circle's outline, as an SVG path.
 pub(super) fn circle(centre: (f64, f64), radius: f64) -> String {
-    // Two arcs of a radius that is rounded otherwise than what they span are no circle.
+    // Radius and span must be rounded alike, or the two arcs do not meet.
     Shape::Circle.path(centre, tenth(radius))
 }
 
@@ -234,51 +200,81 @@ impl Shape {
     }
 }
 
-/// The key of `rows` from `left` to `right`: under each drafter's name its rules, in as many lines
-/// as they take, the first at `top`; and its height.
+/// The key of a picture, laid out in lines.
+pub(super) struct Key {
+    left: f64,
+    right: f64,
+    top: f64,
+    /// The left end of the next entry.
+    x: f64,
+    /// The middle of the current line.
+    y: f64,
+    headings: Vec<Value>,
+    entries: Vec<Value>,
+}
+
+impl Key {
+    /// An empty key from `left` to `right`, with its first line at `top`.
+    pub(super) fn new((left, right): (f64, f64), top: f64) -> Self {
+        let (headings, entries) = (Vec::new(), Vec::new());
+        Self { left, right, top, x: left, y: top + LINE / 2.0, headings, entries }
+    }
+
+    fn heading(&mut self, text: String) {
+        if !self.entries.is_empty() {
+            self.y += LINE;
+        }
+        self.x = self.left + text.chars().count() as f64 * ADVANCE + GAP;
+        self.headings.push(context! { x => tenth(self.left), y => tenth(self.y + 4.2), text });
+    }
+
+    /// Adds an entry; `mark` draws the mark around a centre.
+    pub(super) fn entry(&mut self, class: &str, text: &str, mark: impl Fn((f64, f64)) -> String) {
+        let width = SWATCH + text.chars().count() as f64 * ADVANCE;
+        if self.x > self.left && self.x + width > self.right {
+            (self.x, self.y) = (self.left, self.y + LINE);
+        }
+        let (x, y) = (self.x, self.y);
+        self.entries.push(context! {
+            class, text, path => mark((tenth(x + 10.0), tenth(y))),
+            x1 => tenth(x), x2 => tenth(x + 20.0), y => tenth(y),
+            text_x => tenth(x + SWATCH), text_y => tenth(y + 4.2),
+        });
+        self.x += width + GAP;
+    }
+
+    /// The key for the template, and its height; 0 without entries.
+    pub(super) fn finish(self) -> (Value, f64) {
+        let Self { top, y, headings, entries, .. } = self;
+        let height = if entries.is_empty() { 0.0 } else { y + LINE / 2.0 - top };
+        (context! { headings, entries }, height)
+    }
+}
+
+/// The key of `rows`: the rules under each drafter's name, from `left` to `right`, with its height.
 pub(super) fn key<'a>(
     rows: &[&'a ResultRow],
     group: &Group<'_>,
     text: impl Fn(&'a ResultRow) -> String,
-    (left, right): (f64, f64),
+    sides: (f64, f64),
     top: f64,
 ) -> (Value, f64) {
-    let (mut x, mut y) = (left, top - LINE / 2.0);
-    let (mut headings, mut entries) = (Vec::new(), Vec::new());
+    let mut key = Key::new(sides, top);
     let mut drafter = None;
-    let mut told: Vec<(Look, String)> = Vec::new();
+    let mut listed: Vec<(Look, String)> = Vec::new();
     for row in rows {
+        if drafter.replace(row.drafter) != Some(row.drafter) {
+            listed.clear();
+            key.heading(sentence_case(&row.drafter.text()));
+        }
         let entry = (Look::of(row, group), text(row));
-        if drafter != Some(row.drafter) {
-            drafter = Some(row.drafter);
-            told.clear();
-            (x, y) = (left, y + LINE);
-            let text = super::text::sentence_case(&row.drafter.text());
-            x += text.chars().count() as f64 * ADVANCE + GAP;
-            headings.push(context! { x => tenth(left), y => tenth(y + 4.2), text });
+        if !listed.contains(&entry) {
+            let (look, text) = &entry;
+            key.entry(&look.class(), text, |centre| look.path(centre, 4.5));
+            listed.push(entry);
         }
-        if told.contains(&entry) {
-            continue;
-        }
-        let (look, text) = entry.clone();
-        told.push(entry);
-        let width = SWATCH + text.chars().count() as f64 * ADVANCE;
-        if x > left && x + width > right {
-            (x, y) = (left, y + LINE);
-        }
-        entries.push(context! {
-            class => look.class(),
-            path => look.path((tenth(x + 10.0), tenth(y)), 4.5),
-            x1 => tenth(x),
-            x2 => tenth(x + 20.0),
-            y => tenth(y),
-            text_x => tenth(x + SWATCH),
-            text_y => tenth(y + 4.2),
-            text,
-        });
-        x += width + GAP;
     }
-    (context! { headings, entries }, y + LINE / 2.0 - top)
+    key.finish()
 }
 
 #[cfg(test)]
@@ -288,16 +284,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_rules_look_alike_on_any_road_in_colour_or_in_outline() {
+    fn all_looks_differ_both_in_colour_and_in_outline() {
         let drafters = [
             DrafterName::Of(DrafterId::Draft),
             DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 }),
         ];
         let of_models = drafters
             .into_iter()
-            .flat_map(|drafter| stop_rules().map(move |rule| Look::alone(drafter, rule.name)));
+            .flat_map(|drafter| stop_rules().map(move |rule| Look::of_only(drafter, rule.name)));
         let others = [DrafterId::MaxGram, DrafterId::Cascade { number: 1 }];
-        let others = others.map(|id| Look::alone(DrafterName::Of(id), StopRuleName::FixedLength));
+        let others = others.map(|id| Look::of_only(DrafterName::Of(id), StopRuleName::FixedLength));
         let looks: Vec<Look> = of_models.chain(others).collect();
         for (index, look) in looks.iter().enumerate() {
             for other in &looks[..index] {

@@ -1,4 +1,4 @@
-//! Where the labels of crowded points go: near their point, over nothing else.
+//! Places the labels of crowded points: near their point, without covering anything.
 
 use super::axis::tenth;
 
@@ -14,50 +14,50 @@ pub(super) struct Rect {
 /// A straight line between two points.
 pub(super) type Segment = [(f64, f64); 2];
 
-/// A point to be labelled.
+/// A mark with or without a label.
 #[derive(Debug, Clone)]
 pub(super) struct Mark {
     pub(super) centre: (f64, f64),
-    /// How far the mark reaches from its centre.
+    /// The radius of the mark.
     pub(super) radius: f64,
-    /// None for a mark that stands without a label and is only in the way of others'.
+    /// The label; a mark without one is only an obstacle.
     pub(super) text: Option<String>,
-    /// Bold text is wider, and is placed first.
+    /// Bold labels are wider and placed first.
     pub(super) bold: bool,
 }
 
-/// Where a label goes.
+/// A placed label.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Label {
-    /// The text's middle.
+    /// The centre of the text.
     pub(super) centre: (f64, f64),
-    /// A line from the mark to a label that is not next to it.
+    /// A line from the mark to a distant label.
     pub(super) leader: Option<Segment>,
-    /// What the text covers.
+    /// The area of the text.
     pub(super) rect: Rect,
 }
 
 /// The text's height in pixels, as set in the style sheet.
 const TEXT_HEIGHT: f64 = 12.0;
 
-/// From a mark's edge to its label's, tried in turn.
+/// Distances from the mark's edge to the label's, in the order tried.
 const DISTANCES: [f64; 6] = [3.0, 7.0, 14.0, 22.0, 32.0, 44.0];
 
-/// Beyond this distance a label needs a leader.
+/// The least distance at which a label needs a leader.
 const LEADER_DISTANCE: f64 = 10.0;
 
-/// Directions tried at every distance.
+/// The number of directions tried at every distance.
 const NUM_DIRECTIONS: usize = 16;
 
 impl Rect {
-    /// The rectangle of `text` set about `centre`, in the widest of the usual fonts.
+    /// The area of `text` centred at `centre`, in the widest common font.
     pub(super) fn of_text(text: &str, bold: bool, centre: (f64, f64)) -> Self {
         let advance = if bold { 8.4 } else { 7.5 };
         let half_width = text.chars().count() as f64 * advance / 2.0 + 1.0;
         Self::about(centre, half_width, TEXT_HEIGHT / 2.0)
     }
 
-    /// The rectangle that reaches so far from `centre`.
+    /// A rectangle around `centre`.
     pub(super) fn about((x, y): (f64, f64), half_width: f64, half_height: f64) -> Self {
         Self {
             left: x - half_width,
@@ -82,12 +82,12 @@ impl Rect {
         (x.clamp(self.left, self.right), y.clamp(self.top, self.bottom))
     }
 
-    /// How much of `segment` lies within, in pixels (Liang and Barsky's clipping).
+    /// The length of the part of `segment` inside, in pixels.
     pub(super) fn length_within(&self, segment: &Segment) -> f64 {
         self.clip(segment).map_or(0.0, |[from, to]| (to.0 - from.0).hypot(to.1 - from.1))
     }
 
-    /// The part of `segment` that lies within.
+    /// The part of `segment` inside (Liang-Barsky clipping).
     pub(super) fn clip(&self, &[from, to]: &Segment) -> Option<Segment> {
         let (dx, dy) = (to.0 - from.0, to.1 - from.1);
         let (mut enter, mut leave) = (0.0f64, 1.0f64);
@@ -112,36 +112,66 @@ impl Rect {
     }
 }
 
-/// Places a label for every mark that has one, inside `bounds`, off the other marks and labels and
-/// off `obstacles` where there is room, and rather not on `lines`. In order of the result: the
-/// marks' own.
-///
-/// Each label takes the cheapest of a ring of places, the bold ones choosing first. For some dozens
-/// of marks that is enough; a search over all labels together would be the next step.
-pub(super) fn place(
-    marks: &[Mark],
-    obstacles: &[Rect],
-    lines: &[Segment],
-    bounds: Rect,
-) -> Vec<Option<Label>> {
-    let mut order: Vec<usize> = (0..marks.len()).collect();
-    order.sort_by_key(|&index| !marks[index].bold);
-    let mut placed: Vec<Option<Label>> = vec![None; marks.len()];
-    for index in order {
-        let Some(text) = &marks[index].text else { continue };
-        let best = places(&marks[index], text)
-            .map(|(label, distance)| {
-                let cost = distance + cost(&label, index, marks, &placed, obstacles, lines, bounds);
-                (label, cost)
-            })
-            .reduce(|best, other| if other.1 < best.1 { other } else { best });
-        placed[index] = best.map(|(label, _)| label);
-    }
-    placed
+/// What labels are placed around.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    pub(super) marks: &'a [Mark],
+    /// Areas to avoid.
+    pub(super) obstacles: &'a [Rect],
+    /// Lines to avoid if possible.
+    pub(super) lines: &'a [Segment],
+    pub(super) bounds: Rect,
 }
 
-/// Places around a mark, nearest first, above first.
-fn places<'a>(mark: &'a Mark, text: &'a str) -> impl Iterator<Item = (Label, f64)> + 'a {
+impl Surroundings<'_> {
+    /// A label for every mark with a text, in the order of the marks.
+    ///
+    /// Each label takes the cheapest of a ring of positions; bold ones choose first. That is enough for
+    /// some dozens of marks.
+    pub(super) fn place(&self) -> Vec<Option<Label>> {
+        let mut order: Vec<usize> = (0..self.marks.len()).collect();
+        order.sort_by_key(|&index| !self.marks[index].bold);
+        let mut placed: Vec<Option<Label>> = vec![None; self.marks.len()];
+        for index in order {
+            let Some(text) = &self.marks[index].text else { continue };
+            let best = positions(&self.marks[index], text)
+                .map(|(label, distance)| (label, distance + self.cost(&label, index, &placed)))
+                .reduce(|best, other| if other.1 < best.1 { other } else { best });
+            placed[index] = best.map(|(label, _)| label);
+        }
+        placed
+    }
+
+    /// The cost of a position, in pixels: a label moves this far to avoid it.
+    fn cost(&self, label: &Label, index: usize, placed: &[Option<Label>]) -> f64 {
+        let rect = &label.rect;
+        let covered = |other: &Rect| match rect.overlap(other) {
+            area if area > 0.0 => 60.0 + area,
+            _ => 0.0,
+        };
+        let crosses =
+            |other: &Rect| label.leader.is_some_and(|line| other.length_within(&line) > 0.0);
+        let crossed = |other: &Rect| if crosses(other) { 40.0 } else { 0.0 };
+        let outside = rect.area() - rect.overlap(&self.bounds);
+        let mut cost = if outside > 0.01 { 500.0 + outside } else { 0.0 };
+        for (other, mark) in self.marks.iter().enumerate() {
+            let mark_rect = Rect::about(mark.centre, mark.radius, mark.radius);
+            cost += covered(&mark_rect);
+            if other != index {
+                cost += crossed(&mark_rect);
+            }
+        }
+        for other in placed.iter().flatten() {
+            cost += covered(&other.rect) + crossed(&other.rect);
+            cost += other.leader.map_or(0.0, |leader| 4.0 * rect.length_within(&leader));
+        }
+        cost += self.obstacles.iter().map(|other| covered(other) + crossed(other)).sum::<f64>();
+        cost + self.lines.iter().map(|line| 0.6 * rect.length_within(line)).sum::<f64>()
+    }
+}
+
+/// Positions around a mark with their distances, nearest and upper ones first.
+fn positions<'a>(mark: &'a Mark, text: &'a str) -> impl Iterator<Item = (Label, f64)> + 'a {
     let (x, y) = mark.centre;
     let size = Rect::of_text(text, mark.bold, (0.0, 0.0));
     DISTANCES.into_iter().flat_map(move |distance| {
@@ -164,41 +194,6 @@ fn places<'a>(mark: &'a Mark, text: &'a str) -> impl Iterator<Item = (Label, f64
     })
 }
 
-/// What a place costs, in pixels of distance it would be worth going to be rid of it.
-fn cost(
-    label: &Label,
-    index: usize,
-    marks: &[Mark],
-    placed: &[Option<Label>],
-    obstacles: &[Rect],
-    lines: &[Segment],
-    bounds: Rect,
-) -> f64 {
-    let rect = &label.rect;
-    let covered =
-        |other: &Rect| if rect.overlap(other) > 0.0 { 60.0 + rect.overlap(other) } else { 0.0 };
-    let crossed = |other: &Rect| {
-        label
-            .leader
-            .map_or(0.0, |leader| if other.length_within(&leader) > 0.0 { 40.0 } else { 0.0 })
-    };
-    let outside = rect.area() - rect.overlap(&bounds);
-    let mut cost = if outside > 0.01 { 500.0 + outside } else { 0.0 };
-    for (other, mark) in marks.iter().enumerate() {
-        let mark_rect = Rect::about(mark.centre, mark.radius, mark.radius);
-        cost += covered(&mark_rect);
-        if other != index {
-            cost += crossed(&mark_rect);
-        }
-    }
-    for other in placed.iter().flatten() {
-        cost += covered(&other.rect) + crossed(&other.rect);
-        cost += other.leader.map_or(0.0, |leader| 4.0 * rect.length_within(&leader));
-    }
-    cost += obstacles.iter().map(|other| covered(other) + crossed(other)).sum::<f64>();
-    cost + lines.iter().map(|line| 0.6 * rect.length_within(line)).sum::<f64>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,16 +204,20 @@ mod tests {
         Mark { centre: (x, y), radius: 5.0, text: Some(text.into()), bold: false }
     }
 
+    fn place(marks: &[Mark], lines: &[Segment]) -> Vec<Option<Label>> {
+        Surroundings { marks, obstacles: &[], lines, bounds: BOUNDS }.place()
+    }
+
     #[test]
-    fn a_lone_label_stands_above_its_mark() {
-        let [Some(label)] = place(&[mark(100.0, 100.0, "6")], &[], &[], BOUNDS)[..] else {
+    fn a_single_label_is_above_its_mark() {
+        let [Some(label)] = place(&[mark(100.0, 100.0, "6")], &[])[..] else {
             panic!("one mark, one label")
         };
         assert_eq!((label.centre, label.leader), ((100.0, 86.0), None));
     }
 
     #[test]
-    fn crowded_labels_keep_off_each_other_and_off_the_marks() {
+    fn crowded_labels_cover_neither_each_other_nor_marks() {
         // Sixteen marks on a curve, some of them touching, one in the corner.
         let mut marks: Vec<Mark> = (0..15)
             .map(|index| {
@@ -230,7 +229,7 @@ mod tests {
         let lines: Vec<Segment> =
             marks.windows(2).map(|pair| [pair[0].centre, pair[1].centre]).collect();
         marks.push(Mark { text: None, ..mark(250.0, 150.0, "") });
-        let labels = place(&marks, &[], &lines, BOUNDS);
+        let labels = place(&marks, &lines);
         assert_eq!(labels.last(), Some(&None));
         let labels: Vec<Label> = labels.into_iter().flatten().collect();
         assert_eq!(labels.len(), marks.len() - 1);

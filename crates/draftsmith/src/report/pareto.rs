@@ -1,17 +1,18 @@
-//! The Pareto picture: discard rate across, verification rate up, a point a setting.
+//! The Pareto picture: a point for each setting, at its discard rate (x) and verification rate (y).
 //!
-//! Both are work a token (drafted in vain, and verified), so lower left is better. By Eq. 2.3 of
-//! SpecDec++ modelled time is linear in the two, so that settings of equal modelled speed-up lie on
-//! a straight line.
+//! Both are work per token, so lower left is better. By SpecDec++, Eq. 2.3, modelled time is linear in
+//! the two, so settings with equal modelled speed-up lie on a straight line.
 
 use minijinja::{Value, context};
 
 use super::Frame;
-use super::axis::{Axis, decimals, round_step, tenth};
+use super::axis::{Axis, decimals, picture as picture_of, round_step, tenth};
 use super::key::{Look, key};
-use super::labels::{Mark, Rect, Segment, place};
+use super::labels::{Label, Mark, Rect, Segment, Surroundings};
 use super::text::{counted, label, number, rule_label, symbol, times};
-use crate::results::{CostSummary, Group, GroupSummary, ResultRow, Standing, StopRuleName};
+use crate::results::{
+    CostSummary, DrafterName, Group, GroupSummary, ResultRow, Standing, StopRuleName,
+};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 20.0;
@@ -20,159 +21,170 @@ const BOTTOM: f64 = 48.0;
 const RADIUS: f64 = 4.5;
 const BEST_RADIUS: f64 = 6.5;
 
-/// With more settings than these, points are smaller, only each road's best has a label, and what
-/// is far from the best of every rule is left out.
+/// A picture with more settings is crowded: points are smaller, only the best of each kind of drafter
+/// has a label, and settings far from the best of every rule are left out.
 const CROWD: usize = 30;
 const CROWDED_RADIUS: f64 = 2.8;
 const CROWDED_BEST_RADIUS: f64 = 4.8;
-/// How far out a crowded picture reaches, in what the best of the rules need.
+/// The range of a crowded picture, relative to the greatest rates among the best of the rules.
 const CROWDED_REACH: f64 = 1.4;
 
-/// A line shorter than this shows nothing.
+/// The least length of a line of equal speed-up, in pixels.
 const MIN_LINE: f64 = 70.0;
 
-/// The picture's geometry; None where no setting drafts anything.
+/// The two axes and the area between them.
+struct Scales {
+    x: Axis,
+    y: Axis,
+    plot: Rect,
+}
+
+impl Scales {
+    fn of(rows: &[&ResultRow], frame: Frame) -> Self {
+        let (right, bottom) = (frame.width - RIGHT, frame.pareto_height - BOTTOM);
+        let most = |of: fn(&ResultRow) -> f64| rows.iter().map(|row| of(row)).fold(0.0, f64::max);
+        let least = rows.iter().map(|row| row.verification_rate).fold(f64::INFINITY, f64::min);
+        let num_ticks = (frame.width / 90.0) as usize;
+        Self {
+            x: Axis::new((0.0, most(|row| row.discard_rate)), num_ticks, LEFT, right),
+            y: Axis::new((least, most(|row| row.verification_rate)), 5, bottom, TOP),
+            plot: Rect { left: LEFT, top: TOP, right, bottom },
+        }
+    }
+
+    fn at(&self, discard_rate: f64, verification_rate: f64) -> (f64, f64) {
+        (self.x.place(discard_rate), self.y.place(verification_rate))
+    }
+
+    fn point(&self, row: &ResultRow) -> (f64, f64) {
+        self.at(row.discard_rate, row.verification_rate)
+    }
+}
+
+/// The picture for the template; None if no setting drafts anything.
 pub(super) fn picture(
     group: &Group<'_>,
     known: Option<&GroupSummary>,
     frame: Frame,
 ) -> Option<Value> {
-    let rows: Vec<&ResultRow> = group
-        .pooled()
-        .filter(|row| row.stop_rule != StopRuleName::None)
-        .filter(|row| row.discard_rate.is_finite() && row.verification_rate.is_finite())
-        .collect();
-    let plot = Rect {
-        left: LEFT,
-        top: TOP,
-        right: frame.width - RIGHT,
-        bottom: frame.pareto_height - BOTTOM,
-    };
-    let is_crowded = rows.len() > CROWD;
-    let all = rows.len();
-    let rows: Vec<&ResultRow> = if is_crowded { near_the_best(group, &rows) } else { rows };
+    let all: Vec<&ResultRow> = group.pooled().filter(|row| is_drawn(row)).collect();
+    let is_crowded = all.len() > CROWD;
+    let rows = if is_crowded { near_the_best(group, &all) } else { all.clone() };
     if rows.is_empty() {
         return None;
     }
-    let most = |of: fn(&ResultRow) -> f64| rows.iter().map(|row| of(row)).fold(0.0, f64::max);
-    let least = rows.iter().map(|row| row.verification_rate).fold(f64::INFINITY, f64::min);
-    let num_ticks = (frame.width / 90.0) as usize;
-    let x = Axis::new((0.0, most(|row| row.discard_rate)), num_ticks, plot.left, plot.right);
-    let y = Axis::new((least, most(|row| row.verification_rate)), 5, plot.bottom, plot.top);
+    let scales = Scales::of(&rows, frame);
+    let plot = scales.plot;
+    let marks: Vec<Mark> = rows.iter().map(|row| mark(group, row, is_crowded, &scales)).collect();
+    let curves = curves(group, &scales);
 
-    let several_exits = group.drafters().len() > 2;
-    let marks: Vec<Mark> = rows
-        .iter()
-        .map(|row| {
-            let standing = group.standing(row);
-            // The key says which exit, if there is but one.
-            let full = || if several_exits { label(row) } else { rule_label(row) };
-            let (text, radius) = match standing {
-                Some(Standing::All | Standing::Road) => (Some(full()), BEST_RADIUS),
-                Some(Standing::Rule) if is_crowded => (None, CROWDED_BEST_RADIUS),
-                Some(Standing::Rule) => (Some(full()), BEST_RADIUS),
-                None if is_crowded => (None, CROWDED_RADIUS),
-                None => (Some(row.setting_text()), RADIUS),
-            };
-            Mark {
-                centre: (x.place(row.discard_rate), y.place(row.verification_rate)),
-                radius,
-                text,
-                bold: standing.is_some(),
-            }
-        })
-        .collect();
-    let looks: Vec<Look> = rows.iter().map(|row| Look::of(row, group)).collect();
-
-    // The settings of a rule lie on a curve.
-    let mut curves: Vec<(Look, Vec<Segment>)> = Vec::new();
-    for best in group.best_of_rules() {
-        let places: Vec<(f64, f64)> = group
-            .sweep_of(best)
-            .filter(|row| row.discard_rate.is_finite() && row.verification_rate.is_finite())
-            .map(|row| (x.place(row.discard_rate), y.place(row.verification_rate)))
-            .collect();
-        let segments = places.windows(2).filter_map(|pair| plot.clip(&[pair[0], pair[1]]));
-        curves.push((Look::of(best, group), segments.collect()));
-    }
-    let curve_segments: Vec<Segment> =
-        curves.iter().flat_map(|(_, segments)| segments.iter().copied()).collect();
-
-    // A line holds for one drafter's cost: the fastest's.
-    let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
-    // Eq. 2.3 says nothing of counts that do not add up: those of forwards that drew nothing.
+    // A line holds for the costs of one drafter, the fastest. Eq. 2.3 does not hold for rows with
+    // forwards that drew nothing.
     let adds_up = |row: &ResultRow| row.counts().check_forward_identity().is_ok();
-    let of_drafter = |cost: &CostSummary| {
-        let drafter = cost.drafter;
-        rows.iter().filter(move |row| row.drafter == drafter)
-    };
-    let cost = cost.filter(|cost| of_drafter(cost).any(|row| adds_up(row)));
-    let all_add_up = cost.is_none_or(|cost| of_drafter(cost).all(|row| adds_up(row)));
-    let lines = cost.map_or_else(Vec::new, |cost| equal_lines(cost, &x, &y));
-    let line_labels = label_lines(&lines, &marks, &curve_segments, plot);
-    let obstacles: Vec<Rect> = line_labels.iter().flatten().map(|(_, rect)| *rect).collect();
-    let mut crossed = curve_segments;
-    crossed.extend(lines.iter().map(|(segment, _)| *segment));
-    let labels = place(&marks, &obstacles, &crossed, plot);
+    let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
+    let of_drafter = |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(adds_up).collect();
+    let add_up: Option<Vec<bool>> = cost.as_ref().map(of_drafter);
+    let cost = cost.filter(|_| add_up.iter().flatten().any(|adds_up| *adds_up));
+    let all_add_up = cost.is_none() || add_up.iter().flatten().all(|adds_up| *adds_up);
+    let lines = cost.map_or_else(Vec::new, |cost| equal_lines(cost, &scales));
 
-    let points =
-        rows.iter().zip(&marks).zip(&labels).zip(&looks).map(|(((row, mark), label), look)| {
-            context! {
-                class => look.class(),
-                best => mark.bold,
-                title => point_title(row),
-                path => look.path(mark.centre, mark.radius),
-                label => label.map(|label| context! {
-                    text => mark.text.as_deref(),
-                    x => label.centre.0,
-                    y => tenth(label.centre.1 + 4.2),
-                    leader => label.leader.map(segment_view),
-                }),
-            }
-        });
-    // The best over all others.
-    let mut points: Vec<(bool, Value)> =
-        points.zip(&marks).map(|(point, mark)| (mark.bold, point)).collect();
-    points.sort_by_key(|(best, _)| *best);
-    let (key, key_height) = key(&rows, group, symbol, (plot.left, plot.right), frame.pareto_height);
-    Some(context! {
-        frame => frame.name,
-        width => frame.width,
-        height => frame.pareto_height + key_height,
-        left => plot.left,
-        right => plot.right,
-        top => plot.top,
-        bottom => plot.bottom,
-        x_ticks => x.ticks().into_iter()
-            .map(|(value, text)| context! { at => x.place(value), text })
-            .collect::<Vec<_>>(),
-        y_ticks => y.ticks().into_iter()
-            .map(|(value, text)| context! { at => y.place(value), text })
-            .collect::<Vec<_>>(),
+    let mut crossed: Vec<Segment> =
+        curves.iter().flat_map(|(_, segments)| segments).copied().collect();
+    let line_labels = label_lines(&lines, &marks, &crossed, plot);
+    let obstacles: Vec<Rect> = line_labels.iter().flatten().map(|(_, rect)| *rect).collect();
+    crossed.extend(lines.iter().map(|(segment, _)| *segment));
+    let surroundings =
+        Surroundings { marks: &marks, obstacles: &obstacles, lines: &crossed, bounds: plot };
+    let labels = surroundings.place();
+    let mut points: Vec<usize> = (0..rows.len()).collect();
+    // The best are drawn over all others.
+    points.sort_by_key(|&index| marks[index].bold);
+    let points = points.into_iter().map(|index| {
+        point_view(&Look::of(rows[index], group), rows[index], &marks[index], labels[index])
+    });
+
+    let sides = (plot.left, plot.right);
+    let (key, key_height) = key(&rows, group, symbol, sides, frame.pareto_height);
+    let several_drafters = group.drafters().len() > 1;
+    let content = context! {
         lines => lines.iter().zip(&line_labels)
-            .map(|((segment, text), label)| context! {
-                line => segment_view(*segment),
-                text => text.as_str(),
-                label => label.map(|((x, y), _)| context! { x => tenth(x), y => tenth(y + 4.0) }),
-            })
+            .map(|(line, label)| line_view(line, label.map(|(centre, _)| centre)))
             .collect::<Vec<_>>(),
-        left_out => (rows.len() < all).then(|| counted(all - rows.len(), "setting")),
+        left_out => (rows.len() < all.len()).then(|| counted(all.len() - rows.len(), "setting")),
         all_add_up,
-        lines_of => several_drafters(group).then(|| cost.map(|cost| cost.drafter.text())).flatten(),
-        curves => curves.iter()
-            .filter(|(_, segments)| !segments.is_empty())
-            .map(|(look, segments)| context! {
-                class => look.class(),
-                path => segments.iter().map(segment_path).collect::<String>(),
-            })
-            .collect::<Vec<_>>(),
-        points => points.into_iter().map(|(_, point)| point).collect::<Vec<_>>(),
+        lines_of => cost.filter(|_| several_drafters).map(|cost| cost.drafter.text()),
+        curves => curves.iter().map(curve_view).collect::<Vec<_>>(),
+        points => points.collect::<Vec<_>>(),
         description => description(group, &rows),
         key,
-    })
+    };
+    let ticks = [scales.x.ticks(), scales.y.ticks()];
+    Some(picture_of(frame, frame.pareto_height + key_height, plot, ticks, content))
 }
 
-/// The rows that need not much more of either work than the best of some rule.
+/// Whether a row drafts and has both rates.
+fn is_drawn(row: &ResultRow) -> bool {
+    let is_finite = row.discard_rate.is_finite() && row.verification_rate.is_finite();
+    row.stop_rule != StopRuleName::None && is_finite
+}
+
+fn rows_of<'r>(
+    rows: &'r [&ResultRow],
+    drafter: DrafterName,
+) -> impl Iterator<Item = &'r ResultRow> {
+    rows.iter().copied().filter(move |row| row.drafter == drafter)
+}
+
+/// The mark of a row, with a label unless the picture is crowded.
+fn mark(group: &Group<'_>, row: &ResultRow, is_crowded: bool, scales: &Scales) -> Mark {
+    let standing = group.standing(row);
+    // The key names the exit layer if there is only one.
+    let several_exits = group.drafters().len() > 2;
+    let full = || if several_exits { label(row) } else { rule_label(row) };
+    let (text, radius) = match standing {
+        Some(Standing::All | Standing::Road) => (Some(full()), BEST_RADIUS),
+        Some(Standing::Rule) if is_crowded => (None, CROWDED_BEST_RADIUS),
+        Some(Standing::Rule) => (Some(full()), BEST_RADIUS),
+        None if is_crowded => (None, CROWDED_RADIUS),
+        None => (Some(row.setting_text()), RADIUS),
+    };
+    Mark { centre: scales.point(row), radius, text, bold: standing.is_some() }
+}
+
+/// The curve through the settings of each drafter and rule, clipped to the plot.
+fn curves(group: &Group<'_>, scales: &Scales) -> Vec<(Look, Vec<Segment>)> {
+    let curve = |best: &ResultRow| {
+        let sweep = group.sweep_of(best).filter(|row| is_drawn(row));
+        let points: Vec<(f64, f64)> = sweep.map(|row| scales.point(row)).collect();
+        let segments = points.windows(2).filter_map(|pair| scales.plot.clip(&[pair[0], pair[1]]));
+        (Look::of(best, group), segments.collect::<Vec<Segment>>())
+    };
+    let curves = group.best_of_rules().into_iter().map(curve);
+    curves.filter(|(_, segments)| !segments.is_empty()).collect()
+}
+
+fn curve_view((look, segments): &(Look, Vec<Segment>)) -> Value {
+    context! { class => look.class(), path => segments.iter().map(segment_path).collect::<String>() }
+}
+
+fn point_view(look: &Look, row: &ResultRow, mark: &Mark, label: Option<Label>) -> Value {
+    context! {
+        class => look.class(), best => mark.bold, title => point_title(row),
+        path => look.path(mark.centre, mark.radius),
+        label => label.map(|label| context! {
+            text => mark.text.as_deref(),
+            x => label.centre.0, y => tenth(label.centre.1 + 4.2),
+            leader => label.leader.map(segment_view),
+        }),
+    }
+}
+
+fn line_view((segment, text): &(Segment, String), label: Option<(f64, f64)>) -> Value {
+    let label = label.map(|(x, y)| context! { x => tenth(x), y => tenth(y + 4.0) });
+    context! { line => segment_view(*segment), text => text.as_str(), label }
+}
+
+/// Rows whose rates are near those of the best of some rule.
 fn near_the_best<'a>(group: &Group<'_>, rows: &[&'a ResultRow]) -> Vec<&'a ResultRow> {
     let bests = group.best_of_rules();
     let reach = |of: fn(&ResultRow) -> f64| {
@@ -183,15 +195,11 @@ fn near_the_best<'a>(group: &Group<'_>, rows: &[&'a ResultRow]) -> Vec<&'a Resul
         (reach(|row| row.discard_rate), reach(|row| row.verification_rate));
     let is_near =
         |row: &ResultRow| row.discard_rate <= discard && row.verification_rate <= verification;
-    // Where none is best of anything there is nothing to be near to.
+    // Without measured speeds no row is best.
     if bests.is_empty() {
         return rows.to_vec();
     }
     rows.iter().copied().filter(|row| is_near(row)).collect()
-}
-
-fn several_drafters(group: &Group<'_>) -> bool {
-    group.drafters().len() > 1
 }
 
 fn point_title(row: &ResultRow) -> String {
@@ -206,26 +214,26 @@ fn point_title(row: &ResultRow) -> String {
 
 fn description(group: &Group<'_>, rows: &[&ResultRow]) -> String {
     let mut text = format!(
-        "{} settings on {}, {}, each at its discard rate and verification rate; lower left is less work.",
+        "{} settings on {}, each at its discard rate and verification rate; lower left is less work.",
         rows.len(),
-        group.dataset,
-        group.decoding_text()
+        group.name()
     );
     for best in group.best_of_rules() {
-        text += &format!(" Fastest of its kind: {}.", point_title(best));
+        text += &format!(" Fastest of its rule: {}.", point_title(best));
     }
     text
 }
 
-/// Lines of equal modelled speed-up across the plot, and what they are called.
+/// Lines of equal modelled speed-up across the plot, with their labels.
 ///
-/// With Eq. 2.3, time a token = a·(1 + discard) + b·verification, a = t_draft + t_row, b = t_target
-/// − t_draft; the target alone takes t_target + t_row.
-fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)> {
+/// By Eq. 2.3 the time per token is a·(1 + discard) + b·verification with a = t_draft + t_row and
+/// b = t_target − t_draft. Plain decoding takes t_target + t_row per token.
+fn equal_lines(cost: &CostSummary, scales: &Scales) -> Vec<(Segment, String)> {
+    let Scales { x, y, plot } = scales;
     let row_seconds = cost.row_seconds.unwrap_or(0.0);
     let a = cost.draft_seconds + row_seconds;
     let b = cost.target_seconds - cost.draft_seconds;
-    // A draft as slow as the target: no line worth drawing.
+    // No lines for a draft as slow as the target.
     if !(a > 0.0 && b > 0.0) {
         return Vec::new();
     }
@@ -234,29 +242,20 @@ fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)>
         |discard: f64, verification: f64| plain / (a * (1.0 + discard) + b * verification);
     let (slowest, fastest) = (speedup(x.high, y.high), speedup(x.low, y.low));
     let step = round_step((fastest - slowest) / 7.0);
-    let plot = Rect {
-        left: x.place(x.low),
-        right: x.place(x.high),
-        top: y.place(y.high),
-        bottom: y.place(y.low),
+    let line = |level: f64| {
+        let verification = |discard: f64| (plain / level - a * (1.0 + discard)) / b;
+        let ends = [x.low, x.high].map(|discard| scales.at(discard, verification(discard)));
+        let segment = plot.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
+        let length = (segment[1].0 - segment[0].0).hypot(segment[1].1 - segment[0].1);
+        let text = format!("{level:.*}\u{d7}", decimals(step));
+        (length >= MIN_LINE).then_some((segment, text))
     };
     let first = (slowest / step).ceil() as usize;
     let last = (fastest / step).floor() as usize;
-    (first.max(1)..=last)
-        .filter_map(|index| {
-            let level = index as f64 * step;
-            let verification = |discard: f64| (plain / level - a * (1.0 + discard)) / b;
-            let ends =
-                [x.low, x.high].map(|discard| (x.place(discard), y.place(verification(discard))));
-            let segment = plot.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
-            let length = (segment[1].0 - segment[0].0).hypot(segment[1].1 - segment[0].1);
-            let text = format!("{level:.*}\u{d7}", decimals(step));
-            (length >= MIN_LINE).then_some((segment, text))
-        })
-        .collect()
+    (first.max(1)..=last).filter_map(|index| line(index as f64 * step)).collect()
 }
 
-/// A place on each line for its text, off the marks and the curve, as far right as there is one.
+/// The position of each line's text, as far right as possible without covering marks or curves.
 fn label_lines(
     lines: &[(Segment, String)],
     marks: &[Mark],

@@ -1,11 +1,13 @@
-//! How good the head's predictions are: for each way of decoding a picture of what came of them,
-//! before and after calibration, and a table of scores.
+//! Quality of the head's predictions before and after calibration: for each way of decoding a
+//! reliability diagram and a table of scores.
 
 use draftsmith_theory::{HeadScores, ReliabilityBin};
+use minijinja::value::Serde;
 use minijinja::{Value, context};
 
-use super::axis::{Axis, tenth};
-use super::key::{ADVANCE, circle};
+use super::axis::{Axis, picture as picture_of, series};
+use super::key::{Key, circle};
+use super::labels::Rect;
 use super::text::{counted, number, percent, sentence_case};
 use super::{FRAMES, Frame};
 use crate::results::HeadPredictions;
@@ -14,31 +16,30 @@ use crate::table::calibration_text;
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 30.0;
-/// Ticks, the axis' name and the key, under the plot.
+/// Height of the ticks, the axis' name and the key below the plot.
 const BOTTOM: f64 = 74.0;
-/// The key's line, under the axis' name.
-const KEY: f64 = 62.0;
-const SWATCH: f64 = 34.0;
-const GAP: f64 = 18.0;
-/// The radius of a point that stands for all predictions.
+/// Distance of the key from the bottom of the plot.
+const KEY: f64 = 52.5;
+/// The radius of a point for all predictions.
 const WHOLE: f64 = 10.0;
 /// The least radius.
 const MIN_RADIUS: f64 = 2.4;
-/// The fewest predictions that a point stands for: what came of less is luck.
+/// The fewest predictions in a point; fewer would be noise.
 const MIN_LABELS: usize = 50;
 
-/// The head's own predictions.
-const RAW: Series = Series { class: "plain hollow", name: "as they are" };
-/// Calibrated ones.
-const CALIBRATED: Series = Series { class: "draft head", name: "calibrated" };
+/// Uncalibrated predictions.
+const RAW: Look = Look { class: "plain hollow", name: "uncalibrated" };
+/// Calibrated predictions.
+const CALIBRATED: Look = Look { class: "draft head", name: "calibrated" };
 
-struct Series {
-    /// Of the style sheet.
+/// The look and name of a line.
+struct Look {
+    /// Classes of the style sheet.
     class: &'static str,
     name: &'static str,
 }
 
-/// One for each way of decoding.
+/// A section for each way of decoding.
 pub(super) fn sections(predictions: &[HeadPredictions]) -> Vec<Value> {
     predictions.iter().enumerate().map(|(index, one)| view(one, index)).collect()
 }
@@ -62,117 +63,66 @@ fn view(predictions: &HeadPredictions, index: usize) -> Value {
         title => sentence_case(&name),
         calibration => fitted.map(|fitted| calibration_text(Some(&fitted.map))),
         prompts => fitted.map(|fitted| counted(fitted.num_prompts, "prompt")),
-        before => error(&predictions.before.scores),
-        after => predictions.after.as_ref().map(|after| error(&after.scores)),
+        before => predictions.before.scores.ece,
+        after => predictions.after.as_ref().map(|after| after.scores.ece),
         charts => charts.collect::<Vec<_>>(),
         rows,
         name,
     }
 }
 
-/// The expected calibration error, in percent.
-fn error(scores: &HeadScores) -> String {
-    percent(scores.ece)
-}
-
+/// A row of the table: the template shows the scores.
 fn row(name: &str, prompts: &str, scores: &HeadScores) -> Value {
-    context! {
-        name => sentence_case(name),
-        prompts,
-        ece => number(scores.ece, 4),
-        brier => number(scores.brier, 4),
-        kl => number(scores.kl, 4),
-        auroc => number(scores.auroc.unwrap_or(f64::NAN), 4),
-        mean_predicted => number(scores.mean_predicted, 3),
-        mean_label => number(scores.mean_label, 3),
-    }
+    context! { name => sentence_case(name), prompts, scores => Serde(scores) }
 }
 
 fn picture(predictions: &HeadPredictions, name: &str, frame: Frame) -> Value {
     let (right, bottom) = (frame.width - RIGHT, frame.pareto_height - BOTTOM);
     let x = Axis::new((0.0, 1.0), 5, LEFT, right);
     let y = Axis::new((0.0, 1.0), 5, bottom, TOP);
-    let judged = [
-        Some((RAW, &predictions.before)),
-        predictions.after.as_ref().map(|after| (CALIBRATED, after)),
-    ];
-    let judged: Vec<(Series, Vec<ReliabilityBin>)> = judged
-        .into_iter()
-        .flatten()
-        .map(|(series, judged)| (series, gathered(&judged.bins)))
-        .collect();
-    let place = |bin: &ReliabilityBin| (x.place(bin.mean_predicted), y.place(bin.mean_label));
-    let series = judged.iter().map(|(series, bins)| {
-        let line = bins.iter().map(|bin| {
-            let (x, y) = place(bin);
-            format!("{x},{y}")
+    let before = (RAW, gathered(&predictions.before.bins));
+    let after = predictions.after.as_ref().map(|after| (CALIBRATED, gathered(&after.bins)));
+    let judged: Vec<(Look, Vec<ReliabilityBin>)> = [before].into_iter().chain(after).collect();
+    let mut key = Key::new((LEFT, right), bottom + KEY);
+    let mut lines = Vec::new();
+    for (look, bins) in &judged {
+        let points = bins.iter().map(|bin| {
+            let at = (x.place(bin.mean_predicted), y.place(bin.mean_label));
+            let radius = MIN_RADIUS + (WHOLE - MIN_RADIUS) * bin.share.sqrt();
+            (at, circle(at, radius), format!("{}: {}", look.name, bin_text(bin)))
         });
-        let point = |bin: &ReliabilityBin| {
-            context! {
-                path => circle(place(bin), MIN_RADIUS + (WHOLE - MIN_RADIUS) * bin.share.sqrt()),
-                title => format!("{}: {}", series.name, told(bin)),
-            }
-        };
-        context! {
-            class => series.class,
-            title => series.name,
-            line => line.collect::<Vec<_>>().join(" "),
-            points => bins.iter().map(point).collect::<Vec<_>>(),
-        }
-    });
-    let mut at = LEFT;
-    let entries = judged.iter().map(|(series, _)| {
-        let entry = context! {
-            class => series.class,
-            text => series.name,
-            from => tenth(at),
-            to => tenth(at + SWATCH - 8.0),
-            path => circle((tenth(at + (SWATCH - 8.0) / 2.0), bottom + KEY), 4.0),
-            text_x => tenth(at + SWATCH),
-        };
-        at += SWATCH + series.name.chars().count() as f64 * ADVANCE + GAP;
-        entry
-    });
-    let ticks = |axis: Axis| -> Vec<Value> {
-        let ticks = axis.ticks().into_iter();
-        ticks.map(|(value, text)| context! { at => axis.place(value), text }).collect()
-    };
-    context! {
-        frame => frame.name,
-        width => frame.width,
-        height => frame.pareto_height,
-        left => LEFT,
-        right,
-        top => TOP,
-        bottom,
-        key_y => bottom + KEY,
-        x_ticks => ticks(x),
-        y_ticks => ticks(y),
-        entries => entries.collect::<Vec<_>>(),
-        series => series.collect::<Vec<_>>(),
-        description => description(&judged, name),
+        lines.push(series(look.class, look.name, points));
+        key.entry(look.class, look.name, |centre| circle(centre, 4.0));
     }
+    let content = context! {
+        title => format!("Reliability of the head\u{2019}s predictions: {name}"),
+        x_name => "predicted acceptance probability \u{2192}", y_name => "\u{2191} accepted share",
+        squared => true, series => lines, key => key.finish().0,
+        description => description(&judged, name),
+    };
+    let plot = Rect { left: LEFT, top: TOP, right, bottom };
+    picture_of(frame, frame.pareto_height, plot, [x.ticks(), y.ticks()], content)
 }
 
-/// Neighbouring bins together, until they hold enough predictions.
+/// Merges neighbouring bins until each holds enough predictions.
 fn gathered(bins: &[ReliabilityBin]) -> Vec<ReliabilityBin> {
     let mut gathered: Vec<ReliabilityBin> = Vec::new();
     for bin in bins {
         match gathered.last_mut() {
-            Some(last) if last.num_labels < MIN_LABELS => *last = together(last, bin),
+            Some(last) if last.num_labels < MIN_LABELS => *last = merged(last, bin),
             _ => gathered.push(*bin),
         }
     }
     if let [.., before, last] = &mut gathered[..]
         && last.num_labels < MIN_LABELS
     {
-        *before = together(before, last);
+        *before = merged(before, last);
         gathered.pop();
     }
     gathered
 }
 
-fn together(one: &ReliabilityBin, other: &ReliabilityBin) -> ReliabilityBin {
+fn merged(one: &ReliabilityBin, other: &ReliabilityBin) -> ReliabilityBin {
     let share = one.share + other.share;
     let mean =
         |of: fn(&ReliabilityBin) -> f64| (one.share * of(one) + other.share * of(other)) / share;
@@ -185,7 +135,7 @@ fn together(one: &ReliabilityBin, other: &ReliabilityBin) -> ReliabilityBin {
 }
 
 /// `0.42 predicted, 0.61 accepted, 12.3 % of all weight, 340 predictions`.
-fn told(bin: &ReliabilityBin) -> String {
+fn bin_text(bin: &ReliabilityBin) -> String {
     format!(
         "{} predicted, {} accepted, {} of all weight, {}",
         number(bin.mean_predicted, 2),
@@ -195,11 +145,11 @@ fn told(bin: &ReliabilityBin) -> String {
     )
 }
 
-fn description(judged: &[(Series, Vec<ReliabilityBin>)], name: &str) -> String {
+fn description(judged: &[(Look, Vec<ReliabilityBin>)], name: &str) -> String {
     let mut text = format!("Share accepted against the head's prediction, {name}.");
-    for (series, bins) in judged {
-        let bins: Vec<String> = bins.iter().map(told).collect();
-        text += &format!(" {}: {}.", sentence_case(series.name), bins.join("; "));
+    for (look, bins) in judged {
+        let bins: Vec<String> = bins.iter().map(bin_text).collect();
+        text += &format!(" {}: {}.", sentence_case(look.name), bins.join("; "));
     }
     text
 }
@@ -209,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_point_stands_for_enough_predictions_and_none_is_lost() {
+    fn points_hold_enough_predictions_and_lose_none() {
         let bin = |mean_predicted: f64, num_labels: usize| ReliabilityBin {
             mean_predicted,
             mean_label: 1.0 - mean_predicted,

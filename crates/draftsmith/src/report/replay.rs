@@ -1,19 +1,21 @@
-//! What replay found: for each drafter and way of decoding a picture of gains over the best fixed
-//! length, and a table, under each set of costs.
+//! Results of replay: for each drafter, way of decoding and set of costs, a picture of gains over the
+//! best fixed length and a table.
 
 use minijinja::{Value, context};
 
-use super::axis::{Axis, tenth};
+use super::axis::{Axis, picture as picture_of, tenth};
 use super::bars::{MARK, label_width};
 use super::key::Look;
+use super::labels::Rect;
 use super::text::{counted, gain, number, on_a_page, percent, sentence_case, times};
 use super::{FRAMES, Frame};
 use crate::results::{
     DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, ReplayedTree, StopRuleName,
+    in_order,
 };
 
 const TOP: f64 = 10.0;
-/// For the oracle's name.
+/// Height of the oracle's name.
 const ORACLE: f64 = 20.0;
 const BOTTOM: f64 = 42.0;
 const ROW: f64 = 26.0;
@@ -21,28 +23,21 @@ const BAR: f64 = 11.0;
 const CEILING: f64 = 19.0;
 /// Half the height of a whisker's ends.
 const CAP: f64 = 4.0;
-/// For the column of numbers.
+/// Width of the column of numbers.
 const RIGHT: f64 = 62.0;
-/// A section a drafter and way of decoding, in the order they first came.
+
+/// A section for each drafter and way of decoding, in order of appearance.
 pub(super) fn sections(replays: &[ReplayGroup]) -> Vec<Value> {
-    let mut kinds: Vec<(DrafterName, DecodingName)> = Vec::new();
-    for replay in replays {
-        let kind = (replay.drafter, replay.decoding);
-        if !kinds.contains(&kind) {
-            kinds.push(kind);
-        }
-    }
-    let section = |(index, (drafter, decoding)): (usize, &(DrafterName, DecodingName))| {
+    let kind = |replay: &ReplayGroup| (replay.drafter, replay.decoding);
+    let section = |(number, (drafter, decoding)): (u32, (DrafterName, DecodingName))| {
         let name = format!("{}, {}", drafter.text(), decoding.text());
-        let of_kind = replays
-            .iter()
-            .filter(|replay| (replay.drafter, replay.decoding) == (*drafter, *decoding));
-        let views = of_kind.enumerate().map(|(place, replay)| {
-            view(replay, &name, &format!("replay-{}-{}", index + 1, place + 1))
-        });
+        let replays = replays.iter().filter(|replay| kind(replay) == (drafter, decoding));
+        let views = (1u32..)
+            .zip(replays)
+            .map(|(nth, replay)| view(replay, &name, &format!("replay-{number}-{nth}")));
         context! { title => sentence_case(&name), groups => views.collect::<Vec<_>>() }
     };
-    kinds.iter().enumerate().map(section).collect()
+    (1..).zip(in_order(replays.iter().map(kind))).map(section).collect()
 }
 
 fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
@@ -93,7 +88,7 @@ fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
     }
 }
 
-/// What a row is called on the page.
+/// The row's label.
 fn label(row: &ReplayRow) -> String {
     on_a_page(&row.label())
 }
@@ -102,7 +97,7 @@ fn fixed(replay: &ReplayGroup) -> Option<&ReplayRow> {
     replay.rows.iter().find(|row| row.is_best_fixed())
 }
 
-/// The static tree that is fastest.
+/// The fastest static tree, in words.
 fn tree(tree: &ReplayedTree) -> String {
     let ReplayedTree { shape, candidate_length, num_tried, speedup, gain: over, .. } = *tree;
     format!(
@@ -114,17 +109,17 @@ fn tree(tree: &ReplayedTree) -> String {
     )
 }
 
-/// The rules that are compared with the best fixed length.
+/// The rows that are compared with the best fixed length.
 fn adaptive(replay: &ReplayGroup) -> impl Iterator<Item = &ReplayRow> {
     replay.rows.iter().filter(|row| !row.is_best_fixed() && row.gain.value.is_finite())
 }
 
-/// The rule that gains most.
+/// The row with the greatest gain.
 fn best(replay: &ReplayGroup) -> Option<&ReplayRow> {
     adaptive(replay).reduce(|best, row| if row.gain.value > best.gain.value { row } else { best })
 }
 
-/// A gain with its interval, and whether the interval lies on one side of 0.
+/// A gain with its interval, and whether the whole interval is above or below 0.
 fn estimated_gain(estimate: Estimate) -> Value {
     context! {
         value => gain(1.0 + estimate.value),
@@ -140,7 +135,7 @@ fn signed(share: f64) -> String {
     if text.starts_with('\u{2212}') || !share.is_finite() { text } else { format!("+{text}") }
 }
 
-/// `+2.9 to +5.3`; an en dash of what has no ends.
+/// `+2.9 to +5.3`; an en dash if an end is not finite.
 fn range(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
     if estimate.low.is_finite() && estimate.high.is_finite() {
         format!("{} to {}", text(estimate.low), text(estimate.high))
@@ -149,7 +144,7 @@ fn range(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
     }
 }
 
-/// The picture's geometry; None where nothing is compared with a fixed length.
+/// The picture for the template; None if nothing is compared with a fixed length.
 fn picture(replay: &ReplayGroup, name: &str, frame: Frame) -> Option<Value> {
     let rows: Vec<&ReplayRow> = adaptive(replay).collect();
     if rows.is_empty() {
@@ -165,69 +160,50 @@ fn picture(replay: &ReplayGroup, name: &str, frame: Frame) -> Option<Value> {
     let oracle = replay.oracle.map(|oracle| 100.0 * oracle.value).filter(|gain| gain.is_finite());
     let left = label_width(rows.iter().map(|row| label(row)));
     let right = frame.width - RIGHT;
-    // The less room there is, the less of it goes to an oracle beyond everything else.
+    // A narrow picture leaves less of its width to an oracle beyond everything else.
     let near = oracle.filter(|gain| *gain <= (1.0 + (right - left) / 250.0) * highest);
 
     let num_ticks = ((right - left) / 70.0).max(3.0) as usize;
     let x = Axis::new((lowest, near.unwrap_or(0.0).max(highest)), num_ticks, left, right);
-    let zero = x.place(0.0);
     let top = if oracle.is_some() { TOP + ORACLE } else { TOP };
     let best = best(replay);
-    let bars = rows.iter().enumerate().map(|(index, row)| {
-        let look = Look::alone(replay.drafter, row.stop_rule);
-        let middle = top + ROW * (index as f64 + 0.5);
-        let place = |gain: f64| x.place(100.0 * if gain.is_finite() { gain } else { 0.0 });
-        let span = |gain: f64| {
-            let end = place(gain);
-            context! { x => tenth(end.min(zero)), width => tenth((end - zero).abs()) }
-        };
-        context! {
-            class => look.class(),
-            best => best == Some(*row),
-            label => label(row),
-            title => title(row),
-            mark => look.path((8.0, tenth(middle)), 4.5),
-            text_y => tenth(middle + 4.2),
-            top => tenth(middle - BAR / 2.0),
-            span => span(row.gain.value),
-            ceiling => row.ceiling.filter(|ceiling| ceiling.value.is_finite())
-                .map(|ceiling| span(ceiling.value)),
-            ceiling_top => tenth(middle - CEILING / 2.0),
-            middle => tenth(middle),
-            cap_top => tenth(middle - CAP),
-            cap_bottom => tenth(middle + CAP),
-            low => place(row.gain.low),
-            high => place(row.gain.high),
-            value => gain(1.0 + row.gain.value),
-        }
+    let bars = (0u32..).zip(&rows).map(|(index, row)| {
+        let middle = top + ROW * (f64::from(index) + 0.5);
+        bar(replay, row, best == Some(*row), &x, middle)
     });
-    let bottom = top + ROW * rows.len() as f64;
-    Some(context! {
-        frame => frame.name,
-        width => frame.width,
-        height => bottom + BOTTOM,
-        left => tenth(left),
-        right,
-        top,
-        bottom,
-        bar_height => BAR,
-        ceiling_height => CEILING,
-        label_x => MARK,
-        value_x => frame.width - 2.0,
-        zero,
-        ticks => x.ticks().into_iter()
-            .map(|(value, text)| context! {
-                at => x.place(value),
-                text => text.replace('-', "\u{2212}") + "\u{a0}%",
-            })
-            .collect::<Vec<_>>(),
+    let content = context! {
+        bar_height => BAR, ceiling_height => CEILING, label_x => MARK, value_x => frame.width - 2.0,
+        zero => x.place(0.0),
         oracle => oracle.map(|gain_in_percent| context! {
-            at => near.map(|near| x.place(near)),
-            text => gain(1.0 + gain_in_percent / 100.0),
+            at => near.map(|near| x.place(near)), text => gain(1.0 + gain_in_percent / 100.0),
         }),
         bars => bars.collect::<Vec<_>>(),
         description => description(replay, name),
-    })
+    };
+    let bottom = top + ROW * rows.len() as f64;
+    let plot = Rect { left: tenth(left), top, right, bottom };
+    Some(picture_of(frame, bottom + BOTTOM, plot, [x.ticks(), Vec::new()], content))
+}
+
+/// The bar of a row around the height `middle`, with its whisker and ceiling.
+fn bar(replay: &ReplayGroup, row: &ReplayRow, is_best: bool, x: &Axis, middle: f64) -> Value {
+    let look = Look::of_only(replay.drafter, row.stop_rule);
+    let place = |gain: f64| x.place(100.0 * if gain.is_finite() { gain } else { 0.0 });
+    let span = |gain: f64| {
+        let (zero, end) = (x.place(0.0), place(gain));
+        context! { x => tenth(end.min(zero)), width => tenth((end - zero).abs()) }
+    };
+    let ceiling = row.ceiling.filter(|ceiling| ceiling.value.is_finite());
+    context! {
+        class => look.class(), best => is_best, label => label(row), title => title(row),
+        mark => look.path((8.0, tenth(middle)), 4.5), text_y => tenth(middle + 4.2),
+        top => tenth(middle - BAR / 2.0), span => span(row.gain.value),
+        ceiling => ceiling.map(|ceiling| span(ceiling.value)),
+        ceiling_top => tenth(middle - CEILING / 2.0), middle => tenth(middle),
+        cap_top => tenth(middle - CAP), cap_bottom => tenth(middle + CAP),
+        low => place(row.gain.low), high => place(row.gain.high),
+        value => gain(1.0 + row.gain.value),
+    }
 }
 
 fn title(row: &ReplayRow) -> String {

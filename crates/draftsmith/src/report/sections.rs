@@ -1,34 +1,32 @@
-//! What the page says in words and tables around its pictures: the finding first, the provenance
-//! last.
+//! The texts and tables around the pictures: findings, cost models, losslessness and provenance.
 
 use draftsmith_theory::{Decoding, TokenChoice};
+use minijinja::value::Serde;
 use minijinja::{Value, context};
 
-use super::text::{
-    counted, gain, group_id, label, number, on_a_page, percent, rule_label, symbol, times,
-};
+use super::text::{counted, gain, group_id, label, number, on_a_page, rule_label, symbol, times};
 use crate::agreement::rounding;
 use crate::results::{
-    CostSummary, DecodingName, Estimate, EvaluationSummary, Group, GroupSummary, PromiseSummary,
-    ResultRow, Road, StopRuleName,
+    CostSummary, DecodingName, EvaluationSummary, Group, GroupSummary, PromiseSummary, ResultRow,
+    Road, StopRuleName, in_order,
 };
 
-/// The finding, in a few sentences.
+/// The main findings, in a few sentences.
 pub(super) fn lead(groups: &[Group<'_>]) -> String {
-    let mut told: Vec<String> =
+    let mut findings: Vec<String> =
         ROADS.into_iter().filter_map(|road| rule_over_fixed(groups, road)).collect();
     let ratios: Vec<f64> = groups.iter().filter_map(self_over_separate).collect();
     if !ratios.is_empty() {
         let what = "Self-drafting at its best is faster than the separate draft at its best";
-        told.push(format!("{what} {}", compared(&ratios)));
+        findings.push(format!("{what} {}", compared(&ratios)));
     }
-    if !told.is_empty() {
-        return told.join(" ");
+    if !findings.is_empty() {
+        return findings.join(" ");
     }
     let bests: Vec<(&ResultRow, f64)> =
         groups.iter().filter_map(|group| Some((group.best()?, group.best()?.speedup?))).collect();
     let Some((first, _)) = bests.first() else {
-        return "No speed-up over the target decoding alone was measured.".into();
+        return "No speed-up over plain decoding with the target was measured.".into();
     };
     let (least, greatest) = range(&bests.iter().map(|(_, speedup)| *speedup).collect::<Vec<_>>());
     let which = if bests.iter().all(|(row, _)| row.stop_rule == first.stop_rule) {
@@ -39,17 +37,17 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
         "its best setting".into()
     };
     if bests.len() == 1 {
-        format!("With {which} the target decodes {} as fast as alone.", times(Some(least)))
+        format!("With {which} decoding is {} as fast as plain decoding.", times(Some(least)))
     } else {
         let (least, greatest) = (times(Some(least)), times(Some(greatest)));
-        format!("With {which} the target decodes {least} to {greatest} as fast as alone.")
+        format!("With {which} decoding is {least} to {greatest} as fast as plain decoding.")
     }
 }
 
 const ROADS: [Road; 4] = [Road::SeparateDraft, Road::SelfDraft, Road::Lookup, Road::Several];
 
-/// What the road's best rule but the fixed length, by its mean over the groups, gains over the best
-/// fixed length.
+/// The gain of a kind of drafter's best adaptive rule, by its mean over the groups, over the best fixed
+/// length.
 fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
     let mut rules: Vec<StopRuleName> =
         groups.iter().flat_map(|group| group.rules_of_road(road)).collect();
@@ -66,17 +64,18 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
         groups.iter().filter_map(ratio).collect()
     };
     let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
-    let told = rules.iter().map(|rule| (*rule, gains(*rule)));
-    let told: Vec<(StopRuleName, Vec<f64>)> = told.filter(|(_, gains)| !gains.is_empty()).collect();
+    let rules = rules.into_iter().map(|rule| (rule, gains(rule)));
+    let rules: Vec<(StopRuleName, Vec<f64>)> =
+        rules.filter(|(_, gains)| !gains.is_empty()).collect();
     let best = |a: &(StopRuleName, Vec<f64>), b: &(StopRuleName, Vec<f64>)| {
-        // A rule of fewer groups is not judged by the ones it happens to be in.
+        // A rule measured in fewer groups may have had the easier ones.
         a.1.len().cmp(&b.1.len()).then(mean(&a.1).total_cmp(&mean(&b.1)))
     };
-    let (rule, ratios) = told.iter().max_by(|a, b| best(a, b))?;
-    let of = if told.len() == 1 {
+    let (rule, ratios) = rules.iter().max_by(|a, b| best(a, b))?;
+    let of = if rules.len() == 1 {
         "the adaptive stop rule".into()
     } else {
-        format!("the best of {} adaptive stop rules", told.len())
+        format!("the best of {} adaptive stop rules", rules.len())
     };
     let with = match road {
         Road::SeparateDraft => "With the separate draft",
@@ -99,7 +98,7 @@ fn rule_in_words(rule: StopRuleName) -> String {
     }
 }
 
-/// `in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens a second.`
+/// `in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens per second.`
 fn compared(ratios: &[f64]) -> String {
     let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
     let (least, greatest) = range(ratios);
@@ -108,7 +107,10 @@ fn compared(ratios: &[f64]) -> String {
     } else {
         format!("differences from {} to {}", gain(least), gain(greatest))
     };
-    format!("in {num_faster} of {}: {by} in tokens a second.", counted(ratios.len(), "comparison"))
+    format!(
+        "in {num_faster} of {}: {by} in tokens per second.",
+        counted(ratios.len(), "comparison")
+    )
 }
 
 fn range(values: &[f64]) -> (f64, f64) {
@@ -128,12 +130,12 @@ fn best_adaptive<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
     group.best_of_road_by(road, is_adaptive)
 }
 
-/// Tokens a second of the best self-draft over those of the best separate draft.
+/// Speed of the best self-draft relative to the best separate draft.
 fn self_over_separate(group: &Group<'_>) -> Option<f64> {
     speed_ratio(group.best_of_road(Road::SelfDraft)?, group.best_of_road(Road::SeparateDraft)?)
 }
 
-/// The 95 % interval of a speed-up, in words; None where there is none.
+/// The 95 % interval of a speed-up, in words.
 fn speedup_interval(row: &ResultRow) -> Option<String> {
     let [low, high] = row.speedup_interval?.map(|end| number(end, 2));
     Some(format!("{low} to {high}"))
@@ -144,7 +146,7 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
-/// One card a group: the fastest setting, and the best of each kind against the target alone.
+/// A card for each group: the fastest setting, and the best of each kind of drafter.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let card = |(index, group): (usize, &Group<'_>)| {
         let first = group.best().or(group.plain())?;
@@ -191,13 +193,12 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     groups.iter().enumerate().filter_map(card).collect()
 }
 
-/// The best settings, category by category; None where no rows by category are there, or nothing
-/// was drafted.
+/// The results by category with the settings that are best over all prompts; None if there are no
+/// categories, or nothing was drafted.
 ///
-/// The settings are those best over all prompts: choosing anew in every category would flatter
-/// them.
+/// Choosing settings again in each category would overstate their speed.
 pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
-    // Each with the fixed length it is compared with.
+    // Each setting with the fixed length that it is compared with.
     let mut settings: Vec<(&ResultRow, Option<&ResultRow>)> = Vec::new();
     for road in ROADS {
         let fixed = best_fixed(group, road);
@@ -230,139 +231,111 @@ pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
     Some(context! { settings => settings.collect::<Vec<_>>(), rows => rows.collect::<Vec<_>>() })
 }
 
-/// The fitted cost models, a row for each that a group has.
+/// The fitted cost models of all groups.
 pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
-    let milliseconds = |seconds: f64| number(1e3 * seconds, 3);
     let row = |group: &Group<'_>, cost: &CostSummary| {
-        let misses = group.pooled().filter(|row| row.drafter == cost.drafter);
+        let rows = group.pooled().filter(|row| row.drafter == cost.drafter);
         let misses =
-            misses.filter_map(|row| Some((row.modelled_speedup? / row.speedup? - 1.0).abs()));
-        context! {
-            name => format!("{}, {}", group.dataset, group.decoding_text()),
-            drafter => cost.drafter.text(),
-            draft => milliseconds(cost.draft_seconds),
-            target => milliseconds(cost.target_seconds),
-            row => cost.row_seconds.map(milliseconds),
-            r_squared => number(cost.r_squared, 4),
-            mean_error => percent(cost.mean_relative_error),
-            max_error => percent(cost.max_relative_error),
-            miss => percent(misses.fold(f64::NAN, f64::max)),
-        }
+            rows.filter_map(|row| Some((row.modelled_speedup? / row.speedup? - 1.0).abs()));
+        let (miss, drafter_text) = (misses.fold(f64::NAN, f64::max), cost.drafter.text());
+        context! { name => group.name(), drafter_text, miss, ..Serde(cost) }
     };
     let costs = groups.iter().filter_map(|group| Some((group, summary.group(group)?)));
     costs.flat_map(|(group, known)| known.costs.iter().map(move |cost| row(group, cost))).collect()
 }
 
-/// What tuning promised of a group's rules, and what came of it.
+/// Gains of tuned rules, as promised and as measured.
 pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     let promise = |promise: &PromiseSummary| {
-        let Estimate { value, low, high } = promise.measured_gain;
         let drafter = promise.drafter.text();
         let is_one_of_several =
             known.promises.len() > 1 || promise.drafter.road() == Some(Road::Several);
-        context! {
-            drafter => if is_one_of_several { drafter + ", " } else { String::new() },
-            rule => on_a_page(promise.stop_rule.symbol().unwrap_or_default()),
-            best_fixed_length => promise.best_fixed_length,
-            expected => gain(1.0 + promise.expected_gain.value),
-            measured => gain(1.0 + value),
-            low => gain(1.0 + low),
-            high => gain(1.0 + high),
-            verdict => if promise.holds { "held" } else { "not held" },
-        }
+        let drafter_text = if is_one_of_several { drafter + ", " } else { String::new() };
+        let rule = on_a_page(promise.stop_rule.symbol().unwrap_or_default());
+        context! { drafter_text, rule, ..Serde(promise) }
     };
     known.promises.iter().map(promise).collect()
 }
 
-/// A statement a group on whether the output is the target's own.
+/// Statements on whether the output of each group is the target's.
 pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
-    groups
-        .iter()
-        .map(|group| {
-            let drafted: Vec<&ResultRow> =
-                group.pooled().filter(|row| row.stop_rule != StopRuleName::None).collect();
-            let with = |lossless| drafted.iter().filter(move |row| row.lossless == lossless);
-            let (num_same, differing, num_unchecked) =
-                (with(Some(true)).count(), with(Some(false)), with(None).count());
-            let differing: Vec<String> = differing.map(|row| label(row)).collect();
-            let (verdict, mut text) = if !differing.is_empty() {
-                ("differs", format!("not the target\u{2019}s own tokens with {}.", differing.join(", ")))
-            } else if num_same > 0 {
-                let all = if num_same == drafted.len() && num_same > 1 { "all " } else { "" };
-                let settings = format!("{all}{}", counted(num_same, "setting"));
-                ("same", format!("{settings} gave the target\u{2019}s own tokens, token for token, on every prompt."))
-            } else if group.decoding == DecodingName::Sampled {
-                (
-                    "unchecked",
-                    "not compared: two sampled texts differ even where they follow the same distribution.".into(),
-                )
-            } else {
-                ("unchecked", "not checked.".into())
-            };
-            if num_unchecked > 0 && verdict != "unchecked" {
-                text += &format!(" {} not checked.", counted(num_unchecked, "setting"));
-            }
-            let forgiven = summary.group(group).map_or(0, |known| known.num_forgiven_ties);
-            if forgiven > 0 {
-                text += &format!(
-                    " {} forgiven, where both tokens\u{2019} logits were within {} of the greatest.",
-                    counted(forgiven, "mismatch").replace("mismatchs", "mismatches"),
-                    rounding(summary.dtype).tie_text()
-                );
-            }
-            context! { name => format!("{}, {}", group.dataset, group.decoding_text()), verdict, text }
-        })
-        .collect()
+    let statement = |group: &Group<'_>| {
+        let (verdict, mut text) = verdict(group);
+        let forgiven = summary.group(group).map_or(0, |known| known.num_forgiven_ties);
+        if forgiven > 0 {
+            text += &format!(
+                " {} forgiven, where both tokens\u{2019} logits were within {} of the greatest.",
+                counted(forgiven, "mismatch").replace("mismatchs", "mismatches"),
+                rounding(summary.dtype).tie_text()
+            );
+        }
+        context! { name => group.name(), verdict, text }
+    };
+    groups.iter().map(statement).collect()
+}
+
+/// The style sheet's class of a statement, and its text.
+fn verdict(group: &Group<'_>) -> (&'static str, String) {
+    let drafted: Vec<&ResultRow> =
+        group.pooled().filter(|row| row.stop_rule != StopRuleName::None).collect();
+    let with = |lossless| drafted.iter().filter(move |row| row.lossless == lossless);
+    let (num_same, num_unchecked) = (with(Some(true)).count(), with(None).count());
+    let differing: Vec<String> = with(Some(false)).map(|row| label(row)).collect();
+    let (verdict, mut text) = if !differing.is_empty() {
+        let text =
+            format!("differs from the target\u{2019}s output with {}.", differing.join(", "));
+        ("differs", text)
+    } else if num_same > 0 {
+        let all = if num_same == drafted.len() && num_same > 1 { "all " } else { "" };
+        let settings = format!("{all}{}", counted(num_same, "setting"));
+        ("same", format!("{settings} gave exactly the target\u{2019}s tokens on every prompt."))
+    } else if group.decoding == DecodingName::Sampled {
+        let text =
+            "not compared: two sampled texts differ even if they have the same distribution.";
+        return ("unchecked", text.into());
+    } else {
+        return ("unchecked", "not checked.".into());
+    };
+    if num_unchecked > 0 {
+        text += &format!(" {} not checked.", counted(num_unchecked, "setting"));
+    }
+    (verdict, text)
 }
 
 /// Models, prompts, decoding, machine and versions.
 pub(super) fn provenance(summary: &EvaluationSummary) -> Value {
-    let pair = |what: &str, text: String| context! { what, text };
-    let mut decodings: Vec<String> = Vec::new();
-    for GroupSummary { decoding, .. } in &summary.groups {
-        let text = decoding_text(decoding);
-        if !decodings.contains(&text) {
-            decodings.push(text);
-        }
-    }
+    let decodings = in_order(summary.groups.iter().map(|group| decoding_text(&group.decoding)));
     let seeds: Vec<String> = summary.seeds.iter().map(u64::to_string).collect();
     let prompts: Vec<String> = summary
         .datasets
         .iter()
         .map(|dataset| format!("{} ({})", dataset.name, counted(dataset.num_prompts, "prompt")))
         .collect();
+    let fact = |what: &str, text: String| (what.to_owned(), text);
     let mut facts = vec![
-        pair("Recipe", summary.recipe.clone()),
-        pair("Prompts", prompts.join(", ")),
-        pair("Decoding", decodings.join("; ")),
-        pair("Answers", answers_text(summary)),
-        pair(if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(", ")),
-        pair("Machine", summary.machine.clone()),
-        pair("Device", device_text(summary)),
-        pair("draftsmith", summary.version.clone()),
+        fact("Recipe", summary.recipe.clone()),
+        fact("Prompts", prompts.join(", ")),
+        fact("Decoding", decodings.join("; ")),
+        fact("Answers", answers_text(summary)),
+        fact(if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(", ")),
+        fact("Machine", summary.machine.clone()),
+        fact("Device", device_text(summary)),
+        fact("draftsmith", summary.version.clone()),
     ];
-    facts.extend(summary.versions.iter().map(|known| pair(&known.name, known.version.clone())));
-    let models = summary.models.iter().map(|model| {
-        context! {
-            role => model.role.as_str(),
-            name => model.name.as_str(),
-            description => model.description.as_str(),
-            hash => model.hash.as_str(),
-        }
-    });
-    context! { facts, models => models.collect::<Vec<_>>() }
+    facts.extend(summary.versions.iter().map(|known| fact(&known.name, known.version.clone())));
+    context! { facts, models => Serde(&summary.models) }
 }
 
-/// How long answers may be, and how many were given at once.
+/// The limit of answers, and the batch size.
 fn answers_text(summary: &EvaluationSummary) -> String {
     let at_most = format!("at most {}", counted(summary.max_new_tokens, "new token"));
     match summary.batch_size {
         1 => at_most,
-        several => format!("{at_most}, {several} prompts side by side"),
+        several => format!("{at_most}, {several} prompts at the same time"),
     }
 }
 
-/// The device, and what it computed in where that is not f32.
+/// The device, and the type of its numbers unless it is f32.
 fn device_text(summary: &EvaluationSummary) -> String {
     let device = &summary.device;
     if summary.dtype.is_f32() {

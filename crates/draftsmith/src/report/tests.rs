@@ -1,4 +1,4 @@
-//! The page is well formed, complete, finite, escaped, and asks nobody for anything.
+//! The page is well formed, complete and escaped, and makes no request.
 
 use draftsmith_theory::DrafterId;
 
@@ -6,21 +6,21 @@ use super::text::gain;
 use super::*;
 use crate::results::{Estimate, ReplayGroup, Road, StopRuleName};
 
-/// Elements that have no end.
+/// Elements without an end tag.
 const VOID: [&str; 3] = ["meta", "link", "br"];
 
 /// The page's tags as (name, attributes), after a check that they are balanced.
 #[track_caller]
 fn tags(page: &str) -> Vec<(String, String)> {
     let (mut open, mut tags) = (Vec::new(), Vec::new());
-    // Text holds no `<` but as `&lt;`, and neither do our attributes or the style sheet.
+    // Texts, attributes and style sheets contain `<` only as `&lt;`.
     for part in page.split('<').skip(1) {
-        let (tag, _) = part.split_once('>').expect("every tag ends");
+        let (tag, _) = part.split_once('>').expect("every tag is closed");
         if tag.starts_with('!') {
             continue;
         }
         if let Some(name) = tag.strip_prefix('/') {
-            assert_eq!(open.pop().as_deref(), Some(name), "an end without its start");
+            assert_eq!(open.pop().as_deref(), Some(name), "an end tag without its start tag");
             continue;
         }
         let name: String = tag.chars().take_while(char::is_ascii_alphanumeric).collect();
@@ -29,7 +29,7 @@ fn tags(page: &str) -> Vec<(String, String)> {
             open.push(name);
         }
     }
-    assert_eq!(open, Vec::<String>::new(), "starts without an end");
+    assert_eq!(open, Vec::<String>::new(), "start tags without an end tag");
     tags
 }
 
@@ -38,18 +38,17 @@ fn attribute<'a>(attributes: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// `REPORT_PAGE=page.html cargo test the_page_can_be_looked_at` leaves the page there, for a
-/// browser.
 #[test]
-fn what_tuning_promised_stands_beside_what_was_measured() {
+fn promised_and_measured_gains_are_shown_together() {
     let page = page();
     for part in ["What tuning promised", "+11.4\u{a0}%", "+12.1\u{a0}%", "held"] {
         assert!(page.contains(part), "`{part}`");
     }
 }
 
+/// `REPORT_PAGE=page.html cargo test the_page_can_be_viewed` writes the page, for a browser.
 #[test]
-fn the_page_can_be_looked_at() {
+fn the_page_can_be_viewed() {
     if let Some(path) = std::env::var_os("REPORT_PAGE") {
         std::fs::write(path, page()).expect("writable");
     }
@@ -64,8 +63,8 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // Five pictures in two sizes for every dataset and decoding, one for every replay, and one for
-    // the head's predictions under each decoding.
+    // In two sizes: five pictures for every dataset and decoding, one for every replay, and one for the
+    // head's predictions under each decoding.
     assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 5 + 8 + 2) * 2);
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
@@ -94,12 +93,12 @@ fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let ids: Vec<&str> =
         tags.iter().filter_map(|(_, attributes)| attribute(attributes, "id")).collect();
     for (index, id) in ids.iter().enumerate() {
-        assert!(!ids[..index].contains(id), "`{id}` stands twice");
+        assert!(!ids[..index].contains(id), "`{id}` occurs twice");
     }
 }
 
 #[test]
-fn the_page_asks_nobody_for_anything() {
+fn the_page_makes_no_request() {
     let page = page();
     for (name, attributes) in tags(&page) {
         assert!(
@@ -163,7 +162,7 @@ fn all_text_is_escaped() {
 }
 
 #[test]
-fn what_is_missing_is_left_out() {
+fn missing_values_are_left_out() {
     let (rows, summary) = (fixture::rows(), fixture::summary());
     let without = |rule| -> Vec<ResultRow> {
         rows.iter().filter(|row| row.stop_rule != rule).cloned().collect()
@@ -202,7 +201,7 @@ fn what_is_missing_is_left_out() {
 }
 
 #[test]
-fn the_finding_is_told_as_it_is() {
+fn findings_name_losing_rules_and_differing_settings() {
     let (mut rows, summary) = (fixture::rows(), fixture::summary());
     for row in &mut rows {
         if ![StopRuleName::None, StopRuleName::FixedLength].contains(&row.stop_rule) {
@@ -210,17 +209,17 @@ fn the_finding_is_told_as_it_is() {
         }
     }
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
-    assert!(page.contains("in 0 of 4\u{a0}comparisons"), "rules that lose are said to lose");
+    assert!(page.contains("in 0 of 4\u{a0}comparisons"), "no rule is faster");
     assert!(page.contains("gain slower") && !page.contains("gain faster"));
 
     let greedy = rows.iter_mut().find(|row| row.label() == "K = 3").expect("a fixed length");
     greedy.lossless = Some(false);
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
-    assert!(page.contains("not the target\u{2019}s own tokens with K = 3."));
+    assert!(page.contains("differs from the target\u{2019}s output with K = 3."));
 }
 
 #[test]
-fn the_roads_and_their_exits_are_told_apart() {
+fn kinds_of_drafters_and_exit_layers_look_different() {
     let (mut rows, summary) = (fixture::rows(), fixture::summary());
     let self_drafts: Vec<ResultRow> =
         rows.iter().filter(|row| row.drafter.road() == Some(Road::SelfDraft)).cloned().collect();
@@ -253,7 +252,7 @@ fn page_of(groups: &[ReplayGroup]) -> String {
 }
 
 #[test]
-fn replays_are_told_with_their_ceilings_and_intervals() {
+fn replays_show_ceilings_and_intervals() {
     assert!(!page_of(&[]).contains("replay"));
     let replays = fixture::replays();
     let page = page_of(&replays[..1]);
@@ -262,9 +261,9 @@ fn replays_are_told_with_their_ceilings_and_intervals() {
     ));
     let tree = Some(fixture::static_tree());
     let in_trees = page_of(&[ReplayGroup { tree, ..replays[0].clone() }]);
-    let told = "static tree 3-2.1 with K = 2, the best of 410 shapes: 2.52\u{d7}, +4.5\u{a0}% over";
-    assert!(in_trees.contains(told) && !page.contains("static tree"), "{in_trees}");
-    // Three rules read the head, in two sizes of one picture.
+    let text = "static tree 3-2.1 with K = 2, the best of 410 shapes: 2.52\u{d7}, +4.5\u{a0}% over";
+    assert!(in_trees.contains(text) && !page.contains("static tree"), "{in_trees}");
+    // Three rules read the head, and the picture has two sizes.
     assert_eq!(page.matches(r#"class="ceiling""#).count(), 3 * 2);
     assert_eq!(page.matches(r#"class="whisker""#).count(), 10 * 2);
     assert!(page.contains("oracle +31.2\u{a0}%"));
@@ -272,7 +271,7 @@ fn replays_are_told_with_their_ceilings_and_intervals() {
     assert!(page.contains("<h3>Separate draft, greedy</h3>"));
     assert!(!page_of(&replays[4..]).contains(r#"class="ceiling""#), "self-drafts have no head");
 
-    // An oracle that is far out does not squeeze the rest.
+    // A distant oracle does not compress the bars.
     let mut far = replays[0].clone();
     far.oracle = far.oracle.map(|oracle| Estimate { value: 5.0, ..oracle });
     assert!(page_of(&[far]).contains("oracle +500.0\u{a0}% \u{2192}"));
@@ -307,7 +306,7 @@ fn predictions_are_shown_before_and_after_calibration() {
         assert!(page.contains(&format!("<td>{score:.4}</td>")), "{score}");
     }
 
-    // One outcome alone has no order.
+    // A single kind of outcome has no AUROC.
     for one in &mut replay.predictions {
         one.before.scores.auroc = None;
         one.before.bins.truncate(1);
@@ -318,7 +317,7 @@ fn predictions_are_shown_before_and_after_calibration() {
 }
 
 #[test]
-fn what_a_replay_lacks_is_left_out() {
+fn missing_values_of_a_replay_are_left_out() {
     let mut replay = fixture::replays().swap_remove(0);
     let nothing = Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
     replay.rows[3].share_of_ceiling = Some(nothing);
@@ -336,7 +335,7 @@ fn what_a_replay_lacks_is_left_out() {
 }
 
 #[test]
-fn few_settings_are_all_labelled_and_many_folded_up() {
+fn few_settings_are_labelled_and_many_are_collapsed() {
     let (rows, summary) = (fixture::rows(), fixture::summary());
     let few: Vec<ResultRow> = rows
         .iter()
@@ -348,14 +347,14 @@ fn few_settings_are_all_labelled_and_many_folded_up() {
         .collect();
     let page = render_html(&few, &summary, &Replay::default()).expect("the page is rendered");
     assert!(page.contains("<details open>") && page.contains("equal modelled speed-up"));
-    assert!(!page.contains("comes on top") && !page.contains("Not shown"));
+    assert!(!page.contains("in addition") && !page.contains("Not shown"));
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     assert!(!page.contains("<details open>") && page.contains("equal modelled speed-up"));
-    assert!(page.contains("comes on top") && page.contains("Not shown"));
+    assert!(page.contains("in addition") && page.contains("Not shown"));
 }
 
 #[test]
-fn numbers_are_set_for_reading() {
+fn numbers_are_formatted_for_reading() {
     assert_eq!(thousands(0), "0");
     assert_eq!(thousands(1234567), "1\u{202f}234\u{202f}567");
     assert_eq!(gain(1.09), "+9.0\u{a0}%");

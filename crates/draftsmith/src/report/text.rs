@@ -1,46 +1,42 @@
-//! How numbers and names read on the page.
+//! Numbers and names as the page shows them; most are also filters of the templates.
 
 use crate::results::ResultRow;
+use crate::table;
 
-/// The fragment a group is found under; names may hold anything, so it is not made of them.
+/// The id of a group. It does not contain names, which may hold any character.
 pub(super) fn group_id(index: usize) -> String {
     format!("group-{}", index + 1)
 }
 
-/// What a row is called on the page.
+/// A row's label.
 pub(super) fn label(row: &ResultRow) -> String {
     on_a_page(&row.label())
 }
 
-/// What a row is called under its drafter's heading.
+/// A row's label under the heading of its drafter.
 pub(super) fn rule_label(row: &ResultRow) -> String {
     on_a_page(&row.rule_label())
 }
 
-/// What the row's setting is called: `K`, `h`, `η`.
+/// The symbol of the row's setting: `K`, `h`, `η`.
 pub(super) fn symbol(row: &ResultRow) -> String {
     on_a_page(row.stop_rule.symbol().unwrap_or_default())
 }
 
-/// A terminal may lack the letter; a page does not.
+/// Replaces the terminal's `eta` by the Greek letter.
 pub(super) fn on_a_page(label: &str) -> String {
     label.replace("eta", "η")
 }
 
-/// `value` with so many decimals; an en dash where there is none. What rounds to 0 has no sign.
+/// `value` with this number of decimals; an en dash if it is not finite. Zero has no sign.
 pub(super) fn number(value: f64, decimals: usize) -> String {
     if !value.is_finite() {
         return "\u{2013}".into();
     }
-    let text = format!("{value:.decimals$}");
-    match text.strip_prefix('-') {
-        Some(zero) if !zero.contains(|digit| matches!(digit, '1'..='9')) => zero.into(),
-        Some(digits) => format!("\u{2212}{digits}"),
-        None => text,
-    }
+    table::number(value, decimals).replace('-', "\u{2212}")
 }
 
-/// `1.25×`; an en dash where there is none.
+/// `1.25×`; an en dash if there is none.
 pub(super) fn times(value: Option<f64>) -> String {
     match value.filter(|value| value.is_finite()) {
         Some(value) => format!("{value:.2}\u{d7}"),
@@ -53,13 +49,13 @@ pub(super) fn percent(share: f64) -> String {
     if share.is_finite() { number(100.0 * share, 1) + "\u{a0}%" } else { number(share, 1) }
 }
 
-/// `+9.0 %`, `−1.2 %`.
+/// A ratio as a change: `+9.0 %`, `−1.2 %`.
 pub(super) fn gain(ratio: f64) -> String {
     let text = percent(ratio - 1.0);
     if text.starts_with('\u{2212}') || !ratio.is_finite() { text } else { format!("+{text}") }
 }
 
-/// `12 345`, with narrow spaces that do not break.
+/// `12 345`, with narrow no-break spaces.
 pub(super) fn thousands(count: usize) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -77,7 +73,7 @@ pub(super) fn counted(count: usize, what: &str) -> String {
     format!("{}\u{a0}{what}{}", thousands(count), if count == 1 { "" } else { "s" })
 }
 
-/// The text with a capital first.
+/// The text with its first letter in upper case.
 pub(super) fn sentence_case(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())

@@ -1,6 +1,5 @@
-//! Answers in Spec-Bench's form: a JSON line a prompt, as its own evaluation scripts read it.
-//!
-//! Only the form and its text are owned here; the `evaluate` command decodes and writes the file.
+//! Answers in Spec-Bench's format, for its evaluation scripts: a JSON line for each prompt. The `evaluate`
+//! command decodes and writes the file.
 
 use anyhow::Result;
 use draftsmith_theory::Trace;
@@ -9,22 +8,21 @@ use serde::{Deserialize, Serialize};
 /// The answer to one prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answer {
-    /// The prompt's own id.
+    /// The prompt's id.
     pub(crate) question_id: QuestionId,
     /// The prompt's category.
     pub(crate) category: String,
-    /// `model_id#question_id`. Spec-Bench draws a random one; ours is the same every time.
+    /// `model_id#question_id`. Spec-Bench draws a random id; ours is reproducible.
     pub(crate) answer_id: String,
-    /// What answered: models and setting.
+    /// Models and setting.
     pub(crate) model_id: String,
-    /// The answers, one a seed.
+    /// An answer for each seed.
     pub(crate) choices: Vec<Choice>,
-    /// Seconds since 1970, or 0: artifacts that do not change from run to run carry no time.
+    /// Unix time in seconds; always 0, so that files are reproducible.
     pub(crate) tstamp: f64,
 }
 
-/// A prompt's id as its file has it: numbers stay numbers, so that answers can be joined with
-/// questions.
+/// A prompt's id with its type in the prompt file, so that answers can be joined with questions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum QuestionId {
@@ -37,23 +35,22 @@ pub(crate) enum QuestionId {
 /// One answer to all turns of a prompt.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Choice {
-    /// Which answer, from 0.
+    /// The index of the answer, from 0.
     pub(crate) index: usize,
-    /// The text of each turn.
+    /// Texts of the turns.
     pub(crate) turns: Vec<String>,
     /// Target forwards of each turn.
     pub(crate) decoding_steps: Vec<usize>,
     /// New tokens of each turn.
     pub(crate) new_tokens: Vec<usize>,
-    /// Seconds of each turn, prefill included.
+    /// Seconds of each turn, including prefill.
     pub(crate) wall_time: Vec<f64>,
-    /// Tokens each target forward yielded, the turns one after another; they add up to all of
-    /// `new_tokens`.
+    /// Tokens from each target forward, over all turns; they sum to the total of `new_tokens`.
     pub(crate) accept_lengths: Vec<usize>,
 }
 
 impl Answer {
-    /// An answer without a time.
+    /// An answer with its id.
     pub(crate) fn new(
         question_id: QuestionId,
         category: impl Into<String>,
@@ -67,7 +64,7 @@ impl Answer {
 }
 
 impl Choice {
-    /// Adds a turn: its text, and the trace of the decoding that made it.
+    /// Adds a turn with the text and trace of its decoding.
     pub(crate) fn push_turn(&mut self, text: impl Into<String>, trace: &Trace) {
         self.turns.push(text.into());
         self.decoding_steps.push(trace.rounds.len());
@@ -77,8 +74,7 @@ impl Choice {
     }
 }
 
-/// The tokens of each round that were kept. Tokens cut off at the end of the text are not counted,
-/// so that the mean over all rounds is the compression rate.
+/// The tokens of each round without those cut off at the end, so that their mean is the compression rate.
 fn accept_lengths(trace: &Trace) -> impl Iterator<Item = usize> {
     trace.rounds.iter().scan(trace.num_tokens, |left, round| {
         let kept = round.num_tokens().min(*left);
@@ -108,10 +104,10 @@ impl From<&str> for QuestionId {
     }
 }
 
-/// The text of an answers file: one line an answer.
+/// The text of an answers file.
 ///
 /// # Errors
-/// None that answers can cause.
+/// Never for answers, which are always valid JSON.
 pub(crate) fn answers_to_jsonl(answers: &[Answer]) -> Result<String> {
     let mut text = String::new();
     for answer in answers {
@@ -147,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_as_spec_bench_writes_it() {
+    fn lines_match_spec_benchs_format() {
         let mut choice = Choice::default();
         choice.push_turn("Aloha.\n", &trace(&[3, 0], 0));
         choice.push_turn("Again.", &trace(&[1, 4], 2));
@@ -166,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn accept_lengths_add_up_to_the_tokens_kept() {
+    fn accept_lengths_sum_to_the_tokens_kept() {
         for (accepted, num_cut, expected) in [
             (&[2, 0, 4][..], 0, &[3, 1, 5][..]),
             (&[2, 0, 4], 4, &[3, 1, 1]),

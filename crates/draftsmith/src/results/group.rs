@@ -1,45 +1,42 @@
-//! The rows of one dataset under one way of decoding, and which of them are best.
-//!
-//! What may be compared with each other is decided here and nowhere else; the rows themselves are
-//! the parent's.
+//! Groups of comparable rows, and the best rows of a group. Only rows of one group may be compared.
 
 use super::{DecodingName, DrafterName, ResultRow, Road, StopRuleName, in_order};
 
-/// The rows of one dataset under one way of decoding: what may be compared with each other.
+/// The rows of one dataset under one way of decoding.
 #[derive(Debug, Clone)]
 pub(crate) struct Group<'a> {
     /// The dataset.
     pub(crate) dataset: &'a str,
-    /// How tokens are chosen.
+    /// Greedy or sampled decoding.
     pub(crate) decoding: DecodingName,
     /// Sampling temperature; 0 for greedy decoding.
     pub(crate) temperature: f64,
     rows: Vec<&'a ResultRow>,
 }
 
-/// Among which rows of its group one is the fastest.
+/// The set of rows in which a row is the fastest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Among all that draft.
+    /// All rows that draft.
     All,
-    /// Among those on its road: a separate draft, or self-drafting.
+    /// The rows of its kind of drafter.
     Road,
-    /// Among those of its drafter and stop rule.
+    /// The rows of its drafter and stop rule.
     Rule,
 }
 
 impl Standing {
-    /// What a row of this standing is called.
+    /// The mark of such a row in the report.
     pub(crate) fn mark(self) -> &'static str {
         match self {
             Self::All => "fastest",
-            Self::Road => "best of road",
-            Self::Rule => "best of rule",
+            Self::Road => "best of its kind",
+            Self::Rule => "best of its rule",
         }
     }
 }
 
-/// `rows` by dataset and decoding, in the order they first came.
+/// The groups of `rows`, in order of appearance.
 pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
     let key = |row: &ResultRow| (row.decoding, row.temperature);
     let mut groups: Vec<Group<'_>> = Vec::new();
@@ -61,39 +58,39 @@ pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
 }
 
 impl<'a> Group<'a> {
-    /// The rows of all prompts together.
+    /// The rows over all prompts.
     pub(crate) fn pooled(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.rows.iter().copied().filter(|row| row.is_pooled())
     }
 
-    /// The target alone, over all prompts.
+    /// Plain decoding over all prompts.
     pub(crate) fn plain(&self) -> Option<&'a ResultRow> {
         self.pooled().find(|row| row.stop_rule == StopRuleName::None)
     }
 
-    /// The drafters, in order; the target alone has none.
+    /// The drafters, in order of appearance.
     pub(crate) fn drafters(&self) -> Vec<DrafterName> {
         in_order(self.drafted().map(|row| row.drafter))
     }
 
-    /// The stop rules on the road, in order.
+    /// The stop rules of a kind of drafter, sorted.
     pub(crate) fn rules_of_road(&self, road: Road) -> Vec<StopRuleName> {
         let mut rules = in_order(self.of_road(road).map(|row| row.stop_rule));
         rules.sort();
         rules
     }
 
-    /// The fastest row over all prompts that drafts; the first of equals, here and below.
+    /// The fastest row over all prompts that drafts; ties go to the first, here and below.
     pub(crate) fn best(&self) -> Option<&'a ResultRow> {
         fastest(self.drafted())
     }
 
-    /// The fastest on the road.
+    /// The fastest row of a kind of drafter.
     pub(crate) fn best_of_road(&self, road: Road) -> Option<&'a ResultRow> {
         fastest(self.of_road(road))
     }
 
-    /// The fastest on the road of those under a rule that `is_meant`.
+    /// The fastest row of a kind of drafter, among the rules for which `is_meant` is true.
     pub(crate) fn best_of_road_by(
         &self,
         road: Road,
@@ -102,21 +99,20 @@ impl<'a> Group<'a> {
         fastest(self.of_road(road).filter(|row| is_meant(row.stop_rule)))
     }
 
-    /// The fastest of each drafter and stop rule, in order.
+    /// The fastest row of each drafter and stop rule, in order of appearance.
     pub(crate) fn best_of_rules(&self) -> Vec<&'a ResultRow> {
         let rules = in_order(self.drafted().map(|row| (row.drafter, row.stop_rule)));
         let best = |(drafter, rule)| self.best_of_rule(drafter, rule);
         rules.into_iter().filter_map(best).collect()
     }
 
-    /// The rows of `like`'s drafter and stop rule, `like` among them.
+    /// The rows of `like`'s drafter and stop rule, including `like`.
     pub(crate) fn sweep_of(&self, like: &ResultRow) -> impl Iterator<Item = &'a ResultRow> + '_ {
         let sweep = (like.drafter, like.stop_rule);
         self.drafted().filter(move |row| (row.drafter, row.stop_rule) == sweep)
     }
 
-    /// Where `row` comes first, the widest field named; None for a row by category, and for one
-    /// that comes first nowhere.
+    /// The widest set in which `row` is the fastest; None if there is none, or the row is for a category.
     pub(crate) fn standing(&self, row: &ResultRow) -> Option<Standing> {
         let road = row.drafter.road().filter(|_| row.is_pooled())?;
         let is = |best: Option<&ResultRow>| best.is_some_and(|best| best.same_setting(row));
@@ -141,7 +137,7 @@ impl<'a> Group<'a> {
         in_order(rows.filter(|row| !row.is_pooled()).map(|row| row.category.as_str()))
     }
 
-    /// The rows of `category`, which may be that of all prompts.
+    /// The rows of `category`.
     pub(crate) fn of_category(&self, category: &str) -> impl Iterator<Item = &'a ResultRow> {
         self.rows.iter().copied().filter(move |row| row.category == category)
     }
@@ -151,7 +147,12 @@ impl<'a> Group<'a> {
         self.of_category(category).find(|row| row.same_setting(like))
     }
 
-    /// How the group decodes, in words: `greedy`, `sampled at T = 0.7`.
+    /// The dataset and the way of decoding, in words.
+    pub(crate) fn name(&self) -> String {
+        format!("{}, {}", self.dataset, self.decoding_text())
+    }
+
+    /// The way of decoding, in words: `greedy`, `sampled at T = 0.7`.
     pub(crate) fn decoding_text(&self) -> String {
         match self.decoding {
             DecodingName::Greedy => "greedy".into(),
@@ -172,8 +173,8 @@ impl<'a> Group<'a> {
     }
 }
 
-// Within a group the baseline is one and the same, so the fastest has the greatest speed-up; and
-// there is a fastest also where the target alone was not measured.
+// All rows of a group share one baseline, so the fastest has the greatest speed-up. Speeds are compared
+// because the baseline may be missing.
 fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
     rows.filter(|row| row.tokens_per_second.is_finite())
         .reduce(|best, row| if row.tokens_per_second > best.tokens_per_second { row } else { best })

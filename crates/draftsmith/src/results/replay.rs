@@ -1,58 +1,56 @@
-//! What replay found: `replay.json`, with groups, each of one drafter, one way of decoding and one
-//! set of costs, and how good the acceptance head's predictions are.
+//! The schema of `replay.json`: the results of stop rules in replay, and the quality of the acceptance
+//! head's predictions.
 //!
-//! Every rule's setting is chosen on validation prompts and judged on test prompts. Times are
-//! modelled: counts of the replayed rounds times the costs, prefill left out.
+//! The setting of each rule is chosen on validation prompts and judged on test prompts. Times are the
+//! counts of the replayed rounds times the costs, without prefill.
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    Calibration, CostModel, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig, StopRuleName,
-    TreeShape,
+    Calibration, CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, StopRuleConfig,
+    StopRuleName, TreeShape,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::names::{CostSource, DecodingName, DrafterName, rule_label};
-use crate::statistics::Estimate;
 
-/// All that replay found.
+/// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Replay {
-    /// Rules under each drafter, way of decoding and set of costs.
+    /// Results for each drafter, way of decoding and set of costs.
     pub(crate) groups: Vec<ReplayGroup>,
-    /// The head's predictions under each way of decoding; none without a head.
+    /// Quality of the head's predictions under each way of decoding; empty without a head.
     pub(crate) predictions: Vec<HeadPredictions>,
-    /// What the models computed in whose rollouts these are.
+    /// The type that models computed in when rollouts were recorded.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub(crate) dtype: WeightDtype,
 }
 
-/// How good an acceptance head's predictions are on the test prompts, before and after calibration.
+/// Quality of a head's predictions on test prompts, before and after calibration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HeadPredictions {
-    /// What proposes the candidates.
+    /// The drafter.
     pub(crate) drafter: DrafterName,
-    /// How tokens are chosen.
+    /// Greedy or sampled decoding.
     pub(crate) decoding: DecodingName,
-    /// The calibration that is in the export, with its scores on the prompts that it was fitted to;
-    /// null where there is none.
+    /// The export's calibration, with scores on the prompts of its fit.
     pub(crate) calibration: Option<FittedCalibration>,
-    /// Prompts that predictions are judged on.
+    /// Number of test prompts.
     pub(crate) num_test_prompts: usize,
-    /// As the head says them.
+    /// Uncalibrated predictions.
     pub(crate) before: JudgedHead,
-    /// Calibrated; null where there is no calibration.
+    /// Calibrated predictions; null without a calibration.
     pub(crate) after: Option<JudgedHead>,
 }
 
-/// Predictions beside what came of them.
+/// Scores and reliability of predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct JudgedHead {
-    /// All of them together.
+    /// Scores of all predictions.
     pub(crate) scores: HeadScores,
-    /// Bin by bin, by ascending prediction.
+    /// Reliability bins, by ascending prediction.
     pub(crate) bins: Vec<ReliabilityBin>,
 }
 
@@ -60,83 +58,82 @@ pub(crate) struct JudgedHead {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReplayGroup {
-    /// What proposes candidates.
+    /// The drafter.
     pub(crate) drafter: DrafterName,
-    /// How tokens are chosen.
+    /// Greedy or sampled decoding.
     pub(crate) decoding: DecodingName,
-    /// Whose costs these are.
+    /// The source of the costs.
     pub(crate) cost_source: CostSource,
-    /// Seconds a draft forward, a target forward and a verified row take, for rules that read
-    /// nothing; rows on average.
+    /// Costs for rules that read no signal, with the average time per verified row.
     pub(crate) costs: CostModel,
-    /// Prompts the settings were chosen on.
+    /// Number of validation prompts.
     pub(crate) num_validation_prompts: usize,
-    /// Prompts the rows are about.
+    /// Number of test prompts.
     pub(crate) num_test_prompts: usize,
-    /// Tokens of their responses.
+    /// Number of tokens in the responses of test prompts.
     pub(crate) num_test_tokens: usize,
-    /// One a rule, in the order of their names; the best fixed length among them.
+    /// A row for each rule, in the order of rules; the best fixed length is one of them.
     pub(crate) rows: Vec<ReplayRow>,
-    /// What a rule could gain that knew the answers (Lemma 2.1); greedy only.
+    /// The gain of an oracle that knows which candidates are accepted (SpecDec++, Lemma 2.1); greedy only.
     pub(crate) oracle: Option<Estimate>,
-    /// The static tree that was fastest on validation prompts, where the recipe leaves one open.
+    /// The static tree that was fastest on validation prompts, if the recipe has `"tuned"` trees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<ReplayedTree>,
 }
 
-/// A static tree on the test prompts, with a chain as long as it is deep.
+/// Results of a static tree on test prompts, with a chain as long as the tree is deep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReplayedTree {
-    /// Its shape.
+    /// The shape.
     pub(crate) shape: TreeShape,
-    /// Its depth.
+    /// The depth.
     pub(crate) candidate_length: usize,
-    /// Of how many it was the fastest.
+    /// The number of shapes tried.
     pub(crate) num_tried: usize,
-    /// Modelled speed over the target alone.
+    /// Modelled speed relative to plain decoding.
     pub(crate) speedup: Estimate,
-    /// Modelled speed over the best fixed length, minus 1.
+    /// Modelled speed relative to the best fixed length, minus 1.
     pub(crate) gain: Estimate,
-    /// Target forwards a token.
+    /// Target forwards per token.
     pub(crate) verification_rate: f64,
-    /// Discarded candidates a token.
+    /// Discarded candidates per token.
     pub(crate) discard_rate: f64,
 }
 
-/// A rule at the setting that was best on validation prompts.
+/// A rule with the setting that was best on validation prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReplayRow {
-    /// What is looked up before the drafter is asked; nothing if absent.
+    /// Prompt lookup before the drafter; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lookup_first: Option<LookupFirst>,
-    /// The rule.
+    /// The stop rule.
     pub(crate) stop_rule: StopRuleName,
-    /// Its settings.
+    /// The rule's settings.
     pub(crate) config: StopRuleConfig,
-    /// Modelled speed over the target alone, on the test prompts.
+    /// Modelled speed relative to plain decoding, on test prompts.
     pub(crate) speedup: Estimate,
-    /// Modelled speed over the best fixed length, minus 1.
+    /// Modelled speed relative to the best fixed length, minus 1.
     pub(crate) gain: Estimate,
-    /// Target forwards a token.
+    /// Target forwards per token.
     pub(crate) verification_rate: f64,
-    /// Discarded candidates a token.
+    /// Discarded candidates per token.
     pub(crate) discard_rate: f64,
-    /// Of a rule that reads an acceptance head: the gain over the best fixed length with a perfect
-    /// one, at the setting that is best for that on validation prompts.
+    /// The gain with a perfect acceptance head, at the setting that is best for it on validation prompts;
+    /// null for rules that read no head.
     pub(crate) ceiling: Option<Estimate>,
-    /// `gain` over `ceiling`; none where the ceiling may be nothing.
+    /// `gain` divided by `ceiling`; null if the ceiling may be 0.
     pub(crate) share_of_ceiling: Option<Estimate>,
 }
 
 impl ReplayRow {
-    /// Whether it is the best fixed length, which the others are held against.
+    /// Whether this is the best fixed length, the baseline of the other rows.
     pub(crate) fn is_best_fixed(&self) -> bool {
         self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
     }
 
-    /// What it is called: `K = 4`, `lookup 2x4, eta = 0.6`.
+    /// The label: `K = 4`, `lookup 2x4, eta = 0.6`.
     pub(crate) fn label(&self) -> String {
         rule_label(self.lookup_first, &self.config)
     }

@@ -1,71 +1,63 @@
-//! `summary.json`: program, machine, models, prompts and cost models that belong to the rows of
-//! `results.json`.
-//!
-//! This file owns the schema and its text. Who fills it in is the `evaluate` command's business.
+//! The schema of `summary.json`: program, machine, models, prompts and cost models of the rows in
+//! `results.json`. The `evaluate` command fills it in.
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, Fit};
+use draftsmith_theory::{CostFit, Decoding};
 use serde::{Deserialize, Serialize};
 
 use super::{
     DecodingName, DrafterName, Estimate, Group, StopRuleName, finite_or_null, temperature,
 };
 
-/// What the rows were measured with: `summary.json`, beside `results.json`.
+/// The content of `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EvaluationSummary {
     /// The recipe's name.
     pub(crate) recipe: String,
     /// The version of this program.
     pub(crate) version: String,
-    /// Where it computed: `cpu`, `cuda:0`.
+    /// The device: `cpu`, `cuda:0`.
     pub(crate) device: String,
-    /// In what; f32 in files older than the key.
-    #[serde(default)]
+    /// The type that models compute in.
     pub(crate) dtype: WeightDtype,
     /// The machine, in words: processor, cores, memory, operating system.
     pub(crate) machine: String,
-    /// Libraries and drivers with their versions, in the order to be shown.
+    /// Versions of libraries and drivers, in display order.
     pub(crate) versions: Vec<Version>,
-    /// Target, draft, head, adapters: in that order.
+    /// Target, draft, head and adapters, in this order.
     pub(crate) models: Vec<ModelSummary>,
-    /// The most tokens an answer may have.
+    /// The most tokens of an answer.
     pub(crate) max_new_tokens: usize,
-    /// How many prompts were answered side by side; 1 in files older than the key.
-    #[serde(default = "one_at_a_time")]
+    /// The number of prompts answered at the same time.
     pub(crate) batch_size: usize,
-    /// The seeds of all draws.
+    /// Seeds of sampled decoding.
     pub(crate) seeds: Vec<u64>,
     /// The prompts.
     pub(crate) datasets: Vec<DatasetSummary>,
-    /// One for each dataset and way of decoding.
+    /// An entry for each dataset and way of decoding.
     pub(crate) groups: Vec<GroupSummary>,
-}
-
-fn one_at_a_time() -> usize {
-    1
 }
 
 /// A library or driver and its version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Version {
-    /// What it is.
+    /// The name.
     pub(crate) name: String,
-    /// Which one.
+    /// The version.
     pub(crate) version: String,
 }
 
-/// A model, head or adapter: what it is and where it came from.
+/// A model, head or adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ModelSummary {
     /// `target`, `draft`, `head`, `adapter`.
     pub(crate) role: String,
-    /// Its name, as the recipe gives it.
+    /// The name in the recipe.
     pub(crate) name: String,
-    /// Architecture, layers, sizes, parameters, in words.
+    /// Architecture, layers, sizes and parameters, in words.
     pub(crate) description: String,
-    /// The hash of its files; empty where it has none of its own.
+    /// The hash of its files; empty if there is none.
     pub(crate) hash: String,
 }
 
@@ -74,60 +66,56 @@ pub(crate) struct ModelSummary {
 pub(crate) struct DatasetSummary {
     /// The prompt file's name, as in the rows.
     pub(crate) name: String,
-    /// How many prompts were answered.
+    /// The number of prompts.
     pub(crate) num_prompts: usize,
 }
 
-/// What belongs to one dataset under one way of decoding.
+/// A dataset under one way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GroupSummary {
     /// The dataset, as in the rows.
     pub(crate) dataset: String,
-    /// How tokens were chosen, with all sampling settings.
+    /// The decoding, with all sampling settings.
     pub(crate) decoding: Decoding,
-    /// Mismatches with plain greedy decoding forgiven because both tokens' logits were the greatest
-    /// there but for rounding, all settings together; 0 for sampled decoding.
+    /// Forgiven mismatches with plain greedy decoding, over all settings: both tokens' logits were the
+    /// greatest up to rounding. 0 for sampled decoding.
     pub(crate) num_forgiven_ties: usize,
-    /// The fitted cost models, in the drafters' order; none of a drafter where it could not be
-    /// fitted.
+    /// The fitted cost models, in the order of drafters, without those that could not be fitted.
     pub(crate) costs: Vec<CostSummary>,
-    /// What tuning promised, and what came of it. Empty in files older than the key.
-    #[serde(default)]
+    /// Promised and measured gains of tuned rules.
     pub(crate) promises: Vec<PromiseSummary>,
 }
 
-/// A tuned rule's gain over the best fixed length, as tuning promised it and as it was measured,
-/// prefill left out.
+/// The promised and measured gains of a tuned rule over the best fixed length, without prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PromiseSummary {
-    /// What drafts.
+    /// The drafter.
     pub(crate) drafter: DrafterName,
     /// The tuned rule.
     pub(crate) stop_rule: StopRuleName,
-    /// The fixed length it is compared with.
+    /// The fixed length that it is compared with.
     pub(crate) best_fixed_length: usize,
-    /// The promise, from the replay of validation prompts.
+    /// The gain in the replay of validation prompts.
     pub(crate) expected_gain: Estimate,
-    /// What these prompts gave.
+    /// The gain on the evaluated prompts.
     pub(crate) measured_gain: Estimate,
-    /// Whether the gain is at least the promised one, or differs from it by no more than both
-    /// intervals allow.
+    /// Whether the measured gain is at least the promised one, or consistent with it within both
+    /// intervals.
     pub(crate) holds: bool,
 }
 
-/// A fitted cost model and how well it fits, over the target alone and all settings of a drafter
-/// pooled: a draft forward of another drafter takes another time.
+/// The cost model fitted to plain decoding and all settings of one drafter, and its errors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CostSummary {
-    /// What drafted.
+    /// The drafter.
     pub(crate) drafter: DrafterName,
-    /// t_draft.
+    /// t_draft: seconds per draft forward.
     pub(crate) draft_seconds: f64,
-    /// t_target.
+    /// t_target: seconds per target forward.
     pub(crate) target_seconds: f64,
-    /// t_row; null where it cannot be told from the other two, and is part of both.
+    /// t_row: seconds per verified row; null if it cannot be separated from the other two.
     pub(crate) row_seconds: Option<f64>,
-    /// Centred R².
+    /// Centred R² of the fit.
     #[serde(with = "finite_or_null")]
     pub(crate) r_squared: f64,
     /// Mean relative error of a prompt's time.
@@ -139,8 +127,8 @@ pub(crate) struct CostSummary {
 }
 
 impl CostSummary {
-    /// What `fit`, over the settings of `drafter`, says.
-    pub(crate) fn new(drafter: DrafterName, fit: &Fit) -> Self {
+    /// The model of `fit` over the settings of `drafter`.
+    pub(crate) fn new(drafter: DrafterName, fit: &CostFit) -> Self {
         Self {
             drafter,
             draft_seconds: fit.model.draft_seconds,
@@ -161,7 +149,7 @@ impl GroupSummary {
 }
 
 impl EvaluationSummary {
-    /// What is known of a group of rows.
+    /// The entry of a group of rows.
     pub(crate) fn group(&self, group: &Group<'_>) -> Option<&GroupSummary> {
         self.groups.iter().find(|summary| {
             summary.dataset == group.dataset
@@ -174,7 +162,7 @@ impl EvaluationSummary {
 /// The text of `summary.json`.
 ///
 /// # Errors
-/// None that numbers and strings can cause.
+/// Never for a summary, which is always valid JSON.
 pub(crate) fn summary_to_json(summary: &EvaluationSummary) -> Result<String> {
     Ok(serde_json::to_string_pretty(summary)? + "\n")
 }

@@ -1,15 +1,14 @@
-//! Rows and summaries come back from their files; rows are sorted, grouped and compared as they are
-//! shown.
+//! Tests of the files of rows and summaries, and of the order and groups of rows.
 
 use std::time::Duration;
 
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{CostModel, DrafterId, Fit, Forwards, LookupFirst, Round};
+use draftsmith_theory::{CostFit, CostModel, DrafterId, Forwards, LookupFirst};
 use serde_json::{Value, json};
 
 use super::*;
 
-/// Columns in DESIGN's order.
+/// Columns in the order of the file.
 const COLUMNS: [&str; 28] = [
     "dataset",
     "category",
@@ -88,7 +87,7 @@ fn self_draft(stop_rule: StopRuleName, setting: Option<f64>) -> ResultRow {
 }
 
 #[test]
-fn a_row_says_what_its_trace_says() {
+fn a_row_has_the_numbers_of_its_trace() {
     let row = row(StopRuleName::FixedLength, Some(4.0));
     assert_eq!(row.counts(), trace().counts());
     assert_eq!((row.verification_rate, row.discard_rate), (2.0 / 6.0, 3.0 / 6.0));
@@ -100,7 +99,7 @@ fn a_row_says_what_its_trace_says() {
 }
 
 #[test]
-fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
+fn acceptance_by_position_counts_only_judged_candidates() {
     let rounds = |count, num_drafted, num_accepted| {
         let round = Round {
             num_drafted,
@@ -133,7 +132,7 @@ fn acceptance_by_position_is_of_the_candidates_that_were_judged() {
 }
 
 #[test]
-fn drafters_are_strings_and_unknown_ones_are_named() {
+fn drafters_are_strings_and_errors_name_unknown_ones() {
     let tree = |id, shape: &str| DrafterName::Tree(id, shape.parse().expect("a shape"));
     for (drafter, name) in [
         (DrafterName::None, "none"),
@@ -164,7 +163,7 @@ fn drafters_are_strings_and_unknown_ones_are_named() {
 }
 
 #[test]
-fn unconditional_acceptance_is_of_all_rounds_that_drafted_so_far() {
+fn unconditional_acceptance_counts_all_rounds_that_are_long_enough() {
     let round = |num_drafted: usize, num_accepted: usize| Round {
         num_drafted,
         depth: num_drafted,
@@ -179,21 +178,7 @@ fn unconditional_acceptance_is_of_all_rounds_that_drafted_so_far() {
 }
 
 #[test]
-fn files_older_than_a_column_are_read() {
-    let row = row(StopRuleName::FixedLength, Some(4.0));
-    let mut value = serde_json::to_value(&row).expect("JSON");
-    let columns = value.as_object_mut().expect("an object");
-    for column in ["acceptance_by_position", "unconditional_acceptance", "improvement_by_time"] {
-        columns.remove(column);
-    }
-    // Six tokens for two target forwards and seven draft forwards.
-    assert_eq!(columns.remove("improvement_by_size"), Some(json!(6.0 / (2.0 + 7.0 * 0.25))));
-    let back: ResultRow = serde_json::from_value(value).expect("an old row");
-    assert_eq!(back, ResultRow { improvement_by_size: None, ..row });
-}
-
-#[test]
-fn results_are_a_list_of_rows_in_the_documented_order_and_come_back() {
+fn results_are_written_in_order_and_read_back() {
     let rows = vec![
         ResultRow { lossless: None, ..row(StopRuleName::None, None) },
         row(StopRuleName::FixedLength, Some(4.0)),
@@ -251,7 +236,7 @@ fn what_is_not_a_number_is_null() {
 }
 
 #[test]
-fn a_file_that_is_no_result_is_named() {
+fn an_invalid_results_file_is_named() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("results.json");
     std::fs::write(&path, "[{}]").expect("writable");
@@ -261,7 +246,7 @@ fn a_file_that_is_no_result_is_named() {
 }
 
 #[test]
-fn settings_are_shown_in_few_digits() {
+fn settings_have_few_digits() {
     let shown = |setting| StopRuleName::CostOptimalHead.label(setting);
     for (setting, text) in [
         (Some(6.0), "6"),
@@ -278,7 +263,7 @@ fn settings_are_shown_in_few_digits() {
 }
 
 #[test]
-fn rows_are_sorted_as_they_are_shown() {
+fn rows_are_sorted_for_display() {
     use StopRuleName::{FixedLength, None as Plain, RejectionThreshold};
     let make = |dataset: &str, category: &str, stop_rule, setting| ResultRow {
         dataset: dataset.into(),
@@ -316,7 +301,7 @@ fn rows_are_sorted_as_they_are_shown() {
 }
 
 #[test]
-fn roads_are_sorted_one_after_the_other() {
+fn kinds_of_drafters_are_sorted_one_after_the_other() {
     use StopRuleName::{ConfidenceThreshold, FixedLength, None as Plain, RejectionThreshold};
     let at = |exit_layer, stop_rule, setting| ResultRow {
         drafter: DrafterName::Of(DrafterId::SelfDraft { exit_layer }),
@@ -396,7 +381,7 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
         rows.iter().map(|row| groups[0].standing(row).map_or("", Standing::mark)).collect();
     assert_eq!(
         marks[..8],
-        ["", "", "best of rule", "", "", "fastest", "best of rule", "best of road"]
+        ["", "", "best of its rule", "", "", "fastest", "best of its rule", "best of its kind"]
     );
     assert_eq!(marks[8], "", "a row by category");
     assert_eq!(label(groups[0].best()).as_deref(), Some("h = 0.7"));
@@ -412,8 +397,8 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
 }
 
 #[test]
-fn summaries_come_back() {
-    let fit = Fit {
+fn summaries_read_back() {
+    let fit = CostFit {
         model: CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.0 },
         rows_separable: false,
         r_squared: 0.99,
@@ -468,7 +453,7 @@ fn summaries_come_back() {
 }
 
 #[test]
-fn a_way_of_decoding_names_a_penalty_where_there_is_one() {
+fn a_decoding_names_a_penalty_if_there_is_one() {
     let text = |decoding: Decoding| serde_json::to_string(&decoding).expect("numbers");
     assert_eq!(text(Decoding::GREEDY), "\"greedy\"");
     let sampling = Sampling { temperature: 0.5, ..Sampling::default() };

@@ -16,7 +16,9 @@ use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use crate::built_data::{built_data, told};
 use crate::exports::draft_vocabulary::DraftTokens;
-use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
+use crate::exports::{
+    ExportKind, adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_export,
+};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
@@ -220,7 +222,7 @@ fn drafters(
     let mut drafters = Vec::new();
     if let Some(hash) = workspace.draft_hash()? {
         let head_dir = head_dir(recipe, evaluate);
-        head_dir.as_deref().map(need_head).transpose()?;
+        head_dir.as_deref().map(|dir| need_export(ExportKind::Head, dir)).transpose()?;
         let tokens = DraftTokens::of_recipe(recipe, workspace)?;
         drafters.push(Drafting {
             name: DrafterName::Of(DrafterId::Draft),

@@ -24,7 +24,7 @@ use crate::exports::{AdapterExport, Exports};
 use crate::recipe::{Recipe, decoding};
 use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
 use crate::results::DrafterName;
-use crate::served_rows::Asker;
+use crate::served::ServerAccess;
 use crate::shard::Shard;
 use crate::workspace::Workspace;
 
@@ -71,7 +71,7 @@ impl TrainingRollouts {
         let context = models.text().context;
         let adapter = adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
         let adapters = adapter.transpose()?.into_iter().collect();
-        let exports = Exports { adapters, ..Exports::none() };
+        let exports = Exports { adapters, ..Exports::default() };
         let drafter = match exports.adapters.first() {
             Some(adapter) => {
                 DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
@@ -181,8 +181,12 @@ fn served_probs(
     rows: &[&ResponseRow],
 ) -> Result<Vec<Option<Vec<TopProbs>>>> {
     let silent = Console::silent();
-    let served =
-        Asker::of(recipe, Shard::WHOLE)?.open(workspace, decoding, max_new_tokens, &silent)?;
+    let served = ServerAccess::of(recipe, Shard::WHOLE)?.open(
+        workspace,
+        decoding,
+        max_new_tokens,
+        &silent,
+    )?;
     let probs_of = |row: &&ResponseRow| {
         let response = served.response(&row.id, &row.prompt_ids).with_context(|| {
             format!(

@@ -1,10 +1,10 @@
-//! What servers gave, in `served.jsonl` beside the shards: a line a response, written before it is
-//! used, so that nothing is asked for twice, whenever a job is killed. Each of several processes writes a
-//! journal of its own, `served-2-of-16.jsonl`, and reads what is in all.
+//! The servers' responses in `served.jsonl` beside the shards, one line each. A response is written before
+//! it is used, so a killed job never requests one twice. If there are several processes, each writes one
+//! journal, such as `served-2-of-16.jsonl`, and reads all.
 //!
-//! Responses are found by a hash of all that they depend on, so that those of other settings lie
-//! beside each other and none is taken for another. A line that was cut short, or is none of ours, is
-//! as good as not there. Lines are not synced one by one: what a power cut takes is asked for again.
+//! The key of a response is a hash of everything that it depends on, so a journal may hold responses for
+//! several settings. Truncated and unreadable lines are skipped. Lines are not synced one by one; a
+//! response lost in a power cut is requested again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,26 +18,26 @@ use serde::{Deserialize, Serialize};
 
 use super::known::{KnownTokens, SLACK};
 
-/// What journals' names begin and end with.
+/// The prefix and suffix of journals' names.
 const NAMES: (&str, &str) = ("served", ".jsonl");
 const HELD: &str = "nobody panics while holding it";
 
-/// A response as it is kept.
+/// A response in a journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// The row that it was asked for, for whoever reads the file.
+    /// The id of its row, for people who read the file.
     pub(super) id: String,
-    /// The hash of all that it depends on.
+    /// The hash of everything that it depends on.
     pub(super) request: String,
     pub(super) response_ids: Vec<u32>,
     pub(super) finish_reason: String,
-    /// Of each token, those that it was drawn from as far as they are known, the most probable first.
+    /// The known tokens of each position, most probable first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) known: Option<Vec<KnownTokens>>,
 }
 
 impl Entry {
-    /// Whether it is a response of a target of so many tokens. What somebody has changed may not be.
+    /// Whether a target with this vocabulary can have produced it. The file may have been edited.
     pub(super) fn is_sound(&self, vocab_size: usize) -> bool {
         let knows = |id: &u32| (*id as usize) < vocab_size;
         let is_log_prob = |(id, log_prob): &(u32, f32)| {
@@ -51,24 +51,24 @@ impl Entry {
     }
 }
 
-/// A journal, open for reading and for more, with those beside it.
+/// A journal open for appending, and the journals beside it.
 pub(super) struct Journal {
     path: PathBuf,
-    /// Its own first.
+    /// This process's journal, then the others.
     files: Vec<Mutex<File>>,
-    /// Where the line of each request is: the file, the first byte, and how many.
-    places: HashMap<String, (usize, u64, usize)>,
-    /// The length of its own.
+    /// The line of each request: index of the file, offset and length in bytes.
+    lines: HashMap<String, (usize, u64, usize)>,
+    /// Length of this process's journal in bytes.
     len: u64,
-    /// Lines that are none.
+    /// The number of unreadable lines.
     pub(super) num_broken: usize,
 }
 
 impl Journal {
-    /// Opens the journal at a path, which is made where there is none, and reads those beside it.
+    /// Opens or creates the journal at a path, and reads those beside it.
     ///
     /// # Errors
-    /// If one cannot be read, or this one not written.
+    /// If a journal cannot be read, or this one cannot be written.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let dir = path.parent().context("a journal is in a directory")?;
         std::fs::create_dir_all(dir)
@@ -80,14 +80,14 @@ impl Journal {
         let mut journal = Self {
             path: path.to_path_buf(),
             files: Vec::new(),
-            places: HashMap::new(),
+            lines: HashMap::new(),
             len: 0,
             num_broken: 0,
         };
         let is_whole = journal.read(&mut file, path)?;
         journal.len = file.seek(SeekFrom::End(0)).with_context(|| cannot("read"))?;
         if !is_whole {
-            // What is written next begins a line of its own.
+            // The next entry must start on a new line.
             file.write_all(b"\n").with_context(|| cannot("write"))?;
             journal.len += 1;
         }
@@ -101,7 +101,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Finds the lines of the next file; whether the last of them ends.
+    /// Indexes the lines of the next file. Returns whether the last line is complete.
     fn read(&mut self, file: &mut File, path: &Path) -> Result<bool> {
         let number = self.files.len();
         let (mut at, mut line) = (0, Vec::new());
@@ -116,30 +116,19 @@ impl Journal {
                 return Ok(is_whole);
             }
             match serde_json::from_slice::<Entry>(&line) {
-                Ok(entry) => drop(self.places.insert(entry.request, (number, at, num_bytes))),
+                Ok(entry) => drop(self.lines.insert(entry.request, (number, at, num_bytes))),
                 Err(_) => self.num_broken += 1,
             }
             at += num_bytes as u64;
         }
     }
 
-    /// What requests there are responses to.
+    /// The requests that have responses.
     pub(super) fn requests(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.lines.keys().map(String::as_str)
     }
 
-    /// The journal's file.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Whether a request's response is there.
-    #[cfg(test)]
-    pub(super) fn has(&self, request: &str) -> bool {
-        self.places.contains_key(request)
-    }
-
-    /// Writes a response down.
+    /// Appends a response.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -148,17 +137,17 @@ impl Journal {
         line.push(b'\n');
         let mut file = self.files[0].lock().expect(HELD);
         file.write_all(&line).with_context(|| format!("cannot write `{}`", self.path.display()))?;
-        self.places.insert(entry.request.clone(), (0, self.len, line.len()));
+        self.lines.insert(entry.request.clone(), (0, self.len, line.len()));
         self.len += line.len() as u64;
         Ok(())
     }
 
-    /// A request's response, if it is there.
+    /// A request's response, if there is one.
     ///
     /// # Errors
-    /// If it cannot be read back.
+    /// If the file cannot be read.
     pub(super) fn get(&self, request: &str) -> Result<Option<Entry>> {
-        let Some(&(number, at, num_bytes)) = self.places.get(request) else { return Ok(None) };
+        let Some(&(number, at, num_bytes)) = self.lines.get(request) else { return Ok(None) };
         let mut line = vec![0; num_bytes];
         let mut file = self.files[number].lock().expect(HELD);
         let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut line));
@@ -168,7 +157,7 @@ impl Journal {
     }
 }
 
-/// The other journals of a directory.
+/// The other journals in the directory.
 fn others(path: &Path, dir: &Path) -> Result<Vec<PathBuf>> {
     let cannot = || format!("cannot read `{}`", dir.display());
     let entries = std::fs::read_dir(dir).with_context(cannot)?;
@@ -188,6 +177,10 @@ fn others(path: &Path, dir: &Path) -> Result<Vec<PathBuf>> {
 mod tests {
     use super::*;
 
+    fn has(journal: &Journal, request: &str) -> bool {
+        journal.requests().any(|known| known == request)
+    }
+
     fn entry(request: &str) -> Entry {
         Entry {
             id: "set#0".to_owned(),
@@ -199,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_found_again_and_a_line_that_was_cut_is_not_there() {
+    fn entries_are_read_back_and_truncated_lines_are_skipped() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("served.jsonl");
         let mut journal = Journal::open(&path).expect("opens");
@@ -214,9 +207,9 @@ mod tests {
         for len in 0..=whole.len() {
             std::fs::write(&path, &whole[..len]).expect("written");
             let mut journal = Journal::open(&path).expect("opens");
-            // A line that lacks nothing but its end is whole.
-            assert_eq!(journal.has("a"), len >= first - 1);
-            assert_eq!(journal.has("b"), len >= second - 1);
+            // A line without its newline is complete.
+            assert_eq!(has(&journal, "a"), len >= first - 1);
+            assert_eq!(has(&journal, "b"), len >= second - 1);
             assert_eq!(
                 journal.num_broken,
                 usize::from(
@@ -228,20 +221,20 @@ mod tests {
             drop(journal);
             let journal = Journal::open(&path).expect("opens");
             assert_eq!(journal.get("d").expect("reads"), Some(entry("d")), "{len}");
-            assert_eq!(journal.has("b"), len >= second - 1);
+            assert_eq!(has(&journal, "b"), len >= second - 1);
         }
     }
 
     #[test]
-    fn journals_of_several_processes_are_read_together() {
+    fn each_process_reads_all_journals() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = |name: &str| dir.path().join(name);
         let mut one = Journal::open(&path("served-0-of-2.jsonl")).expect("opens");
         one.append(&entry("a")).expect("written");
         let mut other = Journal::open(&path("served-1-of-2.jsonl")).expect("opens");
-        assert!(other.has("a"));
+        assert!(has(&other, "a"));
         other.append(&entry("b")).expect("written");
-        std::fs::write(path("set.jsonl"), "none of ours").expect("written");
+        std::fs::write(path("set.jsonl"), "another format").expect("written");
         let whole = Journal::open(&path("served.jsonl")).expect("opens");
         assert_eq!(whole.num_broken, 0);
         for request in ["a", "b"] {
@@ -250,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_response_of_the_target_is_not_sound() {
+    fn edited_entries_that_the_target_cannot_produce_are_unsound() {
         let sound = entry("a");
         assert!(sound.is_sound(5) && !sound.is_sound(4));
         let with = |change: fn(&mut Entry)| {

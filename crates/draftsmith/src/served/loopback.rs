@@ -1,5 +1,5 @@
-//! A server for tests: it listens on loopback, speaks the protocol as vLLM does and decodes with a
-//! target itself. What it does with each request is a test's to say.
+//! A test server on loopback. It answers in a real server's format and decodes with the embedded target; the
+//! test decides how it treats each request.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,47 +18,47 @@ use crate::recipe::decoding;
 use crate::responses::Responder;
 use crate::workspace::Workspace;
 
-/// What is done with a request.
+/// How to treat a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Deed {
-    /// It is answered, as vLLM answers.
+    /// Answer in vLLM's format.
     Answer,
-    /// As llama.cpp answers.
+    /// Answer in llama.cpp's format.
     AnswerAsLlamaCpp,
-    /// By text alone, as TGI answers, which reads no token ids.
+    /// Answer with text only and reject token ids, as TGI does.
     AnswerByText,
-    /// A status, a header and a body.
+    /// Answer with this status, header and body.
     Say(u16, &'static str, &'static str),
-    /// An answer of which half comes.
+    /// Send half of an answer.
     BreakOff,
-    /// Nothing comes until the server ends.
+    /// Send nothing until the server ends.
     Stall,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) path: String,
-    /// `authorization`, if it was there.
+    /// The `authorization` header.
     pub(crate) authorization: Option<String>,
     pub(crate) body: Value,
 }
 
-/// A server on loopback, until it is dropped.
+/// A server on loopback that runs until it is dropped.
 pub(crate) struct Loopback {
     pub(crate) url: String,
     requests: Arc<Mutex<Vec<Request>>>,
     most_at_once: Arc<AtomicUsize>,
     is_over: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
-    /// Dropped at the end: those who stall wait for it.
+    /// Stalled requests wait until this is dropped.
     _ends: mpsc::Sender<()>,
 }
 
-/// The log-probabilities of a token, and of the most probable ones at its place.
-type Told = (f32, Vec<(u32, f32)>);
+/// The log-probabilities of a token, and of the most probable tokens at its position.
+type LogProbs = (f32, Vec<(u32, f32)>);
 
-/// What all connections share.
+/// The state that all connections share.
 struct Shared<F> {
     pair: Pair,
     deed: F,
@@ -69,7 +69,7 @@ struct Shared<F> {
 }
 
 impl Loopback {
-    /// Serves the embedded target; `deed` says what is done with each request, by its number.
+    /// Serves the embedded target. `deed` decides how to treat each request, given its number.
     pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Self {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
         let workspace = Workspace::new(&dir.join("target"), None, vec![Device::flex()]);
@@ -95,7 +95,7 @@ impl Loopback {
                     break;
                 }
                 let shared = Arc::clone(&shared);
-                // A client that goes away is no concern of the server's.
+                // A client may disconnect.
                 std::thread::spawn(move || stream.and_then(|stream| shared.meet(stream)));
             }
         });
@@ -103,12 +103,12 @@ impl Loopback {
         Self { url, requests, most_at_once, is_over, accepting: Some(accepting), _ends: ends }
     }
 
-    /// The requests so far, in the order they came.
+    /// The requests so far, in order.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("nobody panics").clone()
     }
 
-    /// The most requests that were there at once.
+    /// The greatest number of concurrent requests so far.
     pub(crate) fn most_at_once(&self) -> usize {
         self.most_at_once.load(Ordering::SeqCst)
     }
@@ -117,7 +117,7 @@ impl Loopback {
 impl Drop for Loopback {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // Wakes the one who accepts.
+        // Wakes the accepting thread.
         let address = self.url.trim_start_matches("http://").trim_end_matches("/v1");
         let _ = TcpStream::connect(address);
         if let Some(accepting) = self.accepting.take() {
@@ -140,7 +140,7 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
         let (status, header, body) = match deed {
             Deed::Say(status, header, body) => (status, header, body.to_owned()),
             Deed::Stall => {
-                // Ends with an error when the server is dropped.
+                // Returns an error when the server is dropped.
                 let _ = self.ends.lock().expect("nobody panics").recv();
                 return Ok(());
             }
@@ -162,7 +162,7 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
         stream.write_all(&body.as_bytes()[..sent])
     }
 
-    /// What the target says.
+    /// The target's completion.
     fn completion(&self, body: &Value, deed: Deed) -> Value {
         let text = &self.pair.text;
         let prompt_ids: Vec<u32> = match &body["prompt"] {
@@ -182,7 +182,7 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
         let mut prompts = [(&prompt_ids[..], SeededDraws::new(seed, &["served"]))];
         let vocab_size = self.pair.target.shape().vocab_size;
         let num = body["logprobs"].as_u64().unwrap_or(0) as usize;
-        let mut known: Vec<Told> = Vec::new();
+        let mut known: Vec<LogProbs> = Vec::new();
         let note = |_: usize, tokens: RoundTokens<'_>| {
             for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
                 let own = log_softmax(logits)[*id as usize] as f32;
@@ -199,7 +199,7 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
         match deed {
             Deed::AnswerAsLlamaCpp => {
                 answer["__verbose"] = json!({ "tokens": ids });
-                let place = |(id, (own, top)): (&u32, &Told)| {
+                let place = |(id, (own, top)): (&u32, &LogProbs)| {
                     let top = top.iter().map(|(id, log)| json!({ "id": id, "logprob": log }));
                     let top: Vec<Value> = top.collect();
                     json!({ "id": id, "logprob": own, "top_logprobs": top })
@@ -236,7 +236,7 @@ fn most_probable(logits: &[f32], num: usize) -> Vec<(u32, f32)> {
     ids.into_iter().map(|id| (id, log_probs[id as usize] as f32)).collect()
 }
 
-/// How a request wants tokens to be chosen.
+/// The decoding that a request asks for.
 fn decoding_of(body: &Value) -> Decoding {
     let number = |key: &str| body[key].as_f64().expect("a number");
     let sampling = Sampling {

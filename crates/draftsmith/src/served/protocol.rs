@@ -1,11 +1,10 @@
-//! What is sent to a server, and what its answer says: OpenAI's `/completions`, with what vLLM, SGLang
-//! and llama.cpp have besides.
+//! Builds requests and reads answers: OpenAI's `/completions` with the extensions of vLLM, SGLang and
+//! llama.cpp.
 //!
-//! All are sent the same request: each leaves alone what it does not know. The prompt is token ids,
-//! which TGI refuses: it is then sent as text. Ids come back where they are asked for: `token_ids`
-//! of vLLM and SGLang (`return_token_ids`), `__verbose.tokens` of llama.cpp (`verbose` and
-//! `return_tokens`). Log-probabilities of the most probable tokens come with ids from vLLM
-//! (`return_tokens_as_token_ids`) and llama.cpp: `served/known.rs` reads them.
+//! All servers get the same request and ignore keys that they do not know. The prompt is token ids; TGI
+//! rejects those and then gets text. vLLM and SGLang return ids in `token_ids` (`return_token_ids`),
+//! llama.cpp in `__verbose.tokens` (`verbose` and `return_tokens`). vLLM (`return_tokens_as_token_ids`) and
+//! llama.cpp return log-probabilities by id, which `served/known.rs` reads.
 
 use draftsmith_data::hash_bytes;
 use draftsmith_theory::{Decoding, Sampling};
@@ -14,38 +13,37 @@ use serde_json::{Value, json};
 use super::known::{KnownTokens, read_ids, read_known};
 use crate::recipe::sampling;
 
-/// Of what a server says in words, the most that is told.
-const MOST_TOLD: usize = 300;
+/// Most characters of a server's message that we quote.
+const MOST_QUOTED: usize = 300;
 
-/// A completion to be asked for.
+/// A request for a completion.
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
-    /// The row that it is for.
+    /// The id of its row.
     pub(super) id: String,
     pub(super) prompt_ids: Vec<u32>,
-    /// At most so many tokens.
     pub(super) max_tokens: usize,
     pub(super) seed: u32,
 }
 
-/// What all requests have in common.
+/// The settings that all requests share.
 #[derive(Debug, Clone)]
 pub(super) struct Terms {
-    /// The name that servers know the target by.
+    /// The target's name on the servers.
     pub(super) model: String,
     pub(super) decoding: Decoding,
     /// The tokens that end a response.
     pub(super) eos_token_ids: Vec<u32>,
-    /// The strings that end one: here, since servers leave them out of what they give.
+    /// The strings that end one. They are applied here, because servers leave them out of responses.
     pub(super) stop_strings: Vec<String>,
-    /// How many tokens the target has.
+    /// The target's vocabulary size.
     pub(super) vocab_size: usize,
-    /// Of how many of the most probable tokens log-probabilities are asked for; None where none are.
+    /// The number of most probable tokens to request log-probabilities for, if any.
     pub(super) log_probs: Option<usize>,
 }
 
 impl Terms {
-    /// The request's body, with the prompt as it is sent.
+    /// The request's body, with the prompt as token ids or text.
     pub(super) fn body(&self, ask: &Ask, prompt: Value) -> Vec<u8> {
         let Sampling { temperature, top_p, top_k, min_p } = sampling(&self.decoding);
         let penalty = self.decoding.repetition_penalty;
@@ -64,7 +62,7 @@ impl Terms {
             "add_special_tokens": false,
             "skip_special_tokens": false,
             "return_token_ids": true,
-            // llama.cpp's: transformers' order of samplers, and below, its penalty over all tokens.
+            // For llama.cpp: transformers' order of samplers and, below, a penalty over all tokens.
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             "return_tokens": true,
             "verbose": true,
@@ -80,7 +78,7 @@ impl Terms {
         body.to_string().into_bytes()
     }
 
-    /// A hash of all that a response depends on.
+    /// A hash of everything that the response depends on.
     pub(super) fn identity(&self, ask: &Ask) -> String {
         let all = json!({
             "request": hash_bytes(&self.body(ask, json!(ask.prompt_ids))),
@@ -90,21 +88,21 @@ impl Terms {
     }
 }
 
-/// What a server answered.
+/// A server's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Completion {
     pub(super) tokens: Tokens,
-    /// What each token was drawn from, where that is asked for: nothing of those that are not told.
+    /// The known tokens of each position, if log-probabilities were requested.
     pub(super) known: Option<Vec<KnownTokens>>,
-    /// Whether it ended by itself, and not at the most tokens.
+    /// Whether it ended before the token limit.
     pub(super) is_ended: bool,
-    /// The end token that ended it, where that is told and not the last of the tokens.
+    /// The end token that the server names separately, if it does.
     pub(super) ended_by: Option<u32>,
-    /// How many tokens the server read, where it says so.
+    /// The number of prompt tokens that the server counted, if it says so.
     pub(super) num_prompt_tokens: Option<usize>,
 }
 
-/// A completion's tokens, as they came.
+/// A completion's tokens as the server sent them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Tokens {
     Ids(Vec<u32>),
@@ -116,8 +114,8 @@ pub(super) enum Tokens {
 /// # Errors
 /// What is wrong with it.
 pub(super) fn read(bytes: &[u8], terms: &Terms) -> Result<Completion, String> {
-    let answer: Value =
-        serde_json::from_slice(bytes).map_err(|_| format!("no JSON: {}", excerpt(bytes)))?;
+    let answer: Value = serde_json::from_slice(bytes)
+        .map_err(|_| format!("something other than JSON: {}", excerpt(bytes)))?;
     let choice = match answer.get("choices").and_then(Value::as_array).map(Vec::as_slice) {
         Some([choice, ..]) => choice,
         Some([]) => return Err("an empty list `choices`".to_owned()),
@@ -140,9 +138,11 @@ pub(super) fn read(bytes: &[u8], terms: &Terms) -> Result<Completion, String> {
         (_, None) => None,
         (Tokens::Ids(ids), Some(_)) => Some(read_known(choice, ids, terms.vocab_size)?),
         (Tokens::Text(_), Some(_)) => {
-            return Err("text without token ids, which sampled responses need with the \
-                        log-probabilities of the most probable ones: vLLM and llama.cpp give them"
-                .to_owned());
+            return Err(
+                "text without token ids and log-probabilities, which sampled responses need; \
+                        vLLM and llama.cpp return them"
+                    .to_owned(),
+            );
         }
     };
     let is_empty = match &tokens {
@@ -150,9 +150,9 @@ pub(super) fn read(bytes: &[u8], terms: &Terms) -> Result<Completion, String> {
         Tokens::Text(text) => text.is_empty(),
     };
     if is_empty && !is_ended {
-        return Err("nothing, and not because it had ended".to_owned());
+        return Err("an empty response that had not ended".to_owned());
     }
-    // vLLM and SGLang name the end token that is not the model's first.
+    // vLLM and SGLang name an end token other than the model's first.
     let ended_by =
         ["stop_reason", "matched_stop"].into_iter().find_map(|key| choice.get(key)?.as_u64());
     let ended_by = ended_by.and_then(|id| u32::try_from(id).ok());
@@ -166,12 +166,12 @@ pub(super) fn read(bytes: &[u8], terms: &Terms) -> Result<Completion, String> {
     })
 }
 
-/// The beginning of a server's words, in one line.
+/// The start of a server's message, in one line.
 pub(super) fn excerpt(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MOST_TOLD)]);
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MOST_QUOTED)]);
     let words: Vec<&str> = text.split_whitespace().collect();
     let line: String =
-        words.join(" ").chars().filter(|c| !c.is_control()).take(MOST_TOLD).collect();
+        words.join(" ").chars().filter(|c| !c.is_control()).take(MOST_QUOTED).collect();
     format!("`{line}`")
 }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_found_where_each_server_has_them() {
+    fn each_servers_format_of_ids_is_read() {
         let read = |text: &str| read(text.as_bytes(), &terms()).expect("reads");
         let vllm = r#""text":"ab","token_ids":[3,4,7],"finish_reason":"stop","stop_reason":7"#;
         let expected = Completion {
@@ -214,25 +214,25 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_answers_are_named() {
         let check = |text: &str, expected: &str| {
             let error = read(text.as_bytes(), &terms()).expect_err("refused");
             assert!(error.contains(expected), "{error}");
         };
-        check("<html>\n busy</html>", "no JSON: `<html> busy</html>`");
+        check("<html>\n busy</html>", "other than JSON: `<html> busy</html>`");
         check(r#"{"object":"error"}"#, "without `choices`");
         check(r#"{"choices":[]}"#, "an empty list `choices`");
         check(&choice(r#""text":"a""#), "no `finish_reason`");
         check(&choice(r#""text":"a","finish_reason":"abort""#), "`abort`");
         check(&choice(r#""finish_reason":"stop""#), "neither `token_ids` nor `text`");
-        check(&choice(r#""token_ids":[],"finish_reason":"length""#), "nothing, and not because");
-        check(&choice(r#""token_ids":[10],"finish_reason":"stop""#), "the token id 10, of which");
+        check(&choice(r#""token_ids":[],"finish_reason":"length""#), "an empty response");
+        check(&choice(r#""token_ids":[10],"finish_reason":"stop""#), "the token id 10, but");
         check(&choice(r#""token_ids":[-1],"finish_reason":"stop""#), "that is `-1`");
-        check(&choice(r#""token_ids":7,"finish_reason":"stop""#), "no list");
+        check(&choice(r#""token_ids":7,"finish_reason":"stop""#), "not a list");
     }
 
     #[test]
-    fn a_response_is_known_by_all_that_it_depends_on() {
+    fn the_identity_depends_on_everything_but_the_id() {
         let ask = Ask { id: "a#0".to_owned(), prompt_ids: vec![1, 2], max_tokens: 9, seed: 5 };
         let terms = terms();
         let identity = terms.identity(&ask);

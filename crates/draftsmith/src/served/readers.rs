@@ -1,5 +1,5 @@
-//! What others may have changed or said, read as it is before anything is made of it: a journal, and a
-//! server's answer. For the bench `fuzz` and the test `corpus`.
+//! Reads journals and servers' answers, which others may have damaged, for the bench `fuzz` and the test
+//! `corpus`.
 
 use std::path::Path;
 
@@ -10,21 +10,21 @@ use super::journal::{Entry, Journal};
 use super::known::KnownTokens;
 use super::protocol::{Completion, Terms, Tokens, read};
 
-/// The tokens of the target.
+/// The vocabulary size of the assumed target.
 const VOCAB_SIZE: usize = 96;
-/// Of how many log-probabilities are asked for.
+/// The number of log-probabilities assumed to be requested.
 const LOG_PROBS: usize = 4;
 
-/// Reads all responses of a journal that are sound.
+/// Reads all sound responses of a journal.
 ///
 /// # Errors
-/// If it cannot be read, or has none.
-pub(crate) fn journal(path: &Path) -> Result<()> {
+/// If it cannot be read, or has no response.
+pub fn journal(path: &Path) -> Result<()> {
     let journal = Journal::open(path)?;
     let requests: Vec<String> = journal.requests().map(str::to_owned).collect();
     let mut num_sound = 0;
     for request in requests {
-        let entry = journal.get(&request)?.context("a request that was found is there")?;
+        let entry = journal.get(&request)?.context("the journal lists it")?;
         if entry.is_sound(VOCAB_SIZE) {
             num_sound += 1;
             let Entry { response_ids, known, .. } = entry;
@@ -37,8 +37,8 @@ pub(crate) fn journal(path: &Path) -> Result<()> {
 /// Reads a server's answer to a greedy and to a sampled request.
 ///
 /// # Errors
-/// If it is none to either.
-pub(crate) fn answer(bytes: &[u8]) -> Result<()> {
+/// If it is invalid for both.
+pub fn answer(bytes: &[u8]) -> Result<()> {
     let terms = |decoding, log_probs| Terms {
         model: "m".to_owned(),
         decoding,
@@ -56,7 +56,7 @@ pub(crate) fn answer(bytes: &[u8]) -> Result<()> {
     greedy.or(sampled).map(drop).map_err(|problem| anyhow!(problem))
 }
 
-/// Makes distributions of what is known, as labels do.
+/// Builds distributions from known tokens, as labels do.
 fn check_probs(ids: &[u32], known: Vec<KnownTokens>) {
     for (id, known) in ids.iter().zip(known) {
         let probs = match known.is_empty() {

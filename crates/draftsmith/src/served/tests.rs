@@ -1,5 +1,5 @@
-//! Responses of a server are those of the target that it serves, and each is asked for once, whatever
-//! becomes of requests.
+//! Served responses equal those of the target run locally, and each is requested once even if requests
+//! fail.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,6 @@ use crate::recipe::{Recipe, ServerLabels};
 use crate::responses::Responder;
 use crate::workspace::Workspace;
 
-/// No test waits longer than it must.
-const PACE: Pace = Pace {
-    first: Duration::from_millis(2),
-    most: Duration::from_millis(10),
-    most_asked: Duration::from_millis(20),
-};
 const MAX_NEW_TOKENS: usize = 12;
 
 fn root() -> PathBuf {
@@ -51,19 +45,12 @@ fn servers(urls: &[&str]) -> ServerRecipe {
     }
 }
 
-/// What is served, greedily, with a journal in a directory.
-fn served(recipe: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
-    let asking = Asking {
-        text: workspace.text_side().expect("it is committed"),
-        stop_strings: &[],
-        log_probs: None,
-        vocab_size: workspace.target_shape().expect("it is committed").vocab_size,
-        decoding: Decoding::GREEDY,
-        max_new_tokens: MAX_NEW_TOKENS,
-        seed: 3,
-    };
+/// A served target that decodes greedily, with its journal in `dir`.
+fn served(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
     let journal = dir.join("served.jsonl");
-    Served::open_at_pace(recipe, &asking, &journal, &Console::silent(), PACE).expect("opens")
+    let access = ServerAccess { server, stop_strings: &[], seed: 3, journal };
+    let (decoding, console) = (Decoding::GREEDY, Console::silent());
+    access.open(workspace, decoding, MAX_NEW_TOKENS, &console).expect("opens")
 }
 
 fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
@@ -76,7 +63,7 @@ fn conversation(prompt: &Prompt) -> Result<ToAnswer<'_>> {
     Ok(ToAnswer::Conversation(Cow::Borrowed(prompt)))
 }
 
-/// The responses to first turns, which are the target's own.
+/// Checks that the responses to first turns equal the target's.
 fn check_responses(served: &Served, workspace: &Workspace, prompts: &[Prompt]) {
     let (pair, console) = (workspace.target_alone().expect("there"), Console::silent());
     let responder = Responder {
@@ -89,14 +76,14 @@ fn check_responses(served: &Served, workspace: &Workspace, prompts: &[Prompt]) {
     for prompt in prompts {
         let ids = pair.text.encode(&prompt.messages(0, &[])).expect("a text");
         let mut one = [(&ids[..], SeededDraws::new(0, &[]))];
-        let own = responder.respond(&mut one, |_, _| ()).expect("it fits").remove(0);
-        let response = served.response(&prompt.row_id(0), &ids).expect("it was asked for");
-        assert_eq!(response.ids, own.token_ids, "{}", prompt.id);
+        let local = responder.respond(&mut one, |_, _| ()).expect("it fits").remove(0);
+        let response = served.response(&prompt.row_id(0), &ids).expect("in the journal");
+        assert_eq!(response.ids, local.token_ids, "{}", prompt.id);
     }
 }
 
 #[test]
-fn requests_that_fail_are_sent_again() {
+fn failed_requests_are_retried() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let other = r#"{"choices":[{"token_ids":[9999999],"finish_reason":"stop"}]}"#;
     let deeds = [
@@ -121,7 +108,7 @@ fn requests_that_fail_are_sent_again() {
 }
 
 #[test]
-fn what_never_goes_well_is_one_error_that_says_what_to_do() {
+fn a_lasting_failure_is_one_error_with_a_hint() {
     let workspace = workspace();
     let check = |deed: Deed, change: fn(&mut ServerRecipe), expected: &[&str], num: usize| {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -139,20 +126,25 @@ fn what_never_goes_well_is_one_error_that_says_what_to_do() {
     };
     let as_it_is = |_: &mut ServerRecipe| ();
     check(Deed::Say(503, "", "no\nroom"), as_it_is, &["503: `no room`, the last of 3 times"], 3);
-    check(Deed::BreakOff, as_it_is, &["3 times; hint: see that it is up"], 3);
-    check(Deed::Say(200, "", "hello"), as_it_is, &["answered no JSON: `hello`", "urls"], 3);
+    check(Deed::BreakOff, as_it_is, &["3 times; hint: check that it is running"], 3);
+    check(
+        Deed::Say(200, "", "hello"),
+        as_it_is,
+        &["answered something other than JSON: `hello`", "urls"],
+        3,
+    );
     let strange = r#"{"choices":[{"token_ids":[777777],"finish_reason":"stop"}]}"#;
     check(Deed::Say(200, "", strange), as_it_is, &["the token id 777777", "another model"], 3);
     check(Deed::Say(401, "", "who?"), as_it_is, &["answered 401: `who?`", "api_key_env"], 1);
     check(Deed::Say(404, "", "what?"), as_it_is, &["answered 404", "`data.server.model`"], 1);
-    // With token ids, and as text.
+    // Once with token ids, once as text.
     check(Deed::Say(400, "", "too long"), as_it_is, &["answered 400: `too long`"], 2);
     let impatient = |recipe: &mut ServerRecipe| (recipe.timeout_s, recipe.retries) = (0.2, 0);
     check(Deed::Stall, impatient, &["did not answer in time", "`data.server.timeout_s`"], 1);
 }
 
 #[test]
-fn nobody_there_is_told_with_the_address() {
+fn a_refused_connection_is_reported_with_the_address() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
     let url = format!("http://{}/v1", listener.local_addr().expect("it is bound"));
@@ -160,11 +152,11 @@ fn nobody_there_is_told_with_the_address() {
     let recipe = ServerRecipe { retries: 1, ..servers(&[&url]) };
     let error = answer(&mut served(&recipe, &workspace, dir.path()), &prompts(1));
     let error = format!("{:#}", error.expect_err("nobody answers"));
-    assert!(error.contains(&format!("the server `{url}` takes no connection")), "{error}");
+    assert!(error.contains(&format!("the server `{url}` refuses connections")), "{error}");
 }
 
 #[test]
-fn a_server_that_fails_is_passed_over() {
+fn a_failing_server_is_avoided() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let bad = Loopback::serve(|_, _| Deed::Say(500, "", "broken"));
     let good = Loopback::serve(|_, _| Deed::Answer);
@@ -178,7 +170,7 @@ fn a_server_that_fails_is_passed_over() {
 }
 
 #[test]
-fn what_came_is_not_asked_for_again() {
+fn received_responses_are_not_requested_again() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let prompts = prompts(6);
     let fails = |number: usize, _: &Request| match number {
@@ -190,7 +182,7 @@ fn what_came_is_not_asked_for_again() {
     let mut begun = served(&recipe, &workspace, dir.path());
     answer(&mut begun, &prompts).expect_err("it stops half way");
     drop(begun);
-    // The process was killed while it wrote.
+    // As if the process had been killed during a write.
     let path = dir.path().join("served.jsonl");
     let lines = fs::read(&path).expect("there is a journal");
     fs::write(&path, &lines[..lines.len() - 5]).expect("written");
@@ -201,7 +193,7 @@ fn what_came_is_not_asked_for_again() {
         check_responses(&resumed, &workspace, &prompts);
         assert_eq!(second.requests().len(), expected, "each once");
     }
-    // What somebody has changed is no response of the target: it is asked for again.
+    // An edited entry that the target cannot have produced is requested again.
     let lines = fs::read_to_string(&path).expect("there is a journal");
     let (first, rest) = lines.split_once("\"response_ids\":[").expect("a response");
     fs::write(&path, format!("{first}\"response_ids\":[4294967295,{rest}")).expect("written");
@@ -212,9 +204,9 @@ fn what_came_is_not_asked_for_again() {
 }
 
 #[test]
-fn a_token_is_sent_and_written_nowhere() {
+fn the_bearer_token_is_sent_and_never_written() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    // A variable that every process has.
+    // Every process has this variable.
     let (name, value) = ("PATH", std::env::var("PATH").expect("it is set"));
     let expected = format!("Bearer {}", value.trim());
     let loopback = Loopback::serve(move |number, request| {
@@ -235,21 +227,21 @@ fn a_token_is_sent_and_written_nowhere() {
 }
 
 #[test]
-fn a_server_that_reads_and_writes_text_is_told_of() {
+fn a_server_of_text_gets_prompts_as_text() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let loopback = Loopback::serve(|_, _| Deed::AnswerByText);
     let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
     let (prompts, mut served) = (prompts(3), served(&recipe, &workspace, dir.path()));
     answer(&mut served, &prompts).expect("answers");
-    // The target's tokens here are those that its text has, so that they can be compared.
+    // Tokenising this target's text gives back its tokens, so they can be compared.
     check_responses(&served, &workspace, &prompts);
     let is_text: Vec<bool> =
         loopback.requests().iter().map(|request| request.body["prompt"].is_string()).collect();
-    assert_eq!(is_text, [false, true, true, true], "it is known once it was seen");
+    assert_eq!(is_text, [false, true, true, true], "ids are tried once");
 }
 
 #[test]
-fn nothing_is_asked_once_it_is_interrupted() {
+fn nothing_is_sent_after_an_interrupt() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let loopback = Loopback::serve(|_, _| Deed::Answer);
     let mut served = served(&servers(&[&loopback.url]), &workspace, dir.path());
@@ -261,7 +253,7 @@ fn nothing_is_asked_once_it_is_interrupted() {
     assert!(loopback.requests().is_empty());
 }
 
-/// The data that a recipe builds, with responses from somewhere.
+/// Builds a recipe's data; `more` sets where responses come from.
 fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     let model = |name: &str| root().join("checkpoints/tiny").join(name).display().to_string();
     let lines = fs::read_to_string(root().join("data/tiny/prompts/test.jsonl")).expect("there");
@@ -282,7 +274,7 @@ fn built(dir: &Path, name: &str, more: &str) -> DataSet {
 }
 
 #[test]
-fn greedy_data_of_a_server_is_that_of_its_weights() {
+fn greedy_data_is_the_same_from_a_server_and_from_weights() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let loopback = Loopback::serve(|number, _| match number % 7 {
         3 => Deed::BreakOff,
@@ -295,11 +287,11 @@ fn greedy_data_of_a_server_is_that_of_its_weights() {
         loopback.url
     );
     let served = built(dir.path(), "served", &server);
-    let own = built(dir.path(), "own", "temperature = 0\n");
-    assert_eq!(served.rows, own.rows);
-    assert_eq!(served.rows.len(), 42, "a row an assistant turn");
+    let local = built(dir.path(), "local", "temperature = 0\n");
+    assert_eq!(served.rows, local.rows);
+    assert_eq!(served.rows.len(), 42, "one row per assistant turn");
     assert_eq!(served.provenance.served_model.as_deref(), Some("tiny"));
-    // Shards are made anew without asking.
+    // A deleted shard is built again from the journal.
     let num_requests = loopback.requests().len();
     let shard = fs::read(dir.path().join("served/responses-00000.parquet")).expect("there");
     fs::remove_file(dir.path().join("served/responses-00000.parquet")).expect("removed");

@@ -1,5 +1,5 @@
-//! What is made of a served target without its weights is what they would make of it: greedy exactly,
-//! sampled within the bound that the data states.
+//! Labels from a served target equal those from its weights: exactly if greedy, within the stated bound if
+//! sampled.
 
 mod adapters;
 
@@ -18,7 +18,7 @@ use crate::labels::DraftTokens;
 use crate::served::loopback::{Deed, Loopback};
 
 const SEED: u64 = 5;
-/// What is not one of the target's weights.
+/// The target's files besides its weights.
 const TEXT_SIDE: [&str; 5] = [
     "config.json",
     "generation_config.json",
@@ -26,14 +26,14 @@ const TEXT_SIDE: [&str; 5] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-/// Stored numbers are rounded, and those of a server came through f32.
+/// Tolerance: stored numbers are rounded, and a server's are f32.
 const ROUNDING: f64 = 1e-4;
 
 fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
 }
 
-/// A recipe with every stage that does without the target's weights, whose outputs go into `dir`.
+/// A recipe with every stage that works without the target's weights, with outputs in `dir`.
 fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
     let prompts = model("../../data/tiny/prompts/train.jsonl");
     let lines = fs::read_to_string(prompts).expect("the embedded prompts are there");
@@ -61,16 +61,13 @@ fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Reci
 
 fn workspace(recipe: &Recipe) -> Workspace {
     let (target, draft) = (&recipe.models.target, recipe.models.draft.as_deref());
-    let workspace = Workspace::new(target, draft, vec![Device::flex()]);
-    match recipe.target_elsewhere() {
-        Some(server) => {
-            workspace.serving(&server.model).with_first_layers(recipe.num_first_layers())
-        }
-        None => workspace,
-    }
+    let served_as = recipe.target_elsewhere().map(|server| &*server.model);
+    let (devices, console) = (vec![Device::flex()], Console::silent());
+    let workspace = Workspace::open(target, served_as, draft, None, devices, &console);
+    workspace.expect("local").with_first_layers(recipe.num_first_layers())
 }
 
-/// A directory with everything of the target but its weights.
+/// A directory with all of the target's files but its weights.
 fn without_weights(dir: &Path) -> PathBuf {
     let target = dir.join("target");
     fs::create_dir(&target).expect("created");
@@ -90,7 +87,7 @@ fn built(recipe: &Recipe) -> DataSet {
     read_dir(&recipe.data_dir(), Incomplete::Refused).expect("whole")
 }
 
-/// What every stage behind the data finds, but for where it is.
+/// The results of every stage after the data, without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
     let steps = &mut None;
@@ -107,7 +104,7 @@ fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
 }
 
 #[test]
-fn greedy_data_and_all_that_follows_are_those_of_the_weights() {
+fn greedy_data_and_results_equal_those_from_the_weights() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
     let loopback = Loopback::serve(|number, _| match number % 5 {
@@ -135,7 +132,7 @@ fn greedy_data_and_all_that_follows_are_those_of_the_weights() {
         assert_eq!(found_served.provenance.served_model.as_deref(), Some("tiny"));
         assert_ne!(found_served.provenance.target, found_own.provenance.target);
         let (of_served, mut of_own) = (found(&served), found(&own));
-        // What a perfect head would gain takes the target behind rejected candidates.
+        // The ceiling of a perfect head needs the target after rejected candidates.
         for row in of_own.2["groups"].as_array_mut().expect("a list") {
             for row in row["rows"].as_array_mut().expect("a list") {
                 (row["ceiling"], row["share_of_ceiling"]) = (Value::Null, Value::Null);
@@ -147,7 +144,7 @@ fn greedy_data_and_all_that_follows_are_those_of_the_weights() {
     }
 }
 
-/// The columns of a row that the weights make of its response, with the same draws.
+/// The labels of a row's response from the weights, with the same draws.
 fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColumns) {
     let pair = Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()]);
     let pair = pair.pair().expect("it is committed");
@@ -160,7 +157,7 @@ fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColu
 }
 
 #[test]
-fn sampled_labels_are_those_of_the_weights_within_the_mass_outside() {
+fn sampled_labels_are_within_the_unknown_mass_of_the_weights_labels() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
     let loopback = Loopback::serve(|number, _| match number % 2 {
@@ -183,7 +180,7 @@ fn sampled_labels_are_those_of_the_weights_within_the_mass_outside() {
             let (log_probs, own) = labels_of_weights(&recipe, row);
             let masses = row.target_outside_mass.as_ref().expect("it is sampled");
             let draft = row.draft.as_ref().expect("there is a draft");
-            assert_eq!(draft.draft_ids, own.draft_ids, "the draft is here");
+            assert_eq!(draft.draft_ids, own.draft_ids, "the draft runs locally");
             assert_eq!(draft.draft_target_cross_entropy, None);
             for (at, mass) in masses.iter().enumerate() {
                 let within = |found: f32, own: f32, what: &str| {
@@ -210,7 +207,7 @@ fn sampled_labels_are_those_of_the_weights_within_the_mass_outside() {
 }
 
 #[test]
-fn what_is_little_known_is_left_out_and_the_rest_stays() {
+fn rows_with_too_much_unknown_mass_are_left_out() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
@@ -226,11 +223,11 @@ fn what_is_little_known_is_left_out_and_the_rest_stays() {
     };
     let (few, all) = (num_rows("few", "0.05"), num_rows("all", "1"));
     assert!(few < all, "{few} of {all}");
-    assert_eq!(all, 38, "a row an assistant turn");
+    assert_eq!(all, 38, "one row per assistant turn");
 }
 
 #[test]
-fn sampled_rules_are_chosen_and_promise_what_they_would_with_all_probabilities() {
+fn tuned_speedups_barely_depend_on_the_number_of_log_probs() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
@@ -241,7 +238,7 @@ fn sampled_rules_are_chosen_and_promise_what_they_would_with_all_probabilities()
         built(&recipe);
         found(&recipe).1
     };
-    // The target has 1,024 tokens, of which no more than 1,000 are asked for.
+    // The target has 1,024 tokens, and requests are limited to 1,000 log-probabilities.
     let (some, all) = (tuned("some", 20), tuned("all", 1000));
     let speedup = |tuning: &Value| -> f64 {
         let rules = tuning["rules"].as_array().expect("a list").iter();
@@ -257,13 +254,13 @@ fn sampled_rules_are_chosen_and_promise_what_they_would_with_all_probabilities()
 }
 
 #[test]
-fn what_takes_weights_says_so() {
+fn stages_that_need_weights_say_so() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
     let mut recipe = recipe(dir.path(), "a", &target, &server(&loopback, ""), "");
     let error = workspace(&recipe).pair().expect_err("no weights").to_string();
-    assert!(error.contains("has no weights, which this takes; hint: `build-data`"), "{error}");
+    assert!(error.contains("has no weights, which this command needs; hint: "), "{error}");
     recipe.tune.as_mut().expect("a section").costs = None;
     built(&recipe);
     let console = Console::silent();

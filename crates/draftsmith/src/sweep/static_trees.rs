@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    FixedLengthConfig, Recordings, Spending, StopRuleConfig, TheoryError, TreeShape,
+    FixedLengthConfig, Recordings, StopRuleConfig, TheoryError, TimedCounts, TreeShape,
     seconds_per_token,
 };
 use rayon::prelude::*;
@@ -17,7 +17,7 @@ use crate::costs::Costs;
 pub(crate) struct JudgedTree {
     pub(crate) shape: TreeShape,
     /// What it takes along the recordings, of each response.
-    pub(crate) spent: Vec<Spending>,
+    pub(crate) spent: Vec<TimedCounts>,
     /// Modelled seconds a token.
     pub(crate) seconds_per_token: f64,
 }
@@ -35,7 +35,7 @@ pub(crate) fn replay_tree(
     shape: TreeShape,
     recordings: &Recordings,
     costs: &Costs,
-) -> Result<Vec<Spending>, TheoryError> {
+) -> Result<Vec<TimedCounts>, TheoryError> {
     let forward_seconds = costs.forward_seconds(&costs.rounds)?;
     let rule = StopRuleConfig::from(rule_of(shape));
     recordings.replay_tree(shape, &rule, forward_seconds, &costs.rounds)

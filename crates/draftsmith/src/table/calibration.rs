@@ -1,12 +1,11 @@
-//! How good a head's predictions are, as text: a line for each form of calibration.
+//! Scores of a head's predictions as text tables.
 
-use comfy_table::{CellAlignment, Table, presets};
 use draftsmith_theory::{Calibration, CalibrationKind, HeadScores};
 
-use super::{counted, number};
+use super::{Column, TableLine, counted, fitted, number};
 use crate::results::HeadPredictions;
 
-/// A calibration in words: `platt, scale 0.930, bias +1.104`; `none` of none.
+/// A calibration in words: `platt, scale 0.930, bias +1.104`, or `none`.
 pub(crate) fn calibration_text(calibration: Option<&Calibration>) -> String {
     match calibration {
         None => "none".to_owned(),
@@ -17,14 +16,13 @@ pub(crate) fn calibration_text(calibration: Option<&Calibration>) -> String {
             platt.bias()
         ),
         Some(Calibration::Isotonic(map)) => {
-            let count = map.num_knots();
             let kind = kind_text(Some(CalibrationKind::Isotonic));
-            format!("{kind}, {count} knot{}", if count == 1 { "" } else { "s" })
+            format!("{kind}, {}", counted(map.num_knots(), "knot"))
         }
     }
 }
 
-/// A form's name; of none, `as they are`.
+/// The name of a kind of calibration; without one, `as they are`.
 pub(crate) fn kind_text(kind: Option<CalibrationKind>) -> &'static str {
     match kind {
         None => "as they are",
@@ -33,8 +31,7 @@ pub(crate) fn kind_text(kind: Option<CalibrationKind>) -> &'static str {
     }
 }
 
-/// The head's predictions on test prompts, a table for each way of decoding; nothing without a
-/// head.
+/// A table of the head's scores on test prompts for each way of decoding; empty without a head.
 pub(crate) fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &HeadPredictions| {
         let map = one.calibration.as_ref().map(|fitted| &fitted.map);
@@ -52,31 +49,22 @@ pub(crate) fn render_predictions(predictions: &[HeadPredictions]) -> String {
     predictions.iter().map(table).collect()
 }
 
-/// A table of scores, ending with a line break: of each a name, and a mark behind it.
+const COLUMNS: [Column<HeadScores>; 6] = [
+    Column::new("ECE", 0, |scores| number(scores.ece, 4)),
+    Column::new("Brier", 0, |scores| number(scores.brier, 4)),
+    Column::new("KL", 0, |scores| number(scores.kl, 4)),
+    Column::new("AUROC", 0, |scores| number(scores.auroc.unwrap_or(f64::NAN), 4)),
+    Column::new("mean", 0, |scores| number(scores.mean_predicted, 3)),
+    Column::new("true", 0, |scores| number(scores.mean_label, 3)),
+];
+
+/// A table of scores with a final line break. A row has a name, scores and a mark, which may be empty.
 pub(crate) fn render_scores(heading: &str, rows: &[(&str, &HeadScores, &str)]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).force_no_tty();
-    table.set_header([heading, "ECE", "Brier", "KL", "AUROC", "mean", "true", ""]);
-    for (name, scores, mark) in rows {
-        table.add_row([
-            (*name).to_owned(),
-            number(scores.ece, 4),
-            number(scores.brier, 4),
-            number(scores.kl, 4),
-            number(scores.auroc.unwrap_or(f64::NAN), 4),
-            number(scores.mean_predicted, 3),
-            number(scores.mean_label, 3),
-            (*mark).to_owned(),
-        ]);
-    }
-    for column in 1..7 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let lines: Vec<String> =
-        table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
-    lines.join("\n") + "\n"
+    let lines = rows.iter().map(|(name, row, mark)| {
+        let mark = Some(*mark).filter(|mark| !mark.is_empty());
+        TableLine::Row { name: (*name).to_owned(), mark, is_wrong: false, row: *row }
+    });
+    fitted(heading, &lines.collect::<Vec<_>>(), &COLUMNS, None, false).join("\n") + "\n"
 }
 
 #[cfg(test)]
@@ -85,7 +73,7 @@ mod tests {
     use crate::report::fixture;
 
     #[test]
-    fn predictions_are_told_before_and_after() {
+    fn scores_are_shown_before_and_after_calibration() {
         let text = render_predictions(&fixture::replay().predictions);
         insta::assert_snapshot!(text, @"
         separate draft, greedy: the head's predictions on 240 test prompts

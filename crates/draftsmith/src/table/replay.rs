@@ -1,25 +1,24 @@
-//! What replay found as text: one table for each drafter, way of decoding and set of costs.
+//! Results of replay as text: a table for each drafter, way of decoding and set of costs.
 
-use super::{Column, Line, counted, fitted, number, times, width_of};
+use super::{Column, TableLine, counted, fitted, number, times, width_of};
 use crate::results::{Estimate, ReplayGroup, ReplayRow, ReplayedTree};
 
-/// What a line is about.
-enum Judged<'a> {
+/// A line of the table.
+enum ReplayLine<'a> {
     Rule(&'a ReplayRow),
-    /// The gain of knowing the answers, which no rule does.
+    /// The gain of the oracle.
     Oracle(Estimate),
 }
 
 /// The mark of the rule that gains most.
 const BEST_MARK: &str = "*";
 
-/// How wide explanations run where the terminal's width is not known.
+/// Width of explanations if the terminal's width is unknown.
 const WIDTH: usize = 80;
 
-/// What replay found as text tables, ending with a line break; nothing of no groups.
+/// The groups as text tables with a final line break; empty without groups.
 ///
-/// Columns are left out, the least important first, until the lines fit `width`; without one, all are
-/// there.
+/// The least important columns are dropped until lines fit into `width`, if it is given.
 pub(crate) fn render_replay_table(
     groups: &[ReplayGroup],
     width: Option<usize>,
@@ -50,7 +49,7 @@ pub(crate) fn render_replay_table(
     text
 }
 
-/// The rules of one group as a text table with its legend, ending with a line break, in columns as in
+/// The rules of one group as a text table with a legend and a final line break, with the columns of
 /// [`render_replay_table`].
 pub(crate) fn render_rules(
     rows: &[ReplayRow],
@@ -109,11 +108,11 @@ fn rule_lines(
     width: Option<usize>,
     colour: bool,
 ) -> Vec<String> {
-    let mut judged: Vec<Judged<'_>> = rows.iter().map(Judged::Rule).collect();
-    judged.extend(oracle.map(Judged::Oracle));
-    let best = judged.iter().filter_map(Judged::own_gain).map(|gain| gain.value);
+    let mut judged: Vec<ReplayLine<'_>> = rows.iter().map(ReplayLine::Rule).collect();
+    judged.extend(oracle.map(ReplayLine::Oracle));
+    let best = judged.iter().filter_map(ReplayLine::own_gain).map(|gain| gain.value);
     let best = best.filter(|gain| gain.is_finite()).reduce(f64::max);
-    let lines = judged.iter().map(|row| Line::Row {
+    let lines = judged.iter().map(|row| TableLine::Row {
         name: row.name(),
         mark: row.own_gain().filter(|gain| Some(gain.value) == best).map(|_| BEST_MARK),
         is_wrong: false,
@@ -122,61 +121,33 @@ fn rule_lines(
     fitted("setting", &lines.collect::<Vec<_>>(), &columns(), width, colour)
 }
 
-fn columns<'a>() -> [Column<Judged<'a>>; 9] {
+fn columns<'a>() -> [Column<ReplayLine<'a>>; 9] {
     [
-        Column {
-            heading: "speed-up",
-            text: |row| row.of_rule(|rule| times(Some(rule.speedup.value))),
-            expendable: 0,
-        },
-        Column {
-            heading: "95 %",
-            text: |row| row.of_rule(|rule| interval(rule.speedup, |speedup| number(speedup, 2))),
-            expendable: 7,
-        },
-        Column {
-            heading: "gain",
-            text: |row| row.gain().map_or_else(|| "-".into(), |gain| marked(gain.value, signed)),
-            expendable: 0,
-        },
-        Column {
-            heading: "95 %",
-            text: |row| row.gain().map_or_else(String::new, |gain| interval(gain, signed)),
-            expendable: 1,
-        },
-        Column {
-            heading: "discard",
-            text: |row| row.of_rule(|rule| number(rule.discard_rate, 3)),
-            expendable: 5,
-        },
-        Column {
-            heading: "verify",
-            text: |row| row.of_rule(|rule| number(rule.verification_rate, 3)),
-            expendable: 4,
-        },
-        Column {
-            heading: "ceiling",
-            text: |row| row.estimate(|rule| rule.ceiling, |ceiling| marked(ceiling.value, signed)),
-            expendable: 2,
-        },
-        Column {
-            heading: "reached",
-            text: |row| {
-                row.estimate(|rule| rule.share_of_ceiling, |share| marked(share.value, percent))
-            },
-            expendable: 3,
-        },
-        Column {
-            heading: "95 %",
-            text: |row| {
-                row.estimate(|rule| rule.share_of_ceiling, |share| interval(share, percent))
-            },
-            expendable: 6,
-        },
+        Column::new("speed-up", 0, |row| row.of_rule(|rule| times(Some(rule.speedup.value)))),
+        Column::new("95 %", 7, |row| {
+            row.of_rule(|rule| interval(rule.speedup, |speedup| number(speedup, 2)))
+        }),
+        Column::new("gain", 0, |row| {
+            row.gain().map_or_else(|| "-".into(), |gain| marked(gain.value, signed))
+        }),
+        Column::new("95 %", 1, |row| {
+            row.gain().map_or_else(String::new, |gain| interval(gain, signed))
+        }),
+        Column::new("discard", 5, |row| row.of_rule(|rule| number(rule.discard_rate, 3))),
+        Column::new("verify", 4, |row| row.of_rule(|rule| number(rule.verification_rate, 3))),
+        Column::new("ceiling", 2, |row| {
+            row.estimate(|rule| rule.ceiling, |ceiling| marked(ceiling.value, signed))
+        }),
+        Column::new("reached", 3, |row| {
+            row.estimate(|rule| rule.share_of_ceiling, |share| marked(share.value, percent))
+        }),
+        Column::new("95 %", 6, |row| {
+            row.estimate(|rule| rule.share_of_ceiling, |share| interval(share, percent))
+        }),
     ]
 }
 
-impl Judged<'_> {
+impl ReplayLine<'_> {
     fn name(&self) -> String {
         match self {
             Self::Rule(rule) => rule.label(),
@@ -184,7 +155,7 @@ impl Judged<'_> {
         }
     }
 
-    /// The gain over the best fixed length, which has none over itself.
+    /// The gain over the best fixed length; None for the best fixed length itself.
     fn gain(&self) -> Option<Estimate> {
         match self {
             Self::Rule(rule) => (!rule.is_best_fixed()).then_some(rule.gain),
@@ -192,7 +163,7 @@ impl Judged<'_> {
         }
     }
 
-    /// The gain that a rule can have.
+    /// The gain of a rule; None for the oracle.
     fn own_gain(&self) -> Option<Estimate> {
         self.gain().filter(|_| matches!(self, Self::Rule(_)))
     }
@@ -213,7 +184,7 @@ impl Judged<'_> {
     }
 }
 
-/// `+2.0..+4.8`; nothing of what has no ends.
+/// `+2.0..+4.8`; empty if an end is not finite.
 fn interval(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
     if estimate.low.is_finite() && estimate.high.is_finite() {
         format!("{}..{}", text(estimate.low), text(estimate.high))
@@ -222,7 +193,7 @@ fn interval(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
     }
 }
 
-/// `text` of a share and its sign; nothing but a dash where there is none.
+/// A share with its percent sign; a dash if it is not finite.
 fn marked(share: f64, text: impl Fn(f64) -> String) -> String {
     if share.is_finite() { text(share) + "%" } else { number(share, 0) }
 }
@@ -237,7 +208,7 @@ fn percent(share: f64) -> String {
     number(100.0 * share, 0)
 }
 
-/// `text` in lines of words that fit `width`.
+/// `text` wrapped at words to fit into `width`.
 fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let width = width.unwrap_or(WIDTH);
     let mut lines: Vec<String> = Vec::new();
@@ -286,16 +257,16 @@ mod tests {
     }
 
     #[test]
-    fn a_static_tree_is_told_before_the_rules() {
+    fn a_static_tree_is_shown_before_the_rules() {
         let mut group = fixture::replays().remove(0);
         group.tree = Some(fixture::static_tree());
         let text = render_replay_table(&[group], None, false).replace('\n', " ");
-        let told = "static tree 3-2.1, K = 2, the best of 410 shapes: 2.52x, +4.5% over the best K";
-        assert!(text.contains(told) && text.contains("(+3.1..+5.9)"), "{text}");
+        let tree = "static tree 3-2.1, K = 2, the best of 410 shapes: 2.52x, +4.5% over the best K";
+        assert!(text.contains(tree) && text.contains("(+3.1..+5.9)"), "{text}");
     }
 
     #[test]
-    fn narrow_tables_lose_columns_and_not_rules() {
+    fn narrow_tables_drop_columns_but_no_rules() {
         let replays = fixture::replays();
         let num_rules = |text: &str| text.lines().filter(|line| line.contains(" = ")).count();
         let wide = render_replay_table(&replays, None, false);
@@ -309,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_a_dash() {
+    fn missing_numbers_are_dashes() {
         let mut replays = fixture::replays();
         let nothing = Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
         for row in replays.iter_mut().flat_map(|group| &mut group.rows) {

@@ -1,37 +1,24 @@
-//! The heads of a sweep as text.
+//! The heads of a sweep as a text table.
 
-use super::{Column, Line, fitted, number};
+use super::{Column, TableLine, fitted, number};
 use crate::training::head_outcome::SweptHead;
 
 const COLUMNS: [Column<SweptHead>; 6] = [
-    Column { heading: "KL", text: |row| number(row.scores.kl, 4), expendable: 1 },
-    Column {
-        heading: "unshifted",
-        text: |row| number(row.scores.comparable_kl(), 4),
-        expendable: 0,
-    },
-    Column {
-        heading: "AUROC",
-        text: |row| row.scores.auroc.map_or_else(|| "-".into(), |auroc| number(auroc, 4)),
-        expendable: 0,
-    },
-    Column { heading: "ECE", text: |row| number(row.scores.ece, 4), expendable: 2 },
-    Column { heading: "epoch", text: |row| row.best_epoch.to_string(), expendable: 3 },
-    Column {
-        heading: "pass",
-        text: |row| {
-            row.seconds.map_or_else(|| "-".into(), |seconds| format!("{} s", number(seconds, 1)))
-        },
-        expendable: 4,
-    },
+    Column::new("KL", 1, |row| number(row.scores.kl, 4)),
+    Column::new("unshifted", 0, |row| number(row.scores.comparable_kl(), 4)),
+    Column::new("AUROC", 0, |row| number(row.scores.auroc.unwrap_or(f64::NAN), 4)),
+    Column::new("ECE", 2, |row| number(row.scores.ece, 4)),
+    Column::new("epoch", 3, |row| row.best_epoch.to_string()),
+    Column::new("pass", 4, |row| {
+        row.seconds.map_or_else(|| "-".into(), |seconds| format!("{} s", number(seconds, 1)))
+    }),
 ];
 
-/// The heads of a sweep as a text table, ending with a line break.
+/// The heads of a sweep as a text table with a final line break.
 ///
-/// Columns are left out, the least telling first, until the lines fit `width`; without one, all are
-/// there.
+/// The least important columns are dropped until lines fit into `width`, if it is given.
 pub(crate) fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
-    let lines = rows.iter().map(|row| Line::Row {
+    let lines = rows.iter().map(|row| TableLine::Row {
         name: row.name.clone(),
         mark: row.best.then_some("best"),
         is_wrong: false,
@@ -68,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn every_head_has_a_line_and_the_best_is_marked() {
+    fn every_head_has_a_line_and_the_best_has_a_mark() {
         let rows = [row(0, 1.0, false), row(3, 1.5, true)];
         let text = render_sweep_table(&rows, Some(80), false);
         insta::assert_snapshot!(text, @"

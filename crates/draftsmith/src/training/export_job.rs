@@ -1,5 +1,5 @@
-//! The one job that makes exports, heads and adapters alike: what is there is kept, what is missing
-//! is trained side by side, and each is written with its scores and where it came from.
+//! Trains and writes exports, which are heads and adapters. Exports trained together share a run that can be
+//! resumed, and each is written with its scores and provenance.
 
 use std::path::{Path, PathBuf};
 
@@ -23,51 +23,49 @@ use crate::workspace::Workspace;
 /// The file of an export's scores.
 pub(crate) const SCORES: &str = "scores.json";
 
-/// What a note says of an export that is kept.
+/// Why notes say that an export is kept.
 pub(crate) const KEPT: &str = "trained with these settings on this data";
 
-/// An export that is to be there.
+/// An export to find or train.
 #[derive(Debug)]
 pub(crate) struct Planned {
     pub(crate) dir: PathBuf,
-    /// Names all that it depends on.
+    /// A hash of everything that it depends on.
     pub(crate) fingerprint: String,
 }
 
-/// An export that is there.
+/// An export on disk.
 #[derive(Debug)]
 pub(crate) struct Exported<C, S> {
     pub(crate) dir: PathBuf,
     pub(crate) config: C,
     pub(crate) scores: S,
     pub(crate) best_epoch: usize,
-    /// None where it was kept.
+    /// How fast it was trained; `None` if it was kept.
     pub(crate) speed: Option<Speed>,
 }
 
-/// How long an export took, beside those that were trained with it.
+/// The time of the run that trained an export, possibly together with others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Speed {
     pub(crate) seconds: f64,
-    /// Labels of a head, or tokens of an adapter, a second.
+    /// Labels per second for a head, tokens per second for an adapter.
     pub(crate) supervised_per_second: f64,
 }
 
-/// The `config.json` of a kind of export, with what it holds of its model.
+/// The `config.json` of a kind of export.
 pub(crate) trait ExportConfig: Sized {
-    /// What it describes.
     type Model;
 
-    /// The one in a directory.
     fn read(dir: &Path) -> Option<Self>;
 
-    /// What it records of its training.
+    /// The record of its training.
     fn training(&mut self) -> &mut Map<String, Value>;
 
-    /// Names the models that it belongs to.
+    /// Sets the hashes of the models that it belongs to.
     fn name_models(&mut self, provenance: &Provenance);
 
-    /// Writes it with its model's weights.
+    /// Writes the config and the model's weights.
     fn write(&self, model: &Self::Model, dir: &Path) -> Result<(), ModelError>;
 }
 
@@ -84,7 +82,7 @@ impl ExportConfig for AcceptanceHeadConfig {
 
     fn name_models(&mut self, provenance: &Provenance) {
         self.draft_hash = provenance.draft.clone();
-        // Where it was served, nobody knows which weights it has.
+        // The weights of a served target are unknown.
         let is_known = provenance.served_model.is_none();
         self.target_hash = is_known.then(|| provenance.target.clone());
     }
@@ -116,7 +114,7 @@ impl ExportConfig for AdapterConfig {
 }
 
 impl Planned {
-    /// The export, if it is there and was trained to its end with the same fingerprint.
+    /// The export, if it exists and its training with this fingerprint finished.
     pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(&self) -> Option<Exported<C, S>> {
         let mut config = C::read(&self.dir)?;
         let training = config.training();
@@ -130,44 +128,43 @@ impl Planned {
     }
 }
 
-/// What making exports needs besides the training itself.
+/// The context of a training: recipe, data and what to show and resume.
 pub(crate) struct ExportJob<'a> {
     pub(crate) recipe: &'a Recipe,
     pub(crate) workspace: &'a Workspace,
     pub(crate) console: &'a Console,
-    /// The command, which notes begin with.
+    /// The command, for notes.
     pub(crate) command: &'static str,
     pub(crate) data: &'a DataSet,
-    /// Of the data, with the hash of what drafted their labels.
+    /// The data's provenance, with the hash of the labels' drafter.
     pub(crate) provenance: &'a Provenance,
-    /// Where the state of training goes.
+    /// The directory of the training's state.
     pub(crate) training_dir: PathBuf,
     pub(crate) num_epochs: usize,
-    /// The validation scores that are shown of an epoch.
+    /// The validation scores to show after each epoch.
     pub(crate) shown: &'static [&'static str],
-    /// Whose hidden states those are that may be kept beside the data.
+    /// The model whose hidden states may be cached beside the data.
     pub(crate) frozen: FrozenModel,
 }
 
-/// A frozen model, as files of its hidden states name it.
+/// The identity of a frozen model in caches of its hidden states.
 pub(crate) struct FrozenModel {
-    /// In their names.
+    /// Part of their file names.
     pub(crate) name: String,
-    /// All that they depend on besides the tokens.
+    /// Everything that the states depend on besides tokens.
     pub(crate) models: String,
 }
 
-/// What a job has written.
+/// The exports that a job wrote.
 pub(crate) struct Written<C, S> {
     pub(crate) exports: Vec<Exported<C, S>>,
-    /// Whether training was stopped before its end: then these are what is best so far, and none of
-    /// them counts as finished, though it may have come to its own end.
+    /// Whether training was interrupted. The exports then are the best so far, and none counts as finished.
     pub(crate) interrupted: bool,
 }
 
 impl ExportJob<'_> {
-    /// Has `train` train all of `planned`, in their order, in one run that resumes an earlier one,
-    /// and writes them; `None` if it was stopped before anything came of it.
+    /// Calls `train` to train all of `planned`, in order, in a run that resumes an earlier one, and writes the
+    /// exports. `None` if it was interrupted before the first epoch ended.
     pub(crate) fn run<C, S>(
         &self,
         planned: &[Planned],
@@ -188,7 +185,7 @@ impl ExportJob<'_> {
         )?;
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
         let data = (self.data.rows.as_slice(), self.provenance);
-        let begins = |size: TrainingSize| self.tell(size);
+        let begins = |size: TrainingSize| self.note_size(size);
         let dir = self.recipe.data_dir();
         let tell = |text: String| self.console.note(format!("{}: {text}", self.command));
         let FrozenModel { name, models } = &self.frozen;
@@ -209,12 +206,12 @@ impl ExportJob<'_> {
         Ok(Some(Written { exports, interrupted }))
     }
 
-    /// Tells how large the training is.
-    fn tell(&self, size: TrainingSize) {
+    /// Notes the size of the training.
+    fn note_size(&self, size: TrainingSize) {
         let lengths =
             self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
         self.console.note(format!(
-            "{}: {} rows with {} tokens, in {} steps; {} weights, at most {} on the disk",
+            "{}: {} rows with {} tokens, {} steps; {} weights, at most {} on disk",
             self.command,
             self.data.rows.len(),
             lengths.sum::<usize>(),
@@ -251,8 +248,7 @@ impl ExportJob<'_> {
     }
 }
 
-/// Removes the head of the adapter that was in `dir`, if there was one: it knows nothing of the one
-/// that is to come.
+/// Removes the head of the old adapter in `dir`, if there is one. It does not fit the new adapter.
 fn remove_head(dir: &Path) -> Result<()> {
     let Some(head_dir) = found_adapter_head(dir) else { return Ok(()) };
     std::fs::remove_dir_all(&head_dir)

@@ -1,4 +1,4 @@
-//! What a training of heads comes to, as it is shown and written down.
+//! The outcome of training heads, for `--json`, stdout and `sweep.json`.
 
 use std::path::PathBuf;
 
@@ -10,23 +10,22 @@ use serde::{Deserialize, Serialize};
 use super::export_job::Exported;
 use crate::console::Console;
 
-/// The head that a drafter has now, as `--json` shows it.
+/// A drafter's head after training, for `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct HeadOutcome {
     /// The head's directory.
     pub(crate) head_dir: PathBuf,
-    /// Whether it was there already, trained with the same settings on the same data.
+    /// Whether it existed already, trained with the same settings on the same data.
     pub(crate) kept: bool,
     /// Its scores on the validation rows.
     pub(crate) scores: HeadScores,
-    /// Labelled tokens a second while it was trained, beside others if it was; null where it was
-    /// kept.
+    /// Labels per second of its training run, which may have trained other heads too; null if it was kept.
     pub(crate) labels_per_second: Option<f64>,
-    /// Every head of a sweep, of which this one is the best; null without a sweep.
+    /// All heads of the sweep, including this one, which is the best; null without a sweep.
     pub(crate) sweep: Option<Vec<SweptHead>>,
 }
 
-/// A head that is there.
+/// A head on disk.
 pub(crate) type ExportedHead = Exported<AcceptanceHeadConfig, HeadScores>;
 
 impl HeadOutcome {
@@ -40,8 +39,8 @@ impl HeadOutcome {
         }
     }
 
-    /// Its scores, on stdout.
-    pub(crate) fn tell(&self, console: &Console) -> Result<()> {
+    /// Prints its scores.
+    pub(crate) fn print(&self, console: &Console) -> Result<()> {
         let scores = &self.scores;
         console.text(format!(
             "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE \
@@ -59,22 +58,22 @@ impl HeadOutcome {
     }
 }
 
-/// A head of a sweep: a row of `sweep.json`.
+/// A head of a sweep, which is a row of `sweep.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SweptHead {
-    /// `d3-w6-r0.15`.
+    /// Its settings, as in `d3-w6-r0.15`.
     pub(crate) name: String,
     pub(crate) num_layers: usize,
     pub(crate) rejection_weight: f64,
     pub(crate) mixing_ratio: f64,
-    /// Whether it is the one in `head/`: that with the lowest `unshifted_kl`.
+    /// Whether it is the one in `head/`, which has the lowest `unshifted_kl`.
     pub(crate) best: bool,
-    /// The epoch that its weights are from.
+    /// The epoch of its weights.
     pub(crate) best_epoch: usize,
     /// Its scores on the validation rows.
     pub(crate) scores: HeadScores,
-    /// Time of the pass that trained it, beside others; null where nobody knows any more.
+    /// Duration of the run that trained it, possibly with others; null if unknown.
     pub(crate) seconds: Option<f64>,
     /// Its directory.
     pub(crate) dir: PathBuf,

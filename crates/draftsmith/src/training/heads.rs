@@ -1,38 +1,107 @@
-//! Acceptance heads of a drafter, a draft model or an adapter: those that share a mixing ratio are
-//! trained side by side, and what is there is not trained again.
+//! Trains the acceptance heads of a draft model or an adapter. Heads that share a mixing ratio are trained
+//! together, and finished heads are kept.
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
+use draftsmith_model::{DrafterModel, WeightDtype};
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_heads};
 use serde_json::json;
 
-pub(crate) use super::drafter::HeadDrafter;
 use super::export_job::{ExportJob, FrozenModel, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use super::resumable::StepsLeft;
 use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
+use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
 use crate::rollouts::TrainingRollouts;
 use crate::workspace::Workspace;
 
-/// What training heads of a drafter needs.
+/// The drafter whose candidates a head judges.
+pub(crate) enum HeadDrafter<'a> {
+    /// A separate draft model.
+    Draft,
+    /// A self-draft with the adapter in `dir`.
+    Adapter { dir: &'a Path, exit_layer: usize },
+}
+
+impl HeadDrafter<'_> {
+    /// The command that trains the head.
+    fn command(&self) -> &'static str {
+        match self {
+            Self::Draft => "train-head",
+            Self::Adapter { .. } => "train-adapter",
+        }
+    }
+
+    fn head_dir(&self, recipe: &Recipe) -> PathBuf {
+        match self {
+            Self::Draft => recipe.head_dir(),
+            Self::Adapter { dir, .. } => adapter_head_dir(dir),
+        }
+    }
+
+    fn training_dir(&self, recipe: &Recipe) -> PathBuf {
+        match self {
+            Self::Draft => recipe.head_dir().with_file_name("head-training"),
+            Self::Adapter { exit_layer, .. } => recipe
+                .adapter_root()
+                .with_file_name("adapter-head-training")
+                .join(format!("exit-{exit_layer}")),
+        }
+    }
+
+    /// Whether the recipe sweeps the head's settings.
+    fn is_swept(&self, recipe: &Recipe) -> bool {
+        let is_swept = || recipe.head.as_ref().is_some_and(|head| head.sweep.is_some());
+        matches!(self, Self::Draft) && is_swept()
+    }
+
+    /// The adapter's directory, for a self-draft.
+    fn adapter_dir(&self) -> Option<&Path> {
+        match self {
+            Self::Draft => None,
+            Self::Adapter { dir, .. } => Some(dir),
+        }
+    }
+
+    /// The model whose hidden states the head reads, computing in `dtype`.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    fn load(&self, workspace: &Workspace, dtype: WeightDtype) -> Result<DrafterModel> {
+        Ok(match self {
+            Self::Draft => workspace.draft_in(dtype)?.context("there is a draft")?.into(),
+            Self::Adapter { dir, exit_layer } => {
+                let (_, adapter) = workspace.adapter_in(dir, dtype)?;
+                DrafterModel::self_draft(
+                    workspace.target_of_adapters(dtype)?.clone(),
+                    adapter,
+                    *exit_layer,
+                )
+            }
+        })
+    }
+}
+
+/// Trains the heads of one drafter.
 pub(crate) struct HeadTrainer<'a> {
     pub(crate) recipe: &'a Recipe,
     pub(crate) workspace: &'a Workspace,
     pub(crate) drafter: HeadDrafter<'a>,
     pub(crate) data: &'a DataSet,
-    /// Of the data, with the hash of what drafted the labels.
+    /// The data's provenance, with the hash of the labels' drafter.
     pub(crate) provenance: Provenance,
     pub(crate) console: &'a Console,
 }
 
 impl HeadTrainer<'_> {
-    /// The heads of one pass over the data, which share a mixing ratio: those that are missing are
-    /// trained side by side.
+    /// Finds the heads with these settings, which share a mixing ratio, and trains the missing ones together.
     ///
     /// # Errors
-    /// If labels cannot be had, training fails, or it was interrupted.
+    /// If labels cannot be made, training fails, or it was interrupted.
     pub(crate) fn pass(
         &self,
         heads: &[HeadTraining],
@@ -43,9 +112,9 @@ impl HeadTrainer<'_> {
         let mut found: Vec<Option<ExportedHead>> = planned.iter().map(Planned::found).collect();
         let num_kept = found.iter().flatten().count();
         match (found.as_slice(), num_kept) {
-            ([Some(only)], _) => self.note(format!("`{}` is there, {KEPT}", only.dir.display())),
+            ([Some(only)], _) => self.note(format!("keeping `{}`, {KEPT}", only.dir.display())),
             (_, 0) => {}
-            _ => self.note(format!("{num_kept} heads of the sweep are there, {KEPT}")),
+            _ => self.note(format!("keeping {num_kept} heads of the sweep, {KEPT}")),
         }
         let missing = planned.into_iter().zip(heads).zip(&found);
         let missing = missing.filter(|(_, found)| found.is_none()).map(|(missing, _)| missing);
@@ -63,13 +132,13 @@ impl HeadTrainer<'_> {
             true => self.recipe.sweep_dir().join(settings.name()),
             false => self.drafter.head_dir(self.recipe),
         };
-        // Heads of a sweep and alone have the same fingerprint: they have the same weights. It names
-        // the settings, the seed, the data's rows and everything that they depend on.
+        // The fingerprint covers settings, seed, and the data with its provenance. It is the same for a single
+        // head and in a sweep, because the weights are.
         let settings = json!({ "head": settings, "seed": self.recipe.seed });
         Ok(Planned { dir, fingerprint: fingerprint(settings, self.data, &self.provenance)? })
     }
 
-    /// Trains heads side by side.
+    /// Trains heads together.
     fn train(
         &self,
         planned: &[Planned],
@@ -84,8 +153,8 @@ impl HeadTrainer<'_> {
         };
         if heads.len() > 1 {
             self.note(format!(
-                "{} heads in one pass, with a mixing ratio of {}; what is shown of its epochs is \
-                 of the first that is still trained, now `{}`",
+                "training {} heads with mixing ratio {} together; epochs show the first head that is \
+                 still being trained, now `{}`",
                 heads.len(),
                 first.mixing_ratio,
                 first.name(),
@@ -116,12 +185,12 @@ impl HeadTrainer<'_> {
             return Ok(written.exports);
         }
         if let Ok([head]) = <[_; 1]>::try_from(written.exports) {
-            HeadOutcome::of(head, None).tell(self.console)?;
+            HeadOutcome::of(head, None).print(self.console)?;
         }
         Err(Interrupted.into())
     }
 
-    /// The rollouts that heads are trained on, where their labels are of those.
+    /// The rollouts to train on, if labels come from rollouts.
     fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
         match settings.labels {
             HeadLabels::Rollouts => TrainingRollouts::read_or_record(
@@ -138,7 +207,7 @@ impl HeadTrainer<'_> {
         }
     }
 
-    /// The models whose hidden states heads read.
+    /// The model whose hidden states heads read.
     fn frozen_model(&self, settings: &HeadTraining) -> Result<FrozenModel> {
         let name = match self.drafter {
             HeadDrafter::Draft => "draft".to_owned(),

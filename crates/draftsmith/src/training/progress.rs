@@ -1,4 +1,4 @@
-//! Training progress on the console: a bar, and a line with its losses at the end of each epoch.
+//! Shows a training's progress on the console: a bar, and a line of losses after each epoch.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,25 @@ use draftsmith_train::renderer::{Half, Listener};
 use crate::console::Console;
 use crate::console::progress::Progress;
 
-/// Shows it on stderr.
+/// Shows progress on stderr.
 pub(crate) struct EpochProgress {
     console: Console,
-    /// The command, which bars and lines begin with.
+    /// The command, for bars and lines.
     command: &'static str,
-    /// The validation scores in an epoch's line.
+    /// The validation scores to show after each epoch.
     shown: &'static [&'static str],
     num_epochs: usize,
     epoch: usize,
-    /// Of all epochs.
+    /// The bar over all epochs.
     bar: Option<Progress>,
     validating: Option<Progress>,
-    /// The scores of the epoch.
+    /// The scores of the current epoch.
     scores: BTreeMap<String, f64>,
-    /// Training rows of an epoch.
+    /// Training rows per epoch.
     num_rows: usize,
-    /// Rows of the half that are done.
+    /// Rows done in the current half, which is training or validation.
     processed: usize,
-    /// Whether nothing was done yet by this run.
+    /// Whether this run has not trained a batch yet.
     is_new: bool,
 }
 
@@ -76,7 +76,7 @@ impl Listener for EpochProgress {
             validating.advance(new);
         } else if let Some(bar) = &self.bar {
             if std::mem::take(&mut self.is_new) {
-                // What an earlier run did, and the first batch, which is slower than others.
+                // Skip earlier runs and the first batch, which is slower than the rest.
                 bar.skip_to((self.num_rows * (self.epoch - 1) + num_rows) as u64);
             } else {
                 bar.advance(new);
@@ -111,7 +111,7 @@ impl Listener for EpochProgress {
             scores.join(", "),
         );
         match &self.bar {
-            Some(bar) => bar.tell(&line),
+            Some(bar) => bar.print(&line),
             None => self.console.note(line),
         }
         self.scores.clear();

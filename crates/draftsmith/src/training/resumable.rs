@@ -1,4 +1,4 @@
-//! A training that is watched, stopped and resumed.
+//! Runs a training that can be watched, interrupted and resumed.
 
 use std::path::PathBuf;
 
@@ -13,16 +13,16 @@ use super::progress::EpochProgress;
 use crate::console::Console;
 use crate::console::dashboard;
 
-/// The optimizer steps that `--steps` leaves, over all trainings of a command; no bound if absent.
+/// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
 pub(crate) type StepsLeft = Option<usize>;
 
-/// The file of a batch that training failed at, beside the state.
+/// The file beside the state for a batch whose loss was not finite.
 const NOT_FINITE: &str = "not-finite.parquet";
 
-/// A training that resumes where it was stopped.
+/// A training that continues where an earlier run stopped.
 pub(super) struct Resumable<'a> {
     console: &'a Console,
-    /// The command, which notes begin with.
+    /// The command, for notes.
     command: &'static str,
     checkpoint_dir: PathBuf,
     fingerprint: String,
@@ -30,8 +30,8 @@ pub(super) struct Resumable<'a> {
 }
 
 impl<'a> Resumable<'a> {
-    /// Finds what an earlier run left in `checkpoint_dir` and says so. `fingerprint` names all that
-    /// the training depends on.
+    /// Finds and notes an earlier run's state in `checkpoint_dir`. `fingerprint` covers everything that the
+    /// training depends on.
     pub(super) fn find(
         console: &'a Console,
         command: &'static str,
@@ -42,13 +42,12 @@ impl<'a> Resumable<'a> {
         let num_steps_before = match Resumption::find(&checkpoint_dir, &fingerprint)? {
             Resumption::Nothing => 0,
             Resumption::After(num_steps) => {
-                console.note(format!("{command}: resumes after step {num_steps}"));
+                console.note(format!("{command}: resuming after step {num_steps}"));
                 num_steps
             }
             Resumption::Other => {
                 console.note(format!(
-                    "{command}: `{}` holds a training that was stopped, with other settings or data; \
-                     training begins anew",
+                    "{command}: the state in `{}` is of other settings or data; starting over",
                     checkpoint_dir.display()
                 ));
                 0
@@ -57,9 +56,8 @@ impl<'a> Resumable<'a> {
         Ok(Self { console, command, checkpoint_dir, fingerprint, num_steps_before })
     }
 
-    /// Runs `train`, which Ctrl-C and the end of `--hours` stop, with the dashboard or with
-    /// `progress`, and takes its steps off `steps_left`;
-    /// `None` if it was stopped before anything came of it.
+    /// Runs `train` with the dashboard or `progress` until it ends or is interrupted, and subtracts its steps
+    /// from `steps_left`. `None` if it was interrupted before the first epoch ended.
     pub(super) fn train<T>(
         &self,
         steps_left: &mut StepsLeft,
@@ -90,7 +88,7 @@ impl<'a> Resumable<'a> {
         self.end(ending?, steps_left)
     }
 
-    /// Takes the steps of this run off `steps_left`, and tells where it was stopped.
+    /// Subtracts this run's steps from `steps_left`, and notes where it was interrupted.
     fn end<T>(&self, ending: Ending<T>, steps_left: &mut StepsLeft) -> Result<Option<T>> {
         if let Resumption::After(num_steps) =
             Resumption::find(&self.checkpoint_dir, &self.fingerprint)?
@@ -108,7 +106,7 @@ impl<'a> Resumable<'a> {
         Ok(ending.best())
     }
 
-    /// What training failed with. A batch that no number came of is saved, for a look at it.
+    /// The training's error. A batch whose loss was not finite is saved for inspection.
     fn explain(
         &self,
         error: TrainError,
@@ -120,15 +118,15 @@ impl<'a> Resumable<'a> {
             rows.iter().filter(|row| row_ids.contains(&row.id)).cloned().collect();
         let path = self.checkpoint_dir.join(NOT_FINITE);
         match write_shard(&path, &batch, provenance, None) {
-            Ok(()) => anyhow!("{error}; they are saved in `{}`", path.display()),
-            Err(unsaved) => anyhow!("{error}; they could not be saved: {unsaved}"),
+            Ok(()) => anyhow!("{error}; the rows are saved in `{}`", path.display()),
+            Err(unsaved) => anyhow!("{error}; the rows could not be saved: {unsaved}"),
         }
     }
 
-    /// Removes the state, and the batch of an earlier failure: what was trained is written.
+    /// Removes the state and the batch of an earlier failure, once the exports are written.
     pub(super) fn discard(&self) -> Result<()> {
         discard(&self.checkpoint_dir)?;
-        // Nearly always there is none.
+        // It rarely exists.
         let _ = std::fs::remove_file(self.checkpoint_dir.join(NOT_FINITE));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The heads of a sweep beside each other: the best of them, `sweep.json` and the table.
+//! Finishes a sweep: selects the best head and writes `sweep.json`.
 
 use std::path::Path;
 
@@ -15,11 +15,10 @@ use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
-/// The rows' file, in the sweep's directory.
+/// The file of the rows in the sweep's directory.
 const ROWS: &str = "sweep.json";
 
-/// Copies the best of the heads to where one is looked for, and writes and returns what there is to
-/// tell of all.
+/// Copies the best head to the recipe's head directory, and writes and returns the rows of all heads.
 pub(crate) fn finish(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -37,7 +36,7 @@ pub(crate) fn finish(
     let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
     let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
     let planned = Planned { dir: recipe.head_dir(), fingerprint };
-    // One that is there may have been tuned since.
+    // An existing copy may have been tuned since, so we keep it.
     if planned.found::<AcceptanceHeadConfig, HeadScores>().is_none() {
         workspace.forget(&planned.dir);
         copy(&head.dir, &planned.dir)?;
@@ -56,7 +55,7 @@ fn row(
     let name = settings.name();
     let seconds = match head.speed {
         Some(speed) => Some(speed.seconds),
-        // Kept, as it was.
+        // A kept head keeps its time.
         None => before.iter().find(|row| row.name == name).and_then(|row| row.seconds),
     };
     SweptHead {
@@ -72,18 +71,18 @@ fn row(
     }
 }
 
-/// The rows that an earlier run wrote; none if there are none, or of another version.
+/// An earlier run's rows; empty if there are none or they have another format.
 fn read_rows(path: &Path) -> Vec<SweptHead> {
     let bytes = std::fs::read(path).unwrap_or_default();
     serde_json::from_slice(&bytes).unwrap_or_default()
 }
 
-/// The place of the lowest, the first of several.
+/// The index of the lowest value, the first of equals.
 fn lowest(values: &[f64]) -> Option<usize> {
     (0..values.len()).min_by(|a, b| values[*a].total_cmp(&values[*b]))
 }
 
-/// Copies a head, its config last: what has one is whole.
+/// Copies a head. `config.json` comes last, because it marks a complete head.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to).with_context(|| format!("cannot create `{}`", to.display()))?;
     for name in [SCORES, "model.safetensors", "config.json"] {

@@ -1,19 +1,17 @@
-//! A checkpoint directory, read piece by piece.
+//! A checkpoint directory whose parts are read when first needed.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_model::{
-    CausalLm, ModelConfig, ModelError, WeightDtype, hash_first_layers, hash_model_dir,
-};
+use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
 
 use crate::console::Console;
 use crate::console::progress::Progress;
 
-/// A model's directory and what was read of it.
+/// A model's directory and what was read from it.
 pub(super) struct ModelDir {
-    /// `target` or `draft`.
+    /// What messages call the model, such as `target`.
     pub(super) role: &'static str,
     pub(super) dir: PathBuf,
     config: OnceLock<ModelConfig>,
@@ -34,7 +32,7 @@ impl ModelDir {
         }
     }
 
-    /// Checks that it is there.
+    /// Checks that the directory exists.
     pub(super) fn check(&self) -> Result<()> {
         if self.dir.is_dir() {
             return Ok(());
@@ -51,7 +49,7 @@ impl ModelDir {
         get_or_read(&self.config, || Ok(ModelConfig::from_model_dir(&self.dir)?))
     }
 
-    /// The weights in a type, which `load` loads.
+    /// The weights for computing in `dtype`, read by `load`.
     pub(super) fn weights(
         &self,
         dtype: WeightDtype,
@@ -64,51 +62,49 @@ impl ModelDir {
         get_or_read(slot, || load(&self.dir))
     }
 
-    /// The hash of weights and `config.json`; `note` is called before it is computed, which a bar
-    /// shows where it takes long. Of a part of a model, those files count that are there.
+    /// The hash of weights and `config.json`. `note` is called before it is computed.
     pub(super) fn hash(
         &self,
         console: &Console,
-        is_part: bool,
+        hash: HashModel,
         note: impl FnOnce(),
     ) -> Result<&str> {
         let hash = get_or_read(&self.hash, || {
             note();
-            hash_by(&self.dir, console, if is_part { hash_first_layers } else { hash_model_dir })
+            hash_with(&self.dir, console, hash)
         });
         hash.map(String::as_str)
     }
 }
 
-/// Hashing fewer bytes takes no time worth showing.
+/// Fewest bytes to show a progress bar for.
 const SHOWN_FROM: u64 = 1 << 28;
 
-/// The hash of a directory's weights and `config.json`, as it is now.
+/// The hash of a directory's weights and `config.json`, not cached.
 pub(crate) fn hash_dir(dir: &Path, console: &Console) -> Result<String> {
-    hash_by(dir, console, hash_model_dir)
+    hash_with(dir, console, hash_model_dir)
 }
 
-/// What hashes a directory.
-type Hash = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<String, ModelError>;
+/// A function that hashes a model's directory and reports bytes read and their total.
+pub(super) type HashModel = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<String, ModelError>;
 
-fn hash_by(dir: &Path, console: &Console, hash: Hash) -> Result<String> {
+fn hash_with(dir: &Path, console: &Console, hash: HashModel) -> Result<String> {
     let megabytes = |bytes: u64| bytes / 1_000_000;
     let (mut shown, mut last): (Option<Progress>, u64) = (None, 0);
-    let observe = &mut |num_read, all| {
+    let hash = hash(dir, &mut |num_read, all| {
         if all >= SHOWN_FROM {
             let bar = || Progress::new(console, "hash", "MB", megabytes(all));
             shown.get_or_insert_with(bar).advance(megabytes(num_read) - megabytes(last));
             last = num_read;
         }
-    };
-    let hash = hash(dir, observe);
+    });
     if let Some(bar) = shown {
         bar.clear();
     }
     hash.with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 
-/// What a slot holds, or else what `read` gives.
+/// The value of a slot, or what `read` returns.
 pub(super) fn get_or_read<T>(slot: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(found) = slot.get() {
         return Ok(found);

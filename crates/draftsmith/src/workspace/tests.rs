@@ -10,7 +10,7 @@ fn workspace() -> Workspace {
 }
 
 #[test]
-fn nothing_is_read_twice_and_nothing_that_is_not_asked_for() {
+fn each_input_is_read_once_and_only_if_needed() {
     let workspace = workspace();
     let reads = || workspace.reads.lock().expect(HELD).len();
     workspace.context().expect("two configs");
@@ -29,7 +29,7 @@ fn nothing_is_read_twice_and_nothing_that_is_not_asked_for() {
 }
 
 #[test]
-fn what_was_written_anew_is_read_anew() {
+fn rewritten_exports_are_read_again() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let write = |num_layers| {
         let config = AcceptanceHeadConfig::new(8, num_layers, true);
@@ -47,7 +47,7 @@ fn what_was_written_anew_is_read_anew() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_named_with_its_role() {
+fn a_missing_directory_is_named_with_its_role() {
     let workspace = Workspace::new(Path::new("nowhere"), None, vec![Device::flex()]);
     let error = workspace.pair().expect_err("refused").to_string();
     assert!(error.starts_with("the target `nowhere` is not a directory; hint:"), "{error}");

@@ -1,4 +1,4 @@
-//! Files that are not what they claim to be.
+//! Damaged files and files of other kinds.
 
 use arrow_array::{ArrayRef, BooleanArray, Float32Array, Float64Array, StringArray, UInt32Array};
 use arrow_buffer::NullBuffer;
@@ -8,7 +8,7 @@ use crate::columns::tests::{Table, check_cut_files, check_flipped_bytes, null_li
 use crate::error::DataError;
 use crate::provenance::fields_to_entries;
 
-/// A table of one response of two tokens, to be broken before it is written.
+/// A table with one response of two tokens, which a test changes before it is written.
 fn table() -> Table {
     let row = RolloutRow {
         id: "set#0".into(),
@@ -18,11 +18,11 @@ fn table() -> Table {
         candidates: candidates(&mut Noise(5), vec![11, 12], true),
         is_response: true,
     };
-    Table::new(&COLUMNS, |column| write::to_array(std::slice::from_ref(&row), column).unwrap())
+    Table::new(&COLUMNS, |column| file::to_array(std::slice::from_ref(&row), column).unwrap())
 }
 
 #[test]
-fn tables_that_break_the_schema_are_told() {
+fn columns_with_wrong_types_or_values_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let read = |change: &dyn Fn(&mut Table)| {
@@ -41,7 +41,7 @@ fn tables_that_break_the_schema_are_told() {
     let no_text: ArrayRef = Arc::new(StringArray::from(vec![None::<&str>]));
     let no_number: ArrayRef = Arc::new(UInt32Array::from(vec![None]));
     let no_flag: ArrayRef = Arc::new(BooleanArray::from(vec![None]));
-    // What other tools may do to a file: another order, other columns, other names of elements.
+    // Other tools may reorder columns, add some and rename list elements.
     assert_eq!(read(&|_| {}).unwrap()[0].candidates.candidate_ids, [11, 12]);
     let rewritten = read(&|table| {
         table.set("confidence", doubles(&[0.25, 0.75]));
@@ -52,11 +52,11 @@ fn tables_that_break_the_schema_are_told() {
     for column in COLUMNS {
         let without = read(&|table| table.remove(column.name));
         if column.may_lack {
-            // As older versions wrote it.
+            // Older versions did not write it.
             assert_eq!(without.unwrap()[0].candidates.draft_rank, None);
         } else {
             let error = without.unwrap_err();
-            let expected = format!("`{}` has no column `{}`: ", path.display(), column.name);
+            let expected = format!("`{}`: column `{}` is missing: ", path.display(), column.name);
             assert!(error.starts_with(&expected), "{error}");
             assert!(error.ends_with("; build the data again"), "{error}");
         }
@@ -78,21 +78,21 @@ fn tables_that_break_the_schema_are_told() {
         "column `confidence` is `Boolean`, it must be a list of f64",
     );
 
-    check(&|table| table.set("id", no_text.clone()), "row 0, column `id` is null");
-    check(&|table| table.set("start", no_number.clone()), "row 0, column `start` is null");
-    check(&|table| table.set("limit", no_number.clone()), "row 0, column `limit` is null");
+    check(&|table| table.set("id", no_text.clone()), "column `id` is null (row 0)");
+    check(&|table| table.set("start", no_number.clone()), "column `start` is null (row 0)");
+    check(&|table| table.set("limit", no_number.clone()), "column `limit` is null (row 0)");
     check(
         &|table| table.set("is_response", no_flag.clone()),
-        "row 0, column `is_response` is null",
+        "column `is_response` is null (row 0)",
     );
     check(
         &|table| table.set("candidate_ids", null_list(DataType::UInt32)),
-        "row 0, column `candidate_ids` is null",
+        "column `candidate_ids` is null (row 0)",
     );
     for column in ["candidate_prob", "confidence", "draft_entropy", "draft_log_prob"] {
         check(
             &|table| table.set(column, null_list(DataType::Float64)),
-            &format!("row 0, column `{column}` is null"),
+            &format!("column `{column}` is null (row 0)"),
         );
     }
     check(
@@ -103,11 +103,11 @@ fn tables_that_break_the_schema_are_told() {
                 nullable(Arc::new(Float64Array::new(vec![0.5; 2].into(), nulls))),
             );
         },
-        "row 0, column `confidence` holds a null in its list",
+        "column `confidence` holds a null in its list (row 0)",
     );
     check(
         &|table| table.set("is_response", is_response(false)),
-        "rollout `set#0` at 0: column `prompt_ids` is not empty, but only the response's row",
+        "rollout `set#0` at 0: column `prompt_ids` is not empty, but only a response's row",
     );
     check(
         &|table| table.set("predicted_acceptance_prob", null_list(DataType::Float64)),
@@ -120,21 +120,21 @@ fn tables_that_break_the_schema_are_told() {
 }
 
 #[test]
-fn files_of_another_kind_are_told() {
+fn files_with_other_metadata_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let read = |entries: Vec<(String, String)>| {
         table().write(&path, entries);
         read_rollouts(&path, None).unwrap_err().to_string()
     };
-    let told = format!("`{}`: its provenance cannot be used: ", path.display());
+    let expected = format!("`{}`: its provenance cannot be used: ", path.display());
     let error = read(Vec::new());
-    assert!(error.starts_with(&format!("{told}there is no `draftsmith.*` key")), "{error}");
+    assert!(error.starts_with(&format!("{expected}there is no `draftsmith.*` key")), "{error}");
     let error = read(fields_to_entries(provenance_tests::provenance().fields()));
-    assert_eq!(error, format!("{told}missing field `drafter`; build the data again"));
+    assert_eq!(error, format!("{expected}missing field `drafter`; build the data again"));
     let mut entries = provenance(true).to_entries();
     entries.retain(|(key, _)| key != "draftsmith.target");
-    assert_eq!(read(entries), format!("{told}missing field `target`; build the data again"));
+    assert_eq!(read(entries), format!("{expected}missing field `target`; build the data again"));
     let mut entries = provenance(true).to_entries();
     entries.push(("draftsmith.colour".into(), "1".into()));
     assert!(read(entries).contains("unknown field `colour`"));
@@ -146,7 +146,7 @@ fn files_of_another_kind_are_told() {
 }
 
 #[test]
-fn cut_files_are_errors() {
+fn truncated_files_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     write_rollouts(&path, &sample_rows(true), &provenance(true)).unwrap();
@@ -154,7 +154,7 @@ fn cut_files_are_errors() {
 }
 
 #[test]
-fn flipped_bytes_never_panic() {
+fn changed_bytes_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     write_rollouts(&path, &small_rows(), &provenance(true)).unwrap();
@@ -167,11 +167,11 @@ fn flipped_bytes_never_panic() {
 }
 
 #[test]
-fn a_rule_broken_in_a_file_names_the_file() {
+fn the_error_of_an_invalid_row_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let rows = &small_rows()[1..];
-    let table = Table::new(&COLUMNS, |column| write::to_array(rows, column).unwrap());
+    let table = Table::new(&COLUMNS, |column| file::to_array(rows, column).unwrap());
     table.write(&path, provenance(true).to_entries());
     let error = read_rollouts(&path, None).unwrap_err();
     assert!(matches!(error, DataError::RowInFile { .. }));

@@ -1,4 +1,4 @@
-//! Every rule of rows, broken one at a time.
+//! Violates each rule of rows in turn.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn predicted(row: &mut RolloutRow) -> &mut Vec<f64> {
 }
 
 #[test]
-fn rules_of_a_row_are_told_by_column() {
+fn the_column_of_an_invalid_row_is_named() {
     validate_rollouts(&small_rows()).unwrap();
     let check = |break_it: fn(&mut [RolloutRow]), at: usize, expected: &str| {
         let mut rows = small_rows();
@@ -29,7 +29,7 @@ fn rules_of_a_row_are_told_by_column() {
     check(
         |r| r[1].candidates = RolloutCandidates::default(),
         1,
-        &format!("{row} `candidate_ids` is empty, a row has a candidate"),
+        &format!("{row} `candidate_ids` is empty, a row must have a candidate"),
     );
     check(
         |r| r[0].candidates.target_log_prob[1..].fill(f64::NAN),
@@ -94,7 +94,7 @@ fn rules_of_a_row_are_told_by_column() {
 }
 
 #[test]
-fn ranks_that_do_not_fit_are_told_by_column() {
+fn ranks_that_contradict_rollouts_are_refused() {
     let check = |break_it: fn(&mut [RolloutRow], &mut RolloutProvenance), expected: &str| {
         let (mut rows, mut provenance) = ranked_rows();
         break_it(&mut rows, &mut provenance);
@@ -128,7 +128,7 @@ fn ranks_that_do_not_fit_are_told_by_column() {
 }
 
 #[test]
-fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
+fn unknown_tokens_are_named_with_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let rows = sample_rows(true);
@@ -143,7 +143,7 @@ fn tokens_that_the_reading_model_does_not_know_are_told_by_file() {
 }
 
 #[test]
-fn rules_among_rows_are_told_by_column() {
+fn violated_rules_between_rows_are_named() {
     let check = |break_it: fn(&mut Vec<RolloutRow>), expected: &str| {
         let mut rows = small_rows();
         break_it(&mut rows);
@@ -152,7 +152,7 @@ fn rules_among_rows_are_told_by_column() {
     };
     let at_0 = |rest: &str| format!("rollout `set#0` at 0: column {rest}");
     check(|r| drop(r.remove(0)), &at_0("`is_response` is false, the first row of an id"));
-    check(|r| r.insert(1, r[0].clone()), &at_0("`is_response` is true, but the id has"));
+    check(|r| r.insert(1, r[0].clone()), &at_0("`is_response` is true, but the id already has"));
     check(|r| r.swap(0, 2), "rollout `set#0` at 1: column `is_response` is false");
     check(|r| r.swap(1, 2), &at_0("`start` does not ascend"));
     check(|r| r.push(r[1].clone()), &at_0("`start` does not ascend"));
@@ -164,10 +164,7 @@ fn rules_among_rows_are_told_by_column() {
         },
         "rollout `set#0` at 3: column `start` is not a position of the response, which has 3",
     );
-    check(
-        |r| r[2].limit = 4,
-        "rollout `set#0` at 1: column `limit` is 4, that of the response is 3",
-    );
+    check(|r| r[2].limit = 4, "rollout `set#0` at 1: column `limit` is 4, but the response's is 3");
     check(
         |r| r[2].candidates.candidate_ids[0] = 11,
         "rollout `set#0` at 1: column `candidate_ids` begins with 11, which is the response's",
@@ -185,7 +182,7 @@ fn rules_among_rows_are_told_by_column() {
 }
 
 #[test]
-fn no_rollout_can_be_doubled_and_none_stand_without_its_response() {
+fn repeated_rollouts_and_rollouts_without_a_response_are_refused() {
     let rows = sample_rows(true);
     for at in 0..rows.len() {
         let mut more = rows.clone();
@@ -198,7 +195,7 @@ fn no_rollout_can_be_doubled_and_none_stand_without_its_response() {
     }
 }
 
-/// Cuts a row's last candidates off.
+/// Removes a row's last candidates.
 fn truncate(row: &mut RolloutRow, len: usize) {
     let candidates = &mut row.candidates;
     candidates.candidate_ids.truncate(len);
@@ -215,7 +212,7 @@ fn truncate(row: &mut RolloutRow, len: usize) {
 }
 
 #[test]
-fn no_row_can_end_early_or_go_on_too_long() {
+fn rows_that_end_too_early_or_too_late_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let mut num_cut = 0;
@@ -225,7 +222,7 @@ fn no_row_can_end_early_or_go_on_too_long() {
         if num_candidates > 1 {
             let mut shorter = rows.clone();
             truncate(&mut shorter[at], num_candidates - 1);
-            // What a replay could not walk: it may be told as a rollout behind the response's end.
+            // The error may also name a rollout after the new end of the response.
             write_rollouts(&path, &shorter, &provenance(true)).unwrap_err();
             num_cut += 1;
             let mut longer = rows.clone();
@@ -238,12 +235,12 @@ fn no_row_can_end_early_or_go_on_too_long() {
     let mut shorter = small_rows();
     truncate(&mut shorter[1], 1);
     let error = write_rollouts(&path, &shorter, &provenance(true)).unwrap_err().to_string();
-    let told = "has 1 tokens and no end token, there is room for 2";
-    assert!(error.ends_with(told), "{error}");
+    let expected = "has 1 tokens and no end token, there is room for 2";
+    assert!(error.ends_with(expected), "{error}");
 }
 
 #[test]
-fn what_breaks_a_rule_is_not_written() {
+fn invalid_rows_are_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let refuse = |rows: &[RolloutRow], provenance: &RolloutProvenance, expected: &str| {
@@ -284,10 +281,10 @@ fn what_breaks_a_rule_is_not_written() {
 }
 
 #[test]
-fn rollouts_that_the_target_was_not_asked_about_are_for_no_head() {
+fn heads_need_the_targets_probabilities() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
-    let unasked = |with_head| {
+    let unjudged = |with_head| {
         let mut rows = sample_rows(with_head);
         for row in rows.iter_mut().filter(|row| !row.is_response) {
             row.candidates.target_log_prob[1..].fill(f64::NAN);
@@ -295,9 +292,9 @@ fn rollouts_that_the_target_was_not_asked_about_are_for_no_head() {
         rows
     };
     let for_rules = RolloutProvenance { data: None, ..provenance(false) };
-    write_rollouts(&path, &unasked(false), &for_rules).unwrap();
+    write_rollouts(&path, &unjudged(false), &for_rules).unwrap();
     let (rows, _) = read_rollouts(&path, None).unwrap();
-    let expected = unasked(false);
+    let expected = unjudged(false);
     assert!(all_bits(&rows) == all_bits(&expected));
     assert!(rows.iter().any(|row| !row.is_judged()) && rows.iter().any(RolloutRow::is_judged));
     for (with_head, provenance) in [
@@ -305,13 +302,13 @@ fn rollouts_that_the_target_was_not_asked_about_are_for_no_head() {
         (false, RolloutProvenance { data: Some("cc".to_owned()), ..for_rules }),
     ] {
         let error =
-            write_rollouts(&path, &unasked(with_head), &provenance).unwrap_err().to_string();
+            write_rollouts(&path, &unjudged(with_head), &provenance).unwrap_err().to_string();
         assert!(error.contains("`target_log_prob` is NaN, but a head"), "{error}");
     }
 }
 
 #[test]
-fn a_greedy_response_may_be_recorded_without_its_target_and_a_sampled_one_may_not() {
+fn only_greedy_responses_may_lack_the_targets_probabilities() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let mut rows = sample_rows(false);
@@ -325,7 +322,7 @@ fn a_greedy_response_may_be_recorded_without_its_target_and_a_sampled_one_may_no
     let greedy = RolloutProvenance { responses, ..sampled };
     write_rollouts(&path, &rows, &greedy).unwrap();
     assert!(all_bits(&read_rollouts(&path, None).unwrap().0) == all_bits(&rows));
-    // But not where the target was asked before.
+    // All or none of a response must be known.
     assert!(rows[1].is_response);
     rows[1].candidates.target_log_prob[5] = -1.0;
     let error = write_rollouts(&path, &rows, &greedy).unwrap_err().to_string();

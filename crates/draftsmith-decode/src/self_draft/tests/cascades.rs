@@ -1,4 +1,4 @@
-//! Cascades of models: greedy output is plain, with a chain alone and with other first tokens beside it.
+//! Cascades of models: greedy output is plain greedy output, with a chain and with several first tokens.
 
 use draftsmith_theory::{DrafterId, MaxGramConfig};
 
@@ -7,7 +7,7 @@ use crate::cascade::{Cascade, CascadeConfig};
 use crate::max_gram::MaxGramDraft;
 
 #[test]
-fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
+fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
     let mut num_rounds = [0; 2];
     for name in FAMILIES {
         let model = target_of(name);
@@ -26,8 +26,8 @@ fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
                 vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]],
             ] {
                 for leading in [1, 8] {
-                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context);
-                    let separate = SeparateDraft::new(&model, None, 96, context);
+                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context, 1);
+                    let separate = SeparateDraft::new(&model, None, 96, context, 1);
                     let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
                         vec![Box::new(self_draft)];
                     if lengths.len() > 2 {
@@ -37,7 +37,7 @@ fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
                     let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
                     let id = DrafterId::Cascade { number: 1 };
                     let drafter = &mut Cascade::new(id, config, models, Some(lookup));
-                    let rule = &mut FixedLength::new(9).expect("a valid length");
+                    let rule = &mut FixedLengthConfig { candidate_length: 9 };
                     let found = greedy(&mut session, drafter, rule, prompt, &limits);
                     assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?} {leading}");
                     num_rounds[usize::from(leading > 1)] += found.trace.rounds.len();

@@ -1,8 +1,8 @@
-//! Models of every family in bf16: speculative output is plain output, but for ties that bf16's
-//! rounding breaks the other way. Forwards of several rows may round otherwise than those of one.
+//! Models of every family in bf16: speculative output is plain output, except for ties that rounding breaks
+//! the other way. A forward over several rows may round differently from a forward over one.
 
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::{RejectionThreshold, Rounding};
+use draftsmith_theory::{RejectionThresholdConfig, Rounding, StopRuleConfig};
 
 use super::*;
 
@@ -38,7 +38,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Takes in an answer.
+    /// Counts a generation.
     fn add(&mut self, model: &CausalLm, prompt: &[u32], plain: &[u32], found: &Generation) {
         self.num_accepted += found.trace.counts().num_accepted;
         let mut pairs = plain.iter().zip(&found.token_ids);
@@ -56,7 +56,7 @@ impl Tally {
 }
 
 #[test]
-fn whatever_the_family_greedy_output_is_plain_but_for_ties() {
+fn greedy_output_is_plain_greedy_output_except_for_ties_in_every_family() {
     let device = Device::flex();
     let limits = Limits::new(32, vec![]);
     let mut tally = Tally::default();
@@ -66,16 +66,18 @@ fn whatever_the_family_greedy_output_is_plain_but_for_ties() {
         let head = AcceptanceHeadConfig::new(model.shape().hidden_size, 1, true).init(&device);
         let plain_session = &mut ModelSession::new(&model, CONTEXT, "target");
         let mut session = session_with_exit(&model, EXIT_LAYER, CONTEXT);
-        let mut self_draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), CONTEXT);
+        let mut self_draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), CONTEXT, 1);
         let vocab_size = model.shape().vocab_size;
         // The target as its own draft.
-        let mut separate = SeparateDraft::new(&model, Some(&head), vocab_size, CONTEXT);
+        let mut separate = SeparateDraft::new(&model, Some(&head), vocab_size, CONTEXT, 1);
         let bounds = Bounds { min: 1, max: 6 };
-        let mut fixed = FixedLength::new(4).expect("a valid length");
-        let mut threshold = RejectionThreshold::new(0.7, bounds).expect("a valid threshold");
+        let mut fixed = FixedLengthConfig { candidate_length: 4 };
+        let threshold =
+            RejectionThresholdConfig { stop_threshold: 0.7, without_lag: false, bounds };
+        let mut threshold = StopRuleConfig::from(threshold).init().expect("valid settings");
         for prompt in prompts().iter().skip(2) {
             let plain = greedy_plain(plain_session, prompt, &limits).token_ids;
-            for rule in [&mut fixed as &mut dyn StopRule, &mut threshold] {
+            for rule in [&mut fixed as &mut dyn StopRule, &mut *threshold] {
                 let found = greedy(&mut session, &mut self_draft, rule, prompt, &limits);
                 tally.add(&model, prompt, &plain, &found);
                 let found = greedy(&mut session, &mut separate, rule, prompt, &limits);
@@ -85,18 +87,18 @@ fn whatever_the_family_greedy_output_is_plain_but_for_ties() {
     }
     let Tally { num_same, num_ties, num_different, num_accepted } = tally;
     assert_eq!((num_same + num_ties, num_different), (FAMILIES.len() * 2 * 4, 0));
-    // Rounding is the exception, and rounds were rounds.
+    // Ties are the exception, and candidates were accepted.
     assert!(
         num_same > 5 * num_ties && num_accepted > 100,
         "{num_same}, {num_ties}, {num_accepted}"
     );
 }
 
-/// A target that computes several rows otherwise than one, as GPUs do: each logit is moved up or down,
-/// or not at all.
+/// A target that rounds several rows differently from one, as GPUs do: it moves each logit up, down or not
+/// at all.
 struct Uneven<'m> {
     session: ModelSession<'m>,
-    /// By how much, of what is forgiven.
+    /// The size of a move, relative to the tolerance.
     share: f32,
 }
 
@@ -135,16 +137,16 @@ impl Target for Uneven<'_> {
 }
 
 #[test]
-fn what_rows_side_by_side_round_otherwise_is_forgiven_and_what_is_more_is_not() {
+fn rounding_of_rows_side_by_side_is_forgiven_and_larger_differences_are_not() {
     let limits = Limits::new(32, vec![]);
-    let mut rule = FixedLength::new(4).expect("a valid length");
-    // Where each logit moves by a unit, half of what is forgiven, gaps move by two.
+    let mut rule = FixedLengthConfig { candidate_length: 4 };
+    // If each logit moves by half the tolerance, gaps move by up to the whole tolerance.
     for (share, is_rounding) in [(0.5, true), (3.0, false)] {
         let mut tally = Tally::default();
         for name in FAMILIES {
             let model = in_bf16(name);
             let vocab_size = model.shape().vocab_size;
-            let mut drafter = SeparateDraft::new(&model, None, vocab_size, CONTEXT);
+            let mut drafter = SeparateDraft::new(&model, None, vocab_size, CONTEXT, 1);
             let session = ModelSession::new(&model, CONTEXT, "target");
             let mut target = Uneven { session, share };
             for prompt in prompts() {

@@ -1,4 +1,4 @@
-//! Looking up before models draft: greedy output is plain, whoever proposes.
+//! Look-ups before models: greedy output is plain greedy output.
 
 use draftsmith_theory::DrafterId;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::lookup_first::LookupFirstDraft;
 
 #[test]
-fn whatever_the_family_greedy_output_behind_look_ups_is_plain_greedy_output() {
+fn greedy_output_with_look_ups_first_is_plain_greedy_output_in_every_family() {
     let mut num_rounds = [0; 2];
     for name in FAMILIES {
         let model = target_of(name);
@@ -19,11 +19,11 @@ fn whatever_the_family_greedy_output_behind_look_ups_is_plain_greedy_output() {
             let session = &mut ModelSession::new(&model, context, "target");
             let plain = greedy_plain(session, prompt, &limits);
             let mut session = session_with_exit(&model, exit_layer, context);
-            let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, None, context);
-            let mut separate = SeparateDraft::new(&model, None, 96, context);
+            let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, None, context, 1);
+            let mut separate = SeparateDraft::new(&model, None, 96, context, 1);
             for first in ["1x2", "2x4", "3x9"] {
                 let first = first.parse().expect("one");
-                let rule = &mut FixedLength::new(2).expect("a valid length");
+                let rule = &mut FixedLengthConfig { candidate_length: 2 };
                 let drafter = &mut LookupFirstDraft::new(&mut self_draft, first, 1);
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");

@@ -1,5 +1,5 @@
-//! Trees of models: greedy output is plain, and what a draft gives of a node is what it gives of the
-//! node's path alone.
+//! Trees of models: greedy output is plain greedy output, and a node's row equals the row after the node's
+//! path read as a chain.
 
 use draftsmith_theory::{SignalNeeds, TreeShape};
 
@@ -13,8 +13,7 @@ fn shape(text: &str) -> TreeShape {
     text.parse().expect("a shape")
 }
 
-/// Decodes greedily with trees; rounds are counted that proposed more than a chain, of which something
-/// stood.
+/// Decodes greedily with trees. Counts the rounds that proposed more than a chain and accepted a candidate.
 fn assert_trees_are_plain(
     model: &CausalLm,
     adapter: &Adapter,
@@ -26,11 +25,11 @@ fn assert_trees_are_plain(
         let context = prompt.len() + 44;
         let plain = greedy_plain(&mut ModelSession::new(model, context, "target"), prompt, &limits);
         let mut session = session_with_exit(model, exit_layer, context);
-        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, context);
-        let mut separate = SeparateDraft::new(model, None, 96, context);
+        let mut self_draft = SelfDraft::new(model, adapter, exit_layer, None, context, 1);
+        let mut separate = SeparateDraft::new(model, None, 96, context, 1);
         for shape in SHAPES.map(shape) {
             for length in [1, 3, 6] {
-                let rule = &mut FixedLength::new(length).expect("a valid length");
+                let rule = &mut FixedLengthConfig { candidate_length: length };
                 let drafter = &mut TreeDraft::new(&mut self_draft, shape);
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{shape}");
@@ -48,7 +47,7 @@ fn assert_trees_are_plain(
 }
 
 #[test]
-fn whatever_the_family_greedy_output_of_trees_is_plain_greedy_output() {
+fn greedy_output_of_trees_is_plain_greedy_output_in_every_family() {
     let mut num_branched = 0;
     for name in FAMILIES {
         let model = target_of(name);
@@ -74,7 +73,7 @@ fn whatever_the_family_greedy_output_of_trees_is_plain_greedy_output() {
 ///   └ 3
 /// 2
 /// ```
-/// Read behind what stands, in three steps: the first two nodes, two more, and two more.
+/// Read in three steps after the sequence: node 0, nodes 1 to 3, and nodes 4 and 5.
 const PARENTS: [Option<usize>; 6] = [None, Some(0), None, Some(0), Some(1), Some(1)];
 const STEPS: [std::ops::Range<usize>; 4] = [0..0, 0..1, 1..4, 4..6];
 
@@ -84,7 +83,7 @@ fn path_to(node: usize) -> Vec<usize> {
     path
 }
 
-/// What a drafter gives of the last token of each path, each as a tree's node or each in a chain.
+/// Compares a drafter's rows and predictions after each node with those after the node's path as a chain.
 fn assert_nodes_are_their_paths<T: Target>(
     target: &mut T,
     drafter: &mut impl StepDrafter<T>,
@@ -97,7 +96,7 @@ fn assert_nodes_are_their_paths<T: Target>(
         target.begin(0, &STANDING).expect("fits");
         drafter.begin(target, 0, &STANDING).expect("fits");
     };
-    let candidate = 7;
+    let (candidate, decoding) = (7, &Decoding::GREEDY);
     begin(target, drafter);
     let mut of_nodes = Vec::new();
     for new in STEPS {
@@ -105,11 +104,19 @@ fn assert_nodes_are_their_paths<T: Target>(
         let parents = &PARENTS[..new.end];
         let num_rows = new.len().max(1);
         let num_candidates = new.end;
-        let step = DraftStep { slot: 0, tokens: &tokens, num_candidates, parents, num_rows, needs };
+        let step = DraftStep {
+            slot: 0,
+            tokens: &tokens,
+            num_candidates,
+            parents,
+            num_rows,
+            needs,
+            decoding,
+        };
         let drafted = drafter.draft(target, &[step]).expect("finite");
         assert_eq!(drafted.len(), num_rows);
         for (row, drafted) in drafted.into_iter().enumerate() {
-            let ahead = drafter.predict_acceptance(target, (0, row), &drafted.logits, candidate);
+            let ahead = drafter.predict_acceptance((0, row), &drafted.own_logits, candidate);
             of_nodes.push((drafted, ahead.expect("finite")));
         }
     }
@@ -120,13 +127,13 @@ fn assert_nodes_are_their_paths<T: Target>(
         let mut expected = None;
         for len in 0..=path.len() {
             tokens.extend(len.checked_sub(1).map(|last| nodes[path[last]]));
-            let step = DraftStep::in_chain(0, &tokens, len, needs);
+            let step = DraftStep::in_chain(0, &tokens, len, needs, decoding);
             let drafted = drafter.draft(target, &[step]).expect("finite").remove(0);
-            let ahead = drafter.predict_acceptance(target, (0, 0), &drafted.logits, candidate);
+            let ahead = drafter.predict_acceptance((0, 0), &drafted.own_logits, candidate);
             expected = Some((drafted, ahead.expect("finite")));
         }
         let (expected, expected_ahead) = expected.expect("a step");
-        for (found, expected) in found.logits.iter().zip(&expected.logits) {
+        for (found, expected) in found.own_logits.iter().zip(&expected.own_logits) {
             // Sums of f32 in another order, of numbers near 1.
             assert!((found - expected).abs() <= 2e-5 * expected.abs().max(1.0), "{what} {nth}");
         }
@@ -144,7 +151,7 @@ fn assert_nodes_are_their_paths<T: Target>(
 }
 
 #[test]
-fn what_a_draft_and_its_head_say_of_a_node_is_what_they_say_of_its_path() {
+fn a_draft_and_its_head_give_the_same_for_a_node_as_for_its_path() {
     let model = target();
     let exit_layer = exit_layer_of(&model);
     let adapter =
@@ -153,10 +160,10 @@ fn what_a_draft_and_its_head_say_of_a_node_is_what_they_say_of_its_path() {
         let head = head(&model, reads, &format!("tree-{nth}"));
         let what = format!("{reads:?}");
         let mut session = session_with_exit(&model, exit_layer, 32);
-        let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, Some(&head), 32);
+        let mut self_draft = SelfDraft::new(&model, &adapter, exit_layer, Some(&head), 32, 1);
         assert_nodes_are_their_paths(&mut session, &mut self_draft, &what);
         let mut session = ModelSession::new(&model, 32, "target");
-        let mut separate = SeparateDraft::new(&model, Some(&head), 96, 32);
+        let mut separate = SeparateDraft::new(&model, Some(&head), 96, 32, 1);
         assert_nodes_are_their_paths(&mut session, &mut separate, &what);
     }
 }

@@ -1,5 +1,5 @@
-//! A head on the adapter's hidden state: what it predicts while drafting is what it predicts for
-//! whole sequences, replay is decoding, and no rule of it changes greedy output.
+//! A head on the adapter's hidden state predicts the same while drafting as for whole sequences, replay
+//! gives the counts of decoding, and no rule that reads the head changes greedy output.
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
@@ -13,7 +13,7 @@ use crate::session::tests::{draft_one, predicted_for_candidates, tensor_of};
 
 const EXIT_LAYER: usize = 2;
 
-/// Every form, with and without more to read.
+/// Every form, with and without additional inputs.
 pub(super) fn all_reads() -> Vec<HeadReads> {
     use HeadInput::{Entropy, TopProb};
     let inputs: [&[HeadInput]; 3] = [&[], &[Entropy], &[Entropy, TopProb]];
@@ -21,7 +21,7 @@ pub(super) fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// A head with random weights, read from its files as a trained one is.
+/// A head with random weights, read from files like a trained one.
 pub(super) fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> AcceptanceHead {
     let dir = tempfile_dir(name);
     let device = Device::flex();
@@ -41,8 +41,8 @@ fn tempfile_dir(name: &str) -> std::path::PathBuf {
     dir
 }
 
-/// What the head predicts for each token of `ids` after the first `num_before`, candidates of one
-/// round, from one pass over the whole.
+/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// from one pass over the whole sequence.
 fn of_whole_sequence(
     model: &CausalLm,
     adapter: &Adapter,
@@ -50,14 +50,14 @@ fn of_whole_sequence(
     ids: &[u32],
     num_before: usize,
 ) -> Vec<f64> {
-    let features = model.all_hidden_states(tensor_of(ids, model)).swap_remove(EXIT_LAYER);
+    let features = model.exit_states(tensor_of(ids, model), EXIT_LAYER);
     let hidden = adapter.forward(features);
     let [logits] = Rows::to_host([adapter.logits(&hidden.clone().into(), model)]).expect("brought");
     predicted_for_candidates(head, model, ids, num_before, hidden, &logits)
 }
 
 #[test]
-fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequence() {
+fn a_head_predicts_the_same_while_drafting_as_for_the_whole_sequence() {
     let model = target();
     let adapter =
         adapter(&model, AdapterArchitecture::AttentionWithHead, EXIT_LAYER, 0.1, "head-whole");
@@ -68,11 +68,11 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
         let head = head(&model, reads, &format!("whole-{nth}"));
         for calibration in [None, Some(&platt)] {
             let mut session = session_with_exit(&model, EXIT_LAYER, 64);
-            let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
+            let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64, 1);
             draft.set_calibration(calibration);
             Target::begin(&mut session, 0, &ids[..8]).expect("fits");
             draft.begin(&mut session, 0, &ids[..8]).expect("fits");
-            // Two rounds of candidates that are what comes next, the first of which is cut back.
+            // Two rounds with the next tokens as candidates; the first round is partly rolled back.
             for (start, end) in [(8, 13), (10, 20)] {
                 Drafter::<ModelSession<'_>>::commit(&mut draft, 0, start - 1, &[]);
                 session.commit(0, start - 1, &[]);
@@ -85,8 +85,12 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
                         HeadEstimate::OfRead(prob) => prob,
                         HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
                     }));
-                    let drawn =
-                        draft.predict_acceptance(&mut session, (0, 0), &drafted.logits, ids[at]);
+                    let drawn = StepDrafter::<ModelSession<'_>>::predict_acceptance(
+                        &mut draft,
+                        (0, 0),
+                        &drafted.own_logits,
+                        ids[at],
+                    );
                     found.extend(drawn.expect("finite"));
                 }
                 let proposal = &Proposal::certain_chain(&ids[start..end]);
@@ -105,7 +109,7 @@ fn what_a_head_predicts_while_drafting_is_what_it_predicts_for_the_whole_sequenc
 }
 
 #[test]
-fn replay_is_decoding_and_greedy_output_is_plain() {
+fn replay_has_the_counts_of_decoding_and_greedy_output_is_plain_greedy_output() {
     let model = target();
     let adapter = adapter(&model, AdapterArchitecture::Attention, EXIT_LAYER, 0.02, "head-near");
     let bounds = Bounds { min: 1, max: 5 };
@@ -115,7 +119,7 @@ fn replay_is_decoding_and_greedy_output_is_plain() {
     let (mut num_accepted, mut lengths) = (0, std::collections::BTreeSet::new());
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("replay-{nth}"));
-        let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64);
+        let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64, 1);
         for prompt in &prompts()[1..3] {
             let plain = greedy_plain(&mut session, prompt, &limits).token_ids;
             let options = RecordOptions {

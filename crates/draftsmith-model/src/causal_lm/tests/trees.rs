@@ -1,4 +1,5 @@
-//! A tree in a cache: each node's row is that of its path alone, and what is kept is a path.
+//! A tree in a cache: each node's logits equal those of its path read as a chain, and one path can
+//! be kept.
 
 use super::{assert_close, logits_of};
 use crate::causal_lm::CausalLm;
@@ -15,14 +16,14 @@ const PARENTS: [Option<usize>; 8] =
     [None, Some(0), Some(0), None, Some(1), Some(1), Some(4), Some(3)];
 const PATHS: [&[usize]; 6] = [&[], &[0, 1, 4, 6], &[0, 1, 5], &[0, 2], &[3, 7], &[3]];
 
-/// The nodes from the first to one.
+/// The nodes from the root to `node`.
 fn path_to(node: usize) -> Vec<usize> {
     let mut path = PARENTS[node].map(path_to).unwrap_or_default();
     path.push(node);
     path
 }
 
-/// The logits behind each of `new`, read from an empty cache behind `standing`.
+/// Logits of each of `new`, read after `standing` from an empty cache.
 fn alone(model: &CausalLm, standing: &[u32], new: &[u32]) -> Vec<f32> {
     let layers = 0..model.shape().num_layers;
     let mut cache = model.new_cache(64, 1);
@@ -32,7 +33,7 @@ fn alone(model: &CausalLm, standing: &[u32], new: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn each_node_of_a_tree_is_read_as_its_path_alone_and_any_path_can_be_kept() {
+fn each_tree_node_equals_its_path_as_a_chain_and_any_path_can_be_kept() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("a pool");
     for name in FIXTURES {
         let (model, expected) = (load(name), expected(name));
@@ -40,7 +41,7 @@ fn each_node_of_a_tree_is_read_as_its_path_alone_and_any_path_can_be_kept() {
         let nodes: Vec<u32> = (0..8).map(|node| 3 + 7 * node).collect();
         for model in [&model, &on_tensors] {
             for path in PATHS {
-                // More of them than a window of the fixtures holds, and fewer.
+                // More tokens than the fixtures' window holds, and fewer.
                 for standing in [&expected.ids[..3], &expected.ids[..]] {
                     reads_and_keeps(name, model, standing, &nodes, path);
                     pool.install(|| reads_and_keeps(name, model, standing, &nodes, path));
@@ -57,7 +58,8 @@ fn reads_and_keeps(name: &str, model: &CausalLm, standing: &[u32], nodes: &[u32]
     let mut cache = model.new_cache(standing.len() + 6, 3);
     let (before, last) = standing.split_at(standing.len() - 1);
     model.fill_cache(0, model.embed_ids(before).in_slot(slot), &mut cache);
-    // Beside a chain, in two forwards, of which the first has the last token that stands.
+    // Another slot holds a chain. There are two forwards; the first includes the last token before
+    // the tree.
     let mut found = Vec::new();
     for (new, known) in [(0..4, 4), (4..8, 8)] {
         cache.branch(slot, standing.len(), &PARENTS[..known]);
@@ -85,13 +87,13 @@ fn reads_and_keeps(name: &str, model: &CausalLm, standing: &[u32], nodes: &[u32]
 }
 
 #[test]
-fn a_path_is_kept_as_far_as_layers_have_read_it() {
+fn a_path_is_kept_as_far_as_each_layer_has_read_it() {
     for name in [FIXTURES[0], FIXTURES[5]] {
         let model = load(name);
         for model in [&model, &model.to_tensors()] {
             let num_layers = model.shape().num_layers;
             let mut cache = model.new_cache(16, 1);
-            // The first layer is ahead of the others by the nodes from 3 on.
+            // The first layer is ahead of the others, from node 3 on.
             cache.branch(0, 1, &PARENTS);
             let hidden = model.forward_layers(0..1, model.embed_ids(&[7, 1, 2, 3]), &mut cache);
             model.forward_layers(1..num_layers, hidden, &mut cache);

@@ -1,6 +1,5 @@
-//! Heads on drafts and self-drafts of every family: the hidden state that they read is the one that
-//! the LM head reads, and of a candidate they predict the same while decoding as in training, on
-//! packed weights as on tensors.
+//! Heads on drafts and self-drafts of every family: they read the hidden state that the LM head
+//! reads, and predict the same while decoding as in training, on packed weights and on tensors.
 
 use super::*;
 use crate::acceptance_head::{
@@ -8,19 +7,19 @@ use crate::acceptance_head::{
 };
 use crate::fixtures::{FIXTURES, expected, load};
 
-/// The tokens before the first candidate.
+/// Number of tokens before the first candidate.
 const NUM_BEFORE: usize = 6;
 
 /// A drafter with packed weights, and the same with tensors.
 type Both = [DrafterModel; 2];
 
-/// The model of a fixture as a draft.
+/// A fixture's model as a draft.
 fn drafts(name: &str) -> Both {
     let model = load(name);
     [(&model).into(), (&model.to_tensors()).into()]
 }
 
-/// A self-draft of it, whose adapter was written and read for packed weights.
+/// A self-draft of it, whose adapter was written and read back packed.
 fn self_drafts(name: &str) -> Both {
     let (target, dir) = (load(name), tempfile::tempdir().expect("a temporary directory"));
     let config = AdapterConfig {
@@ -36,7 +35,7 @@ fn self_drafts(name: &str) -> Both {
         .map(|(target, adapter)| DrafterModel::self_draft(target, adapter, EXIT_LAYER))
 }
 
-/// Equality but for sums in another order, which three layers carry on.
+/// Equal up to the order of sums, through three layers.
 #[track_caller]
 fn assert_near(found: &[f32], expected: &[f32], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -45,8 +44,8 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
     assert!(off <= 1e-4 * scale, "{what}: off by {off} of {scale}");
 }
 
-/// What the LM head reads behind each token from the last one before the candidates on, and its
-/// logits: the prompt in one forward, then a token a forward, as decoding has it.
+/// The LM head's input after each token, from the last one before the candidates on, and its
+/// logits: the prompt in one forward, then a token per forward, as in decoding.
 fn steps(drafter: &DrafterModel, ids: &[u32]) -> Vec<(Rows, Vec<f32>)> {
     let len = ids.len();
     let (mut features, mut cache) = (drafter.new_feature_cache(len, 1), drafter.new_cache(len, 1));
@@ -62,7 +61,7 @@ fn steps(drafter: &DrafterModel, ids: &[u32]) -> Vec<(Rows, Vec<f32>)> {
 }
 
 #[test]
-fn what_a_head_reads_of_a_draft_is_what_its_lm_head_reads() {
+fn a_head_reads_the_same_hidden_state_as_the_lm_head() {
     for name in FIXTURES {
         let expected = expected(name);
         let (normed, ids) =
@@ -79,7 +78,7 @@ fn what_a_head_reads_of_a_draft_is_what_its_lm_head_reads() {
     }
 }
 
-/// A token as a candidate of the distribution that logits make.
+/// A token as a candidate drawn from the distribution of `logits`.
 fn drawn(logits: &[f32], token: u32) -> DrawnCandidate {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted: Vec<f64> = logits.iter().map(|logit| f64::from(logit - largest)).collect();
@@ -92,11 +91,11 @@ fn drawn(logits: &[f32], token: u32) -> DrawnCandidate {
     }
 }
 
-/// What a head predicts of the candidates while they are drafted.
+/// A head's predictions while drafting.
 fn while_decoding(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Vec<f32> {
     let (reads, steps) = (head.reads(), steps(drafter, ids));
     let predict = |(position, pair): (usize, &[(Rows, Vec<f32>)])| {
-        let [(drawn_from, logits), (own, _)] = pair else { panic!("neighbours") };
+        let [(drawn_from, logits), (own, _)] = pair else { panic!("windows of two") };
         let token = ids[NUM_BEFORE + position];
         let scalars: Vec<f32> = drafter.scalars(reads, &drawn(logits, token)).collect();
         let of_embedding =
@@ -109,7 +108,7 @@ fn while_decoding(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) ->
     steps.windows(2).enumerate().map(predict).collect()
 }
 
-/// What a head that is being trained predicts of them, from one pass over the whole.
+/// The same predictions in training, from one pass over the sequence.
 fn in_training(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Vec<f32> {
     let mut candidates = CandidateRows::default();
     for (at, token) in ids.iter().enumerate().skip(NUM_BEFORE) {
@@ -120,7 +119,7 @@ fn in_training(drafter: &DrafterModel, head: &AcceptanceHead, ids: &[u32]) -> Ve
 }
 
 #[test]
-fn a_head_predicts_the_same_while_decoding_as_in_training_whatever_the_family() {
+fn a_head_predicts_the_same_in_decoding_and_training_for_every_family() {
     use HeadInput::{Entropy, TopProb};
     let device = Device::flex();
     let inputs: [&[HeadInput]; 2] = [&[], &[Entropy, TopProb]];
@@ -133,7 +132,7 @@ fn a_head_predicts_the_same_while_decoding_as_in_training_whatever_the_family() 
                 let width = both[0].hidden_size();
                 let config = AcceptanceHeadConfig::new(width, 2, true).with_reads(reads.clone());
                 let trained = config.init(&device);
-                // It is exported for embeddings as they are.
+                // The export is for unscaled embeddings.
                 let exported = trained.clone().with_embedding_gain(both[0].embedding_gain());
                 let dir = tempfile::tempdir().expect("a temporary directory");
                 exported.write_dir(dir.path(), &config).expect("written");

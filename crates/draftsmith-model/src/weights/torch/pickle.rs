@@ -1,21 +1,21 @@
-//! The pickle of a state dictionary, as far as `torch.save` writes one: names and tensors.
+//! The pickle of a state dictionary, limited to what `torch.save` writes: names and tensors.
 //!
-//! A pickle is a program for a stack machine, and Python's runs whatever it names. This one makes
-//! numbers, texts, tuples, lists, dictionaries and tensors, knows the functions that tensors are
-//! rebuilt with by name, and refuses everything else by name. Containers lie in a table and are
-//! referred to, so that no pickle nests deeper than the stack or grows beyond its own length.
+//! A pickle is a program for a stack machine, and Python's runs any function that it names. This
+//! one builds numbers, texts, tuples, lists, dictionaries and tensors, and refuses everything else
+//! with its name. Containers are in a table and referenced by index, so a pickle cannot nest deeply
+//! or grow beyond its length.
 
 use std::collections::HashMap;
 
 use safetensors::Dtype;
 
-/// What a pickle says of a tensor.
+/// A tensor that a pickle describes.
 #[derive(Debug, Clone)]
 pub(super) struct TorchTensor {
-    /// The name of its bytes in the archive.
+    /// The name of its storage in the archive.
     pub(super) storage: String,
     pub(super) dtype: Dtype,
-    /// Numbers of the storage before its first.
+    /// Index of its first number in the storage.
     pub(super) offset: usize,
     pub(super) shape: Vec<usize>,
 }
@@ -23,18 +23,18 @@ pub(super) struct TorchTensor {
 #[derive(Debug, Clone)]
 enum Value {
     None,
-    /// A truth value or a floating-point number, which no tensor depends on.
+    /// A boolean or float, which tensors do not need.
     Other,
     Int(i64),
     Text(usize),
-    /// Of the values in `sequences`.
+    /// Index into `sequences`.
     Sequence(usize),
-    /// Of the pairs in `dicts`.
+    /// Index into `dicts`.
     Dict(usize),
     Global(Global),
-    /// A storage's type, and its name among the texts.
+    /// A storage's type, and the index of its name in `texts`.
     Storage(Dtype, usize),
-    /// Of the tensors.
+    /// Index into `tensors`.
     Tensor(usize),
 }
 
@@ -72,7 +72,7 @@ impl Global {
 struct Machine<'a> {
     rest: &'a [u8],
     stack: Vec<Value>,
-    /// Lengths of the stack that were marked.
+    /// Marked stack lengths.
     marks: Vec<usize>,
     memo: HashMap<u32, Value>,
     texts: Vec<String>,
@@ -81,18 +81,20 @@ struct Machine<'a> {
     tensors: Vec<TorchTensor>,
 }
 
-/// The tensors of a state dictionary, by name.
+/// The tensors of a state dictionary with their names.
 pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(String, TorchTensor)>, String> {
     let mut machine = Machine { rest: pickle, ..Machine::default() };
     let Value::Dict(all) = machine.run()? else {
-        return Err("it holds no dictionary of tensors".to_owned());
+        return Err("it does not hold a dictionary of tensors".to_owned());
     };
     let mut tensors = Vec::with_capacity(machine.dicts[all].len());
     for (name, value) in &machine.dicts[all] {
-        let Value::Text(name) = name else { return Err("a tensor's name is no text".to_owned()) };
+        let Value::Text(name) = name else {
+            return Err("a tensor's name is not a text".to_owned());
+        };
         let name = machine.texts[*name].clone();
         let Value::Tensor(tensor) = value else {
-            return Err(format!("its `{name}` is no tensor: it is no state dictionary"));
+            return Err(format!("its `{name}` is not a tensor, so it is not a state dictionary"));
         };
         tensors.push((name, machine.tensors[*tensor].clone()));
     }
@@ -104,7 +106,7 @@ impl Machine<'_> {
         loop {
             let [op] = self.bytes()?;
             match op {
-                // PROTO, FRAME: what follows is read as it comes.
+                // PROTO and FRAME, which need no action.
                 0x80 => drop(self.bytes::<1>()?),
                 0x95 => drop(self.bytes::<8>()?),
                 b'.' => return self.pop(),
@@ -116,69 +118,45 @@ impl Machine<'_> {
                     self.stack.push(Value::Other);
                 }
                 b'J' => {
-                    let int = i64::from(i32::from_le_bytes(self.bytes()?));
-                    self.stack.push(Value::Int(int));
+                    let int = i32::from_le_bytes(self.bytes()?);
+                    self.stack.push(Value::Int(int.into()));
                 }
-                b'K' => {
-                    let int = i64::from(u8::from_le_bytes(self.bytes()?));
-                    self.stack.push(Value::Int(int));
-                }
-                b'M' => {
-                    let int = i64::from(u16::from_le_bytes(self.bytes()?));
-                    self.stack.push(Value::Int(int));
+                b'K' | b'M' => {
+                    let int = self.uint(if op == b'K' { 1 } else { 2 })?;
+                    self.stack.push(Value::Int(int.into()));
                 }
                 0x8a => self.long()?,
-                b'X' => {
-                    let len = u32::from_le_bytes(self.bytes()?);
+                b'X' | 0x8c => {
+                    let len = self.uint(if op == b'X' { 4 } else { 1 })?;
                     self.text(len as usize)?;
-                }
-                0x8c => {
-                    let [len] = self.bytes()?;
-                    self.text(len.into())?;
                 }
                 b'}' => self.new_dict(),
                 b']' | b')' => self.new_sequence(Vec::new()),
-                b't' => {
-                    let values = self.since_mark()?;
+                b't' | 0x85..=0x87 => {
+                    let values = self.items((op != b't').then(|| usize::from(op - 0x84)))?;
                     self.new_sequence(values);
                 }
-                0x85..=0x87 => {
-                    let start = self.stack.len().checked_sub(usize::from(op - 0x84));
-                    let values = self.stack.split_off(start.ok_or_else(underflow)?);
-                    self.new_sequence(values);
+                b'a' | b'e' => {
+                    let values = self.items((op == b'a').then_some(1))?;
+                    let Some(Value::Sequence(list)) = self.stack.last() else {
+                        return Err("it appends to a value that is not a list".to_owned());
+                    };
+                    self.sequences[*list].extend(values);
                 }
-                b'a' => {
-                    let value = self.pop()?;
-                    self.append(vec![value])?;
-                }
-                b'e' => {
-                    let values = self.since_mark()?;
-                    self.append(values)?;
-                }
-                b's' => {
-                    let (value, key) = (self.pop()?, self.pop()?);
-                    self.set_items(vec![key, value])?;
-                }
-                b'u' => {
-                    let values = self.since_mark()?;
+                b's' | b'u' => {
+                    let values = self.items((op == b's').then_some(2))?;
                     self.set_items(values)?;
                 }
-                b'q' => {
-                    let [place] = self.bytes()?;
-                    self.remember(place.into())?;
-                }
-                b'r' => {
-                    let place = u32::from_le_bytes(self.bytes()?);
+                b'q' | b'r' => {
+                    let place = self.uint(if op == b'q' { 1 } else { 4 })?;
                     self.remember(place)?;
                 }
                 0x94 => self.remember(self.memo.len() as u32)?,
-                b'h' => {
-                    let [place] = self.bytes()?;
-                    self.recall(place.into())?;
-                }
-                b'j' => {
-                    let place = u32::from_le_bytes(self.bytes()?);
-                    self.recall(place)?;
+                b'h' | b'j' => {
+                    let place = self.uint(if op == b'h' { 1 } else { 4 })?;
+                    let value =
+                        self.memo.get(&place).ok_or("it recalls a value it never stored")?;
+                    self.stack.push(value.clone());
                 }
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
@@ -190,17 +168,18 @@ impl Machine<'_> {
                 }
                 b'Q' => self.storage()?,
                 b'R' => self.call()?,
-                // BUILD: attributes of a dictionary (`_metadata`), which say nothing of tensors.
+                // BUILD sets a dictionary's attributes (`_metadata`), which do not concern tensors.
                 b'b' => {
                     self.pop()?;
                     if !matches!(self.stack.last(), Some(Value::Dict(_))) {
-                        return Err("it sets attributes of what is no dictionary".to_owned());
+                        let problem = "it sets attributes of a value that is not a dictionary";
+                        return Err(problem.to_owned());
                     }
                 }
                 other => {
                     return Err(format!(
-                        "its pickle has the instruction {other:#04x}, which no \
-                                        state dictionary needs"
+                        "its pickle has the instruction {other:#04x}, which state dictionaries do \
+                         not need"
                     ));
                 }
             }
@@ -211,6 +190,13 @@ impl Machine<'_> {
         let (bytes, rest) = self.rest.split_first_chunk().ok_or_else(cut_short)?;
         self.rest = rest;
         Ok(*bytes)
+    }
+
+    /// An unsigned number of up to four bytes.
+    fn uint(&mut self, len: usize) -> Result<u32, String> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(cut_short)?;
+        self.rest = rest;
+        Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte)))
     }
 
     /// A signed number of up to eight bytes.
@@ -251,13 +237,18 @@ impl Machine<'_> {
     fn pop_text(&mut self) -> Result<String, String> {
         match self.pop()? {
             Value::Text(text) => Ok(self.texts[text].clone()),
-            _ => Err("a name is no text".to_owned()),
+            _ => Err("a name is not a text".to_owned()),
         }
     }
 
-    fn since_mark(&mut self) -> Result<Vec<Value>, String> {
-        let mark = self.marks.pop().filter(|mark| *mark <= self.stack.len());
-        Ok(self.stack.split_off(mark.ok_or_else(underflow)?))
+    /// Pops the last `num` values; `None` for all since the last mark.
+    fn items(&mut self, num: Option<usize>) -> Result<Vec<Value>, String> {
+        let start = match num {
+            Some(num) => self.stack.len().checked_sub(num),
+            None => self.marks.pop(),
+        };
+        let start = start.filter(|start| *start <= self.stack.len());
+        Ok(self.stack.split_off(start.ok_or_else(underflow)?))
     }
 
     fn new_dict(&mut self) {
@@ -270,17 +261,9 @@ impl Machine<'_> {
         self.stack.push(Value::Sequence(self.sequences.len() - 1));
     }
 
-    fn append(&mut self, values: Vec<Value>) -> Result<(), String> {
-        let Some(Value::Sequence(list)) = self.stack.last() else {
-            return Err("it appends to what is no list".to_owned());
-        };
-        self.sequences[*list].extend(values);
-        Ok(())
-    }
-
     fn set_items(&mut self, values: Vec<Value>) -> Result<(), String> {
         let Some(Value::Dict(dict)) = self.stack.last() else {
-            return Err("it sets items of what is no dictionary".to_owned());
+            return Err("it sets items of a value that is not a dictionary".to_owned());
         };
         let dict = &mut self.dicts[*dict];
         let mut values = values.into_iter();
@@ -296,43 +279,37 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn recall(&mut self, place: u32) -> Result<(), String> {
-        let value = self.memo.get(&place).ok_or("it recalls what it never remembered")?;
-        self.stack.push(value.clone());
-        Ok(())
-    }
-
     fn global(&mut self, module: &str, name: &str) -> Result<(), String> {
         let Some(global) = Global::of(module, name) else {
-            return Err(format!("its pickle names `{module}.{name}`: tensors alone are read"));
+            return Err(format!("its pickle names `{module}.{name}`, but only tensors are read"));
         };
         self.stack.push(Value::Global(global));
         Ok(())
     }
 
-    /// The values of a tuple.
+    /// Pops a tuple's values.
     fn pop_tuple(&mut self) -> Result<Vec<Value>, String> {
         match self.pop()? {
             Value::Sequence(values) => Ok(self.sequences[values].clone()),
-            _ => Err("arguments are no tuple".to_owned()),
+            _ => Err("arguments are not a tuple".to_owned()),
         }
     }
 
-    /// `('storage', type, name, device, length)`: bytes of the archive.
+    /// `('storage', type, name, device, length)`, a reference to bytes in the archive.
     fn storage(&mut self) -> Result<(), String> {
         match self.pop_tuple()?.as_slice() {
             [Value::Text(_), Value::Global(Global::Storage(dtype)), Value::Text(name), ..] => {
                 self.stack.push(Value::Storage(*dtype, *name));
                 Ok(())
             }
-            _ => Err("a reference is to no storage".to_owned()),
+            _ => Err("a reference is not to a storage".to_owned()),
         }
     }
 
     fn call(&mut self) -> Result<(), String> {
         let arguments = self.pop_tuple()?;
         let Value::Global(function) = self.pop()? else {
-            return Err("it calls what is no function".to_owned());
+            return Err("it calls a value that is not a function".to_owned());
         };
         match (function, arguments.as_slice()) {
             (Global::OrderedDict, []) => self.new_dict(),
@@ -352,8 +329,8 @@ impl Machine<'_> {
                 let offset = size(&Value::Int(*offset))?;
                 let shape = self.sizes(*shape)?;
                 if !is_contiguous(&shape, &self.sizes(*strides)?) {
-                    return Err("a tensor's rows do not lie one after the other; hint: save it \
-                                once more, with `.contiguous()`"
+                    return Err("a tensor is not contiguous; hint: save it again after \
+                                `.contiguous()`"
                         .to_owned());
                 }
                 let (dtype, storage) = (*dtype, self.texts[*storage].clone());
@@ -373,11 +350,11 @@ impl Machine<'_> {
 fn size(value: &Value) -> Result<usize, String> {
     match value {
         Value::Int(int) => usize::try_from(*int).map_err(|_| format!("a size is {int}")),
-        _ => Err("a size is no number".to_owned()),
+        _ => Err("a size is not a number".to_owned()),
     }
 }
 
-/// Whether numbers lie row by row. Where a dimension is 1, nothing is stepped over.
+/// Whether numbers are stored row by row. The stride of a dimension of size 1 does not matter.
 fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     let mut step = Some(1_usize);
     let row_by_row = shape.iter().zip(strides).rev().all(|(dim, stride)| {
@@ -389,7 +366,7 @@ fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
 }
 
 fn underflow() -> String {
-    "its pickle takes more than it has".to_owned()
+    "its pickle takes more values than there are".to_owned()
 }
 
 fn cut_short() -> String {

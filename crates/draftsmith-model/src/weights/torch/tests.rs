@@ -1,12 +1,12 @@
-//! What `torch.save` writes is read; anything else that a pickle or an archive may hold is refused by
-//! name, and nothing is run.
+//! Files of `torch.save` are read; anything else in a pickle or archive is refused with its name,
+//! and nothing is executed.
 
 use std::path::Path;
 
 use crate::error::ModelError;
 use crate::weights::WeightReader;
 
-/// Instructions of pickles, by their names in Python's `pickletools`.
+/// Pickle instructions, named as in Python's `pickletools`.
 fn text(text: &str) -> Vec<u8> {
     [&[b'X'][..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
 }
@@ -27,7 +27,7 @@ fn ints(values: &[i32]) -> Vec<u8> {
     tuple(&values.iter().map(|value| int(*value)).collect::<Vec<_>>())
 }
 
-/// A tensor of the storage `0`.
+/// A tensor of storage `0`.
 fn tensor(offset: i32, shape: &[i32], strides: &[i32]) -> Vec<u8> {
     let kind = global("torch", "FloatStorage");
     let storage = tuple(&[text("storage"), kind, text("0"), text("cpu"), int(6)]);
@@ -37,12 +37,12 @@ fn tensor(offset: i32, shape: &[i32], strides: &[i32]) -> Vec<u8> {
     [global("torch._utils", "_rebuild_tensor_v2").as_slice(), &arguments, b"R"].concat()
 }
 
-/// A dictionary of one value, called `a`.
+/// A dictionary with one value, called `a`.
 fn pickle(value: &[u8]) -> Vec<u8> {
     [b"\x80\x02}q\x00", text("a").as_slice(), value, b"s."].concat()
 }
 
-/// An archive with its entries as they are, each stored by `method`.
+/// An archive of raw entries, each with compression method `method`.
 fn archive(entries: &[(&str, &[u8])], method: u16) -> Vec<u8> {
     let (mut file, mut table) = (Vec::new(), Vec::new());
     for (name, bytes) in entries {
@@ -84,7 +84,7 @@ fn open(bytes: &[u8]) -> Result<WeightReader, ModelError> {
 }
 
 #[test]
-fn a_tensor_is_its_part_of_a_storage() {
+fn a_tensor_is_read_from_its_part_of_a_storage() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let write = |pickle: &[u8]| {
         std::fs::write(dir.path().join("pytorch_model.bin"), of_pickle(pickle)).expect("written");
@@ -92,10 +92,10 @@ fn a_tensor_is_its_part_of_a_storage() {
     };
     let mut reader = write(&pickle(&tensor(2, &[2, 2], &[2, 1])));
     assert_eq!(reader.take("a", &[2, 2]).expect("reads"), [2.0, 3.0, 4.0, 5.0]);
-    // What a dimension of 1 would step over says nothing.
+    // The stride of a dimension of 1 does not matter.
     let mut reader = write(&pickle(&tensor(1, &[3, 1], &[1, 77])));
     assert_eq!(reader.take("a", &[3, 1]).expect("reads"), [1.0, 2.0, 3.0]);
-    // A parameter is its tensor; the attributes of a dictionary are passed over.
+    // A parameter is its tensor; a dictionary's attributes are ignored.
     let plain = tensor(0, &[6], &[1]);
     let arguments = tuple(&[plain, vec![0x88], vec![b'N']]);
     let parameter = global("torch._utils", "_rebuild_parameter");
@@ -106,7 +106,7 @@ fn a_tensor_is_its_part_of_a_storage() {
 }
 
 #[test]
-fn what_is_no_tensor_is_refused_by_name() {
+fn anything_but_tensors_is_refused_with_its_name() {
     let good = tensor(0, &[6], &[1]);
     let call = |module: &str, name: &str| {
         pickle(&[global(module, name).as_slice(), &tuple(&[text("true")]), b"R"].concat())
@@ -117,19 +117,19 @@ fn what_is_no_tensor_is_refused_by_name() {
         (call("torch._utils", "_rebuild_sparse_tensor"), "`torch._utils._rebuild_sparse_tensor`"),
         (call("collections", "OrderedDict"), "other arguments"),
         (pickle(&[text("os"), text("system"), vec![0x93]].concat()), "`os.system`"),
-        (pickle(&text("text")), "`a` is no tensor"),
+        (pickle(&text("text")), "`a` is not a tensor"),
         (pickle(b"ios\nsystem\n"), "0x69"),
         (pickle(b")\x81"), "0x81"),
         (pickle(&[good.as_slice(), b"}b"].concat()), "attributes"),
-        (pickle(&tensor(0, &[3, 2], &[1, 3])), "one after the other"),
+        (pickle(&tensor(0, &[3, 2], &[1, 3])), "not contiguous"),
         (pickle(&tensor(-1, &[2], &[1])), "-1"),
         (pickle(&tensor(1, &[6], &[1])), "beyond"),
-        (pickle(&tensor(0, &[i32::MAX; 3], &[i32::MAX, 1, 1])), "one after the other"),
+        (pickle(&tensor(0, &[i32::MAX; 3], &[i32::MAX, 1, 1])), "not contiguous"),
         (pickle(&tensor(i32::MAX, &[1], &[1])), "beyond"),
-        (b"\x80\x02].".to_vec(), "no dictionary"),
+        (b"\x80\x02].".to_vec(), "not hold a dictionary"),
         (b"\x80\x02h\x07.".to_vec(), "recalls"),
-        (b"\x80\x02t.".to_vec(), "more than it has"),
-        (b"\x80\x02\x85.".to_vec(), "more than it has"),
+        (b"\x80\x02t.".to_vec(), "more values than there are"),
+        (b"\x80\x02\x85.".to_vec(), "more values than there are"),
         (b"\x80\x02}X\xff\xff\xff\xff.".to_vec(), "cut short"),
         (b"\x80\x02}".to_vec(), "cut short"),
     ] {
@@ -138,7 +138,7 @@ fn what_is_no_tensor_is_refused_by_name() {
             assert!(message.contains(part), "`{part}` is not in: {message}");
         }
     }
-    // What nests and repeats itself takes no more than its own length.
+    // Nested and repeated values take no more memory than the pickle's length.
     let mut nested = b"\x80\x02)".to_vec();
     nested.extend(b"q\x00h\x00h\x00\x86".repeat(200_000));
     nested.push(b'.');
@@ -146,7 +146,7 @@ fn what_is_no_tensor_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_no_archive_of_torchs_is_refused() {
+fn an_archive_that_torch_would_not_write_is_refused() {
     let good = pickle(&tensor(0, &[6], &[1]));
     let numbers = numbers();
     let data: (&str, &[u8]) = ("m/data/0", &numbers);
@@ -159,7 +159,7 @@ fn what_is_no_archive_of_torchs_is_refused() {
         (archive(&[all[0], ("m/data/0", &numbers[..20])], 0), "beyond the 20 bytes"),
         (archive(&[all[0], data, ("m/byteorder", b"big")], 0), "little-endian"),
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.".to_vec(), "torch before 1.6"),
-        (Vec::new(), "no zip archive"),
+        (Vec::new(), "not a zip archive"),
     ] {
         let message = open(&file).expect_err("refused").to_string();
         assert!(message.contains("pytorch_model.bin") && message.contains(part), "{message}");
@@ -168,7 +168,7 @@ fn what_is_no_archive_of_torchs_is_refused() {
 }
 
 #[test]
-fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
+fn a_file_cut_or_changed_anywhere_causes_an_error_or_keeps_its_shape() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let saved = std::fs::read(fixtures.join("llama-yarn-bin-f32/pytorch_model.bin"));
     let small = of_pickle(&pickle(&tensor(0, &[6], &[1])));
@@ -181,7 +181,7 @@ fn a_file_cut_or_changed_anywhere_is_an_error_or_the_same_shape() {
             let mut changed = whole.clone();
             changed[position] ^= 0x15;
             if let Ok(mut reader) = open(&changed) {
-                // Refused or read: never a panic.
+                // Refused or read, but never a panic.
                 let names: Vec<String> = reader.names().map(str::to_owned).collect();
                 for name in names {
                     let shape = reader.shape(&name).expect("it is named").to_vec();

@@ -1,5 +1,5 @@
-//! Writing tensors as `torch.save` writes a state dictionary: a zip archive of a pickle and of each
-//! tensor's numbers, stored as they are.
+//! Writes tensors as `torch.save` writes a state dictionary: a zip archive of a pickle and of each
+//! tensor's numbers, uncompressed.
 
 use std::io::{Seek, Write};
 use std::path::Path;
@@ -11,10 +11,10 @@ use zip::{CompressionMethod, ZipWriter};
 use super::super::write::NamedTensor;
 use crate::error::ModelError;
 
-/// Writes a file that `torch.load` reads, whole or not at all, in f32.
+/// Writes a file for `torch.load`, atomically, in f32.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub(crate) fn write_torch(path: &Path, tensors: &[NamedTensor]) -> Result<(), ModelError> {
     write_whole_with(path, |file| {
         archive(file, tensors).map_err(|error| ModelError::io("write", path, error.into()))
@@ -23,7 +23,7 @@ pub(crate) fn write_torch(path: &Path, tensors: &[NamedTensor]) -> Result<(), Mo
 
 fn archive(file: impl Write + Seek, tensors: &[NamedTensor]) -> Result<(), zip::result::ZipError> {
     let mut zip = ZipWriter::new(file);
-    // Without the time of day: the same tensors give the same bytes.
+    // Without the time of day, so the same tensors give the same bytes.
     let stored = FileOptions::default()
         .compression_method(CompressionMethod::Stored)
         .last_modified_time(zip::DateTime::default())
@@ -42,7 +42,7 @@ fn archive(file: impl Write + Seek, tensors: &[NamedTensor]) -> Result<(), zip::
     zip.finish().map(drop)
 }
 
-/// A dictionary of tensors by name, each of a storage of its own: protocol 2, without a memo.
+/// A dictionary of tensors by name, each with a storage: protocol 2, without a memo.
 fn pickle(tensors: &[NamedTensor]) -> Vec<u8> {
     let mut bytes = b"\x80\x02}(".to_vec();
     let text =
@@ -80,7 +80,7 @@ mod tests {
     use crate::weights::WeightReader;
 
     #[test]
-    fn what_is_written_reads_back_and_the_same_tensors_give_the_same_bytes() {
+    fn a_written_file_reads_back_and_the_same_tensors_give_the_same_bytes() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("pytorch_model.bin");
         let tensor = |name: &str, shape: &[usize]| NamedTensor {

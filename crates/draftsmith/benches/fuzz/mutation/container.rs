@@ -1,5 +1,5 @@
-//! Changes within a frame that stays true, or nearly: a safetensors header behind its length, a
-//! Parquet footer before its own, what gzip holds, and a file of a training's state.
+//! Changes within a frame that stays valid, or nearly: a safetensors header after its length, a Parquet
+//! footer before its length, the content of gzip, and a file of a training's state.
 
 use std::io::{Read, Write};
 
@@ -10,11 +10,11 @@ use flate2::write::GzEncoder;
 use super::{EDGES, Mutator};
 use crate::readers::state;
 
-/// The length of a Parquet footer, and the magic behind it.
+/// The size of a Parquet footer's length and of the magic after it.
 const FOOTER_TAIL: usize = 8;
 
 impl Mutator<'_> {
-    /// A safetensors file with another header, or with other data behind it.
+    /// A safetensors file with another header, or with other data after it.
     pub(super) fn safetensors(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
         let Some((length, rest)) = bytes.split_first_chunk() else { return bytes.to_vec() };
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -32,7 +32,7 @@ impl Mutator<'_> {
         [&length.to_le_bytes()[..], &header, &data].concat()
     }
 
-    /// A Parquet file with other bytes: in its footer, whose length stays true, or in its pages.
+    /// A Parquet file with other bytes in its footer, whose length stays correct, or in its pages.
     pub(super) fn parquet(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
         let footer_end = bytes.len().saturating_sub(FOOTER_TAIL);
         let Some(length) = bytes[footer_end..].first_chunk() else { return bytes.to_vec() };
@@ -62,7 +62,7 @@ impl Mutator<'_> {
         state::join(&files)
     }
 
-    /// What gzip holds, changed; and now and then, zeros without end.
+    /// Changed content of gzip; sometimes an enormous run of zeros.
     pub(super) fn gzip(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
         let mut inner = Vec::new();
         if MultiGzDecoder::new(bytes).read_to_end(&mut inner).is_err() {

@@ -1,17 +1,17 @@
-//! Changes of values in a JSON tree, and in a TOML document by way of one.
+//! Changes of values in a JSON tree, and in a TOML document through a JSON tree.
 
 use serde_json::{Map, Value, json};
 
 use super::{EDGES, Mutator};
 
-/// What stands for a value that no tree can hold, until the tree is text.
+/// A placeholder for a value that no tree can hold. It is replaced in the text.
 const DEEP: &str = "@deep@";
 const NUMBER: &str = "@number@";
-/// How deep a nested value may be.
+/// The largest depth of a nested value.
 const MOST_NESTED: usize = 20_000;
 
 impl Mutator<'_> {
-    /// A document with so many values changed.
+    /// A document with some values changed.
     pub(super) fn json(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
         let Ok(mut value) = serde_json::from_slice::<Value>(bytes) else { return bytes.to_vec() };
         (0..num_changes).for_each(|_| self.change_value(&mut value));
@@ -26,7 +26,7 @@ impl Mutator<'_> {
         bytes
     }
 
-    /// Lines with so many values changed in one of them.
+    /// Lines with some values changed in one of them.
     pub(super) fn json_lines(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
         let mut lines: Vec<Vec<u8>> =
             bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
@@ -35,10 +35,10 @@ impl Mutator<'_> {
         lines.join(&b'\n')
     }
 
-    /// A TOML document with so many values changed; changed as text where the tree is none of TOML.
+    /// A TOML document with some values changed; changed as text if the tree is not valid TOML.
     pub(super) fn toml(&mut self, bytes: &[u8], num_changes: usize) -> Vec<u8> {
         let text = String::from_utf8_lossy(bytes);
-        // Comments are kept: they may say what the command line sets.
+        // Comments are kept, because they may contain `--set` lines.
         let comments: String = text
             .lines()
             .filter(|line| line.starts_with('#'))
@@ -55,7 +55,7 @@ impl Mutator<'_> {
         bytes
     }
 
-    /// Puts nested values and numbers of no type where words stand for them.
+    /// Replaces placeholders with nested values and with numbers that no type holds.
     fn with_impossible_values(&mut self, text: String) -> String {
         let mut text = text;
         if text.contains(DEEP) {
@@ -74,7 +74,7 @@ impl Mutator<'_> {
         text
     }
 
-    /// Changes one value of a tree, its key, or how many there are of it.
+    /// Changes one value of a tree, its key, or the number of its copies.
     fn change_value(&mut self, root: &mut Value) {
         let donor = {
             let place = self.below(count(root));
@@ -119,7 +119,7 @@ impl Mutator<'_> {
         }
     }
 
-    /// A number beside another.
+    /// A number close to another.
     fn near(&mut self, number: &serde_json::Number) -> serde_json::Number {
         let step = [1, 2, 8, 1000][self.below(4)];
         match number.as_u64() {
@@ -133,7 +133,7 @@ impl Mutator<'_> {
         }
     }
 
-    /// A value that few expect.
+    /// An unusual value.
     fn edge_value(&mut self) -> Value {
         match self.below(12) {
             0 => Value::Null,
@@ -179,7 +179,7 @@ fn number_of(number: u64) -> serde_json::Number {
     number.into()
 }
 
-/// The values of a tree, the tree among them.
+/// The number of values of a tree, including the tree.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(list) => list.iter().map(count).sum(),
@@ -188,7 +188,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// The value that is reached after `left` others.
+/// The value with number `left`, in depth-first order.
 fn nth<'v>(value: &'v Value, left: &mut usize) -> Option<&'v Value> {
     if *left == 0 {
         return Some(value);

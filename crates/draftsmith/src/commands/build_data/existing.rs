@@ -1,5 +1,5 @@
-//! Responses that stand in the prompt files: as text, or as tokens, with what a draft drew beside them
-//! and how probable acceptance was where the file was made.
+//! Responses from the prompt files: as text, or as tokens, possibly with a draft's tokens and the acceptance
+//! probabilities that the file's author measured.
 
 use std::sync::Mutex;
 
@@ -12,17 +12,11 @@ use crate::text_side::TextSide;
 
 const HELD: &str = "nobody panics while holding it";
 
-/// A mean difference of acceptance probabilities that rounding does not explain.
+/// Mean difference of acceptance probabilities above which rounding cannot be the reason.
 const OTHER_MODELS: f64 = 0.05;
 
-/// A response from a file.
-pub(super) struct Existing {
-    pub(super) ids: Vec<u32>,
-    pub(super) finish: FinishReason,
-}
-
-/// A turn's response from its file, ended as the target would end it: by a stop string, or else by an
-/// end token; cut where it does not fit. Tokens are taken as they are up to where they end.
+/// A turn's response from its file, cut where local decoding would end it: after a stop string or an end
+/// token, or where it no longer fits. A text without a stop string gets an end token.
 ///
 /// # Errors
 /// If there is none, or it cannot be encoded.
@@ -31,7 +25,7 @@ pub(super) fn existing_response(
     turn: &Turn,
     prompt_ids: &[u32],
     max_new_tokens: usize,
-) -> Result<Existing> {
+) -> Result<(Vec<u32>, FinishReason)> {
     let mut ids = prompt_ids.to_vec();
     match (&turn.tokens, &turn.response) {
         (Some(given), _) => ids.extend(&given.response_ids),
@@ -65,13 +59,13 @@ pub(super) fn existing_response(
         ids.truncate(most);
         finish = FinishReason::Length;
     }
-    Ok(Existing { ids: ids.split_off(prompt_ids.len()), finish })
+    Ok((ids.split_off(prompt_ids.len()), finish))
 }
 
-/// Checks that models of `vocab_size` tokens know those that came with a prompt.
+/// Checks that a prompt's given tokens are in a vocabulary of `vocab_size` tokens.
 ///
 /// # Errors
-/// The first that they do not know, with its key.
+/// The first unknown token, with its key.
 pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
     for given in prompt.turns.iter().filter_map(|turn| turn.tokens.as_ref()) {
         let GivenTokens { prompt_ids, response_ids, draft_ids, .. } = given;
@@ -80,8 +74,8 @@ pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
             let unknown = ids.into_iter().flatten().find(|id| **id as usize >= vocab_size);
             if let Some(id) = unknown {
                 bail!(
-                    "prompt `{}`: key `{key}` has the token {id}, and the models have {vocab_size}; \
-                     hint: give the models whose tokenizer made `{}`",
+                    "prompt `{}`: key `{key}` has the token {id}, but the models have {vocab_size}; \
+                     hint: use the models whose tokenizer made `{}`",
                     prompt.id,
                     prompt.source
                 );
@@ -91,68 +85,65 @@ pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
     Ok(())
 }
 
-/// What is told of all responses that came as tokens.
+/// Statistics of all responses given as tokens.
 #[derive(Default)]
-pub(super) struct GivenLabels {
-    told: Mutex<Told>,
-}
+pub(super) struct GivenLabels(Mutex<Comparison>);
 
 #[derive(Default)]
-struct Told {
+struct Comparison {
     num_responses: usize,
     num_cut: usize,
-    /// Those that the file has acceptance probabilities of.
+    /// Tokens with acceptance probabilities in the file, and the sum of their differences from ours.
     num_compared: usize,
     difference: f64,
 }
 
 impl GivenLabels {
-    /// Counts a response that came as tokens, and compares the file's labels with those of the models
-    /// here.
+    /// Counts a response given as tokens, and compares the file's labels with ours.
     ///
     /// # Errors
-    /// If the draft would not have drawn what the file says it drew.
+    /// If the draft gives one of the file's draft tokens probability 0.
     pub(super) fn count(&self, given: &GivenTokens, columns: &DraftColumns) -> Result<()> {
         let own = columns.draft_log_prob.iter();
         if let Some(at) = own.clone().position(|log_prob| !log_prob.is_finite()) {
             bail!(
-                "key `draft` has the token {} at place {at}, to which the draft gives no chance under \
-                 `[data]`; hint: set `data.temperature` and its like to what the file was made with, \
-                 or take the key out of it to have tokens drawn here",
+                "key `draft` has the token {} at position {at}, to which the draft gives probability 0 \
+                 under `[data]`; hint: set `data.temperature` and the other sampling keys as they were \
+                 when the file was made, or remove the key to draw tokens here",
                 columns.draft_ids[at]
             );
         }
-        let mut told = self.told.lock().expect(HELD);
-        told.num_responses += 1;
-        told.num_cut += usize::from(columns.draft_ids.len() < given.response_ids.len());
+        let mut all = self.0.lock().expect(HELD);
+        all.num_responses += 1;
+        all.num_cut += usize::from(columns.draft_ids.len() < given.response_ids.len());
         let theirs = given.acceptance_prob.iter().flatten();
         for (theirs, (p, q)) in theirs.zip(columns.target_log_prob.iter().zip(own)) {
-            told.num_compared += 1;
-            told.difference += (theirs - f64::from(acceptance_prob(*p, *q))).abs();
+            all.num_compared += 1;
+            all.difference += (theirs - f64::from(acceptance_prob(*p, *q))).abs();
         }
         Ok(())
     }
 
-    /// Tells how far the file's labels are from those that were made.
-    pub(super) fn tell(&self, max_new_tokens: usize, console: &Console) {
-        let Told { num_responses, num_cut, num_compared, difference } =
-            *self.told.lock().expect(HELD);
+    /// Notes how far the file's labels are from ours.
+    pub(super) fn note(&self, max_new_tokens: usize, console: &Console) {
+        let Comparison { num_responses, num_cut, num_compared, difference } =
+            *self.0.lock().expect(HELD);
         if num_responses == 0 {
             return;
         }
-        let mut line = format!("build-data: {num_responses} responses came as tokens");
+        let mut line = format!("build-data: {num_responses} responses were given as tokens");
         if num_cut > 0 {
             line += &format!(
-                ", {num_cut} of them cut at an end token, the context, or `data.max_new_tokens` = \
+                ", {num_cut} of them cut at an end token, the context or `data.max_new_tokens` = \
                  {max_new_tokens}"
             );
         }
         if num_compared > 0 {
             let mean = difference / num_compared as f64;
             line += &format!(
-                "; acceptance probabilities are {mean:.4} from the file's on average{}",
+                "; acceptance probabilities differ from the file's by {mean:.4} on average{}",
                 match mean > OTHER_MODELS {
-                    true => ": it was made with other models, or another way of sampling",
+                    true => ": it was made with other models or sampling settings",
                     false => "",
                 }
             );

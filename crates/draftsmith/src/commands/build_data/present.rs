@@ -1,4 +1,4 @@
-//! The shards that are there before building begins, and whether all are once it has ended.
+//! Examines the shards that exist before building, and writes the manifest once all exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,11 +13,11 @@ use super::Building;
 use crate::built_data::told;
 use crate::console::Console;
 
-/// Which of a process's shards are there, and what they should be.
+/// The shards of this process that exist and are intact.
 ///
 /// # Errors
-/// If one is not what was written, or not what its name says, and is not to be repaired; if some of the
-/// directory, whosever they are, were made with other settings.
+/// If a shard is damaged or misnamed and is not to be repaired, or if shards of any process were built
+/// with other settings.
 pub(super) fn present_shards(
     dir: &Path,
     provenance: &Provenance,
@@ -26,7 +26,7 @@ pub(super) fn present_shards(
     console: &Console,
 ) -> Result<BTreeSet<usize>> {
     if !has_shards(dir) {
-        // What was written of shards that somebody has deleted says nothing of those to come.
+        // The manifest of deleted shards does not apply to new ones.
         if dir.is_dir() {
             forget_manifest(dir)?;
         }
@@ -35,13 +35,13 @@ pub(super) fn present_shards(
     let is_own = |index: usize| building.shard.builds(index);
     let broken = match broken_shards(dir, is_own) {
         Err(error @ DataError::CorruptManifest { .. }) if building.repairs => {
-            console.note(format!("{error}; it is made anew"));
+            console.note(format!("{error}; it is written again"));
             forget_manifest(dir)?;
             broken_shards(dir, is_own)?
         }
         broken => broken?,
     };
-    // One too many cannot be built again.
+    // A shard beyond the last one cannot be built again.
     let is_beyond = broken.iter().any(|(index, _)| *index >= num_shards);
     if !broken.is_empty() && (is_beyond || !building.repairs) {
         let num_more = broken.len() - 1;
@@ -50,7 +50,7 @@ pub(super) fn present_shards(
         let error = &broken[0].1;
         let error = match error {
             DataError::CorruptShard { .. } => error.to_string(),
-            error => format!("{error}; hint: `--repair` builds it again"),
+            error => format!("{error}; hint: use `--repair` to build it again"),
         };
         bail!("{error}{more}");
     }
@@ -61,7 +61,7 @@ pub(super) fn present_shards(
             index
         })
         .collect();
-    // Shards of others may be missing, or about to be repaired; one that can be read tells the settings.
+    // Other processes' shards may be missing or damaged. One that can be read suffices to compare settings.
     let whole = |index: usize| is_own(index) && !broken.contains(&index);
     let own = match ShardSet::find_among(dir, whole) {
         Ok(own) => {
@@ -80,7 +80,7 @@ pub(super) fn present_shards(
     Ok(own)
 }
 
-/// Checks that shards are of the data that is to be built.
+/// Checks that shards belong to the data that is to be built.
 fn compare(
     dir: &Path,
     shards: &ShardSet,
@@ -98,7 +98,7 @@ fn compare(
     }
     if shards.count != num_shards {
         bail!(
-            "the data in `{}` has {} shards, but these prompts make {num_shards}; hint: delete the \
+            "the data in `{}` has {} shards, but these prompts give {num_shards}; hint: delete the \
              Parquet files there",
             dir.display(),
             shards.count
@@ -107,8 +107,7 @@ fn compare(
     Ok(())
 }
 
-/// How many shards other processes have still to build. Where all are there, whoever finds it out writes
-/// the manifest.
+/// The number of shards that other processes have yet to build. If there are none, writes the manifest.
 ///
 /// # Errors
 /// If it cannot be written.

@@ -15,7 +15,7 @@ use crate::exports::Exports;
 use crate::pair::Pair;
 use crate::recipe::sampling;
 use crate::results::DrafterName;
-use crate::statistics::{interval_of, promise_interval};
+use crate::statistics::promise_interval;
 
 /// How much more nucleus mass a token may need in f32, or how much larger a logit, that its place at
 /// an edge is put down to rounding.
@@ -68,10 +68,7 @@ impl OneDecoding {
             });
             accepted as f64 / drafted as f64
         });
-        let holds = match &promised {
-            Some(promised) => Some(rate.agrees_with(&interval_of(promised)?)),
-            None => None,
-        };
+        let holds = promised.map(|promised| rate.agrees_with(&promised));
         let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
         Ok(DecodingCheck {
             lookup_first: drafter.lookup_first(),
@@ -84,12 +81,7 @@ impl OneDecoding {
             repetition_penalty: decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,
-            acceptance: Acceptance {
-                holds,
-                num_drafted: total.num_drafted,
-                rate: rate.into(),
-                promised,
-            },
+            acceptance: Acceptance { holds, num_drafted: total.num_drafted, rate, promised },
         })
     }
 }

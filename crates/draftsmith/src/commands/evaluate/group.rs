@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    CostModel, Fit, Interval, Observation, Round, RoundCosts, StopRuleConfig, Trace,
+    CostFit, CostModel, Estimate, Round, RoundCosts, StopRuleConfig, TimedCounts, Trace,
 };
 
 use super::Plan;
@@ -62,11 +62,11 @@ impl<'a> Group<'a> {
 
     /// The cost model of each drafter, over all its settings and the target alone, all prompts
     /// pooled; none where nothing can be fitted.
-    fn fits(&self) -> Vec<(DrafterName, Fit)> {
+    fn fits(&self) -> Vec<(DrafterName, CostFit)> {
         let drafters: BTreeSet<DrafterName> =
             self.plan.settings.iter().map(|setting| setting.drafter).collect();
         let fit = |drafter: DrafterName| {
-            let observations: Vec<Observation> = self
+            let runs: Vec<TimedCounts> = self
                 .plan
                 .settings
                 .iter()
@@ -74,9 +74,9 @@ impl<'a> Group<'a> {
                 .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter))
                 .flat_map(|(_, runs)| runs)
                 .filter(|run| run.trace.num_tokens > 0)
-                .map(|run| Observation::from(&run.trace))
+                .map(|run| TimedCounts::from(&run.trace))
                 .collect();
-            Some((drafter, CostModel::fit(&observations).ok()?))
+            Some((drafter, CostModel::fit(&runs).ok()?))
         };
         let drafters = drafters.into_iter().filter(|drafter| *drafter != DrafterName::None);
         drafters.filter_map(fit).collect()
@@ -216,7 +216,7 @@ fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 
         tokens as f64 / seconds
     };
     let speedup = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
-    let Interval { low, high, .. } = shown_interval(own.len(), seed, speedup);
+    let Estimate { low, high, .. } = shown_interval(own.len(), seed, speedup);
     [low, high]
 }
 

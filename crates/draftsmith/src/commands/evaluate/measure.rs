@@ -8,7 +8,7 @@ use draftsmith_theory::{Decoding, SeededDraws, StopRuleConfig, Trace};
 
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
-use crate::conversation::{Turn, answer_side_by_side};
+use crate::conversation::{Turn, answer_batched};
 use crate::decoders::{Decoders, ToDecode};
 use crate::exports::Exports;
 use crate::pair::Pair;
@@ -82,7 +82,7 @@ impl<'m> Bench<'m> {
         setting: &Setting,
     ) -> Result<Vec<Measured>> {
         let pair = self.pair;
-        let answered = answer_side_by_side(
+        let answered = answer_batched(
             &pair.text,
             prompts,
             |answered: &Answered| &answered.token_ids,

@@ -1,6 +1,6 @@
 //! What tuning promised, a rule's or tree's gain over the best fixed length, and whether it came true.
 
-use draftsmith_theory::{DrafterId, FixedLengthConfig, Interval, StopRuleConfig, Trace};
+use draftsmith_theory::{DrafterId, FixedLengthConfig, StopRuleConfig, Trace};
 
 use super::measure::Measured;
 use super::settings::Setting;
@@ -74,15 +74,14 @@ pub(super) fn promises(
         };
         let gain = |some: &[usize]| seconds(fixed, some) / seconds(own, some) - 1.0;
         let measured = shown_interval(own.len(), seed, gain);
-        let Estimate { value, low, high } = promised.expected_gain;
-        let expected = Interval { value, low, high };
+        let expected = promised.expected_gain;
         Some(PromiseSummary {
             drafter: promised.drafter,
             stop_rule: promised.config.name(),
             best_fixed_length: candidate_length,
-            expected_gain: promised.expected_gain,
-            measured_gain: measured.into(),
-            holds: measured.value >= value || measured.agrees_with(&expected),
+            expected_gain: expected,
+            measured_gain: measured,
+            holds: measured.value >= expected.value || measured.agrees_with(&expected),
         })
     };
     promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()

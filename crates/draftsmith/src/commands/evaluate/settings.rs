@@ -38,7 +38,7 @@ impl Setting {
         let mut add = |drafter: DrafterName, has_head: bool, max: usize| {
             let is_self_draft = drafter.road() == Some(Road::SelfDraft);
             let bounds = Bounds { min: 1, max };
-            let mut rules = evaluate.stop_rules.configs(is_self_draft, has_head, bounds);
+            let mut rules = evaluate.stop_rules(is_self_draft, has_head, bounds);
             let id = drafter.id().expect("a drafter with a model");
             for promised in promised.iter().filter(|promised| promised.over == id) {
                 let fixed = FixedLengthConfig { candidate_length: promised.best_fixed_length };
@@ -91,7 +91,7 @@ impl Setting {
                 true => evaluate.max_self_draft_length,
                 false => evaluate.max_candidate_length,
             };
-            let rules = evaluate.stop_rules.configs(is_self_draft, false, Bounds { min: 1, max });
+            let rules = evaluate.stop_rules(is_self_draft, false, Bounds { min: 1, max });
             let of = |rule| Self { drafter: DrafterName::Of(id), rule: Some(rule) };
             all.extend(rules.into_iter().map(of));
         }

@@ -58,7 +58,7 @@ pub(super) fn write(
         models.push(draft);
     }
     if let Some(head) = head {
-        let kind = if head.config.is_tied() { "tied" } else { "untied" };
+        let kind = if head.config.tied { "tied" } else { "untied" };
         let form = if head.config.reads.looks_ahead() { " that looks ahead" } else { "" };
         let inputs = head.config.reads.inputs().iter();
         let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();

@@ -1,8 +1,8 @@
-//! Responses and labels in the form of the SpecDec++ authors' data files.
+//! Responses and labels in the format of the SpecDec++ authors' data files.
 //!
-//! Theirs is one JSON list with a dictionary a response. Its lists stand in it as text, as Python
-//! prints them (`"[1, 2]"`), and their programs read them with `literal_eval`; the two columns of
-//! log-probabilities bear the sizes of the models that they used.
+//! A file is a JSON list with one dictionary per response. Lists in it are strings as Python prints them
+//! (`"[1, 2]"`), which the authors read with `literal_eval`. The names of the two log-probability columns
+//! contain the sizes of the authors' models.
 
 use std::io::Write;
 use std::path::Path;
@@ -18,42 +18,41 @@ use serde::Serialize;
 
 use super::{Export, Written};
 
-/// A response, with the authors' keys in the authors' order.
+/// A response, with the authors' keys in their order.
 #[derive(Serialize)]
 struct Item<'a> {
-    /// Ours: theirs gives items numbers when it evaluates.
+    /// Our row id, which the authors' scripts ignore.
     id: &'a str,
     prompt: String,
     continuation: String,
-    /// The prompt's ids.
+    /// The prompt's token ids.
     prefix: String,
     /// X.
     tokens: String,
     /// Y.
     draft: String,
-    /// log q(Y), whatever the draft's size.
+    /// log q(Y), for a draft of any size.
     log_p_7b: String,
-    /// log p(Y), whatever the target's.
+    /// log p(Y), for a target of any size.
     log_p_70b: String,
     p_acc: String,
 }
 
-/// Whether responses are to be exported.
+/// Whether the source is data.
 pub(super) fn is_data(source: &Path) -> bool {
     has_shards(source) || source.extension().is_some_and(|extension| extension == "parquet")
 }
 
-/// Writes responses and labels as the SpecDec++ authors' programs read theirs.
+/// Writes responses and labels for the SpecDec++ authors' scripts.
 ///
 /// # Errors
-/// If there are no labels, the models' tokenizer is another than the data's, or the file is there or
-/// cannot be written.
+/// If there are no labels, the tokenizer is not the data's, or the file exists or cannot be written.
 pub(super) fn specdec_pp(
     Export { source, out, .. }: &Export<'_>,
     tokenizer: &TextTokenizer,
 ) -> Result<Written> {
     if out.exists() {
-        bail!("`{}` is there already; hint: give another file, or remove it first", out.display());
+        bail!("`{}` already exists; hint: give another file, or remove it first", out.display());
     }
     let (rows, provenance) = if has_shards(source) {
         let data = read_dir(source, Incomplete::Allowed)?;
@@ -63,8 +62,8 @@ pub(super) fn specdec_pp(
     };
     if tokenizer.hash()? != provenance.tokenizer {
         bail!(
-            "the recipe's target has another tokenizer than the data in `{}` was built with; hint: \
-             give the data's own recipe with `--recipe FILE`",
+            "the tokenizer of the recipe's target differs from that of the data in `{}`; hint: give \
+             the data's recipe with `--recipe FILE`",
             source.display()
         );
     }
@@ -90,7 +89,7 @@ pub(super) fn specdec_pp(
         write(b"\n]\n")
     })?;
     Ok(Written {
-        what: format!("{} responses with labels for the SpecDec++ authors' programs", rows.len()),
+        what: format!("{} responses with labels for the SpecDec++ authors' scripts", rows.len()),
         ignored: ignored(&provenance),
         commands: Vec::new(),
     })
@@ -116,14 +115,14 @@ fn item<'a>(
     })
 }
 
-/// As Python prints a list.
+/// A list as Python prints it.
 fn list<T: std::fmt::Display>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     format!("[{}]", values.join(", "))
 }
 
-/// The same of floats, in as few digits as tell them apart. Python's literals have no infinity, but a
-/// number that is too large is one.
+/// A list of floats in the shortest form that reads back exactly. Python has no literal for infinity, but
+/// reads a number that is too large as one.
 fn floats(values: &[f32]) -> String {
     let text = |value: &f32| match value {
         value if *value == f32::NEG_INFINITY => "-1e999".to_owned(),
@@ -132,16 +131,16 @@ fn floats(values: &[f32]) -> String {
     list(&values.iter().map(text).collect::<Vec<_>>())
 }
 
-/// What their programs take for granted and these data may not have.
+/// Differences between our data and what the authors' scripts assume.
 fn ignored(provenance: &Provenance) -> Vec<String> {
     let mut ignored = vec![
-        "the prompts' messages: `prompt` is the text of the ids, with its template".to_owned(),
-        "overlap, entropies and most probable tokens, which their files do not have".to_owned(),
+        "the prompts' messages: `prompt` is the text of the ids, including the template".to_owned(),
+        "overlap, entropies and most probable tokens, which the authors' files lack".to_owned(),
     ];
     if !provenance.is_raw() {
         ignored.push(
-            "how tokens were chosen: labels are of the distributions as served, the authors' of the \
-             models' own at temperature 1"
+            "the sampling settings: these labels are of the distributions that tokens were drawn from, \
+             the authors' of the models' distributions at temperature 1"
                 .to_owned(),
         );
     }
@@ -153,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_as_python_prints_them_and_floats_come_back() {
+    fn lists_follow_python_syntax_and_floats_round_trip() {
         assert_eq!(list(&[1u32, 20, 3]), "[1, 20, 3]");
         assert_eq!(list::<u32>(&[]), "[]");
         let values = [-0.0, 0.1f32, 1e-9, -87.336_55, f32::NEG_INFINITY];

@@ -1,5 +1,4 @@
-//! An adapter as a draft model: a checkpoint of the target's family that any runtime with draft
-//! models loads.
+//! An adapter as a draft model: a checkpoint of the target's family for any runtime with draft models.
 
 use std::path::Path;
 
@@ -15,7 +14,7 @@ use crate::out_dir::{OutDir, copy_if_there};
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
-/// Where a draft model says what it was made of, in its `config.json`.
+/// The key in `config.json` that names what a draft model was made from.
 const MADE_OF: &str = "draftsmith";
 
 /// Writes the draft model of the adapter in `source`.
@@ -31,21 +30,21 @@ pub(super) fn export(export: &Export<'_>, workspace: &Workspace) -> Result<Writt
     }
     dir.finish()?;
     let num_layers = model.shape().num_layers;
-    let whose = match config.exit_layer {
-        0 => "all of the adapter".to_owned(),
-        first => format!("the target's first {first} and {} of the adapter", num_layers - first),
+    let origin = match config.exit_layer {
+        0 => "all from the adapter".to_owned(),
+        first => format!("{first} from the target and {} from the adapter", num_layers - first),
     };
     let num_parameters = model.config().num_parameters();
     Ok(Written {
         what: format!(
-            "a draft model of {num_layers} layers, {whose}, with {num_parameters} parameters"
+            "a draft model of {num_layers} layers, {origin}, with {num_parameters} parameters"
         ),
         ignored: ignored(source, config, tuned.as_ref()),
         commands: commands(out, tuned.as_ref()),
     })
 }
 
-/// Writes the checkpoint of an adapter's draft model, with the target's text side.
+/// Writes an adapter's draft model with the target's tokenizer and chat template.
 pub(super) fn write_draft_model(
     AdapterExport { adapter, config, dir: source, .. }: &AdapterExport,
     workspace: &Workspace,
@@ -69,7 +68,7 @@ pub(super) fn write_draft_model(
     Ok(model)
 }
 
-/// What a tokenizer and a chat template may lie in.
+/// The files that may hold a tokenizer and a chat template.
 pub(super) const TEXT_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -92,38 +91,38 @@ pub(super) fn add_keys<'k>(
     Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
 }
 
-/// What runtimes cannot honour.
+/// What runtimes cannot honour, one sentence each.
 fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel>) -> Vec<String> {
     let mut ignored = Vec::from_iter(vocabulary_ignored(config));
     if let Some(head) = found_adapter_head(source) {
         ignored.push(format!(
-            "the acceptance head in `{}`: `--for transformers` takes it along",
+            "the acceptance head in `{}`: use `--for transformers` to include it",
             head.display()
         ));
     }
     if tuned.is_none() {
         ignored.push(
-            "no settings: it was not tuned for this use; run `draftsmith tune --for draft-model` \
-             with its recipe and export it again, or set how much it drafts yourself"
+            "settings: it was not tuned as a draft model; run `draftsmith tune --for draft-model` with \
+             its recipe and export it again, or set the number of draft tokens yourself"
                 .to_owned(),
         );
     }
     ignored
 }
 
-/// What becomes of a draft vocabulary.
+/// How an exported draft vocabulary loses its speed.
 pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
     let vocabulary = config.draft_vocabulary.as_ref()?;
     Some(format!(
-        "the draft vocabulary: {} tokens keep their rows of the LM head, the others' are zeros, and a \
-         draft forward reads all {}; an adapter for this use is trained without \
+        "the draft vocabulary: {} tokens keep their rows of the LM head, the other rows are zeros, and \
+         a draft forward reads all {}; train an adapter for this use without \
          `adapter.draft_vocabulary`",
         vocabulary.ids().len(),
         config.model.shape.vocab_size
     ))
 }
 
-/// How each runtime is told of it.
+/// The command or settings for each runtime.
 fn commands(out: &Path, tuned: Option<&TunedDraftModel>) -> Vec<String> {
     let settings: Vec<(DecodingName, &RuntimeSetting)> = tuned
         .into_iter()
@@ -136,10 +135,10 @@ fn commands(out: &Path, tuned: Option<&TunedDraftModel>) -> Vec<String> {
         out.display()
     )];
     for (name, RuntimeSetting { runtime, setting, speedup, .. }) in settings {
-        // Its own keys are in `generation_config.json`.
+        // The settings for transformers are in `generation_config.json`.
         if runtime != "transformers" {
             commands.push(format!(
-                "{runtime}, {}: {setting} ({:.2}x promised)",
+                "{runtime}, {}: {setting} ({:.2}x predicted)",
                 name.text(),
                 speedup.value
             ));

@@ -1,4 +1,4 @@
-//! Heads and adapters in the forms of the methods' authors.
+//! Heads and adapters in the formats of the methods' authors.
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
@@ -16,16 +16,16 @@ use crate::exports::found_adapter_head;
 use crate::exports::tuned::Tuned;
 use crate::out_dir::OutDir;
 
-/// Writes a head as the SpecDec++ authors' class keeps its own.
+/// Writes a head for the SpecDec++ authors' class.
 pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Written> {
     let config = AcceptanceHeadConfig::from_dir(source)?;
     if !config.is_authors() {
         let why = if config.reads.looks_ahead() {
-            "it looks ahead: their head reads a candidate's own hidden state, and nothing else"
+            "it looks ahead, and the class reads only a candidate's hidden state"
         } else if !config.reads.is_hidden_only() {
-            "it has `inputs` besides a hidden state, which theirs does not read"
+            "it has `inputs`, and the class reads only a hidden state"
         } else {
-            "its blocks are untied, and their class would keep the last of them alone"
+            "its blocks are untied, and the class would keep only the last one"
         };
         bail!(
             "the SpecDec++ authors' class cannot compute the head in `{}`: {why}",
@@ -35,7 +35,7 @@ pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Writ
     let (_, head) = AcceptanceHead::from_dir(source, config.hidden_size, &Device::flex())?;
     let dir = OutDir::begin(out)?;
     head.write_dir(dir.path(), &config)?;
-    // Theirs has these keys alone.
+    // The class accepts only these keys.
     let keys = json!({ "hidden_size": config.hidden_size, "num_layers": config.num_layers });
     write_whole(&dir.path().join("config.json"), serde_json::to_string_pretty(&keys)? + "\n")?;
     dir.finish()?;
@@ -43,8 +43,8 @@ pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Writ
     let mut ignored = Vec::new();
     if calibration != HeadCalibration::default() {
         ignored.push(
-            "the calibration: their class gives the head's own predictions, and thresholds mean \
-             something else"
+            "the calibration: the class returns uncalibrated predictions, so thresholds have another \
+             meaning"
                 .to_owned(),
         );
     }
@@ -59,10 +59,10 @@ pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Writ
     })
 }
 
-/// Writes an adapter as Kangaroo's class loads it.
+/// Writes an adapter for Kangaroo's class.
 pub(super) fn kangaroo(Export { source, out, .. }: &Export<'_>) -> Result<Written> {
     let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
-    // Any target with a layer behind it.
+    // Any target with one more layer will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
     let (config, adapter) = Adapter::from_dir(source, &target, &Device::flex())?;
     let dir = OutDir::begin(out)?;
@@ -71,20 +71,19 @@ pub(super) fn kangaroo(Export { source, out, .. }: &Export<'_>) -> Result<Writte
     let mut ignored = Vec::new();
     if !config.rotates_as_kangaroo() {
         ignored.push(format!(
-            "the rotation: their class rotates with the base {KANGAROO_ROPE_THETA}, whatever \
-             `config.json` says, and this adapter's is {}{}: change `rope_theta` there, or it drafts \
-             nonsense",
+            "the rotary base: Kangaroo's class always uses {KANGAROO_ROPE_THETA}, but this adapter needs \
+             {}{}; change it in the class, or the drafts are useless",
             config.model.spec.rope.theta,
             if config.model.spec.rope.scaling == RopeScaling::None {
                 ""
             } else {
-                ", stretched"
+                " with scaling"
             }
         ));
     }
     ignored.extend(tuned_sentence(&Tuned::read(source)?.unwrap_or_default()));
     if TunedDraftModel::read(source)?.is_some() {
-        ignored.push("what was tuned for it as a draft model".to_owned());
+        ignored.push("the settings tuned for it as a draft model".to_owned());
     }
     if let Some(head) = found_adapter_head(source) {
         ignored.push(format!("the acceptance head in `{}`", head.display()));
@@ -100,7 +99,7 @@ pub(super) fn kangaroo(Export { source, out, .. }: &Export<'_>) -> Result<Writte
     })
 }
 
-/// What tuning found is not kept in other formats.
+/// The tuned rules, which the authors' formats cannot hold.
 fn tuned_sentence(tuned: &Tuned) -> Option<String> {
     let rules = [&tuned.greedy, &tuned.sampled];
     let rules: Vec<String> = rules

@@ -1,5 +1,5 @@
-//! An acceptance head inside its draft's directory, for plain transformers: its `generate` is replaced
-//! by one that stops by the head where it drafts for a target.
+//! A draft with its acceptance head for unmodified transformers. A custom `generate` in the draft's
+//! directory ends drafting by the head.
 
 use std::path::Path;
 
@@ -17,12 +17,12 @@ use crate::out_dir::{OutDir, copy_if_there};
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
-/// What transformers runs in place of `generate`.
+/// The custom `generate`.
 const GENERATE: &str = include_str!("python/generate.py");
-/// The head itself.
+/// The head's implementation.
 pub(super) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
 
-/// Writes the draft with its head: a head's separate draft, or an adapter's draft model.
+/// Writes a head's separate draft, or an adapter's draft model, with the head.
 pub(super) fn export(
     export: &Export<'_>,
     kind: ExportKind,
@@ -37,7 +37,7 @@ pub(super) fn export(
     dir.finish()?;
     Ok(Written {
         what: format!(
-            "a draft that stops where its head doubts the candidates by more than {}",
+            "a draft that stops when its head's rejection probability exceeds {}",
             head.stop_threshold
         ),
         ignored,
@@ -48,13 +48,14 @@ pub(super) fn export(
                 export.out.display()
             ),
             "transformers: target.generate(**inputs, assistant_model=assistant)".to_owned(),
-            "without trust_remote_code it is a plain draft of as many candidates".to_owned(),
+            "without trust_remote_code it always drafts the maximum number of candidates"
+                .to_owned(),
         ],
     })
 }
 
-/// Writes a draft and its head's weights and settings into a directory; what cannot be taken along is
-/// added to `ignored`.
+/// Writes a draft, its head's weights and its settings into a directory, and adds what is not exported to
+/// `ignored`.
 pub(super) fn write_with_head(
     export: &Export<'_>,
     kind: ExportKind,
@@ -109,7 +110,7 @@ fn copy_model(from: &Path, out: &Path) -> Result<()> {
     names.iter().try_for_each(|name| copy_if_there(from, out, name))
 }
 
-/// The threshold that was given, or tuned, or else the paper's.
+/// The given threshold, the tuned one, or the paper's.
 fn rule_of(
     head: &HeadExport,
     given: Option<f64>,
@@ -127,8 +128,8 @@ fn rule_of(
     let tuned_for = thresholds.next();
     if let Some(rule) = rules.iter().flatten().next().filter(|_| tuned_for.is_none()) {
         ignored.push(format!(
-            "the tuned rule, `{}`, which is none of a head's threshold: give one with \
-             `--stop-threshold`, {} otherwise",
+            "the tuned rule, `{}`, which does not use the head; the exported threshold is {} unless you \
+             give `--stop-threshold`",
             rule.config.name().symbol().unwrap_or("K"),
             default.stop_threshold
         ));
@@ -136,8 +137,7 @@ fn rule_of(
     let rule = tuned_for.unwrap_or(default);
     if rule.without_lag {
         ignored.push(
-            "that the rule is asked before a candidate is drawn: transformers asks behind it, as the \
-             paper does"
+            "deciding before a candidate is drawn: transformers decides after it, as the paper does"
                 .to_owned(),
         );
     }
@@ -147,7 +147,7 @@ fn rule_of(
     Ok(rule)
 }
 
-/// Writes the head's weights and what it reads.
+/// Writes the head's weights and settings.
 fn write_head(
     head: &HeadExport,
     draft: &ModelConfig,

@@ -1,4 +1,4 @@
-//! A draft with its acceptance head as a package that vLLM loads a proposer from.
+//! A draft with its acceptance head as a Python package with a proposer for vLLM.
 
 use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
@@ -9,10 +9,10 @@ use crate::exports::ExportKind;
 use crate::out_dir::OutDir;
 use crate::workspace::Workspace;
 
-/// The proposer, with what is filled in between `@`s.
+/// The proposer, with placeholders between `@`s.
 const PROPOSER: &str = include_str!("python/proposer.py");
 
-/// The releases whose way of calling proposers was read: they call it unstable.
+/// The releases of vLLM that the proposer supports. vLLM calls its proposer interface unstable.
 const VERSIONS: [&str; 2] = ["0.32", "0.33"];
 
 /// Writes the package.
@@ -27,7 +27,7 @@ pub(super) fn export(
         || !package.chars().all(|c| is_letter(c) || c.is_ascii_digit())
     {
         bail!(
-            "`{}` is to be a Python package, whose name has letters, digits and underscores alone",
+            "`{}` cannot name a Python package; hint: use only letters, digits and underscores",
             export.out.display()
         );
     }
@@ -44,13 +44,13 @@ pub(super) fn export(
     write_whole(&dir.path().join("acceptance_head.py"), ACCEPTANCE_HEAD)?;
     dir.finish()?;
     ignored.push(
-        "sampled drafts: vLLM takes such proposals for certain, so candidates are the draft's most \
+        "sampled drafts: vLLM verifies such proposals as certain, so candidates are the draft's most \
          probable tokens; train heads for it on greedy labels"
             .to_owned(),
     );
     Ok(Written {
         what: format!(
-            "a vLLM proposer, for {}, that stops where its head doubts the candidates by more than {}",
+            "a proposer for vLLM {} that stops when its head's rejection probability exceeds {}",
             VERSIONS.join(" and "),
             rule.stop_threshold
         ),

@@ -1,54 +1,75 @@
-//! How a data set's draft is accepted: where its entropy foretells it, and what rounds of fixed
-//! lengths would then yield.
+//! Acceptance of a data set's draft: by its entropy, and the expected tokens of rounds of fixed lengths.
 
 use draftsmith_data::DraftColumns;
 use draftsmith_theory::{
-    EntropyThreshold, entropy_overlap_estimate, expected_tokens_per_round, overlap_lower_bound,
+    EntropyThresholdConfig, acceptance_prob, entropy_overlap_estimate, expected_tokens_per_round,
+    overlap_lower_bound,
 };
 use serde::Serialize;
 
-/// Where one band of entropies ends and the next begins, as SVIP's thresholds h: √(c·H).
+/// The mean of values; `None` if there are none.
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+pub(super) fn overlaps(columns: &DraftColumns) -> Vec<f64> {
+    columns.overlap.iter().map(|overlap| f64::from(*overlap)).collect()
+}
+
+/// min(1, p/q) at the draft's tokens.
+pub(super) fn acceptance_probs(columns: &DraftColumns) -> Vec<f64> {
+    let pairs = columns.target_log_prob.iter().zip(&columns.draft_log_prob);
+    pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
+}
+
+/// 1 where draft and target have the same most probable token, else 0.
+pub(super) fn agreements(columns: &DraftColumns) -> Vec<f64> {
+    let pairs = columns.draft_top_ids.iter().zip(&columns.target_top_ids);
+    pairs.map(|(draft, target)| f64::from(u8::from(draft == target))).collect()
+}
+
+/// The edges between bands of entropy, as SVIP's thresholds h = √(c·H).
 const EDGES: [f64; 7] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0];
-/// The candidate lengths that expected tokens are told for.
+/// The candidate lengths to show expected tokens for.
 const LENGTHS: [usize; 8] = [1, 2, 3, 4, 5, 6, 8, 10];
 
-/// The positions whose draft is about equally unsure, by SVIP's measure.
+/// The positions with a similar draft entropy, by SVIP's measure √(c·H).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct EntropyBand {
-    /// The least √(c·H) of the band, c as in SVIP's code, H the draft's entropy.
+    /// The smallest √(c·H) of the band, with c as in SVIP's code and H the draft's entropy.
     pub(super) from_threshold: f64,
-    /// The least of the next band; null of the last.
+    /// The smallest √(c·H) of the next band; null for the last band.
     pub(super) to_threshold: Option<f64>,
-    /// Positions in the band.
+    /// The number of positions in the band.
     num_positions: usize,
-    /// Their mean overlap: the chance that the draft's token is accepted.
+    /// Their mean overlap, which is the expected acceptance probability.
     pub(super) mean_overlap: f64,
-    /// What SVIP takes it to be, 1 − √(c·H), on average.
+    /// The mean of SVIP's estimate of it, 1 − √(c·H).
     pub(super) svip_estimate: f64,
-    /// What it is at least, by the divergence of the draft from the target (Pinsker, or Bretagnolle
-    /// and Huber), on average; null where tokens are not sampled from the models' own
-    /// distributions, of which the divergence is.
+    /// The mean of the overlap's lower bound by KL(q, p) (Pinsker, or Bretagnolle and Huber); null unless
+    /// tokens are sampled from the models' raw distributions, to which the divergence refers.
     pub(super) overlap_bound: Option<f64>,
 }
 
-/// Bands of entropy that have positions, the surest first. `is_raw`: the overlap is of the models'
-/// own distributions, at temperature 1 without top-k and top-p.
+/// The bands of entropy that have positions, in ascending order. `is_raw`: the overlap is of the models'
+/// distributions at temperature 1 without top-k and top-p.
 pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<EntropyBand> {
-    let scale = EntropyThreshold::ENTROPY_SCALE;
+    let scale = EntropyThresholdConfig::ENTROPY_SCALE;
     let mut bands: Vec<Vec<[f64; 3]>> = vec![Vec::new(); EDGES.len() + 1];
     for columns in drafted {
         for (at, (overlap, entropy)) in
             columns.overlap.iter().zip(&columns.draft_entropy).enumerate()
         {
             let entropy = f64::from(*entropy).max(0.0);
-            // Nothing is bound by a divergence that is not known.
+            // An unknown divergence gives the trivial bound.
             let cross_entropy = columns.draft_target_cross_entropy.as_ref().map(|all| all[at]);
             let divergence = cross_entropy.map_or(f64::INFINITY, f64::from) - entropy;
             let threshold = (scale * entropy).sqrt();
             bands[EDGES.partition_point(|edge| *edge <= threshold)].push([
                 f64::from(*overlap),
                 entropy_overlap_estimate(entropy, scale),
-                // The other direction's divergence is not in the data.
+                // The data lacks KL(p, q).
                 overlap_lower_bound(divergence, f64::INFINITY),
             ]);
         }
@@ -70,17 +91,17 @@ pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<Entropy
     bands.iter().enumerate().filter_map(band).collect()
 }
 
-/// The tokens that a round of a fixed length yields on average.
+/// Expected tokens per round with a fixed number of candidates.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct ExpectedTokens {
-    /// K, candidates a round.
+    /// K, candidates per round.
     candidate_length: usize,
-    /// E\[L\], the target's own token among them.
+    /// E\[L\], including the target's token.
     tokens_per_round: f64,
 }
 
-/// E\[L\] at several lengths, if every candidate is accepted with the same chance, whatever the
-/// others (Leviathan et al., Eq. 1).
+/// E\[L\] at several lengths, if every candidate is accepted independently with the same probability
+/// (Leviathan et al., Eq. 1).
 pub(super) fn expected_tokens(acceptance_prob: f64) -> Vec<ExpectedTokens> {
     let at = |candidate_length| ExpectedTokens {
         candidate_length,
@@ -141,7 +162,7 @@ mod tests {
         let found = expected_tokens(0.5);
         let tokens = |length: usize| {
             let at = found.iter().find(|tokens| tokens.candidate_length == length);
-            at.expect("told").tokens_per_round
+            at.expect("listed").tokens_per_round
         };
         assert_eq!((tokens(1), tokens(2), tokens(3)), (1.5, 1.75, 1.875));
         assert_eq!(expected_tokens(1.0).last().expect("some").tokens_per_round, 11.0);

@@ -1,4 +1,4 @@
-//! Responses and labels as a page: `inspect DATA --html FILE`.
+//! Writes responses and labels as an HTML page: `inspect DATA --html FILE`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -11,44 +11,43 @@ use draftsmith_files::write_whole;
 use draftsmith_theory::acceptance_prob;
 use serde_json::Value;
 
-use super::acceptance::{EntropyBand, by_entropy};
+use super::acceptance::{EntropyBand, acceptance_probs, agreements, by_entropy, overlaps};
 use crate::console::Console;
 use crate::report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 use crate::report::plot::{Plot, PlotContent, bin_of, bins};
 
-/// Bars and points of a picture, at most.
+/// Most bars or points in a plot.
 const NUM_BINS: usize = 20;
-/// Positions that a point needs.
+/// Fewest positions for a point.
 const LEAST_POSITIONS: usize = 20;
-/// Sources that have lines of their own.
+/// Most sources with separate lines.
 const MOST_SOURCES: usize = 5;
 
-/// What page is asked for.
+/// Arguments of the HTML page.
 #[derive(Debug, Args)]
 pub(crate) struct PageArguments {
-    /// Write responses and labels as a page: lengths, how the draft is accepted, and some responses
-    /// with each token on a ground that says how likely a draft is accepted there.
+    /// Write an HTML page about the data: lengths, acceptance of the draft, and some responses with each
+    /// token coloured by its overlap.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// With `--html`: the model whose tokenizer writes the responses, a checkpoint directory. Without
-    /// one, tokens are shown as their ids.
+    /// With `--html`: the checkpoint directory whose tokenizer decodes the responses. Without it, tokens are
+    /// shown as ids.
     #[arg(long, value_name = "DIR", requires = "html")]
     tokenizer: Option<PathBuf>,
-    /// With `--html`: how many responses are shown, spread evenly over all.
+    /// With `--html`: the number of responses to show, spread evenly over the data.
     #[arg(long, value_name = "N", default_value = "20", requires = "html")]
     rows: NonZeroUsize,
 }
 
 impl PageArguments {
-    /// Whether one is.
-    pub(super) fn is_asked(&self) -> bool {
+    pub(super) fn is_requested(&self) -> bool {
         self.html.is_some()
     }
 
-    /// Writes the page, if one is asked for.
+    /// Writes the page if `--html` was given.
     ///
     /// # Errors
-    /// If the tokenizer cannot be read or is another than the data's, or the file cannot be written.
+    /// If the tokenizer cannot be read or is not the data's, or the file cannot be written.
     pub(super) fn write(
         &self,
         path: &Path,
@@ -58,7 +57,7 @@ impl PageArguments {
     ) -> Result<()> {
         let Some(html) = &self.html else { return Ok(()) };
         let tokenizer = self.tokenizer.as_deref();
-        let tokenizer = tokenizer.map(|dir| own_tokenizer(dir, provenance)).transpose()?;
+        let tokenizer = tokenizer.map(|dir| data_tokenizer(dir, provenance)).transpose()?;
         let shown = crate::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
         let shown = shown.into_iter().map(|row| shown_row(row, tokenizer.as_ref()));
         let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
@@ -73,17 +72,18 @@ impl PageArguments {
             provenance: facts(provenance),
         };
         write_whole(html, render_data_html(&page)?)?;
-        console.note(format!("inspect: a page of it is in `{}`", html.display()));
+        console.note(format!("inspect: wrote `{}`", html.display()));
         Ok(())
     }
 }
 
-fn own_tokenizer(dir: &Path, provenance: &Provenance) -> Result<TextTokenizer> {
+/// Reads the tokenizer and checks that it is the data's.
+fn data_tokenizer(dir: &Path, provenance: &Provenance) -> Result<TextTokenizer> {
     let tokenizer = TextTokenizer::from_model_dir(dir)?;
     if tokenizer.hash()? != provenance.tokenizer {
         bail!(
-            "`{}` has another tokenizer than the data was built with; hint: give the data's target \
-             as `--tokenizer`",
+            "the tokenizer in `{}` differs from the data's; hint: give the data's target as \
+             `--tokenizer`",
             dir.display()
         );
     }
@@ -111,10 +111,6 @@ fn figures_of(name: &str, rows: &[&ResponseRow]) -> SourceFigures {
     let drafted = || rows.iter().filter_map(|row| row.draft.as_ref());
     let num_ended = rows.iter().filter(|row| row.finish_reason != FinishReason::Length).count();
     let lens = || rows.iter().map(|row| row.response_ids.len());
-    let agreeing = |columns: &DraftColumns| -> Vec<f64> {
-        let pairs = columns.draft_top_ids.iter().zip(&columns.target_top_ids);
-        pairs.map(|(draft, target)| f64::from(u8::from(draft == target))).collect()
-    };
     SourceFigures {
         name: name.to_owned(),
         num_rows: rows.len(),
@@ -125,81 +121,68 @@ fn figures_of(name: &str, rows: &[&ResponseRow]) -> SourceFigures {
         share_ended: num_ended as f64 / rows.len() as f64,
         overlap: mean(drafted().flat_map(overlaps)),
         acceptance: mean(drafted().flat_map(acceptance_probs)),
-        agreement: mean(drafted().flat_map(agreeing)),
+        agreement: mean(drafted().flat_map(agreements)),
     }
 }
 
-fn overlaps(columns: &DraftColumns) -> Vec<f64> {
-    columns.overlap.iter().map(|overlap| f64::from(*overlap)).collect()
-}
-
-/// min(1, p/q) at the tokens that the draft drew.
-fn acceptance_probs(columns: &DraftColumns) -> Vec<f64> {
-    let pairs = columns.target_log_prob.iter().zip(&columns.draft_log_prob);
-    pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
-}
-
-/// NaN of nothing.
+/// The mean; NaN of nothing.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
-    sum / f64::from(count)
+    super::mean(values).unwrap_or(f64::NAN)
 }
 
 fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
-    let lengths = |id, title: &str, x_name, lens: &dyn Fn(&ResponseRow) -> usize| {
+    let lengths = |id, title: &str, lens: fn(&ResponseRow) -> usize| {
         let longest = rows.iter().map(lens).max().unwrap_or(0);
         let edges = bins(longest as f64, NUM_BINS, 1.0);
         Plot {
             id,
             title: title.to_owned(),
             caption: String::new(),
-            x_name,
+            x_name: "tokens \u{2192}",
             y_name: "\u{2191} share of responses",
             content: PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64)),
         }
     };
-    let mut plots = vec![
-        lengths("prompt-lengths", "Prompts\u{2019} lengths", "tokens \u{2192}", &|row| {
-            row.prompt_ids.len()
-        }),
-        lengths("response-lengths", "Responses\u{2019} lengths", "tokens \u{2192}", &|row| {
-            row.response_ids.len()
-        }),
-    ];
+    let prompts = lengths("prompt-lengths", "Prompts\u{2019} lengths", |row| row.prompt_ids.len());
+    let responses =
+        lengths("response-lengths", "Responses\u{2019} lengths", |row| row.response_ids.len());
     let drafted: Vec<&DraftColumns> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
     if drafted.is_empty() {
-        return plots;
+        return vec![prompts, responses];
     }
-    let shares = |id, title: &str, caption: &str, values: &dyn Fn(&DraftColumns) -> Vec<f64>| {
+    let shares = |id, title: &str, caption: &str, values: fn(&DraftColumns) -> Vec<f64>| {
         let edges = (0..=NUM_BINS).map(|edge| edge as f64 / NUM_BINS as f64).collect();
         let values = drafted.iter().flat_map(|columns| values(columns));
         Plot {
             id,
             title: title.to_owned(),
             caption: caption.to_owned(),
-            x_name: "chance of acceptance \u{2192}",
+            x_name: "acceptance probability \u{2192}",
             y_name: "\u{2191} share of positions",
             content: PlotContent::histogram(edges, values),
         }
     };
-    plots.push(shares(
-        "acceptance",
-        "Acceptance of the draft\u{2019}s tokens",
-        "min(1, p/q) at the token that the draft drew.",
-        &acceptance_probs,
-    ));
-    plots.push(shares(
-        "overlap",
-        "Overlap",
-        "\u{3a3} min(p, q): the chance over all that the draft might draw.",
-        &overlaps,
-    ));
-    plots.push(by_position(rows));
-    plots.push(entropy(&drafted, provenance));
-    plots
+    vec![
+        prompts,
+        responses,
+        shares(
+            "acceptance",
+            "Acceptance of the draft\u{2019}s tokens",
+            "min(1, p/q) at the draft\u{2019}s token.",
+            acceptance_probs,
+        ),
+        shares(
+            "overlap",
+            "Overlap",
+            "\u{3a3} min(p, q), the expected acceptance probability over the draft\u{2019}s tokens.",
+            overlaps,
+        ),
+        by_position(rows),
+        entropy(&drafted, provenance),
+    ]
 }
 
-/// The mean overlap by the position in the response, of all and of the largest sources.
+/// The mean overlap by position in the response, for all rows and for the largest sources.
 fn by_position(rows: &[ResponseRow]) -> Plot {
     let longest = rows.iter().map(|row| row.response_ids.len()).max().unwrap_or(0);
     let edges = bins(longest as f64, NUM_BINS, 1.0);
@@ -224,17 +207,17 @@ fn by_position(rows: &[ResponseRow]) -> Plot {
     Plot {
         id: "by-position",
         title: "Overlap by position".to_owned(),
-        caption: format!("Means of {LEAST_POSITIONS} positions or more."),
+        caption: format!("Means of at least {LEAST_POSITIONS} positions."),
         x_name: "position in the response \u{2192}",
         y_name: "\u{2191} mean overlap",
         content: PlotContent::Lines(lines),
     }
 }
 
-/// The mean overlap by the draft's entropy, with what SVIP takes it to be and what it is at least.
+/// The mean overlap by the draft's entropy, with SVIP's estimate and the lower bound.
 fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     let bands = by_entropy(drafted, provenance.is_raw());
-    // The last band has no end.
+    // The last band has no upper edge.
     let width = bands.iter().find_map(|band| Some(band.to_threshold? - band.from_threshold));
     let at = |band: &EntropyBand| {
         let to = band.to_threshold.unwrap_or(band.from_threshold + width.unwrap_or(0.1));
@@ -296,7 +279,7 @@ fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<Sho
     })
 }
 
-/// The text that each token adds: a dash of three points where it is a part of a character.
+/// The text that each token adds, or an ellipsis for a token that is part of a character.
 fn texts(response: &[u32], tokenizer: Option<&TextTokenizer>) -> Result<Vec<String>> {
     let Some(tokenizer) = tokenizer else { return Ok(ids(response)) };
     let mut stream = tokenizer.text_stream(false);
@@ -311,7 +294,7 @@ fn ids(tokens: &[u32]) -> Vec<String> {
     tokens.iter().map(|id| format!("{id} ")).collect()
 }
 
-/// The provenance, as it stands in the files.
+/// The provenance as in the files.
 fn facts(provenance: &Provenance) -> Vec<(String, String)> {
     let Ok(Value::Object(fields)) = serde_json::to_value(provenance) else { return Vec::new() };
     let text = |value: Value| match value {

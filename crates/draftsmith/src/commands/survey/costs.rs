@@ -54,7 +54,7 @@ impl Surveyor<'_> {
         };
         let nobody = ModelConfig::llama(shape, 16).with_tied_embeddings(true);
         let pair = pair.with_draft(nobody.init(self.workspace.device()));
-        let exports = Exports::none();
+        let exports = Exports::default();
         let mut decoders = Decoders::new(&pair, &exports, self.max_new_tokens);
         let measured = self.measure(&mut decoders, NUM_PROMPTS_ALONE, &|_| Ok(Vec::new()))?;
         Ok((CostSource::Machine, measured.costs))

@@ -1,7 +1,7 @@
 //! What prompt lookup would gain by itself, without any draft.
 
 use anyhow::Result;
-use draftsmith_theory::{LookupFirst, Recordings, Spending};
+use draftsmith_theory::{LookupFirst, Recordings, TimedCounts};
 use serde::Serialize;
 
 use crate::costs::Costs;
@@ -34,9 +34,9 @@ impl LookUps {
         let responses = halves.iter().flat_map(|half| half.responses.clone()).collect();
         let all = Recordings { responses, ..one.clone() };
         let look_ups = best_look_ups_alone(&all, costs)?;
-        let plain: Vec<Spending> =
+        let plain: Vec<TimedCounts> =
             halves.iter().flat_map(|half| half.plain(&costs.rounds)).collect();
         let speedup = |some: &[usize]| 1.0 + over(&plain, &spent, some);
-        Ok(Self { look_ups, speedup: shown_interval(plain.len(), seed, speedup).into() })
+        Ok(Self { look_ups, speedup: shown_interval(plain.len(), seed, speedup) })
     }
 }

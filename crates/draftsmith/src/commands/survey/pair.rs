@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{
     Decoding, DrafterId, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
-    Sampling, SeededDraws, Spending, StopRuleConfig, StopRuleName, TokenChoice,
+    Sampling, SeededDraws, StopRuleConfig, StopRuleName, TimedCounts, TokenChoice,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -113,7 +113,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         progress: &progress,
     };
     progress.message("draft");
-    let none = Exports::none();
+    let none = Exports::default();
     let recorded = recorder.record(&none, drafter, decoding, answers)?;
     let all = |recorded: &[(String, Recording)], head| Recordings {
         drafter: id,
@@ -159,7 +159,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let untrained = judging.best(is_settable)?;
     let untrained_gain = judging.estimate(&|some| over(judging.fixed(), &untrained, some));
     let best: Vec<Choice> = shown.iter().filter(|choice| is_settable(choice)).cloned().collect();
-    let promise = |choice: &Choice, spent: &[Spending]| Promise {
+    let promise = |choice: &Choice, spent: &[TimedCounts]| Promise {
         setting: choice.name.label(Some(choice.config.parameter())),
         config: choice.config.clone(),
         speedup: judging.speedup(spent),
@@ -262,7 +262,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
         let config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         let own = recordings.replay(&config, &costs.of_rule(&config))?;
         let speedup = |some: &[usize]| 1.0 + over(&plain, &own, some);
-        let speedup = shown_interval(recordings.responses.len(), seed, speedup).into();
+        let speedup = shown_interval(recordings.responses.len(), seed, speedup);
         Ok(FixedLength { candidate_length, speedup })
     };
     (1..=recordings.max_length).map(at).collect()
@@ -304,7 +304,7 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
     let share = |of: usize| -> Estimate {
         let sum = |some: &[usize], of: usize| some.iter().map(|nth| counted[*nth][of]).sum::<f64>();
         let share = |some: &[usize]| sum(some, of) / sum(some, 0);
-        shown_interval(counted.len(), surveyor.seed, share).into()
+        shown_interval(counted.len(), surveyor.seed, share)
     };
     let is_served = matches!(surveyor.models, RecordedModels::Served { .. });
     let overlap = (!is_served || !surveyor.decoding.is_greedy()).then(|| share(2));

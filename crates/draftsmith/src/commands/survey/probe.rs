@@ -71,7 +71,7 @@ impl Surveyor<'_> {
         let head_dir = dir.path().join("head");
         trained.model.write_dir(&head_dir, &trained.config)?;
         let head = HeadExport::read(&head_dir, draft.shape().hidden_size, self.workspace)?;
-        Ok(Some(Exports { head: Some(head), ..Exports::none() }))
+        Ok(Some(Exports { head: Some(head), ..Exports::default() }))
     }
 
     /// An answer as a row of data. The target's probabilities of it are not asked for.

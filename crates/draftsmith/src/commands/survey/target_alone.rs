@@ -4,7 +4,8 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_model::ModelConfig;
 use draftsmith_theory::{
-    DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, Spending, seconds_per_token,
+    DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
+    seconds_per_token,
 };
 use serde::Serialize;
 
@@ -169,7 +170,7 @@ impl JudgedExit<'_> {
                 let num_true = answers().flatten().filter(|holds| **holds).count();
                 num_true as f64 / answers().map(Vec::len).sum::<usize>() as f64
             };
-            shown_interval(of.len(), seed, share).into()
+            shown_interval(of.len(), seed, share)
         };
         Ok(ExitSurvey {
             exit_layer: read_out.exit_layer,
@@ -186,7 +187,7 @@ impl JudgedExit<'_> {
 /// The exit that is best, and what to expect of it: each half is judged by the exit and the rule that
 /// are best on the other.
 fn best_of<'a, 'b>(exits: &'b [JudgedExit<'a>]) -> Result<(&'b JudgedExit<'a>, Promise)> {
-    let mut own: [Vec<Spending>; 2] = Default::default();
+    let mut own: [Vec<TimedCounts>; 2] = Default::default();
     let mut least = [f64::INFINITY; 2];
     for JudgedExit { exit, judging, .. } in exits {
         for (half, fold) in judging.folds().iter().enumerate() {

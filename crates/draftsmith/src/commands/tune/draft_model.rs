@@ -63,7 +63,7 @@ pub(super) fn tune(
     }
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
-    let nothing_trained = Exports::none();
+    let nothing_trained = Exports::default();
     let id_of =
         |adapter: &AdapterExport| DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer };
     let drafters: Vec<DrafterName> =

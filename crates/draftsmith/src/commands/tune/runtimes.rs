@@ -46,7 +46,7 @@ pub(super) fn best_settings(
             setting: (family.setting)(config, decoding),
             config: config.clone(),
             gain: fixed.seconds_per_token / least - 1.0,
-            speedup: shown_interval(recordings.responses.len(), seed, speedup).into(),
+            speedup: shown_interval(recordings.responses.len(), seed, speedup),
         })
     };
     families(recordings.max_length).into_iter().filter(is_recorded).map(best).collect()

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Counts, Recordings, Spending, TreeShape, seconds_per_token};
+use draftsmith_theory::{Counts, Recordings, TimedCounts, TreeShape, seconds_per_token};
 use serde::Serialize;
 
 use crate::costs::Costs;
@@ -30,7 +30,7 @@ pub(super) struct TreeTuning<'a> {
     pub(super) dtype: WeightDtype,
     pub(super) seed: u64,
     /// The drafter's best fixed length, and what chains of it cost on each response.
-    pub(super) fixed: (usize, Vec<Spending>),
+    pub(super) fixed: (usize, Vec<TimedCounts>),
 }
 
 impl TreeTuning<'_> {
@@ -42,7 +42,7 @@ impl TreeTuning<'_> {
         let Self { recordings, costs, seed, .. } = self;
         let judged = judge_trees(recordings, costs)?;
         let best = fastest_tree(&judged)?;
-        let gain_of = |spent: &[Spending], some: &[usize]| {
+        let gain_of = |spent: &[TimedCounts], some: &[usize]| {
             per_token(&self.fixed.1, some) / per_token(spent, some) - 1.0
         };
         let num_prompts = recordings.responses.len();
@@ -63,7 +63,7 @@ impl TreeTuning<'_> {
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
             best_fixed_length: self.fixed.0,
-            expected_gain: shown_interval(num_prompts, seed, |some| gain_of(spent, some)).into(),
+            expected_gain: shown_interval(num_prompts, seed, |some| gain_of(spent, some)),
             models: self.models,
         };
         Ok((tuned, tried.collect()))

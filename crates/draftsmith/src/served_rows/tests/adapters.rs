@@ -1,4 +1,4 @@
-//! Adapters of a served target, of which the first layers alone are here.
+//! Adapters of a served target whose first layers are available locally.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,16 @@ use crate::commands::train_adapter;
 
 const EXIT: usize = 2;
 
-/// A directory with the target's text side, an index of all its weights, and the file of its first
-/// layers and what is outside the layers.
+/// A directory with the target's text side, the index of all its weights, and the weights of its first
+/// layers and of everything outside the layers.
 fn first_layers(dir: &Path) -> PathBuf {
     let target = without_weights(dir);
     let bytes = fs::read(model("target").join("model.safetensors")).expect("it is committed");
     let (len, rest) = bytes.split_first_chunk::<8>().expect("a length");
     let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
     let header: BTreeMap<String, Value> = serde_json::from_slice(header).expect("a header");
-    let (mut kept, mut own, mut map) = (serde_json::Map::new(), Vec::new(), serde_json::Map::new());
+    let (mut kept, mut local, mut map) =
+        (serde_json::Map::new(), Vec::new(), serde_json::Map::new());
     for (name, mut tensor) in header {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
         let is_here = layer.is_none_or(|layer| layer.parse::<usize>().expect("a number") < EXIT);
@@ -29,22 +30,22 @@ fn first_layers(dir: &Path) -> PathBuf {
         if is_here {
             let at = |nth: usize| tensor["data_offsets"][nth].as_u64().expect("an offset") as usize;
             let bytes = &data[at(0)..at(1)];
-            tensor["data_offsets"] = json!([own.len(), own.len() + bytes.len()]);
-            own.extend_from_slice(bytes);
+            tensor["data_offsets"] = json!([local.len(), local.len() + bytes.len()]);
+            local.extend_from_slice(bytes);
             kept.insert(name, tensor);
         }
     }
     assert!(kept.len() < map.len() / 2, "{} of {} tensors", kept.len(), map.len());
     let mut header = serde_json::to_vec(&kept).expect("JSON");
     header.resize(header.len().next_multiple_of(8), b' ');
-    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &own].concat();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &local].concat();
     fs::write(target.join("model-0.safetensors"), file).expect("written");
     let index = json!({ "weight_map": map }).to_string();
     fs::write(target.join("model.safetensors.index.json"), index).expect("written");
     target
 }
 
-/// A recipe of an adapter alone, whose target is served or here.
+/// A recipe that only trains an adapter, for a served or a local target.
 fn of_adapter(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
     let optimizer = "num_epochs = 2\nlearning_rate = 1e-3\nvalidation_fraction = 0.3";
     let adapter = format!(
@@ -58,7 +59,7 @@ fn of_adapter(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> 
 const WITH_HEAD: &str = "[adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n\
                          [adapter_head.optimizer]\nnum_epochs = 1\nvalidation_fraction = 0.3";
 
-/// The adapter, and what is found with it, but for where it is.
+/// The adapter's weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
     train_adapter::run(recipe, &workspace, &mut None, &console).expect("trains");
@@ -67,7 +68,7 @@ fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let weights = weights.iter().filter(|path| path.exists());
     let weights = weights.map(|path| fs::read(path).expect("weights")).collect();
     let recorded = record::run(recipe, &workspace, &console).expect("records");
-    // As text, since what was not asked is no number.
+    // Compared as text, because missing values are NaN.
     let rows = recorded.iter().map(|file| {
         let (rows, _) = read_rollouts(&file.path, None).expect("rollouts");
         format!("{rows:?}")
@@ -90,7 +91,7 @@ fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
 }
 
 #[test]
-fn greedy_adapters_and_all_that_follows_are_those_of_the_whole_target() {
+fn greedy_adapters_and_results_equal_those_of_the_whole_target() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
@@ -99,28 +100,28 @@ fn greedy_adapters_and_all_that_follows_are_those_of_the_whole_target() {
         let greedy = "temperature = 0";
         let data = format!("{greedy}\n{}", server(&loopback, ""));
         let mut served = of_adapter(dir.path(), &name("served"), &target, &data, more);
-        let mut own = of_adapter(dir.path(), &name("own"), &model("target"), greedy, more);
-        for recipe in [&mut served, &mut own] {
+        let mut local = of_adapter(dir.path(), &name("local"), &model("target"), greedy, more);
+        for recipe in [&mut served, &mut local] {
             let evaluate = recipe.evaluate.as_mut().expect("a section");
             evaluate.decodings.retain(|decoding| decoding.text() == "greedy");
         }
-        assert_eq!(built(&served).rows, built(&own).rows);
-        let (of_served, of_own) = (trained(&served), trained(&own));
+        assert_eq!(built(&served).rows, built(&local).rows);
+        let (of_served, of_local) = (trained(&served), trained(&local));
         assert_eq!(of_served.0.len(), 1 + usize::from(!more.is_empty()));
-        assert!(of_served.0 == of_own.0, "{which}: another adapter");
-        // Where a head is judged, the whole target says its own probabilities too.
-        assert!(!more.is_empty() || of_served.1 == of_own.1, "other rollouts");
+        assert!(of_served.0 == of_local.0, "{which}: another adapter");
+        // With a head, rollouts of the whole target also hold its probabilities.
+        assert!(!more.is_empty() || of_served.1 == of_local.1, "other rollouts");
         assert!(of_served.1.len() > 1000);
-        assert_eq!(of_served.2, of_own.2, "{which}");
-        assert_eq!(of_served.3, of_own.3, "{which}");
-        // It goes with the whole target wherever that is, whose hash nobody knows here.
+        assert_eq!(of_served.2, of_local.2, "{which}");
+        assert_eq!(of_served.3, of_local.3, "{which}");
+        // The hash of the whole target is unknown here.
         let config = draftsmith_model::AdapterConfig::from_dir(&served.adapter_root());
         assert_eq!(config.expect("an adapter").target_hash, None);
     }
 }
 
 #[test]
-fn sampled_adapters_are_trained_recorded_and_tuned_too() {
+fn sampled_adapters_are_trained_recorded_and_tuned() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
@@ -137,7 +138,7 @@ fn sampled_adapters_are_trained_recorded_and_tuned_too() {
 }
 
 #[test]
-fn what_an_adapter_lacks_is_told() {
+fn missing_layers_are_named() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
     let loopback = Loopback::serve(|_, _| Deed::Answer);
@@ -148,14 +149,13 @@ fn what_an_adapter_lacks_is_told() {
         let trained = train_adapter::run(recipe, &workspace(recipe), &mut None, &Console::silent());
         format!("{:#}", trained.expect_err("refused"))
     };
-    // One layer more than there is: the next one begins as the target's.
-    let deeper = of_adapter(dir.path(), "a", &target, &data, "");
-    let mut deeper = deeper;
+    // Initialising from the target takes one layer more than there is.
+    let mut deeper = of_adapter(dir.path(), "a", &target, &data, "");
     deeper.adapter.as_mut().expect("a section").initial = draftsmith_train::InitialWeights::Target;
-    let told = train(&deeper);
-    assert!(told.contains("adapters need the target's first 3 layers"), "{told}");
+    let error = train(&deeper);
+    assert!(error.contains("adapters need the target's first 3 layers"), "{error}");
     fs::remove_file(target.join("model-0.safetensors")).expect("it was there");
-    let told = train(&recipe);
-    assert!(told.contains("adapters need the target's first 2 layers"), "{told}");
-    assert!(told.contains("model-0.safetensors"), "{told}");
+    let error = train(&recipe);
+    assert!(error.contains("adapters need the target's first 2 layers"), "{error}");
+    assert!(error.contains("model-0.safetensors"), "{error}");
 }

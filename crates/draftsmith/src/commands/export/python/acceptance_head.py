@@ -1,9 +1,9 @@
-"""An acceptance head: the chance that a candidate of the draft is accepted by its target.
+"""An acceptance head: predicts the probability that the target accepts a draft's candidate.
 
 Written by draftsmith. The head is SpecDec++'s (Huang et al. 2024, section 3): residual blocks
-`x + silu(W x + b)` over a hidden state of the draft behind its final norm, and a linear layer to two
-logits. A head that looks ahead reads the state that a candidate was drawn from, the candidate's
-embedding and its log-probability; the paper's reads the candidate's own state, one forward later.
+`x + silu(W x + b)` over the draft's hidden state after its final norm, and a linear layer to two
+logits. A look-ahead head reads the state that a candidate was drawn from, the candidate's embedding
+and its log-probability. The paper's head reads the candidate's hidden state, one forward later.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def sigmoid(logit: float) -> float:
 
 @dataclass
 class Forward:
-    """A forward of the draft that a candidate may be drawn from."""
+    """The draft's output that a candidate is drawn from."""
 
-    hidden: torch.Tensor  # [hidden], what the LM head reads
+    hidden: torch.Tensor  # [hidden], input of the LM head
     logits: torch.Tensor  # [vocab], raw
 
 
 class AcceptanceHead:
-    """The head in a directory, with its calibration and the threshold to stop at."""
+    """A head with its calibration and stop threshold, read from a directory."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self.config = json.loads((directory / CONFIG).read_text())
@@ -48,7 +48,7 @@ class AcceptanceHead:
         self.max_candidates: int = self.config["max_candidates"]
 
     def scalars(self, forward: Forward, candidate: int) -> list[float]:
-        """The numbers that the head reads of a candidate besides vectors."""
+        """The scalar inputs of a candidate, scaled to the order of 1."""
         if not (self.looks_ahead or self.config["inputs"]):
             return []
         cap = self.config["logit_soft_cap"]
@@ -72,7 +72,7 @@ class AcceptanceHead:
 
     def probability(self, hidden: torch.Tensor, embedding: torch.Tensor | None,
                     scalars: list[float], is_greedy: bool) -> float:
-        """The calibrated chance that a candidate is accepted."""
+        """The calibrated probability that a candidate is accepted."""
         x = hidden.float()
         extra = [embedding.float() * self.config["embedding_scale"]] if self.looks_ahead else []
         extra += [torch.tensor(scalars, device=x.device)] if scalars else []
@@ -101,10 +101,10 @@ class AcceptanceHead:
 
 
 class Round:
-    """A round of drafting: told of each candidate after it was drawn, says when to stop.
+    """A draft phase: takes each candidate after it is drawn and decides when to stop.
 
-    It stops once the chance that some candidate is rejected exceeds the threshold. With the paper's
-    head the last candidate's own chance is not known yet and does not count.
+    It stops once the probability that any candidate is rejected exceeds the threshold. With the paper's
+    head the last candidate's prediction is not known yet and does not count.
     """
 
     def __init__(self, head: AcceptanceHead, is_greedy: bool) -> None:
@@ -115,7 +115,7 @@ class Round:
         self.last: tuple[Forward, int] | None = None
 
     def stops(self, forward: Forward, candidate: int, embedding: torch.Tensor) -> bool:
-        """`candidate` was drawn from `forward`."""
+        """Whether to stop after `candidate`, which was drawn from `forward`."""
         head = self.head
         self.num_candidates += 1
         if head.looks_ahead:

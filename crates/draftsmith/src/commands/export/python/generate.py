@@ -1,11 +1,11 @@
-"""Assisted generation whose draft stops by its acceptance head. Written by draftsmith.
+"""Assisted generation with a draft that its acceptance head stops. Written by draftsmith.
 
     assistant = AutoModelForCausalLM.from_pretrained(DIRECTORY, trust_remote_code=True)
     target.generate(**inputs, assistant_model=assistant)
 
-transformers has an assistant draft a round by calling its `generate`, which this replaces. Drafted
-tokens are never taken back, so what the target generates stays what it is. Anything but drafting goes
-to transformers' own `generate`.
+transformers calls the assistant's `generate` to draft a round, and this module replaces it. Drafted
+tokens are never removed, so the target's output does not change. Calls that do not draft go to the
+original `generate`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .acceptance_head import CONFIG, WEIGHTS, AcceptanceHead, Forward, Round
 
 
 class StopByHead(StoppingCriteria):
-    """Ends a round of drafting once the head doubts its candidates."""
+    """Ends a draft phase once the head expects a rejection."""
 
     def __init__(self, model: PreTrainedModel, head: AcceptanceHead, is_greedy: bool) -> None:
         self.round = Round(head, is_greedy)
@@ -29,7 +29,7 @@ class StopByHead(StoppingCriteria):
         self.forward: Forward | None = None
 
     def watch(self, lm_head: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        """A hook on the LM head: keeps the last position that it read."""
+        """A hook on the LM head that keeps its last position."""
         self.forward = Forward(hidden=inputs[0][0, -1], logits=output[0, -1])
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
@@ -41,10 +41,10 @@ class StopByHead(StoppingCriteria):
 
 
 def head_of(model: PreTrainedModel) -> AcceptanceHead:
-    """The head in the model's own directory, or its repository, read once."""
+    """The head in the model's directory or repository, read once."""
     head = getattr(model, "_acceptance_head", None)
     if head is None:
-        # Not beside this file, which transformers runs from a cache of its own.
+        # transformers runs this file from a cache, so the head is not beside it.
         path = cached_file(model.name_or_path, CONFIG)
         cached_file(model.name_or_path, WEIGHTS)
         head = AcceptanceHead(Path(path).parent, model.device)
@@ -54,7 +54,7 @@ def head_of(model: PreTrainedModel) -> AcceptanceHead:
 
 @torch.no_grad()
 def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    """`GenerationMixin.generate`, with rounds that stop by the head where it drafts for a target."""
+    """`GenerationMixin.generate`, with a head that ends draft phases."""
     config = kwargs.get("generation_config")
     if not getattr(config, "is_assistant", False):
         return type(model).generate(model, *args, **kwargs)

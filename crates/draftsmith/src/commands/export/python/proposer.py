@@ -1,4 +1,4 @@
-"""A draft whose rounds end by its acceptance head, for vLLM's `custom_class` proposers.
+"""A vLLM `custom_class` proposer: a draft that its acceptance head stops.
 
 Written by draftsmith for vLLM @VERSIONS@. The directory of this file is a Python package; with its
 parent on `PYTHONPATH`:
@@ -6,8 +6,8 @@ parent on `PYTHONPATH`:
     --speculative-config '{"method": "custom_class", "model": "@PACKAGE@.Proposer",
                            "num_speculative_tokens": @MOST@}'
 
-vLLM takes proposals for certain, so candidates are the draft's most probable tokens and each request
-gets as many as the head lets through. Output is the target's own, as with any proposer.
+vLLM verifies proposals as certain, so candidates are the draft's most probable tokens, and the head
+decides how many each request gets. The output is the target's, as with any proposer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ VERSIONS = (@VERSION_TUPLE@)
 
 @dataclass
 class Sequence:
-    """What the draft has read of a request. vLLM moves requests between rows and does not say which
-    is which, so they are known by what they begin with."""
+    """The tokens of a request that the draft has read. vLLM moves requests between rows without
+    identifying them, so we match them by their prefix."""
 
     tokens: list[int]
     cache: DynamicCache
@@ -39,8 +39,8 @@ class Proposer:
         version = ".".join(vllm.__version__.split(".")[:2])
         if version not in VERSIONS:
             raise RuntimeError(
-                f"vLLM {vllm.__version__} may call proposers otherwise than {' and '.join(VERSIONS)}, "
-                "for which this was written; install one of those, or export again with a newer draftsmith"
+                f"this proposer supports vLLM {' and '.join(VERSIONS)}, not {vllm.__version__}; "
+                "install a supported version, or export again with a newer draftsmith"
             )
         directory = Path(__file__).parent
         device = torch.device(vllm_config.device_config.device)
@@ -62,12 +62,12 @@ class Proposer:
         self.sequences: list[Sequence] = []
 
     def load_model(self, model: Any) -> None:
-        """vLLM offers the target; the draft is a model of its own."""
+        """Ignores the target that vLLM offers: the draft is a separate model."""
 
     @torch.inference_mode()
     def propose(self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
                 slot_mappings: Any = None) -> list[list[int]]:
-        """Candidates of each row; none where nothing was sampled."""
+        """Candidates of each row; none for rows without a sampled token."""
         kept: list[Sequence] = []
         proposals = []
         for row, sampled in enumerate(sampled_token_ids):
@@ -78,7 +78,7 @@ class Proposer:
             sequence = self._take(tokens)
             kept.append(sequence)
             proposals.append(self._draft(tokens, sequence))
-        # Requests that had no row are over, or come back and are read again.
+        # Requests without a row have ended, or are read again when they return.
         self.sequences = kept
         return proposals
 
@@ -86,7 +86,7 @@ class Proposer:
         self.forward = Forward(hidden=inputs[0][0, -1], logits=output[0, -1])
 
     def _take(self, tokens: list[int]) -> Sequence:
-        """The sequence that shares most with `tokens`, rolled back to what it shares; taken once."""
+        """Removes and returns the sequence with the longest common prefix, cut to that prefix."""
         best, most = None, 0
         for sequence in self.sequences:
             shared = 0
@@ -96,7 +96,7 @@ class Proposer:
                 shared += 1
             if shared > most:
                 best, most = sequence, shared
-        # The last token is read anew: its forward is what the first candidate is drawn from.
+        # Read the last token again: the first candidate is drawn from its forward.
         most = min(most, len(tokens) - 1)
         if best is None or most == 0:
             return Sequence([], DynamicCache(config=self.model.config))

@@ -1,67 +1,71 @@
-//! What the drafter, its acceptance head and the target say at a place of a response.
+//! The models that are recorded, and a drafter's step as recorded candidates.
 
 use draftsmith_theory::{
     Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
-    StopRule, TokenChoice, argmax, largest_prob,
+    SoftmaxSummary, StopRule, TokenChoice, argmax,
 };
 
 use super::RecordOptions;
-use crate::draft_row::{DraftRow, draft_rows};
-use crate::drafter::{DraftStep, StepDrafter};
+use crate::drafter::{DraftRow, DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::Target;
 
-/// Target and drafter, and how they are recorded.
-pub(super) struct Models<'a, T, D: ?Sized> {
+/// A target and a drafter with the options of their recording.
+pub(super) struct Recorder<'a, T> {
     pub(super) target: &'a mut T,
-    pub(super) drafter: &'a mut D,
+    pub(super) drafter: &'a mut dyn StepDrafter<T>,
     pub(super) options: &'a RecordOptions,
 }
 
-impl<T: Target, D: StepDrafter<T> + ?Sized> Models<'_, T, D> {
+impl<T: Target> Recorder<'_, T> {
     /// Takes steps of the drafter.
-    pub(super) fn step(&mut self, steps: &[DraftStep<'_>]) -> Result<Vec<Step>, DecodeError> {
-        let decoding = &self.options.decoding;
-        let rows = draft_rows(self.drafter, self.target, steps, steps.iter().map(|_| decoding))?;
-        let step_of = |row: DraftRow| Step { probs: decoding.sampled_probs(row.logits()), row };
+    pub(super) fn step(
+        &mut self,
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<RecordedStep>, DecodeError> {
+        let rows = self.drafter.draft(self.target, steps)?;
+        let step_of = |row: DraftRow| RecordedStep {
+            probs: self.options.decoding.sampled_probs(row.logits()),
+            row,
+        };
         Ok(rows.into_iter().map(step_of).collect())
     }
 
-    /// The prediction of a head that looks ahead for a candidate drawn from the logits of the last
-    /// draft forward in a slot.
+    /// A look-ahead head's prediction for a candidate drawn from the last draft step in a slot.
     pub(super) fn predict_of_drawn(
         &mut self,
         slot: usize,
-        logits: &[f32],
+        row: &DraftRow,
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         if !self.options.has_head {
             return Ok(None);
         }
-        self.drafter.predict_acceptance(self.target, (slot, 0), logits, candidate)
+        self.drafter.predict_acceptance((slot, 0), &row.own_logits, candidate)
     }
 
-    /// log p of a candidate; NaN if the target was not asked.
+    /// A candidate's log p; NaN if the target was not asked.
     pub(super) fn target_log_prob(
         &self,
         candidate: &RecordedCandidate,
         target_logits: Option<&[f32]>,
     ) -> f64 {
         target_logits.map_or(f64::NAN, |logits| {
-            served(&self.options.decoding).probs(logits)[candidate.token_id as usize].ln()
+            sampling_of_labels(&self.options.decoding).probs(logits)[candidate.token_id as usize]
+                .ln()
         })
     }
 }
 
-/// Enters a head's prediction for a candidate, if there is one.
+/// Stores a head's prediction for a candidate, if there is one.
 pub(super) fn enter(predicted: Option<f64>, candidate: &mut RecordedCandidate) {
     if predicted.is_some() {
         candidate.predicted_acceptance_prob = predicted;
     }
 }
 
-/// The distributions that labels are defined by: greedy, the models' at temperature 1.
-fn served(decoding: &Decoding) -> Sampling {
+/// The sampling of the distributions that labels compare; if greedy, temperature 1.
+fn sampling_of_labels(decoding: &Decoding) -> Sampling {
     match decoding.choice {
         TokenChoice::Greedy => Sampling::default(),
         TokenChoice::Sampled(sampling) => sampling,
@@ -93,36 +97,36 @@ impl StopRule for EverySignal {
     }
 }
 
-/// A draft forward.
-pub(super) struct Step {
+/// A draft step with the distribution of its candidate.
+pub(super) struct RecordedStep {
     pub(super) row: DraftRow,
-    /// What a candidate is drawn from; None if decoding is greedy.
+    /// The distribution; `None` if decoding is greedy.
     pub(super) probs: Option<Vec<f64>>,
 }
 
-impl Step {
-    /// The head's prediction for the candidate that this forward has read, if the head predicts then.
+impl RecordedStep {
+    /// The head's prediction for the candidate that this step has read, from a head of that form.
     pub(super) fn predicted_of_read(&self) -> Option<f64> {
-        match self.row.signals().acceptance_prob {
+        match self.row.signals.acceptance_prob {
             Some(HeadEstimate::OfRead(prob)) => Some(prob),
             Some(HeadEstimate::OfDrawn(_)) | None => None,
         }
     }
 
-    /// A token as this forward's candidate, still without log p.
+    /// A token as this step's candidate, without log p.
     pub(super) fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
-        let (logits, signals) = (self.row.logits(), self.row.signals());
+        let (logits, signals) = (self.row.logits(), self.row.signals);
         let draft_prob = match &self.probs {
             Some(probs) => probs[token],
-            None => served(&options.decoding).probs(logits)[token],
+            None => sampling_of_labels(&options.decoding).probs(logits)[token],
         };
-        let given = "a drafter gives the signals that are needed";
+        let given = "a drafter gives the signals it is asked for";
         RecordedCandidate {
             token_id,
-            // As the round loop has it, to the last bit.
+            // Bit for bit as in decoding.
             candidate_prob: match self.probs {
-                None if argmax(logits) == token_id => largest_prob(logits),
+                None if argmax(logits) == token_id => SoftmaxSummary::of(logits).largest_prob,
                 _ => draft_prob,
             },
             confidence: signals.confidence.expect(given),

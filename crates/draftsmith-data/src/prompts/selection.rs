@@ -1,22 +1,21 @@
-//! Prompts told by what they say: which are the same, which split of a set each belongs to, and in which
-//! order they are drawn.
+//! What selects prompts: content hashes, splits, weights of sources and bounds on lengths.
 
 use serde::{Deserialize, Serialize};
 
 use super::Prompt;
 
-/// The beginning of the BLAKE3 of a prompt's texts: the same for the same texts, in whichever file and
-/// place they stand.
+/// The first half of the BLAKE3 of a prompt's texts. It depends only on the texts, not on their file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContentHash([u8; 16]);
 
 impl Prompt {
-    /// The hash of the system text and all user texts; with answers, those too.
+    /// The hash of the system text, all user texts and, with `with_answers`, all answers.
     #[must_use]
     pub fn content_hash(&self, with_answers: bool) -> ContentHash {
         let mut hasher = blake3::Hasher::new();
         let mut push = |text: Option<&str>| {
-            // Each behind its length, so that none runs into the next; one that is absent is not empty.
+            // Each text follows its length, so that no two prompts give the same bytes. A missing text
+            // differs from an empty one.
             hasher.update(&text.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
             hasher.update(text.unwrap_or_default().as_bytes());
         };
@@ -38,7 +37,7 @@ impl ContentHash {
         Self(first)
     }
 
-    /// What stands for it in an order that depends on a seed, and on nothing else.
+    /// A hash of this hash and a seed, by which prompts are ordered at random.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -46,23 +45,23 @@ impl ContentHash {
         Self::first_of(&hasher.finalize())
     }
 
-    /// A number in [0, 1) that is spread evenly over contents, in steps of 2⁻⁵³.
+    /// The hash as a number in [0, 1), a multiple of 2⁻⁵³.
     fn fraction(self) -> f64 {
         let bytes = self.0.first_chunk().expect("there are 16");
         (u64::from_le_bytes(*bytes) >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
-/// A split of prompt sets: those prompts whose user texts hash to a number from `from` on and below
-/// `to`, of the numbers from 0 to 1. So equal prompts are in one split, whichever files they stand in.
+/// A split of prompt sets: the prompts whose system and user texts hash to a number in \[`from`, `to`),
+/// within \[0, 1). Equal prompts are therefore in the same split, even across files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitRange {
-    /// What the split is called.
+    /// The split's name.
     pub name: String,
-    /// Where it begins.
+    /// The lower bound, included.
     pub from: f64,
-    /// Where the next one begins.
+    /// The upper bound, excluded.
     pub to: f64,
 }
 
@@ -72,6 +71,42 @@ impl SplitRange {
     pub fn contains(&self, prompt: &Prompt) -> bool {
         let fraction = prompt.content_hash(false).fraction();
         self.from <= fraction && fraction < self.to
+    }
+}
+
+/// A source's weight, which determines its share of the prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceWeight {
+    /// The number of the source's prompt files.
+    pub num_files: usize,
+    /// The weight, relative to those of the other sources.
+    pub weight: f64,
+}
+
+/// Inclusive bounds on lengths in tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LengthBounds {
+    /// The shortest prompt: a conversation up to its first answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_prompt_tokens: Option<usize>,
+    /// The longest prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_prompt_tokens: Option<usize>,
+    /// The shortest answer in a prompt file, in any turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_response_tokens: Option<usize>,
+    /// The longest answer in a prompt file, in any turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_response_tokens: Option<usize>,
+}
+
+impl LengthBounds {
+    /// Whether there are no bounds.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -97,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_the_same_where_their_texts_are() {
+    fn prompts_with_equal_texts_have_equal_hashes() {
         let one = prompt(None, &[("a", Some("b"))]);
         let elsewhere =
             Prompt { id: "other#7".to_owned(), source: "other".to_owned(), ..one.clone() };
@@ -123,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_prompt_is_in_one_split_and_shares_hold() {
+    fn each_prompt_is_in_one_split_and_splits_have_their_shares() {
         let range = |from, to| SplitRange { name: String::new(), from, to };
         let splits = [range(0.0, 0.5), range(0.5, 0.8), range(0.8, 1.0)];
         let mut counts = [0_i32; 3];

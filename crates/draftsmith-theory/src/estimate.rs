@@ -1,15 +1,17 @@
-//! How sure a number over prompts is: the percentile bootstrap (Efron 1979), seeded.
+//! Numbers over prompts with their confidence intervals: the seeded percentile bootstrap (Efron 1979).
 //!
-//! Prompts are what is drawn anew, because tokens of one response are not independent. Whether two
-//! numbers that were found on different prompts agree is asked of their intervals together
-//! ([`Interval::agrees_with`]).
+//! Callers resample prompts, because tokens of one response are not independent.
+//! [`Estimate::agrees_with`] compares two numbers from different prompts.
 
+use serde::Serialize;
+
+use crate::serialized::deserialize_by_new;
 use crate::{SeededDraws, TheoryError};
 
-/// A number and an interval around it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
-    /// Over all items as they are.
+/// A number and its confidence interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The value over all items.
     pub value: f64,
     /// The interval's lower end, at most `value`.
     pub low: f64,
@@ -17,26 +19,28 @@ pub struct Interval {
     pub high: f64,
 }
 
-impl Interval {
+deserialize_by_new!(Estimate { value: f64, low: f64, high: f64 });
+
+impl Estimate {
     /// A number with its interval.
     ///
     /// # Errors
     /// Unless all are finite and `low` <= `value` <= `high`.
     pub fn new(value: f64, low: f64, high: f64) -> Result<Self, TheoryError> {
-        // Finite ends and an order leave nothing else for the value.
+        // Between finite ends the value is finite too.
         if low.is_finite() && high.is_finite() && low <= value && value <= high {
             Ok(Self { value, low, high })
         } else {
-            Err(TheoryError::Interval { value, low, high })
+            Err(TheoryError::Estimate { value, low, high })
         }
     }
 
-    /// Whether two independent numbers may be one and the same: whether the interval of their
-    /// difference holds 0, at the level of their own intervals.
+    /// Whether two independent numbers may be equal: whether the interval of their difference holds 0,
+    /// at the level of their intervals.
     ///
-    /// The ends of that interval are recovered from the two (MOVER; Zou and Donner 2008): the
-    /// distances to the ends that face each other, as the legs of a right triangle. Intervals that
-    /// meet may thus still disagree.
+    /// The interval of the difference follows from the two intervals (MOVER; Zou and Donner 2008): its
+    /// half-width is the hypotenuse of the distances to the ends that face each other. So overlapping
+    /// intervals may still disagree.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let (lower, upper) = if self.value <= other.value { (self, other) } else { (other, self) };
         let slack = (lower.high - lower.value).hypot(upper.value - upper.low);
@@ -46,16 +50,13 @@ impl Interval {
 
 /// The percentile bootstrap interval of `statistic` over `num_items` items.
 ///
-/// `statistic` is told which items to look at, by index: each once, in order, for
-/// [`Interval::value`], and otherwise `num_items` of them drawn with replacement. The list is one
-/// buffer, filled anew; a statistic of sums need not copy anything either. A resample for which it
-/// is no number (a rate over nothing) is left out. The interval leaves (1 − `level`) / 2 of the
-/// resamples beyond each end, so that `num_resamples` should be a good multiple of 2 / (1 −
-/// `level`).
+/// `statistic` gets the indices of items: each once, in order, for [`Estimate::value`], and for a
+/// resample `num_items` of them drawn with replacement, in a buffer that is reused. Resamples with a
+/// statistic of NaN (a rate over nothing) are ignored. The interval leaves (1 − `level`) / 2 of the
+/// resamples outside each end, so `num_resamples` should be a large multiple of 2 / (1 − `level`).
 ///
-/// Without items, or with a single one, there is nothing to draw: the interval is the value alone.
-/// It also holds the value where no resample came out there, as may happen to a largest or a
-/// smallest of items.
+/// Without items or with one item, the interval is the value. The interval always holds the value,
+/// even if all resamples are on one side of it, as for a maximum.
 ///
 /// # Panics
 /// If `level` is not between 0 and 1.
@@ -74,7 +75,7 @@ pub fn bootstrap(
     seed: u64,
     level: f64,
     statistic: impl Fn(&[usize]) -> f64,
-) -> Interval {
+) -> Estimate {
     assert!((0.0..=1.0).contains(&level), "level must lie between 0 and 1, not {level}");
     let mut items: Vec<usize> = (0..num_items).collect();
     let value = statistic(&items);
@@ -82,25 +83,25 @@ pub fn bootstrap(
     let num_resamples = if num_items > 1 { num_resamples } else { 0 };
     let mut found = Vec::with_capacity(num_resamples);
     for _ in 0..num_resamples {
-        // Below `num_items`, also when rounded: the greatest uniform is 1 − 2^-53.
+        // Below `num_items` even when rounded: the largest uniform is 1 − 2^-53.
         items.fill_with(|| (draws.uniform() * num_items as f64) as usize);
         found.push(statistic(&items));
     }
     found.retain(|statistic| !statistic.is_nan());
     found.sort_unstable_by(f64::total_cmp);
     let tail = (1.0 - level) / 2.0;
-    Interval {
+    Estimate {
         value,
         low: quantile(&found, tail).unwrap_or(value).min(value),
         high: quantile(&found, 1.0 - tail).unwrap_or(value).max(value),
     }
 }
 
-/// The quantile of sorted numbers, between two of them by a straight line; None of nothing.
+/// The quantile of sorted numbers with linear interpolation; None without numbers.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let place = share * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-    // Equal infinities have no difference.
+    // Two equal infinities have no difference.
     Some(if below == above { below } else { below + (above - below) * place.fract() })
 }
 
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_of_a_mean_hold_the_true_one_as_often_as_they_say() {
+    fn intervals_of_a_mean_have_the_stated_coverage() {
         let num_cases = 400;
         let covers = |case: usize| {
             let items = uniforms(80, &case.to_string());
@@ -126,16 +127,16 @@ mod tests {
             found.low <= 0.5 && 0.5 <= found.high
         };
         let share = (0..num_cases).filter(|case| covers(*case)).count() as f64 / 400.0;
-        // Four standard deviations of a share of 400, 0.06, and a point that 80 items are few.
+        // Four standard deviations of a share of 400 are 0.06; 80 items are few, which adds 0.01.
         assert!((share - 0.9).abs() < 0.07, "{share}");
     }
 
     #[test]
-    fn the_interval_of_a_mean_is_as_wide_as_its_standard_error_says() {
+    fn the_interval_of_a_mean_has_the_width_of_its_standard_error() {
         let items = uniforms(1000, "width");
         let found = bootstrap(items.len(), 2000, 0, 0.95, mean(&items));
         let expected = 2.0 * 1.96 / 12f64.sqrt() / 1000f64.sqrt();
-        // A quantile of 2000 resamples is known to some 3 % of the width.
+        // A quantile of 2000 resamples has an error of some 3 % of the width.
         assert!(((found.high - found.low) / expected - 1.0).abs() < 0.1, "{found:?}");
         assert_eq!(found.value, items.iter().sum::<f64>() / 1000.0);
     }
@@ -150,20 +151,20 @@ mod tests {
     }
 
     #[test]
-    fn a_statistic_is_told_as_many_items_as_there_are_and_each_as_often() {
+    fn resamples_draw_every_item_equally_often() {
         let hits = std::cell::RefCell::new([0_usize; 17]);
         bootstrap(17, 1000, 0, 0.5, |items| {
             assert_eq!(items.len(), 17);
             items.iter().for_each(|item| hits.borrow_mut()[*item] += 1);
             0.0
         });
-        // The value's own call and 1000 draws in expectation; five standard deviations.
+        // One call for the value, and 1000 draws in expectation; five standard deviations.
         assert!(hits.into_inner().iter().all(|hits| hits.abs_diff(1001) < 160));
     }
 
     #[test]
-    fn nothing_to_draw_from_leaves_the_value_alone() {
-        let point = |value| Interval { value, low: value, high: value };
+    fn an_interval_of_nothing_to_draw_is_the_value() {
+        let point = |value| Estimate { value, low: value, high: value };
         assert_eq!(bootstrap(1, 500, 0, 0.95, mean(&[0.25])), point(0.25));
         assert_eq!(bootstrap(3, 0, 0, 0.95, mean(&[0.25, 0.5, 0.75])), point(0.5));
         assert_eq!(bootstrap(3, 500, 0, 0.95, mean(&[0.5; 3])), point(0.5));
@@ -173,11 +174,11 @@ mod tests {
     }
 
     #[test]
-    fn resamples_without_a_number_are_left_out_and_the_value_is_always_inside() {
-        // A rate over items that count for nothing: defined where the second was drawn.
+    fn nan_resamples_are_ignored_and_the_value_is_always_inside() {
+        // A rate that is NaN unless the second item is drawn.
         let sum = |items: &[usize]| items.iter().sum::<usize>() as f64;
         let rate = bootstrap(2, 500, 0, 0.95, |items| sum(items) / sum(items));
-        assert_eq!(rate, Interval { value: 1.0, low: 1.0, high: 1.0 });
+        assert_eq!(rate, Estimate { value: 1.0, low: 1.0, high: 1.0 });
         let largest = bootstrap(40, 50, 0, 0.1, |items| {
             items.iter().copied().max().expect("some item") as f64
         });
@@ -185,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_agree_within_the_root_of_both_squared_halves() {
+    fn numbers_agree_within_the_hypotenuse_of_their_half_widths() {
         let around =
-            |value: f64, half: f64| Interval { value, low: value - half, high: value + half };
+            |value: f64, half: f64| Estimate { value, low: value - half, high: value + half };
         assert!(around(0.0, 3.0).agrees_with(&around(4.9, 4.0)));
         assert!(!around(0.0, 3.0).agrees_with(&around(5.1, 4.0)));
         assert!(!around(5.1, 4.0).agrees_with(&around(0.0, 3.0)));
-        // Only the sides that face each other count.
-        let lopsided = Interval { value: 1.0, low: -9.0, high: 1.5 };
+        // Only the ends that face each other count.
+        let lopsided = Estimate { value: 1.0, low: -9.0, high: 1.5 };
         assert!(
             !lopsided.agrees_with(&around(2.0, 0.1)) && around(0.0, 0.1).agrees_with(&lopsided)
         );
@@ -200,12 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn ends_that_do_not_hold_the_value_are_refused() {
-        assert!(Interval::new(0.5, 0.5, 0.5).is_ok());
+    fn an_interval_that_does_not_hold_its_value_is_an_error() {
+        assert!(Estimate::new(0.5, 0.5, 0.5).is_ok());
         for (value, low, high) in
             [(0.4, 0.5, 0.6), (0.7, 0.5, 0.6), (f64::NAN, 0.0, 1.0), (0.5, 0.0, f64::INFINITY)]
         {
-            assert!(Interval::new(value, low, high).is_err(), "{value} in {low} to {high}");
+            assert!(Estimate::new(value, low, high).is_err(), "{value} in {low} to {high}");
         }
     }
 }

@@ -1,0 +1,96 @@
+//! A response that is being recorded.
+
+use draftsmith_theory::{Decoding, Draws, RecordedPlace, SignalNeeds, TokenChoice, argmax};
+
+use super::RecordOptions;
+use super::recorder::RecordedStep;
+use crate::drafter::DraftStep;
+use crate::error::DecodeError;
+use crate::target::{Logits, Target};
+
+/// A response that is being recorded.
+pub(super) struct RunningResponse<'a> {
+    /// The number of its request.
+    pub(super) number: usize,
+    pub(super) slot: usize,
+    pub(super) response: &'a [u32],
+    pub(super) draws: &'a mut dyn Draws,
+    /// The largest length of a response.
+    pub(super) limit: usize,
+    /// The prompt and the response so far, then the rollout's candidates.
+    pub(super) tokens: Vec<u32>,
+    /// The recorded positions.
+    pub(super) places: Vec<RecordedPlace>,
+    /// The target's rows from a position of the response on.
+    pub(super) ahead: Option<(usize, Logits)>,
+}
+
+/// How many of a response's target rows are computed at once. Affects only speed and memory.
+const NUM_ROWS_AHEAD: usize = 8;
+
+impl RunningResponse<'_> {
+    /// A draft step over the tokens so far.
+    pub(super) fn step<'s>(
+        &'s self,
+        num_candidates: usize,
+        needs: SignalNeeds,
+        decoding: &'s Decoding,
+    ) -> DraftStep<'s> {
+        DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs, decoding)
+    }
+
+    /// The target's logits at the next position. The target must have begun along the response.
+    pub(super) fn row_ahead<T: Target>(&mut self, target: &mut T) -> Result<Vec<f32>, DecodeError> {
+        let at = self.at();
+        if let Some((first, rows)) = &self.ahead
+            && at - first < rows.num_rows()
+        {
+            return Ok(rows.row(at - first).to_vec());
+        }
+        let end = self.response.len().min(at + NUM_ROWS_AHEAD);
+        let text = [&self.tokens, &self.response[at..end]].concat();
+        let lens = self.tokens.len()..self.tokens.len() + end - at;
+        let rows = target.logits_along(self.slot, &text, lens)?;
+        let row = rows.row(0).to_vec();
+        self.ahead = Some((at, rows));
+        Ok(row)
+    }
+
+    /// The position of the response's next token.
+    pub(super) fn at(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The response's next token.
+    pub(super) fn token(&self) -> u32 {
+        self.response[self.at()]
+    }
+
+    /// The candidate that is drafted instead of the response's next token and then rejected, if any.
+    ///
+    /// # Panics
+    /// If decoding is sampled and there are no target logits.
+    pub(super) fn rejected(
+        &mut self,
+        step: &RecordedStep,
+        target_logits: Option<&[f32]>,
+        options: &RecordOptions,
+    ) -> Option<u32> {
+        let token = self.token();
+        let (TokenChoice::Sampled(sampling), Some(q)) = (options.decoding.choice, &step.probs)
+        else {
+            let choice = argmax(step.row.logits());
+            return (choice != token).then_some(choice);
+        };
+        let p = sampling.probs(target_logits.expect("a target that samples was asked"));
+        let token = token as usize;
+        if self.draws.bernoulli(q[token] / p[token]) {
+            return None;
+        }
+        let residual: Vec<f64> = q.iter().zip(&p).map(|(q, p)| (q - p).max(0.0)).collect();
+        // q < p for the response's token, so q > p for another one, unless rounding leaves nothing to
+        // reject.
+        let is_possible = residual.iter().any(|&weight| weight > 0.0);
+        is_possible.then(|| self.draws.categorical(&residual) as u32)
+    }
+}

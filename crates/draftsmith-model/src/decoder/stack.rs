@@ -1,0 +1,81 @@
+//! Consecutive decoder layers and the norm after them: the part that a model and an adapter share.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use super::attention::{Attention, Positions};
+use super::layer::DecoderLayer;
+use super::norm::Norm;
+use crate::kv_cache::KvCache;
+use crate::rope::Reach;
+use crate::rows::{DeviceRows, Run};
+
+/// Decoder layers and a final norm.
+#[derive(Module, Debug)]
+pub(crate) struct LayerStack {
+    pub(crate) layers: Vec<DecoderLayer>,
+    pub(crate) norm: Norm,
+    #[module(skip)]
+    pub(crate) reaches: Vec<Reach>,
+}
+
+impl LayerStack {
+    /// Runs layers on new tokens, which follow the cached tokens of their sequences.
+    pub(crate) fn forward_cached(
+        &self,
+        layers: Range<usize>,
+        hidden: DeviceRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> DeviceRows {
+        if layers.is_empty() {
+            return hidden;
+        }
+        let positions = self.positions(layers.clone(), &hidden, runs, cache);
+        let run = |hidden, number: usize| {
+            self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
+        };
+        hidden.map(|hidden| layers.fold(hidden, run))
+    }
+
+    /// Reads new tokens into the cache of the last layer, for their keys and values only.
+    pub(crate) fn fill_last(
+        &self,
+        hidden: DeviceRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) {
+        let last = self.layers.len() - 1;
+        let positions = self.positions(last..last + 1, &hidden, runs, cache);
+        self.layers[last].fill(*hidden.tensor, &positions, cache.layer_mut(last));
+    }
+
+    fn positions(
+        &self,
+        layers: Range<usize>,
+        hidden: &DeviceRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> Positions {
+        let num_kv_heads =
+            self.layers[layers.start].attention.as_ref().map(Attention::num_kv_heads);
+        Positions::following(&self.reaches, num_kv_heads, hidden, layers, runs, cache)
+    }
+
+    /// Runs layers over whole sequences, without a cache. `device` is that of the weights.
+    ///
+    /// # Shapes
+    /// - hidden, output: `[batch, seq, hidden]`
+    pub(crate) fn forward(
+        &self,
+        layers: Range<usize>,
+        hidden: Tensor<3>,
+        device: &Device,
+    ) -> Tensor<3> {
+        let positions = Positions::whole(&self.reaches, &hidden, device);
+        let layers = self.layers[layers].iter();
+        layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
+    }
+}
