@@ -179,7 +179,7 @@ impl HeadTraining {
                 section,
                 key: "features",
                 value: "`cache`".to_owned(),
-                expected: "`recompute`: with these labels every epoch mixes the tokens of target and \
+                expected: "`recompute`: with these labels each epoch mixes the tokens of target and \
                            draft again, so hidden states change; `labels = \"rollouts\"` allows `cache`",
             });
         }
