@@ -138,7 +138,7 @@ impl Recipe {
     /// The recipe of an export: `given`, or the one that training wrote into `dir`.
     ///
     /// # Errors
-    /// If there is no recipe, or it is invalid.
+    /// If the recipe is missing or invalid.
     pub(crate) fn of_export(dir: &Path, given: Option<&Path>, seed: Option<u64>) -> Result<Self> {
         let beside = dir.join("recipe.toml");
         let path = given.unwrap_or(&beside);
@@ -224,7 +224,7 @@ impl Recipe {
         Ok((tune, evaluate))
     }
 
-    /// The servers that stand in for the target's weights, if those are not read.
+    /// The servers that replace the target's weights, if those are not read.
     pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.data.as_ref()?.target_elsewhere()
     }
