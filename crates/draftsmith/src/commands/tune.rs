@@ -283,7 +283,7 @@ fn choose(
     let expected = rules.iter().find(is_best).map(|rule| rule.gain);
     let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
     let rule = TunedRule {
-        drafter: drafter.behind(best.lookup_first),
+        drafter: drafter.with_lookup(best.lookup_first),
         config: best.config.clone(),
         temperature,
         top_p,

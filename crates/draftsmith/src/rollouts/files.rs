@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
-use crate::built_data::{built_data, told};
+use crate::built_data::{built_data, changes_text};
 use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::{
     ExportKind, adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_export,
@@ -132,7 +132,8 @@ impl<'a> RolloutFiles<'a> {
         };
         let differences = provenance.differences(&expected);
         if !differences.is_empty() {
-            let why = format!("`{}` was recorded with {}", path.display(), told(&differences));
+            let why =
+                format!("`{}` was recorded with {}", path.display(), changes_text(&differences));
             return Ok(FileState::Stale(why));
         }
         let set = RecordedSet::new(&rows, &provenance)?;

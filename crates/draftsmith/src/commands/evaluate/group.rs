@@ -232,7 +232,7 @@ fn question_id(prompt: &Prompt) -> QuestionId {
     match &prompt.own_id {
         Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
         Some(serde_json::Value::String(text)) => QuestionId::Text(text.clone()),
-        _ => prompt.id.as_str().into(),
+        _ => QuestionId::Text(prompt.id.as_str().into()),
     }
 }
 
