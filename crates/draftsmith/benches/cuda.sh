@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The tiny road and generation on a CUDA GPU, against the CPU: the same greedy tokens, and figures; then
-# the road in bf16, whose speculative output must be its own plain output.
+# Compares a CUDA GPU with the CPU on the tiny recipe and on generation: greedy tokens must be equal. Then runs
+# the recipe in bf16, where speculative output must equal plain output.
 #
 #   crates/draftsmith/benches/cuda.sh [BINARY]
 #
-# From the repository's root. Without BINARY it builds one with the feature `cuda`. NVRTC and the CUDA
-# headers must be found (LD_LIBRARY_PATH, CUDA_PATH). Works in a temporary directory; the repository is
-# not touched. Ends with 1 where any greedy token differs, but for ties that rounding breaks the other
-# way, which are counted.
+# Run it from the repository's root. Without BINARY it builds one with the feature `cuda`. NVRTC and the CUDA
+# headers must be found (LD_LIBRARY_PATH, CUDA_PATH). Works in a temporary directory and leaves the repository
+# unchanged. The exit code is 1 if a greedy token differs, except for ties that rounding breaks the other way,
+# which are counted.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../../.." && pwd)"
 binary="${1:-}"
