@@ -1,12 +1,12 @@
-"""Holds assisted generation of PyPI's transformers to plain generation and to draftsmith's rounds.
+"""Compares assisted generation in transformers with plain generation and with draftsmith's rounds.
 
     python transformers_rounds.py DRAFTSMITH TARGET DRAFT PROMPTS COUNT -- GENERATE_ARGUMENTS
 
-TARGET and DRAFT are directories; PROMPTS has a JSON object with `question`, `prompt`, `instruction` or
-`turns` a line. Every prompt is answered greedily in f32 by the target alone, by the target with DRAFT as
-its assistant (its own code is trusted), and by `draftsmith generate GENERATE_ARGUMENTS`, with the same
-ids: tokens have to be equal, and so have what each round drafted and kept, but for the last two rounds,
-where the limits of the two differ. Ends with 1 where they are not.
+TARGET and DRAFT are directories. Each line of PROMPTS is a JSON object with `question`, `prompt`, `instruction` or
+`turns`. Every prompt is answered greedily in f32 by the target, by the target with DRAFT as its assistant (whose
+code is trusted), and by `draftsmith generate GENERATE_ARGUMENTS` with the same ids. Tokens must be equal, and so
+must the drafted and kept tokens of each round except the last two, where the limits of the two sides differ. The
+exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ours(binary: str, arguments: list[str], prompt: str) -> dict:
 
 
 class Rounds:
-    """Counts what each call of the assistant's `generate` drafts, and what is kept of it."""
+    """Counts the drafted and kept tokens of each call of the assistant's `generate`."""
 
     def __init__(self, assistant: torch.nn.Module) -> None:
         self.assistant, self.generate, self.drafts = assistant, assistant.generate, []
