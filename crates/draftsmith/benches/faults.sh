@@ -227,10 +227,10 @@ for ((n = 0; n < faults; n++)); do
     tree > before
 done
 
-diff "$work.tree" before > /dev/null || { echo "something is not as it was"; exit 1; }
+diff "$work.tree" before > /dev/null || { echo "a file differs from the beginning"; exit 1; }
 for command in train-head train-adapter; do
     draftsmith $command faults.toml --json > out
     [ "$(jq '[..|objects|.kept|select(. != null)] | unique == [true]' out)" = true ] || { echo "$command: not kept"; exit 1; }
 done
-told=$(for kind in "${!counts[@]}"; do echo "${counts[$kind]} $kind"; done | sort -k2 | paste -sd, | sed 's/,/, /g')
-echo "$faults faults ($told), $commands commands: each was refused by name or noticed, and nothing was written"
+summary=$(for kind in "${!counts[@]}"; do echo "${counts[$kind]} $kind"; done | sort -k2 | paste -sd, | sed 's/,/, /g')
+echo "$faults faults ($summary), $commands commands: each was refused by name or noticed, and nothing was written"

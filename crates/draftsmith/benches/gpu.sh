@@ -44,7 +44,7 @@ pack() {
     bench="$(build_bench --features cuda "$@")"
     binary="$(cargo build --release --bin draftsmith --features cuda --manifest-path "$manifest" \
         --message-format json "$@" | executable)"
-    [ -n "$bench" ] && [ -n "$binary" ] || fail 'cargo told of no executable'
+    [ -n "$bench" ] && [ -n "$binary" ] || fail 'cargo built no executable'
     local name file
     for name in gpu draftsmith; do
         [ "$name" = gpu ] && file="$bench" || file="$binary"
@@ -116,7 +116,7 @@ measured() {
         wait "$sampler" 2> /dev/null || true
     fi
     if [ "$status" -ne 0 ] || [ "${line#\{}" = "$line" ]; then
-        echo "$label failed, or has no figures" >&2
+        echo "$label failed, or printed no figures" >&2
         return 0
     fi
     if [ -n "$sampler" ]; then
@@ -157,7 +157,7 @@ run() {
     bench="$(unpacked "$bench" gpu)"
     [ "$device" = cpu ] || find_cuda
 
-    echo '== does the device decode and train as the CPU does'
+    echo '== compare decoding and training with the CPU'
     "$bench" --device "$device" --check || status=1
     if [ -n "$model" ]; then
         for dtype in f32 bf16; do

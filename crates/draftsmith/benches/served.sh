@@ -35,7 +35,7 @@ serve() {
         llama.cpp) setsid "$server" -m "$gguf" --host 127.0.0.1 --port "$port" -c $((8 * 2048)) --parallel 8 > server.log 2>&1 & ;;
         vllm) setsid env VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$server" \
             -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name served --host 127.0.0.1 --port "$port" --max-model-len 2048 --dtype bfloat16 --enforce-eager > server.log 2>&1 & ;;
-        *) echo "no server is called '$kind'" >&2; exit 2 ;;
+        *) echo "unknown server '$kind'" >&2; exit 2 ;;
     esac
     served=$!
     for _ in $(seq 600); do

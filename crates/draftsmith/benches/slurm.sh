@@ -89,7 +89,7 @@ await() {
         if "$@"; then return 0; fi
         sleep 0.1
     done
-    echo "in vain for $seconds s: $*" >&2
+    echo "no success in $seconds s: $*" >&2
     tail -n 20 "$work"/*.log "$work"/*.out >&2 || true
     return 1
 }

@@ -33,9 +33,9 @@ def main() -> int:
     rows, speedups, wrong = [], [], 0
     seconds = {"plain": 0.0, "drafted": 0.0}
     for text in texts:
-        told = subprocess.run([binary, "generate", "--json", "--quiet", "--target", target_dir, "--prompt", text,
+        generated = subprocess.run([binary, "generate", "--json", "--quiet", "--target", target_dir, "--prompt", text,
                                "--max-new-tokens", "1"], check=True, capture_output=True, text=True)
-        ids = torch.tensor([json.loads(told.stdout)["prompt_ids"]])
+        ids = torch.tensor([json.loads(generated.stdout)["prompt_ids"]])
         taken, found = {}, {}
         for way, more in (("plain", {}), ("drafted", {"assistant_model": draft})):
             begun = time.perf_counter()

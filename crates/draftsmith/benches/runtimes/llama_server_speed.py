@@ -74,7 +74,7 @@ def main() -> int:
     tokens = sum(row["num_tokens"] for row in rows)
     print(f"llama.cpp: {len(rows)} prompts, {alike} alike; plain {tokens / seconds['plain']:.1f} tokens/s, drafted "
           f"{tokens / seconds['drafted']:.1f}: {seconds['plain'] / seconds['drafted']:.2f}x (median over prompts "
-          f"{statistics.median(speedups):.2f}x); behind the prefill {steps['plain'] / tokens:.2f} and "
+          f"{statistics.median(speedups):.2f}x); after the prefill {steps['plain'] / tokens:.2f} and "
           f"{steps['drafted'] / tokens:.2f} ms a token: {steps['plain'] / steps['drafted']:.2f}x; {drafted} drafted, "
           f"{accepted} accepted")
     return 0 if alike == len(rows) else 1

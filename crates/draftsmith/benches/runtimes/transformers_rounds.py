@@ -82,17 +82,17 @@ def main() -> int:
             ids, attention_mask=mask, generation_config=greedy, assistant_model=assistant
         )
         found = rounds.take(assisted.shape[-1])
-        told = [(one["num_drafted"], one["num_accepted"]) for one in expected["rounds"]]
-        told = [one for one in told if one[0] > 0]
+        generated = [(one["num_drafted"], one["num_accepted"]) for one in expected["rounds"]]
+        generated = [one for one in generated if one[0] > 0]
         is_same = (
             torch.equal(plain, assisted)
             and plain[0, ids.shape[-1]:].tolist() == expected["token_ids"]
         )
-        compared = min(len(found), len(told)) - 2
+        compared = min(len(found), len(generated)) - 2
         num_rounds += max(compared, 0)
-        if not is_same or found[:max(compared, 0)] != told[:max(compared, 0)]:
+        if not is_same or found[:max(compared, 0)] != generated[:max(compared, 0)]:
             wrong += 1
-            print(f"prompt {number}: tokens {'equal' if is_same else 'DIFFER'}\n  {found}\n  {told}")
+            print(f"prompt {number}: tokens {'equal' if is_same else 'DIFFER'}\n  {found}\n  {generated}")
     print(f"{len(texts)} prompts, {num_rounds} rounds compared, {wrong} prompts differ")
     return 1 if wrong else 0
 

@@ -18,13 +18,13 @@ from vllm_rounds import answers
 def main() -> int:
     binary, target, draft, path, count = sys.argv[1:]
     texts = prompts_of(path, count)
-    told = [ours(binary, ["--target", target], text) for text in texts]
-    prompts = [TokensPrompt(prompt_token_ids=one["prompt_ids"]) for one in told]
+    generated = [ours(binary, ["--target", target], text) for text in texts]
+    prompts = [TokensPrompt(prompt_token_ids=one["prompt_ids"]) for one in generated]
     plain = answers(target, prompts)
     drafted = answers(target, prompts, speculative_config={
         "method": "draft_model", "model": draft, "num_speculative_tokens": 4})
     wrong = 0
-    for number, (one, other, expected) in enumerate(zip(plain, drafted, told)):
+    for number, (one, other, expected) in enumerate(zip(plain, drafted, generated)):
         length = min(len(one), len(other), len(expected["token_ids"]))
         # One side returns the end token and the other does not.
         near = max(map(len, (one, other, expected["token_ids"]))) - length <= 1

@@ -5,7 +5,7 @@
 PROMPT is answered COUNT times in f32 at temperature 1 with COUNT seeds, plainly and with the proposer. The first token
 follows the prompt; later ones come from verifications, in which vLLM treats proposals as certain. At each of the first
 positions the tokens of both samples must have the same distribution, by a chi-squared test of homogeneity. The exit code
-is 1 if a position is rejected at 0.001, if no proposal is accepted, or if all answers are equal.
+is 1 if a position is rejected at 0.001, if no proposal is accepted, or if no position has an entropy of 0.5 nats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_CELL = 10
 """The frequency, over both samples, below which tokens are counted as one."""
 
 
-def mend_temperatures() -> None:
+def fix_temperatures() -> None:
     """A correct version of vLLM 0.32's kernel for the CPU, which writes the temperatures of a verification's rows into a
     copy and drops it. Logits are then divided by uninitialised memory, and samples are wrong with any drafter."""
     def expand(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
@@ -66,7 +66,7 @@ def main() -> int:
     # Different seeds, because otherwise the first tokens of both samples would be equal.
     sampling = [[SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS, seed=seed + begin) for seed in range(int(count))]
                 for begin in (0, 1_000_000)]
-    mend_temperatures()
+    fix_temperatures()
     plain = answers(target, prompts, sampling[0])
     seen = watch(package)
     most = json.load(open(f"{package}/acceptance_head.json"))["max_candidates"]
@@ -76,7 +76,7 @@ def main() -> int:
     # round is kept.
     num_tokens, num_rounds = sum(len(answer) - 1 for answer in drafted), len(seen)
     is_wrong, largest_entropy = not 0 < num_rounds < num_tokens, 0.0
-    print(f"{count} answers each way; with the proposer {num_tokens} tokens behind the first in at most {num_rounds} rounds")
+    print(f"{count} answers each way; with the proposer {num_tokens} tokens after the first in at most {num_rounds} rounds")
     for position in range(NUM_POSITIONS):
         one, other = (Counter(answer[position] for answer in some if len(answer) > position) for some in (plain, drafted))
         chance, apart, kinds = compared(one, other)
