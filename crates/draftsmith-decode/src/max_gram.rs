@@ -79,11 +79,6 @@ impl<'m> MaxGramDraft<'m> {
         let num_found = self.slots[slot].extend(tokens, self.bigrams, most, eos_token_ids);
         tokens[tokens.len() - num_found..].to_vec()
     }
-
-    /// Forgets what it has read in a slot behind the first `num_standing` tokens.
-    pub(crate) fn forget(&mut self, slot: usize, num_standing: usize) {
-        self.slots[slot].truncate(num_standing);
-    }
 }
 
 /// A candidate that was looked up.
@@ -124,7 +119,7 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
 
     /// What was accepted is read with the next round's sequence.
     fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
-        self.forget(slot, num_standing);
+        self.slots[slot].truncate(num_standing);
     }
 
     fn context(&self) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! A new drafter is a file of its own, a [`DrafterId`] and a line here.
 
-use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
+use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel};
 use draftsmith_theory::{Bigrams, DrafterId, LookupFirst, MaxGramConfig};
 
 use crate::cascade::{Cascade, CascadeConfig};
@@ -21,8 +21,6 @@ pub enum DrafterParts<'m> {
     Draft {
         /// The model.
         model: &'m CausalLm,
-        /// The tokens that it may draw; all of them if None.
-        vocabulary: Option<&'m DraftVocabulary>,
         /// What predicts whether its candidates are accepted.
         head: Option<&'m AcceptanceHead>,
     },
@@ -129,21 +127,15 @@ impl<'m> Drafters<'m> {
 }
 
 /// The separate draft of a target of `vocab_size` tokens that need not be here, for `num_slots` sequences
-/// of up to `capacity` tokens side by side. It draws the tokens of `vocabulary`, or all of them.
+/// of up to `capacity` tokens side by side.
 pub fn separate_draft<'m>(
     model: &CausalLm,
-    vocabulary: Option<&DraftVocabulary>,
     head: Option<&'m AcceptanceHead>,
     vocab_size: usize,
     capacity: usize,
     num_slots: usize,
 ) -> SeparateDraft<'m> {
-    let model = DrafterModel::from(model);
-    let model = match vocabulary {
-        Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
-        None => model,
-    };
-    SeparateDraft::with_slots(model, head, vocab_size, capacity, num_slots)
+    SeparateDraft::with_slots(DrafterModel::from(model), head, vocab_size, capacity, num_slots)
 }
 
 /// What all drafters of a target are built for.
@@ -157,9 +149,7 @@ struct Sizes<'m> {
 impl<'m> Sizes<'m> {
     fn drafter(self, parts: DrafterParts<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         match parts {
-            DrafterParts::Draft { model, vocabulary, head } => {
-                Box::new(self.draft(model, vocabulary, head))
-            }
+            DrafterParts::Draft { model, head } => Box::new(self.draft(model, head)),
             DrafterParts::SmallDraft { model, head } => Box::new(self.small_draft(model, head)),
             DrafterParts::SelfDraft { exit_layer, adapter, head } => {
                 Box::new(self.self_draft(exit_layer, adapter, head))
@@ -193,9 +183,7 @@ impl<'m> Sizes<'m> {
         parts: DrafterParts<'m>,
     ) -> Option<Box<dyn StepDrafter<ModelSession<'m>> + 'm>> {
         match parts {
-            DrafterParts::Draft { model, vocabulary, head } => {
-                Some(Box::new(self.draft(model, vocabulary, head)))
-            }
+            DrafterParts::Draft { model, head } => Some(Box::new(self.draft(model, head))),
             DrafterParts::SmallDraft { model, head } => {
                 Some(Box::new(self.small_draft(model, head)))
             }
@@ -208,18 +196,13 @@ impl<'m> Sizes<'m> {
         }
     }
 
-    fn draft(
-        self,
-        model: &CausalLm,
-        vocabulary: Option<&DraftVocabulary>,
-        head: Option<&'m AcceptanceHead>,
-    ) -> SeparateDraft<'m> {
+    fn draft(self, model: &CausalLm, head: Option<&'m AcceptanceHead>) -> SeparateDraft<'m> {
         let vocab_size = self.target.shape().vocab_size;
-        separate_draft(model, vocabulary, head, vocab_size, self.capacity, self.num_slots)
+        separate_draft(model, head, vocab_size, self.capacity, self.num_slots)
     }
 
     fn small_draft(self, model: &CausalLm, head: Option<&'m AcceptanceHead>) -> SeparateDraft<'m> {
-        self.draft(model, None, head).named(DrafterId::SmallDraft)
+        self.draft(model, head).named(DrafterId::SmallDraft)
     }
 
     fn self_draft(

@@ -291,7 +291,6 @@ pub(crate) fn drafters_of<'m>(
         let head = exports.head.as_ref();
         let parts = DrafterParts::Draft {
             model,
-            vocabulary: exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary),
             head: head.map(|head| &head.head),
         };
         (parts, head)

@@ -5,7 +5,6 @@ pub(crate) mod calibration;
 pub(crate) mod cascades;
 pub(crate) mod config_keys;
 pub(crate) mod draft_model;
-pub(crate) mod draft_vocabulary;
 mod kind;
 pub(crate) mod lookup;
 mod models;
@@ -21,7 +20,6 @@ use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
 use self::cascades::Cascades;
-use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
 use self::models::check_models;
@@ -32,8 +30,6 @@ use crate::workspace::Workspace;
 /// What was trained for a pair.
 pub(crate) struct Exports {
     pub(crate) head: Option<HeadExport>,
-    /// The tokens that the draft may draw; all of them if None.
-    pub(crate) draft_tokens: Option<DraftTokens>,
     /// By exit layer.
     pub(crate) adapters: Vec<AdapterExport>,
     /// The second, smaller draft, where a cascade has it.
@@ -48,7 +44,7 @@ impl Exports {
     /// Nothing was trained.
     pub(crate) fn none() -> Self {
         let (adapters, small_draft, lookup) = (Vec::new(), None, None);
-        Self { head: None, draft_tokens: None, adapters, small_draft, lookup, cascades: None }
+        Self { head: None, adapters, small_draft, lookup, cascades: None }
     }
 
     /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
@@ -66,8 +62,7 @@ impl Exports {
             need_adapter_head(recipe, evaluate, dir)?;
         }
         let adapters = read_adapters(&dirs, workspace)?;
-        let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-        Ok(Self { head, draft_tokens, adapters, ..Self::none() })
+        Ok(Self { head, adapters, ..Self::none() })
     }
 
     /// The same with what the recipe's evaluation has besides: prompt lookup, and cascades.
@@ -142,21 +137,19 @@ impl Exports {
         Ok(Self { small_draft, ..self })
     }
 
-    /// Reads the one head or adapter in `dir`, and with a head what `recipe` lets its draft draw.
+    /// Reads the one head or adapter in `dir`.
     ///
     /// # Errors
     /// If it is broken, or of other models than the workspace's.
     pub(crate) fn read_export(
         kind: ExportKind,
         dir: &Path,
-        recipe: &Recipe,
         workspace: &Workspace,
     ) -> Result<Self> {
         Ok(match kind {
             ExportKind::Head => {
                 let head = read_draft_head(dir, workspace)?;
-                let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-                Self { head: Some(head), draft_tokens, ..Self::none() }
+                Self { head: Some(head), ..Self::none() }
             }
             ExportKind::Adapter => {
                 let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
@@ -171,13 +164,7 @@ impl Exports {
         self.head.iter().chain(of_adapters)
     }
 
-    /// How many tokens a drafter may draw where that is not its export's own business: all if None.
-    pub(crate) fn num_draft_tokens(&self, drafter: DrafterName) -> Option<usize> {
-        let is_draft = drafter == DrafterName::Of(DrafterId::Draft);
-        self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
-    }
-
-    /// A hash of the weights of the target and a draft or self-draft, and of what that may draw.
+    /// A hash of the weights of the target and a draft or self-draft.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -188,9 +175,7 @@ impl Exports {
                 .adapter_behind(exit_layer)
                 .map(|it| workspace.adapter_hash(&it.dir, &it.config))
                 .transpose()?,
-            _ => workspace
-                .draft_hash()?
-                .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
+            _ => workspace.draft_hash()?.map(str::to_owned),
         };
         let all = [target.to_owned(), hash.unwrap_or_default()];
         Ok(hash_bytes(all.join(" ").as_bytes()))

@@ -181,10 +181,9 @@ impl RecordingJob<'_> {
             });
         }
         let draft = draft.context("a served target needs a draft to be recorded along it")?;
-        let vocabulary = self.exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary);
         let head = self.exports.head.as_ref().map(|head| &head.head);
         options.has_head = head.is_some();
-        let mut drafter = separate_draft(draft, vocabulary, head, vocab_size, context, num_slots);
+        let mut drafter = separate_draft(draft, head, vocab_size, context, num_slots);
         self.watched(responses, |requests, observe| {
             Ok(record(&mut answers, &mut drafter, &options, requests, observe)?)
         })

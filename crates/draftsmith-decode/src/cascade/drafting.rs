@@ -2,7 +2,7 @@
 //! one forward for all rounds that wait for the same model.
 
 use draftsmith_theory::{
-    CascadeCandidate, Children, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd,
+    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd,
     SoftmaxSummary, TokenChoice, review_greedy, review_sampled,
 };
 
@@ -16,11 +16,7 @@ use crate::target::Target;
 /// A round whose chain is being drafted.
 pub(super) struct Drafting<'c, 'r> {
     pub(super) round: &'c mut DraftRound<'r>,
-    /// The tokens of the sequence before it.
-    num_standing: usize,
     pub(super) forwards: Forwards,
-    /// Other candidates for the first token, if they are asked for.
-    pub(super) siblings: Option<Children>,
     /// The target's chain and the chains nested in it; the last is the one that is being drafted.
     chains: Vec<Chain>,
     /// The drafter whose forward is next; None when the target's chain is drafted.
@@ -67,9 +63,8 @@ impl Chain {
 
 impl<'c, 'r> Drafting<'c, 'r> {
     fn begin(round: &'c mut DraftRound<'r>) -> Self {
-        let (num_standing, forwards) = (round.tokens.len(), Forwards::default());
         let (chains, drafted) = (Vec::new(), Vec::new());
-        Self { round, num_standing, forwards, siblings: None, chains, waits_for: None, drafted }
+        Self { round, forwards: Forwards::default(), chains, waits_for: None, drafted }
     }
 
     /// The chain that is being drafted.
@@ -228,7 +223,6 @@ impl<T: Target> Cascade<'_, T> {
         drafting: &mut Drafting<'_, '_>,
         rows: &[DraftRow],
     ) -> Result<(), DecodeError> {
-        let is_first = drafting.chains.len() == 1;
         let chain = drafting.chains.last_mut().expect("a round that waits has a chain");
         let (drafter, proposed) = (chain.drafter, std::mem::take(&mut chain.proposed));
         let (rule, round) = (&mut chain.rule, &mut *drafting.round);
@@ -246,15 +240,6 @@ impl<T: Target> Cascade<'_, T> {
                 review_sampled(&proposed, probs_after, lenience, &mut *round.draws)
             }
         };
-        let num_siblings = self.config.leading - 1;
-        if let Some(CascadeCandidate { token_id, drawn_from, .. }) = stands.first()
-            && is_first
-            && num_standing == drafting.num_standing
-            && num_siblings > 0
-        {
-            let logits = rows[0].logits();
-            drafting.siblings = Some(Children::beside(*token_id, drawn_from, logits, num_siblings));
-        }
         let num_accepted = stands.len().saturating_sub(1);
         round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(rows).enumerate() {

@@ -42,25 +42,6 @@ impl Children {
         Self(Left::Drawn(probs))
     }
 
-    /// The siblings of a first child, which is there already and of which is told what it was drawn
-    /// from: where it was certain, up to `num` of the most probable other tokens; else what is drawn
-    /// without it.
-    pub fn beside(first: u32, drawn_from: &DrawnFrom, logits: &[f32], num: usize) -> Self {
-        match drawn_from {
-            DrawnFrom::OneHot => {
-                let mut others = most_probable(logits, num + 1);
-                others.retain(|(token, _)| *token != first);
-                others.truncate(num);
-                Self(Left::Top(others.into_iter()))
-            }
-            DrawnFrom::Probs(probs) => {
-                let mut left = probs.clone();
-                left[first as usize] = 0.0;
-                Self::drawn(left)
-            }
-        }
-    }
-
     /// Whether they are drawn, and so have to be proposed.
     pub(super) fn are_drawn(&self) -> bool {
         matches!(self.0, Left::Drawn(_))
@@ -107,25 +88,8 @@ mod tests {
     }
 
     #[test]
-    fn siblings_of_a_certain_child_are_the_most_probable_others() {
-        let logits = [0.5, 2.0, f32::NEG_INFINITY, 1.0, -3.0];
-        let beside = |first, num| -> Vec<u32> {
-            let siblings = Children::beside(first, &DrawnFrom::OneHot, &logits, num);
-            all(siblings, 9).into_iter().map(|(token, _)| token).collect()
-        };
-        assert_eq!(beside(1, 2), [3, 0]);
-        // What a lenient reviewer let stand need not be the most probable one.
-        assert_eq!(beside(4, 2), [1, 3]);
-        assert_eq!(beside(2, 2), [1, 3]);
-        assert_eq!(beside(1, 8), [3, 0, 4]);
-        assert_eq!(beside(1, 0), [0; 0]);
-    }
-
-    #[test]
-    fn siblings_of_a_drawn_child_are_drawn_from_what_it_leaves() {
-        let probs = vec![0.5, 0.0, 0.125, 0.375];
-        let siblings = Children::beside(0, &DrawnFrom::Probs(probs), &[], 9);
-        let drawn = all(siblings, 9);
+    fn drawn_children_are_drawn_from_what_those_before_leave() {
+        let drawn = all(Children::drawn(vec![0.0, 0.0, 0.125, 0.375]), 9);
         let [(first, of_first), (second, of_second)] = &drawn[..] else {
             panic!("two tokens are left: {drawn:?}")
         };

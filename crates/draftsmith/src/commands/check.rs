@@ -190,7 +190,7 @@ fn check(
         skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
     };
     let prompts = choice.of_all(&sources, &pair.text, console)?;
-    let exports = Exports::read_export(kind, dir, &recipe, &workspace)?;
+    let exports = Exports::read_export(kind, dir, &workspace)?;
     let drafter = match exports.adapters.first() {
         Some(adapter) => {
             DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
@@ -201,13 +201,7 @@ fn check(
     let exported = Exported {
         drafter,
         has_head: exports.heads().next().is_some(),
-        tuned: Tuned::read_for(
-            &tuned_dir,
-            dtype,
-            exports.num_draft_tokens(drafter),
-            None,
-            console,
-        )?,
+        tuned: Tuned::read_for(&tuned_dir, dtype, None, console)?,
         dir: tuned_dir,
     };
     let greedy = Served::choose(&exported, DecodingName::Greedy)?;

@@ -155,12 +155,9 @@ fn tuned_rules(
         DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
     });
     let mut rules = Vec::new();
-    for (drafter, dir) in iter::once(DrafterName::Of(DrafterId::Draft))
-        .chain(drafters)
-        .filter_map(|it| Some((it, exports.export_of(it)?)))
-    {
-        let num_tokens = exports.num_draft_tokens(drafter);
-        let tuned = Tuned::read_for(&dir, dtype, num_tokens, Some(decoding), console)?;
+    let all = iter::once(DrafterName::Of(DrafterId::Draft)).chain(drafters);
+    for dir in all.filter_map(|drafter| exports.export_of(drafter)) {
+        let tuned = Tuned::read_for(&dir, dtype, Some(decoding), console)?;
         rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
     }
     Ok(rules)

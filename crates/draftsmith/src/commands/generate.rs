@@ -23,7 +23,6 @@ use crate::decoding_arguments::DecodingArguments;
 use crate::device::on_pool;
 use crate::ends::EndArguments;
 use crate::exports::cascades::Cascades;
-use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
 use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
 use crate::recipe::CascadeRecipe;
@@ -46,10 +45,6 @@ pub(crate) struct GenerateArguments {
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
     head: Option<PathBuf>,
-    /// The tokens that the draft may draw: the `draft_vocabulary.safetensors` that a recipe with
-    /// `evaluate.draft_vocabulary` leaves in its checkpoints.
-    #[arg(long, value_name = "FILE", requires = "draft")]
-    draft_vocabulary: Option<PathBuf>,
     /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
     /// directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
@@ -70,8 +65,8 @@ pub(crate) struct GenerateArguments {
     lookup_first: Option<LookupFirst>,
     /// Combine drafters, by the keys of a recipe's `[[evaluate.cascades]]`:
     /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. The matrix sets the lengths of
-    /// rounds; `leading = 8` adds first tokens up to eight; `lenience = 2` lets drafters accept less
-    /// probable candidates, looked-up ones only with `lenient_lookup = true`.
+    /// rounds; `lenience = 2` lets drafters accept less probable candidates, looked-up ones only with
+    /// `lenient_lookup = true`.
     #[arg(
         long,
         value_name = "KEYS",
@@ -200,12 +195,9 @@ fn generate(
         adapter.head = read_adapter_head(dir, &adapter.config, &workspace)?;
         adapters.push(adapter);
     }
-    let draft_tokens = arguments.draft_vocabulary.as_deref();
-    let draft_tokens = draft_tokens.map(|path| DraftTokens::read(path, workspace.vocab_size()?));
     let read_lookup =
         || Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), &workspace);
-    let lookup = arguments.prompt_lookup.then(read_lookup);
-    let (draft_tokens, lookup) = (draft_tokens.transpose()?, lookup.transpose()?);
+    let lookup = arguments.prompt_lookup.then(read_lookup).transpose()?;
     let cascades = match &arguments.cascade {
         None => None,
         Some(cascade) => {
@@ -215,12 +207,11 @@ fn generate(
         }
     };
     let drafters = arguments.cascade.iter().flat_map(|cascade| &cascade.drafters);
-    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::none() };
+    let exports = Exports { head, adapters, lookup, cascades, ..Exports::none() };
     let exports = exports.with_small_draft(drafters, &workspace)?;
-    let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
     let (mut rule, tuned_first) = match rule {
         Some(rule) => (rule, None),
-        None => rule::tuned(arguments, &decoding, dtype, num_tokens, console)?,
+        None => rule::tuned(arguments, &decoding, dtype, console)?,
     };
     // An adapter, prompt lookup, or a cascade serves instead of a draft.
     let drafter = drafters_of(pair, &exports).pop();

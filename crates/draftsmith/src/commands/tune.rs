@@ -164,8 +164,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 measured,
                 export.clone(),
             )?;
-            let draft_vocabulary = exports.num_draft_tokens(drafter);
-            let rule = TunedRule { draft_vocabulary, cost_source: source, ..rule };
+            let rule = TunedRule { cost_source: source, ..rule };
             tuning.calibration = calibrating;
             tuning.cost_source = source;
             if in_trees {
@@ -297,7 +296,6 @@ fn choose(
         costs: costs.of_rule(&best.config).line(costs.drafter)?,
         num_prompts,
         dtype,
-        draft_vocabulary: None,
         cost_source: CostSource::default(),
     };
     let tuning = Tuning {

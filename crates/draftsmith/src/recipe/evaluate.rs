@@ -66,10 +66,6 @@ pub(crate) struct EvaluateRecipe {
     /// The most candidates a round of the separate draft under any rule but a fixed length.
     #[serde(default = "default_max_candidate_length")]
     pub(crate) max_candidate_length: usize,
-    /// How many tokens the separate draft may draw: those most frequent in the responses that were
-    /// built and not held out, and the target's end tokens; all if absent.
-    #[serde(default)]
-    pub(crate) draft_vocabulary: Option<usize>,
     /// The head's directory; the one that this recipe trains if absent.
     #[serde(default)]
     pub(crate) head: Option<PathBuf>,
@@ -148,11 +144,6 @@ impl EvaluateRecipe {
             (1..=MAX_BATCH_SIZE).contains(&self.batch_size),
             "evaluate.batch_size",
             "is 0 or more than 1024: 1 is one prompt at a time",
-        )?;
-        require(
-            self.draft_vocabulary != Some(0),
-            "evaluate.draft_vocabulary",
-            "is 0: leave it out for all tokens",
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.stop_rules.check()?;

@@ -15,7 +15,6 @@ use serde_json::json;
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use crate::built_data::{built_data, told};
-use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::{adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_head};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
@@ -221,10 +220,9 @@ fn drafters(
     if let Some(hash) = workspace.draft_hash()? {
         let head_dir = head_dir(recipe, evaluate);
         head_dir.as_deref().map(need_head).transpose()?;
-        let tokens = DraftTokens::of_recipe(recipe, workspace)?;
         drafters.push(Drafting {
             name: DrafterName::Of(DrafterId::Draft),
-            hash: DraftTokens::drafter_hash(tokens.as_ref(), hash),
+            hash: hash.to_owned(),
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });

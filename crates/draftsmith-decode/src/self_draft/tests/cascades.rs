@@ -1,4 +1,4 @@
-//! Cascades of models: greedy output is plain, with a chain alone and with other first tokens beside it.
+//! Cascades of models: their greedy output is plain greedy output.
 
 use draftsmith_theory::{DrafterId, MaxGramConfig};
 
@@ -7,8 +7,7 @@ use crate::cascade::{Cascade, CascadeConfig};
 use crate::max_gram::MaxGramDraft;
 
 #[test]
-fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
-    let mut num_rounds = [0; 2];
+fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
     for name in FAMILIES {
         let model = target_of(name);
         let exit_layer = exit_layer_of(&model);
@@ -25,26 +24,21 @@ fn whatever_the_family_greedy_output_of_cascades_is_plain_greedy_output() {
                 vec![vec![2, 0], vec![0, 3]],
                 vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]],
             ] {
-                for leading in [1, 8] {
-                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context);
-                    let separate = SeparateDraft::new(&model, None, 96, context);
-                    let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
-                        vec![Box::new(self_draft)];
-                    if lengths.len() > 2 {
-                        models.push(Box::new(separate));
-                    }
-                    let config = CascadeConfig { leading, ..CascadeConfig::new(lengths.clone()) };
-                    let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
-                    let id = DrafterId::Cascade { number: 1 };
-                    let drafter = &mut Cascade::new(id, config, models, Some(lookup));
-                    let rule = &mut FixedLength::new(9).expect("a valid length");
-                    let found = greedy(&mut session, drafter, rule, prompt, &limits);
-                    assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?} {leading}");
-                    num_rounds[usize::from(leading > 1)] += found.trace.rounds.len();
+                let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context);
+                let separate = SeparateDraft::new(&model, None, 96, context);
+                let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
+                    vec![Box::new(self_draft)];
+                if lengths.len() > 2 {
+                    models.push(Box::new(separate));
                 }
+                let config = CascadeConfig::new(lengths.clone());
+                let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+                let id = DrafterId::Cascade { number: 1 };
+                let drafter = &mut Cascade::new(id, config, models, Some(lookup));
+                let rule = &mut FixedLength::new(9).expect("a valid length");
+                let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?}");
             }
         }
     }
-    // The target's token is among its drafter's first eight where it is not the first.
-    assert!(10 * num_rounds[1] < 9 * num_rounds[0], "{num_rounds:?}");
 }

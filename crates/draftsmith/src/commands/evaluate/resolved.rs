@@ -46,7 +46,7 @@ impl Resolved {
             ensure!(
                 tuned.models == exports.models_hash(*drafter, workspace)?,
                 "key `evaluate.trees.shapes` has \"tuned\", and that of `{drafter}` was tuned for other \
-                 models or another draft vocabulary; hint: run `draftsmith tune` again"
+                 models; hint: run `draftsmith tune` again"
             );
             Ok(Promise::of_tree(tuned))
         };

@@ -41,7 +41,7 @@ pub(super) fn write(
         recipe.evaluation_dir()
     };
     let Models { workspace, pair, exports } = all;
-    let Exports { head, draft_tokens, adapters, .. } = exports;
+    let Exports { head, adapters, .. } = exports;
     let mut models = vec![describe(
         "target",
         &recipe.models.target,
@@ -51,11 +51,7 @@ pub(super) fn write(
     if let (Some(draft), Some(path), Some(hash)) =
         (&pair.draft, &recipe.models.draft, workspace.draft_hash()?)
     {
-        let mut draft = describe("draft", path, draft.config(), hash);
-        if let Some(tokens) = draft_tokens {
-            draft.description += &draws(tokens.len(), tokens.coverage);
-        }
-        models.push(draft);
+        models.push(describe("draft", path, draft.config(), hash));
     }
     if let Some(head) = head {
         let kind = if head.config.is_tied() { "tied" } else { "untied" };

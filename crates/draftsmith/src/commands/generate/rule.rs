@@ -63,8 +63,7 @@ pub(super) fn asked_for(
     Ok(None)
 }
 
-/// The rule that was tuned for this head or adapter and for a draft that may draw so many tokens, with
-/// what is looked up first, or else the default.
+/// The rule that was tuned for this head or adapter, with what is looked up first, or else the default.
 ///
 /// # Errors
 /// If what was tuned cannot be read.
@@ -72,16 +71,13 @@ pub(super) fn tuned(
     arguments: &GenerateArguments,
     decoding: &Decoding,
     dtype: WeightDtype,
-    draft_vocabulary: Option<usize>,
     console: &Console,
 ) -> Result<(Box<dyn StopRule>, Option<LookupFirst>)> {
     let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
-    let tuned =
-        export.map(|dir| Tuned::read_for(dir, dtype, draft_vocabulary, Some(decoding), console));
-    let tuned = tuned.transpose()?;
-    let tuned = tuned.unwrap_or_default();
+    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
+    let tuned = tuned.transpose()?.unwrap_or_default();
     let (rule, lookup_first) = match tuned.rule(DecodingName::of(decoding)) {
         Some(tuned) => (tuned.config.clone(), tuned.drafter.lookup_first()),
         None => (default_rule(head.is_some()), None),
