@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, DrafterId, FixedLengthConfig, HeadEstimate, HeadTiming, Recordings,
+    Bounds, Decoding, DrafterId, HeadEstimate, HeadTiming, Recordings,
     RejectionThresholdConfig, SeededDraws, SignalNeeds, StopRuleConfig,
 };
 

@@ -253,7 +253,8 @@ mod tests {
         let penalised = TunedRule { repetition_penalty: 1.3, ..rule(0.0) };
         write(&Tuned { greedy: Some(penalised), sampled: Some(rule(1.0)) }, dir.path());
         assert_eq!(left(WeightDtype::F32, Some(&Decoding::GREEDY)), (false, true));
-        assert_eq!(left(WeightDtype::F32, Some(&Decoding::GREEDY.penalising(1.3))), (true, false));
+        let decoding = Decoding::GREEDY.penalising(1.3);
+        assert_eq!(left(WeightDtype::F32, Some(&decoding)), (true, false));
         assert_eq!(left(WeightDtype::F32, None), (true, true));
     }
 

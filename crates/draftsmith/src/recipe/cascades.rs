@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use draftsmith_decode::{CascadeConfig, CascadeLengths};
 use draftsmith_theory::{DrafterId, Lenience, MAX_DRAFTERS};
 use serde::{Deserialize, Serialize};
