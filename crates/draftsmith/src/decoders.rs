@@ -289,10 +289,7 @@ pub(crate) fn drafters_of<'m>(
 ) -> Vec<(DrafterParts<'m>, Option<&'m HeadExport>)> {
     let of_draft = pair.draft.iter().map(|model| {
         let head = exports.head.as_ref();
-        let parts = DrafterParts::Draft {
-            model,
-            head: head.map(|head| &head.head),
-        };
+        let parts = DrafterParts::Draft { model, head: head.map(|head| &head.head) };
         (parts, head)
     });
     let of_adapters = exports.adapters.iter().map(|export| {

@@ -141,11 +141,7 @@ impl Exports {
     ///
     /// # Errors
     /// If it is broken, or of other models than the workspace's.
-    pub(crate) fn read_export(
-        kind: ExportKind,
-        dir: &Path,
-        workspace: &Workspace,
-    ) -> Result<Self> {
+    pub(crate) fn read_export(kind: ExportKind, dir: &Path, workspace: &Workspace) -> Result<Self> {
         Ok(match kind {
             ExportKind::Head => {
                 let head = read_draft_head(dir, workspace)?;
@@ -232,6 +228,11 @@ impl AdapterExport {
         check_models("adapter", dir, &[target])?;
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
+    }
+
+    /// The self-draft behind the adapter's exit layer.
+    pub(crate) fn drafter(&self) -> DrafterId {
+        DrafterId::SelfDraft { exit_layer: self.config.exit_layer }
     }
 
     fn tuned_dir(&self) -> &Path {

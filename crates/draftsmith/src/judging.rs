@@ -93,11 +93,6 @@ impl<'a> Judging<'a> {
         Ok(judging)
     }
 
-    /// One behind the other, as estimates have them.
-    pub(crate) fn folds(&self) -> &[Fold<'a>] {
-        &self.folds
-    }
-
     /// What the target alone takes.
     pub(crate) fn plain(&self) -> &[Spending] {
         &self.plain
@@ -172,9 +167,9 @@ impl<'a> Judging<'a> {
         Ok(all)
     }
 
-    /// The speed of one over the target's alone.
+    /// The speed over plain decoding.
     pub(crate) fn speedup(&self, own: &[Spending]) -> Estimate {
-        self.estimate(&|some| 1.0 + over(&self.plain, own, some))
+        speedup(&self.plain, own, self.seed)
     }
 
     /// A statistic over the judged responses, with its interval.
@@ -220,7 +215,12 @@ fn like(choices: &[Choice], shown: &Choice) -> Result<Choice> {
     found.cloned().with_context(|| format!("the rule `{:?}` was tried", shown.name))
 }
 
-/// How much faster one is than the other over some responses, minus 1.
+/// The speed over plain decoding, with its interval over responses.
+pub(crate) fn speedup(plain: &[Spending], own: &[Spending], seed: u64) -> Estimate {
+    shown_interval(plain.len(), seed, |some| 1.0 + over(plain, own, some)).into()
+}
+
+/// The speed of `fast` over `slow` on some responses, minus 1.
 pub(crate) fn over(slow: &[Spending], fast: &[Spending], some: &[usize]) -> f64 {
     per_token(slow, some) / per_token(fast, some) - 1.0
 }

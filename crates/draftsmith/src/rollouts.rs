@@ -17,7 +17,7 @@ use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey};
 pub(crate) use self::prompts::{SetPrompt, SetSources, validation_prompts};
-pub(crate) use self::training::TrainingRollouts;
+pub(crate) use self::training::{TrainingRecorder, TrainingRollouts};
 
 /// The two sets of prompts that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -2,8 +2,8 @@
 //! one forward for all rounds that wait for the same model.
 
 use draftsmith_theory::{
-    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd,
-    SoftmaxSummary, TokenChoice, review_greedy, review_sampled,
+    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd, SoftmaxSummary,
+    TokenChoice, review_greedy, review_sampled,
 };
 
 use super::Cascade;

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, DrafterId, HeadEstimate, HeadTiming, Recordings,
-    RejectionThresholdConfig, SeededDraws, SignalNeeds, StopRuleConfig,
+    Bounds, Decoding, DrafterId, HeadEstimate, HeadTiming, Recordings, RejectionThresholdConfig,
+    SeededDraws, SignalNeeds, StopRuleConfig,
 };
 
 use super::*;

@@ -13,11 +13,10 @@ use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::device::{DeviceChoice, on_pool};
+use crate::device::on_pool;
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::recorder::Recorder;
-use crate::recordings::RecordedModels;
+use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
@@ -89,7 +88,6 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
         seed: recipe.seed,
         max_length: tune.max_length,
         labels: false,
-        on_cpu: DeviceChoice::is_cpu(workspace.device()),
         console,
         progress: &progress,
     };
@@ -112,7 +110,9 @@ fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<V
                         }
                     };
                     progress.message(format!("{}, {set}, {how}", key.drafter));
-                    let recorded = recorder.record(&exports, key.drafter, decoding, &*answers)?;
+                    let drafter =
+                        RecordedDrafter { exports: &exports, name: key.drafter, decoding };
+                    let recorded = recorder.record_answers(&drafter, &*answers)?;
                     files.write(key, &recorded)?.summary()
                 }
             };

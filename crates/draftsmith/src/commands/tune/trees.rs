@@ -1,14 +1,11 @@
-//! Static trees whose shapes a recipe leaves to `tune`.
+//! Searches the static tree of a drafter whose shape the recipe leaves open.
 
 use anyhow::Result;
-use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Counts, Recordings, Spending, TreeShape, seconds_per_token};
+use draftsmith_theory::{Counts, Spending, TreeShape};
 use serde::Serialize;
 
-use crate::costs::Costs;
-use crate::results::CostSource;
-use crate::statistics::shown_interval;
-use crate::sweep::per_token;
+use super::Baseline;
+use crate::judging::over;
 use crate::sweep::static_trees::{fastest_tree, judge_trees};
 use crate::tuning::TunedTree;
 
@@ -20,51 +17,32 @@ pub(crate) struct TriedTree {
     pub(crate) gain: f64,
 }
 
-/// What trees are tuned on.
-pub(super) struct TreeTuning<'a> {
-    pub(super) recordings: &'a Recordings,
-    pub(super) costs: &'a Costs,
-    pub(super) cost_source: CostSource,
-    /// The hash of the models, and the dtype they compute in.
-    pub(super) models: String,
-    pub(super) dtype: WeightDtype,
-    pub(super) seed: u64,
-    /// The drafter's best fixed length, and what chains of it cost on each response.
-    pub(super) fixed: (usize, Vec<Spending>),
-}
-
-impl TreeTuning<'_> {
-    /// The drafter's fastest static tree, and all that were tried.
+impl Baseline<'_> {
+    /// The fastest static tree, and all that were tried. `models` is the hash of the models.
     ///
     /// # Errors
-    /// If none grows along the recordings.
-    pub(super) fn best(self) -> Result<(TunedTree, Vec<TriedTree>)> {
-        let Self { recordings, costs, seed, .. } = self;
-        let judged = judge_trees(recordings, costs)?;
+    /// If no tree grows along the recordings.
+    pub(super) fn best_tree(&self, models: String) -> Result<(TunedTree, Vec<TriedTree>)> {
+        let judged = judge_trees(self.recordings, self.costs)?;
         let best = fastest_tree(&judged)?;
-        let gain_of = |spent: &[Spending], some: &[usize]| {
-            per_token(&self.fixed.1, some) / per_token(spent, some) - 1.0
-        };
-        let num_prompts = recordings.responses.len();
+        let num_prompts = self.recordings.responses.len();
         let all: Vec<usize> = (0..num_prompts).collect();
-        let tried =
-            judged.iter().map(|it| TriedTree { shape: it.shape, gain: gain_of(&it.spent, &all) });
-        let spent = &best.spent;
-        let counts: Counts = spent.iter().map(|spent| spent.counts).sum();
-        let plain = seconds_per_token(&recordings.plain(&costs.rounds));
+        let gain = |spent: &[Spending]| over(&self.fixed_spent, spent, &all);
+        let tried = judged.iter().map(|it| TriedTree { shape: it.shape, gain: gain(&it.spent) });
+        let counts: Counts = best.spent.iter().map(|spent| spent.counts).sum();
         let tuned = TunedTree {
-            drafter: recordings.drafter,
+            drafter: self.recordings.drafter,
             dtype: self.dtype,
             shape: best.shape,
             num_tried: judged.len(),
             num_prompts,
             cost_source: self.cost_source,
-            speedup: plain / best.seconds_per_token,
+            speedup: self.plain_seconds() / best.seconds_per_token,
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
-            best_fixed_length: self.fixed.0,
-            expected_gain: shown_interval(num_prompts, seed, |some| gain_of(spent, some)).into(),
-            models: self.models,
+            best_fixed_length: self.fixed_length,
+            expected_gain: self.gain(&best.spent),
+            models,
         };
         Ok((tuned, tried.collect()))
     }
