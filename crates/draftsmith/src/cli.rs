@@ -24,7 +24,7 @@ use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{leave_closed_terminals, put, reader_of, tell};
 use crate::console::{Console, Interrupted};
-use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
+use crate::device::{DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype};
 use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
@@ -390,27 +390,32 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Record(a) => {
             let (recipe, workspace, _lock) = stage(&a.arguments, a.incomplete())?;
-            commands::record::run(&recipe, &workspace, console).map(drop)
+            on_pool(|| commands::record::run(&recipe, &workspace, console)).map(drop)
         }
         Command::Evaluate(a) => {
             let (recipe, workspace, _lock) = stage(&a, Incomplete::Refused)?;
-            commands::evaluate::run(&recipe, &workspace, console).map(drop)
+            on_pool(|| commands::evaluate::run(&recipe, &workspace, console)).map(drop)
         }
         Command::Generate(a) => {
-            commands::generate::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
+            let (seed, device) = (common.seed.unwrap_or(0), device()?);
+            on_pool(|| commands::generate::run(&a, seed, &device, dtype, console))
         }
         Command::Survey(a) => {
-            commands::survey::run(&a, common.seed.unwrap_or(0), &device()?, dtype, console)
+            let (seed, device) = (common.seed.unwrap_or(0), device()?);
+            on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
             let (recipe, workspace, _lock) = stage(&a.arguments.recipe, a.incomplete())?;
-            match a.arguments.form {
+            on_pool(|| match a.arguments.form {
                 None => commands::tune::run(&recipe, &workspace, console).map(drop),
-                Some(TunedForm::DraftModel) => {
-                    commands::tune::run_for_draft_model(&recipe, &workspace, costs, console)
-                }
-            }
+                Some(TunedForm::DraftModel) => commands::tune::run_for_draft_model(
+                    &recipe,
+                    &workspace,
+                    costs.as_ref(),
+                    console,
+                ),
+            })
         }
         Command::Replay(a) => {
             let recipe = recipe(&a.arguments)?;
@@ -419,7 +424,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let workspace = workspace(&recipe, vec![DeviceChoice::Cpu.open()?], a.incomplete())?;
             commands::replay::run(&recipe, &workspace, console).map(drop)
         }
-        Command::Check(a) => commands::check::run(&a, common.seed, &device()?, dtype, console),
+        Command::Check(a) => {
+            let device = device()?;
+            on_pool(|| commands::check::run(&a, common.seed, &device, dtype, console))
+        }
         Command::Export(a) => commands::export::run(&a, &device()?, console),
         Command::Import(a) => match a.data_recipe(common.seed, dtype)? {
             None => commands::import::run(&a, console),

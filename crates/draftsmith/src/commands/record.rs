@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::device::on_pool;
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
@@ -50,10 +49,6 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<RecordedFile>> {
-    on_pool(|| record(recipe, workspace, console))
-}
-
-fn record(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<RecordedFile>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("record, where there is no adapter,")?;

@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::commands::build_data::Building;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
+use crate::device::on_pool;
 use crate::recipe::Recipe;
 use crate::table::render_table;
 use crate::training::resumable::StepsLeft;
@@ -40,12 +41,12 @@ pub(crate) fn run(
         None => None,
     };
     let recorded = match recipe.tune {
-        Some(_) => Some(record::run(recipe, workspace, &quiet_stages)?),
+        Some(_) => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
         None => None,
     };
     let (tuned, replayed) = match recipe.tune {
         Some(_) => {
-            let tuned = tune::run(recipe, workspace, &quiet_stages)?;
+            let tuned = on_pool(|| tune::run(recipe, workspace, &quiet_stages))?;
             (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
         }
         None => (None, None),
@@ -55,7 +56,7 @@ pub(crate) fn run(
             console.note("evaluate: left out, since the target is served elsewhere");
             None
         }
-        Some(_) => Some(evaluate::run(recipe, workspace, &quiet_stages)?),
+        Some(_) => Some(on_pool(|| evaluate::run(recipe, workspace, &quiet_stages))?),
         None => None,
     };
     if let Some(evaluation) = &evaluation {

@@ -33,7 +33,6 @@ use self::target_alone::TargetSurvey;
 use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::decoding_arguments::DecodingArguments;
-use crate::device::on_pool;
 use crate::ends::EndArguments;
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
@@ -131,7 +130,7 @@ pub(crate) fn run(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    let survey = on_pool(|| survey(arguments, seed, device, dtype, console))?;
+    let survey = survey(arguments, seed, device, dtype, console)?;
     console.text(show::survey(&survey, console.width(), console.colour())?)?;
     console.document(&survey)
 }

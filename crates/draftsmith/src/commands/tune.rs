@@ -24,11 +24,11 @@ use draftsmith_theory::{
 use serde::Serialize;
 
 use self::calibrate::{CalibrationChoices, calibrate};
+pub(crate) use self::draft_model::run_for_draft_model;
 use self::trees::TriedTree;
 use crate::console::Console;
 use crate::costs::{CostProbe, Costs, MeasuredCosts, measure_tree_costs};
 use crate::decoders::Decoders;
-use crate::device::on_pool;
 use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
@@ -36,7 +36,7 @@ use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::judging::over;
 use crate::prompts::spread;
-use crate::recipe::{EvaluateRecipe, GivenCosts, Recipe, TuneRecipe, sampling};
+use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe, sampling};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
 use crate::statistics::{promise_interval, shown_interval};
@@ -103,20 +103,6 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<Tuning>> {
-    on_pool(|| tune(recipe, workspace, console))
-}
-
-/// Runs the stage for runtimes that run adapters as separate draft models, at `costs` if they are given.
-pub(crate) fn run_for_draft_model(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    costs: Option<GivenCosts>,
-    console: &Console,
-) -> Result<()> {
-    on_pool(|| draft_model::tune(recipe, workspace, costs.as_ref(), console).map(drop))
-}
-
-fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     exports.check_drafters(evaluate, workspace)?;

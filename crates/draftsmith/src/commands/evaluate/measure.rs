@@ -1,5 +1,4 @@
-//! Running the settings over prompts, side by side: for each prompt, or each batch of them, every
-//! setting in turn, so that a slow minute of the machine falls on all of them alike.
+//! Runs one setting on prompts, several side by side.
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
@@ -16,15 +15,15 @@ use crate::pair::Pair;
 /// One prompt under one setting.
 #[derive(Debug, Clone)]
 pub(super) struct Measured {
-    /// Where the prompt stands in its dataset.
+    /// The index of the prompt in its dataset.
     pub(super) prompt: usize,
     /// All turns as one.
     pub(super) trace: Trace,
-    /// The answers, a turn each.
+    /// The answers, one per turn.
     pub(super) turns: Vec<Answered>,
     /// Their texts.
     pub(super) texts: Vec<String>,
-    /// How they compare with plain decoding's, where they were compared; else the same.
+    /// The comparison with plain decoding; `Same` if there was none.
     pub(super) agreement: Agreement,
 }
 
@@ -55,8 +54,8 @@ impl<'m> Bench<'m> {
         Self { pair, decoders, seed }
     }
 
-    /// Runs every setting once on a prompt, untimed and short: the first forwards of a process
-    /// touch pages and pick kernels.
+    /// Runs every setting once on a prompt, with few tokens: the first forwards of a process touch pages and
+    /// pick kernels, and are not timed.
     pub(super) fn warm_up(
         &mut self,
         prompt: &Prompt,
@@ -71,9 +70,9 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Answers all turns of prompts, the first of which is so many in its dataset: those of one turn
-    /// side by side, each fed with the setting's own earlier answers. What forwards of several take is
-    /// shared out among them.
+    /// Answers all turns of prompts, side by side; each turn follows the setting's earlier answers. `first` is
+    /// the index of the first prompt in its dataset. The time of a shared forward is divided among the
+    /// prompts.
     pub(super) fn run(
         &mut self,
         first: usize,
@@ -125,7 +124,7 @@ impl<'m> Bench<'m> {
         Ok(answered.collect())
     }
 
-    /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.
+    /// Compares greedy answers with those of plain decoding, turn by turn up to the first difference.
     pub(super) fn compare(
         &mut self,
         decoding: &Decoding,

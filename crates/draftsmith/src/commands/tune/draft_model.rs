@@ -38,13 +38,14 @@ pub(crate) struct DraftModelTuning {
     pub(crate) export: PathBuf,
 }
 
-/// Tunes every adapter of the recipe as a draft model, at `costs` or else at those that the recipe gives.
-pub(super) fn tune(
+/// Runs the stage for runtimes that run adapters as separate draft models, at `costs` or else at those that
+/// the recipe gives.
+pub(crate) fn run_for_draft_model(
     recipe: &Recipe,
     workspace: &Workspace,
     costs: Option<&GivenCosts>,
     console: &Console,
-) -> Result<Vec<DraftModelTuning>> {
+) -> Result<()> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     if exports.adapters.is_empty() {
@@ -102,8 +103,7 @@ pub(super) fn tune(
         }
         write_keys(&adapter.dir, vec![(TunedDraftModel::KEY, serde_json::to_value(&tuned)?)])?;
     }
-    console.document(&tunings)?;
-    Ok(tunings)
+    console.document(&tunings)
 }
 
 /// The target with an adapter's draft model, read from its files as runtimes read it.
