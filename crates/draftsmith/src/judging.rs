@@ -1,9 +1,9 @@
-//! How good stop rules are, by replay: settings that were chosen on some recordings are judged on
-//! others, against the best fixed length and against the target alone.
+//! Judges stop rules by replay: settings that were chosen on some recordings are judged on others, against
+//! the best fixed length and plain decoding.
 //!
-//! A fold is a pair of the two. `replay` has one, of validation and test prompts. `survey` has few
-//! prompts and two folds: each half is judged by what was chosen on the other, so that every prompt
-//! counts and none has chosen what it is judged by.
+//! A fold is a pair of such recordings. `replay` has one fold, of validation and test prompts. `survey` has
+//! few prompts and cross-validates with two folds: each half is judged with the settings chosen on the other
+//! half, so that no prompt has chosen a setting that it judges.
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Recordings, Spending};
@@ -13,13 +13,13 @@ use crate::results::{Estimate, ReplayRow};
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_fixed, best_with_head, cheapest, per_token};
 
-/// What rules are chosen on, and what they are judged on.
+/// The settings that were chosen on some recordings, and the recordings that judge them.
 pub(crate) struct Fold<'a> {
     /// The best setting of each rule.
     choices: Vec<Choice>,
     judged_on: &'a Recordings,
-    /// The same with a perfect head; none where no head was recorded, or the target, which is served
-    /// elsewhere, was not asked what such a head would say.
+    /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
+    /// every candidate is unknown.
     perfect: Option<Perfect>,
 }
 
@@ -30,7 +30,7 @@ struct Perfect {
 }
 
 impl<'a> Fold<'a> {
-    /// Chooses the settings, with `choose`.
+    /// Chooses the settings with `choose`.
     ///
     /// # Errors
     /// If nothing was recorded.
@@ -48,11 +48,10 @@ impl<'a> Fold<'a> {
         Ok(Self { choices: choose(chosen_on, costs)?, judged_on, perfect: perfect.transpose()? })
     }
 
-    /// The best rule of those that `belong`, with nothing looked up first, and what it takes where it
-    /// is judged.
+    /// The best of the rules that `belong` and have no look-ups, with its costs on the judging recordings.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no rule belongs.
     pub(crate) fn best(
         &self,
         costs: &Costs,
@@ -70,18 +69,18 @@ impl<'a> Fold<'a> {
     }
 }
 
-/// Folds whose judged responses, one fold's behind the other's, are what estimates are over.
+/// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
 pub(crate) struct Judging<'a> {
     folds: Vec<Fold<'a>>,
     costs: &'a Costs,
     seed: u64,
-    /// What fixed lengths take, each fold's best.
+    /// The costs of each fold's best fixed length.
     fixed: Vec<Spending>,
     plain: Vec<Spending>,
 }
 
 impl<'a> Judging<'a> {
-    /// Judges what the folds chose.
+    /// Judges the choices of the folds.
     ///
     /// # Errors
     /// If the costs have no price for the drafter.
@@ -93,17 +92,17 @@ impl<'a> Judging<'a> {
         Ok(judging)
     }
 
-    /// What the target alone takes.
+    /// The costs of plain decoding.
     pub(crate) fn plain(&self) -> &[Spending] {
         &self.plain
     }
 
-    /// The settings that the first fold chose: those of all, where there is one.
+    /// The settings that the first fold chose.
     pub(crate) fn choices(&self) -> &[Choice] {
         &self.folds[0].choices
     }
 
-    /// What each rule comes to; its settings are told as in `shown`.
+    /// The gains of each rule, with the settings of `shown`.
     ///
     /// # Errors
     /// If a rule cannot be replayed.
@@ -121,7 +120,7 @@ impl<'a> Judging<'a> {
         let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
         let counts: Counts = own.iter().map(|spent| spent.counts).sum();
         let ceiling = most.map(|most| self.estimate(&most));
-        // A share of nothing, or of what may be nothing, says nothing.
+        // A share of a gain that may be zero means nothing.
         let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
         Ok(ReplayRow {
             lookup_first: shown.lookup_first,
@@ -150,15 +149,15 @@ impl<'a> Judging<'a> {
         Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
     }
 
-    /// What the best fixed lengths take.
+    /// The costs of the best fixed lengths.
     pub(crate) fn fixed(&self) -> &[Spending] {
         &self.fixed
     }
 
-    /// What the best rules take of those that `belong`.
+    /// The costs of the best rules that `belong`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no rule belongs.
     pub(crate) fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<Spending>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
@@ -201,12 +200,12 @@ impl<'a> Judging<'a> {
     }
 }
 
-/// Whether nothing is looked up before the drafter is asked.
+/// Whether the rule has no look-ups before the drafter.
 fn is_alone(choice: &Choice) -> bool {
     choice.lookup_first.is_none()
 }
 
-/// The choice that stands for the same as `shown`: the rule, or whatever is best behind look-ups.
+/// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups.
 fn like(choices: &[Choice], shown: &Choice) -> Result<Choice> {
     let found = choices.iter().find(|choice| match shown.lookup_first {
         None => is_alone(choice) && choice.name == shown.name,
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn each_half_is_judged_by_what_the_other_chose() {
+    fn each_half_is_judged_with_the_settings_of_the_other() {
         let (often, seldom) = (recordings(20, 0.95, "often"), recordings(20, 0.3, "seldom"));
         let costs = Costs::paper(DrafterId::Draft);
         let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);
