@@ -57,18 +57,16 @@ impl Costs {
     /// measured.
     ///
     /// # Errors
-    /// If there are several drafters and the costs do not name theirs.
+    /// If there are several drafters and the costs do not name theirs, or they are not positive numbers.
     pub(crate) fn given(
         given: &GivenCosts,
         drafter: DrafterId,
         num_drafters: usize,
     ) -> Result<Option<Self>> {
-        let draft_ms = given.draft_ms(drafter, num_drafters)?;
-        let Some((draft_ms, rows_ms)) = draft_ms.zip(given.rows_ms()) else { return Ok(None) };
-        let seconds = |ms: f64| ms * 1e-3;
-        let rows = rows_ms.into_iter().map(seconds).collect();
-        let rounds = RoundCosts::new([(drafter, seconds(draft_ms))].into(), rows)?;
-        Ok(Some(Self::of_all(drafter, rounds)))
+        let Some(draft_ms) = given.draft_ms(drafter, num_drafters)? else { return Ok(None) };
+        let target = Self::given_target(given)?;
+        let priced = |rounds: RoundCosts| rounds.with_draft_seconds(drafter, draft_ms * 1e-3);
+        Ok(target.map(|target| Self::of_all(drafter, priced(target.rounds))))
     }
 
     /// The costs that the user gives for the target's forwards, without the price of a drafter; `None` if they

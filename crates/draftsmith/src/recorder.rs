@@ -174,9 +174,10 @@ impl Recorder<'_> {
                 let decoders =
                     || Decoders::with_slots(pair, drafter.exports, self.max_new_tokens, at_once);
                 let record = |decoders: &mut Decoders<'_>, some: &mut [ToRecord<'_>]| {
-                    let how = (self.max_length, self.labels);
+                    let has_head = decoders.has_head_for(drafter.name);
+                    let options = self.options(drafter.decoding, has_head, true);
                     self.record_watched(some, |requests, observe| {
-                        decoders.record(drafter.name, &drafter.decoding, how, requests, observe)
+                        decoders.record(drafter.name, &options, requests, observe)
                     })
                 };
                 // On a device one thread records everything, and a free slot takes the next response.
@@ -196,13 +197,24 @@ impl Recorder<'_> {
         Ok(recorded.into_iter().flatten().collect())
     }
 
+    fn options(&self, decoding: Decoding, has_head: bool, is_target_here: bool) -> RecordOptions {
+        RecordOptions {
+            decoding,
+            limits: self.models.text().limits(self.max_new_tokens),
+            max_length: self.max_length,
+            has_head,
+            labels: self.labels,
+            is_target_here,
+        }
+    }
+
     fn record_served(
         &self,
         served: &ServedPair<'_>,
         drafter: &RecordedDrafter<'_>,
         responses: &mut [ToRecord<'_>],
     ) -> Result<Vec<Recording>> {
-        let ServedPair { models, text, workspace, .. } = served;
+        let ServedPair { models, workspace, .. } = served;
         let ServedModels { draft, context, vocab_size } = *models;
         let exports = drafter.exports;
         let known: Vec<KnownResponse<'_>> = responses
@@ -211,19 +223,12 @@ impl Recorder<'_> {
             .collect();
         let num_slots = known.len();
         let mut answers = ResponseTarget::new(known, vocab_size, context, num_slots);
-        let mut options = RecordOptions {
-            decoding: drafter.decoding,
-            limits: text.limits(self.max_new_tokens),
-            max_length: self.max_length,
-            has_head: false,
-            labels: self.labels,
-            is_target_here: false,
-        };
+        let options = |has_head| self.options(drafter.decoding, has_head, false);
         if let DrafterName::Of(DrafterId::SelfDraft { exit_layer }) = drafter.name {
             let export = exports.adapters.iter().find(|one| one.config.exit_layer == exit_layer);
             let export = export.context("an adapter that is recorded was read")?;
             let head = export.head.as_ref().map(|head| &head.head);
-            options.has_head = head.is_some();
+            let options = options(head.is_some());
             let layers = workspace.target_of_adapters(workspace.dtype())?;
             let adapter = &export.adapter;
             let mut drafter =
@@ -235,7 +240,7 @@ impl Recorder<'_> {
         }
         let draft = draft.context("a served target needs a draft to be recorded along it")?;
         let head = exports.head.as_ref().map(|head| &head.head);
-        options.has_head = head.is_some();
+        let options = options(head.is_some());
         let mut drafter = separate_draft(draft, head, vocab_size, context, num_slots);
         self.record_watched(responses, |requests, observe| {
             Ok(record(&mut answers, &mut drafter, &options, requests, observe)?)

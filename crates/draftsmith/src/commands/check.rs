@@ -88,7 +88,7 @@ struct DecodingCheck<T> {
     /// Temperature 0 is greedy.
     #[serde(flatten)]
     sampling: Sampling,
-    /// 1 is no penalty.
+    /// The default is 1, which changes nothing.
     repetition_penalty: f64,
     /// New tokens.
     num_tokens: usize,

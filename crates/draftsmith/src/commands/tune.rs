@@ -125,7 +125,7 @@ pub(crate) fn run(
         console,
     };
     let mut tunings = Vec::new();
-    let mut tuned_exports: Vec<TunedExport> = Vec::new();
+    let mut tuned_exports = Vec::new();
     for drafter in files.drafters() {
         let mut tuned = Tuned::default();
         let mut calibration = files.head_dir(drafter).map(|_| HeadCalibration::default());
@@ -141,11 +141,20 @@ pub(crate) fn run(
             console.text(show::tuning(&tuning, console.width())?)?;
             tunings.push(tuning);
         }
-        let export = exports.export_of(drafter);
-        tuned_exports.extend(export.map(|dir| TunedExport { dir, tuned, calibration }));
+        if let Some(dir) = exports.export_of(drafter) {
+            // Written together: the rule was chosen for calibrated predictions.
+            let mut keys = Vec::new();
+            if let Some(calibration) = calibration {
+                keys.push((HeadCalibration::KEY, serde_json::to_value(calibration)?));
+            }
+            keys.push((Tuned::KEY, serde_json::to_value(tuned)?));
+            tuned_exports.push((dir, keys));
+        }
     }
     // Written at the end: a run that is stopped leaves the exports as they were.
-    tuned_exports.iter().try_for_each(TunedExport::write)?;
+    for (dir, keys) in tuned_exports {
+        write_keys(&dir, keys)?;
+    }
     write_files(recipe, &tunings, workspace)?;
     console.document(&tunings)?;
     Ok(tunings)
@@ -340,26 +349,6 @@ impl Baseline<'_> {
             dtype: self.dtype,
             cost_source: self.cost_source,
         })
-    }
-}
-
-/// What is written into an export.
-struct TunedExport {
-    dir: PathBuf,
-    tuned: Tuned,
-    /// `None` for an adapter without a head.
-    calibration: Option<HeadCalibration>,
-}
-
-impl TunedExport {
-    /// Writes rule and calibration together: the rule was chosen for calibrated predictions.
-    fn write(&self) -> Result<()> {
-        let mut keys = Vec::new();
-        if let Some(calibration) = &self.calibration {
-            keys.push((HeadCalibration::KEY, serde_json::to_value(calibration)?));
-        }
-        keys.push((Tuned::KEY, serde_json::to_value(&self.tuned)?));
-        write_keys(&self.dir, keys)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::recorder::Answer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;
-/// The most rows that a map is fitted to, unless the answers alone have more; prompts fill the rest.
+/// The most rows that a map is fitted to: all rows of answers, and rows of prompts up to this number.
 const MAX_ROWS: usize = 8192;
 /// Rows whose logits are computed at once.
 const CHUNK: usize = 256;

@@ -204,9 +204,9 @@ fn minus_one(speedup: Estimate) -> Estimate {
     Estimate { value: value - 1.0, low: low - 1.0, high: high - 1.0 }
 }
 
-/// `up to 4 candidates behind a match of 2`.
+/// `up to 4 candidates after a match of 2`.
 pub(super) fn look_ups_text(LookupFirst { min_match, most }: LookupFirst) -> String {
-    format!("up to {most} candidates behind a match of {min_match}")
+    format!("up to {most} candidates after a match of {min_match}")
 }
 
 /// `+12.3 % (95 %: +8.0 to +16.1)`.
@@ -342,7 +342,7 @@ mod tests {
         let verdict = set().beside_look_ups(&found(estimate(1.3, 0.05)));
         assert_eq!((verdict.advice, verdict.config), (Advice::JustLookUp, None));
         assert_eq!(verdict.look_ups, Some(look_ups));
-        insta::assert_snapshot!(verdict.sentence, @"just look up prompts, up to 4 candidates behind a match of 2: expect +30.0 % (95 %: +25.0 to +35.0) over the target alone; otherwise, just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; these are too few prompts to say what a head would know; a perfect one gains +20.0 % over the best K");
+        insta::assert_snapshot!(verdict.sentence, @"just look up prompts, up to 4 candidates after a match of 2: expect +30.0 % (95 %: +25.0 to +35.0) over the target alone; otherwise, just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; these are too few prompts to say what a head would know; a perfect one gains +20.0 % over the best K");
         let slow = Verdict::of_target(2, &fixed(estimate(0.9, 0.04)), estimate(0.3, 0.02), 0.45);
         let verdict = slow.beside_look_ups(&found(estimate(1.1, 0.05)));
         assert_eq!(verdict.advice, Advice::JustLookUp);
@@ -352,7 +352,7 @@ mod tests {
         let verdict = adapter().beside_look_ups(&found(estimate(1.3, 0.05)));
         assert_eq!(verdict.advice, Advice::TrainAdapter);
         assert_eq!(verdict.expected_gain, adapter().expected_gain);
-        let more = "; prompt lookup alone, up to 4 candidates behind a match of 2, gives +30.0 % (95 %: \
+        let more = "; prompt lookup alone, up to 4 candidates after a match of 2, gives +30.0 % (95 %: \
                     +25.0 to +35.0), and can go before it";
         assert_eq!(verdict.sentence, adapter().sentence + more);
     }
