@@ -7,25 +7,21 @@
 //! improves them: rules are then replayed, and later decode, with calibrated predictions. Static trees
 //! whose shape the recipe leaves open are searched on the same rollouts.
 
+mod baseline;
 mod calibrate;
 mod draft_model;
 mod runtimes;
 mod show;
-mod trees;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_model::WeightDtype;
-use draftsmith_theory::{
-    Counts, Decoding, DrafterId, LookupFirst, Recordings, Sampling, Spending, StopRuleConfig,
-    seconds_per_token,
-};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings};
 use serde::Serialize;
 
+use self::baseline::{Baseline, RuleGain, TriedTree};
 use self::calibrate::{CalibrationChoices, calibrate};
 pub(crate) use self::draft_model::run_for_draft_model;
-use self::trees::TriedTree;
 use crate::console::Console;
 use crate::costs::{CostProbe, Costs, MeasuredCosts, measure_tree_costs};
 use crate::decoders::Decoders;
@@ -34,13 +30,11 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::judging::over;
 use crate::prompts::spread;
-use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe, sampling};
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate, StopRuleName};
+use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+use crate::results::{CostSource, DecodingName, DrafterName, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
-use crate::statistics::{promise_interval, shown_interval};
-use crate::sweep::{Choice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
+use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TunedTree, given_costs, write_tuned};
 use crate::workspace::Workspace;
 
@@ -82,19 +76,6 @@ pub(crate) struct Tuning {
     pub(crate) trees_tried: Vec<TriedTree>,
     /// The export whose config was written, if there is one.
     pub(crate) export: Option<PathBuf>,
-}
-
-/// A rule at its best setting.
-#[derive(Debug, Serialize)]
-pub(crate) struct RuleGain {
-    /// The look-ups before the drafter; null if there are none.
-    pub(crate) lookup_first: Option<LookupFirst>,
-    pub(crate) stop_rule: StopRuleName,
-    pub(crate) config: StopRuleConfig,
-    /// Modelled speed over plain decoding.
-    pub(crate) speedup: f64,
-    /// Modelled speed over the best fixed length, minus 1.
-    pub(crate) gain: Estimate,
 }
 
 /// Runs the stage.
@@ -285,69 +266,6 @@ impl Tuner<'_> {
                 measure_tree_costs(decoders, prompts, &mut measured.costs)?;
             }
             Ok(measured)
-        })
-    }
-}
-
-/// Recordings with their best fixed length, which rules and trees are compared with.
-struct Baseline<'r> {
-    recordings: &'r Recordings,
-    costs: &'r Costs,
-    cost_source: CostSource,
-    decoding: Decoding,
-    dtype: WeightDtype,
-    fixed_length: usize,
-    /// The costs of that length, by response.
-    fixed_spent: Vec<Spending>,
-    seed: u64,
-}
-
-impl Baseline<'_> {
-    /// The gain over the best fixed length.
-    fn gain(&self, spent: &[Spending]) -> Estimate {
-        let gain = |some: &[usize]| over(&self.fixed_spent, spent, some);
-        shown_interval(spent.len(), self.seed, gain).into()
-    }
-
-    /// Modelled seconds a token of plain decoding.
-    fn plain_seconds(&self) -> f64 {
-        seconds_per_token(&self.recordings.plain(&self.costs.rounds))
-    }
-
-    fn rule_gain(&self, choice: &Choice) -> Result<RuleGain> {
-        Ok(RuleGain {
-            lookup_first: choice.lookup_first,
-            stop_rule: choice.name,
-            config: choice.config.clone(),
-            speedup: self.plain_seconds() / choice.seconds_per_token,
-            gain: self.gain(&choice.replay(self.recordings, self.costs)?),
-        })
-    }
-
-    /// The rule as it is written into an export.
-    fn tuned_rule(&self, choice: &Choice, expected_gain: Estimate) -> Result<TunedRule> {
-        let spent = choice.replay(self.recordings, self.costs)?;
-        let acceptance_rate = |some: &[usize]| {
-            some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
-        };
-        let num_prompts = spent.len();
-        let Sampling { temperature, top_p, top_k, min_p } = sampling(&self.decoding);
-        Ok(TunedRule {
-            drafter: DrafterName::from(self.recordings.drafter).behind(choice.lookup_first),
-            config: choice.config.clone(),
-            temperature,
-            top_p,
-            top_k,
-            min_p,
-            repetition_penalty: self.decoding.repetition_penalty,
-            expected_gain,
-            expected_acceptance_rate: promise_interval(num_prompts, self.seed, acceptance_rate)
-                .into(),
-            best_fixed_length: self.fixed_length,
-            costs: self.costs.of_rule(&choice.config).line(self.costs.drafter)?,
-            num_prompts,
-            dtype: self.dtype,
-            cost_source: self.cost_source,
         })
     }
 }

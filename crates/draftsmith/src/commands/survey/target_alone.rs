@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_draft_forward_costs_what_it_reads() {
+    fn a_draft_forward_costs_the_weights_that_it_reads() {
         let shape = ModelShape {
             vocab_size: 1000,
             hidden_size: 10,
@@ -259,14 +259,14 @@ mod tests {
             bos_token_id: None,
             eos_token_ids: vec![0],
         };
-        // A layer has 4 · 10 · 10 + 3 · 10 · 20 and two norms, 1,020 in all; the LM head 10,000, the
-        // last norm 10.
+        // A layer has 4 · 10 · 10 + 3 · 10 · 20 weights and two norms, 1,020 in total; the LM head has
+        // 10,000 and the last norm 10.
         for tied in [false, true] {
             let config = ModelConfig::llama(shape.clone(), 20).with_tied_embeddings(tied);
             let expected = (2.0 * 1020.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
             assert!((share_read(&config, 1) - expected).abs() < 1e-12);
             assert_eq!(share_read(&config, 3), 1.0);
-            // Of a large vocabulary, the rows that are drafted.
+            // Of a large vocabulary only the draft vocabulary counts.
             let large = ModelShape { vocab_size: 4 * DRAFT_VOCABULARY, ..shape.clone() };
             let config = ModelConfig::llama(large, 20).with_tied_embeddings(tied);
             let head = |tokens: usize| (10 * tokens + 10) as f64;

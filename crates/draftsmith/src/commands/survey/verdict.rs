@@ -243,7 +243,7 @@ mod tests {
         Promise { setting: "eta = 0.6".into(), config, speedup }
     }
 
-    /// A pair whose K = 4 gives 1.2, η so much more than that, and a head so much more than η.
+    /// A pair with a speed-up of 1.2 at K = 4; `eta` is the gain of η over that, `head` that of a head over η.
     fn pair(fixed_half: f64, eta: Estimate, head: Option<Estimate>) -> Verdict {
         let of_head = head.map(|gain| HeadOutlook {
             over_fixed: Estimate {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_trained_where_it_surely_gains_over_what_needs_none() {
+    fn a_head_is_trained_if_its_gain_over_untrained_rules_is_certain() {
         let verdict = pair(0.03, estimate(0.05, 0.02), Some(estimate(0.06, 0.03)));
         assert_eq!(verdict.advice, Advice::TrainHead);
         assert!((verdict.expected_gain.value - 0.332).abs() < 1e-12);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_head_may_gain_nothing_a_rule_is_set() {
+    fn a_rule_is_set_if_the_gain_of_a_head_may_be_zero() {
         for head in [estimate(0.06, 0.07), estimate(-0.05, 0.01), estimate(0.005, 0.001)] {
             let verdict = pair(0.03, estimate(0.05, 0.02), Some(head));
             assert_eq!(verdict.advice, Advice::JustSet, "{head:?}");
@@ -285,14 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn where_a_rule_may_gain_nothing_over_a_fixed_length_that_is_set() {
+    fn a_fixed_length_is_set_if_the_gain_of_other_rules_may_be_zero() {
         let verdict = pair(0.03, estimate(0.02, 0.03), Some(estimate(-0.01, 0.03)));
         assert_eq!(verdict.advice, Advice::JustSet);
         insta::assert_snapshot!(verdict.sentence, @"just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; a head that knows what these prompts teach would change that by +1.0 % (95 %: -2.0 to +4.0), a perfect one gains +20.0 % over the best K");
     }
 
     #[test]
-    fn where_nothing_surely_gains_there_is_no_speculation() {
+    fn speculation_is_advised_against_if_no_gain_is_certain() {
         let straddling = pair(0.25, estimate(0.0, 0.03), Some(estimate(0.0, 0.05)));
         assert_eq!(straddling.advice, Advice::DoNotSpeculate);
         assert!(straddling.sentence.contains("more prompts would tell"), "{}", straddling.sentence);
@@ -305,7 +305,7 @@ mod tests {
         );
         assert_eq!((slow.advice, slow.config), (Advice::DoNotSpeculate, None));
         insta::assert_snapshot!(slow.sentence, @"do not speculate: the best without training, K = 4, gives -20.0 % (95 %: -25.0 to -15.0) over the target alone");
-        // Nor is a head trained that gains over a draft which slows the target down.
+        // A head is not trained if the draft remains slower than plain decoding.
         let head = HeadOutlook {
             over_fixed: estimate(0.1, 0.02),
             over_untrained: estimate(0.1, 0.02),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_is_trained_where_a_linear_read_out_gains() {
+    fn an_adapter_is_trained_if_a_linear_read_out_gains() {
         let of = |speedup| Verdict::of_target(2, &fixed(speedup), estimate(0.3, 0.02), 0.45);
         let verdict = of(estimate(1.12, 0.04));
         assert_eq!(verdict.advice, Advice::TrainAdapter);
@@ -328,12 +328,12 @@ mod tests {
         assert!(straddling.sentence.contains("may gain nothing"), "{}", straddling.sentence);
         let slow = of(estimate(0.9, 0.04));
         assert_eq!(slow.advice, Advice::DoNotSpeculate);
-        let told = "would have to draft 45 % of the tokens, and the read-out drafts 30 %";
-        assert!(slow.sentence.ends_with(told), "{}", slow.sentence);
+        let ending = "would have to draft 45 % of the tokens, and the read-out drafts 30 %";
+        assert!(slow.sentence.ends_with(ending), "{}", slow.sentence);
     }
 
     #[test]
-    fn look_ups_are_advised_where_they_surely_gain_more_than_what_needs_no_training() {
+    fn look_ups_are_advised_if_they_certainly_gain_more_than_untrained_rules() {
         let look_ups: LookupFirst = "2x4".parse().expect("one");
         let found = |speedup: Estimate| LookUps { look_ups, speedup };
         let set = || pair(0.03, estimate(0.02, 0.03), None);
@@ -346,7 +346,7 @@ mod tests {
         let slow = Verdict::of_target(2, &fixed(estimate(0.9, 0.04)), estimate(0.3, 0.02), 0.45);
         let verdict = slow.beside_look_ups(&found(estimate(1.1, 0.05)));
         assert_eq!(verdict.advice, Advice::JustLookUp);
-        // What is trained does more, and may be looked up before.
+        // Training is advised still, with look-ups as an addition.
         let adapter =
             || Verdict::of_target(2, &fixed(estimate(1.12, 0.04)), estimate(0.3, 0.02), 0.45);
         let verdict = adapter().beside_look_ups(&found(estimate(1.3, 0.05)));

@@ -194,19 +194,20 @@ mod tests {
     #[test]
     fn settings_are_what_the_runtimes_call_them() {
         let sampled = Decoding::sampled(Sampling::default());
-        let mut told: Vec<(&str, BTreeSet<String>)> = Vec::new();
+        let mut found_names: Vec<(&str, BTreeSet<String>)> = Vec::new();
         for family in families(20) {
             for decoding in [Decoding::GREEDY, sampled] {
                 let setting = (family.setting)(&family.rules[0], decoding);
                 let found = names(&setting).into_iter().map(str::to_owned);
-                match told.iter_mut().find(|(runtime, _)| *runtime == family.runtime) {
+                match found_names.iter_mut().find(|(runtime, _)| *runtime == family.runtime) {
                     Some((_, all)) => all.extend(found),
-                    None => told.push((family.runtime, found.collect())),
+                    None => found_names.push((family.runtime, found.collect())),
                 }
             }
         }
         let readme = include_str!("../../../../../checkpoints/README.md");
-        for ((runtime, found), (expected, version, source, names)) in told.iter().zip(NAMES) {
+        for ((runtime, found), (expected, version, source, names)) in found_names.iter().zip(NAMES)
+        {
             assert_eq!(*runtime, expected);
             assert!(
                 found.iter().map(String::as_str).eq(names.iter().copied().collect::<BTreeSet<_>>())
@@ -217,7 +218,7 @@ mod tests {
                 assert!(row.contains(name), "`{name}` is not in: {row}");
             }
         }
-        assert_eq!(told.len(), NAMES.len());
+        assert_eq!(found_names.len(), NAMES.len());
     }
 
     #[test]
