@@ -5,6 +5,8 @@
 //! few prompts and cross-validates with two folds: each half is judged with the settings chosen on the other
 //! half, so that no prompt has chosen a setting that it judges.
 
+use std::borrow::Cow;
+
 use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Recordings, Spending};
 
@@ -17,16 +19,10 @@ use crate::sweep::{Choice, best_fixed, best_with_head, cheapest, per_token};
 pub(crate) struct Fold<'a> {
     /// The best setting of each rule.
     choices: Vec<Choice>,
-    judged_on: &'a Recordings,
+    judged_on: Cow<'a, Recordings>,
     /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
     /// every candidate is unknown.
-    perfect: Option<Perfect>,
-}
-
-/// A fold with a perfect head, and the rules that read it.
-struct Perfect {
-    choices: Vec<Choice>,
-    judged_on: Recordings,
+    perfect: Option<Box<Fold<'a>>>,
 }
 
 impl<'a> Fold<'a> {
@@ -43,9 +39,11 @@ impl<'a> Fold<'a> {
         let has_all = chosen_on.is_judged() && judged_on.is_judged();
         let perfect = (chosen_on.head.is_some() && has_all).then(|| {
             let choices = best_with_head(&chosen_on.with_perfect_head(), costs)?;
-            anyhow::Ok(Perfect { choices, judged_on: judged_on.with_perfect_head() })
+            let judged_on = Cow::Owned(judged_on.with_perfect_head());
+            anyhow::Ok(Box::new(Fold { choices, judged_on, perfect: None }))
         });
-        Ok(Self { choices: choose(chosen_on, costs)?, judged_on, perfect: perfect.transpose()? })
+        let (choices, judged_on) = (choose(chosen_on, costs)?, Cow::Borrowed(judged_on));
+        Ok(Self { choices, judged_on, perfect: perfect.transpose()? })
     }
 
     /// The best of the rules that `belong` and have no look-ups, with its costs on the judging recordings.
@@ -64,7 +62,7 @@ impl<'a> Fold<'a> {
             .cloned()
             .collect();
         let best = cheapest(&choices)?.clone();
-        let spent = best.replay(self.judged_on, costs)?;
+        let spent = best.replay(&self.judged_on, costs)?;
         Ok((best, spent))
     }
 }
@@ -87,8 +85,7 @@ impl<'a> Judging<'a> {
     pub(crate) fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
         let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
-        judging.fixed =
-            judging.spent(|fold| Ok((fold.judged_on, best_fixed(&fold.choices)?.clone())))?;
+        judging.fixed = judging.spent(judging.folds.iter(), best_fixed)?;
         Ok(judging)
     }
 
@@ -111,10 +108,16 @@ impl<'a> Judging<'a> {
     }
 
     fn row(&self, shown: &Choice) -> Result<ReplayRow> {
-        let own = self.spent(|fold| Ok((fold.judged_on, like(&fold.choices, shown)?)))?;
+        let own = self.spent(self.folds.iter(), |choices| like(choices, shown))?;
         let gain = |some: &[usize]| over(&self.fixed, &own, some);
         let ceiling = match is_alone(shown) && shown.config.needs().acceptance_prob {
-            true => self.perfect(|choices| like(choices, shown))?,
+            true => {
+                let perfect: Option<Vec<&Fold<'_>>> =
+                    self.folds.iter().map(|fold| fold.perfect.as_deref()).collect();
+                perfect
+                    .map(|folds| self.spent(folds, |choices| like(choices, shown)))
+                    .transpose()?
+            }
             false => None,
         };
         let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
@@ -137,7 +140,7 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// What is gained over the best fixed length by whoever knows the answers.
+    /// The oracle's gain over the best fixed length.
     ///
     /// # Errors
     /// If the costs have no price for the drafter.
@@ -176,25 +179,18 @@ impl<'a> Judging<'a> {
         shown_interval(self.plain.len(), self.seed, statistic).into()
     }
 
-    fn perfect(&self, pick: impl Fn(&[Choice]) -> Result<Choice>) -> Result<Option<Vec<Spending>>> {
-        if self.folds.iter().any(|fold| fold.perfect.is_none()) {
-            return Ok(None);
-        }
-        let spent = self.spent(|fold| {
-            let perfect = fold.perfect.as_ref().context("each fold has one")?;
-            Ok((&perfect.judged_on, pick(&perfect.choices)?))
-        });
-        spent.map(Some)
-    }
-
-    fn spent<'s>(
-        &'s self,
-        pick: impl Fn(&'s Fold<'a>) -> Result<(&'s Recordings, Choice)>,
-    ) -> Result<Vec<Spending>> {
+    /// The costs of the rule that `pick` takes from each fold.
+    fn spent<'f>(
+        &self,
+        folds: impl IntoIterator<Item = &'f Fold<'a>>,
+        pick: impl Fn(&[Choice]) -> Result<&Choice>,
+    ) -> Result<Vec<Spending>>
+    where
+        'a: 'f,
+    {
         let mut all = Vec::with_capacity(self.plain.len());
-        for fold in &self.folds {
-            let (recordings, choice) = pick(fold)?;
-            all.extend(choice.replay(recordings, self.costs)?);
+        for Fold { choices, judged_on, .. } in folds {
+            all.extend(pick(choices)?.replay(judged_on, self.costs)?);
         }
         Ok(all)
     }
@@ -206,12 +202,12 @@ fn is_alone(choice: &Choice) -> bool {
 }
 
 /// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups.
-fn like(choices: &[Choice], shown: &Choice) -> Result<Choice> {
+fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Result<&'c Choice> {
     let found = choices.iter().find(|choice| match shown.lookup_first {
         None => is_alone(choice) && choice.name == shown.name,
         Some(_) => !is_alone(choice),
     });
-    found.cloned().with_context(|| format!("the rule `{:?}` was tried", shown.name))
+    found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
 }
 
 /// The speed over plain decoding, with its interval over responses.

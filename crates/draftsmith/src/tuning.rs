@@ -1,7 +1,7 @@
 //! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json`
-//! and `replay.json`. Each entry names the dtype of its models; entries of another dtype are ignored.
+//! and `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, MeasuredCosts};
 use crate::recipe::{GivenCosts, Recipe};
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate, Replay};
+use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 
 /// An entry of `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,80 +68,51 @@ pub(crate) struct TunedTree {
     pub(crate) expected_gain: Estimate,
 }
 
-/// An entry of a file that `tune` writes: a list by drafter and decoding.
-pub(crate) trait Tuned: Serialize + DeserializeOwned {
-    /// The file's name.
-    const FILE: &'static str;
-    /// The dtype that the models computed in.
-    fn dtype(&self) -> WeightDtype;
+/// The files in a recipe's tuning directory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TuningFile {
+    /// `tune`'s list of [`CostsEntry`].
+    Costs,
+    /// `tune`'s list of [`TunedTree`].
+    Trees,
+    /// `replay`'s results.
+    Replay,
 }
 
-impl Tuned for CostsEntry {
-    const FILE: &'static str = "costs.json";
-    fn dtype(&self) -> WeightDtype {
-        self.dtype
+impl TuningFile {
+    fn path(self, recipe: &Recipe) -> PathBuf {
+        recipe.tuning_dir().join(match self {
+            Self::Costs => "costs.json",
+            Self::Trees => "trees.json",
+            Self::Replay => "replay.json",
+        })
     }
-}
 
-impl Tuned for TunedTree {
-    const FILE: &'static str = "trees.json";
-    fn dtype(&self) -> WeightDtype {
-        self.dtype
+    /// Reads the file; the default value if its command has not run.
+    ///
+    /// # Errors
+    /// If the file exists and cannot be read.
+    pub(crate) fn read<T: DeserializeOwned + Default>(self, recipe: &Recipe) -> Result<T> {
+        let path = self.path(recipe);
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
+            text => text.with_context(|| format!("cannot read `{}`", path.display()))?,
+        };
+        parse_json(&path, &text).with_context(|| {
+            let command = if matches!(self, Self::Replay) { "replay" } else { "tune" };
+            format!(
+                "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
+                path.display()
+            )
+        })
     }
-}
 
-/// The entries that `tune` wrote for the recipe with models that compute in `dtype`.
-///
-/// # Errors
-/// If the file exists and cannot be read.
-pub(crate) fn read_tuned<T: Tuned>(recipe: &Recipe, dtype: WeightDtype) -> Result<Vec<T>> {
-    let mut all: Vec<T> = read_written(&recipe.tuning_dir().join(T::FILE), "tune")?;
-    all.retain(|entry| entry.dtype() == dtype);
-    Ok(all)
-}
-
-/// Writes a file of `tune`.
-///
-/// # Errors
-/// If it cannot be written.
-pub(crate) fn write_tuned<T: Tuned>(recipe: &Recipe, entries: &[T]) -> Result<()> {
-    let text = serde_json::to_string_pretty(entries).context("entries are plain numbers")?;
-    Ok(write_whole(&recipe.tuning_dir().join(T::FILE), text + "\n")?)
-}
-
-/// The results of `replay` for the recipe with models that compute in `dtype`; empty if it has not run.
-///
-/// # Errors
-/// If the file exists and cannot be read.
-pub(crate) fn read_replay(recipe: &Recipe, dtype: WeightDtype) -> Result<Replay> {
-    let replay: Replay = read_written(&recipe.tuning_dir().join(REPLAY), "replay")?;
-    Ok(if replay.dtype == dtype { replay } else { Replay::default() })
-}
-
-/// Writes `replay.json`.
-///
-/// # Errors
-/// If it cannot be written.
-pub(crate) fn write_replay(recipe: &Recipe, replay: &Replay) -> Result<()> {
-    let text = serde_json::to_string_pretty(replay).context("results are plain numbers")?;
-    Ok(write_whole(&recipe.tuning_dir().join(REPLAY), text + "\n")?)
-}
-
-const REPLAY: &str = "replay.json";
-
-/// Reads a file that `command` wrote; the default value if it has not run.
-fn read_written<T: DeserializeOwned + Default>(path: &Path, command: &str) -> Result<T> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot read `{}`", path.display()));
-        }
-    };
-    parse_json(path, text.as_bytes()).with_context(|| {
-        format!(
-            "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
-            path.display()
-        )
-    })
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn write(self, recipe: &Recipe, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value).context("results are plain numbers")?;
+        Ok(write_whole(&self.path(recipe), text + "\n")?)
+    }
 }

@@ -22,7 +22,7 @@ use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::best_of_all;
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::table::{render_predictions, render_replay_table};
-use crate::tuning::{CostsEntry, given_costs, read_tuned, write_replay};
+use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use crate::workspace::Workspace;
 
 /// Runs the stage.
@@ -30,7 +30,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
-    let measured: Vec<CostsEntry> = read_tuned(recipe, workspace.dtype())?;
+    let mut measured: Vec<CostsEntry> = TuningFile::Costs.read(recipe)?;
+    measured.retain(|entry| entry.dtype == workspace.dtype());
     if measured.is_empty() && given.is_empty() {
         console.note(
             "replay: this machine's costs are unknown, so only the paper's are used; \
@@ -74,7 +75,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             }
         }
     }
-    write_replay(recipe, &replay)?;
+    TuningFile::Replay.write(recipe, &replay)?;
     console.text(render_predictions(&replay.predictions))?;
     console.text(render_replay_table(&replay.groups, console.width(), console.colour()))?;
     console.document(&replay)?;

@@ -35,7 +35,7 @@ use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{CostSource, DecodingName, DrafterName, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
-use crate::tuning::{CostsEntry, TunedTree, given_costs, write_tuned};
+use crate::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};
 use crate::workspace::Workspace;
 
 /// Prompts that costs are measured on.
@@ -151,10 +151,10 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
     };
     let entries: Vec<CostsEntry> =
         bases.filter(|basis| basis.cost_source.is_machine()).map(entry).collect();
-    write_tuned(recipe, &entries)?;
+    TuningFile::Costs.write(recipe, &entries)?;
     let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
     if !trees.is_empty() {
-        write_tuned(recipe, &trees)?;
+        TuningFile::Trees.write(recipe, &trees)?;
     }
     recipe.write_beside(&recipe.tuning_dir())
 }

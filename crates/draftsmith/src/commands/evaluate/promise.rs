@@ -12,7 +12,7 @@ use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
 use crate::results::{DecodingName, DrafterName, Estimate, PromiseSummary};
 use crate::statistics::shown_interval;
 use crate::sweep::static_trees::rule_of;
-use crate::tuning::{TunedTree, read_tuned};
+use crate::tuning::{TunedTree, TuningFile};
 use crate::workspace::Workspace;
 
 /// A tuned setting and its expected gain.
@@ -79,9 +79,11 @@ impl TunedTrees {
         if let Some(trees) = &mut evaluate.trees {
             trees.shapes = trees.given().map(AskedShape::Given).collect();
         }
-        let known: Vec<TunedTree> = read_tuned(recipe, workspace.dtype())?;
+        let known: Vec<TunedTree> = TuningFile::Trees.read(recipe)?;
+        let dtype = workspace.dtype();
         let promise = |drafter: DrafterId| {
-            let tuned = known.iter().find(|it| it.drafter == drafter).with_context(|| {
+            let tuned = known.iter().find(|it| (it.drafter, it.dtype) == (drafter, dtype));
+            let tuned = tuned.with_context(|| {
                 format!(
                     "key `evaluate.trees.shapes` has \"tuned\", and none was tuned for `{drafter}`; \
                      hint: run `draftsmith tune` with this recipe first"

@@ -17,10 +17,10 @@ use crate::prompts::Dataset;
 use crate::report::render_html;
 use crate::results::{
     DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary, ModelSummary,
-    PromiseSummary, Version, results_to_json, sort_rows, summary_to_json,
+    PromiseSummary, Replay, Version, results_to_json, sort_rows, summary_to_json,
 };
 use crate::table::render_table;
-use crate::tuning::read_replay;
+use crate::tuning::TuningFile;
 use crate::workspace::hash_dir;
 
 impl MeasuredModels<'_> {
@@ -58,7 +58,10 @@ impl MeasuredModels<'_> {
             write_whole(&dir.join(name), text)?;
         }
         let report = dir.join("report.html");
-        let replay = read_replay(recipe, workspace.dtype())?;
+        let mut replay: Replay = TuningFile::Replay.read(recipe)?;
+        if replay.dtype != workspace.dtype() {
+            replay = Replay::default();
+        }
         write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
         write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
         write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
