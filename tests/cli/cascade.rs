@@ -97,14 +97,7 @@ fn a_cascade_of_drafters_that_are_not_there_is_refused_by_its_key() {
     evaluate("", "['max_gram', 'draft']", two)
         .fails_naming(&["`evaluate.cascades`", "put it last"]);
     evaluate("", "['medusa']", "[[2]]").fails_naming(&["drafters", "medusa"]);
-    let leading = |number: &str| format!("[[1, 3], [0, 1]]\nleading = {number}");
     let drafters = "['draft', 'max_gram']";
-    evaluate(&drafts(), drafters, &leading("1")).fails_naming(&[
-        "`evaluate.cascades`",
-        "`leading`",
-        "leave it out",
-    ]);
-    evaluate(&drafts(), drafters, &leading("60000")).fails_naming(&["`leading = 60000`", "tokens"]);
     evaluate(&drafts(), drafters, "'tuned'").fails_naming(&["lengths", "expected a matrix"]);
     evaluate(&drafts(), drafters, &format!("{two}\nlenient_lookup = true")).fails_naming(&[
         "`evaluate.cascades`",

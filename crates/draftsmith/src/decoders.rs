@@ -25,7 +25,7 @@ pub(crate) const NO_TREE: &str =
     "a tree needs a drafter with a model, whose candidates it grows by";
 
 /// A prompt to answer, with the rule that ends its draft phases; without a rule it is decoded plainly.
-pub(crate) struct ToDecode<'r> {
+pub(crate) struct PromptToDecode<'r> {
     pub(crate) prompt_ids: &'r [u32],
     pub(crate) rule: Option<&'r mut dyn StopRule>,
     pub(crate) draws: &'r mut dyn Draws,
@@ -82,11 +82,11 @@ impl<'m> Decoders<'m> {
         &mut self,
         drafter: DrafterName,
         decoding: &Decoding,
-        all: impl IntoIterator<Item = ToDecode<'r>>,
+        all: impl IntoIterator<Item = PromptToDecode<'r>>,
     ) -> Result<Vec<Generation>> {
         let calibration = self.calibration_of(drafter);
         let limits = &self.limits.clone();
-        let requests = all.into_iter().map(|ToDecode { prompt_ids, rule, draws }| Request {
+        let requests = all.into_iter().map(|PromptToDecode { prompt_ids, rule, draws }| Request {
             prompt: prompt_ids,
             decoding: *decoding,
             limits,
@@ -117,7 +117,7 @@ impl<'m> Decoders<'m> {
         prompt_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Generation> {
-        let one = ToDecode { prompt_ids, rule: Some(rule), draws };
+        let one = PromptToDecode { prompt_ids, rule: Some(rule), draws };
         Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
     }
 
@@ -131,7 +131,7 @@ impl<'m> Decoders<'m> {
         prompt_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Generation> {
-        let one = ToDecode { prompt_ids, rule: None, draws };
+        let one = PromptToDecode { prompt_ids, rule: None, draws };
         Ok(self.decode_many(DrafterName::None, decoding, [one])?.remove(0))
     }
 

@@ -104,7 +104,7 @@ pub(crate) struct Answer {
 }
 
 /// A response of the target, with the draws of its recording.
-pub(crate) struct ToRecord<'a> {
+pub(crate) struct ResponseToRecord<'a> {
     pub(crate) prompt_ids: &'a [u32],
     pub(crate) response_ids: &'a [u32],
     /// As in [`Answer::probs`].
@@ -147,13 +147,13 @@ impl Recorder<'_> {
     ) -> Result<Vec<(String, Recording)>> {
         let name = drafter.name.to_string();
         let how = DecodingName::of(&drafter.decoding).text();
-        let to_record = |answer: &'a Answer| ToRecord {
+        let to_record = |answer: &'a Answer| ResponseToRecord {
             prompt_ids: &answer.prompt_ids,
             response_ids: &answer.response_ids,
             probs: answer.probs.as_deref(),
             draws: SeededDraws::new(self.seed, &[&answer.id, "rollouts", &name, how]),
         };
-        let (ids, mut responses): (Vec<String>, Vec<ToRecord<'_>>) =
+        let (ids, mut responses): (Vec<String>, Vec<ResponseToRecord<'_>>) =
             answers.into_iter().map(|answer| (answer.id.clone(), to_record(answer))).unzip();
         Ok(ids.into_iter().zip(self.record(drafter, &mut responses)?).collect())
     }
@@ -165,7 +165,7 @@ impl Recorder<'_> {
     pub(crate) fn record(
         &self,
         drafter: &RecordedDrafter<'_>,
-        responses: &mut [ToRecord<'_>],
+        responses: &mut [ResponseToRecord<'_>],
     ) -> Result<Vec<Recording>> {
         let on_cpu = self.models.on_cpu();
         let at_once = sequences_at_once(responses.len(), on_cpu);
@@ -173,7 +173,7 @@ impl Recorder<'_> {
             RecordedModels::Pair(pair) => {
                 let decoders =
                     || Decoders::with_slots(pair, drafter.exports, self.max_new_tokens, at_once);
-                let record = |decoders: &mut Decoders<'_>, some: &mut [ToRecord<'_>]| {
+                let record = |decoders: &mut Decoders<'_>, some: &mut [ResponseToRecord<'_>]| {
                     let has_head = decoders.has_head_for(drafter.name);
                     let options = self.options(drafter.decoding, has_head, true);
                     self.record_watched(some, |requests, observe| {
@@ -212,7 +212,7 @@ impl Recorder<'_> {
         &self,
         served: &ServedPair<'_>,
         drafter: &RecordedDrafter<'_>,
-        responses: &mut [ToRecord<'_>],
+        responses: &mut [ResponseToRecord<'_>],
     ) -> Result<Vec<Recording>> {
         let ServedPair { models, workspace, .. } = served;
         let ServedModels { draft, context, vocab_size } = *models;
@@ -250,7 +250,7 @@ impl Recorder<'_> {
     /// Calls `record` with requests for `responses`, reports its progress, and stops it on Ctrl-C.
     fn record_watched<'r>(
         &self,
-        responses: &'r mut [ToRecord<'_>],
+        responses: &'r mut [ResponseToRecord<'_>],
         record: impl FnOnce(
             Vec<RecordRequest<'r>>,
             &mut dyn FnMut(usize) -> ControlFlow<()>,

@@ -55,7 +55,7 @@ pub(crate) struct CheckFailed(String);
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Checked {
+pub(crate) struct CheckReport {
     /// The head's or adapter's directory.
     export: PathBuf,
     /// Head or adapter.
@@ -188,7 +188,7 @@ pub(crate) fn run(
     let mut names: Vec<String> = prompts.iter().map(|prompt| prompt.source.clone()).collect();
     names.dedup();
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
-    let mut checked = Checked {
+    let mut checked = CheckReport {
         export: dir.clone(),
         kind: kind.text(),
         drafter,

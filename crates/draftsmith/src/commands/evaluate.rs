@@ -18,7 +18,7 @@ use draftsmith_data::Prompt;
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
-use self::group::{Evaluated, Group};
+use self::group::{EvaluationResults, Group};
 use self::measure::Bench;
 use self::promise::{Promise, TunedTrees};
 use self::settings::Setting;
@@ -117,7 +117,7 @@ impl MeasuredModels<'_> {
     }
 
     /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
-    fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<Evaluated> {
+    fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
         let Self { recipe, evaluate, pair, exports, console, .. } = *self;
         let EvaluateRecipe { max_new_tokens, batch_size, .. } = *evaluate;
         let mut bench = Bench::new(pair, exports, max_new_tokens, batch_size, recipe.seed);
@@ -136,7 +136,7 @@ impl MeasuredModels<'_> {
         ));
         let num_runs = (num_prompts * num_settings) as u64;
         let progress = Progress::new(console, "evaluate", "runs", num_runs);
-        let mut evaluated = Evaluated::new(cost_ratios::cost_by_size(pair, exports));
+        let mut evaluated = EvaluationResults::new(cost_ratios::cost_by_size(pair, exports));
         'all: for dataset in datasets {
             for plan in plans {
                 let mut group = Group::new(dataset, plan);

@@ -132,7 +132,7 @@ pub(crate) struct GenerateArguments {
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]
-struct Generated<'a> {
+struct GeneratedText<'a> {
     prompt_ids: &'a [u32],
     /// The new tokens only.
     token_ids: &'a [u32],
@@ -195,7 +195,7 @@ pub(crate) fn run(
     let mut printer = Printer { console, stream, is_marked, failure: None };
     let (generation, seconds) = decode(pair, drafter, request, &mut printer)?;
     printer.finish()?;
-    console.document(&Generated {
+    console.document(&GeneratedText {
         prompt_ids: &prompt_ids,
         token_ids: &generation.token_ids,
         text: pair.text.tokenizer.decode(&generation.token_ids, true)?,

@@ -64,7 +64,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
             for (source, costs) in own.into_iter().chain([paper]) {
-                let sets = Sets {
+                let sets = ReplaySets {
                     validation: &validation,
                     test: &test,
                     costs,
@@ -108,7 +108,7 @@ fn predictions(
 }
 
 /// The recordings that rules are chosen and judged on.
-struct Sets<'a> {
+struct ReplaySets<'a> {
     validation: &'a Recordings,
     test: &'a Recordings,
     costs: Costs,
@@ -117,7 +117,7 @@ struct Sets<'a> {
     in_trees: bool,
 }
 
-impl Sets<'_> {
+impl ReplaySets<'_> {
     fn group(
         &self,
         drafter: DrafterName,

@@ -99,12 +99,12 @@ struct Survey {
     /// Tokens of all answers.
     num_tokens: usize,
     #[serde(flatten)]
-    found: Found,
+    found: SurveyResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Found {
+enum SurveyResult {
     Pair(Box<PairSurvey>),
     Target(Box<TargetSurvey>),
 }
@@ -176,8 +176,8 @@ fn survey(
     let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
     surveyor.answers = surveyor.answer(&prompts)?;
     let found = match arguments.draft {
-        Some(_) => Found::Pair(Box::new(pair::survey(&surveyor)?)),
-        None => Found::Target(Box::new(target_alone::survey(&surveyor)?)),
+        Some(_) => SurveyResult::Pair(Box::new(pair::survey(&surveyor)?)),
+        None => SurveyResult::Target(Box::new(target_alone::survey(&surveyor)?)),
     };
     let answers = &surveyor.answers;
     Ok(Survey {

@@ -158,8 +158,13 @@ impl CostProbe<'_, '_> {
 
     /// Times whole rounds of one length, in which signals are computed and ignored; plain decoding if the
     /// length is 0.
-    fn time(&mut self, length: usize, needs: SignalNeeds, progress: &Progress) -> Result<Timed> {
-        let mut timed = Timed::default();
+    fn time(
+        &mut self,
+        length: usize,
+        needs: SignalNeeds,
+        progress: &Progress,
+    ) -> Result<RoundTimes> {
+        let mut timed = RoundTimes::default();
         for number in 0..self.prompts.len() {
             let mut rule = RoundLengths::new(vec![length], needs);
             let rule = (length > 0).then_some(&mut rule);
@@ -288,7 +293,7 @@ struct Pass {
 
 /// Seconds in rounds of one length.
 #[derive(Debug, Default)]
-struct Timed {
+struct RoundTimes {
     /// Seconds of a draft forward, averaged over its round.
     draft: Vec<f64>,
     verify: Vec<f64>,

@@ -22,7 +22,7 @@ use crate::console::progress::Progress;
 use crate::device::on_pool;
 use crate::exports::{AdapterExport, Exports};
 use crate::recipe::{Recipe, decoding};
-use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ToRecord};
+use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
 use crate::served_rows::Asker;
 use crate::shard::Shard;
 use crate::workspace::Workspace;
@@ -168,13 +168,13 @@ impl TrainingRecorder<'_> {
             console: self.console,
             progress: &progress,
         };
-        let mut to_record: Vec<ToRecord<'_>> = responses
+        let mut to_record: Vec<ResponseToRecord<'_>> = responses
             .iter()
             .zip(&probs)
             .map(|(row, probs)| {
                 let room = context - row.prompt_ids.len();
                 let stream = [&row.id, "rollouts", SET, stored_decoding.as_str()];
-                ToRecord {
+                ResponseToRecord {
                     prompt_ids: &row.prompt_ids,
                     response_ids: &row.response_ids[..row.response_ids.len().min(room)],
                     probs: probs.as_deref(),

@@ -38,7 +38,7 @@ pub(super) struct Bench<'m> {
 }
 
 /// One turn, decoded three times.
-struct Answered {
+struct CheckedTurn {
     /// The answer of plain greedy decoding.
     plain: Vec<u32>,
     of_greedy: Trace,
@@ -153,18 +153,18 @@ impl<'m> Bench<'m> {
         let (answered, _) = answer_turns(
             &pair.text,
             prompt,
-            |answered: &Answered| &answered.plain,
+            |answered: &CheckedTurn| &answered.plain,
             |turn| {
                 let Turn { id, prompt_ids, .. } = turn;
                 let (plain, of_greedy) = self.greedy(&id, &prompt_ids, greedy)?;
                 let of_sampled = self.sampled(&id, &prompt_ids, sampled)?;
-                Ok(Answered { plain, of_greedy, of_sampled })
+                Ok(CheckedTurn { plain, of_greedy, of_sampled })
             },
         )?;
         let counts =
-            |trace: fn(&Answered) -> &Trace| Trace::merge(answered.iter().map(trace)).counts();
-        greedy.counts.push(counts(|answered: &Answered| &answered.of_greedy));
-        sampled.counts.push(counts(|answered: &Answered| &answered.of_sampled));
+            |trace: fn(&CheckedTurn) -> &Trace| Trace::merge(answered.iter().map(trace)).counts();
+        greedy.counts.push(counts(|answered: &CheckedTurn| &answered.of_greedy));
+        sampled.counts.push(counts(|answered: &CheckedTurn| &answered.of_sampled));
         Ok(())
     }
 

@@ -3,12 +3,12 @@
 use comfy_table::Table;
 use draftsmith_theory::Sampling;
 
-use super::{Acceptance, Checked, DecodingCheck};
+use super::{Acceptance, CheckReport, DecodingCheck};
 use crate::results::{Estimate, rule_label};
 
 /// The results, one line per check, ending with a line break.
-pub(super) fn table(checked: &Checked) -> String {
-    let Checked { greedy, sampled, .. } = checked;
+pub(super) fn table(checked: &CheckReport) -> String {
+    let CheckReport { greedy, sampled, .. } = checked;
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
     table.set_header(["check", "stop rule", "found", "must be", ""]);
@@ -57,8 +57,8 @@ pub(super) fn table(checked: &Checked) -> String {
 }
 
 /// All failures in one sentence; `None` if there are none.
-pub(super) fn failures(checked: &Checked) -> Option<String> {
-    let Checked { greedy, sampled, .. } = checked;
+pub(super) fn failures(checked: &CheckReport) -> Option<String> {
+    let CheckReport { greedy, sampled, .. } = checked;
     let mut failures = Vec::new();
     if let Some(first) = greedy.output.differences.first() {
         failures.push(format!(
@@ -101,7 +101,7 @@ fn broken_promise(decoding: &str, acceptance: &Acceptance) -> Option<String> {
     ))
 }
 
-fn greedy_output(checked: &Checked) -> String {
+fn greedy_output(checked: &CheckReport) -> String {
     let output = &checked.greedy.output;
     let ties = match output.num_forgiven_ties {
         0 => String::new(),
@@ -116,7 +116,7 @@ fn greedy_output(checked: &Checked) -> String {
     format!("{found}, {} tokens{ties}", checked.greedy.num_tokens)
 }
 
-fn sampled_output(checked: &Checked) -> String {
+fn sampled_output(checked: &CheckReport) -> String {
     let output = &checked.sampled.output;
     let edges = match output.num_forgiven_edges {
         0 => String::new(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use draftsmith_model::{CausalLm, ModelConfig};
 use draftsmith_theory::{DrafterId, Round, RoundCosts};
 
-use super::measure::Measured;
+use super::measure::PromptRun;
 use super::settings::Setting;
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
@@ -45,10 +45,10 @@ fn read_by_self_draft(config: &ModelConfig, export: &AdapterExport) -> f64 {
 /// of that drafter only, or else fitted to the rounds of its cascades. Empty if the target was not timed.
 pub(super) fn cost_by_time(
     settings: &[Setting],
-    runs: &[Vec<Measured>],
+    runs: &[Vec<PromptRun>],
     costs: &[Option<RoundCosts>],
 ) -> CostRatios {
-    let rounds = |runs: &'_ [Measured]| -> Vec<Round> {
+    let rounds = |runs: &'_ [PromptRun]| -> Vec<Round> {
         runs.iter().flat_map(|run| run.trace.rounds.iter().copied()).collect()
     };
     let plain = rounds(&runs[0]);

@@ -10,7 +10,7 @@ use draftsmith_theory::{
 
 use super::Plan;
 use super::cost_ratios::cost_by_time;
-use super::measure::{Bench, Measured};
+use super::measure::{Bench, PromptRun};
 use super::promise::promises;
 use super::settings::Setting;
 use crate::agreement::Agreement;
@@ -28,7 +28,7 @@ pub(super) struct Group<'a> {
     dataset: &'a Dataset,
     plan: &'a Plan,
     /// One list per setting, one entry per prompt.
-    runs: Vec<Vec<Measured>>,
+    runs: Vec<Vec<PromptRun>>,
 }
 
 impl<'a> Group<'a> {
@@ -40,7 +40,7 @@ impl<'a> Group<'a> {
     pub(super) fn add(
         &mut self,
         index: usize,
-        mut measured: Measured,
+        mut measured: PromptRun,
         bench: &mut Bench<'_>,
     ) -> Result<()> {
         if self.plan.decoding.is_greedy()
@@ -130,16 +130,16 @@ impl<'a> Group<'a> {
         category: &str,
         seed: u64,
         costs: &GroupCosts<'_>,
-        belongs: impl Fn(&Measured) -> bool,
+        belongs: impl Fn(&PromptRun) -> bool,
     ) -> Vec<ResultRow> {
-        let of_category: Vec<Vec<&Measured>> =
+        let of_category: Vec<Vec<&PromptRun>> =
             self.runs.iter().map(|runs| runs.iter().filter(|run| belongs(run)).collect()).collect();
         let traces: Vec<Trace> = of_category
             .iter()
             .map(|runs| Trace::merge(runs.iter().map(|run| &run.trace)))
             .collect();
         let plain = &traces[0];
-        let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&Measured>))| {
+        let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&PromptRun>))| {
             let num_of = |agreement| runs.iter().filter(|r| r.agreement == agreement).count();
             let setting = &self.plan.settings[index];
             let context = RowContext {
@@ -202,11 +202,11 @@ struct GroupCosts<'a> {
 }
 
 /// The 95 % interval of a speed-up, over prompts.
-fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 2] {
+fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64; 2] {
     // Rounds are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
         let of_run =
-            |run: &&Measured| (run.trace.num_tokens, waiting_time(&run.trace).as_secs_f64());
+            |run: &&PromptRun| (run.trace.num_tokens, waiting_time(&run.trace).as_secs_f64());
         runs.iter().map(of_run).collect::<Vec<(usize, f64)>>()
     });
     let per_second = |runs: &[(usize, f64)], some: &[usize]| {
@@ -237,7 +237,7 @@ fn question_id(prompt: &Prompt) -> QuestionId {
 }
 
 /// The results of all groups.
-pub(super) struct Evaluated {
+pub(super) struct EvaluationResults {
     cost_by_size: CostRatios,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
@@ -245,7 +245,7 @@ pub(super) struct Evaluated {
     pub(super) answers: Vec<(String, String)>,
 }
 
-impl Evaluated {
+impl EvaluationResults {
     /// No results yet.
     pub(super) fn new(cost_by_size: CostRatios) -> Self {
         Self { cost_by_size, rows: Vec::new(), groups: Vec::new(), answers: Vec::new() }

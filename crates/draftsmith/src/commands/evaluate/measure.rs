@@ -8,19 +8,19 @@ use draftsmith_theory::{Decoding, SeededDraws, StopRuleConfig, Trace};
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
 use crate::conversation::{Turn, answer_side_by_side};
-use crate::decoders::{Decoders, ToDecode};
+use crate::decoders::{Decoders, PromptToDecode};
 use crate::exports::Exports;
 use crate::pair::Pair;
 
 /// One prompt under one setting.
 #[derive(Debug, Clone)]
-pub(super) struct Measured {
+pub(super) struct PromptRun {
     /// The index of the prompt in its dataset.
     pub(super) prompt: usize,
     /// All turns as one.
     pub(super) trace: Trace,
     /// The answers, one per turn.
-    pub(super) turns: Vec<Answered>,
+    pub(super) turns: Vec<AnsweredTurn>,
     /// Their texts.
     pub(super) texts: Vec<String>,
     /// The comparison with plain decoding; `Same` if there was none.
@@ -29,7 +29,7 @@ pub(super) struct Measured {
 
 /// One answer.
 #[derive(Debug, Clone)]
-pub(super) struct Answered {
+pub(super) struct AnsweredTurn {
     pub(super) trace: Trace,
     token_ids: Vec<u32>,
     prompt_ids: Vec<u32>,
@@ -79,17 +79,17 @@ impl<'m> Bench<'m> {
         prompts: &[&Prompt],
         decoding: &Decoding,
         setting: &Setting,
-    ) -> Result<Vec<Measured>> {
+    ) -> Result<Vec<PromptRun>> {
         let pair = self.pair;
         let answered = answer_side_by_side(
             &pair.text,
             prompts,
-            |answered: &Answered| &answered.token_ids,
+            |answered: &AnsweredTurn| &answered.token_ids,
             |turns| self.generate(turns, decoding, setting),
         )?;
         let measured = answered.into_iter().enumerate().map(|(nth, (turns, texts))| {
             let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
-            Measured { prompt: first + nth, trace, turns, texts, agreement: Agreement::Same }
+            PromptRun { prompt: first + nth, trace, turns, texts, agreement: Agreement::Same }
         });
         Ok(measured.collect())
     }
@@ -99,7 +99,7 @@ impl<'m> Bench<'m> {
         turns: Vec<(usize, Turn)>,
         decoding: &Decoding,
         setting: &Setting,
-    ) -> Result<Vec<Answered>> {
+    ) -> Result<Vec<AnsweredTurn>> {
         let seed = self.seed;
         let name = setting.name();
         let draws = |turn: &Turn| SeededDraws::new(seed, &[&turn.id, "evaluate", &name]);
@@ -109,7 +109,7 @@ impl<'m> Bench<'m> {
         let to_decode =
             turns.iter().zip(&mut draws).zip(&mut rules).map(|((turn, draws), rule)| {
                 let rule = rule.as_mut().map(|rule| &mut **rule as _);
-                ToDecode { prompt_ids: &turn.1.prompt_ids, rule, draws }
+                PromptToDecode { prompt_ids: &turn.1.prompt_ids, rule, draws }
             });
         let named = || {
             let ids: Vec<String> = turns.iter().map(|(_, turn)| format!("`{}`", turn.id)).collect();
@@ -119,7 +119,7 @@ impl<'m> Bench<'m> {
             self.decoders.decode_many(setting.drafter, decoding, to_decode).with_context(named)?;
         let answered = turns.into_iter().zip(generations).map(|((_, turn), generation)| {
             let Generation { token_ids, trace, .. } = generation;
-            Answered { trace, token_ids, prompt_ids: turn.prompt_ids }
+            AnsweredTurn { trace, token_ids, prompt_ids: turn.prompt_ids }
         });
         Ok(answered.collect())
     }
@@ -128,8 +128,8 @@ impl<'m> Bench<'m> {
     pub(super) fn compare(
         &mut self,
         decoding: &Decoding,
-        plain: &Measured,
-        other: &Measured,
+        plain: &PromptRun,
+        other: &PromptRun,
     ) -> Result<Agreement> {
         for (plain, other) in plain.turns.iter().zip(&other.turns) {
             let (prompt_ids, plain) = (&plain.prompt_ids, &plain.token_ids);

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use draftsmith_theory::{DrafterId, FixedLengthConfig, Interval, StopRuleConfig, Trace};
 
-use super::measure::Measured;
+use super::measure::PromptRun;
 use super::settings::Setting;
 use crate::exports::tuned::TunedRule;
 use crate::exports::{AdapterExport, Exports};
@@ -112,7 +112,7 @@ impl TunedTrees {
 pub(super) fn promises(
     promised: &[Promise],
     settings: &[Setting],
-    runs: &[Vec<Measured>],
+    runs: &[Vec<PromptRun>],
     seed: u64,
 ) -> Vec<PromiseSummary> {
     let runs_of = |drafter: DrafterName, rule: &StopRuleConfig| {
@@ -125,7 +125,7 @@ pub(super) fn promises(
         let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         let own = runs_of(promised.drafter, &promised.config)?;
         let fixed = runs_of(promised.over.into(), &fixed)?;
-        let seconds = |runs: &[Measured], some: &[usize]| -> f64 {
+        let seconds = |runs: &[PromptRun], some: &[usize]| -> f64 {
             let traces = || some.iter().map(|index| &runs[*index].trace);
             let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
             seconds / traces().map(|trace: &Trace| trace.num_tokens as f64).sum::<f64>()

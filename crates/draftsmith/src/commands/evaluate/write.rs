@@ -7,7 +7,7 @@ use anyhow::Result;
 use draftsmith_files::write_whole;
 use draftsmith_model::{AcceptanceHeadConfig, ModelConfig};
 
-use super::group::Evaluated;
+use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
 use crate::agreement::rounding;
 use crate::device::DeviceChoice;
@@ -28,7 +28,7 @@ impl MeasuredModels<'_> {
     pub(super) fn write(
         &self,
         datasets: &[Dataset],
-        mut evaluated: Evaluated,
+        mut evaluated: EvaluationResults,
     ) -> Result<Evaluation> {
         let Self { recipe, evaluate, workspace, console, .. } = *self;
         sort_rows(&mut evaluated.rows);

@@ -7,7 +7,7 @@ use super::halves::LookUps;
 use super::pair::PairSurvey;
 use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
 use super::verdict::{gain_text, look_ups_text};
-use super::{Found, Survey};
+use super::{Survey, SurveyResult};
 use crate::results::{CostSource, DecodingName, Estimate};
 use crate::table::render_rules;
 
@@ -24,8 +24,8 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         survey.num_tokens
     );
     let (text, sentence) = match &survey.found {
-        Found::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
-        Found::Target(found) => (target(found), &found.verdict.sentence),
+        SurveyResult::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
+        SurveyResult::Target(found) => (target(found), &found.verdict.sentence),
     };
     Ok(format!("{heading}{text}\n{sentence}\n"))
 }

@@ -39,7 +39,7 @@ fn surveyed(target: &Path, dir: &Path, more: &[&str]) -> Result<Value, String> {
 
 impl super::Survey {
     fn has_ceiling(&self) -> bool {
-        let super::Found::Pair(pair) = &self.found else { panic!("a pair") };
+        let super::SurveyResult::Pair(pair) = &self.found else { panic!("a pair") };
         pair.head.ceiling.is_some()
     }
 }
