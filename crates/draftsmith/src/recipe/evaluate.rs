@@ -52,9 +52,6 @@ pub(crate) struct EvaluateRecipe {
     pub(crate) repetition_penalty: f64,
     /// The most candidates per round of a separate draft, under every rule except a fixed length.
     pub(crate) max_candidate_length: usize,
-    /// The number of tokens that the separate draft may propose: the most frequent ones in the built
-    /// responses that training used, and the target's end tokens; all tokens if absent.
-    pub(crate) draft_vocabulary: Option<usize>,
     /// The head's directory; the one that this recipe trains if absent.
     pub(crate) head: Option<PathBuf>,
     /// Directories of self-draft adapters; those that this recipe trains if absent.
@@ -113,7 +110,6 @@ impl Default for EvaluateRecipe {
             min_p: None,
             repetition_penalty: 1.0,
             max_candidate_length: 20,
-            draft_vocabulary: None,
             head: None,
             adapters: None,
             // Kangaroo's γ.
@@ -167,11 +163,6 @@ impl EvaluateRecipe {
             (1..=MAX_BATCH_SIZE).contains(&self.batch_size),
             "evaluate.batch_size",
             "is outside 1 to 1024; 1 answers one prompt at a time",
-        )?;
-        require(
-            self.draft_vocabulary != Some(0),
-            "evaluate.draft_vocabulary",
-            "is 0: leave it out for all tokens",
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.check_stop_rules()?;
