@@ -23,7 +23,7 @@ use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::console::{Console, Interrupted};
-use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
+use crate::device::{DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype};
 use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
@@ -328,21 +328,38 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
                 commands::train_bigram::run(counted, recipe, workspace, console)
             })
         }
-        Command::Record(a) => setup.open(&a.arguments, a.incomplete())?.run(commands::record::run),
-        Command::Evaluate(a) => setup.open(&a, Incomplete::Refused)?.run(commands::evaluate::run),
+        Command::Record(a) => {
+            let opened = setup.open(&a.arguments, a.incomplete())?;
+            opened.run(|recipe, workspace, console| {
+                on_pool(|| commands::record::run(recipe, workspace, console))
+            })
+        }
+        Command::Evaluate(a) => {
+            let opened = setup.open(&a, Incomplete::Refused)?;
+            opened.run(|recipe, workspace, console| {
+                on_pool(|| commands::evaluate::run(recipe, workspace, console))
+            })
+        }
         Command::Generate(a) => {
-            commands::generate::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
+            let (seed, device) = (seed.unwrap_or(0), setup.device()?);
+            on_pool(|| commands::generate::run(&a, seed, &device, dtype, console))
         }
         Command::Survey(a) => {
-            commands::survey::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
+            let (seed, device) = (seed.unwrap_or(0), setup.device()?);
+            on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
             let opened = setup.open(&a.arguments.recipe, a.incomplete())?;
             match a.arguments.form {
-                None => opened.run(commands::tune::run),
+                None => opened.run(|recipe, workspace, console| {
+                    on_pool(|| commands::tune::run(recipe, workspace, console))
+                }),
                 Some(TunedForm::DraftModel) => opened.run(|recipe, workspace, console| {
-                    commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                    let costs = costs.as_ref();
+                    on_pool(|| {
+                        commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                    })
                 }),
             }
         }
@@ -352,7 +369,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
             setup.open_on(lock, recipe, devices, a.incomplete())?.run(commands::replay::run)
         }
-        Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
+        Command::Check(a) => {
+            let device = setup.device()?;
+            on_pool(|| commands::check::run(&a, seed, &device, dtype, console))
+        }
         Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),

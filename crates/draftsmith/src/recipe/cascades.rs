@@ -35,9 +35,6 @@ pub(crate) struct CascadeRecipe {
     /// Rules that can end a chain before its length, at most one per reviewer.
     #[serde(default)]
     pub(crate) rules: Vec<ChainRuleRecipe>,
-    /// The number of alternatives for the first token, including the chain's; 1 if absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) leading: Option<usize>,
 }
 
 /// The matrix K: a row for each reviewer and a column for each drafter.
@@ -96,7 +93,7 @@ impl CascadeRecipe {
             rules[row] = Some(rule.config(greedy.max(sampled))?);
         }
         let [greedy, sampled] = self.lengths.all().map(Clone::clone);
-        Ok(CascadeConfig { greedy, sampled, lenience, rules, leading: self.leading.unwrap_or(1) })
+        Ok(CascadeConfig { greedy, sampled, lenience, rules })
     }
 
     /// The row of the chain that a rule ends; None if its reviewer reviews no chain.
@@ -171,7 +168,6 @@ impl CascadeRecipe {
             "has a cascade with `lenient_lookup` but without `max_gram`, or without a `lenience` above 1: \
              leave it out",
         )?;
-        self.check_leading(key)?;
         self.check_rules(key)?;
         self.config().map(drop).with_context(|| format!("key `{key}`"))
     }
@@ -192,41 +188,6 @@ impl CascadeRecipe {
             lengths[0].iter().any(|length| *length > 0),
             "has a cascade whose first row of `lengths` is 0: the target would review nothing",
         )
-    }
-
-    /// Checks `leading`: only a model can give alternatives for the first token.
-    fn check_leading(&self, key: &str) -> Result<()> {
-        let check = |holds, problem| require(holds, key, problem);
-        let Some(leading) = self.leading else { return Ok(()) };
-        check(
-            leading > 1,
-            "has a cascade whose `leading` is 0 or 1, which branches nothing: give the number of \
-             first tokens, such as 8, or leave it out",
-        )?;
-        let has_model = |id: &DrafterId| *id != DrafterId::MaxGram;
-        let first_of = |lengths: &CascadeLengths| {
-            let first = lengths[0].iter().position(|length| *length > 0);
-            first.is_some_and(|drafter| has_model(&self.drafters[drafter]))
-        };
-        check(
-            self.lengths.all().into_iter().all(first_of),
-            "has a cascade with `leading` whose first candidate is looked up, which gives only one \
-             token: give a drafter with a model a length in the first row",
-        )
-    }
-
-    /// Checks that the vocabulary has enough tokens for `leading`.
-    ///
-    /// # Errors
-    /// If it has fewer.
-    pub(crate) fn check_fits(&self, vocab_size: usize) -> Result<()> {
-        match self.leading.filter(|leading| *leading > vocab_size) {
-            Some(leading) => bail!(
-                "a cascade has `leading = {leading}`, but there are only {vocab_size} tokens; hint: give \
-                 a smaller number, such as 8"
-            ),
-            None => Ok(()),
-        }
     }
 
     fn check_rules(&self, key: &str) -> Result<()> {
@@ -331,10 +292,7 @@ impl fmt::Display for CascadeRecipe {
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
             write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
         }
-        match self.leading {
-            Some(leading) => write!(formatter, ", {leading} first tokens"),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -401,17 +359,6 @@ mod tests {
                 "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
                 "max_gram",
             ),
-            ("drafters = ['draft']\nlengths = [[2]]\nleading = 0", "branches nothing"),
-            ("drafters = ['draft']\nlengths = [[2]]\nleading = 1", "branches nothing"),
-            (
-                "drafters = ['draft', 'max_gram']\nlengths = [[0, 4], [0, 0]]\nleading = 8",
-                "is looked up",
-            ),
-            (
-                "drafters = ['draft', 'max_gram']\nleading = 8\n\
-                 lengths = { greedy = [[1, 3], [0, 1]], sampled = [[0, 4], [0, 0]] }",
-                "is looked up",
-            ),
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
               [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",
@@ -467,13 +414,6 @@ mod tests {
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
-        let keys = "drafters = ['draft', 'max_gram'], lengths = [[1, 3], [0, 1]], leading = 8";
-        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
-        assert!(cascade.to_string().ends_with(", lenience 1, 8 first tokens"), "{cascade}");
-        assert_eq!(cascade.config().expect("valid").leading, 8);
-        cascade.check_fits(8).expect("as many tokens as first tokens");
-        let message = cascade.check_fits(7).expect_err("there are fewer").to_string();
-        assert!(message.contains("`leading = 8`") && message.contains("7 tokens"), "{message}");
         for (keys, problem) in [
             ("drafters = ['draft']", "lengths"),
             ("drafters = ['draft'], lengths = [[0]]", "`--cascade`"),

@@ -5,12 +5,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use draftsmith_theory::Decoding;
 use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 use serde::{Deserialize, Serialize};
 
-use super::{Recipe, require, toml_error};
+use super::{Recipe, read_keys, require};
 
 /// Upper limits of `concurrency` and of `timeout_s`, in seconds.
 const MOST_AT_ONCE: usize = 1024;
@@ -85,12 +85,7 @@ impl ServerRecipe {
     /// # Errors
     /// If the file cannot be read, or a key is unknown or has an invalid value.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let named = || format!("server `{}`", path.display());
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the server's keys `{}`", path.display()))?;
-        let server: Self = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-        server.check().with_context(named)?;
-        Ok(server)
+        read_keys("server", path, Self::check)
     }
 
     /// Whether labels come from the target's weights.

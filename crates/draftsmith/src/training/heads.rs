@@ -16,7 +16,7 @@ use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
 use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
-use crate::rollouts::TrainingRollouts;
+use crate::rollouts::{TrainingRecorder, TrainingRollouts};
 use crate::workspace::Workspace;
 
 /// The drafter whose candidates a head judges.
@@ -193,15 +193,16 @@ impl HeadTrainer<'_> {
     /// The rollouts to train on, if labels come from rollouts.
     fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
         match settings.labels {
-            HeadLabels::Rollouts => TrainingRollouts::read_or_record(
-                self.recipe,
-                self.drafter.adapter_dir(),
-                self.data,
-                &self.provenance,
-                settings.rollout_length,
-                self.workspace,
-                self.console,
-            )
+            HeadLabels::Rollouts => TrainingRecorder {
+                recipe: self.recipe,
+                adapter_dir: self.drafter.adapter_dir(),
+                data: self.data,
+                provenance: &self.provenance,
+                max_length: settings.rollout_length,
+                workspace: self.workspace,
+                console: self.console,
+            }
+            .read_or_record()
             .map(Some),
             HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => Ok(None),
         }
