@@ -208,6 +208,7 @@ impl WeightReader {
             stored.read_rows(&mut bytes, path, name, rows, |row, rows| each(first + row, rows))?;
             first += num_rows;
         }
+        drop(bytes);
         self.taken.insert(name.to_owned());
         Ok(())
     }

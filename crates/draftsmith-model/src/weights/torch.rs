@@ -33,7 +33,9 @@ pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>, 
         error => broken(error.to_string()),
     })?;
     if reader.metadata().format_type != FileFormat::Zip {
-        return Err(broken("it is not a zip archive, which torch before 1.6 did not write".to_owned()));
+        return Err(broken(
+            "it is not a zip archive, which torch before 1.6 did not write".to_owned(),
+        ));
     }
     let stored = |(name, tensor): (String, pytorch_reader::Tensor)| {
         if tensor.byte_len() as u64 > num_bytes {
