@@ -157,7 +157,7 @@ fn missing_extra_or_misshapen_tensors_are_named() {
 fn truncated_or_lying_safetensors_fail() {
     generate_on_spoilt(
         |dir| spoil_bytes(&dir.join("model.safetensors"), |b| b.truncate(b.len() - 100)),
-        &["model.safetensors", "whole"],
+        &["model.safetensors", "download or export it again"],
     );
     generate_on_spoilt(
         |dir| spoil_bytes(&dir.join("model.safetensors"), |b| b.truncate(5)),
@@ -348,7 +348,7 @@ fn spoilt_exports_are_named() {
         std::fs::write(&config, good_config).unwrap();
 
         std::fs::write(&weights, &good[..good.len() - 9]).unwrap();
-        generate().fails_naming(&[dir, "model.safetensors", "whole"]);
+        generate().fails_naming(&[dir, "model.safetensors", "claims bytes", "download or export it again"]);
         std::fs::write(&weights, &good).unwrap();
         edit_header(&whole, |header| header.replace(tensor, &tensor.replace("weight", "height")));
         generate().fails_naming(&["model.safetensors", tensor]);
@@ -463,7 +463,7 @@ fn keys_of_the_wrong_type_are_explained() {
         ("rms_norm_eps", serde_json::json!([1]), "key `rms_norm_eps` is a list, expected a number"),
         ("hidden_act", serde_json::json!({}), "key `hidden_act` is an object, expected a string"),
         ("tie_word_embeddings", serde_json::json!(1), "is 1, expected true or false"),
-        ("eos_token_id", serde_json::json!("</s>"), "key `eos_token_id` is no token id"),
+        ("eos_token_id", serde_json::json!("</s>"), "key `eos_token_id` is neither a token id"),
         (
             "rope_parameters",
             serde_json::json!({"factor": "8"}),

@@ -358,7 +358,7 @@ fn readers_name_changed_weights_of_an_export() {
         let weights = format!("{dir}/model.safetensors");
         let whole = std::fs::read(place.path(&weights)).unwrap();
         change(&place, &weights);
-        let expected = [weights.as_str(), "not what was exported", "hint: "];
+        let expected = [weights.as_str(), "was changed since it was exported", "hint: "];
         place.run(arguments).fails_naming(&expected);
         std::fs::write(place.path(&weights), whole).unwrap();
     }

@@ -235,5 +235,5 @@ fn batched_prompts_get_the_same_answers_as_single_ones() {
     }
     place
         .run(&["evaluate", "small.toml", "--set", "evaluate.batch_size=0"])
-        .fails_naming(&["evaluate.batch_size", "is 0"]);
+        .fails_naming(&["evaluate.batch_size", "is outside 1 to 1024"]);
 }

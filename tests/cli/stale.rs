@@ -126,11 +126,11 @@ fn copied_and_surplus_shards_are_named() {
         std::fs::copy(place.path(&shard(from)), place.path(to)).unwrap();
     };
     copy(0, &shard(1));
-    all(&["responses-00001.parquet` holds the rows of `responses-00000.parquet`", "build-data"]);
+    all(&["responses-00001.parquet` is a copy of `responses-00000.parquet`", "build-data"]);
     std::fs::remove_file(place.path(&shard(1))).unwrap();
     place.run(&["build-data", "small.toml"]).ok();
     copy(2, &shard(3));
-    all(&["responses-00003.parquet` holds the rows of `responses-00002.parquet`"]);
+    all(&["responses-00003.parquet` is a copy of `responses-00002.parquet`"]);
     std::fs::remove_file(place.path(&shard(3))).unwrap();
     copy(1, "data/small/responses-1.parquet");
     all(&["responses-1.parquet` is named like shard 1"]);

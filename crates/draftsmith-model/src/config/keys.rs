@@ -89,7 +89,7 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Give
 
 /// One token id or a list of them.
 #[derive(Deserialize, Serialize, Clone)]
-#[serde(untagged, expecting = "expected a token id or a list of them")]
+#[serde(untagged, expecting = "is neither a token id nor a list of them")]
 pub(super) enum TokenIds {
     One(u32),
     Many(Vec<u32>),

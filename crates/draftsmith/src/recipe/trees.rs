@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(toml::from_str::<TreesRecipe>(&again).expect("reads").shapes, trees.shapes);
         for (text, expected) in [
             ("[[[0], [2]]]", "[2]"),
-            ("[[[0], [1, 0]]]", "is not there"),
+            ("[[[0], [1, 0]]]", "[1, 0] of a tree has no parent"),
             ("[[]]", "of none"),
             ("['2-1.1.1']", "`2-1.1.1`"),
             ("['best']", "`best`"),
