@@ -348,7 +348,12 @@ fn spoilt_exports_are_named() {
         std::fs::write(&config, good_config).unwrap();
 
         std::fs::write(&weights, &good[..good.len() - 9]).unwrap();
-        generate().fails_naming(&[dir, "model.safetensors", "claims bytes", "download or export it again"]);
+        generate().fails_naming(&[
+            dir,
+            "model.safetensors",
+            "claims bytes",
+            "download or export it again",
+        ]);
         std::fs::write(&weights, &good).unwrap();
         edit_header(&whole, |header| header.replace(tensor, &tensor.replace("weight", "height")));
         generate().fails_naming(&["model.safetensors", tensor]);

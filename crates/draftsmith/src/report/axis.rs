@@ -3,7 +3,15 @@
 use minijinja::{Value, context};
 
 use super::Frame;
-use super::labels::Rect;
+
+/// A rectangle, y downwards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rect {
+    pub(super) left: f64,
+    pub(super) top: f64,
+    pub(super) right: f64,
+    pub(super) bottom: f64,
+}
 
 /// A range of values between round numbers, and the range of pixels that it maps to.
 #[derive(Debug, Clone, Copy)]

@@ -4,9 +4,9 @@
 use minijinja::{Value, context};
 
 use super::Frame;
+use super::axis::Rect;
 use super::axis::{Axis, picture as picture_of, tenth};
 use super::key::{ADVANCE, Look};
-use super::labels::Rect;
 use super::text::{label, rule_label, sentence_case, times};
 use crate::results::{DrafterName, Group, ResultRow};
 

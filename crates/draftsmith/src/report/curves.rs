@@ -6,9 +6,9 @@
 use minijinja::{Value, context};
 
 use super::Frame;
+use super::axis::Rect;
 use super::axis::{Axis, Tick, picture as picture_of, series};
 use super::key::{Look, family_of, key};
-use super::labels::Rect;
 use super::text::{label, number, rule_label};
 use crate::results::{Group, ResultRow};
 

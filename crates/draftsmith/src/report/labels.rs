@@ -1,15 +1,6 @@
 //! Places the labels of crowded points: near their point, without covering anything.
 
-use super::axis::tenth;
-
-/// A rectangle, y downwards.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rect {
-    pub(super) left: f64,
-    pub(super) top: f64,
-    pub(super) right: f64,
-    pub(super) bottom: f64,
-}
+use super::axis::{Rect, tenth};
 
 /// A straight line between two points.
 pub(super) type Segment = [(f64, f64); 2];

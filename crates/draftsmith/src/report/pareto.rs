@@ -6,9 +6,10 @@
 use minijinja::{Value, context};
 
 use super::Frame;
+use super::axis::Rect;
 use super::axis::{Axis, decimals, picture as picture_of, round_step, tenth};
 use super::key::{Look, key};
-use super::labels::{Label, Mark, Rect, Segment, Surroundings};
+use super::labels::{Label, Mark, Segment, Surroundings};
 use super::text::{counted, label, number, rule_label, symbol, times};
 use crate::results::{
     CostSummary, DrafterName, Group, GroupSummary, ResultRow, Standing, StopRuleName,

@@ -3,9 +3,9 @@
 use minijinja::{Value, context};
 
 use super::Frame;
+use super::axis::Rect;
 use super::axis::{Axis, picture, round_step, series, tenth};
 use super::key::{Key, circle};
-use super::labels::Rect;
 use super::text::number;
 
 const LEFT: f64 = 44.0;

@@ -5,9 +5,9 @@ use draftsmith_theory::{HeadScores, ReliabilityBin};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 
+use super::axis::Rect;
 use super::axis::{Axis, picture as picture_of, series};
 use super::key::{Key, circle};
-use super::labels::Rect;
 use super::text::{counted, number, percent, sentence_case};
 use super::{FRAMES, Frame};
 use crate::results::HeadPredictions;

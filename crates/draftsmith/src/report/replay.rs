@@ -4,10 +4,10 @@
 use draftsmith_theory::CostModel;
 use minijinja::{Value, context};
 
+use super::axis::Rect;
 use super::axis::{Axis, picture as picture_of, tenth};
 use super::bars::{MARK, label_width};
 use super::key::Look;
-use super::labels::Rect;
 use super::text::{counted, gain, number, on_a_page, sentence_case, times};
 use super::{FRAMES, Frame};
 use crate::results::{

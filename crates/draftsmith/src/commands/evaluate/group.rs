@@ -5,21 +5,22 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    CostFit, CostModel, Estimate, Round, RoundCosts, StopRuleConfig, TimedCounts, Trace,
+    CostFit, CostModel, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
+    TimedCounts, Trace,
 };
 
 use super::Plan;
 use super::cost_ratios::cost_by_time;
 use super::measure::{Bench, PromptRun};
-use super::promise::promises;
+use super::promise::Promise;
 use super::settings::Setting;
 use crate::agreement::Agreement;
 use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
-    ALL_CATEGORIES, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary, ResultRow,
-    RowContext, tokens_per_second, waiting_time,
+    ALL_CATEGORIES, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
+    PromiseSummary, ResultRow, RowContext, tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -294,4 +295,41 @@ impl EvaluationResults {
         }
         Ok(())
     }
+}
+
+/// Compares promises with the runs of one group. Settings that were not run are left out.
+fn promises(
+    promised: &[Promise],
+    settings: &[Setting],
+    runs: &[Vec<PromptRun>],
+    seed: u64,
+) -> Vec<PromiseSummary> {
+    let runs_of = |drafter: DrafterName, rule: &StopRuleConfig| {
+        let is_it =
+            |setting: &Setting| setting.drafter == drafter && setting.rule.as_ref() == Some(rule);
+        settings.iter().position(is_it).map(|index| &runs[index])
+    };
+    let promise = |promised: &Promise| {
+        let candidate_length = promised.best_fixed_length;
+        let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
+        let own = runs_of(promised.drafter, &promised.config)?;
+        let fixed = runs_of(promised.over.into(), &fixed)?;
+        let seconds = |runs: &[PromptRun], some: &[usize]| -> f64 {
+            let traces = || some.iter().map(|index| &runs[*index].trace);
+            let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
+            seconds / traces().map(|trace: &Trace| trace.num_tokens as f64).sum::<f64>()
+        };
+        let gain = |some: &[usize]| seconds(fixed, some) / seconds(own, some) - 1.0;
+        let measured = shown_interval(own.len(), seed, gain);
+        let expected = promised.expected_gain;
+        Some(PromiseSummary {
+            drafter: promised.drafter,
+            stop_rule: promised.config.name(),
+            best_fixed_length: candidate_length,
+            expected_gain: expected,
+            measured_gain: measured,
+            holds: measured.value >= expected.value || measured.agrees_with(&expected),
+        })
+    };
+    promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()
 }

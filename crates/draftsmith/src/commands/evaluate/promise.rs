@@ -1,16 +1,12 @@
-//! The gains over the best fixed length that `tune` promised for rules and trees, and whether measurements
-//! confirm them.
+//! The gains over the best fixed length that `tune` promised for rules and trees.
 
 use anyhow::{Context, Result, ensure};
-use draftsmith_theory::{DrafterId, FixedLengthConfig, StopRuleConfig, Trace};
+use draftsmith_theory::{DrafterId, StopRuleConfig};
 
-use super::measure::PromptRun;
-use super::settings::Setting;
 use crate::exports::tuned::TunedRule;
 use crate::exports::{AdapterExport, Exports};
 use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
-use crate::results::{DecodingName, DrafterName, Estimate, PromiseSummary};
-use crate::statistics::shown_interval;
+use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
 use crate::tuning::{TunedTree, TuningFile};
 use crate::workspace::Workspace;
@@ -23,9 +19,9 @@ pub(super) struct Promise {
     /// The drafter whose best fixed length the gain is over.
     pub(super) over: DrafterId,
     pub(super) best_fixed_length: usize,
-    expected_gain: Estimate,
+    pub(super) expected_gain: Estimate,
     /// Whether the costs are those of this machine: gains at other costs cannot be measured here.
-    is_of_this_machine: bool,
+    pub(super) is_of_this_machine: bool,
 }
 
 impl Promise {
@@ -106,41 +102,4 @@ impl TunedTrees {
     pub(super) fn promises(&self, decoding: DecodingName) -> impl Iterator<Item = Promise> {
         self.promises.iter().filter(move |_| decoding == DecodingName::Greedy).cloned()
     }
-}
-
-/// Compares promises with the runs of one group. Settings that were not run are left out.
-pub(super) fn promises(
-    promised: &[Promise],
-    settings: &[Setting],
-    runs: &[Vec<PromptRun>],
-    seed: u64,
-) -> Vec<PromiseSummary> {
-    let runs_of = |drafter: DrafterName, rule: &StopRuleConfig| {
-        let is_it =
-            |setting: &Setting| setting.drafter == drafter && setting.rule.as_ref() == Some(rule);
-        settings.iter().position(is_it).map(|index| &runs[index])
-    };
-    let promise = |promised: &Promise| {
-        let candidate_length = promised.best_fixed_length;
-        let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        let own = runs_of(promised.drafter, &promised.config)?;
-        let fixed = runs_of(promised.over.into(), &fixed)?;
-        let seconds = |runs: &[PromptRun], some: &[usize]| -> f64 {
-            let traces = || some.iter().map(|index| &runs[*index].trace);
-            let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
-            seconds / traces().map(|trace: &Trace| trace.num_tokens as f64).sum::<f64>()
-        };
-        let gain = |some: &[usize]| seconds(fixed, some) / seconds(own, some) - 1.0;
-        let measured = shown_interval(own.len(), seed, gain);
-        let expected = promised.expected_gain;
-        Some(PromiseSummary {
-            drafter: promised.drafter,
-            stop_rule: promised.config.name(),
-            best_fixed_length: candidate_length,
-            expected_gain: expected,
-            measured_gain: measured,
-            holds: measured.value >= expected.value || measured.agrees_with(&expected),
-        })
-    };
-    promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()
 }
