@@ -28,7 +28,7 @@ use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::shard::Shard;
-use crate::training::resumable::StepsLeft;
+use crate::training::export_job::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Trains and measures drafters for speculative decoding.
@@ -392,12 +392,13 @@ impl Setup<'_> {
         let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
         let (draft, template) = (draft.as_deref(), chat_template.as_deref());
-        let workspace = Workspace::open(target, served_as, draft, template, devices, self.console)?
-            .with_small_draft(small_draft.as_deref())?
-            .with_first_layers(recipe.num_first_layers())
-            .ending(recipe.models.ends())
-            .computing_in(self.common.dtype)
-            .with_incomplete_data(incomplete);
+        let mut workspace =
+            Workspace::open(target, served_as, draft, template, devices, self.console)?
+                .with_small_draft(small_draft.as_deref())?;
+        workspace.num_first_layers = recipe.num_first_layers();
+        workspace.ends = recipe.models.ends();
+        workspace.dtype = self.common.dtype;
+        workspace.incomplete_data = incomplete;
         let console = self.console.clone();
         Ok(OpenedRecipe { recipe, workspace, steps_left: None, console, _lock: lock })
     }

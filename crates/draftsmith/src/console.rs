@@ -26,8 +26,10 @@ pub(crate) struct Interrupted;
 /// Where a job writes, and whether it was asked to stop.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Console {
-    quiet: bool,
-    json: bool,
+    /// Whether only errors may be written to stderr.
+    pub(crate) quiet: bool,
+    /// Whether stdout is to hold one JSON document.
+    pub(crate) json: bool,
     /// Whether to write to stdout. `run` turns this off for its stages and writes one result itself.
     output: bool,
     /// Whether the reader of stdout has exited.
@@ -72,20 +74,6 @@ impl Console {
     /// The same console with a deadline after which jobs stop. A time beyond the clock's range sets none.
     pub(crate) fn stopping_after(self, time: Duration) -> Self {
         Self { deadline: Instant::now().checked_add(time), ..self }
-    }
-
-    /// Whether stdout is to hold one JSON document.
-    pub(crate) fn json(&self) -> bool {
-        self.json
-    }
-
-    fn screen(&self) -> &Screen {
-        &self.screen
-    }
-
-    /// Whether only errors may be written to stderr.
-    pub(crate) fn quiet(&self) -> bool {
-        self.quiet
     }
 
     /// Whether a signal has arrived or the deadline has passed.

@@ -18,7 +18,7 @@ use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
-use crate::labels::ServedModels;
+use crate::labels::LabelModels;
 use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::sequences_at_once;
@@ -35,7 +35,7 @@ pub(crate) enum RecordedModels<'a> {
     Pair(&'a Pair),
     /// The draft is here; of the target, what servers answered.
     Served {
-        models: ServedModels<'a>,
+        models: LabelModels<'a>,
         text: &'a TextSide,
         workspace: &'a Workspace,
         access: ServerAccess<'a>,
@@ -146,11 +146,11 @@ impl RecordingJob<'_> {
     fn record_served(
         &self,
         workspace: &Workspace,
-        models: ServedModels<'_>,
+        models: LabelModels<'_>,
         text: &TextSide,
         responses: &mut [ToRecord<'_>],
     ) -> Result<Vec<Recording>> {
-        let ServedModels { draft, context, vocab_size } = models;
+        let LabelModels { draft, context, vocab_size, .. } = models;
         let known: Vec<KnownResponse<'_>> = responses
             .iter()
             .map(|to| KnownResponse { response: to.response_ids, probs: to.probs })
@@ -171,7 +171,7 @@ impl RecordingJob<'_> {
             let adapter = adapter.context("an adapter that is recorded was read")?;
             let head = adapter.head.as_ref().map(|head| &head.head);
             options.has_head = head.is_some();
-            let layers = workspace.target_of_adapters(workspace.dtype())?;
+            let layers = workspace.target_of_adapters(workspace.dtype)?;
             let adapter = &adapter.adapter;
             let mut drafter = SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
             let mut target = ServedTarget::new(layers, exit_layer, answers);

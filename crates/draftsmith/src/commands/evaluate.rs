@@ -76,7 +76,7 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
     let exports = exports.with_others(evaluate, workspace)?;
     let plan = |name: &DecodingName| -> Result<Plan> {
         let decoding = evaluate.decoding(*name);
-        let tuned = tuned_rules(&exports, &decoding, workspace.dtype(), console)?;
+        let tuned = tuned_rules(&exports, &decoding, workspace.dtype, console)?;
         let promised = tuned.iter().filter_map(Promise::of_rule);
         let promised: Vec<Promise> = promised.chain(resolved.promises(*name)).collect();
         let settings = Setting::all(evaluate, *name, pair.draft.is_some(), &exports, &promised);

@@ -109,8 +109,9 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let draft = kind.draft_in(&recipe)?;
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, None, draft, template, devices, console)?;
-        Ok(workspace.ending(recipe.models.ends()))
+        let mut workspace = Workspace::open(target, None, draft, template, devices, console)?;
+        workspace.ends = recipe.models.ends();
+        Ok(workspace)
     };
     let written = match (form, kind) {
         (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace()?)?,

@@ -190,10 +190,10 @@ fn generate(
     let draft = arguments.draft.as_deref();
     let template = arguments.chat_template.as_deref();
     let devices = vec![device.clone()];
-    let workspace = Workspace::open(&arguments.target, None, draft, template, devices, console)?
-        .with_small_draft(arguments.small_draft.as_deref())?
-        .ending(arguments.ends.ends())
-        .computing_in(dtype);
+    let mut workspace =
+        Workspace::open(&arguments.target, None, draft, template, devices, console)?
+            .with_small_draft(arguments.small_draft.as_deref())?;
+    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let pair = workspace.pair()?;
     let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
     let mut adapters = Vec::new();
@@ -244,7 +244,7 @@ fn generate(
         if console.is_interrupted() || console.is_reader_gone() {
             return ControlFlow::Break(());
         }
-        if console.json() {
+        if console.json {
             return ControlFlow::Continue(());
         }
         let mut print = || -> Result<()> {

@@ -30,14 +30,14 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
-    let measured: Vec<CostsEntry> = read_tuned(recipe, workspace.dtype())?;
+    let measured: Vec<CostsEntry> = read_tuned(recipe, workspace.dtype)?;
     if measured.is_empty() && given.is_empty() {
         console.note(
             "replay: this machine's costs are not known, so only the paper's are used; \
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut replay = Replay { dtype: workspace.dtype(), ..Replay::default() };
+    let mut replay = Replay { dtype: workspace.dtype, ..Replay::default() };
     for drafter in files.drafters() {
         let calibration = match files.head_dir(drafter) {
             Some(dir) => HeadCalibration::read(dir)?,

@@ -8,7 +8,7 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
-use crate::training::resumable::StepsLeft;
+use crate::training::export_job::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.

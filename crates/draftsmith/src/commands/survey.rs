@@ -153,10 +153,9 @@ fn survey(
     let stop_strings = ends.stop_strings.clone();
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
     let served_as = server.as_ref().map(|server| &*server.model);
-    let workspace =
-        Workspace::open(&arguments.target, served_as, draft, template, devices, console)?
-            .ending(ends)
-            .computing_in(dtype);
+    let mut workspace =
+        Workspace::open(&arguments.target, served_as, draft, template, devices, console)?;
+    (workspace.ends, workspace.dtype) = (ends, dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),

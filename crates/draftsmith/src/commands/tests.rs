@@ -439,7 +439,11 @@ fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
         thresholds.clear();
     }
     let console = Console::silent();
-    let workspace = |dtype| workspace(&recipe).computing_in(dtype);
+    let workspace = |dtype| {
+        let mut workspace = workspace(&recipe);
+        workspace.dtype = dtype;
+        workspace
+    };
     let [reduced, full] = [WeightDtype::Bf16, WeightDtype::F32].map(workspace);
     let refused = |result: Result<()>| {
         let error = result.expect_err("refused").to_string();

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AdapterArchitecture, AdapterConfig};
-use draftsmith_train::{
-    AdapterScores, AdapterTraining, ExitLayers, Section, TrainingRun, train_adapters,
-};
+use draftsmith_train::{AdapterScores, AdapterTraining, ExitLayers, Section, train_adapters};
 use serde::Serialize;
 use serde_json::json;
 
@@ -17,10 +15,9 @@ use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
 use crate::devices::check_devices;
 use crate::recipe::Recipe;
-use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
+use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned, StepsLeft};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::{HeadDrafter, HeadTrainer};
-use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";
@@ -62,7 +59,7 @@ pub(crate) fn run(
         .as_ref()
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
     let (section, optimizer) = (Section::Adapter, &settings.optimizer);
-    check_devices(console, COMMAND, section, workspace.devices(), settings.dtype, optimizer)?;
+    check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
     let data = built_data(recipe, workspace, workspace.target_shape()?.vocab_size)?;
     let stage = Stage { recipe, settings, workspace, data: &data, console };
     let mut outcomes = stage.adapters(steps_left)?;
@@ -140,7 +137,6 @@ impl Stage<'_> {
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
         let written = job.run(missing, steps_left, |run| {
-            let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
             train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
         match written {
@@ -172,7 +168,7 @@ impl Stage<'_> {
             self.console,
             COMMAND,
             section,
-            self.workspace.devices(),
+            &self.workspace.devices,
             settings.dtype,
             optimizer,
         )?;

@@ -13,9 +13,9 @@ use crate::console::Console;
 use crate::devices::check_devices;
 use crate::recipe::Recipe;
 use crate::table::render_sweep_table;
+use crate::training::export_job::StepsLeft;
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::{HeadDrafter, HeadTrainer};
-use crate::training::resumable::StepsLeft;
 use crate::training::sweep;
 use crate::workspace::Workspace;
 
@@ -30,7 +30,7 @@ pub(crate) fn run(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
     let (section, optimizer) = (Section::Head, &settings.optimizer);
-    check_devices(console, "train-head", section, workspace.devices(), settings.dtype, optimizer)?;
+    check_devices(console, "train-head", section, &workspace.devices, settings.dtype, optimizer)?;
     recipe.need_draft("train-head")?;
     let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
     let (drafter, provenance) = (HeadDrafter::Draft, data.provenance.clone());

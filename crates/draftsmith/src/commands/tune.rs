@@ -159,7 +159,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                 &recordings,
                 drafter,
                 decoding,
-                workspace.dtype(),
+                workspace.dtype,
                 measured,
                 export.clone(),
             )?;
@@ -176,7 +176,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
                     costs,
                     cost_source: source,
                     models: exports.models_hash(recordings.drafter, workspace)?,
-                    dtype: workspace.dtype(),
+                    dtype: workspace.dtype,
                     seed: recipe.seed,
                     fixed: (rule.best_fixed_length, spent),
                 };
@@ -205,7 +205,7 @@ fn tune(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Vec
         .filter(|tuning| tuning.cost_source.is_machine())
         .map(|tuning| CostsEntry {
             decoding: tuning.decoding,
-            dtype: workspace.dtype(),
+            dtype: workspace.dtype,
             measured: tuning.costs.clone(),
         })
         .collect();

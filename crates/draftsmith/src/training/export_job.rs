@@ -3,25 +3,34 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use draftsmith_data::{DataSet, Provenance};
+use anyhow::{Context, Result, anyhow};
+use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_files::{in_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
-use draftsmith_train::{Ending, FeatureDir, TrainError, Trained, TrainingRun, TrainingSize};
+use draftsmith_train::renderer::{EndRenderer, ListeningRenderer};
+use draftsmith_train::{
+    Ending, FeatureDir, Interrupter, Resumption, TrainError, Trained, TrainingRun, TrainingSize,
+    discard,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::progress::EpochProgress;
-use super::resumable::{Resumable, StepsLeft};
 use crate::built_data::trained_on;
-use crate::console::Console;
+use crate::console::{Console, dashboard};
 use crate::exports::{TRAINED_ON, found_adapter_head};
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
 /// The file of an export's scores.
 pub(crate) const SCORES: &str = "scores.json";
+
+/// The file beside the state for a batch whose loss was not finite.
+const NOT_FINITE: &str = "not-finite.parquet";
+
+/// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
+pub(crate) type StepsLeft = Option<usize>;
 
 /// Why notes say that an export is kept.
 pub(crate) const KEPT: &str = "trained with these settings on this data";
@@ -177,42 +186,99 @@ impl ExportJob<'_> {
     {
         let fingerprints: Vec<&str> =
             planned.iter().map(|export| export.fingerprint.as_str()).collect();
-        let resumable = Resumable::find(
-            self.console,
-            self.command,
-            self.training_dir.clone(),
-            &fingerprints.join("\n"),
-        )?;
+        let fingerprint = hash_bytes(fingerprints.join("\n").as_bytes());
+        let num_steps_before = self.num_steps_before(&fingerprint)?;
+        let interrupter = Interrupter::new();
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
-        let data = (self.data.rows.as_slice(), self.provenance);
-        let begins = |size: TrainingSize| self.note_size(size);
         let dir = self.recipe.data_dir();
-        let tell = |text: String| self.console.note(format!("{}: {text}", self.command));
+        let notify = |text: String| self.note(&text);
         let FrozenModel { name, models } = &self.frozen;
         let (name, models) = (name.clone(), models.clone());
-        let features = FeatureDir { dir: &dir, name, models, notify: &tell };
-        let train =
-            |run: TrainingRun<'_>| train(TrainingRun { features: Some(features.clone()), ..run });
-        let Some(trained) = resumable.train(steps_left, progress, data, &begins, train)? else {
-            return Ok(None);
+        let features = FeatureDir { dir: &dir, name, models, notify: &notify };
+        let train = |renderer, end_renderer: EndRenderer| {
+            let console = self.console.clone();
+            let ending = train(TrainingRun {
+                max_steps: *steps_left,
+                renderer,
+                end_renderer,
+                interrupter: interrupter.clone(),
+                should_stop: Box::new(move || console.is_interrupted()),
+                begins: Box::new(|size| self.note_size(size)),
+                features: Some(features),
+                more_devices: self.workspace.devices[1..].to_vec(),
+                ..TrainingRun::new(&self.training_dir, &fingerprint)
+            });
+            ending.map_err(|error| self.explain(error))
         };
+        let ending = if dashboard::is_wanted(self.console) {
+            dashboard::watched(self.console, &interrupter, train)
+        } else {
+            train(Box::new(ListeningRenderer::new(progress)), drop)
+        }?;
+        if let Resumption::After(num_steps) = Resumption::find(&self.training_dir, &fingerprint)? {
+            let num_taken = num_steps.saturating_sub(num_steps_before);
+            *steps_left = steps_left.map(|left| left.saturating_sub(num_taken));
+        }
+        if let Ending::Stopped { num_steps, num_planned_steps, .. } = &ending {
+            let dir = self.training_dir.display();
+            self.note(&format!(
+                "stopped after step {num_steps} of {num_planned_steps}; its state is in `{dir}`"
+            ));
+        }
+        let Some(trained) = ending.best() else { return Ok(None) };
         let interrupted = trained.iter().any(|one| one.interrupted);
         let exports = planned.iter().zip(trained);
         let exports = exports.map(|(planned, one)| self.write(planned, one, interrupted));
         let exports = exports.collect::<Result<Vec<_>>>()?;
         if !interrupted {
-            resumable.discard()?;
+            // The exports are written, so the state and the batch of an earlier failure are obsolete.
+            discard(&self.training_dir)?;
+            let _ = std::fs::remove_file(self.training_dir.join(NOT_FINITE));
         }
         Ok(Some(Written { exports, interrupted }))
+    }
+
+    /// Notes a line that begins with the command.
+    fn note(&self, text: &str) {
+        self.console.note(format!("{}: {text}", self.command));
+    }
+
+    /// The number of steps of an earlier run that this one resumes. Notes what was found.
+    fn num_steps_before(&self, fingerprint: &str) -> Result<usize> {
+        Ok(match Resumption::find(&self.training_dir, fingerprint)? {
+            Resumption::Nothing => 0,
+            Resumption::After(num_steps) => {
+                self.note(&format!("resuming after step {num_steps}"));
+                num_steps
+            }
+            Resumption::Other => {
+                let dir = self.training_dir.display();
+                self.note(&format!(
+                    "the state in `{dir}` is of other settings or data; starting over"
+                ));
+                0
+            }
+        })
+    }
+
+    /// The training's error. A batch whose loss was not finite is saved for inspection.
+    fn explain(&self, error: TrainError) -> anyhow::Error {
+        let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
+        let rows = self.data.rows.iter().filter(|row| row_ids.contains(&row.id));
+        let batch: Vec<ResponseRow> = rows.cloned().collect();
+        let path = self.training_dir.join(NOT_FINITE);
+        match write_shard(&path, &batch, self.provenance, None) {
+            Ok(()) => anyhow!("{error}; the rows are saved in `{}`", path.display()),
+            Err(unsaved) => anyhow!("{error}; the rows could not be saved: {unsaved}"),
+        }
     }
 
     /// Notes the size of the training.
     fn note_size(&self, size: TrainingSize) {
         let lengths =
             self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
-        self.console.note(format!(
-            "{}: {} rows with {} tokens, {} steps; {} weights, at most {} on disk",
-            self.command,
+        self.note(&format!(
+            "{} rows with {} tokens, {} steps; {} weights, at most {} on disk",
             self.data.rows.len(),
             lengths.sum::<usize>(),
             size.num_steps,

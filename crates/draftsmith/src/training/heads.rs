@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{DrafterModel, WeightDtype};
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainingRun, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
 use serde_json::json;
 
-use super::export_job::{ExportJob, FrozenModel, KEPT, Planned};
+use super::export_job::{ExportJob, FrozenModel, KEPT, Planned, StepsLeft};
 use super::head_outcome::{ExportedHead, HeadOutcome};
-use super::resumable::StepsLeft;
 use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
 use crate::exports::adapter_head_dir;
@@ -177,7 +176,6 @@ impl HeadTrainer<'_> {
             frozen: self.frozen_model(first)?,
         };
         let written = job.run(planned, steps_left, |run| {
-            let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
             train_heads(frozen, data, heads, self.recipe.seed, run)
         })?;
         let Some(written) = written else { return Err(Interrupted.into()) };

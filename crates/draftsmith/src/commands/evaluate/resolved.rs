@@ -35,7 +35,7 @@ impl Resolved {
         if let Some(trees) = &mut evaluate.trees {
             trees.shapes = trees.given().map(AskedShape::Given).collect();
         }
-        let known: Vec<TunedTree> = read_tuned(recipe, workspace.dtype())?;
+        let known: Vec<TunedTree> = read_tuned(recipe, workspace.dtype)?;
         let promise = |drafter: &DrafterId| {
             let tuned = known.iter().find(|it| it.drafter == *drafter).with_context(|| {
                 format!(

@@ -108,7 +108,7 @@ pub(super) fn write(
         recipe: recipe.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         device: DeviceChoice::name(workspace.device()),
-        dtype: workspace.dtype(),
+        dtype: workspace.dtype,
         machine: machine::describe(),
         versions: machine::versions(),
         models,
@@ -125,7 +125,7 @@ pub(super) fn write(
         write_whole(&dir.join(name), text)?;
     }
     let report = dir.join("report.html");
-    let replay = read_replay(recipe, workspace.dtype())?;
+    let replay = read_replay(recipe, workspace.dtype)?;
     write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
     write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
     write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
@@ -135,7 +135,7 @@ pub(super) fn write(
         console.note(format!(
             "evaluate: {num_forgiven} greedy mismatches forgiven: both tokens' logits are within \
              {} of the greatest there",
-            rounding(workspace.dtype()).tie_text()
+            rounding(workspace.dtype).tie_text()
         ));
     }
     for group in &summary.groups {

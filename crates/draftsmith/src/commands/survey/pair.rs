@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{
-    Decoding, DrafterId, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
+    Decoding, DrafterId, Draws, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
     Sampling, SeededDraws, StopRuleConfig, StopRuleName, TimedCounts, TokenChoice,
 };
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ use crate::costs::Costs;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
 use crate::judging::{Fold, Judging, over};
-use crate::labels::{DraftTokens, Labels};
+use crate::labels::Labels;
 use crate::recorder::Recorder;
 use crate::recordings::RecordedModels;
 use crate::results::{CostSource, DrafterName, Estimate, ReplayRow, acceptance_by_position};
@@ -283,16 +283,12 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
         }
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);
         let (prompt, response) = (&answer.prompt_ids, &answer.response_ids);
-        let labels = match &surveyor.models {
-            RecordedModels::Pair(pair) => {
-                let drawn = DraftTokens::Drawn(&mut draws);
-                Labels::of(pair, &decoding, prompt, response, drawn)?
-            }
-            RecordedModels::Served { models, .. } => {
-                let known = KnownResponse { response, probs: answer.probs.as_deref() };
-                Labels::of_served(models, &decoding, prompt, &known, &mut draws)?
-            }
+        let models = match &surveyor.models {
+            RecordedModels::Pair(pair) => (*pair).into(),
+            RecordedModels::Served { models, .. } => *models,
         };
+        let known = KnownResponse { response, probs: answer.probs.as_deref() };
+        let labels = Labels::of(&models, &decoding, prompt, known, |_, q| draws.categorical(q))?;
         let draft = labels.draft.context("there is a draft")?;
         let top = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
         let num_agreeing = top.filter(|(draft, target)| draft == target).count();

@@ -7,14 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use draftsmith_data::{DataSet, DraftColumns, Incomplete, read_dir};
-use draftsmith_theory::SeededDraws;
+use draftsmith_data::{DataSet, DraftColumns, Incomplete, ResponseRow, read_dir};
+use draftsmith_decode::KnownResponse;
+use draftsmith_theory::{Draws, SeededDraws};
 use serde_json::Value;
 
 use super::*;
-use crate::commands::build_data::{self, Building};
-use crate::commands::{record, replay, train_head, tune};
-use crate::labels::DraftTokens;
+use crate::commands::{build_data, record, replay, train_head, tune};
+use crate::labels::Labels;
 use crate::served::loopback::{Deed, Loopback};
 
 const SEED: u64 = 5;
@@ -64,7 +64,9 @@ fn workspace(recipe: &Recipe) -> Workspace {
     let served_as = recipe.target_elsewhere().map(|server| &*server.model);
     let (devices, console) = (vec![Device::flex()], Console::silent());
     let workspace = Workspace::open(target, served_as, draft, None, devices, &console);
-    workspace.expect("local").with_first_layers(recipe.num_first_layers())
+    let mut workspace = workspace.expect("local");
+    workspace.num_first_layers = recipe.num_first_layers();
+    workspace
 }
 
 /// A directory with all of the target's files but its weights.
@@ -150,8 +152,9 @@ fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColu
     let pair = pair.pair().expect("it is committed");
     let decoding = recipe.data.as_ref().expect("a section").decoding();
     let mut draws = SeededDraws::new(SEED, &[&row.id, "draft tokens"]);
-    let drawn = DraftTokens::Drawn(&mut draws);
-    let labels = Labels::of(pair, &decoding, &row.prompt_ids, &row.response_ids, drawn);
+    let known = KnownResponse { response: &row.response_ids, probs: None };
+    let draw = |_: usize, q: &[f64]| draws.categorical(q);
+    let labels = Labels::of(&pair.into(), &decoding, &row.prompt_ids, known, draw);
     let labels = labels.expect("it fits");
     (labels.response_target_log_prob, labels.draft.expect("there is a draft"))
 }
