@@ -28,7 +28,6 @@ use crate::devices::{self, DeviceChoices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::shard::Shard;
-use crate::training::export_job::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Trains and measures drafters for speculative decoding.
@@ -307,7 +306,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let setup = Setup { common: &common, console };
     let (seed, dtype) = (common.seed, common.dtype);
     match command {
-        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.train(commands::run::run),
+        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.run(commands::run::run),
         Command::BuildData(a) => {
             let recipe = setup.recipe(&a.recipe)?;
             let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
@@ -316,10 +315,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             setup.build_data(take(&recipe)?, recipe, building)
         }
         Command::TrainHead(a) => {
-            setup.training(&a.arguments, a.incomplete())?.train(commands::train_head::run)
+            setup.training(&a.arguments, a.incomplete())?.run(commands::train_head::run)
         }
         Command::TrainAdapter(a) => {
-            setup.training(&a.arguments, a.incomplete())?.train(commands::train_adapter::run)
+            setup.training(&a.arguments, a.incomplete())?.run(commands::train_adapter::run)
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
@@ -400,7 +399,7 @@ impl Setup<'_> {
         workspace.dtype = self.common.dtype;
         workspace.incomplete_data = incomplete;
         let console = self.console.clone();
-        Ok(OpenedRecipe { recipe, workspace, steps_left: None, console, _lock: lock })
+        Ok(OpenedRecipe { recipe, workspace, console, _lock: lock })
     }
 
     fn open(&self, arguments: &RecipeArguments, incomplete: Incomplete) -> Result<OpenedRecipe> {
@@ -423,7 +422,7 @@ impl Setup<'_> {
         let dtype = self.common.dtype;
         devices.iter().try_for_each(|device| require_dtype(device, DtypeSource::Flag, dtype))?;
         let mut opened = self.open_on(lock, recipe, devices, incomplete)?;
-        opened.steps_left = steps.map(NonZeroUsize::get);
+        opened.console.limit_steps(steps.map(NonZeroUsize::get));
         if let Some(time) = hours {
             opened.console = opened.console.stopping_after(*time);
         }
@@ -442,7 +441,6 @@ impl Setup<'_> {
 struct OpenedRecipe {
     recipe: Recipe,
     workspace: Workspace,
-    steps_left: StepsLeft,
     console: Console,
     _lock: RecipeLock,
 }
@@ -450,14 +448,6 @@ struct OpenedRecipe {
 impl OpenedRecipe {
     fn run<T>(self, job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>) -> Result<()> {
         job(&self.recipe, &self.workspace, &self.console).map(drop)
-    }
-
-    /// Runs a job that trains, for at most the steps of `--steps`.
-    fn train<T>(
-        mut self,
-        job: impl FnOnce(&Recipe, &Workspace, &mut StepsLeft, &Console) -> Result<T>,
-    ) -> Result<()> {
-        job(&self.recipe, &self.workspace, &mut self.steps_left, &self.console).map(drop)
     }
 }
 

@@ -7,8 +7,8 @@ mod signals;
 pub(crate) mod streams;
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -38,6 +38,8 @@ pub(crate) struct Console {
     signal: Arc<AtomicU8>,
     screen: Screen,
     deadline: Option<Instant>,
+    /// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
+    steps_left: Arc<Mutex<Option<usize>>>,
 }
 
 impl Console {
@@ -74,6 +76,16 @@ impl Console {
     /// The same console with a deadline after which jobs stop. A time beyond the clock's range sets none.
     pub(crate) fn stopping_after(self, time: Duration) -> Self {
         Self { deadline: Instant::now().checked_add(time), ..self }
+    }
+
+    /// Limits the optimizer steps of all trainings.
+    pub(crate) fn limit_steps(&self, num_steps: Option<usize>) {
+        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner) = num_steps;
+    }
+
+    /// The optimizer steps left; `None` for no limit.
+    pub(crate) fn steps_left(&self) -> Option<usize> {
+        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a signal has arrived or the deadline has passed.

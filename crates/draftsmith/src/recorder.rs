@@ -14,14 +14,13 @@ use rayon::prelude::*;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::conversation::{Turn, answer_batched};
+use crate::conversation::{SetPrompt, Turn, answer_batched};
 use crate::exports::Exports;
 use crate::pair::Pair;
 use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
 use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
-use crate::rollouts::SetPrompt;
-use crate::served::{Served, ServedResponse, ToAnswer};
+use crate::served::{Served, ServedResponse};
 use crate::text_side::TextSide;
 
 /// The target's answer to one prompt.
@@ -131,11 +130,8 @@ impl Recorder<'_> {
         text: &TextSide,
         prompts: &[SetPrompt],
     ) -> Result<Vec<Answer>> {
-        let all = prompts.iter().map(|prompt| match prompt {
-            SetPrompt::Conversation(prompt) => ToAnswer::Conversation(Cow::Borrowed(prompt)),
-            SetPrompt::HeldOut { id, prompt_ids } => ToAnswer::Tokens { id, prompt_ids },
-        });
-        served.answer(all.map(Ok), self.console, self.progress)?;
+        let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
+        served.answer(all, self.console, self.progress)?;
         self.answer_by(text, prompts, |turns| {
             let answer = |(_, turn): (usize, Turn)| {
                 let Turn { id, prompt_ids, .. } = turn;

@@ -16,7 +16,7 @@ use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
 use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey};
-pub(crate) use self::prompts::{SetPrompt, SetSources, validation_prompts};
+pub(crate) use self::prompts::{SetSources, validation_prompts};
 pub(crate) use self::training::TrainingRollouts;
 
 /// The two sets of prompts that are recorded.

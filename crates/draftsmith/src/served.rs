@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{FinishReason, Prompt, hash_bytes};
+use draftsmith_data::{FinishReason, hash_bytes};
 use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
 use self::client::Servers;
@@ -31,7 +31,7 @@ use self::known::KnownTokens;
 use self::protocol::{Ask, Completion, Terms, Tokens};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, next_turn};
+use crate::conversation::{SetPrompt, Turn, next_turn};
 use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
@@ -109,14 +109,6 @@ impl<'a> ServerAccess<'a> {
     }
 }
 
-/// What a served target is to answer.
-pub(crate) enum ToAnswer<'p> {
-    /// All turns of a conversation, in order.
-    Conversation(Cow<'p, Prompt>),
-    /// Token ids, for the row with this id.
-    Tokens { id: &'p str, prompt_ids: &'p [u32] },
-}
-
 /// A served target's response.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ServedResponse {
@@ -151,7 +143,7 @@ impl Served {
     /// be written, or the job is interrupted.
     pub(crate) fn answer<'p>(
         &mut self,
-        all: impl IntoIterator<Item = Result<ToAnswer<'p>>>,
+        all: impl IntoIterator<Item = Result<Cow<'p, SetPrompt>>>,
         console: &Console,
         progress: &Progress,
     ) -> Result<()> {
@@ -172,7 +164,7 @@ impl Served {
 
     fn answer_through<'p>(
         &mut self,
-        all: impl Iterator<Item = Result<ToAnswer<'p>>>,
+        all: impl Iterator<Item = Result<Cow<'p, SetPrompt>>>,
         sender: &Sender<Sent>,
         results: &Receiver<Received>,
         console: &Console,
@@ -183,8 +175,8 @@ impl Served {
         let mut running: HashMap<usize, Conversation<'_>> = HashMap::new();
         loop {
             while running.len() < self.concurrency && !console.is_interrupted() {
-                let Some((number, what)) = waiting.next() else { break };
-                let conversation = Conversation { what: what?, texts: Vec::new() };
+                let Some((number, prompt)) = waiting.next() else { break };
+                let conversation = Conversation { prompt: prompt?, texts: Vec::new() };
                 self.send_next(number, conversation, &mut running, sender, progress)?;
             }
             if running.is_empty() {
@@ -333,7 +325,7 @@ impl Served {
 
 /// What is being answered, and the answers so far.
 struct Conversation<'p> {
-    what: ToAnswer<'p>,
+    prompt: Cow<'p, SetPrompt>,
     texts: Vec<String>,
 }
 
@@ -341,12 +333,12 @@ impl Conversation<'_> {
     /// The turn after the answered ones, if there is one and it fits the context.
     fn next_turn(&self, text: &TextSide) -> Result<Option<Turn>> {
         let number = self.texts.len();
-        match &self.what {
-            ToAnswer::Conversation(prompt) if number < prompt.turns.len() => {
+        match &*self.prompt {
+            SetPrompt::Conversation(prompt) if number < prompt.turns.len() => {
                 next_turn(text, prompt, &self.texts)
             }
-            ToAnswer::Tokens { id, prompt_ids } if number == 0 => {
-                Ok(Some(Turn { number, id: (*id).to_owned(), prompt_ids: prompt_ids.to_vec() }))
+            SetPrompt::HeldOut { id, prompt_ids } if number == 0 => {
+                Ok(Some(Turn { number, id: id.clone(), prompt_ids: prompt_ids.clone() }))
             }
             _ => Ok(None),
         }

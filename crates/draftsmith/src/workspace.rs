@@ -27,7 +27,7 @@ use draftsmith_model::{
 use serde::Serialize;
 
 pub(crate) use self::model_dir::hash_dir;
-use self::model_dir::{HashModel, ModelDir, get_or_read};
+use self::model_dir::{HashModel, ModelDir, get_or_read, hash_with};
 use crate::console::Console;
 use crate::hub::model_dir;
 use crate::pair::Pair;
@@ -35,6 +35,7 @@ use crate::prompt_files::files_of;
 use crate::text_side::{Ends, StopText, TextSide};
 
 /// The inputs of a run and its devices.
+#[derive(Default)]
 pub(crate) struct Workspace {
     /// The devices among which a training splits its batches. Everything else uses the first.
     pub(crate) devices: Vec<Device>,
@@ -94,28 +95,11 @@ impl Workspace {
     pub(crate) fn new(target: &Path, draft: Option<&Path>, devices: Vec<Device>) -> Self {
         Self {
             devices,
-            dtype: WeightDtype::F32,
             target: ModelDir::new("target", target),
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
-            small_draft: None,
-            chat_template: None,
-            ends: Ends::default(),
-            served_as: None,
             first_layers: ModelDir::new("first layers of the target", target),
-            num_first_layers: 0,
             console: Console::silent(),
-            target_text: OnceLock::new(),
-            text_identity: OnceLock::new(),
-            text_side: OnceLock::new(),
-            pair: OnceLock::new(),
-            target_alone: OnceLock::new(),
-            file_hashes: Cache::default(),
-            data: Cache::default(),
-            incomplete_data: Incomplete::Refused,
-            heads: Cache::default(),
-            adapters: Cache::default(),
-            #[cfg(test)]
-            reads: Mutex::default(),
+            ..Self::default()
         }
     }
 
@@ -363,7 +347,11 @@ impl Workspace {
     }
 
     fn model_hash<'w>(&self, model: &'w ModelDir, hash: HashModel) -> Result<&'w str> {
-        model.hash(&self.console, hash, || self.note(|| format!("hash of the {}", model.role)))
+        let hash = get_or_read(&model.hash, || {
+            self.note(|| format!("hash of the {}", model.role));
+            hash_with(&model.dir, &self.console, hash)
+        });
+        hash.map(String::as_str)
     }
 
     /// The target's tokenizer.

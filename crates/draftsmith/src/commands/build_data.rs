@@ -27,12 +27,13 @@ use self::rows::Labeller;
 use crate::built_data::data_provenance;
 use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::conversation::SetPrompt;
 use crate::data_store::{DataStore, Put};
 use crate::device::DeviceChoice;
 use crate::prompts::chosen::ChosenPrompts;
 use crate::prompts::for_data::choose_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
-use crate::served::{Served, ServerAccess, ToAnswer};
+use crate::served::{Served, ServerAccess};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -191,7 +192,7 @@ impl Job<'_> {
         let num_prompts = self.num_prompts(missing) as u64;
         let progress = Progress::new(console, "servers", "prompts", num_prompts);
         let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
-        let all = prompts.map(|prompt| Ok(ToAnswer::Conversation(Cow::Owned(prompt?))));
+        let all = prompts.map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt?))));
         served.answer(all, console, &progress)?;
         progress.finish();
         Ok(served)

@@ -13,15 +13,14 @@ use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::conversation::SetPrompt;
 use crate::device::{DeviceChoice, on_pool};
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::Recorder;
 use crate::recordings::RecordedModels;
 use crate::results::{DecodingName, DrafterName};
-use crate::rollouts::{
-    FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, SetSources,
-};
+use crate::rollouts::{FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetSources};
 use crate::workspace::Workspace;
 
 /// The most bytes that a candidate takes in a file: six columns of four, not compressed.

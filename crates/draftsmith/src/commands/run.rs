@@ -8,16 +8,10 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use crate::recipe::Recipe;
 use crate::table::render_table;
-use crate::training::export_job::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.
-pub(crate) fn run(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    steps_left: &mut StepsLeft,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
     let trains = recipe.head.is_some() || recipe.adapter.is_some();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
         bail!(
@@ -31,9 +25,9 @@ pub(crate) fn run(
     let built = built.map(|_| build_data::run(recipe, Building::ALL, workspace, stages));
     let built = built.transpose()?;
     let head = recipe.head.as_ref();
-    let head = head.map(|_| train_head::run(recipe, workspace, steps_left, stages)).transpose()?;
+    let head = head.map(|_| train_head::run(recipe, workspace, stages)).transpose()?;
     let adapters = recipe.adapter.as_ref();
-    let adapters = adapters.map(|_| train_adapter::run(recipe, workspace, steps_left, stages));
+    let adapters = adapters.map(|_| train_adapter::run(recipe, workspace, stages));
     let adapters = adapters.transpose()?;
     let (mut recorded, mut tuned, mut replayed) = (None, None, None);
     if recipe.tune.is_some() {

@@ -4,34 +4,17 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{DataSet, Prompt, ResponseRow};
+use draftsmith_data::{DataSet, ResponseRow};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
 use crate::built_data::built_data;
 use crate::console::Console;
+use crate::conversation::SetPrompt;
 use crate::prompts::{PromptChoice, Source, read_sources, spread};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
-
-/// A prompt to be recorded.
-pub(crate) enum SetPrompt {
-    /// A conversation, answered turn by turn.
-    Conversation(Prompt),
-    /// A prompt of the built data that nothing was trained on, earlier turns included.
-    HeldOut { id: String, prompt_ids: Vec<u32> },
-}
-
-impl SetPrompt {
-    /// The most responses that there are to it.
-    pub(crate) fn num_turns(&self) -> usize {
-        match self {
-            Self::Conversation(prompt) => prompt.turns.len(),
-            Self::HeldOut { .. } => 1,
-        }
-    }
-}
 
 /// Where the prompts of a set come from.
 pub(crate) enum SetSources {

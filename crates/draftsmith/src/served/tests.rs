@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use draftsmith_data::{DataSet, Incomplete, Prompts, read_dir};
+use draftsmith_data::{DataSet, Incomplete, Prompt, Prompts, read_dir};
 use draftsmith_theory::SeededDraws;
 
 use super::loopback::{Deed, Loopback, Request};
@@ -59,8 +59,8 @@ fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
     served.answer(prompts.iter().map(conversation), &console, &progress)
 }
 
-fn conversation(prompt: &Prompt) -> Result<ToAnswer<'_>> {
-    Ok(ToAnswer::Conversation(Cow::Borrowed(prompt)))
+fn conversation(prompt: &Prompt) -> Result<Cow<'_, SetPrompt>> {
+    Ok(Cow::Owned(SetPrompt::Conversation(prompt.clone())))
 }
 
 /// Checks that the responses to first turns equal the target's.

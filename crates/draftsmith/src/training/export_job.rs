@@ -29,9 +29,6 @@ pub(crate) const SCORES: &str = "scores.json";
 /// The file beside the state for a batch whose loss was not finite.
 const NOT_FINITE: &str = "not-finite.parquet";
 
-/// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
-pub(crate) type StepsLeft = Option<usize>;
-
 /// Why notes say that an export is kept.
 pub(crate) const KEPT: &str = "trained with these settings on this data";
 
@@ -177,7 +174,6 @@ impl ExportJob<'_> {
     pub(crate) fn run<C, S>(
         &self,
         planned: &[Planned],
-        steps_left: &mut StepsLeft,
         train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<Vec<Trained<C::Model, C, S>>>, TrainError>,
     ) -> Result<Option<Written<C, S>>>
     where
@@ -198,7 +194,7 @@ impl ExportJob<'_> {
         let train = |renderer, end_renderer: EndRenderer| {
             let console = self.console.clone();
             let ending = train(TrainingRun {
-                max_steps: *steps_left,
+                max_steps: self.console.steps_left(),
                 renderer,
                 end_renderer,
                 interrupter: interrupter.clone(),
@@ -217,7 +213,8 @@ impl ExportJob<'_> {
         }?;
         if let Resumption::After(num_steps) = Resumption::find(&self.training_dir, &fingerprint)? {
             let num_taken = num_steps.saturating_sub(num_steps_before);
-            *steps_left = steps_left.map(|left| left.saturating_sub(num_taken));
+            let left = self.console.steps_left().map(|left| left.saturating_sub(num_taken));
+            self.console.limit_steps(left);
         }
         if let Ending::Stopped { num_steps, num_planned_steps, .. } = &ending {
             let dir = self.training_dir.display();

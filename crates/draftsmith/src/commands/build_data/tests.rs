@@ -92,8 +92,7 @@ fn built(recipe: &Recipe) -> DataSet {
 /// The results of every stage after the data, without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    let steps = &mut None;
-    train_head::run(recipe, &workspace, steps, &console).expect("trains");
+    train_head::run(recipe, &workspace, &console).expect("trains");
     let head = fs::read(recipe.head_dir().join("model.safetensors")).expect("a head");
     record::run(recipe, &workspace, &console).expect("records");
     let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
@@ -267,7 +266,7 @@ fn stages_that_need_weights_say_so() {
     recipe.tune.as_mut().expect("a section").costs = None;
     built(&recipe);
     let console = Console::silent();
-    train_head::run(&recipe, &workspace(&recipe), &mut None, &console).expect("trains");
+    train_head::run(&recipe, &workspace(&recipe), &console).expect("trains");
     record::run(&recipe, &workspace(&recipe), &console).expect("records");
     let error = tune::run(&recipe, &workspace(&recipe), &console).expect_err("no costs");
     assert!(error.to_string().contains("`[tune.costs]` `draft_ms` and `target_ms`"), "{error}");
