@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
@@ -306,29 +306,28 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let setup = Setup { common: &common, console };
     let (seed, dtype) = (common.seed, common.dtype);
     match command {
-        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.run(commands::run::run),
+        Command::Run(a) => setup.train(&a, Incomplete::Refused, commands::run::run),
         Command::BuildData(a) => {
             let recipe = setup.recipe(&a.recipe)?;
             let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
             let is_part = building.shard.is_part();
             let take = if is_part { RecipeLock::share } else { RecipeLock::take };
-            setup.build_data(take(&recipe)?, recipe, building)
+            setup.build_data(&take(&recipe)?, &recipe, building)
         }
         Command::TrainHead(a) => {
-            setup.training(&a.arguments, a.incomplete())?.run(commands::train_head::run)
+            setup.train(&a.arguments, a.incomplete(), commands::train_head::run)
         }
         Command::TrainAdapter(a) => {
-            setup.training(&a.arguments, a.incomplete())?.run(commands::train_adapter::run)
+            setup.train(&a.arguments, a.incomplete(), commands::train_adapter::run)
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
-            let opened = setup.open(recipe, a.incomplete())?;
-            opened.run(|recipe, workspace, console| {
+            setup.run(recipe, a.incomplete(), |recipe, workspace, console| {
                 commands::train_bigram::run(counted, recipe, workspace, console)
             })
         }
-        Command::Record(a) => setup.open(&a.arguments, a.incomplete())?.run(commands::record::run),
-        Command::Evaluate(a) => setup.open(&a, Incomplete::Refused)?.run(commands::evaluate::run),
+        Command::Record(a) => setup.run(&a.arguments, a.incomplete(), commands::record::run),
+        Command::Evaluate(a) => setup.run(&a, Incomplete::Refused, commands::evaluate::run),
         Command::Generate(a) => {
             commands::generate::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
         }
@@ -337,25 +336,27 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
-            let opened = setup.open(&a.arguments.recipe, a.incomplete())?;
+            let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
             match a.arguments.form {
-                None => opened.run(commands::tune::run),
-                Some(TunedForm::DraftModel) => opened.run(|recipe, workspace, console| {
-                    commands::tune::run_for_draft_model(recipe, workspace, costs, console)
-                }),
+                None => setup.run(recipe, incomplete, commands::tune::run),
+                Some(TunedForm::DraftModel) => {
+                    setup.run(recipe, incomplete, |recipe, workspace, console| {
+                        commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                    })
+                }
             }
         }
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
             let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
-            setup.open_on(lock, recipe, devices, a.incomplete())?.run(commands::replay::run)
+            setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
         Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
         Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
-            Some(recipe) => setup.build_data(RecipeLock::take(&recipe)?, recipe, Building::ALL),
+            Some(recipe) => setup.build_data(&RecipeLock::take(&recipe)?, &recipe, Building::ALL),
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
@@ -381,13 +382,15 @@ impl Setup<'_> {
         Ok(device)
     }
 
-    fn open_on(
+    /// Runs a job on a recipe's workspace while its lock is held.
+    fn run_on<T>(
         &self,
-        lock: RecipeLock,
-        recipe: Recipe,
+        _lock: &RecipeLock,
+        recipe: &Recipe,
         devices: Vec<Device>,
         incomplete: Incomplete,
-    ) -> Result<OpenedRecipe> {
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
         let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
         let (draft, template) = (draft.as_deref(), chat_template.as_deref());
@@ -398,20 +401,27 @@ impl Setup<'_> {
         workspace.ends = recipe.models.ends();
         workspace.dtype = self.common.dtype;
         workspace.incomplete_data = incomplete;
-        let console = self.console.clone();
-        Ok(OpenedRecipe { recipe, workspace, console, _lock: lock })
+        job(recipe, &workspace, self.console).map(drop)
     }
 
-    fn open(&self, arguments: &RecipeArguments, incomplete: Incomplete) -> Result<OpenedRecipe> {
+    fn run<T>(
+        &self,
+        arguments: &RecipeArguments,
+        incomplete: Incomplete,
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
         let recipe = self.recipe(arguments)?;
-        self.open_on(RecipeLock::take(&recipe)?, recipe, vec![self.device()?], incomplete)
+        let lock = RecipeLock::take(&recipe)?;
+        self.run_on(&lock, &recipe, vec![self.device()?], incomplete, job)
     }
 
-    fn training(
+    /// Runs a job that trains, within the limits of `--steps` and `--hours`.
+    fn train<T>(
         &self,
         arguments: &TrainingArguments,
         incomplete: Incomplete,
-    ) -> Result<OpenedRecipe> {
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
         let TrainingArguments { recipe, devices, steps, hours } = arguments;
         let recipe = self.recipe(recipe)?;
         let lock = RecipeLock::take(&recipe)?;
@@ -421,33 +431,18 @@ impl Setup<'_> {
         };
         let dtype = self.common.dtype;
         devices.iter().try_for_each(|device| require_dtype(device, DtypeSource::Flag, dtype))?;
-        let mut opened = self.open_on(lock, recipe, devices, incomplete)?;
-        opened.console.limit_steps(steps.map(NonZeroUsize::get));
-        if let Some(time) = hours {
-            opened.console = opened.console.stopping_after(*time);
-        }
-        Ok(opened)
+        self.console.limit_steps(steps.map(NonZeroUsize::get));
+        let mut console = self.console.clone();
+        // A time beyond the clock's range sets no deadline.
+        console.deadline = hours.and_then(|time| Instant::now().checked_add(time));
+        Setup { console: &console, ..*self }.run_on(&lock, &recipe, devices, incomplete, job)
     }
 
-    fn build_data(&self, lock: RecipeLock, recipe: Recipe, building: Building) -> Result<()> {
-        let opened = self.open_on(lock, recipe, vec![self.device()?], Incomplete::Refused)?;
-        opened.run(|recipe, workspace, console| {
+    fn build_data(&self, lock: &RecipeLock, recipe: &Recipe, building: Building) -> Result<()> {
+        let devices = vec![self.device()?];
+        self.run_on(lock, recipe, devices, Incomplete::Refused, |recipe, workspace, console| {
             commands::build_data::run(recipe, building, workspace, console)
         })
-    }
-}
-
-/// A recipe with its opened workspace and its lock, which all stages of a run share.
-struct OpenedRecipe {
-    recipe: Recipe,
-    workspace: Workspace,
-    console: Console,
-    _lock: RecipeLock,
-}
-
-impl OpenedRecipe {
-    fn run<T>(self, job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>) -> Result<()> {
-        job(&self.recipe, &self.workspace, &self.console).map(drop)
     }
 }
 

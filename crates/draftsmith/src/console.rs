@@ -9,7 +9,7 @@ pub(crate) mod streams;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -37,7 +37,8 @@ pub(crate) struct Console {
     /// The number of the first signal that asked us to stop; 0 if there was none.
     signal: Arc<AtomicU8>,
     screen: Screen,
-    deadline: Option<Instant>,
+    /// When jobs stop.
+    pub(crate) deadline: Option<Instant>,
     /// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
     steps_left: Arc<Mutex<Option<usize>>>,
 }
@@ -71,11 +72,6 @@ impl Console {
     /// The same console with stdout turned off.
     pub(crate) fn without_output(&self) -> Self {
         Self { output: false, ..self.clone() }
-    }
-
-    /// The same console with a deadline after which jobs stop. A time beyond the clock's range sets none.
-    pub(crate) fn stopping_after(self, time: Duration) -> Self {
-        Self { deadline: Instant::now().checked_add(time), ..self }
     }
 
     /// Limits the optimizer steps of all trainings.

@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,23 @@ impl Hub {
 
     fn download(&self, model: &Repo, with_weights: bool, console: &Console) -> Result<PathBuf> {
         let transfer = Arc::new(Mutex::new(Transfer::new("", 0)));
-        let finished = self.start_download(model, with_weights, transfer.clone())?;
+        let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
+            .with_token(self.token.clone())
+            .with_retries(NUM_RETRIES)
+            .with_user_agent("draftsmith", env!("CARGO_PKG_VERSION"))
+            .with_progress(false);
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+        }
+        let repo = builder.build().context("cannot set up a connection")?.repo(model.clone());
+        let snapshots = self.cache.join(model.folder_name()).join("snapshots");
+        let (sender, finished) = mpsc::channel();
+        let shared = transfer.clone();
+        // The thread is abandoned if the download stalls, as `hf-hub` cannot cancel.
+        std::thread::spawn(move || {
+            // Fails only if the receiver has given up.
+            let _ = sender.send(download_missing(&repo, with_weights, &snapshots, &shared));
+        });
         let name = shown_name(model);
         let cannot = || {
             format!(
@@ -174,31 +190,6 @@ impl Hub {
         bar.into_iter().for_each(Progress::clear);
         console.note(format!("download: `{name}` is in `{}`", dir.display()));
         Ok(dir)
-    }
-
-    /// Starts the download on a thread, which is abandoned if it stalls, as `hf-hub` cannot cancel.
-    fn start_download(
-        &self,
-        model: &Repo,
-        with_weights: bool,
-        transfer: Arc<Mutex<Transfer>>,
-    ) -> Result<Receiver<Result<PathBuf>>> {
-        let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
-            .with_token(self.token.clone())
-            .with_retries(NUM_RETRIES)
-            .with_user_agent("draftsmith", env!("CARGO_PKG_VERSION"))
-            .with_progress(false);
-        if let Some(endpoint) = &self.endpoint {
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
-        }
-        let repo = builder.build().context("cannot set up a connection")?.repo(model.clone());
-        let snapshots = self.cache.join(model.folder_name()).join("snapshots");
-        let (sender, finished) = mpsc::channel();
-        std::thread::spawn(move || {
-            // Fails only if the receiver has given up.
-            let _ = sender.send(download_missing(&repo, with_weights, &snapshots, &transfer));
-        });
-        Ok(finished)
     }
 }
 

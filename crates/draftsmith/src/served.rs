@@ -27,7 +27,7 @@ use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
 use self::client::Servers;
 use self::journal::{Entry, Journal};
-use self::known::KnownTokens;
+use self::known::{KnownTokens, top_probs};
 use self::protocol::{Ask, Completion, Terms, Tokens};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
@@ -45,8 +45,6 @@ const HELD: &str = "nobody panics while holding it";
 #[derive(Clone)]
 pub(crate) struct ServerAccess<'a> {
     pub(crate) server: &'a ServerRecipe,
-    /// The strings that end a response.
-    pub(crate) stop_strings: &'a [String],
     pub(crate) seed: u64,
     /// The journal that this process writes. It also reads the journals in the same directory.
     pub(crate) journal: PathBuf,
@@ -61,7 +59,6 @@ impl<'a> ServerAccess<'a> {
         let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
         Ok(Self {
             server: server.context("`data.responses` is `server`")?,
-            stop_strings: &recipe.models.stop_strings,
             seed: recipe.seed,
             journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
         })
@@ -93,7 +90,7 @@ impl<'a> ServerAccess<'a> {
             model: self.server.model.clone(),
             decoding,
             eos_token_ids: text.eos_token_ids.clone(),
-            stop_strings: self.stop_strings.to_vec(),
+            stop_strings: workspace.ends.stop_strings.clone(),
             vocab_size: workspace.target_shape()?.vocab_size,
             log_probs: self.server.log_probs(&decoding),
         };
@@ -266,11 +263,8 @@ impl Served {
         let finish = FinishReason::parse(&finish_reason);
         let finish = finish.with_context(|| format!("a journal says `{finish_reason}`"))?;
         let num_requested = self.terms.log_probs.unwrap_or(0);
-        let top_probs = |(id, known): (&u32, KnownTokens)| match known.is_empty() {
-            true => TopProbs::unknown(*id),
-            false => TopProbs::new(known, num_requested),
-        };
-        let probs = known.map(|known| ids.iter().zip(known).map(top_probs).collect());
+        let probs_at = |(id, known): (&u32, KnownTokens)| top_probs(*id, known, num_requested);
+        let probs = known.map(|known| ids.iter().zip(known).map(probs_at).collect());
         Ok(ServedResponse { ids, finish, probs })
     }
 

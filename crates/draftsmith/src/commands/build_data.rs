@@ -21,7 +21,7 @@ use draftsmith_files::{check_room, in_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use self::existing::{GivenLabels, check_known};
+use self::existing::check_known;
 use self::present::{finish, present_shards};
 use self::rows::Labeller;
 use crate::built_data::data_provenance;
@@ -115,7 +115,7 @@ pub(crate) fn run(
         seed: recipe.seed,
         decoding: data.decoding(),
         served,
-        given: GivenLabels::default(),
+        given: Mutex::default(),
         known_mass: Mutex::default(),
         progress: &progress,
         console,

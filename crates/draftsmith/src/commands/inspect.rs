@@ -27,7 +27,7 @@ pub(crate) use page::PageArguments;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) -> Result<()> {
-    let page = page.filter(|page| page.is_requested());
+    let page = page.filter(|page| page.html.is_some());
     let is_parquet = path.is_file() && path.extension().is_some_and(|e| e == "parquet");
     let is_rollouts =
         is_parquet && (is_rollouts_path(path) || read_rollout_provenance(path).is_ok());

@@ -149,19 +149,17 @@ fn survey(
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
     let devices = vec![device.clone()];
     let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
-    let ends = arguments.ends.ends();
-    let stop_strings = ends.stop_strings.clone();
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
     let served_as = server.as_ref().map(|server| &*server.model);
     let mut workspace =
         Workspace::open(&arguments.target, served_as, draft, template, devices, console)?;
-    (workspace.ends, workspace.dtype) = (ends, dtype);
+    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),
         Some(server) => {
             let journal = dir.path().join("served.jsonl");
-            let access = ServerAccess { server, stop_strings: &stop_strings, seed, journal };
+            let access = ServerAccess { server, seed, journal };
             RecordedModels::served(&workspace, access)?
         }
     };

@@ -10,7 +10,7 @@ use draftsmith_data::{ContentHash, Prompt, Prompts};
 use crate::prompt_files::Reading;
 
 /// Prompts chosen from files, in file order.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ChosenPrompts {
     pub(super) reading: Reading,
     pub(super) files: Vec<PathBuf>,

@@ -52,6 +52,7 @@ impl Entry {
 }
 
 /// A journal open for appending, and the journals beside it.
+#[derive(Default)]
 pub(super) struct Journal {
     path: PathBuf,
     /// This process's journal, then the others.
@@ -77,13 +78,7 @@ impl Journal {
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
         let mut file = options.open(path).with_context(|| cannot("open"))?;
-        let mut journal = Self {
-            path: path.to_path_buf(),
-            files: Vec::new(),
-            lines: HashMap::new(),
-            len: 0,
-            num_broken: 0,
-        };
+        let mut journal = Self { path: path.to_path_buf(), ..Self::default() };
         let is_whole = journal.read(&mut file, path)?;
         journal.len = file.seek(SeekFrom::End(0)).with_context(|| cannot("read"))?;
         if !is_whole {

@@ -1,6 +1,7 @@
 //! Reads token ids, and the log-probabilities of each position's most probable tokens, in the formats of
 //! vLLM and llama.cpp.
 
+use draftsmith_theory::TopProbs;
 use serde_json::Value;
 
 /// The tokens of one position with known log-probabilities, including the response's token; empty if the
@@ -13,6 +14,11 @@ const ID: &str = "token_id:";
 pub(super) const SLACK: f64 = 0.01;
 /// Stands in for −∞, which JSON lacks.
 const LEAST: f64 = -9999.0;
+
+/// The distribution of a position whose token is `id`, if `num_requested` log-probabilities were requested.
+pub(super) fn top_probs(id: u32, known: KnownTokens, num_requested: usize) -> TopProbs {
+    if known.is_empty() { TopProbs::unknown(id) } else { TopProbs::new(known, num_requested) }
+}
 
 /// Reads a list of token ids.
 ///

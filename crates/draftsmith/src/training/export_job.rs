@@ -68,8 +68,8 @@ pub(crate) trait ExportConfig: Sized {
     /// The record of its training.
     fn training(&mut self) -> &mut Map<String, Value>;
 
-    /// Sets the hashes of the models that it belongs to.
-    fn name_models(&mut self, provenance: &Provenance);
+    /// Sets the hashes of the models that it belongs to. The target's is unknown if it is served.
+    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>);
 
     /// Writes the config and the model's weights.
     fn write(&self, model: &Self::Model, dir: &Path) -> Result<(), ModelError>;
@@ -86,11 +86,8 @@ impl ExportConfig for AcceptanceHeadConfig {
         &mut self.training
     }
 
-    fn name_models(&mut self, provenance: &Provenance) {
-        self.draft_hash = provenance.draft.clone();
-        // The weights of a served target are unknown.
-        let is_known = provenance.served_model.is_none();
-        self.target_hash = is_known.then(|| provenance.target.clone());
+    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>) {
+        (self.draft_hash, self.target_hash) = (draft, target);
     }
 
     fn write(&self, model: &AcceptanceHead, dir: &Path) -> Result<(), ModelError> {
@@ -109,9 +106,8 @@ impl ExportConfig for AdapterConfig {
         &mut self.training
     }
 
-    fn name_models(&mut self, provenance: &Provenance) {
-        let is_known = provenance.served_model.is_none();
-        self.target_hash = is_known.then(|| provenance.target.clone());
+    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
+        self.target_hash = target;
     }
 
     fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
@@ -296,7 +292,8 @@ impl ExportJob<'_> {
             supervised_per_second: trained.supervised_per_second(),
         };
         let Trained { model, mut config, scores, best_epoch, .. } = trained;
-        config.name_models(self.provenance);
+        let Provenance { target, draft, served_model, .. } = self.provenance;
+        config.set_hashes(draft.clone(), served_model.is_none().then(|| target.clone()));
         config.training().insert(TRAINED_ON.to_owned(), trained_on(self.data));
         if !interrupted {
             config.training().insert("fingerprint".to_owned(), json!(fingerprint));

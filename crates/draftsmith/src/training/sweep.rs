@@ -26,9 +26,12 @@ pub(crate) fn finish(
     console: &Console,
 ) -> Result<HeadOutcome> {
     let path = recipe.sweep_dir().join(ROWS);
-    let before = read_rows(&path);
-    let scores: Vec<f64> = heads.iter().map(|(_, head)| head.scores.comparable_kl()).collect();
-    let best = lowest(&scores).context("a sweep has a head")?;
+    // The rows of an earlier run; none if they have another format.
+    let before: Vec<SweptHead> =
+        serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
+    let kl = |nth: usize| heads[nth].1.scores.comparable_kl();
+    let best = (0..heads.len()).min_by(|one, other| kl(*one).total_cmp(&kl(*other)));
+    let best = best.context("a sweep has a head")?;
     let rows: Vec<SweptHead> =
         heads.iter().enumerate().map(|(nth, head)| row(head, nth == best, &before)).collect();
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
@@ -69,17 +72,6 @@ fn row(
         seconds,
         dir: head.dir.clone(),
     }
-}
-
-/// An earlier run's rows; empty if there are none or they have another format.
-fn read_rows(path: &Path) -> Vec<SweptHead> {
-    let bytes = std::fs::read(path).unwrap_or_default();
-    serde_json::from_slice(&bytes).unwrap_or_default()
-}
-
-/// The index of the lowest value, the first of equals.
-fn lowest(values: &[f64]) -> Option<usize> {
-    (0..values.len()).min_by(|a, b| values[*a].total_cmp(&values[*b]))
 }
 
 /// Copies a head. `config.json` comes last, because it marks a complete head.

@@ -23,6 +23,8 @@ use crate::responses::Responder;
 use crate::served::{Served, ServedResponse};
 use crate::text_side::TextSide;
 
+const HELD: &str = "nobody panics while holding it";
+
 /// Builds the rows of one data set.
 pub(super) struct Labeller<'a> {
     pub(super) models: LabelModels<'a>,
@@ -33,7 +35,7 @@ pub(super) struct Labeller<'a> {
     /// The servers' responses, if servers write them.
     pub(super) served: Option<Served>,
     /// Statistics of responses given as tokens.
-    pub(super) given: GivenLabels,
+    pub(super) given: Mutex<GivenLabels>,
     pub(super) known_mass: Mutex<KnownMass>,
     pub(super) progress: &'a Progress,
     pub(super) console: &'a Console,
@@ -215,7 +217,7 @@ impl Labeller<'_> {
             }
         };
         if let (Some(given), Some(columns)) = (given, &labels.draft) {
-            self.given.count(given, columns)?;
+            self.given.lock().expect(HELD).count(given, columns)?;
         }
         let mut row = ResponseRow {
             id,
@@ -249,7 +251,7 @@ impl Labeller<'_> {
         let Some(masses) = &row.target_outside_mass else { return true };
         let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
         let is_known = sum <= self.max_outside_mass() * masses.len() as f64;
-        let mut all = self.known_mass.lock().expect("nobody panics while holding it");
+        let mut all = self.known_mass.lock().expect(HELD);
         all.num_rows += 1;
         if is_known {
             all.num_tokens += masses.len();
@@ -262,8 +264,8 @@ impl Labeller<'_> {
 
     /// Notes how far a file's labels are from ours, and how much of a served target's mass is unknown.
     pub(super) fn note(&self) {
-        self.given.note(self.data.max_new_tokens, self.console);
-        let all = self.known_mass.lock().expect("nobody panics while holding it");
+        self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.console);
+        let all = self.known_mass.lock().expect(HELD);
         if all.num_rows == 0 {
             return;
         }

@@ -29,7 +29,7 @@ pub(crate) struct PageArguments {
     /// Write an HTML page about the data: lengths, acceptance of the draft, and some responses with each
     /// token coloured by its overlap.
     #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    pub(super) html: Option<PathBuf>,
     /// With `--html`: the checkpoint directory whose tokenizer decodes the responses. Without it, tokens are
     /// shown as ids.
     #[arg(long, value_name = "DIR", requires = "html")]
@@ -40,10 +40,6 @@ pub(crate) struct PageArguments {
 }
 
 impl PageArguments {
-    pub(super) fn is_requested(&self) -> bool {
-        self.html.is_some()
-    }
-
     /// Writes the page if `--html` was given.
     ///
     /// # Errors
