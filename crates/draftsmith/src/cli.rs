@@ -1,5 +1,6 @@
 //! The command line: parses arguments, sets up each command and reports its outcome.
 
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
-use crate::devices::{self, DeviceChoices};
+use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::shard::Shard;
@@ -186,8 +187,9 @@ struct TrainingArguments {
     recipe: RecipeArguments,
     /// The devices to train on: one, or several GPUs that split each step's batches, as in
     /// `--devices cuda:0,cuda:1`. Other stages of `run` use the first.
-    #[arg(long, value_name = "DEVICES", conflicts_with = "device")]
-    devices: Option<DeviceChoices>,
+    #[arg(long, value_name = "DEVICES", conflicts_with = "device", value_parser = parse_devices)]
+    // By its full path, clap takes the list as one value.
+    devices: Option<std::vec::Vec<DeviceChoice>>,
     /// Stop after N optimizer steps in this run, summed over all trainings; run again to resume.
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroUsize>,
@@ -311,8 +313,8 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let recipe = setup.recipe(&a.recipe)?;
             let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
             let is_part = building.shard.is_part();
-            let take = if is_part { RecipeLock::share } else { RecipeLock::take };
-            setup.build_data(&take(&recipe)?, &recipe, building)
+            let try_lock = if is_part { File::try_lock_shared } else { File::try_lock };
+            setup.build_data(&RecipeLock::take(&recipe, try_lock)?, &recipe, building)
         }
         Command::TrainHead(a) => {
             setup.train(&a.arguments, a.incomplete(), commands::train_head::run)
@@ -349,14 +351,18 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
-            let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
+            let (lock, devices) =
+                (RecipeLock::take(&recipe, File::try_lock)?, vec![Device::flex()]);
             setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
         Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
         Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
-            Some(recipe) => setup.build_data(&RecipeLock::take(&recipe)?, &recipe, Building::ALL),
+            Some(recipe) => {
+                let lock = RecipeLock::take(&recipe, File::try_lock)?;
+                setup.build_data(&lock, &recipe, Building::ALL)
+            }
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
@@ -377,7 +383,11 @@ impl Setup<'_> {
     }
 
     fn device(&self) -> Result<Device> {
-        let device = devices::open(self.common.device, self.console)?;
+        self.open(self.common.device)
+    }
+
+    fn open(&self, choice: DeviceChoice) -> Result<Device> {
+        let device = devices::open(choice, self.console)?;
         require_dtype(&device, DtypeSource::Flag, self.common.dtype)?;
         Ok(device)
     }
@@ -411,7 +421,7 @@ impl Setup<'_> {
         job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
     ) -> Result<()> {
         let recipe = self.recipe(arguments)?;
-        let lock = RecipeLock::take(&recipe)?;
+        let lock = RecipeLock::take(&recipe, File::try_lock)?;
         self.run_on(&lock, &recipe, vec![self.device()?], incomplete, job)
     }
 
@@ -424,13 +434,13 @@ impl Setup<'_> {
     ) -> Result<()> {
         let TrainingArguments { recipe, devices, steps, hours } = arguments;
         let recipe = self.recipe(recipe)?;
-        let lock = RecipeLock::take(&recipe)?;
+        let lock = RecipeLock::take(&recipe, File::try_lock)?;
         let devices = match devices {
-            Some(devices) => devices.open(self.console)?,
+            Some(choices) => {
+                choices.iter().map(|choice| self.open(*choice)).collect::<Result<_>>()?
+            }
             None => vec![self.device()?],
         };
-        let dtype = self.common.dtype;
-        devices.iter().try_for_each(|device| require_dtype(device, DtypeSource::Flag, dtype))?;
         self.console.limit_steps(steps.map(NonZeroUsize::get));
         let mut console = self.console.clone();
         // A time beyond the clock's range sets no deadline.

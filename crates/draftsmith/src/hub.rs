@@ -180,14 +180,14 @@ impl Hub {
                 let total = megabytes(now.num_bytes).max(1);
                 let new = Progress::new(console, "download", "MB", total);
                 new.message(&now.file);
-                bar.replace(new).into_iter().for_each(Progress::clear);
+                bar = Some(new);
             }
             if let Some(bar) = &bar {
                 bar.move_to(megabytes(now.num_received));
             }
             shown = now;
         };
-        bar.into_iter().for_each(Progress::clear);
+        drop(bar);
         console.note(format!("download: `{name}` is in `{}`", dir.display()));
         Ok(dir)
     }

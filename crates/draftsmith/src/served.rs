@@ -31,7 +31,7 @@ use self::known::{KnownTokens, top_probs};
 use self::protocol::{Ask, Completion, Terms, Tokens};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::conversation::{SetPrompt, Turn, next_turn};
+use crate::conversation::{SetPrompt, next_turn};
 use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
@@ -126,6 +126,8 @@ pub(crate) struct Served {
     journal: Journal,
 }
 
+/// What is being answered, and the answers so far.
+type Conversation<'p> = (Cow<'p, SetPrompt>, Vec<String>);
 /// A request with the index of its conversation.
 type Sent = (usize, Ask);
 /// The same with the completion, or why there is none.
@@ -173,7 +175,7 @@ impl Served {
         loop {
             while running.len() < self.concurrency && !console.is_interrupted() {
                 let Some((number, prompt)) = waiting.next() else { break };
-                let conversation = Conversation { prompt: prompt?, texts: Vec::new() };
+                let conversation = (prompt?, Vec::new());
                 self.send_next(number, conversation, &mut running, sender, progress)?;
             }
             if running.is_empty() {
@@ -226,14 +228,25 @@ impl Served {
         Ok(())
     }
 
-    /// A conversation's next request that the journals do not answer.
-    fn next_ask(&self, conversation: &mut Conversation<'_>) -> Result<Option<Ask>> {
-        while let Some(turn) = conversation.next_turn(&self.text)? {
-            let ask = self.ask(&turn.id, &turn.prompt_ids);
+    /// A conversation's next request that the journals do not answer; `None` if all its turns that fit the
+    /// context are answered.
+    fn next_ask(&self, (prompt, texts): &mut Conversation<'_>) -> Result<Option<Ask>> {
+        loop {
+            let number = texts.len();
+            let turn = match &**prompt {
+                SetPrompt::Conversation(prompt) if number < prompt.turns.len() => {
+                    next_turn(&self.text, prompt, texts)?.map(|turn| (turn.id, turn.prompt_ids))
+                }
+                SetPrompt::HeldOut { id, prompt_ids } if number == 0 => {
+                    Some((id.clone(), prompt_ids.clone()))
+                }
+                _ => None,
+            };
+            let Some((id, prompt_ids)) = turn else { return Ok(None) };
+            let ask = self.ask(&id, &prompt_ids);
             let Some(entry) = self.written(&ask)? else { return Ok(Some(ask)) };
-            conversation.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
+            texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
         }
-        Ok(None)
     }
 
     /// The journals' response to a request. Edited entries that the target cannot have produced are
@@ -317,28 +330,6 @@ impl Served {
     }
 }
 
-/// What is being answered, and the answers so far.
-struct Conversation<'p> {
-    prompt: Cow<'p, SetPrompt>,
-    texts: Vec<String>,
-}
-
-impl Conversation<'_> {
-    /// The turn after the answered ones, if there is one and it fits the context.
-    fn next_turn(&self, text: &TextSide) -> Result<Option<Turn>> {
-        let number = self.texts.len();
-        match &*self.prompt {
-            SetPrompt::Conversation(prompt) if number < prompt.turns.len() => {
-                next_turn(text, prompt, &self.texts)
-            }
-            SetPrompt::HeldOut { id, prompt_ids } if number == 0 => {
-                Ok(Some(Turn { number, id: id.clone(), prompt_ids: prompt_ids.clone() }))
-            }
-            _ => Ok(None),
-        }
-    }
-}
-
 /// Counts of new responses, for a note at the end.
 #[derive(Default)]
 struct Tally {
@@ -393,8 +384,8 @@ fn send_all(
 
 /// The bearer token in an environment variable.
 fn token(name: &str) -> Result<String> {
-    let token = std::env::var(name).ok().filter(|token| !token.trim().is_empty());
-    token.map(|token| token.trim().to_owned()).with_context(|| {
+    let token = std::env::var(name).ok().map(|token| token.trim().to_owned());
+    token.filter(|token| !token.is_empty()).with_context(|| {
         format!(
             "the environment variable `{name}`, which `data.server.api_key_env` names, is not set; \
              hint: set it to the servers' token"

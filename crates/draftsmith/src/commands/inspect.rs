@@ -34,7 +34,8 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     if page.is_some() && (is_rollouts || !(is_parquet || has_shards(path))) {
         bail!("`--html` needs responses: a data directory or one of its responses-*.parquet");
     }
-    if is_results(path) {
+    let is_json = || path.is_file() && path.extension().is_some_and(|e| e == "json");
+    if path.join("results.json").is_file() || is_json() {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
         let rows = results::read_results(&file)?;
         console.document(&rows)?;
@@ -86,11 +87,6 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     };
     console.document(&shown)?;
     console.text(lines(&shown))
-}
-
-fn is_results(path: &Path) -> bool {
-    path.join("results.json").is_file()
-        || (path.is_file() && path.extension().is_some_and(|e| e == "json"))
 }
 
 fn model(dir: &Path) -> Result<Value> {

@@ -16,7 +16,7 @@ use crate::console::{Console, Interrupted};
 use crate::devices::check_devices;
 use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
-use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
+use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
 use crate::workspace::Workspace;
@@ -93,7 +93,7 @@ impl Stage<'_> {
         let (mut exit_layers, mut missing) = (Vec::new(), Vec::new());
         for (exit_layer, dir) in self.recipe.adapter_dirs() {
             let planned = Planned { fingerprint: self.fingerprint(exit_layer)?, dir };
-            let Some(found) = planned.found() else {
+            let Some(found) = planned.found(AdapterConfig::from_dir) else {
                 exit_layers.push(exit_layer);
                 missing.push(planned);
                 continue;
@@ -124,22 +124,18 @@ impl Stage<'_> {
             training_dir: self.recipe.adapter_root().with_file_name("adapter-training"),
             num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
-            frozen: FrozenModel {
-                name: "target".to_owned(),
-                models: format!("{} {}", self.workspace.target_hash()?, settings.dtype.name()),
-            },
+            feature_name: "target".to_owned(),
+            feature_models: format!("{} {}", self.workspace.target_hash()?, settings.dtype.name()),
         };
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
         let written = job.run(missing, |run| {
             train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
-        match written {
-            Some(written) if !written.interrupted => {
-                Ok(written.exports.into_iter().map(AdapterOutcome::of).collect())
-            }
-            _ => Err(Interrupted.into()),
+        if written.interrupted {
+            return Err(Interrupted.into());
         }
+        Ok(written.exports.into_iter().map(AdapterOutcome::of).collect())
     }
 
     /// What an adapter depends on: its settings, the seed, and everything its data depends on.

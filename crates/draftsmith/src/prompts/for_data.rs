@@ -50,22 +50,17 @@ pub(crate) fn choose_prompts(
         limit => sieve.first(&files, limit)?,
     };
     if places.is_empty() {
+        let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
+        let more = match files.len() {
+            0 | 1 => String::new(),
+            num => format!(" and {} more", num - 1),
+        };
         bail!(
-            "no prompt of {} is left; hint: check `data.split`, the bounds on tokens and the models' \
-             context",
-            first_of(&files)
+            "no prompt of `{first}`{more} is left; hint: check `data.split`, the bounds on tokens and the \
+             models' context"
         );
     }
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
-}
-
-/// Names the first file and the number of others.
-fn first_of(files: &[PathBuf]) -> String {
-    let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
-    match files.len() {
-        0 | 1 => format!("`{first}`"),
-        num => format!("`{first}` and {} more", num - 1),
-    }
 }
 
 /// Filters prompts.
@@ -178,19 +173,14 @@ impl Sieve<'_> {
 
     /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
-        let LengthBounds {
-            min_prompt_tokens,
-            max_prompt_tokens,
-            min_response_tokens,
-            max_response_tokens,
-        } = self.lengths;
+        let bounds = &self.lengths;
         let within = |num: usize, min: Option<usize>, max: Option<usize>| {
             min.is_none_or(|min| min <= num) && max.is_none_or(|max| num <= max)
         };
-        if !within(num_tokens, min_prompt_tokens, max_prompt_tokens) {
+        if !within(num_tokens, bounds.min_prompt_tokens, bounds.max_prompt_tokens) {
             return Ok(false);
         }
-        if min_response_tokens.or(max_response_tokens).is_none() {
+        if bounds.min_response_tokens.or(bounds.max_response_tokens).is_none() {
             return Ok(true);
         }
         for turn in &prompt.turns {
@@ -199,7 +189,7 @@ impl Sieve<'_> {
                 (None, Some(response)) => self.text.tokenizer.encode(response, false)?.len(),
                 (None, None) => continue,
             };
-            if !within(num, min_response_tokens, max_response_tokens) {
+            if !within(num, bounds.min_response_tokens, bounds.max_response_tokens) {
                 return Ok(false);
             }
         }

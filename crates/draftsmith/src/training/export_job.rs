@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::progress::EpochProgress;
 use crate::built_data::trained_on;
-use crate::console::{Console, dashboard};
+use crate::console::{Console, Interrupted, dashboard};
 use crate::exports::{TRAINED_ON, found_adapter_head};
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
@@ -63,8 +63,6 @@ pub(crate) struct Speed {
 pub(crate) trait ExportConfig: Sized {
     type Model;
 
-    fn read(dir: &Path) -> Option<Self>;
-
     /// The record of its training.
     fn training(&mut self) -> &mut Map<String, Value>;
 
@@ -77,10 +75,6 @@ pub(crate) trait ExportConfig: Sized {
 
 impl ExportConfig for AcceptanceHeadConfig {
     type Model = AcceptanceHead;
-
-    fn read(dir: &Path) -> Option<Self> {
-        Self::from_dir(dir).ok()
-    }
 
     fn training(&mut self) -> &mut Map<String, Value> {
         &mut self.training
@@ -98,10 +92,6 @@ impl ExportConfig for AcceptanceHeadConfig {
 impl ExportConfig for AdapterConfig {
     type Model = Adapter;
 
-    fn read(dir: &Path) -> Option<Self> {
-        Self::from_dir(dir).ok()
-    }
-
     fn training(&mut self) -> &mut Map<String, Value> {
         &mut self.training
     }
@@ -117,8 +107,11 @@ impl ExportConfig for AdapterConfig {
 
 impl Planned {
     /// The export, if it exists and its training with this fingerprint finished.
-    pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(&self) -> Option<Exported<C, S>> {
-        let mut config = C::read(&self.dir)?;
+    pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(
+        &self,
+        read: fn(&Path) -> Result<C, ModelError>,
+    ) -> Option<Exported<C, S>> {
+        let mut config = read(&self.dir).ok()?;
         let training = config.training();
         let is_same = training.get("fingerprint").is_some_and(|found| *found == self.fingerprint);
         if !is_same || !self.dir.join("model.safetensors").is_file() {
@@ -145,16 +138,10 @@ pub(crate) struct ExportJob<'a> {
     pub(crate) num_epochs: usize,
     /// The validation scores to show after each epoch.
     pub(crate) shown: &'static [&'static str],
-    /// The model whose hidden states may be cached beside the data.
-    pub(crate) frozen: FrozenModel,
-}
-
-/// The identity of a frozen model in caches of its hidden states.
-pub(crate) struct FrozenModel {
-    /// Part of their file names.
-    pub(crate) name: String,
-    /// Everything that the states depend on besides tokens.
-    pub(crate) models: String,
+    /// The name of the frozen model in caches of its hidden states beside the data.
+    pub(crate) feature_name: String,
+    /// Everything that those states depend on besides tokens.
+    pub(crate) feature_models: String,
 }
 
 /// The exports that a job wrote.
@@ -166,12 +153,15 @@ pub(crate) struct Written<C, S> {
 
 impl ExportJob<'_> {
     /// Calls `train` to train all of `planned`, in order, in a run that resumes an earlier one, and writes the
-    /// exports. `None` if it was interrupted before the first epoch ended.
+    /// exports.
+    ///
+    /// # Errors
+    /// If training fails, or was interrupted before the first epoch ended.
     pub(crate) fn run<C, S>(
         &self,
         planned: &[Planned],
         train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<Vec<Trained<C::Model, C, S>>>, TrainError>,
-    ) -> Result<Option<Written<C, S>>>
+    ) -> Result<Written<C, S>>
     where
         C: ExportConfig,
         S: Copy + Serialize,
@@ -184,8 +174,7 @@ impl ExportJob<'_> {
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
         let dir = self.recipe.data_dir();
         let notify = |text: String| self.note(&text);
-        let FrozenModel { name, models } = &self.frozen;
-        let (name, models) = (name.clone(), models.clone());
+        let (name, models) = (self.feature_name.clone(), self.feature_models.clone());
         let features = FeatureDir { dir: &dir, name, models, notify: &notify };
         let train = |renderer, end_renderer: EndRenderer| {
             let console = self.console.clone();
@@ -218,7 +207,7 @@ impl ExportJob<'_> {
                 "stopped after step {num_steps} of {num_planned_steps}; its state is in `{dir}`"
             ));
         }
-        let Some(trained) = ending.best() else { return Ok(None) };
+        let trained = ending.best().ok_or(Interrupted)?;
         let interrupted = trained.iter().any(|one| one.interrupted);
         let exports = planned.iter().zip(trained);
         let exports = exports.map(|(planned, one)| self.write(planned, one, interrupted));
@@ -228,7 +217,7 @@ impl ExportJob<'_> {
             discard(&self.training_dir)?;
             let _ = std::fs::remove_file(self.training_dir.join(NOT_FINITE));
         }
-        Ok(Some(Written { exports, interrupted }))
+        Ok(Written { exports, interrupted })
     }
 
     /// Notes a line that begins with the command.

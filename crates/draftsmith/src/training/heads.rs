@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
-use draftsmith_model::{DrafterModel, WeightDtype};
+use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
 use serde_json::json;
 
-use super::export_job::{ExportJob, FrozenModel, KEPT, Planned};
+use super::export_job::{ExportJob, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
@@ -44,7 +44,8 @@ impl HeadTrainer<'_> {
     pub(crate) fn pass(&self, heads: &[HeadTraining]) -> Result<Vec<ExportedHead>> {
         let planned = heads.iter().map(|settings| self.planned(settings));
         let planned = planned.collect::<Result<Vec<_>>>()?;
-        let mut found: Vec<Option<ExportedHead>> = planned.iter().map(Planned::found).collect();
+        let mut found: Vec<Option<ExportedHead>> =
+            planned.iter().map(|one| one.found(AcceptanceHeadConfig::from_dir)).collect();
         let num_kept = found.iter().flatten().count();
         match (found.as_slice(), num_kept) {
             ([Some(only)], _) => self.note(format!("keeping `{}`, {KEPT}", only.dir.display())),
@@ -93,6 +94,13 @@ impl HeadTrainer<'_> {
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
         let data = HeadData { rows: &self.data.rows, rollouts: recorded };
         let frozen = self.drafter(first.dtype)?;
+        let draft = self.provenance.draft.as_deref().unwrap_or_default();
+        let (feature_name, target) = match self.adapter {
+            None => ("draft".to_owned(), ""),
+            Some((_, exit_layer)) => {
+                (format!("self-draft-{exit_layer}"), self.workspace.target_hash()?)
+            }
+        };
         let job = ExportJob {
             recipe: self.recipe,
             workspace: self.workspace,
@@ -103,11 +111,11 @@ impl HeadTrainer<'_> {
             training_dir,
             num_epochs: first.optimizer.num_epochs,
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
-            frozen: self.frozen_model(first)?,
+            feature_name,
+            feature_models: format!("{draft} {target} {}", first.dtype.name()),
         };
         let written =
             job.run(planned, |run| train_heads(frozen, data, heads, self.recipe.seed, run))?;
-        let Some(written) = written else { return Err(Interrupted.into()) };
         if !written.interrupted {
             return Ok(written.exports);
         }
@@ -119,19 +127,19 @@ impl HeadTrainer<'_> {
 
     /// The rollouts to train on, if labels come from rollouts.
     fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
-        match settings.labels {
-            HeadLabels::Rollouts => TrainingRollouts::read_or_record(
-                self.recipe,
-                self.adapter.map(|(dir, _)| dir),
-                self.data,
-                &self.provenance,
-                settings.rollout_length,
-                self.workspace,
-                self.console,
-            )
-            .map(Some),
-            HeadLabels::Sampled | HeadLabels::Overlap | HeadLabels::Greedy => Ok(None),
+        if settings.labels != HeadLabels::Rollouts {
+            return Ok(None);
         }
+        let rollouts = TrainingRollouts::read_or_record(
+            self.recipe,
+            self.adapter.map(|(dir, _)| dir),
+            self.data,
+            &self.provenance,
+            settings.rollout_length,
+            self.workspace,
+            self.console,
+        );
+        rollouts.map(Some)
     }
 
     /// The model whose hidden states heads read, computing in `dtype`.
@@ -142,18 +150,6 @@ impl HeadTrainer<'_> {
         let (_, adapter) = self.workspace.adapter_in(dir, dtype)?;
         let target = self.workspace.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::self_draft(target, adapter, exit_layer))
-    }
-
-    /// The identity of that model in caches.
-    fn frozen_model(&self, settings: &HeadTraining) -> Result<FrozenModel> {
-        let draft = self.provenance.draft.as_deref().unwrap_or_default();
-        let (name, target) = match self.adapter {
-            None => ("draft".to_owned(), ""),
-            Some((_, exit_layer)) => {
-                (format!("self-draft-{exit_layer}"), self.workspace.target_hash()?)
-            }
-        };
-        Ok(FrozenModel { name, models: format!("{draft} {target} {}", settings.dtype.name()) })
     }
 
     fn note(&self, text: String) {

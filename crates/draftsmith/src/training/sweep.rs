@@ -32,15 +32,30 @@ pub(crate) fn finish(
     let kl = |nth: usize| heads[nth].1.scores.comparable_kl();
     let best = (0..heads.len()).min_by(|one, other| kl(*one).total_cmp(&kl(*other)));
     let best = best.context("a sweep has a head")?;
-    let rows: Vec<SweptHead> =
-        heads.iter().enumerate().map(|(nth, head)| row(head, nth == best, &before)).collect();
+    let row = |(nth, (settings, head)): (usize, &(HeadTraining, ExportedHead))| {
+        let name = settings.name();
+        // A kept head keeps its time.
+        let seconds_before = || before.iter().find(|row| row.name == name)?.seconds;
+        SweptHead {
+            num_layers: settings.num_layers,
+            rejection_weight: settings.rejection_weight,
+            mixing_ratio: settings.mixing_ratio,
+            best: nth == best,
+            best_epoch: head.best_epoch,
+            scores: head.scores,
+            seconds: head.speed.map(|speed| speed.seconds).or_else(seconds_before),
+            dir: head.dir.clone(),
+            name,
+        }
+    };
+    let rows: Vec<SweptHead> = heads.iter().enumerate().map(row).collect();
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
     let (_, mut head) = heads.into_iter().nth(best).context("the best is one of them")?;
     let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
     let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
     let planned = Planned { dir: recipe.head_dir(), fingerprint };
     // An existing copy may have been tuned since, so we keep it.
-    if planned.found::<AcceptanceHeadConfig, HeadScores>().is_none() {
+    if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
         workspace.forget(&planned.dir);
         copy(&head.dir, &planned.dir)?;
         recipe.write_beside(&planned.dir)?;
@@ -48,30 +63,6 @@ pub(crate) fn finish(
     console.note(format!("train-head: the sweep is in `{}`", path.display()));
     head.dir = planned.dir;
     Ok(HeadOutcome::of(head, Some(rows)))
-}
-
-fn row(
-    (settings, head): &(HeadTraining, ExportedHead),
-    best: bool,
-    before: &[SweptHead],
-) -> SweptHead {
-    let name = settings.name();
-    let seconds = match head.speed {
-        Some(speed) => Some(speed.seconds),
-        // A kept head keeps its time.
-        None => before.iter().find(|row| row.name == name).and_then(|row| row.seconds),
-    };
-    SweptHead {
-        name,
-        num_layers: settings.num_layers,
-        rejection_weight: settings.rejection_weight,
-        mixing_ratio: settings.mixing_ratio,
-        best,
-        best_epoch: head.best_epoch,
-        scores: head.scores,
-        seconds,
-        dir: head.dir.clone(),
-    }
 }
 
 /// Copies a head. `config.json` comes last, because it marks a complete head.

@@ -79,9 +79,6 @@ pub(super) fn hash_with(dir: &Path, console: &Console, hash: HashModel) -> Resul
             last = num_read;
         }
     });
-    if let Some(bar) = shown {
-        bar.clear();
-    }
     hash.with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 
