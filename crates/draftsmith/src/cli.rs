@@ -24,7 +24,7 @@ use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::console::{Console, Interrupted};
-use crate::device::{DeviceChoice, DtypeSource, Kernels, parse_dtype, require_dtype};
+use crate::device::{DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype};
 use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
@@ -356,7 +356,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
         Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
-        Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
+        Command::Export(a) => {
+            let device = setup.device()?;
+            on_pool(|| commands::export::run(&a, &device, console))
+        }
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
             Some(recipe) => {

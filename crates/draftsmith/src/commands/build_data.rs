@@ -103,10 +103,7 @@ pub(crate) fn run(
         .with_context(|| format!("cannot create `{}`", job.dir.display()))?;
     recipe.write_beside(&job.dir)?;
     let (num_kept, num_missing) = (job.num_prompts(&kept), job.num_prompts(&missing));
-    let served = match data.served_by() {
-        Some(_) => Some(job.ask_servers(recipe, data, &missing)?),
-        None => None,
-    };
+    let served = data.served_by().map(|_| job.ask_servers(recipe, data, &missing)).transpose()?;
     let progress = Progress::new(console, "build-data", "prompts", (num_kept + num_missing) as u64);
     let labeller = Labeller {
         models,
@@ -204,12 +201,13 @@ impl Job<'_> {
     /// forwards. Shards are therefore not tasks of the thread pool: a thread that waits for half a forward
     /// could pick one up.
     fn build(&self, missing: &[usize], labeller: &Labeller<'_>) -> Result<usize> {
-        let waiting = Mutex::new((missing.iter(), self.prompts.reader()));
+        let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
+        let waiting = Mutex::new((missing.iter(), prompts));
         let next_shard = || -> Result<Option<(usize, Vec<Prompt>)>> {
             let mut waiting = waiting.lock().expect("nobody panics while holding it");
-            let (shards, reader) = &mut *waiting;
+            let (shards, prompts) = &mut *waiting;
             let Some(index) = shards.next() else { return Ok(None) };
-            let prompts = self.prompts_of(*index).map(|number| reader.get(number));
+            let prompts = prompts.take(self.prompts_of(*index).len());
             Ok(Some((*index, prompts.collect::<Result<_>>()?)))
         };
         let build_some = |_| -> Result<usize> {

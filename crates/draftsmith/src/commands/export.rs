@@ -15,7 +15,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::console::Console;
-use crate::device::on_pool;
 use crate::exports::ExportKind;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
@@ -70,10 +69,6 @@ struct Written {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
-    on_pool(|| export(arguments, device, console))
-}
-
-fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
     let ExportArguments { form, recipe, source, .. } = arguments;
     if *form == Form::SpecdecPp && data::is_data(source) {
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };

@@ -45,16 +45,10 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         rollouts(path)?
     } else if is_parquet {
         let (rows, provenance) = read_shard(path, None)?;
-        if let Some(page) = page {
-            page.write(path, &rows, &provenance, console)?;
-        }
-        dataset(&rows, &provenance)
+        dataset(path, &rows, &provenance, page, console)?
     } else if has_shards(path) {
         let data = read_dir(path, Incomplete::Allowed)?;
-        if let Some(page) = page {
-            page.write(path, &data.rows, &data.provenance, console)?;
-        }
-        let mut shown = dataset(&data.rows, &data.provenance);
+        let mut shown = dataset(path, &data.rows, &data.provenance, page, console)?;
         shown["num_shards"] = json!(data.num_shards());
         shown["num_shards_planned"] = json!(data.num_shards_planned);
         shown["hash"] = json!(data.hash);
@@ -174,7 +168,15 @@ fn head(dir: &Path) -> Result<Value> {
     }))
 }
 
-fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
+/// Describes rows, and writes their page if one was requested.
+fn dataset(
+    path: &Path,
+    rows: &[ResponseRow],
+    provenance: &Provenance,
+    page: Option<&PageArguments>,
+    console: &Console,
+) -> Result<Value> {
+    page.map_or(Ok(()), |page| page.write(path, rows, provenance, console))?;
     let num_tokens: usize = rows.iter().map(|row| row.response_ids.len()).sum();
     let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
     sources.sort_unstable();
@@ -207,7 +209,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
     if let Some(mass) = mean(masses.map(|mass| f64::from(*mass))) {
         shown["mean_outside_mass"] = json!(mass);
     }
-    shown
+    Ok(shown)
 }
 
 /// Rollout files by name, without provenance.

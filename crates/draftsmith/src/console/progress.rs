@@ -162,7 +162,7 @@ impl Progress {
 
     /// Ends the stage silently.
     pub(crate) fn clear(self) {
-        self.bar.finish_and_clear();
+        drop(self);
     }
 
     /// Ends the stage with a line that gives its duration.
@@ -213,6 +213,12 @@ impl Progress {
             self.unit,
             self.bar.message()
         ));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 

@@ -81,15 +81,15 @@ fn read_llama_cpp(positions: &[Value], ids: &[u32]) -> Result<Vec<KnownTokens>, 
     let id_of = |position: &Value| position["id"].as_u64();
     let mut known = Vec::with_capacity(ids.len());
     for id in ids {
-        let Some(position) = positions.next_if(|position| id_of(position) == Some(u64::from(*id)))
-        else {
-            known.push(Vec::new());
-            continue;
-        };
-        let top = position["top_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let top = top.iter().map(|one| Some((id_of(one)?, one["logprob"].as_f64()?)));
-        let own = Some((u64::from(*id), position["logprob"].as_f64().unwrap_or(LEAST)));
-        known.push(with_own(top, own)?);
+        let id = u64::from(*id);
+        known.push(match positions.next_if(|position| id_of(position) == Some(id)) {
+            None => Vec::new(),
+            Some(position) => {
+                let top = position["top_logprobs"].as_array().into_iter().flatten();
+                let top = top.map(|one| Some((id_of(one)?, one["logprob"].as_f64()?)));
+                with_own(top, Some((id, position["logprob"].as_f64().unwrap_or(LEAST))))?
+            }
+        });
     }
     match positions.next() {
         None => Ok(known),
