@@ -104,8 +104,13 @@ impl Hub {
 
     /// A model's directory in the cache, after downloading missing files.
     fn dir(&self, model: &Repo, with_weights: bool, console: &Console) -> Result<PathBuf> {
+        let is_whole = |dir: &Path| {
+            let has = |name: &str| dir.join(name).is_file();
+            let has_weights = || weight_files(dir).is_ok_and(|files| files.iter().all(|f| has(f)));
+            has("config.json") && has("tokenizer.json") && (!with_weights || has_weights())
+        };
         match self.cached(model) {
-            Some(dir) if is_whole(&dir, with_weights) => Ok(dir),
+            Some(dir) if is_whole(&dir) => Ok(dir),
             // The reader names a missing file, which may be intended.
             Some(dir) if self.is_offline => Ok(dir),
             _ if self.is_offline => bail!(
@@ -283,14 +288,6 @@ fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
         let is_json = name.ends_with(".json") && !name.ends_with(".index.json");
         !name.contains('/') && (is_json || *name == "chat_template.jinja")
     })
-}
-
-/// Whether a snapshot has every file that we read.
-fn is_whole(dir: &Path, with_weights: bool) -> bool {
-    let has = |name: &str| dir.join(name).is_file();
-    let has_weights =
-        !with_weights || weight_files(dir).is_ok_and(|files| files.iter().all(|file| has(file)));
-    has("config.json") && has("tokenizer.json") && has_weights
 }
 
 /// Checks a large file against its name in the cache, which is its SHA-256 hash.

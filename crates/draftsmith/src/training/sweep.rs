@@ -1,7 +1,5 @@
 //! Finishes a sweep: selects the best head and writes `sweep.json`.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
 use draftsmith_model::AcceptanceHeadConfig;
@@ -57,22 +55,18 @@ pub(crate) fn finish(
     // An existing copy may have been tuned since, so we keep it.
     if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
         workspace.forget(&planned.dir);
-        copy(&head.dir, &planned.dir)?;
+        std::fs::create_dir_all(&planned.dir)
+            .with_context(|| format!("cannot create `{}`", planned.dir.display()))?;
+        // `config.json` comes last, because it marks a complete head.
+        for name in [SCORES, "model.safetensors", "config.json"] {
+            let from = head.dir.join(name);
+            let bytes = std::fs::read(&from);
+            let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
+            write_whole(&planned.dir.join(name), bytes)?;
+        }
         recipe.write_beside(&planned.dir)?;
     }
     console.note(format!("train-head: the sweep is in `{}`", path.display()));
     head.dir = planned.dir;
     Ok(HeadOutcome::of(head, Some(rows)))
-}
-
-/// Copies a head. `config.json` comes last, because it marks a complete head.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to).with_context(|| format!("cannot create `{}`", to.display()))?;
-    for name in [SCORES, "model.safetensors", "config.json"] {
-        let (from, to) = (from.join(name), to.join(name));
-        let bytes =
-            std::fs::read(&from).with_context(|| format!("cannot read `{}`", from.display()))?;
-        write_whole(&to, bytes)?;
-    }
-    Ok(())
 }

@@ -124,28 +124,24 @@ impl Labeller<'_> {
             return self.generate(target, turns, turns.iter().map(worth).collect());
         }
         let found = |(prompt_index, turn): &(usize, Turn)| {
-            let found = match &self.served {
-                Some(served) => self.served_response(served, turn),
+            let given = &prompts[*prompt_index].turns[turn.number];
+            let named = || format!("prompt `{}`", turn.id);
+            let (ids, finish, probs, given) = match &self.served {
+                Some(served) => {
+                    let ServedResponse { ids, finish, probs } =
+                        served.response(&turn.id, &turn.prompt_ids).with_context(named)?;
+                    (ids, finish, probs.filter(|_| self.models.target.is_none()), None)
+                }
                 None => {
-                    let given = &prompts[*prompt_index].turns[turn.number];
                     let most = self.data.max_new_tokens;
-                    existing_response(self.text, given, &turn.prompt_ids, most).map(
-                        |(ids, finish)| {
-                            let given = given.tokens.as_ref();
-                            Response { ids, finish, probs: None, target_log_prob: None, given }
-                        },
-                    )
+                    let (ids, finish) = existing_response(self.text, given, &turn.prompt_ids, most)
+                        .with_context(named)?;
+                    (ids, finish, None, given.tokens.as_ref())
                 }
             };
-            found.with_context(|| format!("prompt `{}`", turn.id))
+            Ok(Response { ids, finish, probs, target_log_prob: None, given })
         };
         turns.iter().map(found).collect()
-    }
-
-    fn served_response<'p>(&self, served: &Served, turn: &Turn) -> Result<Response<'p>> {
-        let ServedResponse { ids, finish, probs } = served.response(&turn.id, &turn.prompt_ids)?;
-        let probs = probs.filter(|_| self.models.target.is_none());
-        Ok(Response { ids, finish, probs, target_log_prob: None, given: None })
     }
 
     /// Generates the response to each turn with the target. `worth` is each turn's share of the progress.
