@@ -62,7 +62,7 @@ fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
 /// only tokens below `vocab_size`. The seed may differ, because several trainings may share data.
 ///
 /// # Errors
-/// If there is no data, a shard is missing or cannot be read, the data has other models, prompts or
+/// If the data or a shard is missing or cannot be read, the data has other models, prompts or
 /// settings, or it has a token that the models do not have.
 pub(crate) fn built_data(
     recipe: &Recipe,

@@ -445,10 +445,12 @@ impl Setup<'_> {
             None => vec![self.device()?],
         };
         self.console.limit_steps(steps.map(NonZeroUsize::get));
-        let mut console = self.console.clone();
-        // A time beyond the clock's range sets no deadline.
-        console.deadline = hours.and_then(|time| Instant::now().checked_add(time));
-        Setup { console: &console, ..*self }.run_on(&lock, &recipe, devices, incomplete, job)
+        self.run_on(&lock, &recipe, devices, incomplete, |recipe, workspace, console| {
+            let mut console = console.clone();
+            // A time beyond the clock's range sets no deadline.
+            console.deadline = hours.and_then(|time| Instant::now().checked_add(time));
+            job(recipe, workspace, &console)
+        })
     }
 
     fn build_data(&self, lock: &RecipeLock, recipe: &Recipe, building: Building) -> Result<()> {
