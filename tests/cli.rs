@@ -1,5 +1,5 @@
-//! Integration tests: everything through the command line, on the embedded models.
-#![expect(clippy::unwrap_used, reason = "a test's helpers fail like its tests")]
+//! Integration tests through the command line, on the embedded models.
+#![expect(clippy::unwrap_used, reason = "helpers may panic like the tests that call them")]
 
 #[path = "cli/adapter.rs"]
 mod adapter;

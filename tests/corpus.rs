@@ -1,6 +1,6 @@
-//! Files that once did more to a reader than to be refused, and others like them: each is read or
-//! refused, and nothing panics, overflows or goes on for long. `corpus/READER/` holds them;
-//! `crates/draftsmith/benches/fuzz/` finds them, and has the readers.
+//! Files that once made a reader panic, overflow or run for long, and similar ones. Each must now be
+//! read or refused quickly. They are in `corpus/READER/`; `crates/draftsmith/benches/fuzz/` found them
+//! and has the readers.
 
 #[path = "../crates/draftsmith/benches/fuzz/readers.rs"]
 mod readers;
@@ -10,30 +10,30 @@ use std::time::{Duration, Instant};
 
 use self::readers::READERS;
 
-/// No reader takes a hundredth of it on a machine that does nothing else.
-const LONG: Duration = Duration::from_secs(60);
+/// The time limit per file. On an idle machine, every reader needs less than a hundredth of it.
+const MAX_TIME: Duration = Duration::from_secs(60);
 
 #[test]
-fn what_was_found_is_read_or_refused() {
+fn hostile_files_are_read_or_refused_quickly() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus");
     let mut num_read = 0;
     for reader in &READERS {
         let Ok(files) = std::fs::read_dir(corpus.join(reader.name)) else { continue };
-        let place = reader.place().expect("what stands beside can be written");
+        let place = reader.place().expect("files that the reader needs can be written");
         for file in files {
             let path = file.expect("the corpus can be read").path();
             let input = std::fs::read(&path).expect("the corpus can be read");
             let begun = Instant::now();
-            // The message of a panic does not name the file.
+            // A panic message does not name the file.
             println!("{}", path.display());
             let _ = reader.read(&place, &input);
-            assert!(begun.elapsed() < LONG, "`{}` took {:?}", path.display(), begun.elapsed());
+            assert!(begun.elapsed() < MAX_TIME, "`{}` took {:?}", path.display(), begun.elapsed());
             num_read += 1;
         }
     }
     assert!(num_read > 0, "the corpus is not empty");
     for dir in std::fs::read_dir(corpus).expect("the corpus can be read") {
         let name = dir.expect("the corpus can be read").file_name();
-        assert!(READERS.iter().any(|reader| name == reader.name), "{name:?} is no reader's");
+        assert!(READERS.iter().any(|reader| name == reader.name), "no reader is named {name:?}");
     }
 }

@@ -18,7 +18,7 @@ fn a_page_shows_tokens_with_their_overlap() {
     let page = ["--html", "page.html", "--rows", "7"];
     let inspect = ["inspect", "data/small"];
     let shown = place.run(&[&inspect[..], &page, &["--tokenizer", &target]].concat()).ok();
-    assert_eq!(shown, place.run(&inspect).ok(), "what is told stays the same");
+    assert_eq!(shown, place.run(&inspect).ok(), "the text output stays the same");
     let html = std::fs::read_to_string(place.path("page.html")).unwrap();
     assert_eq!(count(&html, "<article class=\"row\">"), 7);
     for id in

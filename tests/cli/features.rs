@@ -70,8 +70,8 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     train(&[]);
     assert!(kept(&place).is_empty());
     let exact = trained.map(|name| scores("kept", name));
-    let told = train(&CACHED);
-    assert!(told.contains("hidden states are stored in `data/kept/features-draft*.bin`"), "{told}");
+    let log = train(&CACHED);
+    assert!(log.contains("hidden states are stored in `data/kept/features-draft*.bin`"), "{log}");
     let files = kept(&place);
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
     let expected = [
@@ -99,9 +99,9 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     // Another training reads them, all or half of them, with the same result.
     let again = || {
         std::fs::remove_dir_all(place.path("checkpoints/kept")).unwrap();
-        let told = train(&CACHED);
+        let log = train(&CACHED);
         assert!(trained.map(weights) == first);
-        told
+        log
     };
     again();
     assert!(kept(&place) == files);
@@ -128,8 +128,8 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
 
     // Int8 needs about half the space; other settings are another training.
     let int8 = ["--set", "adapter.features_format=int8"];
-    let told = train(&[&CACHED[..], &int8].concat());
-    assert!(told.contains("features-target*.bin"), "{told}");
+    let log = train(&[&CACHED[..], &int8].concat());
+    assert!(log.contains("features-target*.bin"), "{log}");
     let smaller = kept(&place)["features-target-final.bin"].len();
     let larger = files["features-target-final.bin"].len();
     assert!(smaller < larger * 6 / 10, "{smaller} and {larger}");

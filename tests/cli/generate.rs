@@ -378,24 +378,20 @@ fn a_cascade_changes_the_rounds_but_not_the_text() {
     let vertical = "drafters = ['draft', 'max_gram'], lengths = [[3, 2], [0, 4]]";
     let nested = "drafters = ['draft', 'small_draft', 'max_gram'], lenience = 2.0, \
                   lengths = [[2, 0, 2], [0, 3, 0], [0, 0, 2]]";
-    let branching = "drafters = ['draft', 'max_gram'], lengths = [[1, 3], [0, 1]], leading = 8";
     for prompt in PROMPTS {
         let plain = generate(prompt, &[]).json();
         let models = ["--draft", &draft, "--small-draft", &small];
-        // The last one: the chain, and seven siblings of its first token with three looked-up tokens each.
-        for (cascade, most) in [(vertical, 7), (nested, 7), (branching, 4 + 7 * 4)] {
+        for cascade in [vertical, nested] {
             let found = generate(prompt, &[&models[..], &["--cascade", cascade]].concat()).json();
             assert_eq!(found["token_ids"], plain["token_ids"], "{cascade}");
             let rounds = found["rounds"].as_array().unwrap();
             let drafted = |round: &serde_json::Value| round["num_drafted"].as_u64().unwrap();
-            assert!(rounds.iter().all(|round| drafted(round) <= most), "{rounds:?}");
+            assert!(rounds.iter().all(|round| drafted(round) <= 7), "{rounds:?}");
             assert!(rounds.len() < plain["token_ids"].as_array().unwrap().len());
         }
     }
-    for cascade in [vertical, branching] {
-        let sampled = ["--draft", &draft, "--cascade", cascade, "--temperature", "1"];
-        assert!(!generate(PROMPTS[0], &sampled).json()["text"].as_str().unwrap().is_empty());
-    }
+    let sampled = ["--draft", &draft, "--cascade", vertical, "--temperature", "1"];
+    assert!(!generate(PROMPTS[0], &sampled).json()["text"].as_str().unwrap().is_empty());
     let refused = |extra: &[&str], named: &[&str]| generate("x", extra).fails_naming(named);
     refused(&["--cascade", vertical], &["`--cascade`", "`draft`", "`--draft`"]);
     refused(&["--draft", &draft, "--cascade", nested], &["`small_draft`", "`--small-draft`"]);

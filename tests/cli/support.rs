@@ -172,7 +172,7 @@ impl Place {
 pub(crate) struct Running {
     child: Child,
     stderr: BufReader<ChildStderr>,
-    told: String,
+    log: String,
 }
 
 #[cfg(unix)]
@@ -182,7 +182,7 @@ impl Running {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        Self { child, stderr, told: String::new() }
+        Self { child, stderr, log: String::new() }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -193,10 +193,10 @@ impl Running {
     #[track_caller]
     pub(crate) fn await_line(&mut self, text: &str) {
         loop {
-            let begun = self.told.len();
-            let length = self.stderr.read_line(&mut self.told).unwrap();
-            assert!(length > 0, "`{text}` is not in: {}", self.told);
-            if self.told[begun..].contains(text) {
+            let begun = self.log.len();
+            let length = self.stderr.read_line(&mut self.log).unwrap();
+            assert!(length > 0, "`{text}` is not in: {}", self.log);
+            if self.log[begun..].contains(text) {
                 return;
             }
         }
@@ -209,9 +209,9 @@ impl Running {
 
     /// Waits for the end of the command.
     pub(crate) fn end(mut self) -> Ran {
-        self.stderr.read_to_string(&mut self.told).unwrap();
+        self.stderr.read_to_string(&mut self.log).unwrap();
         let code = self.child.wait().unwrap().code();
-        Ran { code, stdout: String::new(), stderr: self.told }
+        Ran { code, stdout: String::new(), stderr: self.log }
     }
 }
 

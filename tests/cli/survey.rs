@@ -174,7 +174,7 @@ fn ctrl_c_ends_a_survey() {
     running.signal("INT");
     let ran = running.end();
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
-    let told = "stopped; nothing is kept; running it again starts over";
-    assert_eq!(ran.stderr.lines().last(), Some(told));
+    let message = "stopped; nothing is kept; running it again starts over";
+    assert_eq!(ran.stderr.lines().last(), Some(message));
     assert_eq!(place.names("."), ["costs.toml", "prompts.jsonl"]);
 }

@@ -44,14 +44,14 @@ fn every_head_equals_a_single_training_and_the_best_is_exported() {
     assert_eq!(heads.clone().count(), 8, "{shown}");
     assert_eq!(heads.filter(|line| line.ends_with("best")).count(), 1, "{shown}");
 
-    let told = place.run(&["train-head", "sweep.toml", "--json"]).json();
-    assert_eq!(told["kept"], true);
+    let outcome = place.run(&["train-head", "sweep.toml", "--json"]).json();
+    assert_eq!(outcome["kept"], true);
     let rows = std::fs::read(place.path("checkpoints/swept/sweep/sweep.json")).unwrap();
     let rows: serde_json::Value = serde_json::from_slice(&rows).unwrap();
-    assert_eq!(rows, told["sweep"]);
+    assert_eq!(rows, outcome["sweep"]);
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 8);
-    assert!(rows.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0), "kept, and still told");
+    assert!(rows.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0), "kept, with its time");
     let comparable = |row: &serde_json::Value| row["scores"]["unshifted_kl"].as_f64().unwrap();
     let lowest = rows.iter().map(comparable).fold(f64::INFINITY, f64::min);
     let best: Vec<_> = rows.iter().filter(|row| row["best"] == true).collect();
@@ -77,8 +77,8 @@ fn every_head_equals_a_single_training_and_the_best_is_exported() {
     let ran = place.run(&["train-head", "sweep.toml", "--json", "--set", larger]);
     assert!(ran.stderr.contains("keeping 4 heads of the sweep"), "{}", ran.stderr);
     assert!(ran.stderr.contains("training 2 heads"), "{}", ran.stderr);
-    let told = ran.json();
-    assert_eq!(told["sweep"].as_array().unwrap().len(), 12);
+    let outcome = ran.json();
+    assert_eq!(outcome["sweep"].as_array().unwrap().len(), 12);
     assert!(place.path("checkpoints/swept/sweep/d1-w6-r0.4/model.safetensors").exists());
 }
 

@@ -108,8 +108,9 @@ fn a_tree_with_measured_costs_makes_a_promise_that_is_judged() {
     let summary = place.json("checkpoints/mine/evaluation/summary.json");
     let mut promises = summary["groups"][0]["promises"].as_array().unwrap().iter();
     let promise = promises.find(|it| it["drafter"] == drafter.as_str()).expect("a promise");
-    let [told, tuned] = [promise, &tuned["tree"]].map(|it| it["expected_gain"]["value"].as_f64());
-    assert!((told.unwrap() - tuned.unwrap()).abs() < 1e-9, "{promise}");
+    let [promised, tuned] =
+        [promise, &tuned["tree"]].map(|it| it["expected_gain"]["value"].as_f64());
+    assert!((promised.unwrap() - tuned.unwrap()).abs() < 1e-9, "{promise}");
 }
 
 #[test]
@@ -131,8 +132,8 @@ fn rollouts_without_ranks_are_recorded_again_for_a_tree() {
     assert!(recorded.contains(&0) && recorded.iter().any(|rank| *rank > 0), "{recorded:?}");
     rows.iter_mut().for_each(|row| row.candidates.draft_rank = None);
     draftsmith_data::write_rollouts(&path, &rows, &provenance).unwrap();
-    let told = ["rollouts-draft-validation-greedy.parquet", "ranks", "draftsmith record"];
-    place.run(&["tune", &recipe]).fails_naming(&told);
+    let parts = ["rollouts-draft-validation-greedy.parquet", "ranks", "draftsmith record"];
+    place.run(&["tune", &recipe]).fails_naming(&parts);
     // Recipes without trees can still read the rollouts.
     place.run(&["tune", &recipe, "--set", "evaluate.trees.shapes=['2-1']"]).ok();
     place.run(&["record", &recipe]).ok();

@@ -172,7 +172,7 @@ fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
     }
 }
 
-/// The JSON of a file; null if there is no such file.
+/// The JSON of a file; null if the file does not exist.
 fn read_json_if_present(path: &Path) -> Result<Json, DataError> {
     match read_if_present(path)? {
         None => Ok(Json::Null),

@@ -1,5 +1,5 @@
 //! The errors of this crate. Each message names the file and the line, key or column, and says what
-//! to do about it. This module knows no other: callers hand over finished text.
+//! to do about it. This module uses no other module of the crate: callers pass finished text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -242,7 +242,7 @@ pub enum DataError {
         /// Its size or hash, now and when it was written.
         problem: String,
     },
-    /// The manifest, or a record beside a shard, is malformed.
+    /// The manifest, or a record next to a shard, is malformed.
     #[error("`{path}` {problem}; hint: `draftsmith build-data --repair` writes it again")]
     CorruptManifest {
         /// The file.

@@ -172,8 +172,8 @@ pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
 }
 
 /// Adds the defaults of fields that are not stored.
-fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
-    let left_out: [(&str, Value); 11] = [
+fn with_defaults(mut fields: Map<String, Value>) -> Map<String, Value> {
+    let defaults: [(&str, Value); 11] = [
         ("weights", Value::Array(Vec::new())),
         ("split", Value::Null),
         ("lengths", Value::Object(Map::new())),
@@ -186,7 +186,7 @@ fn fill_in(mut fields: Map<String, Value>) -> Map<String, Value> {
         ("repetition_penalty", 1.0.into()),
         ("dtype", Provenance::F32.into()),
     ];
-    for (key, value) in left_out {
+    for (key, value) in defaults {
         fields.entry(key).or_insert(value);
     }
     fields
@@ -197,7 +197,7 @@ pub(crate) fn fields_differences(
     left: Map<String, Value>,
     right: Map<String, Value>,
 ) -> Vec<FieldDifference> {
-    let [left, right] = [left, right].map(fill_in);
+    let [left, right] = [left, right].map(with_defaults);
     let differing = left.into_iter().filter(|(key, left)| *left != right[key]);
     differing
         .map(|(key, left)| match (&left, &right[&key]) {

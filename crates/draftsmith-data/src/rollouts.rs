@@ -1,26 +1,32 @@
 //! Rollouts on disk, `rollouts-<drafter>-<set>-<decoding>.parquet`: what a drafter proposes along
 //! each response and where it departs from it, so that stop rules can be replayed without a model.
 //!
-//! `rollouts/row.rs` defines a row, `rollouts/validate.rs` the rules between rows,
-//! `rollouts/provenance.rs` the provenance, and `rollouts/file.rs` reads and writes files. Equal rows
-//! and provenance give equal bytes.
+//! This module reads and writes files; `rollouts/row.rs` defines a row, `rollouts/validate.rs` the
+//! rules between rows, and `rollouts/provenance.rs` the provenance. Equal rows and provenance give
+//! equal bytes.
 //!
 //! Numbers are `f64` and never rounded: a stop rule compares signals with thresholds, and a replay
 //! must take the same decisions as the original run.
 
-mod file;
 mod provenance;
 mod row;
 mod validate;
 
 use std::path::{Path, PathBuf};
 
-use crate::error::DataError;
+use arrow_array::ArrayRef;
+use arrow_array::types::{Float64Type, UInt32Type};
+use arrow_schema::ArrowError;
 
-pub use file::{read_rollout_provenance, read_rollouts, write_rollouts};
-pub use provenance::{RolloutDecoding, RolloutHead, RolloutProvenance};
-pub use row::{RolloutCandidates, RolloutRow};
-pub use validate::validate_rollouts;
+pub use self::provenance::{RolloutDecoding, RolloutHead, RolloutProvenance};
+pub use self::row::{RolloutCandidates, RolloutRow};
+use self::validate::validate_file;
+pub use self::validate::validate_rollouts;
+use crate::columns::{
+    Column, Kind, TableRow, bad_provenance, entries, flags, lists, numbers, open, read_rows, texts,
+    write_rows,
+};
+use crate::error::DataError;
 
 /// The beginning and the end of a rollouts file's name.
 const FILE_PREFIX: &str = "rollouts-";
@@ -55,6 +61,132 @@ pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
 pub fn is_rollouts_path(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX))
+}
+
+/// All columns, in the order of the file.
+const COLUMNS: [Column; 14] = [
+    Column::new("id", Kind::Text),
+    Column::new("prompt_ids", Kind::Ids),
+    Column::new("start", Kind::Number),
+    Column::new("is_response", Kind::Flag),
+    Column::new("limit", Kind::Number),
+    Column::new("candidate_ids", Kind::Ids),
+    Column::new("candidate_prob", Kind::Doubles),
+    Column::new("confidence", Kind::Doubles),
+    Column::new("confidence_of_ten", Kind::Doubles),
+    Column::new("draft_entropy", Kind::Doubles),
+    Column::part_of("the acceptance head", "predicted_acceptance_prob", Kind::Doubles),
+    Column::new("draft_log_prob", Kind::Doubles),
+    Column::new("target_log_prob", Kind::Doubles),
+    Column::optional("a greedy response", "draft_rank", Kind::Ids),
+];
+
+/// Writes rows as one rollouts file, whole or not at all.
+///
+/// # Errors
+/// If rows are invalid ([`validate_rollouts`]) or contradict the provenance (acceptance is predicted
+/// if and only if it names a head; responses and rollouts continue to an end token or to their
+/// limit), if it names no drafter, or if the file cannot be written.
+///
+/// [`validate_rollouts`]: crate::validate_rollouts
+pub fn write_rollouts(
+    path: &Path,
+    rows: &[RolloutRow],
+    provenance: &RolloutProvenance,
+) -> Result<(), DataError> {
+    provenance
+        .validate()
+        .map_err(|problem| DataError::BadProvenance { path: path.to_path_buf(), problem })?;
+    validate_file(rows, provenance)?;
+    write_rows(path, &COLUMNS, provenance.to_entries(), rows, to_array)
+}
+
+fn to_array(rows: &[RolloutRow], column: Column) -> Result<ArrayRef, ArrowError> {
+    match column.kind {
+        Kind::Text => Ok(texts(rows.iter().map(|row| row.id.as_str()))),
+        Kind::Flag => Ok(flags(rows.iter().map(|row| row.is_response))),
+        Kind::Number => Ok(numbers(rows.iter().map(|row| match column.name {
+            "start" => row.start,
+            _ => row.limit,
+        }))),
+        Kind::Ids => lists::<UInt32Type>(
+            column,
+            rows.iter().map(|row| match column.name {
+                "prompt_ids" => Some(&row.prompt_ids),
+                "candidate_ids" => Some(&row.candidates.candidate_ids),
+                _ => row.candidates.draft_rank.as_ref(),
+            }),
+        ),
+        Kind::Floats | Kind::Doubles => lists::<Float64Type>(
+            column,
+            rows.iter().map(|row| {
+                let mut lists = row.numbers().filter(|(name, ..)| *name == column.name);
+                lists.next().map(|(.., values)| values)
+            }),
+        ),
+    }
+}
+
+/// Reads a rollouts file: its rows, in order, and their provenance. Unknown columns are ignored.
+/// With `vocab_size`, every token must be in a vocabulary of that size.
+///
+/// # Errors
+/// If the file cannot be read or is malformed, lacks a column or its provenance, or holds rows that
+/// are invalid (see [`validate_rollouts`] and [`RolloutRow::check_ids`]) or contradict its provenance
+/// (see [`write_rollouts`]).
+///
+/// [`validate_rollouts`]: crate::validate_rollouts
+pub fn read_rollouts(
+    path: &Path,
+    vocab_size: Option<usize>,
+) -> Result<(Vec<RolloutRow>, RolloutProvenance), DataError> {
+    let builder = open(path)?;
+    let provenance = parse_provenance(path, entries(&builder))?;
+    let rows = read_rows(path, builder, &COLUMNS, read_row)?;
+    let known = |size| rows.iter().try_for_each(|row: &RolloutRow| row.check_ids(size));
+    let checked = validate_file(&rows, &provenance);
+    let checked = checked.and_then(|()| vocab_size.map_or(Ok(()), known));
+    checked.map_err(|source| DataError::row_in_file(path, source))?;
+    Ok((rows, provenance))
+}
+
+/// Reads only the provenance of a rollouts file.
+///
+/// # Errors
+/// If the file cannot be read or is malformed, or its provenance is missing or malformed.
+pub fn read_rollout_provenance(path: &Path) -> Result<RolloutProvenance, DataError> {
+    parse_provenance(path, entries(&open(path)?))
+}
+
+fn parse_provenance<'a>(
+    path: &Path,
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<RolloutProvenance, DataError> {
+    let read = RolloutProvenance::from_entries(entries);
+    read.and_then(|read| read.validate().map(|()| read)).map_err(|e| bad_provenance(path, &e))
+}
+
+fn read_row(row: &TableRow<'_>) -> Result<RolloutRow, DataError> {
+    let doubles = |column| row.list::<Float64Type>(column);
+    Ok(RolloutRow {
+        id: row.text("id")?.to_owned(),
+        prompt_ids: row.list::<UInt32Type>("prompt_ids")?,
+        start: row.number("start")?,
+        limit: row.number("limit")?,
+        candidates: RolloutCandidates {
+            candidate_ids: row.list::<UInt32Type>("candidate_ids")?,
+            candidate_prob: doubles("candidate_prob")?,
+            confidence: doubles("confidence")?,
+            confidence_of_ten: doubles("confidence_of_ten")?,
+            draft_entropy: doubles("draft_entropy")?,
+            predicted_acceptance_prob: row
+                .list_if_any::<Float64Type>("predicted_acceptance_prob")?,
+            draft_log_prob: doubles("draft_log_prob")?,
+            target_log_prob: doubles("target_log_prob")?,
+            draft_rank: row.list_if_any::<UInt32Type>("draft_rank")?,
+        },
+        is_response: row.flag("is_response")?,
+    })
 }
 
 #[cfg(test)]

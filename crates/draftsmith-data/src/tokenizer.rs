@@ -1,7 +1,6 @@
 //! `tokenizer.json`: text to token ids and back, and whether two models share a vocabulary.
 
 mod stop_strings;
-mod text_stream;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,6 @@ use crate::chat_template::Message;
 use crate::error::DataError;
 
 pub use stop_strings::StopStrings;
-pub use text_stream::TextStream;
 
 /// The file of a checkpoint directory that holds the tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -27,6 +25,14 @@ const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tek
 const MAX_TEXT_BYTES: usize = 4096;
 /// The key of the only text that may be longer, a table.
 const TABLE: &[u8] = b"precompiled_charsmap";
+
+/// The character that decoders write for incomplete or invalid bytes.
+const REPLACEMENT: char = '\u{fffd}';
+
+/// The largest number of ids to hold back. A character has at most four bytes, but consecutive tokens
+/// may all end inside one. Text that stays incomplete for longer is given out as it is, because each
+/// new id decodes all ids held back again.
+const MAX_HELD_BACK: usize = 64;
 
 /// A model's tokenizer.
 #[derive(Debug, Clone)]
@@ -107,7 +113,7 @@ impl TextTokenizer {
     /// Starts to decode ids one by one. See [`TextStream`].
     #[must_use]
     pub fn text_stream(&self, skip_special: bool) -> TextStream<'_> {
-        TextStream::new(self, skip_special)
+        TextStream { tokenizer: self, skip_special, window: Vec::new(), num_given: 0 }
     }
 
     /// One more than the largest token id, including added tokens: the smallest number of logits that
@@ -159,6 +165,60 @@ impl TextTokenizer {
         let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
         tokens.sort();
         tokens.into_iter().map(|(token, id)| (id, token)).collect()
+    }
+}
+
+/// Turns ids into text increments. All increments and [`Self::finish`] together equal the decoding of
+/// all ids at once. One exception: SentencePiece decoders replace a whole run of byte tokens if its
+/// last character is incomplete, but earlier characters of the run have been given out by then.
+///
+/// A character may be divided among tokens, and a decoder may treat the first token of a text
+/// differently (drop its leading space). So no id is decoded by itself: the increment is the text that
+/// new ids add to that of the ids given out last.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a TextTokenizer,
+    skip_special: bool,
+    /// The ids given out last, which end with a whole character, then the ids held back.
+    window: Vec<u32>,
+    /// The number of ids in `window` that have been given out.
+    num_given: usize,
+}
+
+impl<'a> TextStream<'a> {
+    /// Takes the next id; returns the text that it completes, if any.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn push(&mut self, id: u32) -> Result<Option<String>, DataError> {
+        self.window.push(id);
+        let added = self.added_text()?;
+        let is_held_back = added.is_empty() || added.ends_with(REPLACEMENT);
+        if is_held_back && self.window.len() - self.num_given < MAX_HELD_BACK {
+            return Ok(None);
+        }
+        self.window.drain(..self.num_given);
+        self.num_given = self.window.len();
+        Ok(Some(added).filter(|added| !added.is_empty()))
+    }
+
+    /// Ends the stream; returns the text held back, with U+FFFD for an incomplete character.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn finish(self) -> Result<Option<String>, DataError> {
+        Ok(Some(self.added_text()?).filter(|text| !text.is_empty()))
+    }
+
+    /// The text that the ids held back add to that of the ids given out.
+    fn added_text(&self) -> Result<String, DataError> {
+        let given = self.tokenizer.decode(&self.window[..self.num_given], self.skip_special)?;
+        let mut text = self.tokenizer.decode(&self.window, self.skip_special)?;
+        // A decoder may change text that has been given out and cannot be retracted. Everything after
+        // the common prefix counts as added.
+        let common = given.chars().zip(text.chars()).take_while(|(a, b)| a == b);
+        let common = common.map(|(character, _)| character.len_utf8()).sum();
+        Ok(text.split_off(common))
     }
 }
 

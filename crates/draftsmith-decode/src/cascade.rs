@@ -15,18 +15,14 @@
 //! A chain may have a stop rule that ends it before its length: an inner drafter then hands over to its
 //! reviewer by its head, confidence or entropy, as SpecDec++ hands over to the target. The round's stop
 //! rule may also end the first row's chain.
-//!
-//! The leading node may have other children beside the chain's first token, each followed by look-ups:
-//! the authors' tree attention.
 
 mod chain_rules;
 mod drafting;
-mod leading;
 
 use draftsmith_theory::{Decoding, DrafterId, Lenience, RoundEnd, StopRuleConfig, TokenChoice};
 
 use chain_rules::ChainRules;
-use drafting::Drafting;
+use drafting::CascadeRound;
 
 use crate::drafter::{DraftRound, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
@@ -50,17 +46,13 @@ pub struct CascadeConfig {
     /// The stop rule of each reviewer's chain, the target's first; a reviewer without an entry has none. A
     /// rule that reads signals needs a chain without look-ups.
     pub rules: Vec<Option<StopRuleConfig>>,
-    /// First tokens of a proposal, the chain's among them: 1 is a chain. The others come from the same
-    /// drafter, and each is followed by as many look-ups as the first row asks for. A looked-up first
-    /// token has no siblings.
-    pub leading: usize,
 }
 
 impl CascadeConfig {
-    /// A cascade with one matrix, exact review and no rules, which proposes a chain.
+    /// A cascade with one matrix, exact review and no rules.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
-        Self { greedy: lengths, sampled, lenience, rules, leading: 1 }
+        Self { greedy: lengths, sampled, lenience, rules }
     }
 
     /// K for a way of decoding.
@@ -90,8 +82,7 @@ impl<'m, T: Target> Cascade<'m, T> {
     /// A cascade of `models`, largest first, and then prompt lookup.
     ///
     /// # Panics
-    /// Unless matrices have a row and a column for each, rules are valid, and the leading node has a
-    /// child.
+    /// Unless matrices have a row and a column for each drafter, and rules are valid.
     pub(crate) fn new(
         id: DrafterId,
         config: CascadeConfig,
@@ -103,7 +94,6 @@ impl<'m, T: Target> Cascade<'m, T> {
             let is_square = lengths.iter().all(|row| row.len() == num_drafters);
             assert!(is_square && lengths.len() == num_drafters, "a row and a column for each");
         }
-        assert!(config.leading > 0, "the chain begins with a child of the leading node");
         let rules = config.rules.clone();
         let init_rules = Box::new(move || ChainRules::new(&rules).expect("the rules are valid"));
         let mut cascade = Self { id, config, models, lookup, init_rules, rules: Vec::new() };
@@ -119,13 +109,6 @@ impl<'m, T: Target> Cascade<'m, T> {
     ) -> Self {
         self.init_rules = Box::new(move || ChainRules::of(rules()));
         self.begin_rules(0);
-        self
-    }
-
-    /// The same with `leading` first tokens.
-    #[cfg(test)]
-    pub(crate) fn branching(mut self, leading: usize) -> Self {
-        self.config.leading = leading;
         self
     }
 
@@ -146,12 +129,6 @@ impl<'m, T: Target> Cascade<'m, T> {
             let lengths = matrix.get(row).map_or(&[][..], |lengths| lengths);
             needs && lengths.iter().skip(self.models.len()).any(|length| *length > 0)
         })
-    }
-
-    /// The most look-ups after each sibling of a chain's first token.
-    fn num_after_siblings(&self, decoding: &Decoding) -> usize {
-        let first_row = self.config.lengths(decoding).first();
-        first_row.and_then(|row| row.get(self.models.len())).copied().unwrap_or(0)
     }
 }
 
@@ -180,27 +157,19 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
             let most = if rule.skips_drafting() { 0 } else { rule.bounds().max };
             rooms.push(most.min(limits.room));
         }
-        let drafted = self.draft(target, rounds.iter_mut().zip(rooms.iter().copied()))?;
-        for (drafting, room) in drafted.into_iter().zip(rooms) {
-            let Drafting { round, forwards, siblings, drafted, .. } = drafting;
+        for drafting in self.draft(target, rounds.iter_mut().zip(rooms))? {
+            let CascadeRound { round, forwards, drafted, .. } = drafting;
             let proposal = &mut round.proposal;
             drafted.into_iter().for_each(|it| proposal.push_next(it.token_id, it.drawn_from));
             proposal.forwards = forwards;
-            if let Some(siblings) = siblings {
-                let num_after = self.num_after_siblings(round.decoding).min(room - 1);
-                let num = self.config.leading - 1;
-                leading::branch(siblings, [num, num_after], self.lookup.as_mut(), round);
-            }
         }
         Ok(())
     }
 
-    /// Drafters keep the accepted tokens of their chain; they have not read a sibling's look-ups.
+    /// Drafters keep the accepted tokens of their chain.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        let in_chain = path.iter().enumerate().take_while(|(at, node)| at == *node);
-        let own: Vec<usize> = in_chain.map(|(at, _)| at).collect();
-        self.forget(slot, num_standing, &own);
-        let end = RoundEnd { num_accepted: own.len(), num_kept: path.len() + 1 };
+        self.forget(slot, num_standing, path);
+        let end = RoundEnd { num_accepted: path.len(), num_kept: path.len() + 1 };
         self.rules[slot].reviewed(0, end);
     }
 

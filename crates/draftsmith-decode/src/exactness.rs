@@ -9,7 +9,6 @@
 
 mod cascade;
 mod chain_rules;
-mod leading;
 mod lookup_first;
 mod many;
 mod max_gram;

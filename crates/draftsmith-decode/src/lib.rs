@@ -32,7 +32,7 @@ pub use error::DecodeError;
 pub use lookup_first::LookupFirstDraft;
 pub use max_gram::MaxGramDraft;
 pub use record::{RecordOptions, RecordRequest, record};
-pub use registry::{DrafterParts, Drafters, Drafting, separate_draft};
+pub use registry::{DrafterParts, Drafters, Drafting};
 pub use response_target::{KnownResponse, ResponseTarget};
 pub use self_draft::SelfDraft;
 pub use separate_draft::SeparateDraft;

@@ -74,11 +74,6 @@ impl<'m> MaxGramDraft<'m> {
         let num_found = self.slots[slot].extend(tokens, self.bigrams, most, eos_token_ids);
         tokens[tokens.len() - num_found..].to_vec()
     }
-
-    /// Forgets all tokens of a slot after the first `num_standing`.
-    pub(crate) fn forget(&mut self, slot: usize, num_standing: usize) {
-        self.slots[slot].truncate(num_standing);
-    }
 }
 
 /// A candidate that was looked up.
@@ -116,7 +111,7 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
 
     /// Accepted tokens are read with the next round's sequence.
     fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
-        self.forget(slot, num_standing);
+        self.slots[slot].truncate(num_standing);
     }
 
     fn context(&self) -> usize {

@@ -5,7 +5,7 @@
 //! cascades, propose without steps and are not recorded. A new drafter takes a file, a [`DrafterId`] and
 //! a line here.
 
-use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DraftVocabulary, DrafterModel};
+use draftsmith_model::{AcceptanceHead, Adapter, CausalLm};
 use draftsmith_theory::{Bigrams, DrafterId, LookupFirst, MaxGramConfig};
 
 use crate::cascade::{Cascade, CascadeConfig};
@@ -23,8 +23,6 @@ pub enum DrafterParts<'m> {
     Draft {
         /// The model.
         model: &'m CausalLm,
-        /// The tokens that it may draw; all of them if None.
-        vocabulary: Option<&'m DraftVocabulary>,
         /// Its acceptance head.
         head: Option<&'m AcceptanceHead>,
     },
@@ -151,24 +149,6 @@ impl<'m> Drafters<'m> {
     }
 }
 
-/// The separate draft of a target of `vocab_size` tokens that need not be here, for `num_slots` sequences
-/// of up to `capacity` tokens side by side. It draws the tokens of `vocabulary`, or all of them.
-pub fn separate_draft<'m>(
-    model: &CausalLm,
-    vocabulary: Option<&DraftVocabulary>,
-    head: Option<&'m AcceptanceHead>,
-    vocab_size: usize,
-    capacity: usize,
-    num_slots: usize,
-) -> SeparateDraft<'m> {
-    let model = DrafterModel::from(model);
-    let model = match vocabulary {
-        Some(vocabulary) => model.with_draft_vocabulary(vocabulary.clone()),
-        None => model,
-    };
-    SeparateDraft::new(model, head, vocab_size, capacity, num_slots)
-}
-
 /// The target and the sizes that all drafters are built for.
 #[derive(Clone, Copy)]
 struct Sizes<'m> {
@@ -180,10 +160,12 @@ struct Sizes<'m> {
 impl<'m> Sizes<'m> {
     fn drafter(self, parts: DrafterParts<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         match parts {
-            DrafterParts::Draft { model, vocabulary, head } => {
-                Box::new(self.draft(model, vocabulary, head))
+            DrafterParts::Draft { model, head } => {
+                Box::new(self.draft(DrafterId::Draft, model, head))
             }
-            DrafterParts::SmallDraft { model, head } => Box::new(self.small_draft(model, head)),
+            DrafterParts::SmallDraft { model, head } => {
+                Box::new(self.draft(DrafterId::SmallDraft, model, head))
+            }
             DrafterParts::SelfDraft { exit_layer, adapter, head } => {
                 Box::new(self.self_draft(exit_layer, adapter, head))
             }
@@ -216,11 +198,11 @@ impl<'m> Sizes<'m> {
         parts: DrafterParts<'m>,
     ) -> Option<Box<dyn StepDrafter<ModelSession<'m>> + 'm>> {
         match parts {
-            DrafterParts::Draft { model, vocabulary, head } => {
-                Some(Box::new(self.draft(model, vocabulary, head)))
+            DrafterParts::Draft { model, head } => {
+                Some(Box::new(self.draft(DrafterId::Draft, model, head)))
             }
             DrafterParts::SmallDraft { model, head } => {
-                Some(Box::new(self.small_draft(model, head)))
+                Some(Box::new(self.draft(DrafterId::SmallDraft, model, head)))
             }
             DrafterParts::SelfDraft { exit_layer, adapter, head } => {
                 Some(Box::new(self.self_draft(exit_layer, adapter, head)))
@@ -233,16 +215,12 @@ impl<'m> Sizes<'m> {
 
     fn draft(
         self,
+        id: DrafterId,
         model: &CausalLm,
-        vocabulary: Option<&DraftVocabulary>,
         head: Option<&'m AcceptanceHead>,
     ) -> SeparateDraft<'m> {
-        let vocab_size = self.target.shape().vocab_size;
-        separate_draft(model, vocabulary, head, vocab_size, self.capacity, self.num_slots)
-    }
-
-    fn small_draft(self, model: &CausalLm, head: Option<&'m AcceptanceHead>) -> SeparateDraft<'m> {
-        self.draft(model, None, head).named(DrafterId::SmallDraft)
+        let Self { target, capacity, num_slots } = self;
+        SeparateDraft::new(model, head, target.shape().vocab_size, capacity, num_slots).named(id)
     }
 
     fn self_draft(

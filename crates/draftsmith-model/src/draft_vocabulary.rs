@@ -7,7 +7,6 @@
 //!
 //! The token set is part of the drafter's identity in rollouts and tuned rules.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
@@ -17,7 +16,7 @@ use crate::decoder::activation::soft_capped;
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
-use crate::weights::{WeightReader, write_id_lists};
+use crate::weights::WeightReader;
 
 /// The tensor that lists the tokens as 64-bit integers, and an adapter's key for their number.
 pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
@@ -85,26 +84,6 @@ impl DraftVocabulary {
             });
         }
         Ok(Self::new(ids))
-    }
-
-    /// Reads a file written by [`Self::write`], for a model with `vocab_size` tokens.
-    ///
-    /// # Errors
-    /// If the file is missing or broken, or has a token that the model lacks.
-    pub fn read(path: &Path, vocab_size: usize) -> Result<Self, ModelError> {
-        let mut reader = WeightReader::open_file(path)?;
-        let len = reader.shape(DRAFT_VOCABULARY).and_then(|shape| shape.first().copied());
-        let vocabulary = Self::take(&mut reader, len.unwrap_or(0), vocab_size)?;
-        reader.finish()?;
-        Ok(vocabulary)
-    }
-
-    /// Writes a safetensors file with the tokens and metadata, atomically.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write(&self, path: &Path, metadata: &[(String, String)]) -> Result<(), ModelError> {
-        write_id_lists(path, &[(DRAFT_VOCABULARY, &self.ids)], metadata)
     }
 
     /// The share of counted tokens that are in the vocabulary; 1 if nothing was counted.
@@ -224,25 +203,5 @@ mod tests {
         assert_eq!(kept(100, &[0]), (vec![0, 1, 2, 3, 5], 1.0));
         let vocabulary = DraftVocabulary::new(vec![1, 5]);
         assert!(vocabulary.contains(5) && !vocabulary.contains(2));
-    }
-
-    #[test]
-    fn a_vocabulary_file_reads_back_and_a_broken_one_is_refused() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let path = dir.path().join("tokens.safetensors");
-        let vocabulary = DraftVocabulary::new(vec![1, 5, 8]);
-        vocabulary.write(&path, &[("of".to_owned(), "a test".to_owned())]).expect("written");
-        assert_eq!(DraftVocabulary::read(&path, 9).expect("reads"), vocabulary);
-        let refused =
-            |vocab_size| DraftVocabulary::read(&path, vocab_size).expect_err("refused").to_string();
-        let message = refused(8);
-        assert!(message.contains("tokens.safetensors") && message.contains("has 8"), "{message}");
-        for ids in [&[][..], &[5, 1, 8], &[1, 1]] {
-            write_id_lists(&path, &[(DRAFT_VOCABULARY, ids)], &[]).expect("written");
-            let message = refused(9);
-            assert!(message.contains("do not rise"), "{message}");
-        }
-        write_id_lists(&path, &[("other", &[1])], &[]).expect("written");
-        assert!(refused(9).contains(DRAFT_VOCABULARY));
     }
 }

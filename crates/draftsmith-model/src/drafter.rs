@@ -18,7 +18,7 @@ pub use self::head_features::CandidateRows;
 use crate::adapter::Adapter;
 use crate::buckets::Lengths;
 use crate::causal_lm::CausalLm;
-use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
+use crate::draft_vocabulary::NarrowHead;
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
@@ -53,17 +53,6 @@ impl From<&CausalLm> for DrafterModel {
 }
 
 impl DrafterModel {
-    /// The same draft model, restricted to these tokens.
-    ///
-    /// # Panics
-    /// If it is a self-draft, whose adapter determines the vocabulary, or a token is not the
-    /// model's.
-    #[must_use]
-    pub fn with_draft_vocabulary(self, vocabulary: DraftVocabulary) -> Self {
-        assert!(!self.is_self_draft(), "an adapter has its own draft vocabulary");
-        Self { narrow_head: Some(NarrowHead::of(&self.model, vocabulary)), ..self }
-    }
-
     /// A self-draft: `target`'s first `exit_layer` layers with an adapter. The adapter's normed
     /// output is the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {

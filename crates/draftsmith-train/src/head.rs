@@ -8,11 +8,9 @@
 pub(crate) mod batches;
 pub(crate) mod features;
 pub(crate) mod learner;
-pub(crate) mod loss;
 pub(crate) mod recorded;
 pub(crate) mod rows;
 pub(crate) mod settings;
-pub(crate) mod sweep;
 #[cfg(test)]
 mod tests;
 

@@ -7,7 +7,6 @@ pub(crate) mod epochs;
 pub(crate) mod member;
 pub(crate) mod optimizer;
 pub(crate) mod progress;
-pub(crate) mod schedule;
 mod supervised;
 pub(crate) mod trained;
 pub(crate) mod trainer;

@@ -175,7 +175,7 @@ fn verifications(model: &CausalLm) -> Result<Vec<f64>> {
 fn tree(tokens: &[u32]) -> Proposal {
     let mut proposal = Proposal::default();
     for (number, token_id) in tokens.iter().enumerate() {
-        let (parent, rank) = (number.checked_sub(2).map(|behind| behind / 2), number % 2);
+        let (parent, rank) = (number.checked_sub(2).map(|at| at / 2), number % 2);
         proposal.push(Node { parent, token_id: *token_id, drawn_from: DrawnFrom::OneHot, rank });
     }
     proposal

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The tiny road and generation on a CUDA GPU, against the CPU: the same greedy tokens, and figures; then
-# the road in bf16, whose speculative output must be its own plain output.
+# Compares a CUDA GPU with the CPU on the tiny recipe and on generation: greedy tokens must be equal. Then runs
+# the recipe in bf16, where speculative output must equal plain output.
 #
 #   crates/draftsmith/benches/cuda.sh [BINARY]
 #
-# From the repository's root. Without BINARY it builds one with the feature `cuda`. NVRTC and the CUDA
-# headers must be found (LD_LIBRARY_PATH, CUDA_PATH). Works in a temporary directory; the repository is
-# not touched. Ends with 1 where any greedy token differs, but for ties that rounding breaks the other
-# way, which are counted.
+# Run it from the repository's root. Without BINARY it builds one with the feature `cuda`. NVRTC and the CUDA
+# headers must be found (LD_LIBRARY_PATH, CUDA_PATH). Works in a temporary directory and leaves the repository
+# unchanged. The exit code is 1 if a greedy token differs, except for ties that rounding breaks the other way,
+# which are counted.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../../.." && pwd)"
 binary="${1:-}"
@@ -24,7 +24,7 @@ ln -s "$root/checkpoints/tiny" models
 sed -e 's|checkpoints/tiny/|models/|; s|"data/tiny/|"data-of-repository/tiny/|' \
     "$root/recipes/tiny.toml" > tiny.toml
 
-echo "== the road on each device, and in each type"
+echo "== the recipe on each device and in each type"
 for name in cpu cuda cuda-bf16; do
     sed "s|^name = .*|name = \"$name\"|" tiny.toml > "$name.toml"
 done
@@ -32,7 +32,7 @@ done
 "$binary" run cuda.toml --device cuda
 "$binary" run cuda-bf16.toml --device cuda --dtype bf16
 
-echo "== greedy tokens, one device against the other"
+echo "== greedy tokens of both devices"
 tokens() {
     "$binary" generate --device "$1" --json --greedy --max-new-tokens 100 \
         --target models/target "${@:2}" 2> /dev/null |
@@ -55,7 +55,7 @@ for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.' \
     done
 done
 
-echo "== lossless, in one type each"
+echo "== losslessness in each type"
 for name in cuda cuda-bf16; do
     results="checkpoints/$name/evaluation/results.json"
     awk -F '"num_forgiven_ties":' -v name="$name" '
@@ -70,9 +70,9 @@ for export in head adapter; do
     "$binary" check "checkpoints/cuda-bf16/$export" --device cuda --dtype bf16 || status=1
 done
 
-echo "== one type's data is not another's"
+echo "== data of one type is refused in another"
 if "$binary" train-head cuda-bf16.toml --device cuda 2> refused; then
-    echo "DIFFERENT: data in bf16 was taken for f32's"
+    echo "DIFFERENT: data in bf16 was accepted in f32"
     status=1
 else
     grep 'dtype' refused || status=1

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Whether a device computes what the CPU computes.
+# Checks that a device computes what the CPU computes.
 #
 #   crates/draftsmith/benches/device.sh DEVICE BINARY DIFFERENCES
 #
-# BINARY is a `draftsmith` that has the device, DIFFERENCES the bench of that name. Greedily generated tokens have to be
-# the CPU's: of every checkpoint in tests/fixtures, which are of all families, and of the embedded pair, plain and with
-# its draft, head and adapter. So have responses, the draft's tokens, recorded candidates and what an evaluation counts.
-# Labels, and the weights of short trainings, may be as far apart as stands below. Works in a temporary directory; the
-# repository is not touched. Ends with 1 where anything differs.
+# BINARY is a `draftsmith` with the device, DIFFERENCES the bench of that name. Greedy tokens must equal the CPU's, for
+# every checkpoint in tests/fixtures (all families) and for the embedded pair, plain and with its draft, head and
+# adapter. So must responses, draft tokens, recorded candidates and the counts of an evaluation. Labels and the weights of
+# short trainings may differ within the tolerances below. Works in a temporary directory and leaves the repository
+# unchanged. The exit code is 1 if anything differs.
 set -euo pipefail
 [ $# -eq 3 ] || { echo 'expected DEVICE BINARY DIFFERENCES' >&2; exit 2; }
 device="$1" binary="$(realpath "$2")" differences="$(realpath "$3")"
 root="$(cd "$(dirname "$0")/../../.." && pwd)"
 
-# f32 sums in another order: of numbers near 1 that went through some layers, and of weights after a few short steps of AdamW.
+# Tolerances for f32 sums in another order: of numbers near 1 after some layers, and of weights after a few steps of AdamW.
 labels=1e-4 weights=1e-6
 
 place="$(mktemp -d)"
 trap 'rm -rf "$place"' EXIT
 cd "$place"
 status=0
-# What a check says, and that it failed if it did.
-told() { # WHAT COMMAND...
+# Prints the output of a check and records a failure.
+compared() { # WHAT COMMAND...
     local what="$1" said
     shift
     if said="$("$@" 2>&1)"; then
@@ -37,11 +37,11 @@ tokens() { # DEVICE ARGUMENT...
         sed -n '/"token_ids"/,/\]/p' | tr -d ' \n'
 }
 same_tokens() { # WHAT ARGUMENT...
-    told "$1" equal "$(tokens cpu "${@:2}")" "$(tokens "$device" "${@:2}")"
+    compared "$1" equal "$(tokens cpu "${@:2}")" "$(tokens "$device" "${@:2}")"
 }
 
 echo "== every family on \`$device\`"
-# Their words are their ids.
+# The words of these tokenizers are their ids.
 words="$(for id in {0..95}; do printf '"t%d": %d, ' "$id" "$id"; done)"
 cat > tokenizer.json <<END
 {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
@@ -97,18 +97,18 @@ END
         echo "$stage on $name: $((SECONDS - begun)) s"
     done
 done
-told 'responses and labels' "$differences" "data/$device" data/cpu "$labels"
+compared 'responses and labels' "$differences" "data/$device" data/cpu "$labels"
 for part in head adapter; do
-    told "the $part" "$differences" {"checkpoints/$device",checkpoints/cpu}/"$part"/model.safetensors "$weights"
+    compared "the $part" "$differences" {"checkpoints/$device",checkpoints/cpu}/"$part"/model.safetensors "$weights"
 done
 for rollouts in data/cpu/rollouts-*.parquet; do
-    told "$(basename "$rollouts")" "$differences" "data/$device/$(basename "$rollouts")" "$rollouts" "$labels"
+    compared "$(basename "$rollouts")" "$differences" "data/$device/$(basename "$rollouts")" "$rollouts" "$labels"
 done
 counts() {
     sed -n 's/.*\("drafter":.*"num_discarded":[0-9]*\).*\("lossless":[a-z]*\).*/\1 \2/p' \
         "checkpoints/$1/evaluation/results.json"
 }
-told 'what the evaluation counts' equal "$(counts cpu)" "$(counts "$device")"
+compared 'what the evaluation counts' equal "$(counts cpu)" "$(counts "$device")"
 
 echo '== generation'
 for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.'; do

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Proves that nothing missing, duplicate or changed goes into what is made next.
+# Proves that missing, duplicate or changed inputs never go into an output.
 #
 #   crates/draftsmith/benches/faults.sh [FAULTS] [SEED]
 #
-# Builds data and trains a head and an adapter on the embedded pair, with the repository root's release binary, in a
-# temporary directory. Then FAULTS (60) times: breaks or changes one input, runs every command that reads it, and puts
-# the input back. Each command must end with code 1 and one message that names the file or the key; none may write
-# anything. A byte changed within a shard may also leave rows that can be read: then what was trained must not count as
-# trained on them. At the end everything must be there as at the beginning, and be kept.
+# Builds data and trains a head and an adapter on the embedded pair in a temporary directory, with the release binary of
+# the repository's root. Then, FAULTS (60) times, it breaks or changes one input, runs every command that reads it, and
+# restores the input. Each command must exit with code 1 and one message that names the file or the key, and write nothing.
+# A changed byte in a shard may leave readable rows: then earlier trainings must not count as trained on them. At the end
+# all files must be as at the beginning, and the commands must accept them.
 set -euo pipefail
 
 faults=${1:-60}
@@ -50,7 +50,7 @@ decodings = ["greedy"]
 RECIPE
 
 draftsmith() { "$binary" --quiet "$@"; }
-# A bit of one byte of a file, at a place from which it is sure to be read.
+# Flips a bit of one byte of a file, at a position that readers are sure to read.
 flip() { # FILE FROM TO
     local at=$(($2 + (RANDOM * 32768 + RANDOM) % ($3 - $2)))
     local byte
@@ -77,7 +77,7 @@ adapter_users=("generate --target models/target --adapter checkpoints/faults/ada
 commands=0
 tree > before
 
-# Runs a command, which must refuse and name every text behind it.
+# Runs a command, which must fail and name every given text.
 refused() { # COMMAND TEXT...
     local command=$1 text code=0
     shift
@@ -141,7 +141,7 @@ for ((n = 0; n < faults; n++)); do
             flip "$shard" 0 "$(stat -c %s "$shard")"
             tree > before
             if draftsmith inspect data/faults --json > out 2> err && [ "$(jq -r .hash out)" != "$whole" ]; then
-                # Rows, but others: the head is trained anew.
+                # The rows are readable but different, so the head is trained again.
                 draftsmith train-head faults.toml --json > out
                 commands=$((commands + 1))
                 [ "$(jq .kept out)" = false ] || { echo "$fault: the head is kept"; exit 1; }
@@ -160,7 +160,7 @@ for ((n = 0; n < faults; n++)); do
             fi
             ;;
         index)
-            # The same weights, under a name that ends in nothing and behind a link.
+            # The same weights under a name without an extension, and through a link.
             mkdir blobs
             mv models/target/model.safetensors blobs/6a1f
             ln -s ../../blobs/6a1f models/target/weights
@@ -227,10 +227,10 @@ for ((n = 0; n < faults; n++)); do
     tree > before
 done
 
-diff "$work.tree" before > /dev/null || { echo "something is not as it was"; exit 1; }
+diff "$work.tree" before > /dev/null || { echo "a file differs from the beginning"; exit 1; }
 for command in train-head train-adapter; do
     draftsmith $command faults.toml --json > out
     [ "$(jq '[..|objects|.kept|select(. != null)] | unique == [true]' out)" = true ] || { echo "$command: not kept"; exit 1; }
 done
-told=$(for kind in "${!counts[@]}"; do echo "${counts[$kind]} $kind"; done | sort -k2 | paste -sd, | sed 's/,/, /g')
-echo "$faults faults ($told), $commands commands: each was refused by name or noticed, and nothing was written"
+summary=$(for kind in "${!counts[@]}"; do echo "${counts[$kind]} $kind"; done | sort -k2 | paste -sd, | sed 's/,/, /g')
+echo "$faults faults ($summary), $commands commands: each was refused by name or noticed, and nothing was written"

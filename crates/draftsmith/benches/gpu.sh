@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# Both trainings at the shapes of real models on a GPU, with us and with torch, eager and compiled, in
-# turn on one machine: a table, and every run as a line of JSON; and decoding there, in f32 and bf16.
-# First whether the GPU is right at all.
+# Times both trainings at the shapes of real models on a GPU, in turn with torch eager and compiled on the same
+# machine, and decoding in f32 and bf16. Writes a table, and every run as a line of JSON. First it checks that the
+# GPU computes correctly.
 #
 #   crates/draftsmith/benches/gpu.sh pack DIR
-#       builds with the feature `cuda` and leaves `draftsmith.xz` and `gpu.xz` in DIR, to be carried to
-#       a machine without a toolchain. Arguments after DIR go to cargo.
+#       builds with the feature `cuda` and leaves `draftsmith.xz` and `gpu.xz` in DIR, for a machine without a
+#       toolchain. Arguments after DIR go to cargo.
 #   crates/draftsmith/benches/gpu.sh run [--bench FILE] [--draftsmith FILE] [--python PATH] [--out DIR]
 #                                        [--device cuda] [--rounds 2] [--model DIR] [-- SHAPES]
-#       FILE is a binary, or an .xz of one; without `--bench`, one is built; without `--draftsmith`,
-#       greedy tokens are not compared (`cuda.sh`). PATH is a Python with torch; without one, ours runs
-#       alone. SHAPES go to both sides, as in `--layers 4 --seq 512`. The `--out` DIR gets `runs.jsonl`
-#       and `table.md`. With a checkpoint's DIR as `--model`, it is measured how far rounding carries
-#       its choices.
+#       FILE is a binary or an .xz of one. Without `--bench` one is built; without `--draftsmith` greedy tokens are
+#       not compared (`cuda.sh`). PATH is a Python with torch; without it only draftsmith runs. SHAPES go to both
+#       sides, as in `--layers 4 --seq 512`. `--out` gets `runs.jsonl` and `table.md`. With a checkpoint as
+#       `--model` it also measures how far rounding moves the checkpoint's choices.
 #
-# NVRTC and CUDA's headers come from CUDA_PATH or /usr/local/cuda, or else from torch's own packages.
-# Ends with 1 where the GPU's tokens, logits, losses or gradients are not the CPU's, rounding carries
-# choices further than is forgiven, or a side's count differs.
+# NVRTC and CUDA's headers come from CUDA_PATH or /usr/local/cuda, otherwise from torch's packages. The exit code
+# is 1 if the GPU's tokens, logits, losses or gradients differ from the CPU's, if rounding moves choices by more
+# than the tolerance, or if a side's operation count differs.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 manifest="$here/../Cargo.toml"
@@ -26,7 +25,7 @@ fail() {
     exit 2
 }
 
-# The path of the executable that cargo last told of.
+# The path of the executable that cargo built last.
 executable() {
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
 }
@@ -45,7 +44,7 @@ pack() {
     bench="$(build_bench --features cuda "$@")"
     binary="$(cargo build --release --bin draftsmith --features cuda --manifest-path "$manifest" \
         --message-format json "$@" | executable)"
-    [ -n "$bench" ] && [ -n "$binary" ] || fail 'cargo told of no executable'
+    [ -n "$bench" ] && [ -n "$binary" ] || fail 'cargo built no executable'
     local name file
     for name in gpu draftsmith; do
         [ "$name" = gpu ] && file="$bench" || file="$binary"
@@ -55,7 +54,7 @@ pack() {
     ls -l "$dir"
 }
 
-# A binary that can be run: unpacked where it is packed.
+# An executable binary, unpacked if necessary.
 unpacked() {
     case "$1" in
     *.xz)
@@ -67,7 +66,7 @@ unpacked() {
     esac
 }
 
-# Where cubecl looks for NVRTC and the headers that kernels include.
+# The path in which cubecl looks for NVRTC and for the headers of kernels.
 find_cuda() {
     local of_torch=''
     if [ -n "$python" ]; then
@@ -94,7 +93,7 @@ END
         [ -e "$found" ] && library="$found" && break
     done
     if [ -n "$library" ]; then
-        # By its plain name: packages have it only under a version's.
+        # By its plain name, because packages only have a name with a version.
         mkdir -p "$place/nvrtc"
         ln -sf "$library" "$place/nvrtc/libnvrtc.so"
         export LD_LIBRARY_PATH="$place/nvrtc:$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -102,7 +101,7 @@ END
     echo "NVRTC ${library:-not found}, headers in $cuda/include"
 }
 
-# Runs a command that prints a line of JSON, with what the card held at most, and keeps the line.
+# Runs a command that prints a line of JSON, adds the card's peak memory, and keeps the line.
 measured() {
     local label="$1" log="$place/memory" sampler='' line status=0
     shift
@@ -117,7 +116,7 @@ measured() {
         wait "$sampler" 2> /dev/null || true
     fi
     if [ "$status" -ne 0 ] || [ "${line#\{}" = "$line" ]; then
-        echo "$label failed, or has no figures" >&2
+        echo "$label failed, or printed no figures" >&2
         return 0
     fi
     if [ -n "$sampler" ]; then
@@ -158,7 +157,7 @@ run() {
     bench="$(unpacked "$bench" gpu)"
     [ "$device" = cpu ] || find_cuda
 
-    echo '== does the device decode and train as the CPU does'
+    echo '== compare decoding and training with the CPU'
     "$bench" --device "$device" --check || status=1
     if [ -n "$model" ]; then
         for dtype in f32 bf16; do

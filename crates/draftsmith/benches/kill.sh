@@ -3,11 +3,11 @@
 #
 #   crates/draftsmith/benches/kill.sh [KILLS] [RECIPE] [STORE]
 #
-# Builds the recipe's data once without interruption and once with KILLS (20) SIGKILLs at random moments, from the
-# repository root's release binary, in a temporary copy of the embedded models and prompts; then compares every file.
-# Another RECIPE names its own models and prompts by absolute paths. With the address of an object STORE (`s3://BUCKET/PATH`)
-# the killed builds put their shards there, each build of its own under its number, and a process with an empty directory
-# reads each one that ended; the binary needs the feature `object-store`.
+# Builds the recipe's data once without interruption and once with KILLS (20) SIGKILLs at random moments, with the
+# release binary of the repository's root and in a temporary copy of the embedded models and prompts; then compares every
+# file. Another RECIPE must name its models and prompts by absolute paths. With the address of an object STORE
+# (`s3://BUCKET/PATH`) the killed builds put their shards there, each build under its number, and a process with an empty
+# directory reads each completed build. The binary then needs the feature `object-store`.
 set -euo pipefail
 
 kills=${1:-20}
@@ -30,14 +30,14 @@ begun=$(date +%s.%N)
 whole=$(echo "$(date +%s.%N) - $begun" | bc)
 
 built=0
-# Runs in a subshell of its own, whose process becomes the job's.
+# Runs in a subshell, whose process becomes the job.
 build() {
     exec "$binary" --quiet build-data "$root/$recipe" ${store:+--set "data.store=$store/$built"}
 }
 clear_data() {
     find data -type f -not -path '*/prompts/*' -delete
 }
-# A recipe is kept as it was read, with the store's address.
+# Data directories keep the recipe they were built from, including the store's address.
 compare() {
     diff -r "$work/whole/data" "$work/killed/data" --exclude=recipe.toml --exclude='.*.lock'
     if [ -n "$store" ]; then
@@ -51,13 +51,13 @@ delivered=0
 while [ "$delivered" -lt "$kills" ]; do
     build &
     pid=$!
-    # At some moment of the first third of what a whole run takes.
+    # At a random moment within the first third of a whole run's time.
     sleep "$(echo "scale=3; $whole * $((RANDOM % 1000)) / 3000" | bc)"
     if kill -9 "$pid" 2>/dev/null; then
         delivered=$((delivered + 1))
         wait "$pid" 2>/dev/null || true
     else
-        # It ended before it was killed: all is there. Compare, and begin anew.
+        # The build ended before the kill and is complete. Compare it and start again.
         wait "$pid"
         compare
         built=$((built + 1))

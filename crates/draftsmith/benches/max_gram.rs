@@ -47,7 +47,7 @@ fn run(searched: SearchedText, context: usize) -> (Duration, Vec<Duration>) {
     let mut rule = rule.init().expect("a valid rule");
     let (mut tokens, mut proposal) = (text[..context].to_vec(), Proposal::default());
     let begun = Instant::now();
-    drafter.begin(&mut (), 0, &tokens).expect("any prompt will do");
+    drafter.begin(&mut (), 0, &tokens).expect("any prompt fits");
     let prompt_time = begun.elapsed();
     let times = (0..NUM_ROUNDS).map(|_| {
         let num_standing = tokens.len();

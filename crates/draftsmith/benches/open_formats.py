@@ -1,10 +1,10 @@
-"""Reads a data directory with DuckDB, Polars and pandas, and holds them to each other and to data/README.md.
+"""Reads a data directory with DuckDB, Polars and pandas, and compares them with each other and with data/README.md.
 
     pip install duckdb polars pandas pyarrow
     python crates/draftsmith/benches/open_formats.py data/NAME [labels.json]
 
-With a file of `draftsmith export --for specdec-pp`, that too is read, as the SpecDec++ authors' training
-script reads theirs: the same labels have to come out.
+A file of `draftsmith export --for specdec-pp` is read in the way of the SpecDec++ authors' training script and
+must give the same labels.
 """
 
 import ast
@@ -20,7 +20,7 @@ import polars
 
 
 def documented(readme: str, name: str) -> set[str]:
-    """The columns that the README's table of such files names."""
+    """The columns in the README's table for this kind of file."""
     lines = readme.split(f"**{name}**", 1)[1].split("\n")
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     table = lines[first : lines.index("", first)]
@@ -75,7 +75,7 @@ def figures_of_duckdb(files: list[str]) -> dict:
 
 
 def figures_of_authors(path: str) -> dict:
-    """As train.py of SpecDec++ reads its data: lists by literal_eval."""
+    """Reads data like train.py of SpecDec++: lists with literal_eval."""
     with open(path) as file:
         items = json.load(file)
     accepted, tokens = [], 0

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Holds what `export` writes to the runtimes that load it, on the embedded pair.
+# Compares what `export` writes with draftsmith in the runtimes that load it, on the embedded pair.
 #
 #   crates/draftsmith/benches/runtimes.sh PYTHON [VLLM_PYTHON]
 #
-# PYTHON has torch and transformers 5.23, VLLM_PYTHON vLLM 0.32 or 0.33 for the CPU. Trains two heads and an adapter with a
-# head, exports them, and compares tokens, rounds and logits; torch reads back what goes to the authors' classes. Works in a
-# temporary directory. Ends with 1 where anything differs.
+# PYTHON has torch and transformers 5.23, VLLM_PYTHON has vLLM 0.32 or 0.33 for the CPU. Trains two heads and an adapter
+# with a head, exports them, and compares tokens, rounds and logits. torch also reads the exports for the authors' classes.
+# Works in a temporary directory. The exit code is 1 if anything differs.
 set -euo pipefail
 [ $# -ge 1 ] || { echo 'expected PYTHON [VLLM_PYTHON]' >&2; exit 2; }
 python="$1" vllm_python="${2:-}"
@@ -114,7 +114,7 @@ run train-head paper.toml --set head.inputs=[] > /dev/null
 run export --for specdec-pp checkpoints/paper/head specdec_pp > /dev/null
 check "torch, the authors' forms" "$python" "$checks/authors_forms.py" $adapter kangaroo checkpoints/paper/head specdec_pp
 if [ -n "$vllm_python" ]; then
-    # vLLM's engine in the process that watches it, on the CPU, with a cache of 1 GB.
+    # Runs vLLM's engine in the observing process, on the CPU, with a cache of 1 GB.
     vllm=(env PYTHONPATH="$place" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
         "$vllm_python")
     run train-head paper.toml > /dev/null

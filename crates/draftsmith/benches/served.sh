@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds data from a real server on loopback, without the target's weights, and says how near it is to them.
+# Builds data from a real server on loopback, without the target's weights, and reports how close it is to the weights.
 #
 #   crates/draftsmith/benches/served.sh MODEL PROMPTS llama.cpp LLAMA_SERVER MODEL.gguf
 #   crates/draftsmith/benches/served.sh MODEL PROMPTS vllm VLLM_PYTHON
 #
-# MODEL is a checkpoint directory, which the server serves and which is also the draft: so a draft's token is accepted but
-# for what differs between the server's numbers and ours. PROMPTS is a prompt file. LLAMA_SERVER is llama.cpp's
-# `llama-server`, VLLM_PYTHON has vLLM for the CPU. A build is killed and goes on; the server is killed and comes back while another
-# build waits; then rollouts are recorded, a rule is tuned and replayed. NUM (24) prompts, LENGTH (48) tokens at most. Works in
-# a temporary directory. Ends with 1 where something is asked for twice or a stage fails.
+# MODEL is a checkpoint directory. The server serves it and it is also the draft, so draft tokens are rejected only where
+# the server's numbers differ from ours. PROMPTS is a prompt file. LLAMA_SERVER is llama.cpp's `llama-server`, VLLM_PYTHON
+# has vLLM for the CPU. One build is killed and resumed; the server is killed and restarted while another build waits; then
+# rollouts are recorded, and a rule is tuned and replayed. NUM (24) prompts of at most LENGTH (48) tokens. Works in a
+# temporary directory. The exit code is 1 if a request is repeated or a stage fails.
 set -euo pipefail
 [ $# -ge 4 ] || { echo 'expected MODEL PROMPTS llama.cpp LLAMA_SERVER MODEL.gguf, or MODEL PROMPTS vllm VLLM_PYTHON' >&2; exit 2; }
 model="$(cd "$1" && pwd)" prompts="$(realpath "$2")" kind="$3" server="$4" gguf="${5:-}"
@@ -21,7 +21,7 @@ if [ -z "$binary" ]; then
 fi
 place="$(mktemp -d)"
 served=
-# With all processes that it started.
+# Ends a server with all processes that it started.
 stop() { [ -z "$served" ] || { kill -9 -- "-$served" 2>/dev/null || true; wait "$served" 2>/dev/null || true; }; served=; }
 trap 'stop; rm -rf "$place"' EXIT
 cd "$place"
@@ -35,7 +35,7 @@ serve() {
         llama.cpp) setsid "$server" -m "$gguf" --host 127.0.0.1 --port "$port" -c $((8 * 2048)) --parallel 8 > server.log 2>&1 & ;;
         vllm) setsid env VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$server" \
             -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name served --host 127.0.0.1 --port "$port" --max-model-len 2048 --dtype bfloat16 --enforce-eager > server.log 2>&1 & ;;
-        *) echo "no server is called '$kind'" >&2; exit 2 ;;
+        *) echo "unknown server '$kind'" >&2; exit 2 ;;
     esac
     served=$!
     for _ in $(seq 600); do
@@ -82,7 +82,7 @@ decodings = ["greedy"]
 TOML
 }
 journal() { if [ -f "data/$1/served.jsonl" ]; then wc -l < "data/$1/served.jsonl"; else echo 0; fi; }
-# Waits until a build has written so many responses down.
+# Waits until a build has written a number of responses.
 reach() { # NAME RESPONSES
     while [ "$(journal "$1")" -lt "$2" ]; do
         kill -0 "$build" 2> /dev/null || { cat "$1.log" >&2; exit 1; }

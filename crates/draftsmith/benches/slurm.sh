@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Proves on a real Slurm that an array of tasks, of which some are killed and requeued, builds the bytes of one process.
+# Proves on a real Slurm that an array of tasks, some killed and requeued, builds the same bytes as one process.
 #
 #   crates/draftsmith/benches/slurm.sh [RECIPE]
 #
-# As root, on one Debian or Ubuntu machine: installs slurm-wlm and munge where they are missing (apt-get), starts munged,
-# slurmctld and slurmd of its own in a temporary directory, on ports of their own, and stops them in the end. Submits
-# recipes/cluster/slurm.sh as it is, 16 tasks; kills one running task's process (SIGKILL) and requeues it, requeues
-# another while it runs, and submits the array a second time when all have ended; then compares all files with those of
-# one process, built before from the repository root's release binary.
+# Run it as root on a Debian or Ubuntu machine. It installs slurm-wlm and munge if they are missing (apt-get), starts
+# separate munged, slurmctld and slurmd processes in a temporary directory and on other ports, and stops them at the end.
+# Submits recipes/cluster/slurm.sh unchanged, with 16 tasks; kills the process of one running task (SIGKILL) and requeues
+# it, requeues another while it runs, and submits the array again when all tasks have ended. Then compares all files with
+# those of one process, built before with the release binary of the repository's root.
 set -euo pipefail
 trap 'echo "failed at line $LINENO" >&2' ERR
 
@@ -38,7 +38,7 @@ done
 (cd "$work/whole" && env -u SLURM_ARRAY_TASK_ID "$binary" --quiet build-data "$root/$recipe")
 num_shards=$(find "$work/whole/data" -name '*.parquet' | wc -l)
 
-# Slurm with one node, which claims more processors than there are: four tasks run at a time.
+# Slurm with one node that claims more processors than exist, so that four tasks run at a time.
 mkdir -p "$work"/{state,spool,munge}
 host=$(hostname -s)
 head -c 1024 /dev/urandom > "$work/munge/key"
@@ -81,7 +81,7 @@ daemons+=($!)
 slurmd -D -c -f "$work/slurm.conf" > "$work/slurmd.out" 2>&1 &
 daemons+=($!)
 
-# Waits until a command succeeds, for so many seconds.
+# Waits until a command succeeds, up to a number of seconds.
 await() {
     local seconds=$1
     shift
@@ -89,7 +89,7 @@ await() {
         if "$@"; then return 0; fi
         sleep 0.1
     done
-    echo "in vain for $seconds s: $*" >&2
+    echo "no success in $seconds s: $*" >&2
     tail -n 20 "$work"/*.log "$work"/*.out >&2 || true
     return 1
 }
@@ -104,7 +104,7 @@ state() {
     scontrol show job "$1" 2> /dev/null | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1
 }
 in_state() { [ "$(state "$1")" = "$2" ]; }
-# A task's process, once it builds.
+# The process of a task that has started to build.
 process() {
     local pid
     for pid in $(pgrep -x draftsmith); do
@@ -121,7 +121,7 @@ ended() { [ -z "$(squeue --noheader --format=%i)" ]; }
 
 begun=$(date +%s.%N)
 job=$(submit)
-# One of the second four: the first have built theirs.
+# One of the second four tasks, because the first four are complete.
 await 300 builds 5
 sleep 0.2
 kill -9 "$(process 5)"

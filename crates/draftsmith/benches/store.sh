@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Proves on a server that speaks S3 that processes with a directory each build the bytes of one process, whatever happens
-# to them and to the server.
+# Proves on an S3 server that processes with separate directories build the same bytes as one process, although
+# processes and the server fail.
 #
 #   crates/draftsmith/benches/store.sh [RECIPE]
 #
-# Builds with `cargo build --release --features object-store` first. Installs moto (PyPI, `moto[server]`) in a virtual
-# environment of its own and serves it on loopback. Four processes build a quarter of the shards each; one is killed
-# (SIGKILL) and started again, the server stands still for ten seconds (SIGSTOP) and is then restarted, which loses all
-# that it held: processes that come again put what they have. A fifth process with an empty directory then reads all. At the
-# end kill.sh kills one process twenty times.
+# Build with `cargo build --release --features object-store` first. Installs moto (PyPI, `moto[server]`) in a virtual
+# environment and serves it on loopback. Four processes build a quarter of the shards each. One is killed (SIGKILL) and
+# started again; the server stops for ten seconds (SIGSTOP) and is then restarted, which loses all its objects. Restarted
+# processes upload what they have. A fifth process with an empty directory then reads all shards. At the end kill.sh kills
+# one process twenty times.
 set -euo pipefail
 trap 'echo "failed at line $LINENO" >&2' ERR
 
@@ -51,7 +51,7 @@ done
 name=$(basename "$recipe" .toml)
 num_shards=$(find "$work/whole/data/$name" -name '*.parquet' | wc -l)
 
-# build MACHINE SHARD: a process on a machine of its own, in a subshell whose process becomes the job's.
+# build MACHINE SHARD: a process with a separate directory, in a subshell whose process becomes the job.
 build() {
     cd "$work/$1"
     exec "$binary" --quiet build-data "$root/$recipe" --shard "$2" --set "data.store=s3://data/$name"

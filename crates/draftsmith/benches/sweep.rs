@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     for (head, swept) in heads.iter().zip(together) {
         let (alone, seconds) = timed(&draft, &rows, std::slice::from_ref(head))?;
         separate += seconds;
-        ensure!(alone[0].scores == swept.scores, "{} differs when it is swept", head.name());
+        ensure!(alone[0].scores == swept.scores, "{} differs in the sweep", head.name());
         println!("{}: {seconds:.2} s", head.name());
     }
     println!("20 trainings: {separate:.2} s, {:.2} times one pass", separate / one_pass);

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The device path on Mesa's software Vulkan against the CPU (`device.sh`), where there is no GPU.
+# Compares the device path on Mesa's software Vulkan with the CPU (`device.sh`), on a machine without a GPU.
 #
 #   crates/draftsmith/benches/vulkan.sh [BINARY DIFFERENCES]
 #
-# Needs Debian's mesa-vulkan-drivers (lavapipe), and many minutes. Without arguments it builds both with the feature
-# `wgpu`. Ends with 1 where anything differs.
+# Needs Debian's mesa-vulkan-drivers (lavapipe), and takes many minutes. Without arguments it builds both with the
+# feature `wgpu`. The exit code is 1 if anything differs.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-# The executable that cargo builds.
+# Builds with cargo and prints the path of the executable.
 built() { # ARGUMENT...
     cargo "$@" --features wgpu --manifest-path "$here/../Cargo.toml" --message-format json |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1

@@ -62,7 +62,7 @@ fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
 /// only tokens below `vocab_size`. The seed may differ, because several trainings may share data.
 ///
 /// # Errors
-/// If the data or a shard is missing or cannot be read, the data has other models, prompts or
+/// If data or a shard is missing or cannot be read, the data has other models, prompts or
 /// settings, or it has a token that the models do not have.
 pub(crate) fn built_data(
     recipe: &Recipe,
@@ -106,7 +106,7 @@ pub(crate) fn built_data(
             "the data in `{}` was built with {}; hint: undo the change, or delete the Parquet \
              files there and run `draftsmith build-data` with this recipe again",
             dir.display(),
-            told(&differences)
+            changes_text(&differences)
         );
     }
     built.check_tokens(vocab_size)?;
@@ -114,7 +114,7 @@ pub(crate) fn built_data(
 }
 
 /// Lists differences with both values: "`seed` = 0, which is 7 now".
-pub(crate) fn told(differences: &[FieldDifference]) -> String {
+pub(crate) fn changes_text(differences: &[FieldDifference]) -> String {
     let one = |FieldDifference { key, left, right }: &FieldDifference| {
         format!("`{key}` = {left}, which is {right} now")
     };

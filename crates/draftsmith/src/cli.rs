@@ -328,22 +328,35 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
                 commands::train_bigram::run(counted, recipe, workspace, console)
             })
         }
-        Command::Record(a) => setup.run(&a.arguments, a.incomplete(), commands::record::run),
-        Command::Evaluate(a) => setup.run(&a, Incomplete::Refused, commands::evaluate::run),
+        Command::Record(a) => {
+            setup.run(&a.arguments, a.incomplete(), |recipe, workspace, console| {
+                on_pool(|| commands::record::run(recipe, workspace, console))
+            })
+        }
+        Command::Evaluate(a) => setup.run(&a, Incomplete::Refused, |recipe, workspace, console| {
+            on_pool(|| commands::evaluate::run(recipe, workspace, console))
+        }),
         Command::Generate(a) => {
-            commands::generate::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
+            let (seed, device) = (seed.unwrap_or(0), setup.device()?);
+            on_pool(|| commands::generate::run(&a, seed, &device, dtype, console))
         }
         Command::Survey(a) => {
-            commands::survey::run(&a, seed.unwrap_or(0), &setup.device()?, dtype, console)
+            let (seed, device) = (seed.unwrap_or(0), setup.device()?);
+            on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
             let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
             match a.arguments.form {
-                None => setup.run(recipe, incomplete, commands::tune::run),
+                None => setup.run(recipe, incomplete, |recipe, workspace, console| {
+                    on_pool(|| commands::tune::run(recipe, workspace, console))
+                }),
                 Some(TunedForm::DraftModel) => {
                     setup.run(recipe, incomplete, |recipe, workspace, console| {
-                        commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                        let costs = costs.as_ref();
+                        on_pool(|| {
+                            commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                        })
                     })
                 }
             }
@@ -355,7 +368,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
                 (RecipeLock::take(&recipe, File::try_lock)?, vec![Device::flex()]);
             setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
-        Command::Check(a) => commands::check::run(&a, seed, &setup.device()?, dtype, console),
+        Command::Check(a) => {
+            let device = setup.device()?;
+            on_pool(|| commands::check::run(&a, seed, &device, dtype, console))
+        }
         Command::Export(a) => {
             let device = setup.device()?;
             on_pool(|| commands::export::run(&a, &device, console))

@@ -1,5 +1,8 @@
-//! What draft forwards, target forwards and rows cost: measured on this machine, given by the user,
-//! or the paper's.
+//! The costs of draft forwards, target forwards and further rows: measured on this machine, given by the user,
+//! or the SpecDec++ paper's.
+//!
+//! Costs that the user gives hold for another machine: `costs.json` does not store them, and no evaluation
+//! here judges what they promise. Reports name the source of their costs.
 
 mod measure;
 mod mixed;
@@ -13,67 +16,63 @@ use serde::{Deserialize, Serialize};
 
 use crate::recipe::GivenCosts;
 
-pub(crate) use measure::{Measurement, measure};
+pub(crate) use measure::{CostProbe, MeasuredCosts};
 pub(crate) use trees::measure_tree_costs;
 
-/// The round lengths that are timed; the target reads one row more than a round has candidates.
+/// The round lengths that are timed. The target reads one row more than a round has candidates.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 
 /// Costs of one drafter under one way of decoding, in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Costs {
-    /// What drafts.
     pub(crate) drafter: DrafterId,
-    /// Of a draft forward whose signals nobody reads, and of verifications, where rounds are all of
-    /// one length.
+    /// Draft forwards without signals and verifications, in rounds of one length.
     pub(crate) rounds: RoundCosts,
-    /// The same where rounds are as long as a rule that looks at the draft would make them, one
-    /// longer than another. Engines are faster when they do the same again, and when they did it a
-    /// short while ago.
+    /// The same in rounds whose lengths change as under a rule that reads signals. Such rounds are slower:
+    /// weights and kernels are in the caches only if they were used recently.
     pub(crate) mixed_rounds: RoundCosts,
-    /// What a draft forward costs more with an acceptance head.
+    /// Additional cost of a draft forward with an acceptance head.
     pub(crate) head_seconds: f64,
-    /// What a draft forward costs more with its confidence, or the candidate's own probability.
+    /// Additional cost of a draft forward with its confidence, or the candidate's probability.
     pub(crate) confidence_seconds: f64,
-    /// What a draft forward costs more with its entropy.
+    /// Additional cost of a draft forward with its entropy.
     pub(crate) entropy_seconds: f64,
-    /// The drafter's forwards that read 1, 2, … nodes of a tree. If they were not measured, rows are
-    /// taken to add the same share to them as to the target's forwards.
+    /// The drafter's forwards over 1, 2, … nodes of a tree. If they were not measured, rows are assumed to
+    /// add the same share as to the target's forwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) draft_rows: Option<RoundCosts>,
 }
 
 impl Costs {
-    /// Those of the SpecDec++ paper, fitted on an A100 to a 7B draft and a 70B target: signals and
-    /// further rows cost nothing.
+    /// The costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft and a 70B target: signals and
+    /// further rows are free.
     pub(crate) fn paper(drafter: DrafterId) -> Self {
         let line = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
         Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
     }
 
-    /// Those that the user gives for a drafter, one of so many; None where it is to be measured.
+    /// The costs that the user gives for a drafter of a recipe with `num_drafters`; `None` if they are to be
+    /// measured.
     ///
     /// # Errors
-    /// If they do not say whose they are.
+    /// If there are several drafters and the costs do not name theirs, or they are not positive numbers.
     pub(crate) fn given(
         given: &GivenCosts,
         drafter: DrafterId,
         num_drafters: usize,
     ) -> Result<Option<Self>> {
-        let draft_ms = given.draft_ms(drafter, num_drafters)?;
-        let Some((draft_ms, rows_ms)) = draft_ms.zip(given.rows_ms()) else { return Ok(None) };
-        let seconds = |ms: f64| ms * 1e-3;
-        let rows = rows_ms.into_iter().map(seconds).collect();
-        let rounds = RoundCosts::new([(drafter, seconds(draft_ms))].into(), rows)?;
-        Ok(Some(Self::of_all(drafter, rounds)))
+        let Some(draft_ms) = given.draft_ms(drafter, num_drafters)? else { return Ok(None) };
+        let target = Self::given_target(given)?;
+        let priced = |rounds: RoundCosts| rounds.with_draft_seconds(drafter, draft_ms * 1e-3);
+        Ok(target.map(|target| Self::of_all(drafter, priced(target.rounds))))
     }
 
-    /// What the user gives for the target's forwards, with no price of any drafter; None where that is to
-    /// be measured.
+    /// The costs that the user gives for the target's forwards, without the price of a drafter; `None` if they
+    /// are to be measured.
     ///
     /// # Errors
-    /// If they are no times.
+    /// If they are not positive numbers.
     pub(crate) fn given_target(given: &GivenCosts) -> Result<Option<Self>> {
         let Some(rows_ms) = given.rows_ms() else { return Ok(None) };
         let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
@@ -81,7 +80,7 @@ impl Costs {
         Ok(Some(Self::of_all(DrafterId::Draft, rounds)))
     }
 
-    /// The same costs for all rounds, whose signals cost nothing.
+    /// The same costs for all rounds, with free signals.
     fn of_all(drafter: DrafterId, rounds: RoundCosts) -> Self {
         Self {
             drafter,
@@ -97,24 +96,24 @@ impl Costs {
     /// Seconds of a forward of the drafter by its rows, at the costs of `target`'s rounds.
     ///
     /// # Errors
-    /// If there is no price of a draft forward.
+    /// If a draft forward has no price.
     pub(crate) fn forward_seconds(
         &self,
         target: &RoundCosts,
     ) -> Result<impl Fn(usize) -> f64, TheoryError> {
         let (one, own) = (target.draft_seconds(self.drafter)?, self.draft_rows.as_ref());
         Ok(move |rows| match own {
-            // Forwards within rounds cost something else than those timed separately; only what rows
-            // add is taken from the latter.
+            // Forwards within rounds have other costs than forwards timed separately. Only the cost of
+            // further rows is taken from the latter.
             Some(own) => one + (own.verify_seconds(rows) - own.verify_seconds(1)).max(0.0),
             None => one * target.verify_seconds(rows) / target.verify_seconds(1),
         })
     }
 
-    /// The same costs of another drafter.
+    /// The same costs under the name of another drafter.
     ///
     /// # Errors
-    /// If there is no price of a draft forward.
+    /// If a draft forward has no price.
     pub(crate) fn of_drafter(self, drafter: DrafterId) -> Result<Self, TheoryError> {
         let renamed = |rounds: RoundCosts| {
             let seconds = rounds.draft_seconds(self.drafter)?;
@@ -133,7 +132,7 @@ impl Costs {
         }
     }
 
-    /// The costs of rounds whose rule reads these signals.
+    /// The costs of rounds under a rule that reads these signals.
     pub(crate) fn of_needs(&self, needs: SignalNeeds) -> RoundCosts {
         let extras = [
             (needs.acceptance_prob, self.head_seconds),
@@ -145,7 +144,7 @@ impl Costs {
         ];
         let extra: f64 = extras.iter().filter(|(is_read, _)| *is_read).map(|(_, s)| s).sum();
         let rounds = self.mixed_rounds.clone();
-        // Without a price it stays without one, and whoever needs it says so.
+        // A missing price stays missing, and is reported where it is needed.
         match rounds.draft_seconds(self.drafter) {
             Ok(alone) => rounds.with_draft_seconds(self.drafter, alone + extra),
             Err(_) => rounds,
@@ -165,7 +164,7 @@ mod tests {
         assert_eq!(json["drafter"], "self_draft_2");
         assert_eq!(json["rounds"]["draft_seconds"]["self_draft_2"], 0.0234);
         assert_eq!(serde_json::from_value::<Costs>(json.clone()).expect("reads back"), costs);
-        // A file that names another drafter's price is told of as soon as it is asked.
+        // A price of another drafter is refused when it is needed.
         json["drafter"] = "draft".into();
         let other: Costs = serde_json::from_value(json).expect("reads");
         let refused = other.rounds.line(other.drafter).expect_err("no price").to_string();
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn given_costs_are_milliseconds_of_the_drafters_that_they_name() {
+    fn given_costs_are_in_milliseconds_for_the_drafters_that_they_name() {
         let exit = DrafterId::SelfDraft { exit_layer: 2 };
         let given = |text: &str| toml::from_str::<GivenCosts>(text).expect("reads");
         let free_rows = given("draft_ms = 31.25\ntarget_ms = 125");
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drafters_rows_cost_what_was_measured_or_as_much_more_as_the_targets() {
+    fn rows_of_a_drafter_cost_what_was_measured_or_the_same_share_as_the_targets() {
         let drafter = DrafterId::Draft;
         let given: GivenCosts =
             toml::from_str("draft_ms = 2\nrows_ms = [8, 10, 12]").expect("reads");
@@ -207,14 +206,13 @@ mod tests {
         [(1, 2.0), (2, 2.25), (4, 2.75)]
             .into_iter()
             .for_each(|(rows, ms)| close(measured(rows), ms));
-        // Files without it are those of older versions.
         let text = serde_json::to_string(&costs).expect("numbers");
         assert!(!text.contains("draft_rows"));
         assert_eq!(serde_json::from_str::<Costs>(&text).expect("reads"), costs);
     }
 
     #[test]
-    fn a_signal_costs_its_own_rules_alone() {
+    fn only_rules_that_read_a_signal_pay_for_it() {
         let drafter = DrafterId::Draft;
         let costs = Costs { entropy_seconds: 0.5, head_seconds: 0.25, ..Costs::paper(drafter) };
         let price = |needs| costs.of_needs(needs).draft_seconds(drafter).expect("a price");

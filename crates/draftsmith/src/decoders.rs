@@ -1,5 +1,4 @@
-//! A pair with what was trained for it, ready to decode: the target alone, or with any of its
-//! drafters.
+//! The sessions of a pair and its exports: decodes plainly or with any of the drafters.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -18,15 +17,15 @@ use crate::exports::{Exports, HeadExport};
 use crate::pair::Pair;
 use crate::results::{DecodingName, DrafterName};
 
-/// Why a drafter cannot be recorded.
+/// The reason why a drafter cannot be recorded.
 const NO_STEPS: &str = "it has no model, and so no probabilities to record";
 
-/// Why a drafter proposes no trees.
+/// The reason why a drafter cannot propose trees.
 pub(crate) const NO_TREE: &str =
     "a tree needs a drafter with a model, whose candidates it grows by";
 
-/// A prompt to be answered, with the rule that ends its draft phases, if something drafts.
-pub(crate) struct ToDecode<'r> {
+/// A prompt to answer, with the rule that ends its draft phases; without a rule it is decoded plainly.
+pub(crate) struct PromptToDecode<'r> {
     pub(crate) prompt_ids: &'r [u32],
     pub(crate) rule: Option<&'r mut dyn StopRule>,
     pub(crate) draws: &'r mut dyn Draws,
@@ -35,21 +34,21 @@ pub(crate) struct ToDecode<'r> {
 /// Sessions of all models.
 pub(crate) struct Decoders<'m> {
     drafters: Drafters<'m>,
-    /// What the target computes in.
+    /// The dtype that the target computes in.
     pub(crate) dtype: WeightDtype,
-    /// Of the drafters that have a head: how it is calibrated.
+    /// The calibrations of the drafters' heads.
     calibrations: Vec<(DrafterId, &'m HeadCalibration)>,
     pub(crate) limits: Limits,
     num_slots: usize,
 }
 
 impl<'m> Decoders<'m> {
-    /// Sessions for one sequence, of the pair's whole context.
+    /// Sessions for one sequence, with the pair's whole context.
     pub(crate) fn new(pair: &'m Pair, exports: &'m Exports, max_new_tokens: usize) -> Self {
         Self::with_slots(pair, exports, max_new_tokens, 1)
     }
 
-    /// Sessions for so many sequences side by side.
+    /// Sessions for `num_slots` sequences side by side.
     pub(crate) fn with_slots(
         pair: &'m Pair,
         exports: &'m Exports,
@@ -74,20 +73,20 @@ impl<'m> Decoders<'m> {
         }
     }
 
-    /// Decodes with a drafter, or with the target alone, as many side by side as there are slots.
-    /// Rules read the head's predictions as they are calibrated for this way of decoding.
+    /// Decodes with a drafter, or plainly, as many prompts side by side as there are slots. Rules read the
+    /// head's predictions with the calibration for this way of decoding.
     ///
     /// # Errors
-    /// If a prompt does not fit, a model fails, or there is no such drafter.
+    /// If a prompt does not fit, a model fails, or the drafter is missing.
     pub(crate) fn decode_many<'r>(
         &mut self,
         drafter: DrafterName,
         decoding: &Decoding,
-        all: impl IntoIterator<Item = ToDecode<'r>>,
+        all: impl IntoIterator<Item = PromptToDecode<'r>>,
     ) -> Result<Vec<Generation>> {
         let calibration = self.calibration_of(drafter);
         let limits = &self.limits.clone();
-        let requests = all.into_iter().map(|ToDecode { prompt_ids, rule, draws }| Request {
+        let requests = all.into_iter().map(|PromptToDecode { prompt_ids, rule, draws }| Request {
             prompt: prompt_ids,
             decoding: *decoding,
             limits,
@@ -109,7 +108,7 @@ impl<'m> Decoders<'m> {
     /// Decodes one prompt with a drafter and a rule.
     ///
     /// # Errors
-    /// As [`Self::decode_many`].
+    /// As for [`Self::decode_many`].
     pub(crate) fn decode(
         &mut self,
         drafter: DrafterName,
@@ -118,11 +117,11 @@ impl<'m> Decoders<'m> {
         prompt_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Generation> {
-        let one = ToDecode { prompt_ids, rule: Some(rule), draws };
+        let one = PromptToDecode { prompt_ids, rule: Some(rule), draws };
         Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
     }
 
-    /// Decodes one prompt with the target alone.
+    /// Decodes one prompt plainly.
     ///
     /// # Errors
     /// If the prompt does not fit or the model fails.
@@ -132,43 +131,32 @@ impl<'m> Decoders<'m> {
         prompt_ids: &[u32],
         draws: &mut dyn Draws,
     ) -> Result<Generation> {
-        let one = ToDecode { prompt_ids, rule: None, draws };
+        let one = PromptToDecode { prompt_ids, rule: None, draws };
         Ok(self.decode_many(DrafterName::None, decoding, [one])?.remove(0))
     }
 
-    /// Records what a drafter does along responses of the target, for replay: predictions as the
-    /// head makes them. With one, and with `labels`, each candidate gets its label.
-    /// `observe` is told how many places are recorded, and may break off.
+    /// Records a drafter along responses of the target, with the head's uncalibrated predictions. `observe`
+    /// gets the number of positions recorded so far, and may stop the recording.
     ///
     /// # Errors
-    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    /// If a prompt does not fit, a model fails, or the drafter is missing or has no model.
     pub(crate) fn record<'r>(
         &mut self,
         drafter: DrafterName,
-        decoding: &Decoding,
-        (max_length, labels): (usize, bool),
+        options: &RecordOptions,
         responses: impl IntoIterator<Item = RecordRequest<'r>>,
         observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Recording>> {
-        let options = RecordOptions {
-            decoding: *decoding,
-            limits: self.limits.clone(),
-            max_length,
-            has_head: self.has_head_for(drafter),
-            labels,
-            is_target_here: true,
-        };
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(None);
         let steps = drafter.by_steps().context(NO_STEPS)?;
-        Ok(record(target, steps, &options, responses, observe)?)
+        Ok(record(target, steps, options, responses, observe)?)
     }
 
-    /// What a drafter would draw from at each place of a response, read token by token as in
-    /// decoding.
+    /// The drafter's logits at each position of a response, computed token by token as in decoding.
     ///
     /// # Errors
-    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    /// If the prompt does not fit, a model fails, or the drafter is missing or has no model.
     pub(crate) fn draft_logits(
         &mut self,
         drafter: DrafterName,
@@ -191,11 +179,11 @@ impl<'m> Decoders<'m> {
         Ok(logits)
     }
 
-    /// How long forwards of a drafter take that read so many tokens at once behind a prompt, each number
-    /// of `rows` in turn, `num_passes` times. Nothing where the context has no room for the most.
+    /// The times of a drafter's forwards over 1 or more tokens after a prompt: each number of `rows` in turn,
+    /// `num_passes` times. Empty if the context has no room for the largest number.
     ///
     /// # Errors
-    /// If the prompt does not fit, a model fails, or there is no such drafter.
+    /// If the prompt does not fit, a model fails, or the drafter is missing or has no model.
     pub(crate) fn draft_times(
         &mut self,
         drafter: DrafterName,
@@ -212,7 +200,7 @@ impl<'m> Decoders<'m> {
         }
         target.begin(SLOT, prompt_ids)?;
         drafter.begin(target, SLOT, prompt_ids)?;
-        // Any tokens do.
+        // Which tokens follow does not matter.
         let all: Vec<u32> = prompt_ids
             .iter()
             .chain(prompt_ids.iter().cycle())
@@ -227,14 +215,14 @@ impl<'m> Decoders<'m> {
             let begun = Instant::now();
             drafter.draft(target, &[DraftStep { num_rows, ..step }])?;
             times.push((num_rows, begun.elapsed()));
-            // The prompt's last token is read again.
+            // The next forward reads the prompt's last token again.
             target.commit(SLOT, prompt_ids.len() - 1, &[]);
             drafter.commit(SLOT, prompt_ids.len() - 1, &[]);
         }
         Ok(times)
     }
 
-    /// Whether an acceptance head predicts for a drafter's candidates.
+    /// Whether the drafter has an acceptance head.
     pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
         self.calibration_of(drafter).is_some()
     }
@@ -261,11 +249,11 @@ fn drafting<'a, 'm>(
     drafters.drafting(id).with_context(|| format!("there is no drafter `{id}` to run"))
 }
 
-/// Runs `decode` with what a drafter proposes under a name: its chains, trees around them, or chains
-/// where nothing is looked up.
+/// Runs `decode` with the drafter that a name asks for: `drafter` itself, its trees, or `drafter` with prompt
+/// lookup before it.
 ///
 /// # Errors
-/// If it has no model, which trees need, or `decode` fails.
+/// If trees are asked of a drafter without a model, or `decode` fails.
 pub(crate) fn proposing<'m, R>(
     drafter: &mut (dyn ModelDrafter<'m> + 'm),
     name: DrafterName,
@@ -283,18 +271,14 @@ pub(crate) fn proposing<'m, R>(
     }
 }
 
-/// What a pair's drafters are made of, each with its head.
+/// The parts of a pair's drafters, each with its head.
 pub(crate) fn drafters_of<'m>(
     pair: &'m Pair,
     exports: &'m Exports,
 ) -> Vec<(DrafterParts<'m>, Option<&'m HeadExport>)> {
     let of_draft = pair.draft.iter().map(|model| {
         let head = exports.head.as_ref();
-        let parts = DrafterParts::Draft {
-            model,
-            vocabulary: exports.draft_tokens.as_ref().map(|tokens| &tokens.vocabulary),
-            head: head.map(|head| &head.head),
-        };
+        let parts = DrafterParts::Draft { model, head: head.map(|head| &head.head) };
         (parts, head)
     });
     let of_adapters = exports.adapters.iter().map(|export| {
@@ -311,7 +295,7 @@ pub(crate) fn drafters_of<'m>(
     let small = exports.small_draft.iter();
     let small = small.map(|model| DrafterParts::SmallDraft { model, head: None });
     match &exports.cascades {
-        // It drafts in them alone, each with a cache of its own.
+        // The small draft takes part in cascades only, each of which has a separate cache.
         Some(cascades) => {
             let others: Vec<DrafterParts<'m>> =
                 all.iter().map(|(parts, _)| parts.clone()).chain(small).collect();

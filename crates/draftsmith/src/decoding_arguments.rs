@@ -1,4 +1,4 @@
-//! How a command decodes, as its flags say.
+//! The decoding flags of commands without a recipe.
 
 use anyhow::Result;
 use clap::{ArgGroup, Args};
@@ -16,26 +16,26 @@ pub(crate) struct DecodingArguments {
     /// Sample at this temperature; 0 is greedy.
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Sample from the smallest set of tokens that has this mass.
+    /// Sample from the smallest set of most probable tokens whose probabilities sum to at least this.
     #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
     top_p: f64,
-    /// Sample from so many most probable tokens.
+    /// Sample from the K most probable tokens.
     #[arg(long, value_name = "K", requires = "temperature")]
     top_k: Option<usize>,
-    /// Sample from the tokens that are at least this share as probable as the most probable one.
+    /// Sample from the tokens whose probability is at least this share of the largest one.
     #[arg(long, value_name = "P", requires = "temperature")]
     min_p: Option<f64>,
-    /// Make the tokens of the text so far, prompt and answer, less probable: divide their logits by
-    /// this where they are positive, and multiply them where they are negative.
+    /// Penalise the tokens of the prompt and the answer so far: divide their positive logits by this, and
+    /// multiply their negative logits by it.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f64,
 }
 
 impl DecodingArguments {
-    /// What they say.
+    /// The way of decoding.
     ///
     /// # Errors
-    /// If a number is out of its range.
+    /// If a value is out of range.
     pub(crate) fn decoding(&self) -> Result<Decoding> {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         let temperature = temperature.unwrap_or(0.0);

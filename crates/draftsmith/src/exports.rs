@@ -6,7 +6,6 @@ pub(crate) mod calibration;
 pub(crate) mod cascades;
 pub(crate) mod config_keys;
 pub(crate) mod draft_model;
-pub(crate) mod draft_vocabulary;
 mod kind;
 pub(crate) mod lookup;
 pub(crate) mod tuned;
@@ -21,7 +20,6 @@ use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
 use self::cascades::Cascades;
-use self::draft_vocabulary::DraftTokens;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
 use crate::names::DrafterName;
@@ -32,8 +30,6 @@ use crate::workspace::Workspace;
 #[derive(Default)]
 pub(crate) struct Exports {
     pub(crate) head: Option<HeadExport>,
-    /// The tokens that the draft may propose; all if None.
-    pub(crate) draft_tokens: Option<DraftTokens>,
     /// Sorted by exit layer.
     pub(crate) adapters: Vec<AdapterExport>,
     /// The second, smaller draft, if a cascade uses it.
@@ -60,8 +56,7 @@ impl Exports {
             need_adapter_head(recipe, evaluate, dir)?;
         }
         let adapters = read_adapters(&dirs, workspace)?;
-        let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-        Ok(Self { head, draft_tokens, adapters, ..Self::default() })
+        Ok(Self { head, adapters, ..Self::default() })
     }
 
     /// Adds the evaluation's prompt lookup, cascades, merged drafts and small draft.
@@ -133,21 +128,15 @@ impl Exports {
         Ok(Self { small_draft, ..self })
     }
 
-    /// Reads the head or adapter in `dir`, and with a head the tokens that `recipe` lets its draft propose.
+    /// Reads the head or adapter in `dir`.
     ///
     /// # Errors
     /// If it is invalid, or belongs to other models than the workspace's.
-    pub(crate) fn read_export(
-        kind: ExportKind,
-        dir: &Path,
-        recipe: &Recipe,
-        workspace: &Workspace,
-    ) -> Result<Self> {
+    pub(crate) fn read_export(kind: ExportKind, dir: &Path, workspace: &Workspace) -> Result<Self> {
         Ok(match kind {
             ExportKind::Head => {
                 let head = read_draft_head(dir, workspace)?;
-                let draft_tokens = DraftTokens::of_recipe(recipe, workspace)?;
-                Self { head: Some(head), draft_tokens, ..Self::default() }
+                Self { head: Some(head), ..Self::default() }
             }
             ExportKind::Adapter => {
                 let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
@@ -162,13 +151,7 @@ impl Exports {
         self.head.iter().chain(of_adapters)
     }
 
-    /// The number of tokens that a separate draft may propose; all if None.
-    pub(crate) fn num_draft_tokens(&self, drafter: DrafterName) -> Option<usize> {
-        let is_draft = drafter == DrafterName::Of(DrafterId::Draft);
-        self.draft_tokens.as_ref().filter(|_| is_draft).map(DraftTokens::len)
-    }
-
-    /// A hash of the weights of the target and a drafter, and of the tokens that it may propose.
+    /// A hash of the weights of the target and a drafter.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -179,9 +162,7 @@ impl Exports {
                 .adapter_at(exit_layer)
                 .map(|it| workspace.adapter_hash(&it.dir, &it.config))
                 .transpose()?,
-            _ => workspace
-                .draft_hash()?
-                .map(|hash| DraftTokens::drafter_hash(self.draft_tokens.as_ref(), hash)),
+            _ => workspace.draft_hash()?.map(str::to_owned),
         };
         let all = [target.to_owned(), hash.unwrap_or_default()];
         Ok(hash_bytes(all.join(" ").as_bytes()))
@@ -237,6 +218,11 @@ impl AdapterExport {
         check_models("adapter", dir, &[target])?;
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
+    }
+
+    /// The self-draft behind the adapter's exit layer.
+    pub(crate) fn drafter(&self) -> DrafterId {
+        DrafterId::SelfDraft { exit_layer: self.config.exit_layer }
     }
 
     fn tuned_dir(&self) -> &Path {

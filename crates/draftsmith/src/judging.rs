@@ -1,9 +1,11 @@
-//! How good stop rules are, by replay: settings that were chosen on some recordings are judged on
-//! others, against the best fixed length and against the target alone.
+//! Judges stop rules by replay: settings that were chosen on some recordings are judged on others, against
+//! the best fixed length and plain decoding.
 //!
-//! A fold is a pair of the two. `replay` has one, of validation and test prompts. `survey` has few
-//! prompts and two folds: each half is judged by what was chosen on the other, so that every prompt
-//! counts and none has chosen what it is judged by.
+//! A fold is a pair of such recordings. `replay` has one fold, of validation and test prompts. `survey` has
+//! few prompts and cross-validates with two folds: each half is judged with the settings chosen on the other
+//! half, so that no prompt has chosen a setting that it judges.
+
+use std::borrow::Cow;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{Counts, Recordings, TimedCounts};
@@ -13,24 +15,18 @@ use crate::results::{Estimate, ReplayRow};
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_fixed, best_with_head, cheapest, per_token};
 
-/// What rules are chosen on, and what they are judged on.
+/// The settings that were chosen on some recordings, and the recordings that judge them.
 pub(crate) struct Fold<'a> {
     /// The best setting of each rule.
     choices: Vec<Choice>,
-    judged_on: &'a Recordings,
-    /// The same with a perfect head; none where no head was recorded, or the target, which is served
-    /// elsewhere, was not asked what such a head would say.
-    perfect: Option<Perfect>,
-}
-
-/// A fold with a perfect head, and the rules that read it.
-struct Perfect {
-    choices: Vec<Choice>,
-    judged_on: Recordings,
+    judged_on: Cow<'a, Recordings>,
+    /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
+    /// every candidate is unknown.
+    perfect: Option<Box<Fold<'a>>>,
 }
 
 impl<'a> Fold<'a> {
-    /// Chooses the settings, with `choose`.
+    /// Chooses the settings with `choose`.
     ///
     /// # Errors
     /// If nothing was recorded.
@@ -43,16 +39,17 @@ impl<'a> Fold<'a> {
         let has_all = chosen_on.is_judged() && judged_on.is_judged();
         let perfect = (chosen_on.head.is_some() && has_all).then(|| {
             let choices = best_with_head(&chosen_on.with_perfect_head(), costs)?;
-            anyhow::Ok(Perfect { choices, judged_on: judged_on.with_perfect_head() })
+            let judged_on = Cow::Owned(judged_on.with_perfect_head());
+            anyhow::Ok(Box::new(Fold { choices, judged_on, perfect: None }))
         });
-        Ok(Self { choices: choose(chosen_on, costs)?, judged_on, perfect: perfect.transpose()? })
+        let (choices, judged_on) = (choose(chosen_on, costs)?, Cow::Borrowed(judged_on));
+        Ok(Self { choices, judged_on, perfect: perfect.transpose()? })
     }
 
-    /// The best rule of those that `belong`, with nothing looked up first, and what it takes where it
-    /// is judged.
+    /// The best of the rules that `belong` and have no look-ups, with its costs on the judging recordings.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no rule belongs.
     pub(crate) fn best(
         &self,
         costs: &Costs,
@@ -65,50 +62,44 @@ impl<'a> Fold<'a> {
             .cloned()
             .collect();
         let best = cheapest(&choices)?.clone();
-        let spent = best.replay(self.judged_on, costs)?;
+        let spent = best.replay(&self.judged_on, costs)?;
         Ok((best, spent))
     }
 }
 
-/// Folds whose judged responses, one fold's behind the other's, are what estimates are over.
+/// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
 pub(crate) struct Judging<'a> {
     folds: Vec<Fold<'a>>,
     costs: &'a Costs,
     seed: u64,
-    /// What fixed lengths take, each fold's best.
+    /// The costs of each fold's best fixed length.
     fixed: Vec<TimedCounts>,
     plain: Vec<TimedCounts>,
 }
 
 impl<'a> Judging<'a> {
-    /// Judges what the folds chose.
+    /// Judges the choices of the folds.
     ///
     /// # Errors
     /// If the costs have no price for the drafter.
     pub(crate) fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
         let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
-        judging.fixed =
-            judging.spent(|fold| Ok((fold.judged_on, best_fixed(&fold.choices)?.clone())))?;
+        judging.fixed = judging.spent(judging.folds.iter(), best_fixed)?;
         Ok(judging)
     }
 
-    /// One behind the other, as estimates have them.
-    pub(crate) fn folds(&self) -> &[Fold<'a>] {
-        &self.folds
-    }
-
-    /// What the target alone takes.
+    /// The costs of plain decoding.
     pub(crate) fn plain(&self) -> &[TimedCounts] {
         &self.plain
     }
 
-    /// The settings that the first fold chose: those of all, where there is one.
+    /// The settings that the first fold chose.
     pub(crate) fn choices(&self) -> &[Choice] {
         &self.folds[0].choices
     }
 
-    /// What each rule comes to; its settings are told as in `shown`.
+    /// The gains of each rule, with the settings of `shown`.
     ///
     /// # Errors
     /// If a rule cannot be replayed.
@@ -117,16 +108,22 @@ impl<'a> Judging<'a> {
     }
 
     fn row(&self, shown: &Choice) -> Result<ReplayRow> {
-        let own = self.spent(|fold| Ok((fold.judged_on, like(&fold.choices, shown)?)))?;
+        let own = self.spent(self.folds.iter(), |choices| like(choices, shown))?;
         let gain = |some: &[usize]| over(&self.fixed, &own, some);
         let ceiling = match is_alone(shown) && shown.config.needs().acceptance_prob {
-            true => self.perfect(|choices| like(choices, shown))?,
+            true => {
+                let perfect: Option<Vec<&Fold<'_>>> =
+                    self.folds.iter().map(|fold| fold.perfect.as_deref()).collect();
+                perfect
+                    .map(|folds| self.spent(folds, |choices| like(choices, shown)))
+                    .transpose()?
+            }
             false => None,
         };
         let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
         let counts: Counts = own.iter().map(|spent| spent.counts).sum();
         let ceiling = most.map(|most| self.estimate(&most));
-        // A share of nothing, or of what may be nothing, says nothing.
+        // A share of a gain that may be zero means nothing.
         let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
         Ok(ReplayRow {
             lookup_first: shown.lookup_first,
@@ -143,7 +140,7 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// What is gained over the best fixed length by whoever knows the answers.
+    /// The oracle's gain over the best fixed length.
     ///
     /// # Errors
     /// If the costs have no price for the drafter.
@@ -155,15 +152,15 @@ impl<'a> Judging<'a> {
         Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
     }
 
-    /// What the best fixed lengths take.
+    /// The costs of the best fixed lengths.
     pub(crate) fn fixed(&self) -> &[TimedCounts] {
         &self.fixed
     }
 
-    /// What the best rules take of those that `belong`.
+    /// The costs of the best rules that `belong`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no rule belongs.
     pub(crate) fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<TimedCounts>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
@@ -172,9 +169,9 @@ impl<'a> Judging<'a> {
         Ok(all)
     }
 
-    /// The speed of one over the target's alone.
+    /// The speed over plain decoding.
     pub(crate) fn speedup(&self, own: &[TimedCounts]) -> Estimate {
-        self.estimate(&|some| 1.0 + over(&self.plain, own, some))
+        speedup(&self.plain, own, self.seed)
     }
 
     /// A statistic over the judged responses, with its interval.
@@ -182,48 +179,43 @@ impl<'a> Judging<'a> {
         shown_interval(self.plain.len(), self.seed, statistic)
     }
 
-    fn perfect(
+    /// The costs of the rule that `pick` takes from each fold.
+    fn spent<'f>(
         &self,
-        pick: impl Fn(&[Choice]) -> Result<Choice>,
-    ) -> Result<Option<Vec<TimedCounts>>> {
-        if self.folds.iter().any(|fold| fold.perfect.is_none()) {
-            return Ok(None);
-        }
-        let spent = self.spent(|fold| {
-            let perfect = fold.perfect.as_ref().context("each fold has one")?;
-            Ok((&perfect.judged_on, pick(&perfect.choices)?))
-        });
-        spent.map(Some)
-    }
-
-    fn spent<'s>(
-        &'s self,
-        pick: impl Fn(&'s Fold<'a>) -> Result<(&'s Recordings, Choice)>,
-    ) -> Result<Vec<TimedCounts>> {
+        folds: impl IntoIterator<Item = &'f Fold<'a>>,
+        pick: impl Fn(&[Choice]) -> Result<&Choice>,
+    ) -> Result<Vec<TimedCounts>>
+    where
+        'a: 'f,
+    {
         let mut all = Vec::with_capacity(self.plain.len());
-        for fold in &self.folds {
-            let (recordings, choice) = pick(fold)?;
-            all.extend(choice.replay(recordings, self.costs)?);
+        for Fold { choices, judged_on, .. } in folds {
+            all.extend(pick(choices)?.replay(judged_on, self.costs)?);
         }
         Ok(all)
     }
 }
 
-/// Whether nothing is looked up before the drafter is asked.
+/// Whether the rule has no look-ups before the drafter.
 fn is_alone(choice: &Choice) -> bool {
     choice.lookup_first.is_none()
 }
 
-/// The choice that stands for the same as `shown`: the rule, or whatever is best behind look-ups.
-fn like(choices: &[Choice], shown: &Choice) -> Result<Choice> {
+/// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups.
+fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Result<&'c Choice> {
     let found = choices.iter().find(|choice| match shown.lookup_first {
         None => is_alone(choice) && choice.name == shown.name,
         Some(_) => !is_alone(choice),
     });
-    found.cloned().with_context(|| format!("the rule `{:?}` was tried", shown.name))
+    found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
 }
 
-/// How much faster one is than the other over some responses, minus 1.
+/// The speed over plain decoding, with its interval over responses.
+pub(crate) fn speedup(plain: &[TimedCounts], own: &[TimedCounts], seed: u64) -> Estimate {
+    shown_interval(plain.len(), seed, |some| 1.0 + over(plain, own, some))
+}
+
+/// The speed of `fast` over `slow` on some responses, minus 1.
 pub(crate) fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -> f64 {
     per_token(slow, some) / per_token(fast, some) - 1.0
 }
@@ -268,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn each_half_is_judged_by_what_the_other_chose() {
+    fn each_half_is_judged_with_the_settings_of_the_other() {
         let (often, seldom) = (recordings(20, 0.95, "often"), recordings(20, 0.3, "seldom"));
         let costs = Costs::paper(DrafterId::Draft);
         let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);

@@ -29,7 +29,6 @@ mod prompts;
 pub mod readers;
 mod recipe;
 mod recorder;
-mod recordings;
 mod report;
 mod responses;
 mod results;

@@ -81,7 +81,7 @@ impl DrafterName {
     }
 
     /// The drafter with prompt lookup before it, if one is given.
-    pub(crate) fn behind(self, first: Option<LookupFirst>) -> Self {
+    pub(crate) fn with_lookup(self, first: Option<LookupFirst>) -> Self {
         match (first, self.id()) {
             (Some(first), Some(id)) => Self::After(first, id),
             _ => self,

@@ -9,7 +9,6 @@ mod data;
 #[cfg(test)]
 mod documented;
 mod evaluate;
-mod max_gram;
 mod merged;
 mod overrides;
 mod prompts;
@@ -27,13 +26,13 @@ use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, InitialWeights, OptimizerSettings,
     Section,
 };
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
 pub(crate) use self::costs::GivenCosts;
 pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
-pub(crate) use self::evaluate::EvaluateRecipe;
-pub(crate) use self::max_gram::MaxGramRecipe;
+pub(crate) use self::evaluate::{EvaluateRecipe, MaxGramRecipe};
 pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
@@ -138,7 +137,7 @@ impl Recipe {
     /// The recipe of an export: `given`, or the one that training wrote into `dir`.
     ///
     /// # Errors
-    /// If there is no recipe, or it is invalid.
+    /// If the recipe is missing or invalid.
     pub(crate) fn of_export(dir: &Path, given: Option<&Path>, seed: Option<u64>) -> Result<Self> {
         let beside = dir.join("recipe.toml");
         let path = given.unwrap_or(&beside);
@@ -224,7 +223,7 @@ impl Recipe {
         Ok((tune, evaluate))
     }
 
-    /// The servers that stand in for the target's weights, if those are not read.
+    /// The servers that replace the target's weights, if those are not read.
     pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.data.as_ref()?.target_elsewhere()
     }
@@ -275,34 +274,21 @@ impl Recipe {
         let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(safe) {
             bail!(
-                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` that does not \
-                 start with `.`",
+                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` \
+                 that does not start with `.`",
                 self.name
             );
         }
-        if let Some(data) = &self.data {
-            data.check()?;
-        }
+        self.data.iter().try_for_each(DataRecipe::check)?;
         if self.target_elsewhere().is_some() {
             check_without_weights(self)?;
         }
         self.splits.check()?;
-        if let Some(head) = &self.head {
-            head.validate(Section::Head)?;
-        }
-        if let Some(adapter) = &self.adapter {
-            adapter.validate()?;
-        }
-        if let Some(head) = &self.adapter_head {
-            self.check_adapter_head(head)?;
-        }
-        if let Some(tune) = &self.tune {
-            tune.check()?;
-        }
-        if let Some(evaluate) = &self.evaluate {
-            evaluate.check()?;
-        }
-        Ok(())
+        self.head.iter().try_for_each(|head| head.validate(Section::Head))?;
+        self.adapter.iter().try_for_each(AdapterTraining::validate)?;
+        self.adapter_head.iter().try_for_each(|head| self.check_adapter_head(head))?;
+        self.tune.iter().try_for_each(TuneRecipe::check)?;
+        self.evaluate.iter().try_for_each(EvaluateRecipe::check)
     }
 
     fn check_adapter_head(&self, head: &HeadTraining) -> Result<()> {
@@ -331,6 +317,20 @@ impl Recipe {
 /// If it does not hold; the message names the key and says the problem.
 fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
+}
+
+/// Reads the keys of a table from a file, and checks them. Messages call the file `what`.
+fn read_keys<T: DeserializeOwned>(
+    what: &str,
+    path: &Path,
+    check: impl Fn(&T) -> Result<()>,
+) -> Result<T> {
+    let named = || format!("{what} `{}`", path.display());
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the {}", named()))?;
+    let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+    check(&keys).with_context(named)?;
+    Ok(keys)
 }
 
 /// The TOML parser's message with the line that it shows, without the names of Rust types.

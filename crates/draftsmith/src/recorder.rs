@@ -1,27 +1,94 @@
-//! The target's answers to prompts, and what drafters do along them: what `record` keeps in files and
-//! `survey` in memory.
+//! The target's answers to prompts, and what drafters propose along them: `record` and the training of
+//! heads keep this in files, `survey` in memory.
 //!
-//! Every draw is seeded by its row's id: threads, order and restarts change nothing, and the same
-//! prompts give the same recordings wherever they are recorded.
+//! Several responses share each forward, since a forward that reads all weights costs little more for
+//! sixteen rows than for one. Recordings do not depend on that: a row's logits do not depend on the
+//! rows beside it, and every draw is seeded by its row's id. Threads, order and restarts change nothing.
 
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use draftsmith_data::FinishReason;
-use draftsmith_decode::{Finish, Generation};
-use draftsmith_theory::{Decoding, Recording, SeededDraws, TopProbs};
+use draftsmith_decode::{
+    Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget, SelfDraft, SeparateDraft,
+    ServedTarget, record,
+};
+use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
-use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::console::{Console, Interrupted};
 use crate::conversation::{SetPrompt, Turn, answer_batched};
+use crate::decoders::Decoders;
+use crate::device::DeviceChoice;
 use crate::exports::Exports;
+use crate::labels::LabelModels;
 use crate::pair::Pair;
-use crate::recordings::{RecordedModels, RecordingJob, ToRecord};
+use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
+use crate::served::ServerAccess;
 use crate::served::{Served, ServedResponse};
+use crate::shard::Shard;
 use crate::text_side::TextSide;
+use crate::workspace::Workspace;
+
+/// The models that answer and draft.
+#[derive(Clone)]
+pub(crate) enum RecordedModels<'a> {
+    /// Target and drafters are local.
+    Pair(&'a Pair),
+    /// The drafter is local; servers answer for the target.
+    Served(ServedPair<'a>),
+}
+
+/// A local drafter and a target behind servers.
+#[derive(Clone)]
+pub(crate) struct ServedPair<'a> {
+    pub(crate) models: LabelModels<'a>,
+    text: &'a TextSide,
+    workspace: &'a Workspace,
+    asker: ServerAccess<'a>,
+}
+
+impl<'a> RecordedModels<'a> {
+    /// The models of a recipe.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn of(recipe: &'a Recipe, workspace: &'a Workspace) -> Result<Self> {
+        if recipe.target_elsewhere().is_none() {
+            return Ok(Self::Pair(workspace.pair()?));
+        }
+        Self::served(workspace, ServerAccess::of(recipe, Shard::WHOLE)?)
+    }
+
+    /// A workspace's draft and a target that servers serve.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn served(workspace: &'a Workspace, asker: ServerAccess<'a>) -> Result<Self> {
+        let (models, text) = (workspace.served_models()?, workspace.text_side()?);
+        Ok(Self::Served(ServedPair { models, text, workspace, asker }))
+    }
+
+    /// The tokenizer, templates and ends of the target.
+    pub(crate) fn text(&self) -> &'a TextSide {
+        match self {
+            Self::Pair(pair) => &pair.text,
+            Self::Served(served) => served.text,
+        }
+    }
+
+    /// Whether several threads record, each several responses.
+    fn on_cpu(&self) -> bool {
+        match self {
+            Self::Pair(pair) => DeviceChoice::is_cpu(&pair.target.device()),
+            Self::Served(served) => DeviceChoice::is_cpu(served.workspace.device()),
+        }
+    }
+}
 
 /// The target's answer to one prompt.
 pub(crate) struct Answer {
@@ -30,100 +97,210 @@ pub(crate) struct Answer {
     pub(crate) response_ids: Vec<u32>,
     /// Why it ends.
     pub(crate) finish: Finish,
-    /// What a served target drew each token from, as far as it is known; None where each was the most
-    /// probable, or its weights are here.
+    /// The most probable tokens at each position, as the server returned them. `None` for greedy answers
+    /// and for local targets.
     pub(crate) probs: Option<Vec<TopProbs>>,
 }
 
-/// What the recordings of all prompts have in common.
+/// A response of the target, with the draws of its recording.
+pub(crate) struct ResponseToRecord<'a> {
+    pub(crate) prompt_ids: &'a [u32],
+    pub(crate) response_ids: &'a [u32],
+    /// As in [`Answer::probs`].
+    pub(crate) probs: Option<&'a [TopProbs]>,
+    pub(crate) draws: SeededDraws,
+}
+
+/// A drafter of `exports`, recorded along responses of one way of decoding.
+pub(crate) struct RecordedDrafter<'a> {
+    pub(crate) exports: &'a Exports,
+    pub(crate) name: DrafterName,
+    pub(crate) decoding: Decoding,
+}
+
+/// Answers prompts and records drafters along the answers.
 pub(crate) struct Recorder<'a> {
     pub(crate) models: RecordedModels<'a>,
     pub(crate) max_new_tokens: usize,
     pub(crate) seed: u64,
-    /// The most candidates that a round can be replayed with.
+    /// The most candidates of a round in a replay.
     pub(crate) max_length: usize,
-    /// Whether candidates get their labels also where the drafter has no head: one is to be weighed.
+    /// Whether candidates get acceptance labels even if the drafter has no head: a head is to be trained
+    /// on them or estimated from them.
     pub(crate) labels: bool,
-    /// Whether several threads record, each several responses.
-    pub(crate) on_cpu: bool,
     pub(crate) console: &'a Console,
-    /// Counts responses: once as they are given, and once for each drafter.
+    /// Counts responses: once when they are given, and once for each drafter.
     pub(crate) progress: &'a Progress,
 }
 
 impl Recorder<'_> {
-    /// What a drafter does along answers, which were given by the same way of decoding.
+    /// Records a drafter along answers, which were given by the same way of decoding. Returns the
+    /// recordings with their answers' ids.
     ///
     /// # Errors
-    /// If an answer does not fit, a model fails, or Ctrl-C is met.
-    pub(crate) fn record<'a>(
+    /// If an answer does not fit, a model fails, or the user presses Ctrl-C.
+    pub(crate) fn record_answers<'a>(
         &self,
-        exports: &Exports,
-        drafter: DrafterName,
-        decoding: Decoding,
+        drafter: &RecordedDrafter<'_>,
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> Result<Vec<(String, Recording)>> {
-        let job = RecordingJob {
-            models: self.models.clone(),
-            exports,
-            drafter,
-            decoding,
-            max_new_tokens: self.max_new_tokens,
-            max_length: self.max_length,
-            labels: self.labels,
-            on_cpu: self.on_cpu,
-            console: self.console,
-            progress: self.progress,
+        let name = drafter.name.to_string();
+        let how = DecodingName::of(&drafter.decoding).text();
+        let to_record = |answer: &'a Answer| ResponseToRecord {
+            prompt_ids: &answer.prompt_ids,
+            response_ids: &answer.response_ids,
+            probs: answer.probs.as_deref(),
+            draws: SeededDraws::new(self.seed, &[&answer.id, "rollouts", &name, how]),
         };
-        let (name, how) = (drafter.to_string(), DecodingName::of(&decoding).text());
-        let answers: Vec<&Answer> = answers.into_iter().collect();
-        let mut responses: Vec<ToRecord<'_>> = answers
-            .iter()
-            .map(|answer| ToRecord {
-                prompt_ids: &answer.prompt_ids,
-                response_ids: &answer.response_ids,
-                probs: answer.probs.as_deref(),
-                draws: SeededDraws::new(self.seed, &[&answer.id, "rollouts", &name, how]),
-            })
-            .collect();
-        let recorded = job.record(&mut responses)?;
-        let ids = answers.iter().map(|answer| answer.id.clone());
-        Ok(ids.zip(recorded).collect())
+        let (ids, mut responses): (Vec<String>, Vec<ResponseToRecord<'_>>) =
+            answers.into_iter().map(|answer| (answer.id.clone(), to_record(answer))).unzip();
+        Ok(ids.into_iter().zip(self.record(drafter, &mut responses)?).collect())
     }
 
-    /// The target's answers to all turns of prompts, each fed with the earlier ones.
+    /// Records a drafter along responses. Returns the recordings in the responses' order.
     ///
     /// # Errors
-    /// If a first turn does not fit, the target fails, or Ctrl-C is met.
+    /// If a response does not fit, a model fails, or the user presses Ctrl-C.
+    pub(crate) fn record(
+        &self,
+        drafter: &RecordedDrafter<'_>,
+        responses: &mut [ResponseToRecord<'_>],
+    ) -> Result<Vec<Recording>> {
+        let on_cpu = self.models.on_cpu();
+        let at_once = sequences_at_once(responses.len(), on_cpu);
+        let recorded: Vec<Vec<Recording>> = match &self.models {
+            RecordedModels::Pair(pair) => {
+                let decoders =
+                    || Decoders::with_slots(pair, drafter.exports, self.max_new_tokens, at_once);
+                let record = |decoders: &mut Decoders<'_>, some: &mut [ResponseToRecord<'_>]| {
+                    let has_head = decoders.has_head_for(drafter.name);
+                    let options = self.options(drafter.decoding, has_head, true);
+                    self.record_watched(some, |requests, observe| {
+                        decoders.record(drafter.name, &options, requests, observe)
+                    })
+                };
+                // On a device one thread records everything, and a free slot takes the next response.
+                match on_cpu {
+                    true => responses
+                        .par_chunks_mut(at_once)
+                        .map_init(decoders, record)
+                        .collect::<Result<_>>()?,
+                    false => vec![record(&mut decoders(), responses)?],
+                }
+            }
+            RecordedModels::Served(served) => responses
+                .par_chunks_mut(at_once)
+                .map(|some| self.record_served(served, drafter, some))
+                .collect::<Result<_>>()?,
+        };
+        Ok(recorded.into_iter().flatten().collect())
+    }
+
+    fn options(&self, decoding: Decoding, has_head: bool, is_target_here: bool) -> RecordOptions {
+        RecordOptions {
+            decoding,
+            limits: self.models.text().limits(self.max_new_tokens),
+            max_length: self.max_length,
+            has_head,
+            labels: self.labels,
+            is_target_here,
+        }
+    }
+
+    fn record_served(
+        &self,
+        served: &ServedPair<'_>,
+        drafter: &RecordedDrafter<'_>,
+        responses: &mut [ResponseToRecord<'_>],
+    ) -> Result<Vec<Recording>> {
+        let ServedPair { models, workspace, .. } = served;
+        let LabelModels { draft, context, vocab_size, .. } = *models;
+        let exports = drafter.exports;
+        let known: Vec<KnownResponse<'_>> = responses
+            .iter()
+            .map(|to| KnownResponse { response: to.response_ids, probs: to.probs })
+            .collect();
+        let num_slots = known.len();
+        let mut answers = ResponseTarget::new(known, vocab_size, context, num_slots);
+        let options = |has_head| self.options(drafter.decoding, has_head, false);
+        if let DrafterName::Of(DrafterId::SelfDraft { exit_layer }) = drafter.name {
+            let export = exports.adapters.iter().find(|one| one.config.exit_layer == exit_layer);
+            let export = export.context("an adapter that is recorded was read")?;
+            let head = export.head.as_ref().map(|head| &head.head);
+            let options = options(head.is_some());
+            let layers = workspace.target_of_adapters(workspace.dtype)?;
+            let adapter = &export.adapter;
+            let mut drafter = SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
+            let mut target = ServedTarget::new(layers, exit_layer, answers);
+            return self.record_watched(responses, |requests, observe| {
+                Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
+            });
+        }
+        let draft = draft.context("a served target needs a draft to be recorded along it")?;
+        let head = exports.head.as_ref().map(|head| &head.head);
+        let options = options(head.is_some());
+        let mut drafter = SeparateDraft::new(draft, head, vocab_size, context, num_slots);
+        self.record_watched(responses, |requests, observe| {
+            Ok(record(&mut answers, &mut drafter, &options, requests, observe)?)
+        })
+    }
+
+    /// Calls `record` with requests for `responses`, reports its progress, and stops it on Ctrl-C.
+    fn record_watched<'r>(
+        &self,
+        responses: &'r mut [ResponseToRecord<'_>],
+        record: impl FnOnce(
+            Vec<RecordRequest<'r>>,
+            &mut dyn FnMut(usize) -> ControlFlow<()>,
+        ) -> Result<Vec<Recording>>,
+    ) -> Result<Vec<Recording>> {
+        let num_responses = responses.len();
+        let num_places: usize = responses.iter().map(|one| one.response_ids.len()).sum();
+        let requests = responses.iter_mut().map(|response| RecordRequest {
+            prompt: response.prompt_ids,
+            response: response.response_ids,
+            draws: &mut response.draws,
+        });
+        let mut all = self.progress.side_by_side(vec![num_responses as f64]);
+        let observe = &mut |num_recorded: usize| {
+            all.reach(0, num_recorded as f64 / num_places as f64);
+            match self.console.is_interrupted() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        };
+        let recorded = record(requests.collect(), observe)?;
+        if recorded.len() < num_responses {
+            return Err(Interrupted.into());
+        }
+        all.finish();
+        Ok(recorded)
+    }
+
+    /// The target's answers to all turns of prompts. Each turn follows the answers to the earlier ones.
+    ///
+    /// # Errors
+    /// If a first turn does not fit, the target fails, or the user presses Ctrl-C.
     pub(crate) fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
         let pair = match &self.models {
             RecordedModels::Pair(pair) => *pair,
-            RecordedModels::Served { text, workspace, access, .. } => {
-                let served = access.open(workspace, decoding, self.max_new_tokens, self.console)?;
+            RecordedModels::Served(ServedPair { text, workspace, asker, .. }) => {
+                let served = asker.open(workspace, decoding, self.max_new_tokens, self.console)?;
                 return self.answer_served(served, text, prompts);
             }
         };
-        let at_once = sequences_at_once(prompts.len(), self.on_cpu);
-        let some = |prompts: &[SetPrompt]| self.answer_some(pair, prompts, decoding);
-        let answers: Vec<Vec<Answer>> = if self.on_cpu {
-            prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?
-        } else {
-            prompts.chunks(at_once).map(some).collect::<Result<_>>()?
+        let on_cpu = self.models.on_cpu();
+        let at_once = sequences_at_once(prompts.len(), on_cpu);
+        let respond = |turns| self.respond(pair, turns, decoding);
+        let some = |prompts: &[SetPrompt]| answer_by(&pair.text, prompts, respond);
+        let answers: Vec<Vec<Answer>> = match on_cpu {
+            true => prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?,
+            false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// The answers to prompts that go side by side: all of one form, as those of a set are.
-    fn answer_some(
-        &self,
-        pair: &Pair,
-        prompts: &[SetPrompt],
-        decoding: Decoding,
-    ) -> Result<Vec<Answer>> {
-        self.answer_by(&pair.text, prompts, |turns| self.respond(pair, turns, decoding))
-    }
-
-    /// What servers answered, which are asked for what they have not.
+    /// The servers' answers; asks for those that the journal lacks.
     fn answer_served(
         &self,
         mut served: Served,
@@ -132,54 +309,28 @@ impl Recorder<'_> {
     ) -> Result<Vec<Answer>> {
         let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
         served.answer(all, self.console, self.progress)?;
-        self.answer_by(text, prompts, |turns| {
-            let answer = |(_, turn): (usize, Turn)| {
-                let Turn { id, prompt_ids, .. } = turn;
-                let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
-                let finish = match finish {
-                    FinishReason::Eos => Finish::Eos,
-                    FinishReason::StopString => Finish::StopString,
-                    FinishReason::Length => Finish::Length,
-                };
-                Ok(Answer { id, prompt_ids, response_ids: ids, finish, probs })
+        let answer = |(_, turn): (usize, Turn)| {
+            let Turn { id, prompt_ids, .. } = turn;
+            let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
+            let finish = match finish {
+                FinishReason::Eos => Finish::Eos,
+                FinishReason::StopString => Finish::StopString,
+                FinishReason::Length => Finish::Length,
             };
-            turns.into_iter().map(answer).collect()
-        })
+            Ok(Answer { id, prompt_ids, response_ids: ids, finish, probs })
+        };
+        answer_by(text, prompts, |turns| turns.into_iter().map(answer).collect())
     }
 
-    fn answer_by(
-        &self,
-        text: &TextSide,
-        prompts: &[SetPrompt],
-        respond: impl Fn(Vec<(usize, Turn)>) -> Result<Vec<Answer>>,
-    ) -> Result<Vec<Answer>> {
-        let mut conversations = Vec::new();
-        let mut held_out = Vec::new();
-        for (nth, prompt) in prompts.iter().enumerate() {
-            match prompt {
-                SetPrompt::Conversation(prompt) => conversations.push(prompt),
-                SetPrompt::HeldOut { id, prompt_ids } => {
-                    let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
-                    held_out.push((nth, Turn { number: 0, id, prompt_ids }));
-                }
-            }
-        }
-        let of_conversations =
-            answer_batched(text, &conversations, |answer: &Answer| &answer.response_ids, &respond)?;
-        let of_held_out = respond(held_out)?;
-        Ok(of_conversations.into_iter().flat_map(|(all, _)| all).chain(of_held_out).collect())
-    }
-
-    /// The target's answers to turns, with which others go side by side.
+    /// The target's answers to turns, decoded side by side.
     fn respond(
         &self,
         pair: &Pair,
         turns: Vec<(usize, Turn)>,
         decoding: Decoding,
     ) -> Result<Vec<Answer>> {
-        let target = &pair.target;
         let responder = Responder {
-            target,
+            target: &pair.target,
             context: pair.text.context,
             decoding,
             limits: pair.text.limits(self.max_new_tokens),
@@ -196,11 +347,34 @@ impl Recorder<'_> {
             answered.reach(nth, lens[nth] as f64 / self.max_new_tokens as f64);
         })?;
         answered.finish();
-        let answer = |((_, turn), response): ((usize, Turn), Generation)| {
-            let Turn { id, prompt_ids, .. } = turn;
-            let Generation { token_ids: response_ids, finish, .. } = response;
-            Answer { id, prompt_ids, response_ids, finish, probs: None }
-        };
-        Ok(turns.into_iter().zip(responses).map(answer).collect())
+        let answers = turns.into_iter().zip(responses).map(|((_, turn), response)| Answer {
+            id: turn.id,
+            prompt_ids: turn.prompt_ids,
+            response_ids: response.token_ids,
+            finish: response.finish,
+            probs: None,
+        });
+        Ok(answers.collect())
     }
+}
+
+/// The answers to prompts, first those to conversations; `respond` answers turns side by side.
+fn answer_by(
+    text: &TextSide,
+    prompts: &[SetPrompt],
+    respond: impl Fn(Vec<(usize, Turn)>) -> Result<Vec<Answer>>,
+) -> Result<Vec<Answer>> {
+    let (mut conversations, mut held_out) = (Vec::new(), Vec::new());
+    for (nth, prompt) in prompts.iter().enumerate() {
+        match prompt {
+            SetPrompt::Conversation(prompt) => conversations.push(prompt),
+            SetPrompt::HeldOut { id, prompt_ids } => {
+                let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
+                held_out.push((nth, Turn { number: 0, id, prompt_ids }));
+            }
+        }
+    }
+    let answered =
+        answer_batched(text, &conversations, |answer: &Answer| &answer.response_ids, &respond)?;
+    Ok(answered.into_iter().flat_map(|(all, _)| all).chain(respond(held_out)?).collect())
 }

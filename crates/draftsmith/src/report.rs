@@ -76,11 +76,8 @@ pub(crate) fn render_html(
     };
     let datasets: Vec<Value> = datasets.into_iter().map(dataset).collect();
     let page = context! {
-        recipe => summary.recipe.as_str(),
-        version => summary.version.as_str(),
-        lead => sections::lead(&groups),
-        cards => sections::cards(&groups),
-        datasets,
+        recipe => summary.recipe.as_str(), version => summary.version.as_str(),
+        lead => sections::lead(&groups), cards => sections::cards(&groups), datasets,
         replays => replay::sections(&replay.groups),
         predictions => reliability::sections(&replay.predictions),
         costs => sections::costs(&groups, summary),
@@ -154,19 +151,12 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, index: usize) -> V
     };
     let num_settings = group.pooled().count();
     context! {
-        id => group_id(index),
-        num_settings => counted(num_settings, "setting"),
-        is_short => num_settings <= SHORT_TABLE,
-        title => sentence_case(&group.decoding_text()),
-        name => group.name(),
-        paretos => paretos.collect::<Vec<_>>(),
-        bars,
-        bars_are_tall,
-        ctar => curves(&curves::CTAR),
-        acceptance => curves(&curves::ACCEPTANCE),
+        id => group_id(index), title => sentence_case(&group.decoding_text()), name => group.name(),
+        num_settings => counted(num_settings, "setting"), is_short => num_settings <= SHORT_TABLE,
+        paretos => paretos.collect::<Vec<_>>(), bars, bars_are_tall,
+        ctar => curves(&curves::CTAR), acceptance => curves(&curves::ACCEPTANCE),
         unconditional => curves(&curves::UNCONDITIONAL),
-        standard => standard_views(group),
-        drafters => drafter_views(group),
+        standard => standard_views(group), drafters => drafter_views(group),
         promises => known.map(sections::promises).unwrap_or_default(),
         categories => sections::categories(group),
     }

@@ -1,9 +1,8 @@
-//! Rollouts: what was recorded of a recipe's drafters, in
+//! Rollouts: the recordings of a recipe's drafters, in
 //! `data/<recipe>/rollouts-<drafter>-<set>-<decoding>.parquet`.
 //!
-//! `rollouts/rows.rs` turns recordings into rows and back; `rollouts/files.rs` knows the files of a
-//! recipe, and whether one is still true of the models and prompts at hand. Recording itself is the
-//! `record` command's business.
+//! `rollouts/rows.rs` converts recordings into rows and back; `rollouts/files.rs` finds the files of a recipe,
+//! and checks whether they match the models and prompts at hand. `recorder.rs` makes the recordings.
 
 mod files;
 mod prompts;
@@ -11,21 +10,21 @@ mod rows;
 mod training;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{RolloutHead, RolloutProvenance, RolloutRow};
+use draftsmith_data::{RolloutProvenance, RolloutRow};
 use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
 use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey};
-pub(crate) use self::prompts::{SetSources, validation_prompts};
-pub(crate) use self::training::TrainingRollouts;
+pub(crate) use self::prompts::{set_prompts, validation_prompts};
+pub(crate) use self::training::{TrainingRecorder, TrainingRollouts};
 
-/// The two sets of prompts that are recorded.
+/// The sets of prompts that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PromptSet {
-    /// What rules are chosen on.
+    /// The prompts that rules are chosen on.
     Validation,
-    /// What they are judged on: the prompts of `evaluate`.
+    /// The prompts that rules are judged on: those of `evaluate`.
     Test,
 }
 
@@ -39,56 +38,51 @@ impl PromptSet {
     }
 }
 
-/// Recordings, and whose they are.
+/// Recordings with the ids of their prompts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RecordedSet {
-    /// The row ids of the prompts, one a response.
+    /// The row ids of the prompts, one per response.
     pub(crate) ids: Vec<String>,
-    /// What was recorded.
     pub(crate) recordings: Recordings,
 }
 
-/// When a recorded head made its predictions.
-fn timing(head: &RolloutHead) -> HeadTiming {
-    if head.looks_ahead { HeadTiming::AtDraw } else { HeadTiming::AfterRead }
-}
-
-/// What a set of recordings comes to.
+/// The size of a recorded set, and how often its candidates are accepted.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct RolloutSummary {
-    /// Responses recorded.
+    /// Recorded responses.
     pub(crate) num_responses: usize,
-    /// Their tokens.
+    /// Tokens of the responses.
     pub(crate) num_tokens: usize,
-    /// The share of positions where the response's token is drafted and accepted, of those where
-    /// something is drafted.
+    /// The share of drafted positions at which the response's token is drafted and accepted.
     pub(crate) share_accepted: Option<f64>,
-    /// Positions where something else is drafted.
+    /// Positions at which another token is drafted or the token is rejected.
     pub(crate) num_rollouts: usize,
-    /// Candidates a rollout.
+    /// Candidates per rollout.
     pub(crate) mean_rollout_length: Option<f64>,
 }
 
 impl RecordedSet {
-    /// The recordings in rows that keep their rules and fit their provenance.
+    /// The recordings of valid rows with their provenance.
     ///
     /// # Errors
-    /// If the provenance names a drafter that this version does not know.
+    /// If the provenance names an unknown drafter.
     pub(crate) fn new(rows: &[RolloutRow], provenance: &RolloutProvenance) -> Result<Self> {
         let (ids, responses) = rows::recordings_of(rows);
         let recordings = Recordings {
             drafter: provenance.drafter.parse()?,
             max_length: provenance.max_length as usize,
             eos_token_ids: provenance.responses.eos_token_ids.clone(),
-            head: provenance.head.as_ref().map(timing),
+            head: provenance.head.as_ref().map(|head| match head.looks_ahead {
+                true => HeadTiming::AtDraw,
+                false => HeadTiming::AfterRead,
+            }),
             responses,
         };
         Ok(Self { ids, recordings })
     }
 
-    /// The head's predictions for the candidates that rounds meet, with what became of them: of each
-    /// prompt, the turns of a conversation together. A turn's id is its conversation's with `#turn`
-    /// behind it, and follows it.
+    /// The head's predictions for the candidates of rounds, with their labels, by prompt: turns of a
+    /// conversation are joined. The ids of later turns are the id of the first turn followed by `#turn`.
     pub(crate) fn judged_prompts(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
         let mut prompts: Vec<(&str, Vec<JudgedPrediction>)> = Vec::new();
         for (id, judged) in self.ids.iter().zip(self.recordings.judged_predictions(decoding)) {
@@ -106,7 +100,7 @@ impl RecordedSet {
 
     pub(crate) fn summary(&self) -> RolloutSummary {
         let responses = &self.recordings.responses;
-        // Nothing is drafted for the last token that the limit allows.
+        // Nothing is drafted at the last position that the limit allows.
         let num_drafted_for = |len: usize, limit: usize| len.min(limit - 1);
         let num_drafted: usize = responses
             .iter()
@@ -129,11 +123,11 @@ impl RecordedSet {
 }
 
 impl RolloutFiles<'_> {
-    /// Reads what `draftsmith record` left of a drafter.
+    /// Reads a file of rollouts.
     ///
     /// # Errors
-    /// If the file is missing, broken, or was recorded with other models, prompts or settings than
-    /// the recipe has now.
+    /// If the file is missing or broken, or was recorded with other models, prompts or settings than the
+    /// recipe's.
     pub(crate) fn read(&self, key: RolloutKey) -> Result<RecordedSet> {
         match self.state(key)? {
             FileState::Whole(set) => Ok(set),

@@ -12,28 +12,28 @@ use rayon::prelude::*;
 use crate::costs::Costs;
 use crate::results::StopRuleName;
 
-/// Greatest candidate lengths, beside the recorded one.
+/// The greatest candidate lengths that are tried, besides the recorded one.
 const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
-/// Thresholds are tried in steps of a fiftieth.
+/// Thresholds are multiples of 1/50.
 const STEPS: u32 = 50;
 
-/// What a look-up must find to go first.
+/// The shortest matches of look-ups before a drafter.
 const MIN_MATCHES: [usize; 4] = [1, 2, 3, 4];
 const LOOKUP_LENGTHS: [usize; 6] = [2, 3, 4, 6, 8, 10];
 
-/// The thresholds of rules that compare something with a probability.
+/// The thresholds of rules that compare a signal with a probability.
 pub(crate) fn thresholds() -> impl Iterator<Item = f64> {
     (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
 }
 
-/// The rules that recordings with such a head can be replayed with.
+/// The rules that can be replayed over recordings with this head.
 fn replayable(head: Option<HeadTiming>) -> impl Iterator<Item = &'static StopRuleEntry> {
     stop_rules().filter(move |entry| {
         entry.heads.is_empty() || head.is_some_and(|head| entry.heads.contains(&head))
     })
 }
 
-/// All settings of every rule that recordings can be replayed with, but for those that are fitted.
+/// All settings of every rule that can be replayed, except the fitted rules.
 pub(crate) fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
     let mut settings = Vec::new();
     for entry in replayable(head) {
@@ -63,7 +63,7 @@ fn caps(max_length: usize) -> Vec<Bounds> {
 /// A rule at the setting that costs least.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
-    /// What is looked up before the drafter is asked, if anything is.
+    /// The look-ups before the drafter, if any.
     pub(crate) lookup_first: Option<LookupFirst>,
     pub(crate) name: StopRuleName,
     pub(crate) config: StopRuleConfig,
@@ -72,7 +72,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// What it takes along recordings.
+    /// The costs along recordings, by response.
     ///
     /// # Errors
     /// If the rule cannot be replayed there.
@@ -89,8 +89,8 @@ impl Choice {
     }
 }
 
-/// The best setting of every rule, in the order of the rules' names, and behind them the best rule where
-/// sequences are looked up first.
+/// The best setting of every rule, in the order of the rules' names, then the best rule with look-ups before
+/// the drafter.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -100,8 +100,8 @@ pub(crate) fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<
     Ok(choices)
 }
 
-/// The best rule where sequences are looked up first: by what pays most before the rule that is best
-/// `alone`.
+/// The best rule with look-ups before the drafter. The look-ups are those that pay most before the rule that
+/// is best `alone`.
 fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
     let first = best_look_ups(|first| {
         let behind = Choice { lookup_first: Some(first), ..alone.clone() };
@@ -111,7 +111,7 @@ fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) ->
     Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
 }
 
-/// What to look up without a drafter, where the target alone decodes what is not found.
+/// The best look-ups without a drafter: rounds without a match are decoded plainly.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -119,7 +119,7 @@ pub(crate) fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Res
     best_look_ups(|first| Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds))))
 }
 
-/// The look-ups that take the fewest seconds a token.
+/// The look-ups with the fewest seconds per token.
 fn best_look_ups(
     seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,
 ) -> Result<LookupFirst> {
@@ -142,7 +142,7 @@ pub(crate) fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec
     best_of(recordings, costs, |_| true)
 }
 
-/// The same of the rules that read an acceptance head alone.
+/// The best setting of every rule that reads an acceptance head.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -150,7 +150,7 @@ pub(crate) fn best_with_head(recordings: &Recordings, costs: &Costs) -> Result<V
     best_of(recordings, costs, |needs| needs.acceptance_prob)
 }
 
-/// The same of the rules that look at no candidate, only at how rounds went.
+/// The best setting of every rule that reads no signal.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -194,10 +194,10 @@ fn best_of(
     Ok(choices)
 }
 
-/// The choice that costs least of all.
+/// The choice with the lowest cost.
 ///
 /// # Errors
-/// If there is none.
+/// If there are no choices.
 pub(crate) fn cheapest(choices: &[Choice]) -> Result<&Choice> {
     let cheapest = choices
         .iter()
@@ -205,16 +205,16 @@ pub(crate) fn cheapest(choices: &[Choice]) -> Result<&Choice> {
     cheapest.context("there is no rule to choose from")
 }
 
-/// The best fixed length, which other rules are held against.
+/// The best fixed length, which other rules are compared with.
 ///
 /// # Errors
-/// If there is none.
+/// If fixed lengths were not tried.
 pub(crate) fn best_fixed(choices: &[Choice]) -> Result<&Choice> {
     let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
     fixed.context("fixed lengths are among the rules")
 }
 
-/// The lengths of rounds under the rule that looks at the draft and is best for the costs.
+/// The round lengths under the best rule that reads signals.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -225,7 +225,7 @@ pub(crate) fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Ve
     Ok(trace.rounds.iter().map(|round| round.num_drafted).collect())
 }
 
-/// Seconds a token over some of the responses.
+/// Seconds per token over some of the responses.
 pub(crate) fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
     let (mut seconds, mut num_tokens) = (0.0, 0);
     for index in some {
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cheapest_choice_is_taken_wherever_it_stands() {
+    fn the_cheapest_choice_is_taken_in_any_order() {
         let entries: Vec<StopRuleConfig> = settings(4, None);
         let choice = |seconds_per_token: f64, nth: usize| {
             let config = entries[nth * 37 % entries.len()].clone();

@@ -2,20 +2,20 @@
 //!
 //! This file shows the rows of an evaluation: an aligned table over all prompts for each dataset and way
 //! of decoding, with a heading for each of several drafters. Marks name the best rows, so colour is never
-//! the only information. `table/replay.rs` shows the results of replay, `table/calibration.rs` scores of a
-//! head's predictions, and `table/sweep.rs` the heads of a sweep.
+//! the only information. `table/replay.rs` shows the results of replay, and `table/heads.rs` scores and
+//! sweeps of acceptance heads.
 
-mod calibration;
+mod heads;
 mod replay;
-mod sweep;
 
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
 use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
 
-pub(crate) use calibration::{calibration_text, kind_text, render_predictions, render_scores};
+pub(crate) use heads::{
+    calibration_text, kind_text, render_predictions, render_scores, render_sweep_table,
+};
 pub(crate) use replay::{render_replay_table, render_rules};
-pub(crate) use sweep::render_sweep_table;
 
 /// A column of a table.
 struct Column<Row> {

@@ -1,7 +1,7 @@
 //! Runs a chat template, an untrusted program, within an [`Allowance`].
 //!
 //! The engine does not bound the size of values, and its operators cannot be replaced from outside:
-//! `~`, `+`, `*`, slices and captures are separate instructions, some of which are evaluated while
+//! `~`, `+`, `*`, slices and captures are separate instructions, and some are evaluated while
 //! compiling. So the program is rewritten between parsing and compiling: every expression that makes
 //! a value is wrapped in a filter that charges the allowance, and these operators are replaced by
 //! such filters. Text between tags becomes an expression too, because only expressions pass the
@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use minijinja::machinery::ast::{self, BinOpKind, Expr, Spanned, Stmt};
+use minijinja::machinery::ast::{self, BinOpKind, Expr, Spanned, Stmt, UnaryOpKind};
 use minijinja::machinery::{CodeGenerator, Span, Token, eval, make_string_output, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
@@ -211,10 +211,8 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         }
         Expr::UnaryOp(node) => {
             // `UnaryOpKind` is not `Copy`.
-            let op = match node.op {
-                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
-            };
+            let is_not = matches!(node.op, UnaryOpKind::Not);
+            let op = if is_not { UnaryOpKind::Not } else { UnaryOpKind::Neg };
             return Ok(rebuilt!(Expr::UnaryOp, node, { op, expr: expression(&node.expr)? }));
         }
         Expr::IfExpr(node) => {

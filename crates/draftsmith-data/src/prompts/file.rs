@@ -34,8 +34,8 @@ pub(super) fn source_name(path: &Path) -> String {
 /// A file's records, in order.
 #[derive(Debug)]
 pub(super) enum Records {
-    Lines(Text),
-    Array(Text, usize),
+    Lines(TextReader),
+    Array(TextReader, usize),
     Table(Box<RecordTable>),
 }
 
@@ -57,13 +57,13 @@ impl Records {
         }
         let mut text = if beginning.starts_with(GZIP_MAGIC) {
             let decoder = flate2::bufread::MultiGzDecoder::new(file);
-            Text::new(path, "decompress", Box::new(BufReader::new(decoder)))
+            TextReader::new(path, "decompress", Box::new(BufReader::new(decoder)))
         } else if beginning.starts_with(ZSTD_MAGIC) {
             let decoder = zstd::Decoder::with_buffer(file)
                 .map_err(|e| DataError::io("decompress", path, e))?;
-            Text::new(path, "decompress", Box::new(BufReader::new(decoder)))
+            TextReader::new(path, "decompress", Box::new(BufReader::new(decoder)))
         } else {
-            Text::new(path, "read", Box::new(file))
+            TextReader::new(path, "read", Box::new(file))
         };
         if text.upcoming()?.starts_with(BYTE_ORDER_MARK) {
             text.input.consume(BYTE_ORDER_MARK.len());
@@ -134,7 +134,7 @@ impl Records {
 
 /// A text that is read from front to back, with the current line. A line ends with `\n`, `\r\n` or
 /// `\r`, which JSON does not allow inside a string.
-pub(super) struct Text {
+pub(super) struct TextReader {
     path: PathBuf,
     /// `read` or `decompress`, for errors.
     action: &'static str,
@@ -148,13 +148,13 @@ pub(super) struct Text {
     in_long_line: bool,
 }
 
-impl std::fmt::Debug for Text {
+impl std::fmt::Debug for TextReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Text").field("path", &self.path).field("line", &self.line).finish()
+        f.debug_struct("TextReader").field("path", &self.path).field("line", &self.line).finish()
     }
 }
 
-impl Text {
+impl TextReader {
     fn new(path: &Path, action: &'static str, input: Box<dyn BufRead + Send>) -> Self {
         let path = path.into();
         Self { path, action, input, line: 1, column: 1, after_return: false, in_long_line: false }

@@ -1,11 +1,11 @@
-//! Every published form, and every mistake, by small files made here.
+//! Every published form and every mistake, in small files.
 
 use std::io::{Read, Write};
 
 use super::*;
 use crate::peak::peak_bytes;
 
-/// Writes `bytes` under `name` and reads it as prompts; the error as text, without directories.
+/// Writes `bytes` to a file and reads it as prompts. Errors become text without the directory.
 fn read(name: &str, bytes: &[u8]) -> Result<Vec<Prompt>, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
@@ -45,7 +45,7 @@ fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[
 }
 
 #[test]
-fn every_published_form() {
+fn every_published_form_is_read() {
     check_one(
         r#"{"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["r"]}"#,
         None,
@@ -110,7 +110,7 @@ fn every_published_form() {
 }
 
 #[test]
-fn ids_count_records_and_not_lines() {
+fn ids_count_records_rather_than_lines() {
     let text =
         "\u{feff}\r\n{\"prompt\": \"a\"}\r\n\n  \n{\"prompt\": \"b\"}\r{\"question\": \"c\"}";
     let prompts = read("a.b.jsonl", text.as_bytes()).unwrap();
@@ -131,7 +131,7 @@ fn conversations_without_a_user_are_dropped_and_keep_their_number() {
 }
 
 #[test]
-fn gzip_is_known_by_its_bytes() {
+fn gzip_is_recognised_by_its_bytes() {
     let text = b"{\"prompt\": \"a\"}";
     for name in ["set.jsonl.gz", "set.jsonl", "set"] {
         assert_eq!(read(name, &gzip(text)).unwrap()[0].source, "set");
@@ -142,7 +142,7 @@ fn gzip_is_known_by_its_bytes() {
 }
 
 #[test]
-fn zstd_is_known_by_its_bytes_over_all_its_frames() {
+fn zstd_is_recognised_by_its_bytes_and_read_to_the_last_frame() {
     let frame = |text: &str| zstd::encode_all(text.as_bytes(), 3).unwrap();
     let text = frame("{\"prompt\": \"a\"}");
     for name in ["set.jsonl.zst", "set.jsonl", "set"] {
@@ -157,7 +157,7 @@ fn zstd_is_known_by_its_bytes_over_all_its_frames() {
 }
 
 #[test]
-fn malformed_records_are_skipped_counted_and_told() {
+fn malformed_records_are_skipped_counted_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("set.jsonl");
     let read = |bytes: &[u8]| {
@@ -165,8 +165,9 @@ fn malformed_records_are_skipped_counted_and_told() {
         let mut prompts = Prompts::open(&path).unwrap().skipping_malformed();
         let read: Result<Vec<Prompt>, _> = prompts.by_ref().collect();
         let ids = read.map(|read| read.into_iter().map(|prompt| prompt.id).collect::<Vec<_>>());
-        let told: Vec<String> = prompts.malformed().first.iter().map(ToString::to_string).collect();
-        (ids.map_err(|e| e.to_string()), prompts.malformed().num_records, told.join("\n"))
+        let malformed = prompts.malformed();
+        let errors: Vec<String> = malformed.first.iter().map(ToString::to_string).collect();
+        (ids.map_err(|e| e.to_string()), malformed.num_records, errors)
     };
     let long = "a".repeat(9 << 20);
     let wide = "1,".repeat(200_000);
@@ -174,20 +175,20 @@ fn malformed_records_are_skipped_counted_and_told() {
         "{{\"prompt\": \"a\"}}\nwhat is this?\r\n{{\"prompt\": \"{long}\"}}\r\n{{\"prompt\": \"b\"}}\n\
          {{\"prompt\": [{wide}1]}}\n{{\"text\": 1}}\n{{\"prompt\": \"\"}}\n{{\"prompt\": \"c\"}}"
     );
-    let (ids, num_malformed, told) = read(lines.as_bytes());
-    // Ids count records, so that mending one changes no other's.
+    let (ids, num_malformed, errors) = read(lines.as_bytes());
+    // Malformed records count in ids, so that fixing one changes no other id.
     assert_eq!(ids.unwrap(), ["set#0", "set#3", "set#7"]);
     assert_eq!(num_malformed, 5);
     let expected =
         ["line 2, column 1: not JSON", "line 3: the record has more than 8 MB", "line 5"];
-    for (told, expected) in told.lines().zip(expected) {
-        assert!(told.contains(expected), "{told}");
+    assert_eq!(errors.len(), 3);
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(error.contains(expected), "{error}");
     }
-    assert_eq!(told.lines().count(), 3);
 
     let (ids, num_malformed, _) = read(b"[{\"prompt\": \"a\"}, 5, {\"prompt\": \"b\"}]");
     assert_eq!((ids.unwrap().len(), num_malformed), (2, 1));
-    // All of them, and what is no record's own fault.
+    // Files with only malformed records, and errors of the file rather than a record.
     let (ids, _, _) = read(b"{\"text\": 1}\n{}\n");
     assert!(ids.unwrap_err().contains("line 1: the record has keys `text`, but"));
     let (ids, _, _) = read(b"[{\"prompt\": \"a\"}, {\"prompt\": tru}, {\"prompt\": \"b\"}]");
@@ -197,7 +198,7 @@ fn malformed_records_are_skipped_counted_and_told() {
 }
 
 #[test]
-fn messages_lead_up_to_a_turn() {
+fn messages_end_with_the_turns_user_text() {
     let prompt = &read(
         "s.jsonl",
         br#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}"#,
@@ -212,13 +213,13 @@ fn messages_lead_up_to_a_turn() {
 }
 
 #[test]
-fn mistakes_are_told_with_file_and_line() {
+fn mistakes_are_reported_with_file_and_line() {
     let check = |text: &str, expected: &str| {
         let error = read("set.json", text.as_bytes()).unwrap_err();
         assert!(error.contains(expected), "{text}\n{error}");
         assert!(error.contains("`set.json`"), "{error}");
     };
-    check("", "`set.json` holds no prompts: give one JSON object a line with `turns`");
+    check("", "`set.json` holds no prompts: give one JSON object per line with `turns`");
     check("\u{feff} \r\n", "holds no prompts");
     check("[]", "holds no prompts");
     check("{\"prompt\": \"a\"}\nhello\n", "`set.json`, line 2, column 1: not JSON: expected");
@@ -283,13 +284,13 @@ fn mistakes_are_told_with_file_and_line() {
 }
 
 #[test]
-fn text_that_is_not_utf8_is_told_with_its_line() {
+fn invalid_utf8_is_reported_with_its_line() {
     let error = read("s.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"\xff\"}").unwrap_err();
     assert!(error.contains("line 2"), "{error}");
 }
 
 #[test]
-fn a_records_own_id_is_kept_as_it_is() {
+fn the_id_in_a_record_is_kept() {
     let text = r#"{"question_id": 81, "turns": ["a"]}
 {"task_id": "HumanEval/0", "prompt": "b"}
 {"id": null, "prompt": "c"}
@@ -300,7 +301,7 @@ fn a_records_own_id_is_kept_as_it_is() {
 }
 
 #[test]
-fn a_long_record_is_told_and_a_bomb_refused() {
+fn long_records_and_decompression_bombs_are_refused() {
     let check = |bytes: &[u8], expected: &str| {
         let error = read("set.jsonl", bytes).unwrap_err();
         assert!(error.starts_with(&format!("`set.jsonl`, {expected}")), "{error}");
@@ -312,12 +313,12 @@ fn a_long_record_is_told_and_a_bomb_refused() {
     );
     check(format!("[{{\"prompt\": \"a\"}},\n{long}").as_bytes(), "line 2: the record has more");
     check(format!("[\"{}", "\\\"".repeat(9 << 20)).as_bytes(), "line 1: the record has more");
-    // A million values of two bytes each took the parser 90 MB.
+    // For a million values of two bytes each, the parser needs 90 MB.
     for wide in ["1,", "[],", "{},"] {
         let wide = format!("{{\"prompt\": [{}1]}}", wide.repeat(1_000_000));
         check(wide.as_bytes(), "line 1: the record holds more than 100000 values");
     }
-    // Commas in a text are not values.
+    // Commas in strings do not count.
     let commas = format!("{{\"prompt\": \"{}\"}}", ",[{\\\"".repeat(200_000));
     assert_eq!(read("set.jsonl", commas.as_bytes()).unwrap().len(), 1);
 
@@ -330,7 +331,7 @@ fn a_long_record_is_told_and_a_bomb_refused() {
     }
 }
 
-/// So many megabytes of one byte, gzipped.
+/// A repeated byte, compressed with gzip.
 fn gzip_of(byte: u8, megabytes: u64) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::copy(&mut std::io::repeat(byte).take(megabytes << 20), &mut encoder).unwrap();
@@ -338,7 +339,7 @@ fn gzip_of(byte: u8, megabytes: u64) -> Vec<u8> {
 }
 
 #[test]
-fn no_more_is_read_than_is_asked_for() {
+fn files_are_read_lazily() {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in [
         ("set.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\nnot JSON"),

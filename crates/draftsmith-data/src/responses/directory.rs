@@ -10,7 +10,7 @@ use draftsmith_files::hash_bytes;
 use rayon::prelude::*;
 
 use super::hash::hash_rows;
-use super::manifest::{self, Records, ShardRecord};
+use super::manifest::{self, ShardRecord, ShardRecords};
 use super::row::ResponseRow;
 use super::shard::{ShardPlace, read_header, read_shard};
 use super::{shard_index, shard_name, shard_path};
@@ -121,7 +121,7 @@ impl ShardSet {
     /// If a shard cannot be read (see [`read_shard`]) or has changed since it was written, or two rows
     /// have the same id.
     pub fn read(self) -> Result<DataSet, DataError> {
-        let records = Records::read(&self.dir)?;
+        let records = ShardRecords::read(&self.dir)?;
         let read = |(index, path): &(usize, PathBuf)| {
             records.check(path, *index)?;
             let (rows, _) = read_shard(path, None)?;
@@ -210,7 +210,7 @@ pub fn broken_shards(
     dir: &Path,
     wanted: impl Fn(usize) -> bool,
 ) -> Result<Vec<(usize, DataError)>, DataError> {
-    let records = Records::read(dir)?;
+    let records = ShardRecords::read(dir)?;
     let mut files = shard_files(dir)?;
     files.retain(|(index, _)| wanted(*index));
     let check = |file: &(usize, PathBuf)| {
@@ -231,7 +231,7 @@ pub fn broken_shards(
 /// # Errors
 /// If a shard without a record is malformed, or the manifest cannot be written.
 pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
-    let records = Records::read(dir)?;
+    let records = ShardRecords::read(dir)?;
     let record = |index: usize| -> Result<ShardRecord, DataError> {
         if let Some(record) = records.of_shard(index) {
             return Ok(record.clone());

@@ -43,7 +43,7 @@ struct Manifest {
 
 /// The records of a directory's shards, by file name.
 #[derive(Debug, Default)]
-pub(super) struct Records(BTreeMap<String, ShardRecord>);
+pub(super) struct ShardRecords(BTreeMap<String, ShardRecord>);
 
 impl ShardRecord {
     /// The record of a shard in its current state.
@@ -64,7 +64,7 @@ impl ShardRecord {
     }
 }
 
-impl Records {
+impl ShardRecords {
     /// Reads the records of a directory, which may have none.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ fn to_json(value: &impl Serialize) -> String {
     text + "\n"
 }
 
-/// Parses a JSON file; `None` if there is no such file.
+/// Parses a JSON file; `None` if the file does not exist.
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, DataError> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {

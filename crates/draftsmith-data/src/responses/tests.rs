@@ -64,7 +64,7 @@ fn row(noise: &mut Noise, n: usize, length: usize, with_draft: bool) -> Response
     }
 }
 
-/// Rows with and without a draft, −∞ among them.
+/// Rows with and without a draft, including −∞.
 fn sample_rows() -> Vec<ResponseRow> {
     let mut noise = Noise(1);
     let mut rows: Vec<_> = (0..7).map(|n| row(&mut noise, n, n * 5 % 17 + 1, n != 3)).collect();

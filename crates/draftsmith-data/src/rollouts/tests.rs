@@ -11,7 +11,6 @@ use arrow_schema::{DataType, Field};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding};
 
-use super::file::COLUMNS;
 use super::*;
 use crate::columns::tests::Noise;
 use crate::provenance::{Provenance, tests as provenance_tests};

@@ -33,7 +33,7 @@ enum ByteEncoding {
 }
 
 impl StopStrings {
-    /// Prepares strings, none of which is empty, for the tokens of `tokenizer`.
+    /// Prepares non-empty strings for the tokens of `tokenizer`.
     ///
     /// # Errors
     /// If a string is empty, or the tokenizer's decoder fails.

@@ -1,5 +1,5 @@
-//! Two small tokenizers made by hand: byte-level BPE (GPT-2's and Llama 3's kind), and
-//! SentencePiece's with byte fallback (Llama 2's kind).
+//! Tests with two small hand-made tokenizers: byte-level BPE (as in GPT-2 and Llama 3) and
+//! SentencePiece with byte fallback (as in Llama 2).
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -9,7 +9,7 @@ use super::*;
 
 const TEXT: &str = "hello hello wörld — 日本語 🙂🏽 e\u{301}\n\tfn main() { }  ";
 
-/// The 256 bytes, some merges, a beginning-of-sequence token that is put before texts, and
+/// Byte-level BPE: 256 bytes, some merges, a beginning-of-sequence token before each text, and
 /// `<|eos|>`.
 fn byte_level() -> Value {
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
@@ -46,7 +46,8 @@ fn byte_level() -> Value {
     })
 }
 
-/// Words with `▁` for a space, and a token for every byte; the decoder drops the leading space.
+/// SentencePiece: words with `▁` for a space and a token for every byte. The decoder drops the leading
+/// space.
 fn sentence_piece() -> Value {
     let mut tokens =
         vec!["<unk>".to_owned(), "▁".to_owned(), "▁hello".to_owned(), "hello".to_owned()];
@@ -77,7 +78,7 @@ fn load(tokenizer: &Value) -> (TempDir, TextTokenizer) {
     (dir, loaded)
 }
 
-/// The increments of a stream, the last of them from `finish`.
+/// The increments of a stream, including that of `finish`.
 fn stream(tokenizer: &TextTokenizer, ids: &[u32], skip_special: bool) -> Vec<String> {
     let mut stream = tokenizer.text_stream(skip_special);
     let mut texts: Vec<_> = ids.iter().filter_map(|&id| stream.push(id).unwrap()).collect();
@@ -110,19 +111,19 @@ fn special_tokens_are_added_kept_and_skipped() {
 }
 
 #[test]
-fn streams_hold_back_characters_that_are_not_whole() {
+fn streams_hold_back_incomplete_characters() {
     let (_dir, tokenizer) = load(&byte_level());
     let ids = tokenizer.encode("a日🙂 hello", false).unwrap();
     assert_eq!(stream(&tokenizer, &ids, true), ["a", "日", "🙂", " hello"]);
-    // Two of the three bytes of 日: told at the end only.
+    // Two of the three bytes of 日 are given out only at the end.
     assert_eq!(stream(&tokenizer, &ids[..3], true), ["a", "\u{fffd}"]);
-    // A character that the next id shows to be broken.
+    // The next id reveals that the character is invalid.
     let broken = [ids[0], ids[1], ids[0]];
     assert_eq!(stream(&tokenizer, &broken, true), ["a", "\u{fffd}a"]);
 }
 
 #[test]
-fn streams_do_not_hold_back_for_ever() {
+fn streams_hold_back_a_limited_number_of_ids() {
     for json in [byte_level(), sentence_piece()] {
         let (_dir, tokenizer) = load(&json);
         let broken = tokenizer.encode("é", false).unwrap()[..1].repeat(300);
@@ -143,7 +144,7 @@ fn streams_keep_spaces_between_words_and_drop_the_first() {
 }
 
 #[test]
-fn streams_give_what_decoding_gives() {
+fn streams_equal_decoding_at_once() {
     let check = |tokenizer: &TextTokenizer, ids: &[u32]| {
         for skip_special in [false, true] {
             let whole = tokenizer.decode(ids, skip_special).unwrap();
@@ -156,7 +157,7 @@ fn streams_give_what_decoding_gives() {
             check(&tokenizer, &tokenizer.encode(&TEXT[..end], true).unwrap());
         }
     }
-    // Any ids at all, broken characters and special tokens among them.
+    // Random ids, with invalid characters and special tokens.
     let (_dir, tokenizer) = load(&byte_level());
     let mut state = 1_u32;
     for length in 0..300 {
@@ -178,7 +179,7 @@ fn chats_are_encoded_with_and_without_a_template() {
         tokenizer.encode_chat(&ChatFormat::choose(dir.path(), chosen)?, messages)
     };
     let messages = [Message::user("hello"), Message::assistant(" hello"), Message::user("he")];
-    // Without a template it is not guessed how a chat is written.
+    // Without a template, the format is not guessed.
     let unknown = encode(None, &messages).unwrap_err().to_string();
     assert!(unknown.contains("has no chat template") && unknown.contains("`none`"), "{unknown}");
     assert_eq!(encode(Some("none"), &messages).unwrap(), tokenizer.encode("he", true).unwrap());
@@ -198,18 +199,21 @@ fn chats_are_encoded_with_and_without_a_template() {
 }
 
 #[test]
-fn a_tokenizer_in_an_older_form_is_told_with_what_makes_a_new_one() {
+fn older_tokenizers_are_refused_with_a_conversion_command() {
     for old in OLD_FILES {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(old), "").unwrap();
         let error = TextTokenizer::from_model_dir(dir.path()).unwrap_err().to_string();
-        assert!(error.contains(&format!("has `{old}`, but no `tokenizer.json`")), "{error}");
+        assert!(
+            error.contains(&format!("has `{old}`, but draftsmith needs a `tokenizer.json`")),
+            "{error}"
+        );
         assert!(error.contains("save_pretrained("), "{error}");
     }
 }
 
 #[test]
-fn shared_tokenizers_are_told_from_others() {
+fn tokenizers_with_another_vocabulary_are_refused() {
     let (_target_dir, target) = load(&byte_level());
     let (_same_dir, same) = load(&byte_level());
     TextTokenizer::check_shared(&target, &same).unwrap();
@@ -251,18 +255,18 @@ fn missing_and_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let load = || TextTokenizer::from_model_dir(dir.path()).unwrap_err().to_string();
     assert!(load().starts_with("cannot read `"));
-    // The library panics on the last one: it is cut off in what decodes.
+    // The library panics on the last one, which is truncated in the decoder.
     for broken in ["", "{}", "{\"model\": 5}", "\u{0}", "{\"decoder\": {\"type\""] {
         std::fs::write(dir.path().join(TOKENIZER_FILE), broken).unwrap();
         assert!(load().contains("tokenizer.json`: cannot load the tokenizer: "), "{broken}");
     }
     let long = "a".repeat(4097);
     std::fs::write(dir.path().join(TOKENIZER_FILE), format!("{{\"vocab\": [\"\\\"{long}")).unwrap();
-    assert!(load().contains("it has a text of 4099 bytes, which no token has"), "{}", load());
+    assert!(load().contains("it has a text of 4099 bytes, longer than any token"), "{}", load());
 }
 
 #[test]
-fn the_longest_text_is_none_of_the_table() {
+fn the_table_does_not_count_as_a_text() {
     assert_eq!(longest_text(b"{}"), None);
     assert_eq!(longest_text(br#"{"a": "", "b\"cd": 1}"#), Some(5));
     let table = br#"{"precompiled_charsmap": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "a": "bc"}"#;

@@ -4,8 +4,8 @@
 //! runs once, for all rounds that wait for it.
 
 use draftsmith_theory::{
-    CascadeCandidate, Children, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd,
-    SoftmaxSummary, TokenChoice, review_greedy, review_sampled,
+    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd, SoftmaxSummary,
+    TokenChoice, review_greedy, review_sampled,
 };
 
 use super::Cascade;
@@ -15,13 +15,9 @@ use crate::error::DecodeError;
 use crate::target::Target;
 
 /// A round whose chain is being drafted.
-pub(super) struct Drafting<'c, 'r> {
+pub(super) struct CascadeRound<'c, 'r> {
     pub(super) round: &'c mut DraftRound<'r>,
-    /// The number of tokens before the round.
-    num_standing: usize,
     pub(super) forwards: Forwards,
-    /// Other candidates for the first token, if they are asked for.
-    pub(super) siblings: Option<Children>,
     /// The target's chain and the chains nested in it. The last one is being drafted.
     chains: Vec<Chain>,
     /// The drafter whose forward is next; `None` when the target's chain is complete.
@@ -66,11 +62,10 @@ impl Chain {
     }
 }
 
-impl<'c, 'r> Drafting<'c, 'r> {
+impl<'c, 'r> CascadeRound<'c, 'r> {
     fn begin(round: &'c mut DraftRound<'r>) -> Self {
-        let (num_standing, forwards) = (round.tokens.len(), Forwards::default());
         let (chains, drafted) = (Vec::new(), Vec::new());
-        Self { round, num_standing, forwards, siblings: None, chains, waits_for: None, drafted }
+        Self { round, forwards: Forwards::default(), chains, waits_for: None, drafted }
     }
 
     /// The chain being drafted.
@@ -122,21 +117,21 @@ impl<T: Target> Cascade<'_, T> {
         &mut self,
         target: &mut T,
         rounds: impl IntoIterator<Item = (&'c mut DraftRound<'r>, usize)>,
-    ) -> Result<Vec<Drafting<'c, 'r>>, DecodeError>
+    ) -> Result<Vec<CascadeRound<'c, 'r>>, DecodeError>
     where
         'r: 'c,
     {
         let begin = |(round, room)| {
-            let mut drafting = Drafting::begin(round);
+            let mut drafting = CascadeRound::begin(round);
             self.begin_chain(&mut drafting, 0, room);
             self.go_on(&mut drafting);
             drafting
         };
-        let mut all: Vec<Drafting<'c, 'r>> = rounds.into_iter().map(begin).collect();
+        let mut all: Vec<CascadeRound<'c, 'r>> = rounds.into_iter().map(begin).collect();
         // The smallest model first, so that more rounds wait for a larger one when it runs.
         while let Some(drafter) = all.iter().filter_map(|it| it.waits_for).max() {
             let waiting = all.iter_mut().filter(|it| it.waits_for == Some(drafter));
-            let mut waiting: Vec<&mut Drafting<'c, 'r>> = waiting.collect();
+            let mut waiting: Vec<&mut CascadeRound<'c, 'r>> = waiting.collect();
             let steps: Vec<DraftStep<'_>> =
                 waiting.iter().map(|drafting| drafting.step()).collect();
             let mut rows = self.models[drafter].draft(target, &steps)?.into_iter();
@@ -150,7 +145,7 @@ impl<T: Target> Cascade<'_, T> {
         Ok(all)
     }
 
-    fn begin_chain(&mut self, drafting: &mut Drafting<'_, '_>, row: usize, room: usize) {
+    fn begin_chain(&mut self, drafting: &mut CascadeRound<'_, '_>, row: usize, room: usize) {
         let rule = self.rules[drafting.round.slot].begin(row);
         // The last drafter has no row.
         let lengths = self.config.lengths(drafting.round.decoding).get(row);
@@ -168,7 +163,7 @@ impl<T: Target> Cascade<'_, T> {
     }
 
     /// Continues a round until it waits for a model or the target's chain is complete.
-    fn go_on(&mut self, drafting: &mut Drafting<'_, '_>) {
+    fn go_on(&mut self, drafting: &mut CascadeRound<'_, '_>) {
         drafting.waits_for = None;
         while let Some(chain) = drafting.chains.last_mut() {
             let lengths = self.config.lengths(drafting.round.decoding).get(chain.row);
@@ -197,7 +192,7 @@ impl<T: Target> Cascade<'_, T> {
     }
 
     /// Appends looked-up tokens to the chain.
-    fn look_up(&mut self, drafting: &mut Drafting<'_, '_>) {
+    fn look_up(&mut self, drafting: &mut CascadeRound<'_, '_>) {
         let (slot, limits) = (drafting.round.slot, drafting.round.limits);
         let tokens = &mut *drafting.round.tokens;
         let chain = drafting.chains.last_mut().expect("a look-up belongs to a chain");
@@ -216,10 +211,9 @@ impl<T: Target> Cascade<'_, T> {
     fn review(
         &mut self,
         target: &mut T,
-        drafting: &mut Drafting<'_, '_>,
+        drafting: &mut CascadeRound<'_, '_>,
         rows: &[DraftRow],
     ) -> Result<(), DecodeError> {
-        let is_first = drafting.chains.len() == 1;
         let chain = drafting.chains.last_mut().expect("a round that waits has a chain");
         let (drafter, proposed) = (chain.drafter, std::mem::take(&mut chain.proposed));
         let (rule, round) = (&mut chain.rule, &mut *drafting.round);
@@ -237,15 +231,6 @@ impl<T: Target> Cascade<'_, T> {
                 review_sampled(&proposed, probs_after, lenience, &mut *round.draws)
             }
         };
-        let num_siblings = self.config.leading - 1;
-        if let Some(CascadeCandidate { token_id, drawn_from, .. }) = stands.first()
-            && is_first
-            && num_standing == drafting.num_standing
-            && num_siblings > 0
-        {
-            let logits = rows[0].logits();
-            drafting.siblings = Some(Children::beside(*token_id, drawn_from, logits, num_siblings));
-        }
         let num_accepted = stands.len().saturating_sub(1);
         round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(rows).enumerate() {

@@ -3,10 +3,10 @@
 
 use std::ops::ControlFlow;
 
-use draftsmith_model::{DraftVocabulary, HeadForm, HeadInput, HeadReads};
+use draftsmith_model::{HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    Bounds, Decoding, DrafterId, FixedLengthConfig, HeadEstimate, HeadTiming, Recordings,
-    RejectionThresholdConfig, SeededDraws, SignalNeeds, StopRuleConfig,
+    Bounds, Decoding, DrafterId, HeadEstimate, HeadTiming, Recordings, RejectionThresholdConfig,
+    SeededDraws, SignalNeeds, StopRuleConfig,
 };
 
 use super::*;
@@ -178,31 +178,5 @@ fn replay_has_the_counts_of_decoding_with_a_head_of_any_form() {
             assert_eq!(decoded.token_ids, plain, "{reads:?}, {config:?}");
             assert_eq!(decoded.trace.counts(), replayed, "{reads:?}, {config:?}");
         }
-    }
-}
-
-#[test]
-fn a_draft_that_may_draw_few_tokens_draws_no_others_and_output_stays_the_targets() {
-    let limits = Limits::new(40, vec![1]);
-    let prompt = [5, 17, 42];
-    for Models { target: model, .. } in &Models::both("few-tokens", 1, &HeadReads::default()) {
-        let mut target = ModelSession::new(model, 64, "target");
-        let plain = greedy_plain(&mut target, &prompt, &limits).token_ids;
-        // The draft is the target, which draws every second token, and never the answer's first.
-        let ids = (0..VOCAB_SIZE as u32).filter(|id| id % 2 == plain[0] % 2 && *id != plain[0]);
-        let vocabulary = DraftVocabulary::new(ids.collect::<Vec<_>>());
-        let narrow = DrafterModel::from(model).with_draft_vocabulary(vocabulary.clone());
-        let mut draft = SeparateDraft::new(narrow, None, VOCAB_SIZE, 64, 1);
-        draft.begin(&mut (), 0, &prompt).expect("fits");
-        let drafted = draft_one(&mut draft, &mut (), &prompt, 0, SignalNeeds::default());
-        let is_possible = |id: u32| drafted.own_logits[id as usize].exp() > 0.0;
-        assert!((0..VOCAB_SIZE as u32).all(|id| is_possible(id) == vocabulary.contains(id)));
-
-        let rule = FixedLengthConfig { candidate_length: 3 };
-        let mut rule = StopRuleConfig::FixedLength(rule).init().expect("valid");
-        let decoded = greedy(&mut target, &mut draft, rule.as_mut(), &prompt, &limits);
-        assert_eq!(decoded.token_ids, plain);
-        let counts = decoded.trace.counts();
-        assert!(counts.num_discarded > 0, "what it may not draw is not drafted");
     }
 }

@@ -41,24 +41,6 @@ impl Children {
         Self(RemainingChildren::Drawn(probs))
     }
 
-    /// The siblings of an existing first child: up to `num` of the most probable other tokens if its
-    /// distribution is one-hot, otherwise draws without replacement from the rest of its distribution.
-    pub fn beside(first: u32, drawn_from: &DrawnFrom, logits: &[f32], num: usize) -> Self {
-        match drawn_from {
-            DrawnFrom::OneHot => {
-                let mut others = most_probable(logits, num + 1);
-                others.retain(|(token, _)| *token != first);
-                others.truncate(num);
-                Self(RemainingChildren::Top(others.into_iter()))
-            }
-            DrawnFrom::Probs(probs) => {
-                let mut left = probs.clone();
-                left[first as usize] = 0.0;
-                Self::drawn(left)
-            }
-        }
-    }
-
     /// Whether they are drawn, so that all must be proposed.
     pub(super) fn are_drawn(&self) -> bool {
         matches!(self.0, RemainingChildren::Drawn(_))
@@ -105,25 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn siblings_of_a_one_hot_child_are_the_most_probable_others() {
-        let logits = [0.5, 2.0, f32::NEG_INFINITY, 1.0, -3.0];
-        let beside = |first, num| -> Vec<u32> {
-            let siblings = Children::beside(first, &DrawnFrom::OneHot, &logits, num);
-            all(siblings, 9).into_iter().map(|(token, _)| token).collect()
-        };
-        assert_eq!(beside(1, 2), [3, 0]);
-        // A lenient reviewer may accept a token that is not the most probable.
-        assert_eq!(beside(4, 2), [1, 3]);
-        assert_eq!(beside(2, 2), [1, 3]);
-        assert_eq!(beside(1, 8), [3, 0, 4]);
-        assert_eq!(beside(1, 0), [0; 0]);
-    }
-
-    #[test]
-    fn siblings_of_a_drawn_child_are_drawn_without_it() {
-        let probs = vec![0.5, 0.0, 0.125, 0.375];
-        let siblings = Children::beside(0, &DrawnFrom::Probs(probs), &[], 9);
-        let drawn = all(siblings, 9);
+    fn drawn_children_are_drawn_without_those_before() {
+        let drawn = all(Children::drawn(vec![0.0, 0.0, 0.125, 0.375]), 9);
         let [(first, of_first), (second, of_second)] = &drawn[..] else {
             panic!("two tokens are left: {drawn:?}")
         };

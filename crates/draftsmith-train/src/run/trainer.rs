@@ -12,9 +12,8 @@ use crate::error::TrainError;
 use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, TrainingState, broken};
 use crate::run::devices::{PerDevice, side_by_side};
 use crate::run::member::{Member, Trainee};
-use crate::run::optimizer::OptimizerSettings;
+use crate::run::optimizer::{LearningRates, OptimizerSettings};
 use crate::run::progress::RunProgress;
-use crate::run::schedule::LearningRates;
 
 /// Everything that a step or validation changes. burn-train's learner does not give access to its
 /// optimizer.

@@ -121,7 +121,11 @@ fn read_one(reader: &Reader, file: &Path) -> Result<()> {
         Ok(()) => println!("read"),
         Err(error) => println!("refused: {error:#}"),
     }
-    println!("{:.3} s, {:.1} MB at most", begun.elapsed().as_secs_f64(), most_held as f64 / 1e6);
+    println!(
+        "{:.3} s, {:.1} MB at the peak",
+        begun.elapsed().as_secs_f64(),
+        most_held as f64 / 1e6
+    );
     Ok(())
 }
 

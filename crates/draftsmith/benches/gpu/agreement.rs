@@ -95,7 +95,7 @@ pub(crate) fn check(device: &Device) -> Result<()> {
             );
         }
     }
-    if is_near { Ok(()) } else { bail!("the device does not compute as the CPU does") }
+    if is_near { Ok(()) } else { bail!("the device computes something else than the CPU") }
 }
 
 /// The model's logits after made-up tokens, most read at once and the others a few at a time.

@@ -105,7 +105,7 @@ pub(crate) fn rounding(dir: &Path, dtype: WeightDtype, device: &Device) -> Resul
         );
         most = changed.into_iter().fold(most, f32::max).max(gap_moved);
     }
-    if most <= 1.0 { Ok(()) } else { bail!("rounding carries choices further than is forgiven") }
+    if most <= 1.0 { Ok(()) } else { bail!("rounding moves choices by more than the tolerance") }
 }
 
 /// The times of decoding, one line of JSON.
@@ -140,10 +140,10 @@ pub(crate) fn time(
     let ids = |num: usize| (0..num).map(|n| (n * 7919 % vocab_size) as u32).collect::<Vec<_>>();
     let longest = TIMED_ROWS.into_iter().max().unwrap_or(1);
     let mut reader = Reader::new(model, num_cached + longest);
-    let mut seconds = |num_rows: usize, behind: usize, num_times: usize| -> Result<f64> {
+    let mut seconds = |num_rows: usize, num_before: usize, num_times: usize| -> Result<f64> {
         let mut all = Vec::with_capacity(num_times);
         for _ in 0..num_times {
-            reader.cache.truncate(0, behind);
+            reader.cache.truncate(0, num_before);
             let begun = Instant::now();
             reader.read(&ids(num_rows))?;
             all.push(begun.elapsed().as_secs_f64());
@@ -176,7 +176,7 @@ pub(crate) fn time(
 /// The times as text.
 pub(crate) fn print(figures: &DecodeFigures) {
     let DecodeFigures { device, dtype, num_cached, prefill_seconds, .. } = figures;
-    println!("decoding on {device} in {dtype}, behind {num_cached} tokens");
+    println!("decoding on {device} in {dtype}, after {num_cached} tokens");
     println!(
         "  {:.1} tokens/s; prefill {:.0} tokens/s",
         figures.tokens_per_second,

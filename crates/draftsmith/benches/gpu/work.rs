@@ -108,7 +108,11 @@ impl Work {
         let ends: Vec<Instant> =
             batch_ends.into_iter().skip(batches_per_step - 1).step_by(batches_per_step).collect();
         if ends.len() != num_steps || steps.len() != num_steps {
-            bail!("{} steps were seen, {} written down, of {num_steps}", ends.len(), steps.len());
+            bail!(
+                "{} steps were observed and {} logged out of {num_steps}",
+                ends.len(),
+                steps.len()
+            );
         }
         // The first step's time begins at the end of a warm-up step.
         let ends = &ends[timing.warm_up.saturating_sub(1)..];
@@ -150,7 +154,7 @@ impl Work {
             }
         };
         if !stopped {
-            bail!("the rows were used up before the last step");
+            bail!("the rows ran out before the last step");
         }
         Ok(())
     }

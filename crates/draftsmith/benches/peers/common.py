@@ -1,5 +1,5 @@
-"""What the peers' scripts share: the embedded models, prompts and rows, and how a measurement is
-asked for and told."""
+"""Shared code of the peers' scripts: the embedded models, prompts and rows, and the exchange of
+measurements."""
 
 import argparse
 import json
@@ -21,9 +21,9 @@ RECIPE = tomllib.loads((ROOT / "recipes" / "tiny-full.toml").read_text())
 
 
 def arguments(**defaults):
-    """`--json`, and one flag a default, named after it and of its type (`False` makes a switch)."""
+    """Parses `--json` and one flag for each default, with its name and type (`False` makes a switch)."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--json", action="store_true", help="one measurement a line of stdin, as JSON")
+    parser.add_argument("--json", action="store_true", help="run one measurement for each line of stdin and print JSON")
     for name, default in defaults.items():
         flag = "--" + name.replace("_", "-")
         if default is False:
@@ -34,14 +34,14 @@ def arguments(**defaults):
 
 
 def read_settings(text):
-    """A training's settings from our side's JSON, the optimizer's beside the section's own."""
+    """A training's settings from our JSON, with the optimizer's settings merged in."""
     settings = json.loads(text)
     return {**settings, **settings.get("optimizer", {})}
 
 
 def serve(args, warm_up, work, set_threads=torch.set_num_threads, versions=None):
-    """Runs `work` once a line of stdin, or, without `--json`, once. `work` returns what it has done,
-    with the number of tokens as `num_tokens`; its seconds are added here, unless it tells them."""
+    """Runs `work` once for each line of stdin; without `--json` once. `work` returns its results, with the
+    number of tokens as `num_tokens`. The seconds are added here unless `work` returns them."""
     num_threads = best_threads(warm_up, set_threads)
     if not args.json:
         seconds, done = timed(work)
@@ -56,7 +56,7 @@ def serve(args, warm_up, work, set_threads=torch.set_num_threads, versions=None)
 
 
 def peak_bytes():
-    """The most memory that this process has held, where Linux tells."""
+    """The peak memory of this process, if Linux reports it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -65,8 +65,8 @@ def peak_bytes():
 
 
 def best_threads(warm_up, set_threads):
-    """Warms up with each number of threads and stays with the fastest: with steps as small as these
-    a second thread can cost more than it brings, and the peer is to be measured at its best."""
+    """Warms up with each number of threads and keeps the fastest. In steps this small a second thread can
+    cost more than it gains, and the peer should be measured at its best."""
     seconds = {}
     for num_threads in range(1, MAX_THREADS + 1):
         set_threads(num_threads)
@@ -78,14 +78,14 @@ def best_threads(warm_up, set_threads):
 
 
 def timed(work):
-    """The seconds that `work` takes, and what it returns."""
+    """The seconds that `work` takes, and its result."""
     start = time.perf_counter()
     done = work()
     return time.perf_counter() - start, done
 
 
 def load(name):
-    """The embedded model of that name, or one of a path, in float32 and for inference."""
+    """The embedded model with this name, or the model at this path, in float32 for inference."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(MODELS / name, dtype=torch.float32)
@@ -93,12 +93,12 @@ def load(name):
 
 
 def ordinary_tokens(num_tokens):
-    """A prompt of ordinary tokens, the ids that our side takes (`timed.rs`)."""
+    """A prompt of ordinary tokens, with the same ids as on our side (`timed.rs`)."""
     return [270 + i * 37 % 300 for i in range(num_tokens)]
 
 
 def read_prompts(path, num_prompts, model="target"):
-    """The ids of the first prompts of a file, through a model's chat template: tensors `[1, seq]`."""
+    """The ids of a file's first prompts, with the model's chat template: tensors `[1, seq]`."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS / model)
     with open(path) as file:
         records = [json.loads(line) for line, _ in zip(file, range(num_prompts))]
@@ -112,13 +112,12 @@ def read_prompts(path, num_prompts, model="target"):
 
 
 def read_rows(data, columns):
-    """The rows that build-data wrote, as dictionaries of lists."""
+    """The rows of build-data, as dictionaries of lists."""
     shards = sorted(Path(data).glob("responses-*.parquet"))
     return [row for shard in shards for row in pq.read_table(shard, columns=columns).to_pylist()]
 
 
 def pad(sequences):
-    """Sequences of ids, padded on the right: to their left a causal model never sees it.
-    `[batch, seq]`."""
+    """Sequences of ids, `[batch, seq]`, padded on the right, which a causal model ignores."""
     tensors = [torch.tensor(ids) for ids in sequences]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)

@@ -1,4 +1,4 @@
-"""Greedy decoding by transformers' `generate`, alone or assisted by the draft."""
+"""Greedy decoding with transformers' `generate`, plain or assisted by the draft."""
 
 from common import RECIPE, ROOT, arguments, load, read_prompts, serve
 
@@ -13,7 +13,7 @@ options = dict(
 )
 if args.assisted:
     draft = load("draft")
-    # `generate` reads these from the assistant.
+    # `generate` takes these settings from the assistant.
     draft.generation_config.num_assistant_tokens = args.candidate_length
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0

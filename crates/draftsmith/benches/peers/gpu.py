@@ -1,7 +1,7 @@
-"""The trainings of `../gpu/` in torch, eager and compiled: the same shapes, rows a step, precision
-(bf16 products, f32 parameters, softmaxes and losses) and count of operations. Plain torch, with its
-fused attention and fused AdamW. One JSON object a training; `--table FILE` prints a file of them,
-theirs and ours."""
+"""The trainings of `../gpu/` in torch, eager and compiled, with the same shapes, rows in a step, precision
+(bf16 products, f32 parameters, softmaxes and losses) and count of operations. Plain torch with its fused
+attention and fused AdamW. Prints one JSON object for each training; `--table FILE` prints a file of them as
+a table, theirs and ours."""
 
 import argparse
 import contextlib
@@ -16,18 +16,18 @@ SEED = 7
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--table", metavar="FILE", help="print what is in a file of JSON objects, one a line")
+    add("--table", metavar="FILE", help="print a file of JSON objects, one per line, as a table")
     add("--device", default="cuda")
     add("--work", choices=["adapter", "head"])
-    add("--compile", action="store_true", help="through `torch.compile`")
+    add("--compile", action="store_true", help="use `torch.compile`")
     add("--dtype", choices=["f32", "bf16"], default="bf16")
     shape = dict(hidden=4096, layers=32, heads=32, intermediate=11008, vocab=32000)
     step = dict(exit_layer=2, head_layers=3, seq=1024, supervised=768, rows=4, accumulation=1)
-    # Ours cuts the logits into chunks; here they are held at once.
+    # Our side computes logits in chunks; here all of them are in memory at once.
     for name, default in (shape | step | dict(loss_chunk=0, warm_up=5, steps=20)).items():
         add("--" + name.replace("_", "-"), type=int, default=default)
     add("--peak-tflops", type=float, default=989.0)
-    add("--json", action="store_true", help="always so; for the sake of one list of flags")
+    add("--json", action="store_true", help="ignored: the output is always JSON")
     return parser.parse_args()
 
 
@@ -39,7 +39,7 @@ def attention_flops(rows):
 
 
 def step_flops():
-    """As `../gpu/flops.rs` counts."""
+    """The operations, counted as in `../gpu/flops.rs`."""
     rows = args.rows * (args.accumulation if args.work == "head" else 1)
     mlp = 6 * args.hidden * args.intermediate * rows * args.seq
     frozen = args.layers * (attention_flops(rows) + mlp)
@@ -53,7 +53,7 @@ def step_flops():
 
 
 def table(path):
-    """Medians over the runs in a file, and ratios to torch compiled, or to eager without it."""
+    """Medians over the runs in a file, and ratios to torch compiled, or to eager if that is missing."""
     with open(path) as file:
         runs = [json.loads(line) for line in file]
     is_complete = True
@@ -101,7 +101,7 @@ DEVICE = torch.device(args.device)
 IS_CUDA = DEVICE.type == "cuda"
 DTYPE = torch.bfloat16 if args.dtype == "bf16" else torch.float32
 HEAD_DIM = args.hidden // args.heads
-# On the CPU autocast is as on a GPU; the figures are not.
+# Autocast works on the CPU as on a GPU, but the times mean nothing.
 PRECISION = (
     torch.autocast(DEVICE.type, DTYPE) if DTYPE == torch.bfloat16 else contextlib.nullcontext()
 )
@@ -166,7 +166,7 @@ class Layer(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A Llama with random weights in the type that it is computed in."""
+    """A Llama with random weights in the type of its computations."""
 
     def __init__(self):
         super().__init__()
@@ -179,7 +179,7 @@ class Frozen(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, ids, exit_layer=0):
-        """The states after `exit_layer` layers, and the final ones after the final norm."""
+        """The hidden states after `exit_layer` layers, and the normed final ones."""
         x = self.embed(ids)
         early = x
         for number, layer in enumerate(self.layers):
@@ -200,7 +200,7 @@ class Adapter(nn.Module):
 
 
 class Head(nn.Module):
-    """Residual blocks, tied: one, applied at each depth."""
+    """Tied residual blocks: one block, applied at each depth."""
 
     def __init__(self):
         super().__init__()
@@ -253,7 +253,7 @@ def main():
         begun = time.perf_counter()
         sum_of_losses = 0.0
         for _ in range(accumulation):
-            # As ours, ids come from the host, and the loss is read back once a step.
+            # As on our side, ids come from the host and the loss is read once a step.
             ids = torch.randint(args.vocab, (args.rows, args.seq)).to(DEVICE)
             labels = torch.rand(args.rows * args.supervised).to(DEVICE)
             loss = loss_of(frozen, trained, ids, labels) / accumulation

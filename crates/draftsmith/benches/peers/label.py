@@ -1,5 +1,5 @@
-"""Labelled responses as the SpecDec++ authors' scripts make them, one prompt at a time: the target
-writes, the draft samples beside it, and each model gives its log-probabilities of the samples."""
+"""Labelled responses as in the SpecDec++ authors' scripts, one prompt at a time: the target responds, the
+draft samples a token at each position, and both models give their log-probabilities of the samples."""
 
 import json
 import tempfile
@@ -14,14 +14,14 @@ torch.manual_seed(RECIPE["seed"])
 
 
 def log_probs(model, ids, prompt_len):
-    """What a model says before each response token: `[response, vocab]`."""
+    """A model's logits before each response token: `[response, vocab]`."""
     return model(ids).logits[0, prompt_len - 1 : -1].log_softmax(-1)
 
 
 @torch.no_grad()
 def label(prompt):
     prompt_len = prompt.shape[1]
-    # 1. The target's response. top_k 0 and top_p 1: nothing is cut off.
+    # 1. The target's response. top_k 0 and top_p 1 cut nothing off.
     ids = target.generate(
         prompt,
         do_sample=True,
@@ -31,9 +31,9 @@ def label(prompt):
         max_new_tokens=RECIPE["data"]["max_new_tokens"],
         pad_token_id=target.generation_config.eos_token_id,
     )
-    # 2. The draft's own token at each of its positions.
+    # 2. The draft's token at each position.
     draft_ids = torch.multinomial(log_probs(draft, ids, prompt_len).exp(), 1)
-    # 3. and 4. Both models' log-probabilities of it.
+    # 3. and 4. Both models' log-probabilities of these tokens.
     draft_log_prob = log_probs(draft, ids, prompt_len).gather(1, draft_ids)[:, 0]
     target_log_prob = log_probs(target, ids, prompt_len).gather(1, draft_ids)[:, 0]
     return {

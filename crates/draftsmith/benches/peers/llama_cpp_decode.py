@@ -1,4 +1,4 @@
-"""Greedy decoding by llama.cpp, one token a step; the prompt is not timed."""
+"""Greedy decoding with llama.cpp, one token a step. The prompt is not timed."""
 
 import time
 
@@ -19,7 +19,7 @@ def set_threads(num_threads):
 
 
 def step(ids):
-    """The most probable token behind `ids`, which are read."""
+    """Reads `ids` and returns the most probable next token."""
     model.eval(ids)
     logits = llama_cpp.llama_get_logits_ith(model.ctx, -1)
     return int(numpy.ctypeslib.as_array(logits, shape=(model.n_vocab(),)).argmax())

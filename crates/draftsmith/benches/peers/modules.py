@@ -1,4 +1,4 @@
-"""What is trained, as torch modules with the names of the files that hold them."""
+"""The trained modules in torch, with the tensor names of our files."""
 
 import torch
 from safetensors.torch import load_file
@@ -48,7 +48,7 @@ class Adapter(nn.Module):
 
 
 def load_weights(module, file):
-    """Every weight of the file, and none besides; tied blocks are stored once."""
+    """All weights of the file and no others. Tied blocks are stored once."""
     missing, unexpected = module.load_state_dict(load_file(file), strict=False)
     if isinstance(module, Head):
         missing = [name for name in missing if ".linear." not in name]
@@ -58,7 +58,7 @@ def load_weights(module, file):
 
 
 def adam_w(module, settings):
-    """The optimiser of a training's settings."""
+    """The optimizer of a training's settings."""
     return torch.optim.AdamW(
         module.parameters(),
         lr=settings["learning_rate"],

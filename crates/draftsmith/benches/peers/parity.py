@@ -50,7 +50,7 @@ class HeadTwin:
 
     @staticmethod
     def share(batch, step):
-        """What a batch counts in its step."""
+        """A batch's weight in its step."""
         return 1 / len(step)
 
     def validate(self):
@@ -99,7 +99,7 @@ class AdapterTwin:
 
 
 def train(twin, epochs, most_steps=None):
-    """All steps in order: their losses, the validation after each epoch, tokens and seconds."""
+    """Runs all steps in order. Returns their losses, the validation after each epoch, tokens and seconds."""
     load_weights(twin.module, args.first)
     settings = SETTINGS
     optimizer = adam_w(twin.module, settings)

@@ -302,7 +302,7 @@ fn for_torch(
 ) -> Result<Value> {
     let (Schedule::Cosine, Clipping::Norm(max_norm)) = (optimizer.schedule, optimizer.clipping)
     else {
-        bail!("torch's side has the cosine schedule and clips by norm");
+        bail!("torch's side only has the cosine schedule and clipping by norm");
     };
     let num_steps = steps.iter().filter(|step| step.epoch > 0).count();
     if let Value::Object(keys) = json!(optimizer) {

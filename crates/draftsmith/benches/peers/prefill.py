@@ -1,4 +1,4 @@
-"""Reading a prompt by transformers, up to the token behind it."""
+"""Reading a prompt with transformers, up to the first token after it."""
 
 import torch
 from common import arguments, load, ordinary_tokens, serve

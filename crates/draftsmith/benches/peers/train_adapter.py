@@ -1,5 +1,5 @@
-"""Kangaroo's adapter, trained by torch: the frozen target's features, computed afresh at each step,
-and cross-entropy against the target's own distribution."""
+"""Kangaroo's adapter, trained with torch: the frozen target's features, computed again at each step, and
+cross-entropy against the target's distribution."""
 
 import random
 
@@ -18,8 +18,8 @@ random.seed(RECIPE["seed"])
 
 
 def loss_of(adapter, batch):
-    """The mean cross-entropy over the positions that a response token follows, and their number."""
-    # Nothing is known of what follows the last token.
+    """The mean cross-entropy over the positions before response tokens, and their number."""
+    # The token after the last one is unknown.
     ids = pad([(row["prompt_ids"] + row["response_ids"])[:-1] for row in batch])
     precedes = torch.zeros_like(ids, dtype=torch.bool)
     for row, mask in zip(batch, precedes):

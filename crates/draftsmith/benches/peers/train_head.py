@@ -1,4 +1,4 @@
-"""SpecDec++'s acceptance head, trained by torch: an epoch over the rows of build-data."""
+"""SpecDec++'s acceptance head, trained with torch: one epoch over the rows of build-data."""
 
 import random
 
@@ -18,7 +18,7 @@ random.seed(RECIPE["seed"])
 
 
 def mixture(row):
-    """The prompt with Z after it, the draft's tokens in Z, and the labels there."""
+    """The prompt followed by Z, the draft's tokens in Z, and their labels."""
     keeps = torch.rand(len(row["response_ids"])) < HEAD["mixing_ratio"]
     response, draft_ids = torch.tensor(row["response_ids"]), torch.tensor(row["draft_ids"])
     mixed = torch.where(keeps, response, draft_ids)

@@ -1,10 +1,9 @@
-"""Reads with torch what was written for the methods' authors.
+"""Reads the exports for the methods' authors with torch.
 
     python authors_forms.py ADAPTER KANGAROO HEAD SPECDEC_PP
 
-KANGAROO has to be ADAPTER's tensors. SPECDEC_PP is loaded into a network of the SpecDec++ head's form, one
-block that is repeated, with every name strict, and has to predict what HEAD's tensors do. Ends with 1 where
-it does not.
+KANGAROO must have ADAPTER's tensors. SPECDEC_PP is loaded strictly into a network of the SpecDec++ head's form,
+one repeated block, and must predict the same as HEAD's tensors. The exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The authors' way of building it: the same block as often as there are layers."""
+    """The head as the authors build it: the same block for every layer."""
 
     def __init__(self, hidden_size: int, num_layers: int) -> None:
         super().__init__()

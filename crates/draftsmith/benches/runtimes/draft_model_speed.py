@@ -1,10 +1,10 @@
-"""Tokens a second of transformers' greedy decoding in f32, plain and drafted, each prompt both ways in turn.
+"""Tokens per second of transformers' greedy decoding in f32, plain and with a draft, in turn for each prompt.
 
     python draft_model_speed.py DRAFTSMITH TARGET DRAFT PROMPTS COUNT NUM_TOKENS PROMPTS.json
 
-TARGET and DRAFT are directories; the draft's `generation_config.json` says how it drafts. PROMPTS is read as
-`transformers_rounds.py` reads it, with `draftsmith generate`'s ids, and written to PROMPTS.json for
-`llama_server_speed.py`, with as many tokens as an answer has. Ends with 1 where tokens differ.
+TARGET and DRAFT are directories; the draft's `generation_config.json` sets how it drafts. PROMPTS is read as in
+`transformers_rounds.py`, with the ids of `draftsmith generate`, and written to PROMPTS.json for
+`llama_server_speed.py`, with the number of tokens of each answer. The exit code is 1 if tokens differ.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def main() -> int:
     rows, speedups, wrong = [], [], 0
     seconds = {"plain": 0.0, "drafted": 0.0}
     for text in texts:
-        told = subprocess.run([binary, "generate", "--json", "--quiet", "--target", target_dir, "--prompt", text,
+        generated = subprocess.run([binary, "generate", "--json", "--quiet", "--target", target_dir, "--prompt", text,
                                "--max-new-tokens", "1"], check=True, capture_output=True, text=True)
-        ids = torch.tensor([json.loads(told.stdout)["prompt_ids"]])
+        ids = torch.tensor([json.loads(generated.stdout)["prompt_ids"]])
         taken, found = {}, {}
         for way, more in (("plain", {}), ("drafted", {"assistant_model": draft})):
             begun = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Tokens a second of llama.cpp's server, plain and drafted, each prompt both ways in turn.
+"""Tokens per second of llama.cpp's server, plain and with a draft, in turn for each prompt.
 
     python llama_server_speed.py LLAMA_SERVER TARGET.gguf DRAFT.gguf PROMPTS.json THREADS -- SPECULATION_FLAGS
 
-PROMPTS.json is a list of {"prompt_ids": [...], "num_tokens": N}: `draft_model_speed.py` writes it. Two servers are
-started and stopped here; SPECULATION_FLAGS are those that `tune --for draft-model` prints. Answers are greedy and
-of N tokens, prefill counted. Prints the speeds and what a token took behind the prefill by the server's own timings,
-and ends with 1 where answers differ.
+PROMPTS.json is a list of {"prompt_ids": [...], "num_tokens": N} from `draft_model_speed.py`. The script starts and
+stops two servers. SPECULATION_FLAGS are those that `tune --for draft-model` prints. Answers are greedy with N tokens,
+and their time includes prefill. Prints the speeds and the server's time for a token after the prefill. The exit code is
+1 if answers differ.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> int:
     tokens = sum(row["num_tokens"] for row in rows)
     print(f"llama.cpp: {len(rows)} prompts, {alike} alike; plain {tokens / seconds['plain']:.1f} tokens/s, drafted "
           f"{tokens / seconds['drafted']:.1f}: {seconds['plain'] / seconds['drafted']:.2f}x (median over prompts "
-          f"{statistics.median(speedups):.2f}x); behind the prefill {steps['plain'] / tokens:.2f} and "
+          f"{statistics.median(speedups):.2f}x); after the prefill {steps['plain'] / tokens:.2f} and "
           f"{steps['drafted'] / tokens:.2f} ms a token: {steps['plain'] / steps['drafted']:.2f}x; {drafted} drafted, "
           f"{accepted} accepted")
     return 0 if alike == len(rows) else 1

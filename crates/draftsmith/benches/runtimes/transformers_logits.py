@@ -1,10 +1,10 @@
-"""Holds an exported draft model to its adapter, both computed by PyPI's transformers.
+"""Compares an exported draft model with its adapter, both computed with transformers.
 
     python transformers_logits.py TARGET ADAPTER DRAFT
 
-The adapter, a `decoder-layer` of a Llama, is run as a Llama of one layer over the target's hidden states
-behind its exit layer, then by the target's LM head; DRAFT as it is. Prints how far logits are apart at
-the most, in f32, and ends with 1 where that is more than rounding.
+The adapter, a `decoder-layer` of a Llama, runs as a Llama of one layer over the target's hidden states at its exit
+layer, followed by the target's LM head. DRAFT runs as it is. Prints the largest difference of logits in f32. The exit
+code is 1 if it is more than rounding.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Holds assisted generation of PyPI's transformers to plain generation and to draftsmith's rounds.
+"""Compares assisted generation in transformers with plain generation and with draftsmith's rounds.
 
     python transformers_rounds.py DRAFTSMITH TARGET DRAFT PROMPTS COUNT -- GENERATE_ARGUMENTS
 
-TARGET and DRAFT are directories; PROMPTS has a JSON object with `question`, `prompt`, `instruction` or
-`turns` a line. Every prompt is answered greedily in f32 by the target alone, by the target with DRAFT as
-its assistant (its own code is trusted), and by `draftsmith generate GENERATE_ARGUMENTS`, with the same
-ids: tokens have to be equal, and so have what each round drafted and kept, but for the last two rounds,
-where the limits of the two differ. Ends with 1 where they are not.
+TARGET and DRAFT are directories. Each line of PROMPTS is a JSON object with `question`, `prompt`, `instruction` or
+`turns`. Every prompt is answered greedily in f32 by the target, by the target with DRAFT as its assistant (whose
+code is trusted), and by `draftsmith generate GENERATE_ARGUMENTS` with the same ids. Tokens must be equal, and so
+must the drafted and kept tokens of each round except the last two, where the limits of the two sides differ. The
+exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ours(binary: str, arguments: list[str], prompt: str) -> dict:
 
 
 class Rounds:
-    """Counts what each call of the assistant's `generate` drafts, and what is kept of it."""
+    """Counts the drafted and kept tokens of each call of the assistant's `generate`."""
 
     def __init__(self, assistant: torch.nn.Module) -> None:
         self.assistant, self.generate, self.drafts = assistant, assistant.generate, []
@@ -82,17 +82,17 @@ def main() -> int:
             ids, attention_mask=mask, generation_config=greedy, assistant_model=assistant
         )
         found = rounds.take(assisted.shape[-1])
-        told = [(one["num_drafted"], one["num_accepted"]) for one in expected["rounds"]]
-        told = [one for one in told if one[0] > 0]
+        generated = [(one["num_drafted"], one["num_accepted"]) for one in expected["rounds"]]
+        generated = [one for one in generated if one[0] > 0]
         is_same = (
             torch.equal(plain, assisted)
             and plain[0, ids.shape[-1]:].tolist() == expected["token_ids"]
         )
-        compared = min(len(found), len(told)) - 2
+        compared = min(len(found), len(generated)) - 2
         num_rounds += max(compared, 0)
-        if not is_same or found[:max(compared, 0)] != told[:max(compared, 0)]:
+        if not is_same or found[:max(compared, 0)] != generated[:max(compared, 0)]:
             wrong += 1
-            print(f"prompt {number}: tokens {'equal' if is_same else 'DIFFER'}\n  {found}\n  {told}")
+            print(f"prompt {number}: tokens {'equal' if is_same else 'DIFFER'}\n  {found}\n  {generated}")
     print(f"{len(texts)} prompts, {num_rounds} rounds compared, {wrong} prompts differ")
     return 1 if wrong else 0
 

@@ -1,12 +1,11 @@
-"""Holds greedy answers under a repetition penalty, stop strings and end tokens to PyPI's transformers.
+"""Compares greedy answers under a repetition penalty, stop strings and end tokens with transformers.
 
     python transformers_sampling.py DRAFTSMITH TARGET [FLAGS ...]
 
-Each prompt is answered by `DRAFTSMITH generate` with the target alone and with FLAGS, such as
-`--draft DIR` or `--prompt-lookup`, and by transformers' `generate` in f32, under the same settings.
-Prints how many answers have the same ids, and where the first difference of each other one lies: by
-how much transformers' two best logits, penalised, differ there. Ends with 1 where a difference is more
-than rounding.
+Each prompt is answered by `DRAFTSMITH generate`, plainly and with FLAGS such as `--draft DIR` or
+`--prompt-lookup`, and by transformers' `generate` in f32 under the same settings. Prints how many answers have the
+same ids and, for the others, the difference between transformers' two largest penalised logits at the first
+different token. The exit code is 1 if such a difference is more than rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PROMPTS = [
     "Copy the second sentence: The red lamp is near the door. The old clock is on the shelf.",
 ]
 NUM_TOKENS = 80
-# Flags of draftsmith and arguments of transformers that mean the same.
+# Equivalent flags of draftsmith and arguments of transformers.
 SETTINGS = [
     ([], {}),
     (["--repetition-penalty", "1.1"], {"repetition_penalty": 1.1}),

@@ -1,11 +1,11 @@
-"""Holds vLLM with an exported proposer to vLLM without one, and its proposals to draftsmith's rounds.
+"""Compares vLLM with and without an exported proposer, and its proposals with draftsmith's rounds.
 
     python vllm_rounds.py DRAFTSMITH TARGET PACKAGE PROMPTS COUNT -- GENERATE_ARGUMENTS
 
-PACKAGE lies in a directory on PYTHONPATH. Prompts are answered greedily in f32, all in one batch, plainly and
-with the proposer, and by `draftsmith generate GENERATE_ARGUMENTS` with the same ids: tokens have to be equal,
-and the candidates of a round as many, but for the last two rounds, where the limits of the two differ. Ends
-with 1 where they are not.
+PACKAGE is in a directory on PYTHONPATH. Prompts are answered greedily in f32, all in one batch, plainly and with the
+proposer, and by `draftsmith generate GENERATE_ARGUMENTS` with the same ids. Tokens must be equal, and so must the
+number of candidates in each round except the last two, where the limits of the two sides differ. The exit code is 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def answers(target: str, prompts: list[TokensPrompt], sampling: SamplingParams |
 
 
 def watch(package: str) -> list[tuple[int, ...]]:
-    """What the proposer is given and gives, in order: needs vLLM's engine in this process."""
+    """The proposer's inputs and outputs, in order. Needs vLLM's engine in this process."""
     module = importlib.import_module(package)
     propose, seen = module.Proposer.propose, []
 
@@ -69,7 +69,7 @@ def main() -> int:
         sequence = tuple(one["prompt_ids"] + expected)
         lengths = {len(ids): length for ids, length in seen
                    if len(ids) >= len(one["prompt_ids"]) and sequence[: len(ids)] == ids}
-        # A round of ours begins with the tokens that were kept before it.
+        # Our rounds begin with the tokens that were kept before them.
         at, rounds = len(one["prompt_ids"]), []
         for round_ in one["rounds"]:
             if round_["num_drafted"] > 0 and at in lengths:

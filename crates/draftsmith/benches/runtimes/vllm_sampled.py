@@ -1,11 +1,11 @@
-"""Holds what vLLM samples with an exported proposer to what it samples without one.
+"""Compares vLLM's samples with and without an exported proposer.
 
     python vllm_sampled.py DRAFTSMITH TARGET PACKAGE PROMPT COUNT
 
-PROMPT is answered COUNT times in f32 at temperature 1 and as many seeds, plainly and with the proposer. The first token
-comes of the prompt, and those behind it of verifications, to which vLLM gives proposals as if they were certain. At each of
-the first positions the two samples' tokens have to be of one distribution, by a chi-squared test of homogeneity. Ends with
-1 where one is refused at 0.001, where no proposal is accepted, or where the answers leave nothing to choose.
+PROMPT is answered COUNT times in f32 at temperature 1 with COUNT seeds, plainly and with the proposer. The first token
+follows the prompt; later ones come from verifications, in which vLLM treats proposals as certain. At each of the first
+positions the tokens of both samples must have the same distribution, by a chi-squared test of homogeneity. The exit code
+is 1 if a position is rejected at 0.001, if no proposal is accepted, or if no position has an entropy of 0.5 nats.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vllm_rounds import answers, watch
 NUM_TOKENS = 6
 NUM_POSITIONS = 5
 MIN_CELL = 10
-"""Tokens that are rarer in both samples together are counted as one."""
+"""The frequency, over both samples, below which tokens are counted as one."""
 
 
-def mend_temperatures() -> None:
-    """vLLM 0.32's own kernel for the CPU writes the temperatures of a verification's rows into a copy that it drops, so that
-    logits are divided by memory that nobody wrote and samples are wrong, whatever drafts. What it means to compute:"""
+def fix_temperatures() -> None:
+    """A correct version of vLLM 0.32's kernel for the CPU, which writes the temperatures of a verification's rows into a
+    copy and drops it. Logits are then divided by uninitialised memory, and samples are wrong with any drafter."""
     def expand(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
         lengths = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
         return torch.where(x == replace_from, replace_to, x).repeat_interleave(lengths, output_size=num_tokens).to(x.dtype)
@@ -39,8 +39,8 @@ def mend_temperatures() -> None:
 
 
 def compared(one: Counter, other: Counter) -> tuple[float, float, int]:
-    """The chance of so large a difference between samples of one distribution, half of what their frequencies differ by,
-    and how many kinds of tokens were told apart."""
+    """The p-value of the two samples, half the sum of the differences of their frequencies, and the number of kinds of
+    tokens."""
     together = one + other
     common = [token for token, count in together.items() if count >= MIN_CELL]
     cells = [(one[token], other[token]) for token in common]
@@ -63,19 +63,20 @@ def main() -> int:
     binary, target, package, text, count = sys.argv[1:]
     ids = ours(binary, ["--target", target], text)["prompt_ids"]
     prompts = [TokensPrompt(prompt_token_ids=ids)] * int(count)
-    # Other seeds, or the first token of both would be the same draws.
+    # Different seeds, because otherwise the first tokens of both samples would be equal.
     sampling = [[SamplingParams(temperature=1.0, max_tokens=NUM_TOKENS, seed=seed + begin) for seed in range(int(count))]
                 for begin in (0, 1_000_000)]
-    mend_temperatures()
+    fix_temperatures()
     plain = answers(target, prompts, sampling[0])
     seen = watch(package)
     most = json.load(open(f"{package}/acceptance_head.json"))["max_candidates"]
     drafted = answers(target, prompts, sampling[1], speculative_config={
         "method": "custom_class", "model": f"{package}.Proposer", "num_speculative_tokens": most})
-    # Each round ends with a token that was not proposed; the first token is of none, and the last round proposes in vain.
+    # Each round ends with a token that was not proposed. The first token belongs to no round, and no proposal of the last
+    # round is kept.
     num_tokens, num_rounds = sum(len(answer) - 1 for answer in drafted), len(seen)
     is_wrong, largest_entropy = not 0 < num_rounds < num_tokens, 0.0
-    print(f"{count} answers each way; with the proposer {num_tokens} tokens behind the first in at most {num_rounds} rounds")
+    print(f"{count} answers each way; with the proposer {num_tokens} tokens after the first in at most {num_rounds} rounds")
     for position in range(NUM_POSITIONS):
         one, other = (Counter(answer[position] for answer in some if len(answer) > position) for some in (plain, drafted))
         chance, apart, kinds = compared(one, other)

@@ -1,15 +1,13 @@
 //! The instruction corpus that the embedded models learn: seven kinds of short tasks, drawn from a
 //! seed.
 //!
-//! Owns which task stands at an index, how an answer is judged and how prompts are written to a
-//! file. Each submodule owns the wording of one kind; tokens belong to `tokenizer`, training to
-//! `main`.
+//! Owns the task at each index, the judgement of answers and the file format of prompts. Each submodule owns
+//! the wording of one kind; tokens belong to `tokenizer`, training to `main`.
 //!
-//! The corpus is shaped for the study of speculative decoding. Answers spell out their steps, so
-//! most tokens are a copy or a small local computation that a 2-layer draft gets right, and beside
-//! them stand tokens that need more depth: a carry, a value looked up, the next word of a sorted
-//! list. Every answer follows from its prompt alone, so a model's answer can be judged without a
-//! second model.
+//! The corpus is made for studying speculative decoding. Answers spell out their steps, so most tokens are a
+//! copy or a small local computation that a 2-layer draft gets right, while some need more depth: a carry, a
+//! value looked up, the next word of a sorted list. Every answer follows from its prompt, so no second model
+//! is needed to judge answers.
 
 mod code;
 mod copying;
@@ -29,7 +27,7 @@ use anyhow::Context;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-/// What an example asks for; the `category` of a prompt file.
+/// The kind of a task; the `category` in a prompt file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// Column addition of two numbers of 2 or 3 digits, least significant digit first.
@@ -74,7 +72,7 @@ impl Kind {
     }
 }
 
-/// The kinds of consecutive indices. Units come less often: they are the smallest space of tasks.
+/// The kinds of consecutive indices. Units come less often, because they have the fewest tasks.
 const CYCLE: [Kind; 20] = [
     Kind::Sums,
     Kind::Copying,
@@ -98,7 +96,7 @@ const CYCLE: [Kind; 20] = [
     Kind::Units,
 ];
 
-/// One task with its only right answer. Neither text begins or ends with white space.
+/// One task with its only correct answer. Neither text begins or ends with white space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Example {
     pub(crate) kind: Kind,
@@ -106,8 +104,8 @@ pub(crate) struct Example {
     pub(crate) answer: String,
 }
 
-/// The example at `index` of the corpus that `seed` names: a pure function of the two, so that any
-/// range of indices is a split.
+/// The example at `index` of the corpus with a seed: a pure function of the two, so any range of indices is a
+/// split.
 pub(crate) fn example(seed: u64, index: u64) -> Example {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -127,10 +125,10 @@ pub(crate) fn example(seed: u64, index: u64) -> Example {
     Example { kind, prompt, answer }
 }
 
-/// Whether `got`, a model's answer, is as good as `expected`, the corpus's own.
+/// Whether a model's answer `got` is correct, given the corpus's answer `expected`.
 ///
-/// A sum is right when its last `Answer:` line is; every other answer must be equal, surrounding
-/// white space aside.
+/// A sum is correct if its last `Answer:` line is; every other answer must be equal except for surrounding
+/// white space.
 pub(crate) fn is_correct(kind: Kind, expected: &str, got: &str) -> bool {
     match kind {
         Kind::Sums => {
@@ -147,7 +145,7 @@ pub(crate) fn is_correct(kind: Kind, expected: &str, got: &str) -> bool {
 /// `category`, `prompt`, `answer`.
 ///
 /// # Errors
-/// When the file cannot be created or written.
+/// If the file cannot be created or written.
 pub(crate) fn write_prompts(path: &Path, seed: u64, range: Range<u64>) -> anyhow::Result<()> {
     let context = || format!("writing prompts to `{}`", path.display());
     let mut file = BufWriter::new(File::create(path).with_context(context)?);

@@ -1,5 +1,5 @@
-//! Makes the embedded default models: writes the corpus, trains the tokenizer, pre-trains the
-//! target and two drafts, and measures how well they agree.
+//! Makes the embedded default models: writes the prompts, trains the tokenizer, pre-trains the target and two
+//! drafts, and measures how often they answer correctly.
 //!
 //! ```text
 //! cargo run --release --example embedded -- prompts
@@ -25,7 +25,7 @@ use pretrain::Pretraining;
 
 /// Seed of the corpus and of everything trained on it.
 const SEED: u64 = 20_260;
-/// Examples from this index on are never trained on.
+/// The first index of examples that are never trained on.
 const FIRST_UNSEEN: u64 = 1 << 40;
 const VOCAB_SIZE: usize = 1024;
 
@@ -44,27 +44,27 @@ enum Command {
     Prompts,
     /// Print two examples of each kind.
     Samples,
-    /// Print the share of right greedy answers, kind by kind.
+    /// Print the share of correct greedy answers, kind by kind.
     Measure {
-        /// Which model.
+        /// The model.
         model: String,
-        /// How many unseen examples.
+        /// Number of unseen examples.
         #[arg(default_value_t = 400)]
         count: u64,
     },
     /// Train one model: `target`, `draft` or `draft-small`.
     Pretrain {
-        /// Which one.
+        /// The model.
         model: String,
         /// Optimizer steps.
         num_steps: usize,
-        /// Rows of 192 tokens a step.
+        /// Rows of 192 tokens in a step.
         #[arg(long, default_value_t = 16)]
         batch_size: usize,
         /// Highest learning rate.
         #[arg(long, default_value_t = 3e-3)]
         learning_rate: f64,
-        /// Go on with the weights that are there, from this example on.
+        /// Continue with the existing weights, from this example on.
         #[arg(long)]
         continue_from: Option<u64>,
         /// Rows of each batch that repeat random tokens instead of holding examples.

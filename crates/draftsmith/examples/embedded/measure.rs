@@ -1,4 +1,4 @@
-//! How right the models' greedy answers are, kind by kind, on prompts that none was trained on.
+//! Measures how often the models' greedy answers are correct, kind by kind, on prompts outside the training.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tokenizers::Tokenizer;
 use crate::corpus::{self, Kind, is_correct};
 use crate::tokenizer::render;
 
-/// Prints, for each kind, the share of right answers to `count` prompts.
+/// Prints, for each kind, the share of correct answers to `count` prompts.
 pub(crate) fn measure(dir: &Path, seed: u64, first: u64, count: u64) -> Result<()> {
     let model = CausalLm::from_model_dir(dir, &Device::flex())?;
     let tokenizer = Tokenizer::from_file(dir.join("tokenizer.json"))

@@ -1,9 +1,9 @@
-//! Pre-training of the embedded models from scratch: answers' tokens only, whole examples packed
-//! into rows, AdamW with a linear warm-up and a cosine decay to a tenth.
+//! Pre-trains the embedded models from scratch: loss on answer tokens, whole examples packed into rows, AdamW
+//! with a linear warm-up and a cosine decay to a tenth.
 //!
-//! Some rows may be repetitions of random tokens instead. A few hundred steps of them teach a small
-//! model what the corpus alone teaches late: to find where it has read the last tokens before, and
-//! to go on from there, which copying, lists and tables all need.
+//! Some rows may repeat random tokens instead. A few hundred steps of them teach a small model to find
+//! earlier occurrences of the last tokens and to continue from there, which copying, lists and tables need
+//! and the corpus teaches late.
 
 use std::time::Instant;
 
@@ -24,9 +24,9 @@ use crate::tokenizer::{PAD_ID, render};
 /// How one model is trained.
 #[derive(Debug, Clone)]
 pub(crate) struct Pretraining {
-    /// Rows a step.
+    /// Rows in a step.
     pub(crate) batch_size: usize,
-    /// Tokens a row.
+    /// Tokens in a row.
     pub(crate) row_len: usize,
     /// Optimizer steps.
     pub(crate) num_steps: usize,
@@ -52,11 +52,11 @@ struct Packer<'a> {
     tokenizer: &'a Tokenizer,
     seed: u64,
     next_index: u64,
-    /// An example that did not fit the last row: its ids, and how many of them are the prompt's.
+    /// An example that did not fit the last row: its ids, and how many of them belong to the prompt.
     pending: Option<(Vec<u32>, usize)>,
     /// Draws the repetitions.
     rng: ChaCha8Rng,
-    /// Tokens that are whole words: what repetitions are made of.
+    /// The tokens of repetitions, which are whole words.
     words: Vec<i32>,
 }
 
@@ -77,8 +77,8 @@ impl Packer<'_> {
         Ok((ids, num_prompt))
     }
 
-    /// A segment of random tokens again and again, each time after a few other random tokens; what
-    /// can be known from the first time is labelled.
+    /// A row that repeats a segment of random tokens, each time after a few other random tokens. Tokens that
+    /// follow from the first occurrence are labelled.
     fn repetition_row(&mut self, start: usize, row_len: usize, batch: &mut Batch) {
         let (rng, words) = (&mut self.rng, &self.words);
         let num_words = rng.random_range(3..16);
@@ -147,13 +147,13 @@ fn words(tokenizer: &Tokenizer) -> Vec<i32> {
     words
 }
 
-/// The device that models are trained on.
+/// The training device.
 pub(crate) fn training_device() -> Device {
     Device::flex().autodiff()
 }
 
-/// Trains a model, telling the loss now and then on stderr; `save` is called every `save_every`
-/// steps and at the end.
+/// Trains a model and prints the loss on stderr from time to time. Calls `save` every `save_every` steps and
+/// at the end.
 pub(crate) fn pretrain(
     name: &str,
     mut model: CausalLm,
@@ -209,7 +209,7 @@ pub(crate) fn pretrain(
     Ok(model.valid())
 }
 
-/// Warm-up over the first 4 %, then a cosine down to a tenth.
+/// The learning rate: warm-up over the first 4 %, then a cosine decay to a tenth.
 fn learning_rate(plan: &Pretraining, step: usize) -> f64 {
     let warm_up = (plan.num_steps / 25).max(1);
     if step < warm_up {

@@ -1,10 +1,9 @@
 //! The tokenizer of the embedded models and the chat format around it.
 //!
-//! Owns the training of a byte-level BPE, the files that make it loadable elsewhere, and the
-//! rendering of an example as text. Which texts there are is `corpus`'s; ids meet tensors in
-//! `main`.
+//! Owns the training of a byte-level BPE, its files for other libraries, and the rendering of an example as
+//! text. The texts come from `corpus`; `main` turns ids into tensors.
 //!
-//! Digits are single tokens: a number then copies and adds digit by digit, whatever its length.
+//! Digits are single tokens, so models copy and add numbers of any length digit by digit.
 
 use std::fs;
 use std::path::Path;
@@ -53,13 +52,13 @@ const CHAT_TEMPLATE: &str = "\
 {%- endif -%}
 ";
 
-/// Trains a byte-level BPE of `vocab_size` tokens on `examples`: bare prompts and answers, one text
-/// an item, without the chat format (whose special tokens would be learned as plain text).
+/// Trains a byte-level BPE of `vocab_size` tokens on `examples`: prompts and answers without the chat format,
+/// whose special tokens would otherwise be learned as plain text.
 ///
 /// The same texts give the same tokenizer.
 ///
 /// # Errors
-/// When the tokenizer cannot be put together or trained.
+/// If the tokenizer cannot be built or trained.
 pub(crate) fn train(
     examples: impl Iterator<Item = String> + Send,
     vocab_size: usize,
@@ -95,7 +94,7 @@ pub(crate) fn train(
 /// transformers library lays them out.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub(crate) fn write_model_dir_files(dir: &Path, tokenizer: &Tokenizer) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("creating `{}`", dir.display()))?;
     let config = serde_json::json!({
@@ -122,8 +121,8 @@ pub(crate) fn write_model_dir_files(dir: &Path, tokenizer: &Tokenizer) -> anyhow
     Ok(())
 }
 
-/// The example as training sees it: the prompt as the chat template renders it, generation prompt
-/// included, and the answer with the token that ends it. Joined, they encode as they do apart.
+/// The example as training reads it: the rendered prompt, including the generation prompt, and the answer
+/// with its end token. Their encodings do not change when they are joined.
 pub(crate) fn render(example: &Example) -> (String, String) {
     let Example { prompt, answer, .. } = example;
     (format!("{BOS}{USER}\n{prompt}\n{ASSISTANT}\n"), format!("{answer}{EOS}"))

@@ -1,9 +1,8 @@
 //! `check`: whether an exported head or adapter may be served.
 //!
-//! The export is read back from the disk as a server reads it, and decoded with under its tuned
-//! rules, or under those that `generate` falls back on. It fails if greedy output is not plain
-//! greedy output, if sampled output does not follow the target's distribution, or if candidates are accepted at
-//! another rate than tuning promised.
+//! The export is read from disk as a server reads it, and decodes with its tuned rules, or with the default
+//! rules of `generate`. The check fails if greedy output differs from plain greedy output, if sampled output
+//! does not follow the target's distribution, or if the acceptance rate is not the one that `tune` promised.
 
 mod measure;
 mod show;
@@ -11,27 +10,26 @@ mod show;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Sampling, StopRuleConfig};
+use draftsmith_theory::{DrafterId, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
-use self::measure::{Bench, OneDecoding};
+use self::measure::{Bench, CheckedRule};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::device::on_pool;
-use crate::exports::tuned::{Tuned, default_rule};
-use crate::exports::{ExportKind, Exports};
+use crate::exports::tuned::Tuned;
+use crate::exports::{AdapterExport, ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{Recipe, Split};
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
-/// The significance level at which sampled output is held not to follow the target's distribution.
+/// The significance level of the test of sampled output.
 const ALPHA: f64 = 1e-4;
-/// The most new tokens a turn where the recipe says nothing about it.
+/// The most new tokens per turn if the recipe sets none.
 const MAX_NEW_TOKENS: usize = 128;
 
 /// Arguments of `check`.
@@ -39,134 +37,111 @@ const MAX_NEW_TOKENS: usize = 128;
 pub(crate) struct CheckArguments {
     /// A head's or an adapter's directory.
     export: PathBuf,
-    /// Prompts to decode; those of the recipe's `[evaluate]` if absent.
+    /// Prompts to decode, by default those of the recipe's `[evaluate]`.
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// The most prompts, spread evenly.
+    /// The most prompts, spread evenly over the files.
     #[arg(long, value_name = "N", default_value = "64")]
     num_prompts: NonZeroUsize,
-    /// The recipe that names the models; the one beside the export if absent.
+    /// The recipe that names the models, by default the one beside the export.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
 }
 
-/// The export does not hold what it must; what was found is on stdout.
+/// The export failed the check; the results are on stdout.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct CheckFailed(String);
 
-/// What was checked, as `--json` tells it.
+/// The document of `--json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Checked {
+pub(crate) struct CheckReport {
     /// The head's or adapter's directory.
     export: PathBuf,
-    /// What it is, in words.
+    /// Head or adapter.
     kind: &'static str,
-    /// What proposes candidates with it.
+    /// The drafter that it is for.
     drafter: DrafterName,
-    /// The prompt files' names.
+    /// The names of the prompt files.
     prompts: Vec<String>,
     /// Conversations decoded.
     num_prompts: usize,
-    /// The most new tokens a turn.
+    /// The most new tokens per turn.
     max_new_tokens: usize,
-    /// Whether everything holds.
+    /// Whether every check passed.
     passed: bool,
-    /// What does not hold, as on stderr; null where all does.
+    /// The failures, as on stderr; null if there are none.
     error: Option<String>,
-    /// Under greedy decoding.
     greedy: DecodingCheck<GreedyOutput>,
-    /// Under sampled decoding.
     sampled: DecodingCheck<SampledOutput>,
 }
 
-/// One way of decoding: what came out, and how candidates fared.
+/// The check of one way of decoding.
 #[derive(Debug, Serialize)]
 struct DecodingCheck<T> {
-    /// What was looked up before the drafter was asked; left out where nothing was.
+    /// The look-ups before the drafter, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     lookup_first: Option<LookupFirst>,
-    /// The rule it was decoded with.
     stop_rule: StopRuleConfig,
-    /// Whether that rule is the tuned one; the default one if not.
+    /// Whether that is the tuned rule; otherwise it is the default rule.
     is_tuned: bool,
-    /// Sampling temperature; 0 is greedy.
-    temperature: f64,
-    /// Nucleus mass.
-    top_p: f64,
-    /// Most probable tokens kept; left out where all are.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    top_k: Option<usize>,
-    /// The min-p; left out where all are kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    min_p: Option<f64>,
-    /// The repetition penalty; 1 is none.
+    /// Temperature 0 is greedy.
+    #[serde(flatten)]
+    sampling: Sampling,
+    /// The default is 1, which changes nothing.
     repetition_penalty: f64,
     /// New tokens.
     num_tokens: usize,
-    /// Whether the output is the target's.
     output: T,
-    /// Whether candidates are accepted as promised.
     acceptance: Acceptance,
 }
 
-/// Greedy output beside plain greedy output.
+/// Greedy output compared with plain greedy output.
 #[derive(Debug, Serialize)]
 struct GreedyOutput {
     holds: bool,
-    /// Mismatches that are ties but for rounding.
+    /// Mismatches between tokens whose logits are equal up to rounding.
     num_forgiven_ties: usize,
-    /// Where the output differs.
-    differences: Vec<Difference>,
+    differences: Vec<AnswerDifference>,
 }
 
-/// The first place where an answer is not plain decoding's.
+/// The first token of an answer that differs from plain decoding.
 #[derive(Debug, Serialize)]
-struct Difference {
+struct AnswerDifference {
     /// The id of the prompt's turn.
     id: String,
-    /// The new token, counted from 0.
+    /// The index of the new token.
     token: usize,
 }
 
-/// Sampled output beside the target's distribution.
+/// Sampled output compared with the target's distribution.
 #[derive(Debug, Serialize)]
 struct SampledOutput {
     holds: bool,
-    /// The chance of output at least so far from the target's distribution, if it follows that.
+    /// The p-value of the hypothesis that output follows the target's distribution.
     p_value: f64,
-    /// What `p_value` must not be below.
+    /// The least `p_value` that passes.
     alpha: f64,
-    /// Tokens that the target never samples; each is proof by itself.
+    /// Tokens that the target never samples. One is enough to fail.
     num_impossible: usize,
-    /// Tokens passed over that lie at the edge of the nucleus but for rounding.
+    /// Ignored tokens at the edge of the nucleus, top-k or min-p, up to rounding.
     num_forgiven_edges: usize,
 }
 
-/// The share of candidates that are accepted beside the promised one.
+/// The acceptance rate compared with the promised one.
 #[derive(Debug, Serialize)]
 struct Acceptance {
-    /// Null where nothing was promised.
+    /// Null if nothing was promised.
     holds: Option<bool>,
     num_drafted: usize,
     /// Accepted over drafted, with its 99.99 % interval.
     rate: Estimate,
-    /// What tuning promised; null where nothing was tuned.
+    /// The promised rate; null if nothing was tuned.
     promised: Option<Estimate>,
 }
 
 /// Runs the command.
 pub(crate) fn run(
-    arguments: &CheckArguments,
-    seed: Option<u64>,
-    device: &Device,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<()> {
-    on_pool(|| check(arguments, seed, device, dtype, console))
-}
-
-fn check(
     arguments: &CheckArguments,
     seed: Option<u64>,
     device: &Device,
@@ -190,33 +165,16 @@ fn check(
         skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
     };
     let prompts = choice.of_all(&sources, &pair.text, console)?;
-    let exports = Exports::read_export(kind, dir, &recipe, &workspace)?;
-    let drafter = match exports.adapters.first() {
-        Some(adapter) => {
-            DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
-        }
-        None => DrafterName::Of(DrafterId::Draft),
-    };
+    let exports = Exports::read_export(kind, dir, &workspace)?;
+    let drafter = exports.adapters.first().map_or(DrafterId::Draft, AdapterExport::drafter);
+    let drafter = DrafterName::Of(drafter);
     let tuned_dir = exports.export_of(drafter).context("it was read just now")?;
-    let exported = Exported {
-        drafter,
-        has_head: exports.heads().next().is_some(),
-        tuned: Tuned::read_for(
-            &tuned_dir,
-            dtype,
-            exports.num_draft_tokens(drafter),
-            None,
-            console,
-        )?,
-        dir: tuned_dir,
-    };
-    let greedy = Served::choose(&exported, DecodingName::Greedy)?;
-    let sampled = Served::choose(&exported, DecodingName::Sampled)?;
-
+    let tuned = Tuned::read_for(&tuned_dir, dtype, None, console)?;
+    let has_head = exports.heads().next().is_some();
+    let rule = |name| CheckedRule::new(&tuned, name, drafter, has_head, &tuned_dir);
+    let (mut greedy, mut sampled) = (rule(DecodingName::Greedy)?, rule(DecodingName::Sampled)?);
     let max_new_tokens = max_new_tokens(&recipe);
     let mut bench = Bench::new(pair, &exports, drafter, max_new_tokens, recipe.seed);
-    let mut greedy = OneDecoding::new(greedy)?;
-    let mut sampled = OneDecoding::new(sampled)?;
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
     for prompt in &prompts {
         if console.is_interrupted() {
@@ -230,7 +188,7 @@ fn check(
     let mut names: Vec<String> = prompts.iter().map(|prompt| prompt.source.clone()).collect();
     names.dedup();
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
-    let mut checked = Checked {
+    let mut checked = CheckReport {
         export: dir.clone(),
         kind: kind.text(),
         drafter,
@@ -252,7 +210,7 @@ fn check(
     }
 }
 
-/// The prompt files that were given, or those of the recipe's evaluation with their split.
+/// The given prompt files, or those of the recipe's evaluation with their split.
 fn prompt_files(
     arguments: &CheckArguments,
     recipe: &Recipe,
@@ -271,56 +229,4 @@ fn max_new_tokens(recipe: &Recipe) -> usize {
     let evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);
     let data = || recipe.data.as_ref().map(|data| data.max_new_tokens);
     evaluate.or_else(data).unwrap_or(MAX_NEW_TOKENS)
-}
-
-/// What is known of an export.
-struct Exported {
-    drafter: DrafterName,
-    has_head: bool,
-    tuned: Tuned,
-    /// Whose `config.json` that is from.
-    dir: PathBuf,
-}
-
-/// How an export is decoded with.
-#[derive(Debug, Clone)]
-struct Served {
-    /// As tuned, with what is looked up first.
-    drafter: DrafterName,
-    decoding: Decoding,
-    rule: StopRuleConfig,
-    is_tuned: bool,
-    promised: Option<Estimate>,
-}
-
-impl Served {
-    /// The tuned rule, or the one that `generate` falls back on, then sampling at temperature 1.
-    fn choose(exported: &Exported, name: DecodingName) -> Result<Self> {
-        let Exported { drafter, has_head, tuned, dir } = exported;
-        let Some(tuned) = tuned.rule(name) else {
-            let decoding = match name {
-                DecodingName::Greedy => Decoding::GREEDY,
-                DecodingName::Sampled => Decoding::sampled(Sampling::default()),
-            };
-            let rule = default_rule(*has_head);
-            let drafter = *drafter;
-            return Ok(Self { drafter, decoding, rule, is_tuned: false, promised: None });
-        };
-        if tuned.drafter.id() != drafter.id() || (tuned.config.needs().acceptance_prob && !has_head)
-        {
-            bail!(
-                "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
-                 `{drafter}`; hint: tune it again",
-                dir.join("config.json").display(),
-                tuned.drafter
-            );
-        }
-        Ok(Self {
-            drafter: tuned.drafter,
-            decoding: tuned.decoding(),
-            rule: tuned.config.clone(),
-            is_tuned: true,
-            promised: Some(tuned.expected_acceptance_rate),
-        })
-    }
 }

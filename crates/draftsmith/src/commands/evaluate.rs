@@ -1,11 +1,12 @@
-//! `evaluate`: what each way of stopping does to decoding speed, measured on prompts.
+//! `evaluate`: measures the decoding speed under each drafter and stop rule on prompts.
+//!
+//! For each prompt, or batch of prompts, all settings run in turn, so that a slow minute of the machine
+//! affects all of them alike.
 
 mod cost_ratios;
 mod group;
-mod machine;
 mod measure;
 mod promise;
-mod resolved;
 mod settings;
 mod write;
 
@@ -14,42 +15,34 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
-use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
-use self::group::{Evaluated, Group};
+use self::group::{EvaluationResults, Group};
 use self::measure::Bench;
-use self::promise::Promise;
-use self::resolved::Resolved;
+use self::promise::{Promise, TunedTrees};
 use self::settings::Setting;
-use self::write::write;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::device::on_pool;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::exports::{Exports, adapter_dirs};
+use crate::exports::{AdapterExport, Exports, adapter_dirs};
 use crate::pair::Pair;
-use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::Recipe;
-use crate::results::{DecodingName, DrafterName, ResultRow};
+use crate::prompts::{Dataset, PromptChoice, read_sources};
+use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::results::{DecodingName, ResultRow};
 use crate::workspace::Workspace;
 
-/// What an evaluation left behind.
+/// The result of an evaluation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Evaluation {
-    /// The rows of results.json.
+    /// The rows of `results.json`.
     pub(crate) rows: Vec<ResultRow>,
-    /// The HTML page.
+    /// The HTML report.
     pub(crate) report: PathBuf,
 }
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
-    on_pool(|| evaluate(recipe, workspace, console))
-}
-
-fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
     let evaluate = recipe
         .evaluate
         .as_ref()
@@ -65,110 +58,107 @@ fn evaluate(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, console)?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
-    let self_drafts = exports
-        .adapters
-        .iter()
-        .map(|adapter| DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
-    let draft = pair.draft.as_ref().map(|_| DrafterId::Draft);
-    let drafters: Vec<DrafterId> = draft.into_iter().chain(self_drafts).collect();
-    let resolved = Resolved::read(recipe, evaluate, &drafters, &exports, workspace)?;
-    let evaluate = &resolved.evaluate;
+    let trees = TunedTrees::read(recipe, evaluate, &exports, workspace)?;
+    let evaluate = &trees.evaluate;
     let exports = exports.with_others(evaluate, workspace)?;
-    let plan = |name: &DecodingName| -> Result<Plan> {
-        let decoding = evaluate.decoding(*name);
-        let tuned = tuned_rules(&exports, &decoding, workspace.dtype, console)?;
-        let promised = tuned.iter().filter_map(Promise::of_rule);
-        let promised: Vec<Promise> = promised.chain(resolved.promises(*name)).collect();
-        let settings = Setting::all(evaluate, *name, pair.draft.is_some(), &exports, &promised);
-        Ok(Plan { decoding, promised, settings })
-    };
-    let plans: Vec<Plan> = evaluate.decodings.iter().map(plan).collect::<Result<_>>()?;
-
-    let mut bench =
-        Bench::new(pair, &exports, evaluate.max_new_tokens, evaluate.batch_size, recipe.seed);
-    let num_prompts: usize = datasets.iter().map(|d| d.prompts.len()).sum();
-    let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
-    for plan in &plans {
-        bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
-    }
-    let turns =
-        datasets.iter().flat_map(|dataset| &dataset.prompts).map(|prompt| prompt.turns.len());
-    let most_tokens =
-        turns.sum::<usize>() * num_settings * evaluate.max_new_tokens.min(pair.text.context);
-    console.note(format!(
-        "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts, at most \
-         {most_tokens} tokens",
-        plans.len()
-    ));
-    let num_runs = (num_prompts * num_settings) as u64;
-    let progress = Progress::new(console, "evaluate", "runs", num_runs);
-    let mut evaluated = Evaluated::new(cost_ratios::cost_by_size(pair, &exports));
-    'all: for dataset in &datasets {
-        for plan in &plans {
-            let mut group = Group::new(dataset, plan);
-            let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
-            for (number, batch) in prompts.chunks(evaluate.batch_size).enumerate() {
-                progress.message(dataset.name.clone());
-                let first = number * evaluate.batch_size;
-                for (index, setting) in plan.settings.iter().enumerate() {
-                    if console.is_interrupted() {
-                        group.keep_whole_prompts();
-                        evaluated.add(group, recipe, evaluate)?;
-                        break 'all;
-                    }
-                    for measured in bench.run(first, batch, &plan.decoding, setting)? {
-                        group.add(index, measured, &mut bench)?;
-                    }
-                    progress.advance(batch.len() as u64);
-                }
-            }
-            evaluated.add(group, recipe, evaluate)?;
-        }
-    }
-    progress.finish();
+    let models = MeasuredModels { recipe, evaluate, workspace, pair, exports: &exports, console };
+    let plans = evaluate.decodings.iter().map(|name| models.plan(*name, &trees));
+    let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
+    let evaluated = models.run(&datasets, &plans)?;
     if console.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    let models = Models { workspace, pair, exports: &exports };
-    let evaluation = write(recipe, evaluate, models, &datasets, evaluated, console)?;
+    let evaluation = models.write(&datasets, evaluated)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
-/// What is run under one way of decoding.
+/// The settings under one way of decoding.
 struct Plan {
     decoding: Decoding,
-    /// What tuning chose for it, and promised.
+    /// The rules and trees that tuning chose, with their expected gains.
     promised: Vec<Promise>,
     settings: Vec<Setting>,
 }
 
-/// The rules that tuning wrote into what was trained, for a way of decoding.
-fn tuned_rules(
-    exports: &Exports,
-    decoding: &Decoding,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<Vec<TunedRule>> {
-    let adapters = exports.adapters.iter();
-    let drafters = adapters.map(|adapter| {
-        DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer })
-    });
-    let mut rules = Vec::new();
-    for (drafter, dir) in iter::once(DrafterName::Of(DrafterId::Draft))
-        .chain(drafters)
-        .filter_map(|it| Some((it, exports.export_of(it)?)))
-    {
-        let num_tokens = exports.num_draft_tokens(drafter);
-        let tuned = Tuned::read_for(&dir, dtype, num_tokens, Some(decoding), console)?;
-        rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
-    }
-    Ok(rules)
-}
-
-/// Everything that was measured.
-#[derive(Clone, Copy)]
-struct Models<'a> {
+/// What is measured: the models of a recipe.
+struct MeasuredModels<'a> {
+    recipe: &'a Recipe,
+    /// With tuned static trees in place of `"tuned"`.
+    evaluate: &'a EvaluateRecipe,
     workspace: &'a Workspace,
     pair: &'a Pair,
     exports: &'a Exports,
+    console: &'a Console,
+}
+
+impl MeasuredModels<'_> {
+    fn plan(&self, name: DecodingName, trees: &TunedTrees) -> Result<Plan> {
+        let decoding = self.evaluate.decoding(name);
+        let tuned = self.tuned_rules(&decoding)?;
+        let promised = tuned.iter().filter_map(Promise::of_rule);
+        let promised: Vec<Promise> = promised.chain(trees.promises(name)).collect();
+        let has_draft = self.pair.draft.is_some();
+        let settings = Setting::all(self.evaluate, name, has_draft, self.exports, &promised);
+        Ok(Plan { decoding, promised, settings })
+    }
+
+    /// The rules that `tune` wrote into the exports for a way of decoding.
+    fn tuned_rules(&self, decoding: &Decoding) -> Result<Vec<TunedRule>> {
+        let adapters = self.exports.adapters.iter().map(AdapterExport::drafter);
+        let drafters = iter::once(DrafterId::Draft).chain(adapters);
+        let mut rules = Vec::new();
+        for dir in drafters.filter_map(|drafter| self.exports.export_of(drafter.into())) {
+            let dtype = self.workspace.dtype;
+            let tuned = Tuned::read_for(&dir, dtype, Some(decoding), self.console)?;
+            rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
+        }
+        Ok(rules)
+    }
+
+    /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
+    fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
+        let Self { recipe, evaluate, pair, exports, console, .. } = *self;
+        let EvaluateRecipe { max_new_tokens, batch_size, .. } = *evaluate;
+        let mut bench = Bench::new(pair, exports, max_new_tokens, batch_size, recipe.seed);
+        for plan in plans {
+            bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
+        }
+        let prompts = || datasets.iter().flat_map(|dataset| &dataset.prompts);
+        let num_prompts = prompts().count();
+        let num_turns: usize = prompts().map(|prompt| prompt.turns.len()).sum();
+        let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
+        console.note(format!(
+            "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts, at most {} \
+             tokens",
+            plans.len(),
+            num_turns * num_settings * max_new_tokens.min(pair.text.context)
+        ));
+        let num_runs = (num_prompts * num_settings) as u64;
+        let progress = Progress::new(console, "evaluate", "runs", num_runs);
+        let mut evaluated = EvaluationResults::new(cost_ratios::cost_by_size(pair, exports));
+        'all: for dataset in datasets {
+            for plan in plans {
+                let mut group = Group::new(dataset, plan);
+                let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
+                for (number, batch) in prompts.chunks(batch_size).enumerate() {
+                    progress.message(dataset.name.clone());
+                    for (index, setting) in plan.settings.iter().enumerate() {
+                        if console.is_interrupted() {
+                            group.keep_whole_prompts();
+                            evaluated.add(group, recipe, evaluate)?;
+                            break 'all;
+                        }
+                        let first = number * batch_size;
+                        for measured in bench.run(first, batch, &plan.decoding, setting)? {
+                            group.add(index, measured, &mut bench)?;
+                        }
+                        progress.advance(batch.len() as u64);
+                    }
+                }
+                evaluated.add(group, recipe, evaluate)?;
+            }
+        }
+        progress.finish();
+        Ok(evaluated)
+    }
 }

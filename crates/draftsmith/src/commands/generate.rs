@@ -1,5 +1,5 @@
-//! `generate`: text as it comes, from one model, from a target and its draft, from a model and its
-//! adapter, or from a model and what it has read.
+//! `generate`: streams text from a target without a drafter, or with a draft, an adapter, prompt lookup or a
+//! cascade.
 
 mod rule;
 mod show;
@@ -11,22 +11,26 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{ArgGroup, Args};
-use draftsmith_data::Message;
+use draftsmith_data::{Message, TextStream};
 use draftsmith_decode::{
-    Drafters, Generation, Request, RoundTokens, decode_plain, decode_speculative,
+    DrafterParts, Drafters, Generation, Limits, Request, RoundTokens, decode_plain,
+    decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
+use draftsmith_theory::{
+    Decoding, DrafterId, LookupFirst, MaxGramConfig, SeededDraws, StopRule, TreeShape,
+};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
 use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
-use crate::device::on_pool;
 use crate::exports::cascades::Cascades;
-use crate::exports::draft_vocabulary::DraftTokens;
 use crate::exports::lookup::Lookup;
-use crate::exports::{AdapterExport, ExportKind, Exports, read_adapter_head, read_draft_head};
+use crate::exports::{
+    AdapterExport, ExportKind, Exports, HeadExport, read_adapter_head, read_draft_head,
+};
+use crate::pair::Pair;
 use crate::recipe::CascadeRecipe;
 use crate::results::{DecodingName, DrafterName};
 use crate::text_side::EndArguments;
@@ -48,20 +52,16 @@ pub(crate) struct GenerateArguments {
     /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
     #[arg(long, value_name = "DIR", requires = "draft")]
     head: Option<PathBuf>,
-    /// The tokens that the draft may draw: the `draft_vocabulary.safetensors` that a recipe with
-    /// `evaluate.draft_vocabulary` leaves in its checkpoints.
-    #[arg(long, value_name = "FILE", requires = "draft")]
-    draft_vocabulary: Option<PathBuf>,
     /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
     /// directory has one.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     adapter: Option<PathBuf>,
-    /// Draft without a model: go on as the text went on where it last looked like this. Pays where
-    /// answers repeat their prompts or themselves.
+    /// Draft without a model: propose what followed the same words earlier in the text. Pays if answers
+    /// repeat their prompts or themselves.
     #[arg(long, conflicts_with_all = ["draft", "adapter", "threshold"])]
     prompt_lookup: bool,
-    /// With a draft or an adapter: look up first, and draft where nothing is found. `2x4`, if nothing
-    /// is said, looks up to four candidates behind a match of two tokens or more.
+    /// With a draft or an adapter: try prompt lookup first, and draft only without a match. `2x4`, the
+    /// default value, proposes up to four tokens after a match of at least two.
     #[arg(
         long,
         value_name = "MATCHxLENGTH",
@@ -72,8 +72,8 @@ pub(crate) struct GenerateArguments {
     lookup_first: Option<LookupFirst>,
     /// Combine drafters, by the keys of a recipe's `[[evaluate.cascades]]`:
     /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. The matrix sets the lengths of
-    /// rounds; `leading = 8` adds first tokens up to eight; `lenience = 2` lets drafters accept less
-    /// probable candidates, looked-up ones only with `lenient_lookup = true`.
+    /// rounds; `lenience = 2` lets drafters accept less probable candidates, looked-up ones only with
+    /// `lenient_lookup = true`.
     #[arg(
         long,
         value_name = "KEYS",
@@ -83,20 +83,20 @@ pub(crate) struct GenerateArguments {
     /// A second, smaller draft for a cascade.
     #[arg(long, value_name = "MODEL", requires = "cascade")]
     small_draft: Option<PathBuf>,
-    /// With prompt lookup, alone or in a cascade: the table of bigrams that goes on where the text
-    /// says nothing, a `bigrams.safetensors` of `train-bigram`.
+    /// With prompt lookup, also in a cascade: a table of bigrams, the `bigrams.safetensors` of
+    /// `train-bigram`, that continues where the text has no match.
     #[arg(long, value_name = "FILE", requires = "looks_up")]
     bigrams: Option<PathBuf>,
-    /// Propose trees of candidates: `3-2x4x12` has three children behind the text and two behind each
-    /// node, of which a draft forward reads four, and twelve nodes at most beside the chain; `3-2.0.1`
-    /// has two behind the first of three, one behind the last, and nothing else. With the suffix
-    /// `-drawn`, children of sampled text are drawn without replacement.
+    /// Propose trees of candidates. `3-2x4x12`: three children of the root, two of every other node; a
+    /// draft forward reads four nodes; at most twelve nodes beside the chain. `3-2.0.1`: the root's three
+    /// children have two, no and one child. With the suffix `-drawn`, children of sampled text are drawn
+    /// without replacement.
     #[arg(long, value_name = "SHAPE", conflicts_with = "prompt_lookup")]
     tree: Option<TreeShape>,
     /// The user's message.
     #[arg(long, value_name = "TEXT")]
     prompt: String,
-    /// Give the prompt to the model as it is, without its chat template.
+    /// Use the prompt without the chat template.
     #[arg(long)]
     raw: bool,
     /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, a Jinja file,
@@ -113,17 +113,17 @@ pub(crate) struct GenerateArguments {
     /// With an adapter: end a round after a candidate whose probability is at most this.
     #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
     confidence_threshold: Option<f64>,
-    /// Candidates a round. Without this or a threshold, rounds end by the rule that tuning wrote
-    /// into the head or adapter; where none did, by H = 0.7 with a head, and after 5 candidates
-    /// without.
+    /// Candidates per round. Without this or a threshold, rounds end by the rule that `tune` wrote into the
+    /// head or adapter. Without such a rule they end by H = 0.7 with a head, and after 5 candidates
+    /// otherwise.
     #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
     candidate_length: Option<usize>,
-    /// With a head, the draft's or the adapter's: end a round when the chance of a rejection
-    /// exceeds this.
+    /// With a head of the draft or the adapter: end a round when the probability of a rejection exceeds
+    /// this.
     #[arg(long, value_name = "H")]
     stop_threshold: Option<f64>,
-    /// With a threshold: the most candidates a round; 20 for a head's, 6 for a confidence if
-    /// absent.
+    /// With a threshold: the most candidates per round, by default 20 with a head's threshold and 6 with
+    /// a confidence threshold.
     #[arg(long, value_name = "K", requires = "threshold")]
     max_candidate_length: Option<usize>,
     /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
@@ -133,7 +133,7 @@ pub(crate) struct GenerateArguments {
 
 /// The document of `--json`.
 #[derive(Debug, Serialize)]
-struct Generated<'a> {
+struct GeneratedText<'a> {
     prompt_ids: &'a [u32],
     /// The new tokens only.
     token_ids: &'a [u32],
@@ -158,17 +158,60 @@ pub(crate) fn run(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    on_pool(|| generate(arguments, seed, device, dtype, console))
+    let decoding = arguments.decoding.decoding()?;
+    check_flags(arguments)?;
+    let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
+    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
+    let devices = vec![device.clone()];
+    let mut workspace =
+        Workspace::open(&arguments.target, None, draft, template, devices, console)?
+            .with_small_draft(arguments.small_draft.as_deref())?;
+    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
+    let pair = workspace.pair()?;
+    let exports = read_exports(arguments, &workspace)?;
+    let (rule, lookup_first) = match rule {
+        Some(rule) => (rule, None),
+        None => rule::tuned(arguments, &decoding, dtype, console)?,
+    };
+    let prompt_ids = if arguments.raw {
+        pair.text.tokenizer.encode(&arguments.prompt, true)?
+    } else {
+        pair.text.encode(&[Message::user(&arguments.prompt)])?
+    };
+    pair.text.check_fits("--prompt", &prompt_ids)?;
+    let request = GenerateRequest {
+        prompt_ids: &prompt_ids,
+        decoding,
+        limits: pair.text.limits(arguments.max_new_tokens),
+        seed,
+        rule,
+        tree: arguments.tree,
+        lookup_first: arguments.lookup_first.or(lookup_first),
+    };
+    // The draft is the first drafter, and drafts if there is no other.
+    let drafter = drafters_of(pair, &exports).pop();
+    let is_speculative = drafter.is_some();
+    let is_marked = arguments.show && is_speculative;
+    let stream = pair.text.tokenizer.text_stream(true);
+    let mut printer = Printer { console, stream, is_marked, failure: None };
+    let (generation, seconds) = decode(pair, drafter, request, &mut printer)?;
+    printer.finish()?;
+    console.document(&GeneratedText {
+        prompt_ids: &prompt_ids,
+        token_ids: &generation.token_ids,
+        text: pair.text.tokenizer.decode(&generation.token_ids, true)?,
+        rounds: rounds(&generation),
+        seconds,
+    })?;
+    if is_marked {
+        console.note(format!("\n{}\n{}", show::LEGEND, show::table(&generation.trace.rounds)));
+    }
+    console.note(summary(&generation, seconds, is_speculative));
+    if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-fn generate(
-    arguments: &GenerateArguments,
-    seed: u64,
-    device: &Device,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<()> {
-    let decoding = arguments.decoding.decoding()?;
+/// Checks flags that need a file or a drafter.
+fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     for (kind, flag, dir) in [
         (ExportKind::Head, "--head", &arguments.head),
         (ExportKind::Adapter, "--adapter", &arguments.adapter),
@@ -181,147 +224,140 @@ fn generate(
         }
         if arguments.lookup_first.is_some() {
             bail!(
-                "flag `--lookup-first` needs what drafts where nothing is found; hint: give `--draft` \
+                "flag `--lookup-first` needs a drafter for rounds without a match; hint: give `--draft` \
                  or `--adapter`, or `--prompt-lookup` instead"
             );
         }
     }
-    let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
-    let draft = arguments.draft.as_deref();
-    let template = arguments.chat_template.as_deref();
-    let devices = vec![device.clone()];
-    let mut workspace =
-        Workspace::open(&arguments.target, None, draft, template, devices, console)?
-            .with_small_draft(arguments.small_draft.as_deref())?;
-    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
-    let pair = workspace.pair()?;
-    let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, &workspace)).transpose()?;
+    Ok(())
+}
+
+/// Reads what the flags name: a head, an adapter, prompt lookup, or the drafters of a cascade.
+fn read_exports(arguments: &GenerateArguments, workspace: &Workspace) -> Result<Exports> {
+    let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, workspace)).transpose()?;
     let mut adapters = Vec::new();
     if let Some(dir) = &arguments.adapter {
-        let mut adapter = AdapterExport::without_head(dir, &workspace)?;
-        adapter.head = read_adapter_head(dir, &adapter.config, &workspace)?;
+        let mut adapter = AdapterExport::without_head(dir, workspace)?;
+        adapter.head = read_adapter_head(dir, &adapter.config, workspace)?;
         adapters.push(adapter);
     }
-    let draft_tokens = arguments.draft_vocabulary.as_deref();
-    let draft_tokens = draft_tokens.map(|path| DraftTokens::read(path, workspace.vocab_size()?));
     let read_lookup =
-        || Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), &workspace);
-    let lookup = arguments.prompt_lookup.then(read_lookup);
-    let (draft_tokens, lookup) = (draft_tokens.transpose()?, lookup.transpose()?);
+        || Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), workspace);
+    let lookup = arguments.prompt_lookup.then(read_lookup).transpose()?;
     let cascades = match &arguments.cascade {
         None => None,
         Some(cascade) => {
             check_named(cascade, arguments, &adapters)?;
             let asked = (std::slice::from_ref(cascade), &[][..]);
-            Cascades::read(asked, read_lookup, head.as_ref(), &adapters, &workspace)?
+            Cascades::read(asked, read_lookup, head.as_ref(), &adapters, workspace)?
         }
     };
     let drafters = arguments.cascade.iter().flat_map(|cascade| &cascade.drafters);
-    let exports = Exports { head, draft_tokens, adapters, lookup, cascades, ..Exports::default() };
-    let exports = exports.with_small_draft(drafters, &workspace)?;
-    let num_tokens = exports.draft_tokens.as_ref().map(DraftTokens::len);
-    let (mut rule, tuned_first) = match rule {
-        Some(rule) => (rule, None),
-        None => rule::tuned(arguments, &decoding, dtype, num_tokens, console)?,
-    };
-    // An adapter, prompt lookup, or a cascade serves instead of a draft.
-    let drafter = drafters_of(pair, &exports).pop();
-    let speculative = drafter.is_some();
-    let prompt_ids = if arguments.raw {
-        pair.text.tokenizer.encode(&arguments.prompt, true)?
-    } else {
-        pair.text.encode(&[Message::user(&arguments.prompt)])?
-    };
-    pair.text.check_fits("--prompt", &prompt_ids)?;
+    let exports = Exports { head, adapters, lookup, cascades, ..Exports::default() };
+    exports.with_small_draft(drafters, workspace)
+}
 
-    let limits = pair.text.limits(arguments.max_new_tokens);
-    let longest = prompt_ids.len().saturating_add(arguments.max_new_tokens).saturating_add(1);
-    let capacity = longest.min(pair.text.context);
-    let mut draws = SeededDraws::new(seed, &["generate"]);
-    let mut stream = Some(pair.text.tokenizer.text_stream(true));
-    let mut failure: Option<anyhow::Error> = None;
-    let mut observe = |round: RoundTokens<'_>| -> ControlFlow<()> {
+/// A prompt to decode, and how.
+struct GenerateRequest<'a> {
+    prompt_ids: &'a [u32],
+    decoding: Decoding,
+    limits: Limits,
+    seed: u64,
+    rule: Box<dyn StopRule>,
+    tree: Option<TreeShape>,
+    lookup_first: Option<LookupFirst>,
+}
+
+/// Decodes with a drafter, or plainly, and returns the seconds that it took.
+fn decode(
+    pair: &Pair,
+    drafter: Option<(DrafterParts<'_>, Option<&HeadExport>)>,
+    request: GenerateRequest<'_>,
+    printer: &mut Printer<'_>,
+) -> Result<(Generation, f64)> {
+    let GenerateRequest { prompt_ids, decoding, limits, mut rule, tree, .. } = request;
+    let longest = prompt_ids.len().saturating_add(limits.max_new_tokens).saturating_add(1);
+    let parts = drafter.iter().map(|(parts, _)| parts.clone());
+    let mut drafters = Drafters::new(&pair.target, parts, longest.min(pair.text.context), 1);
+    let mut draws = SeededDraws::new(request.seed, &["generate"]);
+    let mut observe = |round: RoundTokens<'_>| printer.observe(&round);
+    let begun = Instant::now();
+    let Some((parts, head)) = drafter else {
+        let target = drafters.target();
+        let plain = decode_plain(target, &decoding, prompt_ids, &limits, &mut draws, &mut observe)?;
+        return Ok((plain, begun.elapsed().as_secs_f64()));
+    };
+    let (target, drafter) = drafters.drafting(parts.id()).context("the drafter was built")?;
+    drafter
+        .set_calibration(head.and_then(|head| head.calibration.map(DecodingName::of(&decoding))));
+    let name = match (tree, request.lookup_first) {
+        (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
+        (_, Some(first)) => DrafterName::After(first, parts.id()),
+        (None, None) => DrafterName::Of(parts.id()),
+    };
+    let generation = proposing(drafter, name, 1, |drafter| {
+        Ok(decode_speculative(
+            target,
+            drafter,
+            Request {
+                prompt: prompt_ids,
+                decoding,
+                limits: &limits,
+                rule: Some(rule.as_mut()),
+                draws: &mut draws,
+            },
+            &mut observe,
+        )?)
+    })?;
+    Ok((generation, begun.elapsed().as_secs_f64()))
+}
+
+/// Prints tokens as they are decoded, and stops decoding on Ctrl-C or if nobody reads the output.
+struct Printer<'a> {
+    console: &'a Console,
+    stream: TextStream<'a>,
+    /// Whether tokens are marked by where they come from.
+    is_marked: bool,
+    /// Why nothing more was printed.
+    failure: Option<anyhow::Error>,
+}
+
+impl Printer<'_> {
+    fn observe(&mut self, round: &RoundTokens<'_>) -> ControlFlow<()> {
+        let Self { console, .. } = self;
         if console.is_interrupted() || console.is_reader_gone() {
             return ControlFlow::Break(());
         }
-        if console.json {
-            return ControlFlow::Continue(());
+        if !console.json
+            && let Err(error) = self.print(round)
+        {
+            self.failure = Some(error);
+            return ControlFlow::Break(());
         }
-        let mut print = || -> Result<()> {
-            let stream = stream.as_mut().context("the text stream is open")?;
-            for (id, origin) in round.kept.iter().zip(show::origins(&round)) {
-                let Some(text) = stream.push(*id)? else { continue };
-                if arguments.show && speculative {
-                    console.text(show::marked(&text, origin, console.colour()))?;
-                } else {
-                    console.text(text)?;
-                }
-            }
-            Ok(())
-        };
-        match print() {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                failure = Some(error);
-                ControlFlow::Break(())
+        ControlFlow::Continue(())
+    }
+
+    fn print(&mut self, round: &RoundTokens<'_>) -> Result<()> {
+        for (id, origin) in round.kept.iter().zip(show::origins(round)) {
+            let Some(text) = self.stream.push(*id)? else { continue };
+            match self.is_marked {
+                true => self.console.text(show::marked(&text, origin, self.console.colour()))?,
+                false => self.console.text(text)?,
             }
         }
-    };
-    let parts = drafter.iter().map(|(parts, _)| parts.clone());
-    let mut drafters = Drafters::new(&pair.target, parts, capacity, 1);
-    let begun = Instant::now();
-    let generation = match drafter {
-        None => {
-            let target = drafters.target();
-            decode_plain(target, &decoding, &prompt_ids, &limits, &mut draws, &mut observe)?
+        Ok(())
+    }
+
+    /// Prints the rest of the text.
+    fn finish(self) -> Result<()> {
+        if let Some(error) = self.failure {
+            return Err(error);
         }
-        Some((parts, head)) => {
-            let built = drafters.drafting(parts.id());
-            let (target, drafter) = built.context("the drafter was built")?;
-            let calibration =
-                head.and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
-            drafter.set_calibration(calibration);
-            let name = match (arguments.tree, arguments.lookup_first.or(tuned_first)) {
-                (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
-                (_, Some(first)) => DrafterName::After(first, parts.id()),
-                (None, None) => DrafterName::Of(parts.id()),
-            };
-            proposing(drafter, name, 1, |drafter| {
-                Ok(decode_speculative(
-                    target,
-                    drafter,
-                    Request {
-                        prompt: &prompt_ids,
-                        decoding,
-                        limits: &limits,
-                        rule: Some(rule.as_mut()),
-                        draws: &mut draws,
-                    },
-                    &mut observe,
-                )?)
-            })?
+        if let Some(rest) = self.stream.finish()? {
+            self.console.text(rest)?;
         }
-    };
-    let seconds = begun.elapsed().as_secs_f64();
-    if let Some(error) = failure {
-        return Err(error);
+        self.console.text("\n")
     }
-    if let Some(rest) = stream.take().map(|stream| stream.finish()).transpose()?.flatten() {
-        console.text(rest)?;
-    }
-    console.text("\n")?;
-    console.document(&Generated {
-        prompt_ids: &prompt_ids,
-        token_ids: &generation.token_ids,
-        text: pair.text.tokenizer.decode(&generation.token_ids, true)?,
-        rounds: rounds(&generation),
-        seconds,
-    })?;
-    if arguments.show && speculative {
-        console.note(format!("\n{}\n{}", show::LEGEND, show::table(&generation.trace.rounds)));
-    }
-    console.note(summary(&generation, seconds, speculative));
-    if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 /// Checks that the drafters of a cascade were given.

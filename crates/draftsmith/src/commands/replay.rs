@@ -1,9 +1,9 @@
-//! `replay`: what every rule would have done on the test prompts, from their rollouts alone, and
-//! how much of what a perfect head could gain the trained one gains.
+//! `replay`: the speed of every stop rule on the test prompts, computed from their rollouts without models, and
+//! the trained head's share of a perfect head's gain.
 //!
-//! Each rule's setting is chosen on the validation prompts' rollouts, for the costs that the recipe
-//! gives or else this machine's (as `tune` measured them), and for the paper's. A head's predictions are calibrated as its export says,
-//! and are judged themselves too: before and after, on the test prompts.
+//! The setting of each rule is chosen on the rollouts of the validation prompts, at the costs that the recipe
+//! gives, or else at those that `tune` measured here, and at the SpecDec++ paper's. A head's predictions are
+//! calibrated as in its export, and are judged on the test prompts before and after calibration.
 
 use anyhow::Result;
 use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
@@ -22,7 +22,7 @@ use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::best_of_all;
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::table::{render_predictions, render_replay_table};
-use crate::tuning::{CostsEntry, given_costs, read_tuned, write_replay};
+use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use crate::workspace::Workspace;
 
 /// Runs the stage.
@@ -30,10 +30,11 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
-    let measured: Vec<CostsEntry> = read_tuned(recipe, workspace.dtype)?;
+    let mut measured: Vec<CostsEntry> = TuningFile::Costs.read(recipe)?;
+    measured.retain(|entry| entry.dtype == workspace.dtype);
     if measured.is_empty() && given.is_empty() {
         console.note(
-            "replay: this machine's costs are not known, so only the paper's are used; \
+            "replay: this machine's costs are unknown, so only the paper's are used; \
              hint: run `draftsmith tune` with this recipe first",
         );
     }
@@ -63,7 +64,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
             for (source, costs) in own.into_iter().chain([paper]) {
-                let sets = Sets {
+                let sets = ReplaySets {
                     validation: &validation,
                     test: &test,
                     costs,
@@ -74,14 +75,14 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             }
         }
     }
-    write_replay(recipe, &replay)?;
+    TuningFile::Replay.write(recipe, &replay)?;
     console.text(render_predictions(&replay.predictions))?;
     console.text(render_replay_table(&replay.groups, console.width(), console.colour()))?;
     console.document(&replay)?;
     Ok(replay)
 }
 
-/// How good the head's predictions are on recorded prompts; None where there are none.
+/// The scores of the head's predictions on recorded prompts; `None` without predictions.
 fn predictions(
     drafter: DrafterName,
     decoding: Decoding,
@@ -106,17 +107,17 @@ fn predictions(
     })
 }
 
-/// What rules are chosen on, and judged on.
-struct Sets<'a> {
+/// The recordings that rules are chosen and judged on.
+struct ReplaySets<'a> {
     validation: &'a Recordings,
     test: &'a Recordings,
     costs: Costs,
     seed: u64,
-    /// Whether a static tree is chosen too.
+    /// Whether a static tree is also chosen.
     in_trees: bool,
 }
 
-impl Sets<'_> {
+impl ReplaySets<'_> {
     fn group(
         &self,
         drafter: DrafterName,

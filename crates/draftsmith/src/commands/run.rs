@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::commands::build_data::Building;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
+use crate::device::on_pool;
 use crate::recipe::Recipe;
 use crate::table::render_table;
 use crate::workspace::Workspace;
@@ -19,28 +20,37 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
              `[evaluate]`"
         );
     }
-    // Stages print nothing, so that stdout holds one JSON document.
-    let stages = &console.without_output();
-    let built = recipe.data.as_ref();
-    let built = built.map(|_| build_data::run(recipe, Building::ALL, workspace, stages));
-    let built = built.transpose()?;
-    let head = recipe.head.as_ref();
-    let head = head.map(|_| train_head::run(recipe, workspace, stages)).transpose()?;
-    let adapters = recipe.adapter.as_ref();
-    let adapters = adapters.map(|_| train_adapter::run(recipe, workspace, stages));
-    let adapters = adapters.transpose()?;
-    let (mut recorded, mut tuned, mut replayed) = (None, None, None);
-    if recipe.tune.is_some() {
-        recorded = Some(record::run(recipe, workspace, stages)?);
-        tuned = Some(tune::run(recipe, workspace, stages)?);
-        replayed = Some(replay::run(recipe, workspace, stages)?);
-    }
+    // Each stage sees only the flags of this one; their own documents would be several on stdout.
+    let quiet_stages = console.without_output();
+    let built = match recipe.data {
+        Some(_) => Some(build_data::run(recipe, Building::ALL, workspace, &quiet_stages)?),
+        None => None,
+    };
+    let head = match recipe.head {
+        Some(_) => Some(train_head::run(recipe, workspace, &quiet_stages)?),
+        None => None,
+    };
+    let adapters = match recipe.adapter {
+        Some(_) => Some(train_adapter::run(recipe, workspace, &quiet_stages)?),
+        None => None,
+    };
+    let recorded = match recipe.tune {
+        Some(_) => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
+        None => None,
+    };
+    let (tuned, replayed) = match recipe.tune {
+        Some(_) => {
+            let tuned = on_pool(|| tune::run(recipe, workspace, &quiet_stages))?;
+            (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
+        }
+        None => (None, None),
+    };
     let evaluation = match recipe.evaluate {
         Some(_) if recipe.target_elsewhere().is_some() => {
             console.note("evaluate: skipped, because servers run the target");
             None
         }
-        Some(_) => Some(evaluate::run(recipe, workspace, stages)?),
+        Some(_) => Some(on_pool(|| evaluate::run(recipe, workspace, &quiet_stages))?),
         None => None,
     };
     if let Some(evaluation) = &evaluation {

@@ -1,14 +1,14 @@
-//! `survey`: whether speculation is worth it for a target and a draft, or for a target alone, before
+//! `survey`: whether speculation pays for a target and a draft, or for a target without a draft, before
 //! anything is trained.
 //!
-//! The target answers some prompts, the draft is recorded along the answers as `record` does it, and
-//! every rule is replayed at costs that are measured as `tune` measures them, or given. Prompts are few,
-//! so each half of them is judged by what was chosen, and learnt, on the other. Nothing is written
-//! but in memory and a temporary directory. A target that is served elsewhere answers there, and of it
-//! is known what its servers say.
+//! The target answers some prompts, the draft is recorded along the answers as in `record`, and every
+//! stop rule is replayed at costs that are measured as in `tune`, or given. With so few prompts results
+//! are cross-validated: each half of the answers is judged with the settings and heads of the other half.
+//! Only a temporary directory is written. If servers answer for the target, only what they return is known
+//! of it.
 
 mod costs;
-mod look_ups;
+mod halves;
 mod pair;
 mod probe;
 mod read_out;
@@ -34,20 +34,18 @@ use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::conversation::SetPrompt;
 use crate::decoding_arguments::DecodingArguments;
-use crate::device::{DeviceChoice, on_pool};
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{GivenCosts, ServerRecipe};
-use crate::recorder::{Answer, Recorder};
-use crate::recordings::RecordedModels;
+use crate::recorder::{Answer, RecordedModels, Recorder};
 use crate::served::ServerAccess;
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
-/// The greatest number of candidates a round.
+/// The most candidates a round.
 const MAX_LENGTH: usize = 10;
 
-/// The fewest answers of which halves say anything.
+/// The fewest answers that can be cross-validated.
 const MIN_ANSWERS: usize = 4;
 
 /// Arguments of `survey`.
@@ -56,28 +54,28 @@ pub(crate) struct SurveyArguments {
     /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
     #[arg(long, value_name = "MODEL")]
     target: PathBuf,
-    /// A draft, likewise. Without one, the target's own first layers are looked at.
+    /// A draft, likewise. Without one, the target's own first layers are surveyed.
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
-    /// Prompt files like what you serve, in any of the forms that a recipe's may have.
+    /// Prompt files like the prompts that you serve, in any format that a recipe accepts.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     prompts: Vec<PathBuf>,
-    /// How many prompts are used, spread evenly over all files.
+    /// Number of prompts, spread evenly over all files.
     #[arg(long, value_name = "N", default_value = "50")]
     num_prompts: NonZeroUsize,
-    /// The most new tokens an answer.
+    /// The most new tokens per answer.
     #[arg(long, value_name = "N", default_value = "128")]
     max_new_tokens: NonZeroUsize,
     #[command(flatten)]
     decoding: DecodingArguments,
     #[command(flatten)]
     ends: EndArguments,
-    /// Ask servers of the target for its answers, whose weights are then not read: a TOML file with the
-    /// keys of a recipe's `[data.server]`. Takes `--draft` and `--costs`.
+    /// Ask servers for the target's answers instead of reading its weights: a TOML file with the keys of
+    /// a recipe's `[data.server]`. Needs `--draft` and `--costs`.
     #[arg(long, value_name = "FILE", requires = "draft", requires = "costs")]
     server: Option<PathBuf>,
-    /// What forwards cost where you serve, instead of here: a TOML file with the keys of a recipe's
-    /// `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
+    /// Costs of forwards on the machine that serves, instead of measured ones: a TOML file with the keys
+    /// of a recipe's `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
     /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, a Jinja file,
@@ -86,38 +84,39 @@ pub(crate) struct SurveyArguments {
     chat_template: Option<String>,
 }
 
-/// All that a survey found, as `--json` tells it.
+/// The document of `--json`.
 #[derive(Debug, Serialize)]
 struct Survey {
     target: PathBuf,
-    /// Null where the target was looked at alone.
+    /// Null if the target was surveyed without a draft.
     draft: Option<PathBuf>,
-    /// How answers were decoded.
+    /// How the answers were decoded.
     decoding: Decoding,
     seed: u64,
     num_prompts: usize,
-    /// Answers, one a turn.
+    /// Answers, one per turn.
     num_answers: usize,
-    /// Their tokens.
+    /// Tokens of all answers.
     num_tokens: usize,
     #[serde(flatten)]
-    found: Found,
+    found: SurveyResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Found {
+enum SurveyResult {
     Pair(Box<PairSurvey>),
     Target(Box<TargetSurvey>),
 }
 
-/// What both kinds of survey work with.
+/// The input of both kinds of survey.
 struct Surveyor<'a> {
     workspace: &'a Workspace,
     models: RecordedModels<'a>,
-    answers: &'a [Answer],
+    answers: Vec<Answer>,
     decoding: Decoding,
     max_new_tokens: usize,
+    /// Costs that the user gave.
     given: Option<&'a GivenCosts>,
     seed: u64,
     console: &'a Console,
@@ -131,7 +130,7 @@ pub(crate) fn run(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    let survey = on_pool(|| survey(arguments, seed, device, dtype, console))?;
+    let survey = survey(arguments, seed, device, dtype, console)?;
     console.text(show::survey(&survey, console.width(), console.colour())?)?;
     console.document(&survey)
 }
@@ -146,13 +145,9 @@ fn survey(
     let decoding = arguments.decoding.decoding()?;
     let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
-    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
-    let devices = vec![device.clone()];
     let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
-    let served_as = server.as_ref().map(|server| &*server.model);
-    let mut workspace =
-        Workspace::open(&arguments.target, served_as, draft, template, devices, console)?;
+    let mut workspace = open(arguments, server.as_ref(), device, console)?;
     (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
@@ -166,44 +161,23 @@ fn survey(
     let num_prompts = Some(arguments.num_prompts.get());
     let choice = PromptChoice { num_prompts, skip_long: true };
     let prompts = choice.of_all(&sources, models.text(), console)?;
-    let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
-    let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
-    let progress = Progress::new(console, "survey", "answers", num_turns as u64);
-    progress.message("target");
-    let max_new_tokens = arguments.max_new_tokens.get();
-    let recorder = Recorder {
-        models: models.clone(),
-        max_new_tokens,
-        seed,
-        max_length: MAX_LENGTH,
-        labels: true,
-        on_cpu: DeviceChoice::is_cpu(workspace.device()),
-        console,
-        progress: &progress,
-    };
-    let answers = recorder.answer(&prompts, decoding)?;
-    progress.clear();
-    if answers.len() < MIN_ANSWERS {
-        bail!(
-            "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \
-             tell enough",
-            answers.len()
-        );
-    }
-    let surveyor = Surveyor {
+    let mut surveyor = Surveyor {
         workspace: &workspace,
         models,
-        answers: &answers,
+        answers: Vec::new(),
         decoding,
-        max_new_tokens,
+        max_new_tokens: arguments.max_new_tokens.get(),
         given: given.as_ref(),
         seed,
         console,
     };
-    let found = match draft {
-        Some(_) => Found::Pair(Box::new(pair::survey(&surveyor)?)),
-        None => Found::Target(Box::new(target_alone::survey(&surveyor)?)),
+    let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
+    surveyor.answers = surveyor.answer(&prompts)?;
+    let found = match arguments.draft {
+        Some(_) => SurveyResult::Pair(Box::new(pair::survey(&surveyor)?)),
+        None => SurveyResult::Target(Box::new(target_alone::survey(&surveyor)?)),
     };
+    let answers = &surveyor.answers;
     Ok(Survey {
         target: arguments.target.clone(),
         draft: arguments.draft.clone(),
@@ -216,7 +190,19 @@ fn survey(
     })
 }
 
-/// Checks that what servers say is enough.
+fn open(
+    arguments: &SurveyArguments,
+    server: Option<&ServerRecipe>,
+    device: &Device,
+    console: &Console,
+) -> Result<Workspace> {
+    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
+    let devices = vec![device.clone()];
+    let served_as = server.map(|server| &*server.model);
+    Workspace::open(&arguments.target, served_as, draft, template, devices, console)
+}
+
+/// Refuses servers and decodings for which server responses do not suffice.
 fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
     if server.takes_weights() {
         bail!(
@@ -226,21 +212,50 @@ fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
     }
     if !decoding.is_greedy() && decoding.is_penalised() {
         bail!(
-            "log-probabilities of servers do not tell what a repetition penalty makes of them; hint: \
-             leave it out, or survey greedy answers"
+            "servers return log-probabilities without a repetition penalty; hint: leave the penalty \
+             out, or survey greedy answers"
         );
     }
     Ok(())
 }
 
 impl Surveyor<'_> {
-    /// The answers in two halves, conversations alternating: the numbers of each half's.
+    fn recorder<'r>(&'r self, progress: &'r Progress) -> Recorder<'r> {
+        Recorder {
+            models: self.models.clone(),
+            max_new_tokens: self.max_new_tokens,
+            seed: self.seed,
+            max_length: MAX_LENGTH,
+            labels: true,
+            console: self.console,
+            progress,
+        }
+    }
+
+    /// The target's answers to prompts.
+    fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<Answer>> {
+        let num_turns: usize = prompts.iter().map(SetPrompt::num_turns).sum();
+        let progress = Progress::new(self.console, "survey", "answers", num_turns as u64);
+        progress.message("target");
+        let answers = self.recorder(&progress).answer(prompts, self.decoding)?;
+        progress.clear();
+        if answers.len() < MIN_ANSWERS {
+            bail!(
+                "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \
+                 are enough",
+                answers.len()
+            );
+        }
+        Ok(answers)
+    }
+
+    /// The numbers of the answers in two halves; conversations alternate between them.
     fn halves(&self) -> [Vec<usize>; 2] {
         let mut halves = [Vec::new(), Vec::new()];
         let mut first: Option<&str> = None;
         let mut half = 1;
         for (nth, answer) in self.answers.iter().enumerate() {
-            // A turn's id is its conversation's with `#turn` behind it, and follows it.
+            // The ids of later turns are the id of the first turn followed by `#turn`.
             let goes_on = first.is_some_and(|first| {
                 answer.id.strip_prefix(first).is_some_and(|rest| rest.starts_with('#'))
             });

@@ -1,6 +1,6 @@
-//! What stages are to each other. Replay is decoding: on real models, a rule replayed on the recorded
-//! test set spends what evaluation counted, count for count, with the head's predictions calibrated
-//! in both; files that no longer match the recipe are refused; and a run reads each model once.
+//! Tests across stages. On real models the replay of a rule on the recorded test set has the same counts as
+//! its evaluation, with calibrated predictions in both; files that do not match the recipe are refused; and a
+//! run reads each model once.
 
 use std::path::{Path, PathBuf};
 
@@ -26,14 +26,15 @@ use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopR
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::workspace::Workspace;
 
-/// The most candidates of any rule, and the length that is recorded.
+/// The most candidates of every rule, and the recorded length.
 const MOST: usize = 8;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A recipe whose every output goes into `dir`: an absolute name replaces what it is joined to.
+/// A recipe with all output in `dir`: its name is an absolute path, which replaces the path that it is joined
+/// to.
 fn recipe(dir: &Path) -> Recipe {
     let model = |name: &str| root().join("checkpoints/tiny").join(name);
     let prompts = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl"))
@@ -186,7 +187,7 @@ fn replay_counts_what_evaluation_counts() {
     for file in &files {
         let set = read_recordings(&recipe, file.drafter, file.set, file.decoding).expect("reads");
         let summary = set.summary();
-        // An adapter of one epoch need not agree with the target anywhere.
+        // An adapter of one epoch may never agree with the target.
         let least = if file.drafter == DrafterName::Of(DrafterId::Draft) { 0.5 } else { 0.0 };
         assert!(summary.num_rollouts > 0 && summary.share_accepted >= Some(least), "{summary:?}");
         if file.set == PromptSet::Validation {
@@ -196,10 +197,10 @@ fn replay_counts_what_evaluation_counts() {
             assert!(set.ids.iter().all(is_held_out), "{:?}", set.ids);
         }
     }
-    what_is_no_longer_true_is_told(recipe, &files);
+    stale_rollouts_are_refused(recipe, &files);
 }
 
-/// Writes a calibration for greedy decoding into the head, one that changes what its rules do.
+/// Writes a calibration for greedy decoding into the head, which changes the decisions of its rules.
 fn calibrate(recipe: &Recipe) -> Calibration {
     let map = Calibration::Platt(Platt::new(2.5, -1.5).expect("valid"));
     let scores = json!({
@@ -240,7 +241,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     assert_eq!(responses, 40);
     assert!(trained.scores.num_labels > 0);
 
-    // Other settings of the head need no other rollouts; other rollouts are recorded again.
+    // Other settings of the head keep the rollouts; another rollout length records them again.
     let changed = |path: &Path| path.metadata().expect("a file").modified().expect("a time");
     let written = changed(&path);
     let mut other = recipe.clone();
@@ -260,8 +261,8 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     assert_eq!(num_compared, 3 + 2 + 2 + 2);
 }
 
-/// Compares what was decoded greedily with a drafter and each rule with what replay counts; returns
-/// how many rules there were.
+/// Compares the counts of greedy decoding with a drafter under each rule with those of replay. Returns the
+/// number of rules.
 fn assert_greedy_is_replayed(
     recipe: &Recipe,
     drafter: DrafterName,
@@ -319,7 +320,7 @@ fn a_run_reads_and_hashes_each_model_once() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
     recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
-    // Costs are measured for as long as a loud machine needs.
+    // Measuring costs takes longer on a busy machine.
     recipe.tune = None;
     recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
     let (workspace, console) = (workspace(&recipe), Console::silent());
@@ -341,8 +342,8 @@ fn everything_was_read_once(workspace: &Workspace) {
     assert_eq!(reads.len(), num_reads, "{reads:?}");
 }
 
-/// Reads rollouts after something they depend on has changed.
-fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
+/// Checks that rollouts are refused after something they depend on has changed.
+fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     let read = |recipe: &Recipe, drafter| {
         read_recordings(recipe, drafter, PromptSet::Validation, DecodingName::Sampled)
     };
@@ -390,7 +391,7 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
     );
     refused(&changed(|r| r.tune = None), draft, &["`[tune]`"]);
 
-    // What is written beside the weights changes no rollout; other weights do.
+    // Keys beside the weights invalidate no rollout; other weights do.
     let head = recipe.head_dir();
     let config = std::fs::read_to_string(head.join("config.json")).expect("a config");
     let tuned = config.replacen('{', "{\"tuned\": {\"greedy\": null},", 1);
@@ -403,7 +404,7 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, draft, &["`head` = ", again]);
     read(&recipe, early).expect("an adapter has no head");
 
-    // Files that are cut short, and that are not there.
+    // Truncated and missing files.
     let file = files.iter().find(|file| {
         (file.drafter, file.set, file.decoding)
             == (early, PromptSet::Validation, DecodingName::Sampled)
@@ -416,10 +417,9 @@ fn what_is_no_longer_true_is_told(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, early, &["no rollouts", "run `draftsmith record` with this recipe first"]);
 }
 
-/// The device is refused in bf16 on the CPU for its speed alone. The stages compute in it there too,
-/// and what they make is taken for nothing else.
+/// The command line refuses bf16 on the CPU because it is slow, but the stages work with it there.
 #[test]
-fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
+fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
     let data = recipe.data.as_mut().expect("a section");
@@ -454,7 +454,7 @@ fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
     assert_eq!(data.provenance.dtype, "bf16");
     refused(build_data::run(&recipe, Building::ALL, &full, &console).map(drop));
     refused(train_head::run(&recipe, &full, &console).map(drop));
-    // The trainings' own type is the recipe's.
+    // The dtype of trainings comes from the recipe.
     let head = train_head::run(&recipe, &reduced, &console).expect("a head");
     train_adapter::run(&recipe, &reduced, &console).expect("an adapter");
     let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
@@ -467,7 +467,7 @@ fn what_is_made_in_bf16_says_so_and_serves_nothing_in_f32() {
     let key = RolloutKey { drafter, set: PromptSet::Test, decoding };
     let read = |workspace| RolloutFiles::of(&recipe, workspace).and_then(|files| files.read(key));
     read(&reduced).expect("recorded");
-    // The prompts of the one set are held-out data, which is another now.
+    // The validation prompts are held-out data, which differ in the other dtype.
     refused(read(&full).map(drop));
 
     let evaluation = evaluate::run(&recipe, &reduced, &console).expect("results");

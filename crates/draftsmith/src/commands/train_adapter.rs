@@ -1,6 +1,6 @@
-//! `train-adapter`: self-draft adapters from built data, into `checkpoints/<recipe>/adapter/`, one
-//! for each exit layer; those that are missing are trained together. With `[adapter_head]`, then an
-//! acceptance head for each, one after another, into the directory `head/` of the adapter.
+//! `train-adapter`: trains self-draft adapters on built data, one for each exit layer, into
+//! `checkpoints/<recipe>/adapter/`. Missing adapters are trained together. With `[adapter_head]`, each then
+//! gets an acceptance head in its directory `head/`.
 
 use std::path::{Path, PathBuf};
 
@@ -23,28 +23,25 @@ use crate::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";
 
-/// The adapter behind an exit layer, as `--json` tells it.
+/// An adapter in the document of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct AdapterOutcome {
-    /// The adapter's directory.
     pub(crate) adapter_dir: PathBuf,
-    /// The target's layers that run before it.
+    /// The number of the target's layers that run before it.
     pub(crate) exit_layer: usize,
-    /// What it is made of.
     pub(crate) architecture: AdapterArchitecture,
-    /// Its parameters.
     pub(crate) num_parameters: usize,
-    /// How many tokens it may draft; null where it is all of them.
+    /// The size of the draft vocabulary; null if it has all tokens.
     pub(crate) draft_vocabulary: Option<usize>,
-    /// The share of the validation rows' response tokens that are among those.
+    /// The share of the validation rows' response tokens in the draft vocabulary.
     pub(crate) vocabulary_coverage: Option<f64>,
-    /// Whether it was there already, trained with the same settings on the same data.
+    /// Whether the adapter existed, trained with the same settings on the same data.
     pub(crate) kept: bool,
     /// Its scores on the validation rows.
     pub(crate) scores: AdapterScores,
-    /// Supervised tokens a second while it was trained; null where it was kept.
+    /// Supervised tokens per second of its training; null if it was kept.
     pub(crate) tokens_per_second: Option<f64>,
-    /// Its acceptance head; null where the recipe has none.
+    /// Its acceptance head; null if the recipe has none.
     pub(crate) head: Option<HeadOutcome>,
 }
 
@@ -86,8 +83,8 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// The adapter behind each exit layer; those that are missing are trained side by side, in one
-    /// pass of the target over the data.
+    /// The adapters of all exit layers. Missing ones are trained side by side, in one pass of the target over
+    /// the data.
     fn adapters(&self) -> Result<Vec<AdapterOutcome>> {
         let mut outcomes = Vec::new();
         let (mut exit_layers, mut missing) = (Vec::new(), Vec::new());
@@ -138,14 +135,14 @@ impl Stage<'_> {
         Ok(written.exports.into_iter().map(AdapterOutcome::of).collect())
     }
 
-    /// What an adapter depends on: its settings, the seed, and everything its data depends on.
+    /// The hash of everything that an adapter depends on: its settings, the seed, and its data.
     fn fingerprint(&self, exit_layer: usize) -> Result<String> {
         let mut settings = serde_json::to_value(self.settings)?;
-        // One adapter does not depend on which others are trained beside it.
+        // An adapter does not depend on those that are trained beside it.
         settings["exit_layer"] = json!(exit_layer);
         let mut settings = json!({ "adapter": settings, "seed": self.recipe.seed });
         if self.data.provenance.served_model.is_some() {
-            // The data knows the target by its name alone.
+            // Served data have only the name of the target.
             settings["layers"] = json!(self.workspace.target_hash()?);
         }
         fingerprint(settings, self.data, &self.data.provenance)
@@ -174,7 +171,7 @@ impl Stage<'_> {
             training_dir: states.join(format!("exit-{}", config.exit_layer)),
             is_swept: false,
             data: self.data,
-            // Labels come from rollouts of the adapter, whoever drafted the data's.
+            // Labels come from rollouts of the adapter, not of the data's draft.
             provenance: Provenance {
                 draft: Some(self.workspace.adapter_hash(dir, &config)?),
                 ..self.data.provenance.clone()
@@ -202,7 +199,7 @@ impl AdapterOutcome {
         }
     }
 
-    /// Its scores, and its head's, on stdout.
+    /// Prints its scores and those of its head.
     fn tell(&self, console: &Console) -> Result<()> {
         let scores = &self.scores;
         let vocabulary = match (self.draft_vocabulary, self.vocabulary_coverage) {

@@ -1,9 +1,8 @@
 //! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/head/`.
 //!
-//! With `[head.sweep]`, every head of the sweep into `checkpoints/<recipe>/sweep/NAME/`, those of
-//! one mixing ratio side by side, and the best of them into `head/`, where the other stages look
-//! for one. A head that is there already is not trained again, whatever is trained beside it: each
-//! is what it would be alone.
+//! With `[head.sweep]` it trains every head of the sweep into `checkpoints/<recipe>/sweep/NAME/`, those with
+//! the same mixing ratio side by side, and copies the best one into `head/`, where the other stages look for
+//! it. A head that exists is kept: heads that are trained side by side do not depend on each other.
 
 use anyhow::{Context, Result};
 use draftsmith_train::Section;

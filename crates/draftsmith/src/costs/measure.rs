@@ -1,121 +1,210 @@
-//! Measuring the costs: rounds of every length on real prompts, again and again until they are
-//! known well enough.
+//! Measures costs: rounds of every length on real prompts, repeated until their costs are known precisely
+//! enough.
 //!
-//! What else runs on a machine only makes it slower, and not all lengths alike. So the slower half
-//! of the passes does not count.
+//! Costs are measured in rounds of one fixed length, and again in rounds under the rule that is best at
+//! those costs. Other processes on the machine only slow rounds down, and not all lengths alike, so the
+//! slower half of the passes is ignored.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use draftsmith_theory::{Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, Trace};
+use serde::{Deserialize, Serialize};
 
-use super::mixed::{MixedLengths, Probe, mixed_costs};
+use super::mixed::{RoundLengths, mixed_costs};
 use super::{Costs, LENGTHS};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
-use crate::results::DrafterName;
 use crate::statistics::median_of;
 
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;
-/// How often prompts are decoded a pass with rounds of one length: plainly, with each length, and
-/// with each of three signals.
+/// Decodings of each prompt in a pass with rounds of one length: plain, each length, and each of three
+/// signals.
 const NUM_TIMINGS: usize = 1 + LENGTHS.len() + 3;
-/// How often prompts are decoded a pass with rounds of changing lengths.
+/// Decodings of each prompt in a pass with rounds of changing lengths.
 const MIXED_REPEATS: usize = 2;
-/// Passes over all prompts and lengths, at least.
+/// The fewest passes over all prompts and lengths.
 const MIN_PASSES: usize = 10;
-/// The same where passes take long: the models are large then, and their forwards vary less.
+/// The same for slow passes: their models are large, and large models' forwards vary less.
 const MIN_LONG_PASSES: usize = 5;
-/// How long measuring may take once there are that many.
+/// The time limit, once the fewest passes are done.
 const MAX_DURATION: Duration = Duration::from_secs(300);
-/// Passes at most: a machine that is too noisy is not measured better by waiting.
+/// The most passes: waiting does not improve the measurement on a machine that is too noisy.
 const MAX_PASSES: usize = 40;
-/// Half the 95 % interval of each cost, relative to it, at which measuring ends.
+/// Measuring ends when half the 95 % interval of each cost, relative to the cost, is at most this.
 const CLOSE_ENOUGH: f64 = 0.02;
-/// New tokens a prompt and pass.
+/// New tokens per prompt and pass.
 const NUM_TOKENS: usize = 32;
 
-/// Costs, and how well they are known.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Measurement {
+/// Costs, and how precisely they are known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MeasuredCosts {
     pub(crate) costs: Costs,
-    /// Half the 95 % interval of the worst known of a draft forward's time and those of
-    /// verifications, relative to it.
+    /// Half the 95 % interval of the least certain cost of a draft forward or verification, relative to
+    /// that cost.
     pub(crate) uncertainty: f64,
-    /// Passes taken.
     pub(crate) num_passes: usize,
 }
 
-/// Measures a drafter's costs over `prompts`, whose first pass is not counted. `lengths_under`
-/// gives the lengths of rounds, in order, under a rule that would be good if the costs were those:
-/// a first estimate, of rounds of one length.
-///
-/// # Errors
-/// If there is no prompt, a model fails, or Ctrl-C is met.
-pub(crate) fn measure(
-    decoders: &mut Decoders<'_>,
-    drafter: DrafterName,
-    decoding: &Decoding,
-    prompts: &[Vec<u32>],
-    lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
-    console: &Console,
-) -> Result<Measurement> {
-    if prompts.is_empty() {
-        bail!("there is no prompt to measure costs on");
-    }
-    let all = decoders.limits.max_new_tokens;
-    decoders.limits.max_new_tokens = all.min(NUM_TOKENS);
-    let measured = passes(decoders, drafter, decoding, prompts, lengths_under, console);
-    decoders.limits.max_new_tokens = all;
-    measured
+/// Measures the costs of a drafter.
+pub(crate) struct CostProbe<'p, 'm> {
+    pub(crate) decoders: &'p mut Decoders<'m>,
+    pub(crate) drafter: DrafterId,
+    pub(crate) decoding: Decoding,
+    pub(crate) prompts: &'p [Vec<u32>],
+    pub(crate) console: &'p Console,
 }
 
-fn passes(
-    decoders: &mut Decoders<'_>,
-    drafter: DrafterName,
-    decoding: &Decoding,
-    prompts: &[Vec<u32>],
-    lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
-    console: &Console,
-) -> Result<Measurement> {
-    let id = drafter.id().context("the target alone has no draft forwards to measure")?;
-    let progress = Progress::new(console, "costs", "answers", 0);
-    let mut run = |lengths: &mut MixedLengths| {
-        Pass::run(decoders, drafter, decoding, prompts, lengths, console, &progress)
-    };
-    // The fewest that there may be, until it is known what one takes.
-    let answers_a_pass = |mixed_repeats| (prompts.len() * (NUM_TIMINGS + mixed_repeats)) as u64;
-    let (of_first, of_other) = (answers_a_pass(0), answers_a_pass(MIXED_REPEATS));
-    progress.set_total(of_first + of_other * MIN_LONG_PASSES as u64);
-    // The first forwards of a process touch pages and pick kernels; what they cost is near enough
-    // to tell how long rounds will be, and passes.
-    let first = run(&mut MixedLengths::default())?;
-    let max_passes = max_passes(first.duration);
-    let mut lengths = MixedLengths::of(lengths_under(&Measurement::of(&[first], id)?.costs)?);
-    progress.set_total(of_first + of_other * max_passes as u64);
-    let mut passes: Vec<Pass> = Vec::new();
-    loop {
-        passes.push(run(&mut lengths)?);
-        let num_passes = passes.len();
-        if num_passes < MIN_LONG_PASSES {
-            continue;
+impl CostProbe<'_, '_> {
+    /// Measures. `lengths_under` returns the round lengths, in order, under a rule that is good at the
+    /// costs that it is given: those of the first pass, which does not count otherwise.
+    ///
+    /// # Errors
+    /// If there are no prompts, a model fails, or the user presses Ctrl-C.
+    pub(crate) fn measure(
+        mut self,
+        lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
+    ) -> Result<MeasuredCosts> {
+        if self.prompts.is_empty() {
+            bail!("there is no prompt to measure costs on");
         }
-        let measurement = Measurement { num_passes, ..Measurement::of(quiet(&mut passes), id)? };
-        let uncertainty = measurement.uncertainty;
-        progress.message(format!("± {:.1} %", uncertainty * 100.0));
-        let is_known = uncertainty <= CLOSE_ENOUGH && num_passes >= MIN_PASSES;
-        if is_known || num_passes >= max_passes {
-            progress.clear();
-            return Ok(measurement);
+        let most = self.decoders.limits.max_new_tokens;
+        self.decoders.limits.max_new_tokens = most.min(NUM_TOKENS);
+        let measured = self.passes(lengths_under);
+        self.decoders.limits.max_new_tokens = most;
+        measured
+    }
+
+    fn passes(
+        &mut self,
+        lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
+    ) -> Result<MeasuredCosts> {
+        let progress = Progress::new(self.console, "costs", "answers", 0);
+        // The fewest answers, until the time of a pass is known.
+        let num_prompts = self.prompts.len();
+        let answers_a_pass = |mixed_repeats| (num_prompts * (NUM_TIMINGS + mixed_repeats)) as u64;
+        let (of_first, of_other) = (answers_a_pass(0), answers_a_pass(MIXED_REPEATS));
+        progress.set_total(of_first + of_other * MIN_LONG_PASSES as u64);
+        // The first forwards of a process touch pages and pick kernels. Their costs are good enough to
+        // estimate the lengths of rounds and the time of a pass.
+        let first = self.pass(&mut RoundLengths::default(), &progress)?;
+        let max_passes = max_passes(first.duration);
+        let lengths = lengths_under(&MeasuredCosts::of(&[first], self.drafter)?.costs)?;
+        let mut lengths = RoundLengths::new(lengths, SignalNeeds::default());
+        progress.set_total(of_first + of_other * max_passes as u64);
+        let mut passes: Vec<Pass> = Vec::new();
+        loop {
+            passes.push(self.pass(&mut lengths, &progress)?);
+            let num_passes = passes.len();
+            if num_passes < MIN_LONG_PASSES {
+                continue;
+            }
+            let measured = MeasuredCosts::of(quiet(&mut passes), self.drafter)?;
+            progress.message(format!("± {:.1} %", measured.uncertainty * 100.0));
+            let is_known = measured.uncertainty <= CLOSE_ENOUGH && num_passes >= MIN_PASSES;
+            if is_known || num_passes >= max_passes {
+                progress.clear();
+                return Ok(MeasuredCosts { num_passes, ..measured });
+            }
         }
+    }
+
+    /// One pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
+    fn pass(&mut self, mixed: &mut RoundLengths, progress: &Progress) -> Result<Pass> {
+        let begun = Instant::now();
+        let none = SignalNeeds::default();
+        let mut verify_seconds = vec![median_of(self.time(0, none, progress)?.verify)];
+        let mut draft_seconds = Vec::new();
+        let mut plain_draft = 0.0;
+        for length in LENGTHS {
+            let timed = self.time(length, none, progress)?;
+            verify_seconds.push(median_of(timed.verify));
+            if let Some(draft) = median_of(timed.draft) {
+                draft_seconds.push(draft);
+                if length == SIGNAL_LENGTH {
+                    plain_draft = draft;
+                }
+            }
+        }
+        let extra = |probe: &mut Self, needs| -> Result<f64> {
+            let timed = probe.time(SIGNAL_LENGTH, needs, progress)?;
+            Ok(median_of(timed.draft).map_or(0.0, |draft| draft - plain_draft))
+        };
+        let head_seconds = if self.decoders.has_head_for(self.drafter.into()) {
+            extra(self, SignalNeeds { acceptance_prob: true, ..none })?
+        } else {
+            progress.advance(self.prompts.len() as u64);
+            0.0
+        };
+        let confidence_seconds = extra(self, SignalNeeds { confidence: true, ..none })?;
+        let entropy_seconds = extra(self, SignalNeeds { entropy: true, ..none })?;
+        let mut mixed_rounds = Vec::new();
+        let num_repeats = if mixed.is_empty() { 0 } else { MIXED_REPEATS };
+        for number in (0..num_repeats).flat_map(|_| 0..self.prompts.len()) {
+            mixed_rounds.extend(self.decode(number, Some(mixed), progress)?.rounds);
+        }
+        Ok(Pass {
+            duration: begun.elapsed(),
+            draft_seconds: median_of(draft_seconds).unwrap_or(0.0),
+            verify_seconds,
+            head_seconds,
+            confidence_seconds,
+            entropy_seconds,
+            mixed_rounds,
+        })
+    }
+
+    /// Times whole rounds of one length, in which signals are computed and ignored; plain decoding if the
+    /// length is 0.
+    fn time(
+        &mut self,
+        length: usize,
+        needs: SignalNeeds,
+        progress: &Progress,
+    ) -> Result<RoundTimes> {
+        let mut timed = RoundTimes::default();
+        for number in 0..self.prompts.len() {
+            let mut rule = RoundLengths::new(vec![length], needs);
+            let rule = (length > 0).then_some(&mut rule);
+            let trace = self.decode(number, rule, progress)?;
+            for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
+                let num_forwards = round.num_draft_forwards();
+                if num_forwards > 0 {
+                    timed.draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
+                }
+                timed.verify.push(round.verify_time.as_secs_f64());
+            }
+        }
+        Ok(timed)
+    }
+
+    /// Decodes a prompt with rounds of given lengths, or plainly.
+    fn decode(
+        &mut self,
+        number: usize,
+        lengths: Option<&mut RoundLengths>,
+        progress: &Progress,
+    ) -> Result<Trace> {
+        if self.console.is_interrupted() {
+            return Err(Interrupted.into());
+        }
+        let Self { decoders, drafter, decoding, prompts, .. } = self;
+        let mut draws = SeededDraws::new(number as u64, &["costs"]);
+        let (prompt, draws) = (&prompts[number], &mut draws);
+        let found = match lengths {
+            None => decoders.decode_plain(decoding, prompt, draws)?,
+            Some(rule) => decoders.decode((*drafter).into(), rule, decoding, prompt, draws)?,
+        };
+        progress.advance(1);
+        Ok(found.trace)
     }
 }
 
-/// So many passes at most, by what one takes.
+/// The most passes, by the time of one.
 fn max_passes(of_one: Duration) -> usize {
-    // Infinitely many of no time: the cast makes that the greatest number.
+    // A time of zero gives infinity, which the cast saturates.
     let in_time = (MAX_DURATION.as_secs_f64() / of_one.as_secs_f64()) as usize;
     in_time.clamp(MIN_LONG_PASSES, MAX_PASSES)
 }
@@ -126,33 +215,35 @@ fn quiet(passes: &mut [Pass]) -> &[Pass] {
     &passes[..passes.len().div_ceil(2)]
 }
 
-impl Measurement {
-    /// What is given and not measured.
+impl MeasuredCosts {
+    /// Costs that are given, and so known exactly.
     pub(crate) fn given(costs: Costs) -> Self {
         Self { costs, uncertainty: 0.0, num_passes: 0 }
     }
 
     fn of(passes: &[Pass], drafter: DrafterId) -> Result<Self> {
-        let column = |of: &dyn Fn(&Pass) -> f64| Spread::of(passes.iter().map(of).collect());
+        let column = |of: &dyn Fn(&Pass) -> f64| -> (f64, f64) {
+            median_and_half_width(passes.iter().map(of).collect())
+        };
         let draft = column(&|pass| pass.draft_seconds);
-        // Lengths that every pass met.
-        let verify = (0..=LENGTHS.len())
+        // Lengths that occurred in every pass.
+        let verify: Vec<(usize, (f64, f64))> = (0..=LENGTHS.len())
             .filter(|index| passes.iter().all(|pass| pass.verify_seconds[*index].is_some()))
             .map(|index| {
                 let rows = if index == 0 { 1 } else { LENGTHS[index - 1] + 1 };
                 let of = move |pass: &Pass| pass.verify_seconds[index].unwrap_or_default();
                 (rows, column(&of))
             })
-            .collect::<Vec<_>>();
+            .collect();
         if verify.len() < 3 {
             bail!(
                 "the prompts' answers are too short to measure costs on: \
                  rounds of two lengths are needed"
             );
         }
-        let extra = |of: &dyn Fn(&Pass) -> f64| column(of).median.max(0.0);
-        let points = verify.iter().map(|(rows, summary)| (*rows, summary.median)).collect();
-        let rounds = RoundCosts::from_points([(drafter, draft.median)].into(), points)?;
+        let extra = |of: &dyn Fn(&Pass) -> f64| column(of).0.max(0.0);
+        let points = verify.iter().map(|(rows, (median, _))| (*rows, *median)).collect();
+        let rounds = RoundCosts::from_points([(drafter, draft.0)].into(), points)?;
         let mixed_rounds = passes.iter().flat_map(|pass| &pass.mixed_rounds);
         let costs = Costs {
             drafter,
@@ -163,40 +254,35 @@ impl Measurement {
             entropy_seconds: extra(&|pass| pass.entropy_seconds),
             draft_rows: None,
         };
-        let all = verify.iter().map(|(_, summary)| summary).chain([&draft]);
-        let uncertainty = all.map(|known| known.half_width / known.median).fold(0.0, f64::max);
+        let all = verify.iter().map(|(_, known)| known).chain([&draft]);
+        let uncertainty = all.map(|(median, half_width)| half_width / median).fold(0.0, f64::max);
         Ok(Self { costs, uncertainty, num_passes: passes.len() })
     }
 }
 
-/// A median over passes and half its 95 % interval.
-struct Spread {
-    median: f64,
-    half_width: f64,
-}
-
-impl Spread {
-    /// # Panics
-    /// If there is no value.
-    fn of(values: Vec<f64>) -> Self {
-        const MEASURED: &str = "there is a pass to summarise";
-        let count = values.len() as f64;
-        let median = median_of(values.iter().copied()).expect(MEASURED);
-        let distances = values.iter().map(|value| (value - median).abs());
-        // The standard deviation by the median distance, which a few slow passes do not move; a
-        // median's own standard error is 1.2533 of a mean's.
-        let deviation = 1.4826 * median_of(distances).expect(MEASURED);
-        Self { median, half_width: 1.96 * 1.2533 * deviation / count.sqrt() }
-    }
+/// The median of values and half its 95 % interval.
+///
+/// # Panics
+/// If there are no values.
+fn median_and_half_width(values: Vec<f64>) -> (f64, f64) {
+    const MEASURED: &str = "there is a pass to summarise";
+    let count = values.len() as f64;
+    let median = median_of(values.iter().copied()).expect(MEASURED);
+    let distances = values.iter().map(|value| (value - median).abs());
+    // The standard deviation by the median distance, which a few slow passes do not move; the standard
+    // error of a median is 1.2533 times that of a mean.
+    let deviation = 1.4826 * median_of(distances).expect(MEASURED);
+    (median, 1.96 * 1.2533 * deviation / count.sqrt())
 }
 
 /// One pass over all prompts, lengths and signals.
 #[derive(Debug, Clone, Default)]
 struct Pass {
-    /// Of all of it, prefills too.
+    /// The time of the pass, prefills included.
     duration: Duration,
     draft_seconds: f64,
-    /// Of one row, by the target alone, and of each of the lengths; None where no round had it.
+    /// Seconds of a verification of one row in plain decoding, then of rounds of each length; `None` if
+    /// there was no such round.
     verify_seconds: Vec<Option<f64>>,
     head_seconds: f64,
     confidence_seconds: f64,
@@ -205,113 +291,12 @@ struct Pass {
     mixed_rounds: Vec<Round>,
 }
 
-impl Pass {
-    fn run(
-        decoders: &mut Decoders<'_>,
-        drafter: DrafterName,
-        decoding: &Decoding,
-        prompts: &[Vec<u32>],
-        mixed: &mut MixedLengths,
-        console: &Console,
-        progress: &Progress,
-    ) -> Result<Self> {
-        let begun = Instant::now();
-        let has_head = decoders.has_head_for(drafter);
-        let go_on = || if console.is_interrupted() { Err(Interrupted) } else { Ok(()) };
-        let mut time = |length, needs| -> Result<Timed> {
-            let mut timed = Timed::default();
-            for (number, prompt) in prompts.iter().enumerate() {
-                go_on()?;
-                let mut draws = SeededDraws::new(number as u64, &["costs"]);
-                let found = if length == 0 {
-                    decoders.decode_plain(decoding, prompt, &mut draws)?
-                } else {
-                    let mut one = MixedLengths::of(vec![length]);
-                    let mut rule = Probe::new(&mut one, needs);
-                    decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?
-                };
-                timed.add(&found.trace, length);
-                progress.advance(1);
-            }
-            Ok(timed)
-        };
-        let none = SignalNeeds::default();
-        let mut verify_seconds = vec![time(0, none)?.verification()];
-        let mut draft_seconds = Vec::new();
-        let mut plain_draft = 0.0;
-        for length in LENGTHS {
-            let timed = time(length, none)?;
-            verify_seconds.push(timed.verification());
-            if let Some(draft) = timed.draft_forward() {
-                draft_seconds.push(draft);
-                if length == SIGNAL_LENGTH {
-                    plain_draft = draft;
-                }
-            }
-        }
-        let mut extra = |needs| -> Result<f64> {
-            let timed = time(SIGNAL_LENGTH, needs)?;
-            Ok(timed.draft_forward().map_or(0.0, |draft| draft - plain_draft))
-        };
-        let mut head_seconds = 0.0;
-        if has_head {
-            head_seconds = extra(SignalNeeds { acceptance_prob: true, ..none })?;
-        } else {
-            progress.advance(prompts.len() as u64);
-        }
-        let confidence_seconds = extra(SignalNeeds { confidence: true, ..none })?;
-        let entropy_seconds = extra(SignalNeeds { entropy: true, ..none })?;
-        let mut mixed_rounds = Vec::new();
-        let num_repeats = if mixed.is_empty() { 0 } else { MIXED_REPEATS };
-        for prompt_number in (0..num_repeats).flat_map(|_| 0..prompts.len()) {
-            go_on()?;
-            let mut draws = SeededDraws::new(prompt_number as u64, &["costs"]);
-            let mut rule = Probe::new(mixed, none);
-            let prompt = &prompts[prompt_number];
-            let found = decoders.decode(drafter, &mut rule, decoding, prompt, &mut draws)?;
-            mixed_rounds.extend(found.trace.rounds);
-            progress.advance(1);
-        }
-        Ok(Self {
-            duration: begun.elapsed(),
-            draft_seconds: median_of(draft_seconds).unwrap_or(0.0),
-            verify_seconds,
-            head_seconds,
-            confidence_seconds,
-            entropy_seconds,
-            mixed_rounds,
-        })
-    }
-}
-
-/// Times of whole rounds of one length.
+/// Seconds in rounds of one length.
 #[derive(Debug, Default)]
-struct Timed {
-    /// A draft forward's, averaged over its round.
+struct RoundTimes {
+    /// Seconds of a draft forward, averaged over its round.
     draft: Vec<f64>,
     verify: Vec<f64>,
-}
-
-impl Timed {
-    fn add(&mut self, trace: &Trace, length: usize) {
-        for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
-            let num_forwards = round.num_draft_forwards();
-            if num_forwards > 0 {
-                self.draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
-            }
-            self.verify.push(round.verify_time.as_secs_f64());
-        }
-    }
-
-    /// The median of a draft forward; None without one.
-    fn draft_forward(&self) -> Option<f64> {
-        median_of(self.draft.iter().copied())
-    }
-
-    /// The median of a verification; None without one.
-    fn verification(&self) -> Option<f64> {
-        median_of(self.verify.iter().copied())
-    }
 }
 
 #[cfg(test)]
@@ -338,9 +323,9 @@ mod tests {
         let even: Vec<f64> = (0..21).map(|i| 1.0 + f64::from(i % 3) * 0.01).collect();
         let mut slow = even.clone();
         slow[4] = 9.0;
-        let (even, slow) = (Spread::of(even), Spread::of(slow));
-        assert_eq!(even.median, 1.01);
-        assert_eq!(slow.median, even.median);
-        assert!(slow.half_width <= 1.5 * even.half_width);
+        let (even, slow) = (median_and_half_width(even), median_and_half_width(slow));
+        assert_eq!(even.0, 1.01);
+        assert_eq!(slow.0, even.0);
+        assert!(slow.1 <= 1.5 * even.1);
     }
 }

@@ -1,9 +1,8 @@
-//! Rounds of changing lengths, and what they cost.
+//! The costs of rounds of changing lengths.
 //!
-//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last
-//! one was: weights leave the caches. So they are measured by rounds whose lengths are a rule's
-//! own, one after the other as it would draft them. Lengths by chance have other times, and too
-//! long ones make rules look worse than they are.
+//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last one was,
+//! because its weights leave the caches. So rounds are timed with the very lengths that a rule gives, in
+//! their order. Random lengths have other costs, and too long ones make rules look worse than they are.
 
 use std::collections::BTreeMap;
 
@@ -15,60 +14,42 @@ use draftsmith_theory::{
 use super::LENGTHS;
 use crate::statistics::median_of;
 
-/// Rounds of one length, among rounds of changing lengths, that are enough to measure its cost; with
-/// fewer it is estimated from all.
+/// The fewest rounds of one length, among rounds of changing lengths, from which its cost is measured. With
+/// fewer it is estimated from all rounds.
 const MIN_ROUNDS: usize = 30;
 
-/// Lengths of rounds, one after the other and then from the first again.
-#[derive(Debug, Clone, Default)]
-pub(super) struct MixedLengths {
+/// A stop rule with given round lengths, repeated from the first. Signals are computed and ignored.
+#[derive(Debug, Default)]
+pub(super) struct RoundLengths {
     lengths: Vec<usize>,
-    /// The greatest, 1 at least: asked for in each round, while drafting is timed.
+    /// The greatest length, at least 1. Every round is bounded by it, so that drafting is timed alike.
     longest: usize,
+    /// The index of the next round's length.
     next: usize,
+    /// The length of the current round.
+    length: usize,
+    needs: SignalNeeds,
 }
 
-impl MixedLengths {
-    pub(super) fn of(lengths: Vec<usize>) -> Self {
+impl RoundLengths {
+    pub(super) fn new(lengths: Vec<usize>, needs: SignalNeeds) -> Self {
         let longest = lengths.iter().copied().max().unwrap_or(1).max(1);
-        Self { lengths, longest, next: 0 }
+        Self { lengths, longest, next: 0, length: 0, needs }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }
-
-    /// # Panics
-    /// If there are none.
-    fn next(&mut self) -> usize {
-        let length = self.lengths[self.next];
-        self.next = (self.next + 1) % self.lengths.len();
-        length
-    }
 }
 
-/// Rounds whose signals are asked for and not looked at.
-#[derive(Debug)]
-pub(super) struct Probe<'a> {
-    lengths: &'a mut MixedLengths,
-    /// This round's.
-    length: usize,
-    needs: SignalNeeds,
-}
-
-impl<'a> Probe<'a> {
-    pub(super) fn new(lengths: &'a mut MixedLengths, needs: SignalNeeds) -> Self {
-        Self { lengths, length: 0, needs }
-    }
-}
-
-impl StopRule for Probe<'_> {
+impl StopRule for RoundLengths {
     fn bounds(&self) -> Bounds {
-        Bounds { min: 1, max: self.lengths.longest }
+        Bounds { min: 1, max: self.longest }
     }
 
     fn begin_round(&mut self) {
-        self.length = self.lengths.next();
+        self.length = self.lengths[self.next];
+        self.next = (self.next + 1) % self.lengths.len();
     }
 
     fn skips_drafting(&mut self) -> bool {
@@ -84,9 +65,8 @@ impl StopRule for Probe<'_> {
     }
 }
 
-/// The medians over rounds of changing lengths, of each length that was met often enough. Of
-/// others, what rounds of that length alone cost, and as much more as rounds of changing lengths
-/// cost more on the whole.
+/// The costs of rounds of changing lengths: medians for lengths with enough rounds. For other lengths, the
+/// costs of `alone`, rounds of that fixed length, times the median ratio of the two over all rounds.
 pub(super) fn mixed_costs<'a>(
     rounds: impl Iterator<Item = &'a Round> + Clone,
     alone: &RoundCosts,
@@ -94,14 +74,14 @@ pub(super) fn mixed_costs<'a>(
 ) -> Result<RoundCosts> {
     let rows = |round: &Round| round.num_drafted + 1;
     let verify = |round: &Round| round.verify_time.as_secs_f64();
-    let dearer = rounds.clone().map(|round| verify(round) / alone.verify_seconds(rows(round)));
-    let dearer = median_of(dearer).unwrap_or(1.0);
+    let ratio = rounds.clone().map(|round| verify(round) / alone.verify_seconds(rows(round)));
+    let ratio = median_of(ratio).unwrap_or(1.0);
     let max_rows = LENGTHS[LENGTHS.len() - 1] + 1;
     let points = (1..=max_rows).map(|number| {
         let alike: Vec<f64> =
             rounds.clone().filter(|round| rows(round) == number).map(verify).collect();
         let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= MIN_ROUNDS);
-        met.unwrap_or_else(|| dearer * alone.verify_seconds(number))
+        met.unwrap_or_else(|| ratio * alone.verify_seconds(number))
     });
     let draft_seconds = match mixed_draft_seconds(rounds.clone()) {
         Some(seconds) => seconds,
@@ -110,9 +90,8 @@ pub(super) fn mixed_costs<'a>(
     Ok(RoundCosts::new([(drafter, draft_seconds)].into(), points.collect())?)
 }
 
-/// A draft forward's share of the time of rounds of several lengths; None without one. The first
-/// forward of a round costs more than the others, so that it is the time of all over the number of
-/// all, and no average over rounds.
+/// Seconds of a draft forward in rounds of several lengths: the time of all forwards over their number,
+/// since the first forward of a round costs more than the others. `None` without a draft forward.
 fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
     let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for round in rounds.filter(|round| round.num_draft_forwards() > 0) {
@@ -122,7 +101,7 @@ fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f6
     let (mut seconds, mut num_forwards) = (0.0, 0);
     for (forwards, times) in by_forwards {
         num_forwards += forwards * times.len();
-        // Not the sum itself, which a few slow rounds would move.
+        // Medians instead of the sum, which a few slow rounds would move.
         seconds += times.len() as f64 * median_of(times)?;
     }
     (num_forwards > 0).then(|| seconds / num_forwards as f64)
@@ -151,7 +130,7 @@ mod tests {
     fn a_draft_forward_has_its_share_of_all_drafting() {
         let mut rounds = vec![round(1, 30, 0); 3];
         rounds.extend(vec![round(4, 90, 0); 3]);
-        // One that was held up, and one without a forward.
+        // One slow round, and one without a forward.
         rounds.extend([round(4, 9000, 0), round(0, 5, 0)]);
         let expected = (3.0 * 30e-6 + 4.0 * 90e-6) / (3.0 + 16.0);
         let found = mixed_draft_seconds(rounds.iter()).expect("there are forwards");
@@ -160,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_were_seldom_met_cost_more_as_the_others_do() {
+    fn rare_lengths_are_scaled_like_the_others() {
         let alone = (1..=14).map(|rows| rows as f64 * 100e-6).collect();
         let drafter = DrafterId::Draft;
         let alone = RoundCosts::new([(drafter, 20e-6)].into(), alone).expect("times");

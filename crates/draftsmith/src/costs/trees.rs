@@ -1,5 +1,5 @@
-//! What the forwards of trees cost: a drafter's forwards that read several nodes, and verifications of
-//! more rows than chains have.
+//! Measures the costs of trees: a drafter's forwards over several nodes, and verifications of more rows than
+//! chains have.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +15,21 @@ use crate::statistics::median_of;
 
 /// Rows of a drafter's forward that are timed.
 const DRAFT_ROWS: [usize; 8] = [1, 2, 3, 4, 5, 7, 9, 11];
-/// How often each is timed after a prompt, all in turn.
+/// How often each number is timed after a prompt, all in turn.
 const NUM_DRAFT_PASSES: usize = 40;
-/// Nodes of the trees whose verification is timed, all children of the sequence. The first tree has as
-/// many nodes as the longest timed chain, with which the others are compared.
+/// Nodes of the trees whose verification is timed; all are children of the root. The first tree has as many
+/// nodes as the longest timed chain, and the others are compared with it.
 const NODES: [usize; 6] = [LENGTHS[LENGTHS.len() - 1], 20, 28, 36, 48, 64];
-/// How often each is timed after a prompt, all in turn.
+/// How often each number is timed after a prompt, all in turn.
 const NUM_PASSES: usize = 5;
-/// New tokens a prompt and pass.
+/// New tokens per prompt and pass.
 const NUM_TOKENS: usize = 16;
 
-/// Adds what trees cost to a drafter's costs: its forwards of several rows, and verifications of up to
-/// 65 rows.
+/// Adds the costs of trees to a drafter's costs: its forwards of several rows, and verifications of up to 65
+/// rows.
 ///
 /// # Errors
-/// If there are no prompts, a model fails, or the drafter is missing.
+/// If there are no prompts, a model fails, or the drafter was not loaded.
 pub(crate) fn measure_tree_costs(
     decoders: &mut Decoders<'_>,
     prompts: &[Vec<u32>],
@@ -43,7 +43,7 @@ pub(crate) fn measure_tree_costs(
     Ok(())
 }
 
-/// Measures a drafter's forwards after prompts, by their rows.
+/// Measures a drafter's forwards after prompts by their rows.
 fn draft_rows(
     decoders: &mut Decoders<'_>,
     drafter: DrafterId,
@@ -59,13 +59,13 @@ fn draft_rows(
     let points = seconds.into_iter().filter_map(|(rows, all)| Some((rows, median_of(all)?)));
     let points: Vec<(usize, f64)> = points.collect();
     if points.is_empty() {
-        bail!("there is no prompt to measure costs on, or none leaves room in the context");
+        bail!("no prompt leaves room in the context to measure costs");
     }
     Ok(RoundCosts::from_points([].into(), points)?)
 }
 
-/// The costs of chains' rounds, extended to wider verifications by what those take longer than the
-/// longest chain's.
+/// The costs of chains' rounds, extended to wider verifications by their additional time over that of the
+/// longest chain.
 fn with_wide(
     rounds: &RoundCosts,
     drafter: DrafterId,
@@ -73,7 +73,7 @@ fn with_wide(
 ) -> Result<RoundCosts> {
     let longest = NODES[0] + 1;
     let Some(of_longest) = timed.get(&longest) else {
-        bail!("there is no prompt to measure costs on, or their answers are too short");
+        bail!("the answers are too short to measure the costs of trees");
     };
     let known = (1..=longest).map(|rows| (rows, rounds.verify_seconds(rows)));
     let base = rounds.verify_seconds(longest);
@@ -83,7 +83,7 @@ fn with_wide(
     Ok(RoundCosts::from_points(draft_seconds, known.chain(more).collect())?)
 }
 
-/// The seconds of verifications, by their rows.
+/// Seconds of verifications by their rows.
 fn verifications(
     decoders: &mut Decoders<'_>,
     drafter: DrafterId,

@@ -25,8 +25,7 @@ impl Cascades {
     /// lookup, and `head` is the draft's. The caller has checked that their drafters exist.
     ///
     /// # Errors
-    /// If a cascade asks for more first tokens than the vocabulary has, or a rule's head is missing or
-    /// belongs to other models.
+    /// If a rule's head is missing or belongs to other models.
     pub(crate) fn read(
         (cascades, merged): (&[CascadeRecipe], &[MergedRecipe]),
         lookup: impl FnOnce() -> Result<Lookup>,
@@ -44,8 +43,6 @@ impl Cascades {
                 Some(adapter.config.exit_layer) == id.exit_layer() && adapter.head.is_some()
             }),
         };
-        let vocab_size = workspace.vocab_size()?;
-        cascades.iter().try_for_each(|cascade| cascade.check_fits(vocab_size))?;
         let mut heads = Vec::new();
         for (nth, cascade) in cascades.iter().enumerate() {
             for rule in &cascade.rules {
@@ -83,8 +80,8 @@ impl Cascades {
                 id => others.iter().find(|parts| parts.id() == *id).cloned()?,
             };
             Some(match (parts, named) {
-                (DrafterParts::Draft { model, vocabulary, .. }, Some(_)) => {
-                    DrafterParts::Draft { model, vocabulary, head: named }
+                (DrafterParts::Draft { model, .. }, Some(_)) => {
+                    DrafterParts::Draft { model, head: named }
                 }
                 (DrafterParts::SmallDraft { model, .. }, Some(_)) => {
                     DrafterParts::SmallDraft { model, head: named }

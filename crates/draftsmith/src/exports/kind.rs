@@ -40,7 +40,7 @@ impl ExportKind {
             Ok(Self::Head)
         } else {
             bail!(
-                "`{}` belongs neither to a head, which has `num_layers`, nor to an adapter, which has `exit_layer`",
+                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
                 path.display()
             )
         }

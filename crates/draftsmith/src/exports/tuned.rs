@@ -66,9 +66,6 @@ pub(crate) struct TunedRule {
     /// The type that models computed in. Costs and acceptance depend on it.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub(crate) dtype: WeightDtype,
-    /// The number of tokens that the separate draft could propose; all if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) draft_vocabulary: Option<usize>,
     /// The source of the costs. Given costs of another machine promise no speed here.
     #[serde(default, skip_serializing_if = "CostSource::is_machine")]
     pub(crate) cost_source: CostSource,
@@ -90,34 +87,23 @@ impl Tuned {
         Ok(tuned)
     }
 
-    /// Reads the tuned rules that match these models: their type, the number of tokens that the separate
-    /// draft may propose, and the repetition penalty if a decoding is given. Other rules are left out with
-    /// a note.
+    /// Reads the tuned rules that match these models: their type, and the repetition penalty if a decoding
+    /// is given. Other rules are left out with a note.
     ///
     /// # Errors
     /// As [`Tuned::read`].
     pub(crate) fn read_for(
         dir: &Path,
         dtype: WeightDtype,
-        draft_vocabulary: Option<usize>,
         decoding: Option<&Decoding>,
         console: &Console,
     ) -> Result<Self> {
         let Self { greedy, sampled } = Self::read(dir)?.unwrap_or_default();
-        let tokens = |number: Option<usize>| {
-            number.map_or_else(|| "all tokens".to_owned(), |number| format!("{number} tokens"))
-        };
         let fitting = |rule: Option<TunedRule>| {
             let rule = rule?;
             let tuned_with = if rule.dtype != dtype {
                 let (then, now) = (rule.dtype.name(), dtype.name());
                 format!("with `--dtype {then}`, and is left out; hint: tune with `--dtype {now}`")
-            } else if rule.draft_vocabulary != draft_vocabulary {
-                let (then, now) = (tokens(rule.draft_vocabulary), tokens(draft_vocabulary));
-                format!(
-                    "for a draft that proposes {then}, and is left out for one that proposes {now}; \
-                     hint: tune again, or give its `draft_vocabulary.safetensors`"
-                )
             } else if let Some(decoding) = decoding
                 && rule.repetition_penalty != decoding.repetition_penalty
             {
@@ -211,7 +197,6 @@ mod tests {
             costs: CostModel { draft_seconds: 0.5, target_seconds: 2.0, row_seconds: 0.0 },
             num_prompts: 40,
             dtype: WeightDtype::F32,
-            draft_vocabulary: None,
             cost_source: CostSource::Machine,
         }
     }
@@ -248,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_needs_the_type_the_tokens_and_the_penalty_of_its_tuning() {
+    fn a_rule_needs_the_type_and_the_penalty_of_its_tuning() {
         let dir = dir_with("{}");
         let reduced = TunedRule { dtype: WeightDtype::Bf16, ..rule(1.0) };
         let tuned = Tuned { sampled: Some(reduced), ..tuned() };
@@ -256,26 +241,19 @@ mod tests {
         let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
         assert_eq!(text.matches("dtype").count(), 1, "f32 is not named: {text}");
         assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
-        let left_for = |dtype, vocabulary, decoding| {
-            let tuned =
-                Tuned::read_for(dir.path(), dtype, vocabulary, decoding, &Console::silent());
+        let left = |dtype, decoding| {
+            let tuned = Tuned::read_for(dir.path(), dtype, decoding, &Console::silent());
             let Tuned { greedy, sampled } = tuned.expect("reads");
             (greedy.is_some(), sampled.is_some())
         };
-        let left = |dtype, vocabulary| left_for(dtype, vocabulary, Some(&Decoding::GREEDY));
-        assert_eq!(left(WeightDtype::F32, None), (true, false));
-        assert_eq!(left(WeightDtype::Bf16, None), (false, true));
-        assert_eq!(left(WeightDtype::F32, Some(9)), (false, false));
-        let narrow = TunedRule { draft_vocabulary: Some(9), ..rule(0.0) };
-        write(&Tuned { greedy: Some(narrow), sampled: None }, dir.path());
-        assert_eq!(left(WeightDtype::F32, Some(9)), (true, false));
-        assert_eq!(left(WeightDtype::F32, None), (false, false));
+        assert_eq!(left(WeightDtype::F32, Some(&Decoding::GREEDY)), (true, false));
+        assert_eq!(left(WeightDtype::Bf16, Some(&Decoding::GREEDY)), (false, true));
         let penalised = TunedRule { repetition_penalty: 1.3, ..rule(0.0) };
         write(&Tuned { greedy: Some(penalised), sampled: Some(rule(1.0)) }, dir.path());
-        assert_eq!(left(WeightDtype::F32, None), (false, true));
+        assert_eq!(left(WeightDtype::F32, Some(&Decoding::GREEDY)), (false, true));
         let decoding = Decoding::GREEDY.penalising(1.3);
-        assert_eq!(left_for(WeightDtype::F32, None, Some(&decoding)), (true, false));
-        assert_eq!(left_for(WeightDtype::F32, None, None), (true, true));
+        assert_eq!(left(WeightDtype::F32, Some(&decoding)), (true, false));
+        assert_eq!(left(WeightDtype::F32, None), (true, true));
     }
 
     #[test]

@@ -35,9 +35,6 @@ pub(crate) struct CascadeRecipe {
     /// Rules that can end a chain before its length, at most one per reviewer.
     #[serde(default)]
     pub(crate) rules: Vec<ChainRuleRecipe>,
-    /// The number of alternatives for the first token, including the chain's; 1 if absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) leading: Option<usize>,
 }
 
 /// The matrix K: a row for each reviewer and a column for each drafter.
@@ -96,7 +93,7 @@ impl CascadeRecipe {
             rules[row] = Some(rule.config(greedy.max(sampled))?);
         }
         let [greedy, sampled] = self.lengths.all().map(Clone::clone);
-        Ok(CascadeConfig { greedy, sampled, lenience, rules, leading: self.leading.unwrap_or(1) })
+        Ok(CascadeConfig { greedy, sampled, lenience, rules })
     }
 
     /// The row of the chain that a rule ends; None if its reviewer reviews no chain.
@@ -141,134 +138,84 @@ impl CascadeRecipe {
 
     /// Checks the table; messages name it `key`.
     pub(super) fn check(&self, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         let drafters = &self.drafters;
         let is_one =
             |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. } | DrafterId::Merged { .. });
-        require(
+        check(
             (1..=MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(is_one),
-            key,
             "has a cascade whose `drafters` are empty, more than four, or cascades: name `draft`, \
              `small_draft`, `self_draft_N` or `max_gram`",
         )?;
         let num_distinct =
             (0..drafters.len()).filter(|at| !drafters[..*at].contains(&drafters[*at]));
-        require(
-            num_distinct.count() == drafters.len(),
-            key,
-            "has a cascade that names a drafter twice",
-        )?;
+        check(num_distinct.count() == drafters.len(), "has a cascade that names a drafter twice")?;
         let num_self_drafts = drafters.iter().filter(|id| id.exit_layer().is_some()).count();
-        require(
+        check(
             num_self_drafts <= 1,
-            key,
             "has a cascade of two self-drafts: the target can exit at only one layer",
         )?;
         let before_last = &drafters[..drafters.len() - 1];
-        require(
+        check(
             !before_last.contains(&DrafterId::MaxGram),
-            key,
             "has a cascade with a drafter after `max_gram`, which reviews nothing: put it last",
         )?;
         for lengths in self.lengths.all() {
             self.check_lengths(lengths, key)?;
         }
-        require(
+        check(
             !self.lenient_lookup || (self.lenience > 1.0 && drafters.contains(&DrafterId::MaxGram)),
-            key,
             "has a cascade with `lenient_lookup` but without `max_gram`, or without a `lenience` above 1: \
              leave it out",
         )?;
-        self.check_leading(key)?;
         self.check_rules(key)?;
         self.config().map(drop).with_context(|| format!("key `{key}`"))
     }
 
     fn check_lengths(&self, lengths: &CascadeLengths, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         let num_drafters = self.drafters.len();
-        require(
+        check(
             lengths.len() == num_drafters && lengths.iter().all(|row| row.len() == num_drafters),
-            key,
             "has a cascade whose `lengths` are not a matrix with a row and a column for each drafter",
         )?;
         let mut rows = lengths.iter().enumerate();
-        require(
+        check(
             rows.all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
-            key,
             "has a cascade with `lengths` below the diagonal: a drafter reviews only smaller ones",
         )?;
-        require(
+        check(
             lengths[0].iter().any(|length| *length > 0),
-            key,
             "has a cascade whose first row of `lengths` is 0: the target would review nothing",
         )
     }
 
-    /// Checks `leading`: only a model can give alternatives for the first token.
-    fn check_leading(&self, key: &str) -> Result<()> {
-        let Some(leading) = self.leading else { return Ok(()) };
-        require(
-            leading > 1,
-            key,
-            "has a cascade whose `leading` is 0 or 1, which branches nothing: give the number of \
-             first tokens, such as 8, or leave it out",
-        )?;
-        let has_model = |id: &DrafterId| *id != DrafterId::MaxGram;
-        let first_of = |lengths: &CascadeLengths| {
-            let first = lengths[0].iter().position(|length| *length > 0);
-            first.is_some_and(|drafter| has_model(&self.drafters[drafter]))
-        };
-        require(
-            self.lengths.all().into_iter().all(first_of),
-            key,
-            "has a cascade with `leading` whose first candidate is looked up, which gives only one \
-             token: give a drafter with a model a length in the first row",
-        )
-    }
-
-    /// Checks that the vocabulary has enough tokens for `leading`.
-    ///
-    /// # Errors
-    /// If it has fewer.
-    pub(crate) fn check_fits(&self, vocab_size: usize) -> Result<()> {
-        match self.leading.filter(|leading| *leading > vocab_size) {
-            Some(leading) => bail!(
-                "a cascade has `leading = {leading}`, but there are only {vocab_size} tokens; hint: give \
-                 a smaller number, such as 8"
-            ),
-            None => Ok(()),
-        }
-    }
-
     fn check_rules(&self, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
         for (at, rule) in self.rules.iter().enumerate() {
-            require(
+            check(
                 self.row_of(rule).is_some(),
-                key,
                 "has a cascade with a rule whose `reviewer` reviews no chain: name a drafter that is not \
                  the last, or leave it out for the target",
             )?;
-            require(
+            check(
                 self.rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
-                key,
                 "has a cascade with two rules for one reviewer",
             )?;
             let needs = rule.config(1).with_context(|| format!("key `{key}`"))?.needs();
             let drafters = self.drafters_of(rule);
-            require(
+            check(
                 needs.is_nothing() || !drafters.contains(&DrafterId::MaxGram),
-                key,
                 "has a cascade with a rule that reads probabilities for a chain with looked-up \
                  tokens, which have none: use `fixed_length`, or 0 in the column of `max_gram`",
             )?;
-            require(
+            check(
                 !needs.acceptance_prob || drafters.len() == 1,
-                key,
                 "has a cascade with a rule that reads a head for a chain of several drafters: give \
                  the chain one drafter",
             )?;
-            require(
+            check(
                 needs.acceptance_prob || rule.head.is_none(),
-                key,
                 "has a cascade with a `head` for a rule that reads none",
             )?;
         }
@@ -345,10 +292,7 @@ impl fmt::Display for CascadeRecipe {
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
             write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
         }
-        match self.leading {
-            Some(leading) => write!(formatter, ", {leading} first tokens"),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -415,17 +359,6 @@ mod tests {
                 "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
                 "max_gram",
             ),
-            ("drafters = ['draft']\nlengths = [[2]]\nleading = 0", "branches nothing"),
-            ("drafters = ['draft']\nlengths = [[2]]\nleading = 1", "branches nothing"),
-            (
-                "drafters = ['draft', 'max_gram']\nlengths = [[0, 4], [0, 0]]\nleading = 8",
-                "is looked up",
-            ),
-            (
-                "drafters = ['draft', 'max_gram']\nleading = 8\n\
-                 lengths = { greedy = [[1, 3], [0, 1]], sampled = [[0, 4], [0, 0]] }",
-                "is looked up",
-            ),
             (
                 "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
               [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",
@@ -481,13 +414,6 @@ mod tests {
         let cascade: CascadeRecipe = keys.parse().expect("a cascade");
         assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
-        let keys = "drafters = ['draft', 'max_gram'], lengths = [[1, 3], [0, 1]], leading = 8";
-        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
-        assert!(cascade.to_string().ends_with(", lenience 1, 8 first tokens"), "{cascade}");
-        assert_eq!(cascade.config().expect("valid").leading, 8);
-        cascade.check_fits(8).expect("as many tokens as first tokens");
-        let message = cascade.check_fits(7).expect_err("there are fewer").to_string();
-        assert!(message.contains("`leading = 8`") && message.contains("7 tokens"), "{message}");
         for (keys, problem) in [
             ("drafters = ['draft']", "lengths"),
             ("drafters = ['draft'], lengths = [[0]]", "`--cascade`"),

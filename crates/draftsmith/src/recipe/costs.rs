@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use draftsmith_theory::DrafterId;
 use serde::{Deserialize, Serialize};
 
-use super::{require, toml_error};
+use super::{read_keys, require};
 
 /// Costs from a runtime's timings, in milliseconds, used instead of measurements. The time of a head and
 /// of a stop rule's signals is part of a draft forward's time.
@@ -43,12 +43,7 @@ impl GivenCosts {
     /// # Errors
     /// If the file cannot be read, or a key is unknown or has an invalid value.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let named = || format!("costs `{}`", path.display());
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the costs `{}`", path.display()))?;
-        let costs: Self = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-        costs.check("").with_context(named)?;
-        Ok(costs)
+        read_keys("costs", path, |costs: &Self| costs.check(""))
     }
 
     /// Times of verifications of 1, 2, 3 … rows, in milliseconds. A single time holds for any number of

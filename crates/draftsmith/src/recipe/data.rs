@@ -89,7 +89,7 @@ impl DataRecipe {
         self.server.as_ref().filter(|_| self.responses == Responses::Server)
     }
 
-    /// The servers that also stand in for the target's weights, which are then not read.
+    /// The servers that also replace the target's weights, which are then not read.
     pub(crate) fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.served_by().filter(|server| server.labels == ServerLabels::Server)
     }

@@ -6,11 +6,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Bounds, Decoding, EntropyThresholdConfig, LookupFirst, Sampling};
+use draftsmith_theory::{
+    Bounds, Decoding, EntropyThresholdConfig, LookupFirst, MaxGramConfig, Sampling, SearchedText,
+};
 use serde::{Deserialize, Serialize};
 
 use super::cascades::CascadeRecipe;
-use super::max_gram::MaxGramRecipe;
 use super::merged::MergedRecipe;
 use super::prompts::Split;
 use super::require;
@@ -51,9 +52,6 @@ pub(crate) struct EvaluateRecipe {
     pub(crate) repetition_penalty: f64,
     /// The most candidates per round of a separate draft, under every rule except a fixed length.
     pub(crate) max_candidate_length: usize,
-    /// The number of tokens that the separate draft may propose: the most frequent ones in the built
-    /// responses that training used, and the target's end tokens; all tokens if absent.
-    pub(crate) draft_vocabulary: Option<usize>,
     /// The head's directory; the one that this recipe trains if absent.
     pub(crate) head: Option<PathBuf>,
     /// Directories of self-draft adapters; those that this recipe trains if absent.
@@ -112,7 +110,6 @@ impl Default for EvaluateRecipe {
             min_p: None,
             repetition_penalty: 1.0,
             max_candidate_length: 20,
-            draft_vocabulary: None,
             head: None,
             adapters: None,
             // Kangaroo's γ.
@@ -167,11 +164,6 @@ impl EvaluateRecipe {
             "evaluate.batch_size",
             "is outside 1 to 1024; 1 answers one prompt at a time",
         )?;
-        require(
-            self.draft_vocabulary != Some(0),
-            "evaluate.draft_vocabulary",
-            "is 0: leave it out for all tokens",
-        )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.check_stop_rules()?;
         self.trees.iter().try_for_each(|trees| trees.check(&self.decodings))?;
@@ -185,5 +177,47 @@ impl EvaluateRecipe {
         }
         Bounds::new(1, self.max_candidate_length).context("key `evaluate.max_candidate_length`")?;
         Ok(())
+    }
+}
+
+/// The table `[evaluate.max_gram]`: prompt lookup as a drafter without a model.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MaxGramRecipe {
+    /// The most candidates per round; each length is measured.
+    pub(crate) lengths: Vec<usize>,
+    /// Text that is searched for the sequence's suffix.
+    pub(crate) searched: SearchedText,
+    /// The fewest tokens in a match.
+    pub(crate) min_match: usize,
+    /// A table of bigrams that continues rounds where lookup finds nothing more; none if absent.
+    pub(crate) bigrams: Option<PathBuf>,
+}
+
+impl Default for MaxGramRecipe {
+    fn default() -> Self {
+        let MaxGramConfig { searched, min_match } = MaxGramConfig::default();
+        // The paper's 10, and shorter ones for machines where verifying more rows takes longer.
+        Self { lengths: vec![2, 4, 6, 10], searched, min_match, bigrams: None }
+    }
+}
+
+impl MaxGramRecipe {
+    /// The decoder's settings.
+    pub(crate) fn config(&self) -> MaxGramConfig {
+        MaxGramConfig { searched: self.searched, min_match: self.min_match }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        require(
+            !self.lengths.is_empty() && !self.lengths.contains(&0),
+            "evaluate.max_gram.lengths",
+            "is empty or has a 0: give numbers of candidates",
+        )?;
+        require(
+            self.min_match > 0,
+            "evaluate.max_gram.min_match",
+            "is 0: a match has at least one token",
+        )
     }
 }

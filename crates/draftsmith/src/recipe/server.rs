@@ -5,12 +5,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use draftsmith_theory::Decoding;
 use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 use serde::{Deserialize, Serialize};
 
-use super::{Recipe, require, toml_error};
+use super::{Recipe, read_keys, require};
 
 /// Upper limits of `concurrency` and of `timeout_s`, in seconds.
 const MOST_AT_ONCE: usize = 1024;
@@ -85,12 +85,7 @@ impl ServerRecipe {
     /// # Errors
     /// If the file cannot be read, or a key is unknown or has an invalid value.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let named = || format!("server `{}`", path.display());
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the server's keys `{}`", path.display()))?;
-        let server: Self = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-        server.check().with_context(named)?;
-        Ok(server)
+        read_keys("server", path, Self::check)
     }
 
     /// Whether labels come from the target's weights.
@@ -129,26 +124,22 @@ impl ServerRecipe {
             "data.server.model",
             "is empty; hint: see the server's `/v1/models`",
         )?;
-        require(
-            (1..=MOST_AT_ONCE).contains(&self.concurrency),
-            "data.server.concurrency",
-            &format!("is {}, expected 1 to {MOST_AT_ONCE}", self.concurrency),
-        )?;
-        require(
-            self.timeout_s > 0.0 && self.timeout_s <= MOST_SECONDS,
-            "data.server.timeout_s",
-            &format!("is {}, expected more than 0 and at most {MOST_SECONDS}", self.timeout_s),
-        )?;
-        require(
-            (1..=MOST_LOGPROBS).contains(&self.logprobs),
-            "data.server.logprobs",
-            &format!("is {}, expected 1 to {MOST_LOGPROBS}", self.logprobs),
-        )?;
-        require(
-            self.max_outside_mass > 0.0 && self.max_outside_mass <= 1.0,
-            "data.server.max_outside_mass",
-            &format!("is {}, expected more than 0 and at most 1", self.max_outside_mass),
-        )
+        let counts = [
+            ("data.server.concurrency", self.concurrency, MOST_AT_ONCE),
+            ("data.server.logprobs", self.logprobs, MOST_LOGPROBS),
+        ];
+        for (key, value, most) in counts {
+            let problem = format!("is {value}, expected 1 to {most}");
+            require((1..=most).contains(&value), key, &problem)?;
+        }
+        let numbers = [
+            ("data.server.timeout_s", self.timeout_s, MOST_SECONDS),
+            ("data.server.max_outside_mass", self.max_outside_mass, 1.0),
+        ];
+        numbers.into_iter().try_for_each(|(key, value, most)| {
+            let problem = format!("is {value}, expected more than 0 and at most {most}");
+            require(value > 0.0 && value <= most, key, &problem)
+        })
     }
 }
 

@@ -1,8 +1,11 @@
 //! The table `[evaluate.trees]`: trees of candidates, measured beside the chains of every drafter that
 //! has a model.
 
+use std::fmt;
+
 use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};
+use serde::de::value::SeqAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::require;
@@ -76,12 +79,33 @@ impl Serialize for AskedShape {
 
 impl<'de> Deserialize<'de> for AskedShape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = toml::Value::deserialize(deserializer)?;
-        if value.as_str() == Some(TUNED) {
-            return Ok(Self::Tuned);
+        deserializer.deserialize_any(ShapeVisitor)
+    }
+}
+
+/// Reads `"tuned"` or a shape. As a visitor, so that errors show the entry's place in the file.
+struct ShapeVisitor;
+
+impl<'de> de::Visitor<'de> for ShapeVisitor {
+    type Value = AskedShape;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(
+            "a tree's shape, such as `\"3-2x4x12\"`, paths, such as `[[0], [1], [0, 0]]`, or `\"tuned\"`",
+        )
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<AskedShape, E> {
+        match text {
+            TUNED => Ok(AskedShape::Tuned),
+            _ => {
+                text.parse().map(AskedShape::Given).map_err(|e| E::custom(format!("`{text}`: {e}")))
+            }
         }
-        let shape = TreeShape::deserialize(value);
-        shape.map(Self::Given).map_err(|error| de::Error::custom(error.message()))
+    }
+
+    fn visit_seq<A: de::SeqAccess<'de>>(self, seq: A) -> Result<AskedShape, A::Error> {
+        TreeShape::deserialize(SeqAccessDeserializer::new(seq)).map(AskedShape::Given)
     }
 }
 

@@ -77,15 +77,15 @@ const FOUR_POINTS: Shape = Shape::Polygon(&[
     (0.0, 1.55), (-0.46, 0.46), (-1.55, 0.0), (-0.46, -0.46),
 ]);
 
-/// The style sheet's class of a family; `plain` without a stop rule.
-fn class(family: Option<RuleFamily>) -> &'static str {
+/// The style sheet's class of a family, and its shapes for separate drafts and self-drafts.
+fn family_look(family: Option<RuleFamily>) -> (&'static str, [Shape; 2]) {
     match family {
-        None => "plain",
-        Some(RuleFamily::Length) => "length",
-        Some(RuleFamily::Head) => "head",
-        Some(RuleFamily::Confidence) => "confidence",
-        Some(RuleFamily::Entropy) => "entropy",
-        Some(RuleFamily::Cost) => "cost",
+        None => ("plain", [Shape::Circle; 2]),
+        Some(RuleFamily::Length) => ("length", [Shape::Circle, SQUARE]),
+        Some(RuleFamily::Head) => ("head", [DIAMOND, RIGHT]),
+        Some(RuleFamily::Confidence) => ("confidence", [UP, DOWN]),
+        Some(RuleFamily::Entropy) => ("entropy", [PLUS, CROSS]),
+        Some(RuleFamily::Cost) => ("cost", [FIVE_POINTS, FOUR_POINTS]),
     }
 }
 
@@ -142,7 +142,7 @@ impl Look {
             Filling::Dotted => " hollow dotted",
         };
         let other = if self.is_other { " other" } else { "" };
-        format!("{road}{}{filling}{other}", class(self.family))
+        format!("{road}{}{filling}{other}", family_look(self.family).0)
     }
 
     fn shape(&self) -> Shape {
@@ -152,14 +152,7 @@ impl Look {
             Some(Road::Several) => return LEFT,
             _ => {}
         }
-        let [separate, own] = match self.family {
-            None => [Shape::Circle; 2],
-            Some(RuleFamily::Length) => [Shape::Circle, SQUARE],
-            Some(RuleFamily::Head) => [DIAMOND, RIGHT],
-            Some(RuleFamily::Confidence) => [UP, DOWN],
-            Some(RuleFamily::Entropy) => [PLUS, CROSS],
-            Some(RuleFamily::Cost) => [FIVE_POINTS, FOUR_POINTS],
-        };
+        let (_, [separate, own]) = family_look(self.family);
         if self.road == Some(Road::SelfDraft) { own } else { separate }
     }
 

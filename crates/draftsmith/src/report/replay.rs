@@ -1,13 +1,14 @@
 //! Results of replay: for each drafter, way of decoding and set of costs, a picture of gains over the
 //! best fixed length and a table.
 
+use draftsmith_theory::CostModel;
 use minijinja::{Value, context};
 
 use super::axis::{Axis, picture as picture_of, tenth};
 use super::bars::{MARK, label_width};
 use super::key::Look;
 use super::labels::Rect;
-use super::text::{counted, gain, number, on_a_page, percent, sentence_case, times};
+use super::text::{counted, gain, number, on_a_page, sentence_case, times};
 use super::{FRAMES, Frame};
 use crate::results::{
     DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, ReplayedTree, StopRuleName,
@@ -42,22 +43,17 @@ pub(super) fn sections(replays: &[ReplayGroup]) -> Vec<Value> {
 
 fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
     let best = best(replay);
-    let milliseconds = |seconds: f64| number(1e3 * seconds, 2);
+    let CostModel { draft_seconds, target_seconds, row_seconds } = replay.costs;
     let rows = replay.rows.iter().map(|row| {
         let is_fixed = row.stop_rule == StopRuleName::FixedLength;
         context! {
-            rule => sentence_case(row.stop_rule.text()),
-            setting => label(row),
-            best => best == Some(row),
-            speedup => times(Some(row.speedup.value)),
-            speedups => range(row.speedup, |speedup| number(speedup, 2)),
+            rule => sentence_case(row.stop_rule.text()), setting => label(row), best => best == Some(row),
+            speedup => row.speedup.value, speedups => range(row.speedup, |speedup| number(speedup, 2)),
             gain => (!is_fixed).then(|| estimated_gain(row.gain)),
-            verification_rate => number(row.verification_rate, 3),
-            discard_rate => number(row.discard_rate, 3),
+            verification_rate => row.verification_rate, discard_rate => row.discard_rate,
             ceiling => row.ceiling.map(estimated_gain),
             share => row.share_of_ceiling.map(|share| context! {
-                value => percent(share.value),
-                range => range(share, |share| number(100.0 * share, 0)),
+                value => share.value, range => range(share, |share| number(100.0 * share, 0)),
             }),
         }
     });
@@ -66,9 +62,8 @@ fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
         id,
         name => format!("{name}, {}", replay.cost_source.text()),
         costs => sentence_case(replay.cost_source.text()),
-        draft => milliseconds(replay.costs.draft_seconds),
-        target => milliseconds(replay.costs.target_seconds),
-        row => (replay.costs.row_seconds > 0.0).then(|| milliseconds(replay.costs.row_seconds)),
+        draft_ms => 1e3 * draft_seconds, target_ms => 1e3 * target_seconds,
+        row_ms => (row_seconds > 0.0).then_some(1e3 * row_seconds),
         prompts => format!(
             "chosen on {}, judged on {} with {}",
             counted(replay.num_validation_prompts, "validation prompt"),
@@ -77,14 +72,10 @@ fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
         ),
         tree => replay.tree.as_ref().map(tree),
         fixed => fixed(replay).map(label),
-        best => best.map(|row| context! {
-            setting => label(row),
-            gain => estimated_gain(row.gain),
-        }),
+        best => best.map(|row| context! { setting => label(row), gain => estimated_gain(row.gain) }),
         oracle => replay.oracle.map(estimated_gain),
         has_ceiling => replay.rows.iter().any(|row| row.ceiling.is_some()),
-        charts => charts.collect::<Vec<_>>(),
-        rows => rows.collect::<Vec<_>>(),
+        charts => charts.collect::<Vec<_>>(), rows => rows.collect::<Vec<_>>(),
     }
 }
 

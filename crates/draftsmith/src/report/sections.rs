@@ -1,5 +1,7 @@
 //! The texts and tables around the pictures: findings, cost models, losslessness and provenance.
 
+use std::collections::BTreeSet;
+
 use draftsmith_theory::{Decoding, TokenChoice};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
@@ -14,7 +16,7 @@ use crate::results::{
 /// The main findings, in a few sentences.
 pub(super) fn lead(groups: &[Group<'_>]) -> String {
     let mut findings: Vec<String> =
-        ROADS.into_iter().filter_map(|road| rule_over_fixed(groups, road)).collect();
+        ROADS.iter().filter_map(|(road, with, _)| rule_over_fixed(groups, *road, with)).collect();
     let ratios: Vec<f64> = groups.iter().filter_map(self_over_separate).collect();
     if !ratios.is_empty() {
         let what = "Self-drafting at its best is faster than the separate draft at its best";
@@ -23,37 +25,33 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
     if !findings.is_empty() {
         return findings.join(" ");
     }
-    let bests: Vec<(&ResultRow, f64)> =
-        groups.iter().filter_map(|group| Some((group.best()?, group.best()?.speedup?))).collect();
-    let Some((first, _)) = bests.first() else {
-        return "No speed-up over plain decoding with the target was measured.".into();
-    };
-    let (least, greatest) = range(&bests.iter().map(|(_, speedup)| *speedup).collect::<Vec<_>>());
-    let which = if bests.iter().all(|(row, _)| row.stop_rule == first.stop_rule) {
-        format!("{} at its best setting", rule_in_words(first.stop_rule))
-    } else if bests.iter().all(|(row, _)| row.drafter.road() == Some(Road::SelfDraft)) {
-        "self-drafting at its best setting".into()
-    } else {
-        "its best setting".into()
-    };
-    if bests.len() == 1 {
-        format!("With {which} decoding is {} as fast as plain decoding.", times(Some(least)))
-    } else {
-        let (least, greatest) = (times(Some(least)), times(Some(greatest)));
-        format!("With {which} decoding is {least} to {greatest} as fast as plain decoding.")
+    let speedups: Vec<f64> = groups.iter().filter_map(|group| group.best()?.speedup).collect();
+    let (least, greatest) = range(&speedups);
+    match speedups.len() {
+        0 => "No speed-up over plain decoding with the target was measured.".into(),
+        1 => format!("The best setting is {} as fast as plain decoding.", times(Some(least))),
+        _ => format!(
+            "The best settings are {} to {} as fast as plain decoding.",
+            times(Some(least)),
+            times(Some(greatest))
+        ),
     }
 }
 
-const ROADS: [Road; 4] = [Road::SeparateDraft, Road::SelfDraft, Road::Lookup, Road::Several];
+/// Kinds of drafters with the start of a sentence about them, and the prefix of their gains on a card.
+const ROADS: [(Road, &str, &str); 4] = [
+    (Road::SeparateDraft, "With the separate draft", ""),
+    (Road::SelfDraft, "With self-drafts", "self-draft, "),
+    (Road::Lookup, "With prompt lookup", "prompt lookup, "),
+    (Road::Several, "With several drafters", "several drafters, "),
+];
 
 /// The gain of a kind of drafter's best adaptive rule, by its mean over the groups, over the best fixed
 /// length.
-fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
-    let mut rules: Vec<StopRuleName> =
+fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<String> {
+    let rules: BTreeSet<StopRuleName> =
         groups.iter().flat_map(|group| group.rules_of_road(road)).collect();
-    rules.sort();
-    rules.dedup();
-    rules.retain(|rule| is_adaptive(*rule));
+    let rules = rules.into_iter().filter(|rule| is_adaptive(*rule));
     let gains = |rule: StopRuleName| -> Vec<f64> {
         let ratio = |group: &Group<'_>| {
             speed_ratio(
@@ -64,7 +62,7 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
         groups.iter().filter_map(ratio).collect()
     };
     let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
-    let rules = rules.into_iter().map(|rule| (rule, gains(rule)));
+    let rules = rules.map(|rule| (rule, gains(rule)));
     let rules: Vec<(StopRuleName, Vec<f64>)> =
         rules.filter(|(_, gains)| !gains.is_empty()).collect();
     let best = |a: &(StopRuleName, Vec<f64>), b: &(StopRuleName, Vec<f64>)| {
@@ -76,12 +74,6 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road) -> Option<String> {
         "the adaptive stop rule".into()
     } else {
         format!("the best of {} adaptive stop rules", rules.len())
-    };
-    let with = match road {
-        Road::SeparateDraft => "With the separate draft",
-        Road::SelfDraft => "With self-drafts",
-        Road::Lookup => "With prompt lookup",
-        Road::Several => "With several drafters",
     };
     Some(format!(
         "{with} {of}, {}, is faster than the best fixed candidate length {}",
@@ -148,29 +140,19 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
 
 /// A card for each group: the fastest setting, and the best of each kind of drafter.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
+    let line = |row: &ResultRow| {
+        let (setting, rule) = (label(row), rule_label(row));
+        let (drafter, speed) = (setting.strip_suffix(&rule), number(row.tokens_per_second, 1));
+        context! { drafter, rule, speedup => times(row.speedup), speed }
+    };
     let card = |(index, group): (usize, &Group<'_>)| {
         let first = group.best().or(group.plain())?;
-        let line = |row: &ResultRow| {
-            let (setting, rule) = (label(row), rule_label(row));
-            context! {
-                drafter => setting.strip_suffix(&rule),
-                rule,
-                speedup => times(row.speedup),
-                speed => number(row.tokens_per_second, 1),
-            }
-        };
         let (mut gains, mut lines) = (Vec::new(), Vec::new());
-        for road in ROADS {
+        for (road, _, prefix) in ROADS {
             let (adaptive, fixed) = (best_adaptive(group, road), best_fixed(group, road));
             lines.extend(adaptive.into_iter().chain(fixed).map(line));
             if let (Some(adaptive), Some(fixed)) = (adaptive, fixed) {
-                let over = format!("{} over K", symbol(adaptive));
-                let what = match road {
-                    Road::SeparateDraft => over,
-                    Road::SelfDraft => format!("self-draft, {over}"),
-                    Road::Lookup => format!("prompt lookup, {over}"),
-                    Road::Several => format!("several drafters, {over}"),
-                };
+                let what = format!("{prefix}{} over K", symbol(adaptive));
                 gains.push((speed_ratio(adaptive, fixed), what));
             }
         }
@@ -180,14 +162,9 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
         });
         lines.extend(group.plain().map(line));
         Some(context! {
-            id => group_id(index),
-            dataset => group.dataset,
-            decoding => group.decoding_text(),
-            speedup => times(first.speedup),
-            interval => speedup_interval(first),
-            setting => label(first),
-            gains => gains.collect::<Vec<_>>(),
-            lines,
+            id => group_id(index), dataset => group.dataset, decoding => group.decoding_text(),
+            speedup => times(first.speedup), interval => speedup_interval(first),
+            setting => label(first), gains => gains.collect::<Vec<_>>(), lines,
         })
     };
     groups.iter().enumerate().filter_map(card).collect()
@@ -200,7 +177,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
 pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
     // Each setting with the fixed length that it is compared with.
     let mut settings: Vec<(&ResultRow, Option<&ResultRow>)> = Vec::new();
-    for road in ROADS {
+    for (road, ..) in ROADS {
         let fixed = best_fixed(group, road);
         settings.extend(fixed.map(|row| (row, None)));
         settings.extend(best_adaptive(group, road).map(|row| (row, fixed)));

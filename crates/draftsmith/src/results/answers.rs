@@ -92,18 +92,6 @@ impl std::fmt::Display for QuestionId {
     }
 }
 
-impl From<u64> for QuestionId {
-    fn from(number: u64) -> Self {
-        Self::Number(number.into())
-    }
-}
-
-impl From<&str> for QuestionId {
-    fn from(text: &str) -> Self {
-        Self::Text(text.into())
-    }
-}
-
 /// The text of an answers file.
 ///
 /// # Errors
@@ -148,8 +136,8 @@ mod tests {
         choice.push_turn("Aloha.\n", &trace(&[3, 0], 0));
         choice.push_turn("Again.", &trace(&[1, 4], 2));
         let answers = [
-            Answer::new(81.into(), "writing", "tiny-h0.7", vec![choice]),
-            Answer::new("gsm8k#4".into(), "all", "tiny-h0.7", vec![]),
+            Answer::new(QuestionId::Number(81.into()), "writing", "tiny-h0.7", vec![choice]),
+            Answer::new(QuestionId::Text("gsm8k#4".into()), "all", "tiny-h0.7", vec![]),
         ];
         let text = answers_to_jsonl(&answers).expect("answers are JSON");
         insta::assert_snapshot!(text, @r#"

@@ -130,21 +130,16 @@ impl<'a> Group<'a> {
         matches!(self.standing(row), Some(Standing::All | Standing::Road))
     }
 
-    /// The prompts' categories, in the order they first came; none where only pooled rows are
-    /// there.
+    /// The categories of prompts, in order of appearance.
     pub(crate) fn categories(&self) -> Vec<&'a str> {
         let rows = self.rows.iter().copied();
         in_order(rows.filter(|row| !row.is_pooled()).map(|row| row.category.as_str()))
     }
 
-    /// The rows of `category`.
-    pub(crate) fn of_category(&self, category: &str) -> impl Iterator<Item = &'a ResultRow> {
-        self.rows.iter().copied().filter(move |row| row.category == category)
-    }
-
     /// The row of `category` under the setting of `like`.
     pub(crate) fn in_category(&self, category: &str, like: &ResultRow) -> Option<&'a ResultRow> {
-        self.of_category(category).find(|row| row.same_setting(like))
+        let mut rows = self.rows.iter().copied().filter(|row| row.category == category);
+        rows.find(|row| row.same_setting(like))
     }
 
     /// The dataset and the way of decoding, in words.

@@ -1,5 +1,5 @@
-//! The rollouts files of a recipe: where each is, and whether it is true of the models, prompts and
-//! settings at hand.
+//! The rollouts files of a recipe: their paths, and whether they match the models, prompts and settings at
+//! hand.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,7 @@ use serde_json::json;
 
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
-use crate::built_data::{built_data, told};
-use crate::exports::draft_vocabulary::DraftTokens;
+use crate::built_data::{built_data, changes_text};
 use crate::exports::{
     ExportKind, adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_export,
 };
@@ -32,7 +31,7 @@ pub(crate) struct RolloutKey {
 }
 
 impl RolloutKey {
-    /// How tokens were chosen, as files and streams of draws call it.
+    /// The decoding, as file names and streams of draws spell it.
     pub(crate) fn stored_decoding(self) -> RolloutDecoding {
         match self.decoding {
             DecodingName::Greedy => RolloutDecoding::Greedy,
@@ -41,41 +40,40 @@ impl RolloutKey {
     }
 }
 
-/// What a file is to the recipe.
+/// Whether a file matches the recipe.
 pub(crate) enum FileState {
-    /// It is not there.
+    /// The file does not exist.
     Absent,
-    /// It holds what the recipe would record now.
+    /// The file has what the recipe would record now.
     Whole(RecordedSet),
-    /// It does not, and why: another provenance, or a broken file.
+    /// The file is broken or has another provenance, with the reason.
     Stale(String),
 }
 
-/// The rollouts files of a recipe, with what they depend on.
+/// The rollouts files of a recipe, with everything that they depend on.
 pub(crate) struct RolloutFiles<'a> {
     recipe: &'a Recipe,
     evaluate: &'a EvaluateRecipe,
     tune: &'a TuneRecipe,
-    /// What all responses depend on; drafter, prompts and decoding differ from file to file.
+    /// The common part of the provenance; drafter, prompts and decoding differ by file.
     responses: Provenance,
-    drafters: Vec<Drafting>,
+    drafters: Vec<HashedDrafter>,
     validation_prompts: Vec<PromptFile>,
     test_prompts: Vec<PromptFile>,
     vocab_size: usize,
     context: usize,
 }
 
-/// A drafter, and the hashes of what makes its candidates and signals.
-struct Drafting {
+/// A drafter with the hashes of its weights and its head.
+struct HashedDrafter {
     name: DrafterName,
     hash: String,
     head: Option<RolloutHead>,
-    /// Where that is.
     head_dir: Option<PathBuf>,
 }
 
 impl<'a> RolloutFiles<'a> {
-    /// The files of a recipe, whose models and prompts they depend on.
+    /// Hashes the models and prompts of a recipe.
     ///
     /// # Errors
     /// If the recipe lacks a section, or one of its files cannot be read.
@@ -99,24 +97,24 @@ impl<'a> RolloutFiles<'a> {
         })
     }
 
-    /// What drafts: the separate draft, then the adapters.
+    /// The separate draft, then the adapters.
     pub(crate) fn drafters(&self) -> Vec<DrafterName> {
         self.drafters.iter().map(|drafting| drafting.name).collect()
     }
 
-    /// Where the drafter's acceptance head is.
+    /// The directory of the drafter's acceptance head.
     pub(crate) fn head_dir(&self, drafter: DrafterName) -> Option<&Path> {
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
         drafting.and_then(|drafting| drafting.head_dir.as_deref())
     }
 
-    /// Where a file is.
+    /// The path of a file.
     pub(crate) fn path(&self, key: RolloutKey) -> PathBuf {
         let drafter = key.drafter.to_string();
         rollouts_path(&self.recipe.data_dir(), &drafter, key.set.name(), key.stored_decoding())
     }
 
-    /// Reads a file that is there and holds what would be recorded now.
+    /// Reads a file, if it matches the recipe.
     ///
     /// # Errors
     /// If the recipe has no such drafter.
@@ -132,7 +130,8 @@ impl<'a> RolloutFiles<'a> {
         };
         let differences = provenance.differences(&expected);
         if !differences.is_empty() {
-            let why = format!("`{}` was recorded with {}", path.display(), told(&differences));
+            let why =
+                format!("`{}` was recorded with {}", path.display(), changes_text(&differences));
             return Ok(FileState::Stale(why));
         }
         let set = RecordedSet::new(&rows, &provenance)?;
@@ -146,7 +145,7 @@ impl<'a> RolloutFiles<'a> {
         })
     }
 
-    /// Writes a file, whole or not at all, and returns what it then holds.
+    /// Writes a file completely or not at all, and returns its recordings.
     ///
     /// # Errors
     /// If it cannot be written, or the recipe has no such drafter.
@@ -163,7 +162,7 @@ impl<'a> RolloutFiles<'a> {
         RecordedSet::new(&rows, &provenance)
     }
 
-    /// What a file depends on.
+    /// The provenance of a file.
     fn provenance(&self, key: RolloutKey) -> Result<RolloutProvenance> {
         let RolloutKey { drafter, set, decoding } = key;
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
@@ -206,7 +205,7 @@ impl<'a> RolloutFiles<'a> {
     }
 }
 
-/// What stands for a prompt file where prompts are those that training held out.
+/// The stand-in for a prompt file in provenance, if prompts are those that training held out.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
     let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
     let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
@@ -217,16 +216,15 @@ fn drafters(
     recipe: &Recipe,
     evaluate: &EvaluateRecipe,
     workspace: &Workspace,
-) -> Result<Vec<Drafting>> {
+) -> Result<Vec<HashedDrafter>> {
     let rollout_head = |dir: &Path| rollout_head(dir, workspace);
     let mut drafters = Vec::new();
     if let Some(hash) = workspace.draft_hash()? {
         let head_dir = head_dir(recipe, evaluate);
         head_dir.as_deref().map(|dir| need_export(ExportKind::Head, dir)).transpose()?;
-        let tokens = DraftTokens::of_recipe(recipe, workspace)?;
-        drafters.push(Drafting {
+        drafters.push(HashedDrafter {
             name: DrafterName::Of(DrafterId::Draft),
-            hash: DraftTokens::drafter_hash(tokens.as_ref(), hash),
+            hash: hash.to_owned(),
             head: head_dir.as_deref().map(rollout_head).transpose()?,
             head_dir,
         });
@@ -235,7 +233,7 @@ fn drafters(
         need_adapter_head(recipe, evaluate, &dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
         let head_dir = found_adapter_head(&dir);
-        drafters.push(Drafting {
+        drafters.push(HashedDrafter {
             name: DrafterName::Of(DrafterId::SelfDraft { exit_layer: config.exit_layer }),
             hash: workspace.export_hash(
                 &dir,
@@ -248,7 +246,7 @@ fn drafters(
     Ok(drafters)
 }
 
-/// The head in a directory, as provenance has it.
+/// The provenance of the head in a directory.
 fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;

@@ -1,131 +1,83 @@
-//! Which prompts are recorded: those that rules are chosen on, and those that `evaluate` measures
+//! The prompts of the two recorded sets: those that rules are chosen on, and those that `evaluate` measures
 //! with.
 
-use std::sync::Arc;
-
 use anyhow::{Result, bail};
-use draftsmith_data::{DataSet, ResponseRow};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
 use crate::built_data::built_data;
 use crate::console::Console;
 use crate::conversation::SetPrompt;
-use crate::prompts::{PromptChoice, Source, read_sources, spread};
-use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::text_side::TextSide;
+use crate::prompts::{PromptChoice, read_sources, spread};
+use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
-/// Where the prompts of a set come from.
-pub(crate) enum SetSources {
-    /// Files, of each of which at most so many prompts are taken.
-    Files(Vec<Source>, Option<usize>),
-    /// The built data, of which at most so many prompts are taken.
-    HeldOut(Arc<DataSet>, Option<usize>),
+/// The prompts of a set, spread evenly over each file or the held-out prompts. Loads no model.
+///
+/// # Errors
+/// If a file is missing or broken, the data of the recipe's models and settings is missing, training held
+/// out no prompt, or one does not fit the models' context.
+pub(crate) fn set_prompts(
+    recipe: &Recipe,
+    set: PromptSet,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<Vec<SetPrompt>> {
+    let (tune, evaluate) = recipe.need_tuning("record")?;
+    let (paths, split, num_prompts) = match (set, &tune.prompts) {
+        (PromptSet::Test, _) => (&evaluate.prompts, evaluate.split, evaluate.num_prompts),
+        (PromptSet::Validation, Some(paths)) => (paths, tune.split, tune.num_prompts),
+        (PromptSet::Validation, None) => return held_out_prompts(recipe, workspace),
+    };
+    let sources = read_sources(paths, &recipe.reading(split))?;
+    let choice = PromptChoice { num_prompts, skip_long: evaluate.skip_long_prompts };
+    let datasets = choice.of_each(sources, workspace.text_side()?, console)?;
+    let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
+    Ok(prompts.map(SetPrompt::Conversation).collect())
 }
 
-impl SetSources {
-    /// Reads them.
-    ///
-    /// # Errors
-    /// If a file is missing or broken, or there is no built data of the recipe's models and settings.
-    pub(crate) fn read(recipe: &Recipe, set: PromptSet, workspace: &Workspace) -> Result<Self> {
-        let (tune, evaluate) = recipe.need_tuning("record")?;
-        Ok(match (set, &tune.prompts) {
-            (PromptSet::Test, _) => {
-                let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
-                Self::Files(sources, evaluate.num_prompts)
-            }
-            (PromptSet::Validation, Some(paths)) => {
-                Self::Files(read_sources(paths, &recipe.reading(tune.split))?, tune.num_prompts)
-            }
-            (PromptSet::Validation, None) => Self::HeldOut(
-                built_data(recipe, workspace, workspace.vocab_size()?)?,
-                tune.num_prompts,
-            ),
-        })
+/// The prompts that training held out.
+fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPrompt>> {
+    let (tune, evaluate) = recipe.need_tuning("record")?;
+    let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
+    let (text, share) = (workspace.text_side()?, recipe.held_out_share());
+    let fits = |prompt_ids: &[u32]| !evaluate.skip_long_prompts || prompt_ids.len() < text.context;
+    let held_out = data.rows.iter().filter(|row| is_held_out(row, share) && fits(&row.prompt_ids));
+    let prompts: Vec<_> = held_out.map(|row| (row.id.clone(), row.prompt_ids.clone())).collect();
+    if prompts.is_empty() {
+        bail!(
+            "of {} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
+             build more data, or set `tune.prompts`",
+            data.rows.len(),
+            recipe.data_dir().display()
+        );
     }
-
-    /// The prompts of the set, spread evenly over each file or the held-out ones.
-    ///
-    /// # Errors
-    /// If one does not fit the models' context, or training held out none.
-    pub(crate) fn choose(
-        self,
-        recipe: &Recipe,
-        workspace: &Workspace,
-        console: &Console,
-    ) -> Result<Vec<SetPrompt>> {
-        let text = workspace.text_side()?;
-        let (_, evaluate) = recipe.need_tuning("record")?;
-        match self {
-            Self::Files(sources, num_prompts) => {
-                let choice = PromptChoice { num_prompts, skip_long: evaluate.skip_long_prompts };
-                let datasets = choice.of_each(sources, text, console)?;
-                let prompts = datasets.into_iter().flat_map(|dataset| dataset.prompts);
-                Ok(prompts.map(SetPrompt::Conversation).collect())
-            }
-            Self::HeldOut(data, num_prompts) => {
-                held_out(recipe, evaluate, &data.rows, num_prompts, text)
-            }
-        }
-    }
+    let chosen = spread(prompts, tune.num_prompts).into_iter().map(|(id, prompt_ids)| {
+        text.check_fits(&id, &prompt_ids)?;
+        Ok(SetPrompt::HeldOut { id, prompt_ids })
+    });
+    chosen.collect()
 }
 
 /// The first turns of the prompts that rules are chosen on, by row id.
 ///
 /// # Errors
-/// As for recording them.
+/// As for [`set_prompts`].
 pub(crate) fn validation_prompts(
     recipe: &Recipe,
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<(String, Vec<u32>)>> {
-    let sources = SetSources::read(recipe, PromptSet::Validation, workspace)?;
-    let (chosen, text) = (sources.choose(recipe, workspace, console)?, workspace.text_side()?);
-    chosen
-        .into_iter()
-        .map(|prompt| {
-            Ok(match prompt {
-                SetPrompt::Conversation(prompt) => {
-                    let ids = text.encode(&prompt.messages(0, &[]))?;
-                    (prompt.id, ids)
-                }
-                SetPrompt::HeldOut { id, prompt_ids } => (id, prompt_ids),
-            })
+    let text = workspace.text_side()?;
+    let first_turn = |prompt: SetPrompt| {
+        Ok(match prompt {
+            SetPrompt::Conversation(prompt) => {
+                let ids = text.encode(&prompt.messages(0, &[]))?;
+                (prompt.id, ids)
+            }
+            SetPrompt::HeldOut { id, prompt_ids } => (id, prompt_ids),
         })
-        .collect()
-}
-
-/// The prompts that training held out.
-fn held_out(
-    recipe: &Recipe,
-    evaluate: &EvaluateRecipe,
-    rows: &[ResponseRow],
-    num_prompts: Option<usize>,
-    text: &TextSide,
-) -> Result<Vec<SetPrompt>> {
-    let (num_rows, share) = (rows.len(), recipe.held_out_share());
-    let mut prompts: Vec<(String, Vec<u32>)> = rows
-        .iter()
-        .filter(|row| is_held_out(row, share))
-        .map(|row| (row.id.clone(), row.prompt_ids.clone()))
-        .collect();
-    if evaluate.skip_long_prompts {
-        prompts.retain(|(_, prompt_ids)| prompt_ids.len() < text.context);
-    }
-    if prompts.is_empty() {
-        bail!(
-            "of {num_rows} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
-             build more data, or set `tune.prompts`",
-            recipe.data_dir().display()
-        );
-    }
-    spread(prompts, num_prompts)
-        .into_iter()
-        .map(|(id, prompt_ids)| {
-            text.check_fits(&id, &prompt_ids)?;
-            Ok(SetPrompt::HeldOut { id, prompt_ids })
-        })
-        .collect()
+    };
+    let prompts = set_prompts(recipe, PromptSet::Validation, workspace, console)?;
+    prompts.into_iter().map(first_turn).collect()
 }

@@ -3,7 +3,7 @@
 use draftsmith_data::{RolloutCandidates, RolloutRow};
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording};
 
-/// A response's rows: its own, then one a position where something else is drafted.
+/// The rows of a recording: the response, then one rollout for each position with another candidate.
 pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
     let row = |start: usize, is_response, candidates: &[&RecordedCandidate]| RolloutRow {
         id: id.to_owned(),
@@ -26,7 +26,7 @@ pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<Ro
     rows
 }
 
-/// Row ids and recordings of rows that keep their rules.
+/// The ids and recordings of valid rows.
 pub(super) fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
     let recorded = rows.chunk_by(|one, next| one.id == next.id).map(|rows| {
         let (response, rollouts) = rows.split_first().expect("a chunk has a row");
@@ -50,7 +50,7 @@ fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidat
     let list = |value: fn(&RecordedCandidate) -> f64| {
         candidates.iter().map(|candidate| value(candidate)).collect::<Vec<f64>>()
     };
-    // No rule asks for the prediction of a row's last candidate.
+    // The last candidate of a row needs no prediction.
     let predicted = || list(|candidate| candidate.predicted_acceptance_prob.unwrap_or(f64::NAN));
     RolloutCandidates {
         candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),

@@ -1,5 +1,5 @@
-//! Which static tree of a drafter is best, by replay: shapes grow along what was recorded, as deep as
-//! each of some depths, and each is replayed with a chain as long as it is deep.
+//! Finds the best static tree of a drafter by replay. Shapes of every depth grow along the recordings, and each
+//! is replayed with a chain as long as the tree is deep.
 
 use std::collections::HashSet;
 
@@ -12,25 +12,25 @@ use rayon::prelude::*;
 
 use crate::costs::Costs;
 
-/// A static tree as replay judges it.
+/// A static tree with its replayed costs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JudgedTree {
     pub(crate) shape: TreeShape,
-    /// What it takes along the recordings, of each response.
+    /// The costs by response.
     pub(crate) spent: Vec<TimedCounts>,
-    /// Modelled seconds a token.
+    /// Modelled seconds per token.
     pub(crate) seconds_per_token: f64,
 }
 
-/// The rule of rounds whose chains are as long as a static shape is deep.
+/// The rule with chains as long as a static shape is deep.
 pub(crate) fn rule_of(shape: TreeShape) -> FixedLengthConfig {
     FixedLengthConfig { candidate_length: shape.depth().unwrap_or(1) }
 }
 
-/// What a static tree takes along recordings, of each response.
+/// The costs of a static tree along recordings, by response.
 ///
 /// # Errors
-/// If ranks were not recorded, or the costs have no price for the drafter.
+/// If ranks were not recorded, or the costs have no price of the drafter.
 pub(crate) fn replay_tree(
     shape: TreeShape,
     recordings: &Recordings,
@@ -41,10 +41,10 @@ pub(crate) fn replay_tree(
     recordings.replay_tree(shape, &rule, forward_seconds, &costs.rounds)
 }
 
-/// Replays all that grow along the recordings, the smaller before the larger that go as deep.
+/// Replays all trees that grow along the recordings; of the same depth, smaller ones first.
 ///
 /// # Errors
-/// If ranks were not recorded, or the costs have no price for the drafter.
+/// If ranks were not recorded, or the costs have no price of the drafter.
 pub(crate) fn judge_trees(recordings: &Recordings, costs: &Costs) -> Result<Vec<JudgedTree>> {
     let judge = |shape: TreeShape| -> Result<JudgedTree, TheoryError> {
         let spent = replay_tree(shape, recordings, costs)?;
@@ -58,10 +58,10 @@ pub(crate) fn judge_trees(recordings: &Recordings, costs: &Costs) -> Result<Vec<
     Ok(tried.into_par_iter().map(judge).collect::<Result<_, _>>()?)
 }
 
-/// The one that takes the fewest seconds a token; the first of equals.
+/// The tree with the fewest seconds per token; the first among equals.
 ///
 /// # Errors
-/// If there is none.
+/// If there are no trees.
 pub(crate) fn fastest_tree(judged: &[JudgedTree]) -> Result<&JudgedTree> {
     let by_time = |one: &&JudgedTree, other: &&JudgedTree| {
         one.seconds_per_token.total_cmp(&other.seconds_per_token)

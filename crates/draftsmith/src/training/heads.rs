@@ -14,7 +14,7 @@ use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
 use crate::recipe::Recipe;
-use crate::rollouts::TrainingRollouts;
+use crate::rollouts::{TrainingRecorder, TrainingRollouts};
 use crate::workspace::Workspace;
 
 /// Trains the heads of one drafter.
@@ -130,16 +130,16 @@ impl HeadTrainer<'_> {
         if settings.labels != HeadLabels::Rollouts {
             return Ok(None);
         }
-        let rollouts = TrainingRollouts::read_or_record(
-            self.recipe,
-            self.adapter.map(|(dir, _)| dir),
-            self.data,
-            &self.provenance,
-            settings.rollout_length,
-            self.workspace,
-            self.console,
-        );
-        rollouts.map(Some)
+        let recorder = TrainingRecorder {
+            recipe: self.recipe,
+            adapter_dir: self.adapter.map(|(dir, _)| dir),
+            data: self.data,
+            provenance: &self.provenance,
+            max_length: settings.rollout_length,
+            workspace: self.workspace,
+            console: self.console,
+        };
+        recorder.read_or_record().map(Some)
     }
 
     /// The model whose hidden states heads read, computing in `dtype`.

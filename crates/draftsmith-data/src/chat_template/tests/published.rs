@@ -1,5 +1,5 @@
-//! The formats of published models, and those that are built in, against what transformers makes of
-//! them (`tests/fixtures/make_chat_templates.py`).
+//! The templates of published models and the built-in ones, compared with transformers
+//! (`tests/fixtures/make_chat_templates.py`).
 
 use serde_json::Value as Json;
 
@@ -8,7 +8,7 @@ use crate::chat_format::ChatFormat;
 use crate::tokenizer::TextTokenizer;
 
 #[test]
-fn texts_and_ids_are_transformers() {
+fn texts_and_ids_equal_those_of_transformers() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let fixtures = root.join("tests/fixtures/chat-templates");
     let model = root.join("checkpoints/tiny/target");
@@ -49,7 +49,7 @@ fn chat(messages: &Json) -> Vec<Message> {
 }
 
 #[test]
-fn a_control_token_in_a_users_words_is_one() {
+fn special_tokens_in_a_user_text_become_their_ids() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/target");
     let tokenizer = TextTokenizer::from_model_dir(&model).unwrap();
     let end = tokenizer.encode("</s>", false).unwrap();
@@ -60,7 +60,7 @@ fn a_control_token_in_a_users_words_is_one() {
 }
 
 #[test]
-fn built_in_templates_take_the_models_special_tokens() {
+fn built_in_templates_use_the_models_special_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let render = || match ChatFormat::choose(dir.path(), Some("llama-2")).unwrap() {
         ChatFormat::Template(template) => template.render(&[Message::user("a")], true).unwrap(),

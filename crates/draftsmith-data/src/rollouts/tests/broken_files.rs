@@ -18,7 +18,7 @@ fn table() -> Table {
         candidates: candidates(&mut Noise(5), vec![11, 12], true),
         is_response: true,
     };
-    Table::new(&COLUMNS, |column| file::to_array(std::slice::from_ref(&row), column).unwrap())
+    Table::new(&COLUMNS, |column| to_array(std::slice::from_ref(&row), column).unwrap())
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_error_of_an_invalid_row_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let rows = &small_rows()[1..];
-    let table = Table::new(&COLUMNS, |column| file::to_array(rows, column).unwrap());
+    let table = Table::new(&COLUMNS, |column| to_array(rows, column).unwrap());
     table.write(&path, provenance(true).to_entries());
     let error = read_rollouts(&path, None).unwrap_err();
     assert!(matches!(error, DataError::RowInFile { .. }));

@@ -317,7 +317,7 @@ fn only_greedy_responses_may_lack_the_targets_probabilities() {
     }
     let sampled = RolloutProvenance { data: None, ..provenance(false) };
     let error = write_rollouts(&path, &rows, &sampled).unwrap_err().to_string();
-    assert!(error.contains("`target_log_prob` is NaN, but a look-up"), "{error}");
+    assert!(error.contains("`target_log_prob` is NaN, but look-ups"), "{error}");
     let responses = Provenance { temperature: 0.0, ..sampled.responses.clone() };
     let greedy = RolloutProvenance { responses, ..sampled };
     write_rollouts(&path, &rows, &greedy).unwrap();

@@ -1,4 +1,4 @@
-//! Cascades of models: greedy output is plain greedy output, with a chain and with several first tokens.
+//! Cascades of models: greedy output is plain greedy output.
 
 use draftsmith_theory::{DrafterId, MaxGramConfig};
 
@@ -8,7 +8,6 @@ use crate::max_gram::MaxGramDraft;
 
 #[test]
 fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
-    let mut num_rounds = [0; 2];
     for name in FAMILIES {
         let model = target_of(name);
         let exit_layer = exit_layer_of(&model);
@@ -25,26 +24,21 @@ fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
                 vec![vec![2, 0], vec![0, 3]],
                 vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]],
             ] {
-                for leading in [1, 8] {
-                    let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context, 1);
-                    let separate = SeparateDraft::new(&model, None, 96, context, 1);
-                    let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
-                        vec![Box::new(self_draft)];
-                    if lengths.len() > 2 {
-                        models.push(Box::new(separate));
-                    }
-                    let config = CascadeConfig { leading, ..CascadeConfig::new(lengths.clone()) };
-                    let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
-                    let id = DrafterId::Cascade { number: 1 };
-                    let drafter = &mut Cascade::new(id, config, models, Some(lookup));
-                    let rule = &mut FixedLengthConfig { candidate_length: 9 };
-                    let found = greedy(&mut session, drafter, rule, prompt, &limits);
-                    assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?} {leading}");
-                    num_rounds[usize::from(leading > 1)] += found.trace.rounds.len();
+                let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context, 1);
+                let separate = SeparateDraft::new(&model, None, 96, context, 1);
+                let mut models: Vec<Box<dyn StepDrafter<ModelSession<'_>> + '_>> =
+                    vec![Box::new(self_draft)];
+                if lengths.len() > 2 {
+                    models.push(Box::new(separate));
                 }
+                let config = CascadeConfig::new(lengths.clone());
+                let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+                let id = DrafterId::Cascade { number: 1 };
+                let drafter = &mut Cascade::new(id, config, models, Some(lookup));
+                let rule = &mut FixedLengthConfig { candidate_length: 9 };
+                let found = greedy(&mut session, drafter, rule, prompt, &limits);
+                assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?}");
             }
         }
     }
-    // The target's token is among its drafter's first eight where it is not the first.
-    assert!(10 * num_rounds[1] < 9 * num_rounds[0], "{num_rounds:?}");
 }

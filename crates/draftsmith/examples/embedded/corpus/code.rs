@@ -32,7 +32,7 @@ const NAMES: [(&str, &str); 20] = [
     ("loads", "load"),
 ];
 
-/// How a docstring says a comparison, and the operator that it means.
+/// The words for a comparison in a docstring, and the operator.
 const COMPARISONS: [(&str, &str); 6] = [
     ("above", ">"),
     ("below", "<"),
@@ -42,11 +42,11 @@ const COMPARISONS: [(&str, &str); 6] = [
     ("different from", "!="),
 ];
 
-/// What a function may call a number, in pairs.
+/// Pairs of names for numbers.
 const LABELS: [(&str, &str); 4] =
     [("high", "low"), ("good", "bad"), ("big", "small"), ("yes", "no")];
 
-/// A function as it is asked for and as it is answered; lines of the body are indented already.
+/// A function's prompt and answer. The lines of the body are already indented.
 struct Function {
     name: String,
     parameter: &'static str,
@@ -79,7 +79,7 @@ fn constant(rng: &mut ChaCha8Rng) -> u32 {
     rng.random_range(2..100)
 }
 
-/// One to three operations on a number, a line each.
+/// One to three operations on a number, one per line.
 fn steps(rng: &mut ChaCha8Rng) -> Function {
     let (_, item) = pick(rng, &NAMES);
     let num_steps = rng.random_range(1..=3);
@@ -215,7 +215,7 @@ fn limit(rng: &mut ChaCha8Rng) -> Function {
     }
 }
 
-/// Whether some member meets a comparison.
+/// Whether any member satisfies a comparison.
 fn any(rng: &mut ChaCha8Rng) -> Function {
     let (items, item) = pick(rng, &NAMES);
     let (comparison, operator) = pick(rng, &COMPARISONS);

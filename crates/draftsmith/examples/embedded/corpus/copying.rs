@@ -1,7 +1,6 @@
 //! Passages of two to four sentences, copied whole, in reverse order, or one sentence at a time.
 //!
-//! Copying is the easiest kind: only where a sentence starts, and which sentence it is, needs a
-//! choice.
+//! Copying is the easiest kind: a model only chooses the next sentence and finds its start.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -12,7 +11,7 @@ use super::words::{
 
 const ORDINALS: [&str; 4] = ["first", "second", "third", "fourth"];
 
-/// A passage; no object stands in two of its sentences.
+/// A passage. No object occurs in two of its sentences.
 struct Passage {
     sentences: Vec<String>,
     /// The object that each sentence is about.
@@ -62,7 +61,7 @@ fn draw_passage(rng: &mut ChaCha8Rng, num_sentences: usize) -> Passage {
     Passage { sentences, subjects }
 }
 
-/// A sentence about `subject`, beside `other` where the sentence has room for it.
+/// A sentence about `subject`, which also mentions `other` if the sentence has room for it.
 fn draw_sentence(rng: &mut ChaCha8Rng, subject: &str, other: &str) -> String {
     let (adjective, opposite) = pick_opposites(rng);
     let colour = pick(rng, &COLOURS);

@@ -1,7 +1,7 @@
 //! Lists of words: sort, reverse, remove, add, count.
 //!
-//! The hard tokens come first (which word is next in the alphabet, where a word stands, how many
-//! there are); the changed list that follows is mostly copied.
+//! The hard tokens come first: the next word in the alphabet, a word's position, a count. The changed list
+//! after them is mostly copied.
 
 use rand::RngExt;
 use rand::seq::SliceRandom;

@@ -1,6 +1,6 @@
 //! Words as letters: capitals, spelling, first and last letters, repetition, replacement.
 //!
-//! A model sees whole words as tokens, so letters are facts about a token that it has to learn.
+//! A model sees whole words as tokens, so it has to learn each token's letters as facts.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -41,7 +41,7 @@ fn capitals(rng: &mut ChaCha8Rng) -> (String, String) {
     (prompt, answer)
 }
 
-/// The word's letters, in the order given, with dashes between.
+/// The word's letters in the given order, separated by dashes.
 fn dashed(letters: impl Iterator<Item = char>) -> String {
     letters.map(String::from).collect::<Vec<_>>().join("-")
 }

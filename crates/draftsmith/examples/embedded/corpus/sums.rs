@@ -1,8 +1,6 @@
-//! Column addition, spelled out digit by digit so that the sum needs no arithmetic longer than a
-//! column.
+//! Column addition, spelled out digit by digit, so that each step adds only one column.
 //!
-//! The hard tokens are the column's sum and its carry; everything else is copied from the line
-//! above.
+//! The hard tokens are a column's sum and its carry; everything else is copied from the line above.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -27,7 +25,7 @@ pub(super) fn draw(rng: &mut ChaCha8Rng) -> (String, String) {
     (prompt, worked_sum(a, b))
 }
 
-/// The addition a column a line, the last column written whole, then the `Answer:` line.
+/// The addition with one column per line, the last sum in full, then the `Answer:` line.
 fn worked_sum(a: u32, b: u32) -> String {
     let num_columns = a.max(b).to_string().len();
     let (mut rest_a, mut rest_b, mut carry) = (a, b, 0);
@@ -48,7 +46,7 @@ fn worked_sum(a: u32, b: u32) -> String {
     answer + &format!("Answer: {}", a + b)
 }
 
-/// What stands after `Answer:` on the last line that has it.
+/// The text after `Answer:` on the last line that has it.
 pub(super) fn final_answer(answer: &str) -> Option<&str> {
     answer.lines().rev().find_map(|line| line.trim().strip_prefix("Answer:")).map(str::trim)
 }

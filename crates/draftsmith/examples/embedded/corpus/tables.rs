@@ -1,6 +1,6 @@
 //! A small markdown table and one look-up in it, answered in full sentences.
 //!
-//! The hard token is the value looked up: it takes a row and a column to find it.
+//! The hard token is the value, which is found by a row and a column.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -34,7 +34,7 @@ impl Column {
         matches!(self, Column::Price | Column::Weight | Column::Height)
     }
 
-    /// Values for `num_rows` rows, no two equal.
+    /// Distinct values for `num_rows` rows.
     fn draw_values(self, rng: &mut ChaCha8Rng, num_rows: usize) -> Vec<String> {
         const LETTERS: [char; 8] = ['A', 'B', 'C', 'D', 'E', 'F', 'G', 'H'];
         match self {
@@ -56,7 +56,7 @@ fn strings<T: ToString>(values: Vec<T>) -> Vec<String> {
     values.iter().map(T::to_string).collect()
 }
 
-/// What a table is about: the name of its first column, what that column lists, and which others
+/// The subject of a table: the name of its first column, the entries of that column, and other columns that
 /// fit.
 const SUBJECTS: [(&str, &[&str], &[Column]); 3] = [
     (
@@ -75,7 +75,7 @@ const SUBJECTS: [(&str, &[&str], &[Column]); 3] = [
     ("animal", &ANIMALS, &[Column::Colour, Column::Weight, Column::Height, Column::Code]),
 ];
 
-/// A table of three columns, the first the subject's names.
+/// A table of three columns, the first with the subject's names.
 struct Table {
     subject: &'static str,
     columns: Vec<Column>,
@@ -109,7 +109,7 @@ impl Table {
         )
     }
 
-    /// Positions of `count` different rows, in a random order.
+    /// The positions of `count` different rows, in random order.
     fn draw_rows(&self, rng: &mut ChaCha8Rng, count: usize) -> Vec<usize> {
         let rows: Vec<_> = (0..self.keys.len()).collect();
         pick_distinct(rng, &rows, count)
@@ -128,7 +128,7 @@ pub(super) fn draw(rng: &mut ChaCha8Rng) -> (String, String) {
     (format!("{}\n{question}", table.markdown()), answer)
 }
 
-/// A value by its row's name.
+/// Asks for a value by its row's name.
 fn look_up(rng: &mut ChaCha8Rng, table: &Table) -> (String, String) {
     let row = table.draw_rows(rng, 1)[0];
     let column = rng.random_range(0..table.columns.len());
@@ -146,7 +146,7 @@ fn look_up(rng: &mut ChaCha8Rng, table: &Table) -> (String, String) {
     (question, answer)
 }
 
-/// The values of two rows in one column.
+/// Asks for the values of two rows in one column.
 fn look_up_two(rng: &mut ChaCha8Rng, table: &Table) -> (String, String) {
     let rows = table.draw_rows(rng, 2);
     let column = rng.random_range(0..table.columns.len());
@@ -167,7 +167,7 @@ fn look_up_two(rng: &mut ChaCha8Rng, table: &Table) -> (String, String) {
     (question, answer)
 }
 
-/// A row's name by one of its values.
+/// Asks for a row's name by one of its values.
 fn find(rng: &mut ChaCha8Rng, table: &Table) -> (String, String) {
     let row = table.draw_rows(rng, 1)[0];
     let column = rng.random_range(0..table.columns.len());
@@ -185,7 +185,7 @@ fn find(rng: &mut ChaCha8Rng, table: &Table) -> (String, String) {
     (question, answer)
 }
 
-/// The row with the greatest number in `column`.
+/// Asks for the row with the largest number in `column`.
 fn greatest(table: &Table, column: usize) -> (String, String) {
     let (subject, name) = (table.subject, table.columns[column].name());
     let values = &table.cells[column];

@@ -1,14 +1,13 @@
-//! Conversion between two units: the factor, then the multiplication or division, then what is left
-//! over.
+//! Conversion between two units: the factor, then the multiplication or division, then the remainder.
 //!
-//! Powers of ten move digits about and are easy; times 60, 24 or 7 are products to be known.
+//! Powers of ten only shift digits and are easy; products with 60, 24 or 7 have to be learned.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use super::words::{pick, pick_distinct};
 
-/// A unit by the form it takes after 1 and after any other number.
+/// A unit's singular and plural.
 #[derive(Clone, Copy)]
 struct Unit {
     one: &'static str,
@@ -23,7 +22,7 @@ enum Quantity {
     Time,
 }
 
-/// One large unit is `factor` small ones; amounts are drawn from 2 to `max_amount` large units.
+/// One large unit is `factor` small ones. Amounts are 2 to `max_amount` large units.
 #[derive(Clone, Copy)]
 struct Conversion {
     quantity: Quantity,
@@ -59,7 +58,7 @@ const CONVERSIONS: [Conversion; 12] = [
     },
 ];
 
-/// A conversion between units that are symbols, and so have no plural.
+/// A conversion between unit symbols, which have no plural.
 const fn conversion(
     quantity: Quantity,
     large: &'static str,
@@ -88,7 +87,7 @@ pub(super) fn draw(rng: &mut ChaCha8Rng) -> (String, String) {
     (prompt, format!("1 {} is {factor} {}. {worked}", large.one, small.many))
 }
 
-/// So many small units in large ones.
+/// Converts small units to large ones.
 fn backwards(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, String) {
     let Conversion { large, small, factor, .. } = conversion;
     let amount = conversion.draw_amount(rng);
@@ -101,7 +100,7 @@ fn backwards(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, String) {
     (ask(rng, conversion, &measure(product, small), large), worked)
 }
 
-/// So many large units and some small ones, in small ones.
+/// Converts large and small units to small ones.
 fn with_left_over(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, String) {
     let Conversion { large, small, factor, .. } = conversion;
     let amount = conversion.draw_amount(rng);
@@ -117,14 +116,14 @@ fn with_left_over(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, Stri
     (ask(rng, conversion, &asked, small), worked)
 }
 
-/// So many large units in small ones.
+/// Converts large units to small ones.
 fn forwards(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, String) {
     let amount = conversion.draw_amount(rng);
     let prompt = ask(rng, conversion, &measure(amount, conversion.large), conversion.small);
     (prompt, conversion.multiplied(amount))
 }
 
-/// The same conversion for two things.
+/// The same conversion of two amounts.
 fn two_things(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, String) {
     let Conversion { quantity, large, small, .. } = conversion;
     let things = pick_distinct(rng, quantity.things(), 2);
@@ -146,7 +145,7 @@ fn two_things(rng: &mut ChaCha8Rng, conversion: Conversion) -> (String, String) 
     (prompt, format!("{first} {second}"))
 }
 
-/// A question for `asked` in the unit `wanted`, bare or about a thing.
+/// A question for `asked` in the unit `wanted`, with or without a thing that it measures.
 fn ask(rng: &mut ChaCha8Rng, conversion: Conversion, asked: &str, wanted: Unit) -> String {
     let wanted = wanted.many;
     match rng.random_range(0..4) {
@@ -187,7 +186,7 @@ impl Quantity {
         }
     }
 
-    /// Things that have this quantity.
+    /// Things that this quantity measures.
     fn things(self) -> &'static [&'static str] {
         match self {
             Quantity::Length => {

@@ -1,7 +1,7 @@
-//! The words that every kind shares, and drawing from them.
+//! The words that all kinds of tasks share, and random choices among them.
 //!
-//! The lists are short on purpose: with a vocabulary of 1024 tokens nearly every word here becomes
-//! one token, so that copying a word is copying a token.
+//! The lists are short on purpose: with a vocabulary of 1,024 tokens nearly every word here is one token, so
+//! copying a word is copying a token.
 
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -34,7 +34,7 @@ pub(super) const ANIMALS: [&str; 24] = [
 pub(super) const COLOURS: [&str; 10] =
     ["red", "blue", "green", "white", "black", "brown", "yellow", "grey", "pink", "purple"];
 
-/// Adjectives that fit any object, each pair opposites.
+/// Pairs of opposite adjectives that fit any object.
 pub(super) const OPPOSITES: [(&str, &str); 13] = [
     ("old", "new"),
     ("big", "small"),
@@ -51,21 +51,21 @@ pub(super) const OPPOSITES: [(&str, &str); 13] = [
     ("soft", "hard"),
 ];
 
-/// Places that stay where they are.
+/// Things that cannot be moved.
 pub(super) const PLACES: [&str; 16] = [
     "door", "window", "bench", "garden", "river", "bridge", "barn", "shed", "tower", "well",
     "gate", "wall", "hill", "road", "station", "harbour",
 ];
 
-/// Words for where one thing is beside another.
+/// Prepositions of place.
 pub(super) const PREPOSITIONS: [&str; 5] = ["near", "behind", "under", "beside", "above"];
 
-/// One of `choices`, each as likely.
+/// One of `choices`, all equally likely.
 pub(super) fn pick<T: Copy>(rng: &mut ChaCha8Rng, choices: &[T]) -> T {
     choices[rng.random_range(0..choices.len())]
 }
 
-/// `count` different members of `choices`, in a random order.
+/// `count` different members of `choices`, in random order.
 pub(super) fn pick_distinct<T: Copy + PartialEq>(
     rng: &mut ChaCha8Rng,
     choices: &[T],
@@ -82,19 +82,19 @@ pub(super) fn pick_distinct<T: Copy + PartialEq>(
     picked
 }
 
-/// An adjective and its opposite, either of the pair first.
+/// An adjective and its opposite, in random order.
 pub(super) fn pick_opposites(rng: &mut ChaCha8Rng) -> (&'static str, &'static str) {
     let (first, second) = pick(rng, &OPPOSITES);
     if rng.random() { (first, second) } else { (second, first) }
 }
 
-/// `count` different nouns of any sort.
+/// `count` different nouns of any kind.
 pub(super) fn pick_nouns(rng: &mut ChaCha8Rng, count: usize) -> Vec<&'static str> {
     let nouns = [OBJECTS.as_slice(), &FOODS, &ANIMALS].concat();
     pick_distinct(rng, &nouns, count)
 }
 
-/// `A` or `An`, as the word after it asks.
+/// `A` or `An`, depending on the next word.
 pub(super) fn article(next: &str) -> &'static str {
     if next.starts_with(['a', 'e', 'i', 'o', 'u']) { "An" } else { "A" }
 }

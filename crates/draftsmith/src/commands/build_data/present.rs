@@ -10,7 +10,7 @@ use draftsmith_data::{
 };
 
 use super::Building;
-use crate::built_data::told;
+use crate::built_data::changes_text;
 use crate::console::Console;
 
 /// The shards of this process that exist and are intact.
@@ -93,7 +93,7 @@ fn compare(
             "the data in `{}` was built with {}; hint: delete the Parquet files there, or give the \
              recipe another `name`",
             dir.display(),
-            told(&differences)
+            changes_text(&differences)
         );
     }
     if shards.count != num_shards {

@@ -1,24 +1,26 @@
-//! Decoding every prompt plainly and with the export, and what that comes to.
+//! Decodes every prompt plainly and with the export, and compares the two.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Result, bail};
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, TokenChoice,
-    Trace,
+    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, StopRuleConfig,
+    TokenChoice, Trace,
 };
 
-use super::{ALPHA, Acceptance, DecodingCheck, Difference, GreedyOutput, SampledOutput, Served};
+use super::{ALPHA, Acceptance, AnswerDifference, DecodingCheck, GreedyOutput, SampledOutput};
 use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
+use crate::exports::tuned::{Tuned, default_rule};
 use crate::pair::Pair;
 use crate::recipe::sampling;
-use crate::results::DrafterName;
+use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::statistics::promise_interval;
 
-/// How much more nucleus mass a token may need in f32, or how much larger a logit, that its place at
-/// an edge is put down to rounding.
+/// The rounding tolerance in f32 of nucleus masses and logits, for tokens at the edge of what is sampled.
 const EDGE: f64 = 1e-4;
 
 /// The models, ready to decode prompts.
@@ -28,66 +30,98 @@ pub(super) struct Bench<'m> {
     drafter: DrafterName,
     seed: u64,
     test: LosslessnessTest,
-    /// Draws of the test itself.
+    /// Draws of the test.
     draws: SeededDraws,
     num_forgiven_edges: usize,
     num_forgiven_ties: usize,
-    differences: Vec<Difference>,
+    differences: Vec<AnswerDifference>,
 }
 
-/// What became of one turn.
-struct Answered {
-    /// Plain greedy decoding's answer.
+/// One turn, decoded three times.
+struct CheckedTurn {
+    /// The answer of plain greedy decoding.
     plain: Vec<u32>,
     of_greedy: Trace,
     of_sampled: Trace,
 }
 
-/// What one way of decoding left.
-pub(super) struct OneDecoding {
-    served: Served,
+/// A stop rule under one way of decoding, with the counts of the prompts decoded so far.
+pub(super) struct CheckedRule {
+    /// With the look-ups before it.
+    drafter: DrafterName,
+    decoding: Decoding,
+    config: StopRuleConfig,
     rule: Box<dyn StopRule>,
-    /// One a prompt.
+    /// The acceptance rate that `tune` promised; `None` if this is the default rule.
+    promised: Option<Estimate>,
     counts: Vec<Counts>,
 }
 
-impl OneDecoding {
-    /// Nothing decoded yet.
-    pub(super) fn new(served: Served) -> Result<Self> {
-        let rule = served.rule.init()?;
-        Ok(Self { served, rule, counts: Vec::new() })
+impl CheckedRule {
+    /// The tuned rule, or else the default rule of `generate`, sampled at temperature 1.
+    ///
+    /// # Errors
+    /// If the tuned rule is for another drafter; `tuned_dir` has its `config.json`.
+    pub(super) fn new(
+        tuned: &Tuned,
+        name: DecodingName,
+        drafter: DrafterName,
+        has_head: bool,
+        tuned_dir: &Path,
+    ) -> Result<Self> {
+        let Some(tuned) = tuned.rule(name) else {
+            let decoding = match name {
+                DecodingName::Greedy => Decoding::GREEDY,
+                DecodingName::Sampled => Decoding::sampled(Sampling::default()),
+            };
+            let config = default_rule(has_head);
+            let (rule, counts) = (config.init()?, Vec::new());
+            return Ok(Self { drafter, decoding, config, rule, promised: None, counts });
+        };
+        if tuned.drafter.id() != drafter.id() || (tuned.config.needs().acceptance_prob && !has_head)
+        {
+            bail!(
+                "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
+                 `{drafter}`; hint: tune it again",
+                tuned_dir.join("config.json").display(),
+                tuned.drafter
+            );
+        }
+        Ok(Self {
+            drafter: tuned.drafter,
+            decoding: tuned.decoding(),
+            config: tuned.config.clone(),
+            rule: tuned.config.init()?,
+            promised: Some(tuned.expected_acceptance_rate),
+            counts: Vec::new(),
+        })
     }
 
     fn judge<T>(self, seed: u64, output: T) -> Result<DecodingCheck<T>> {
-        let Served { drafter, decoding, rule, is_tuned, promised } = self.served;
         let total: Counts = self.counts.iter().copied().sum();
         let rate = promise_interval(self.counts.len(), seed, |prompts| {
-            let (accepted, drafted) = prompts.iter().fold((0, 0), |(accepted, drafted), prompt| {
-                let counts = &self.counts[*prompt];
-                (accepted + counts.num_accepted, drafted + counts.num_drafted)
-            });
-            accepted as f64 / drafted as f64
+            prompts.iter().map(|prompt| self.counts[*prompt]).sum::<Counts>().acceptance_rate()
         });
-        let holds = promised.map(|promised| rate.agrees_with(&promised));
-        let Sampling { temperature, top_p, top_k, min_p } = sampling(&decoding);
+        let promised = self.promised;
         Ok(DecodingCheck {
-            lookup_first: drafter.lookup_first(),
-            stop_rule: rule,
-            is_tuned,
-            temperature,
-            top_p,
-            top_k,
-            min_p,
-            repetition_penalty: decoding.repetition_penalty,
+            lookup_first: self.drafter.lookup_first(),
+            stop_rule: self.config,
+            is_tuned: self.promised.is_some(),
+            sampling: sampling(&self.decoding),
+            repetition_penalty: self.decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,
-            acceptance: Acceptance { holds, num_drafted: total.num_drafted, rate, promised },
+            acceptance: Acceptance {
+                holds: promised.map(|promised| rate.agrees_with(&promised)),
+                num_drafted: total.num_drafted,
+                rate,
+                promised: self.promised,
+            },
         })
     }
 }
 
 impl<'m> Bench<'m> {
-    /// Sessions of the models, and nothing found yet.
     pub(super) fn new(
         pair: &'m Pair,
         exports: &'m Exports,
@@ -108,52 +142,52 @@ impl<'m> Bench<'m> {
         }
     }
 
-    /// Decodes all turns of a prompt, each behind plain greedy decoding's earlier answers.
+    /// Decodes all turns of a prompt. Each follows the earlier answers of plain greedy decoding.
     pub(super) fn run(
         &mut self,
         prompt: &Prompt,
-        greedy: &mut OneDecoding,
-        sampled: &mut OneDecoding,
+        greedy: &mut CheckedRule,
+        sampled: &mut CheckedRule,
     ) -> Result<()> {
         let pair = self.pair;
         let (answered, _) = answer_turns(
             &pair.text,
             prompt,
-            |answered: &Answered| &answered.plain,
+            |answered: &CheckedTurn| &answered.plain,
             |turn| {
                 let Turn { id, prompt_ids, .. } = turn;
                 let (plain, of_greedy) = self.greedy(&id, &prompt_ids, greedy)?;
                 let of_sampled = self.sampled(&id, &prompt_ids, sampled)?;
-                Ok(Answered { plain, of_greedy, of_sampled })
+                Ok(CheckedTurn { plain, of_greedy, of_sampled })
             },
         )?;
         let counts =
-            |trace: fn(&Answered) -> &Trace| Trace::merge(answered.iter().map(trace)).counts();
-        greedy.counts.push(counts(|answered: &Answered| &answered.of_greedy));
-        sampled.counts.push(counts(|answered: &Answered| &answered.of_sampled));
+            |trace: fn(&CheckedTurn) -> &Trace| Trace::merge(answered.iter().map(trace)).counts();
+        greedy.counts.push(counts(|answered: &CheckedTurn| &answered.of_greedy));
+        sampled.counts.push(counts(|answered: &CheckedTurn| &answered.of_sampled));
         Ok(())
     }
 
-    /// Compares greedy decoding with plain decoding, whose answer it returns.
+    /// Compares greedy decoding with plain decoding, and returns the plain answer.
     fn greedy(
         &mut self,
         id: &str,
         prompt_ids: &[u32],
-        greedy: &mut OneDecoding,
+        greedy: &mut CheckedRule,
     ) -> Result<(Vec<u32>, Trace)> {
-        let (decoders, decoding) = (&mut self.decoders, &greedy.served.decoding);
+        let (decoders, decoding) = (&mut self.decoders, &greedy.decoding);
         // Nothing is drawn.
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
         let plain = decoders.decode_plain(decoding, prompt_ids, &mut draws)?.token_ids;
         let rule = &mut *greedy.rule;
-        let drafter = greedy.served.drafter;
+        let drafter = greedy.drafter;
         let generation = decoders.decode(drafter, rule, decoding, prompt_ids, &mut draws)?;
         match compare(decoders, decoding, prompt_ids, &plain, &generation.token_ids)? {
             Agreement::Same => {}
             Agreement::Tie => self.num_forgiven_ties += 1,
             Agreement::Different => {
                 let token = num_same(&plain, &generation.token_ids);
-                self.differences.push(Difference { id: id.to_owned(), token });
+                self.differences.push(AnswerDifference { id: id.to_owned(), token });
             }
         }
         Ok((plain, generation.trace))
@@ -164,12 +198,12 @@ impl<'m> Bench<'m> {
         &mut self,
         id: &str,
         prompt_ids: &[u32],
-        sampled: &mut OneDecoding,
+        sampled: &mut CheckedRule,
     ) -> Result<Trace> {
-        let decoding = sampled.served.decoding;
+        let decoding = sampled.decoding;
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "sampled"]);
         let rule = &mut *sampled.rule;
-        let drafter = sampled.served.drafter;
+        let drafter = sampled.drafter;
         let generation = self.decoders.decode(drafter, rule, &decoding, prompt_ids, &mut draws)?;
         if let TokenChoice::Sampled(sampling) = decoding.choice {
             self.test(&decoding, &sampling, prompt_ids, &generation.token_ids)?;
@@ -177,9 +211,9 @@ impl<'m> Bench<'m> {
         Ok(generation.trace)
     }
 
-    /// Tests an answer against the target's distributions, computed in one forward of their own: a
-    /// fault in the rounds' caches does not reach them. What they differ by from the rounds' in bf16 is
-    /// noise that leans to no model, and moves the test by little. The draft's only show where to look.
+    /// Tests an answer against the target's distributions. They are computed in a separate forward, which a
+    /// fault in the caches of rounds does not affect. In bf16 they differ from those of the rounds by
+    /// unbiased noise, which hardly moves the test. The draft's distributions only direct the test's power.
     fn test(
         &mut self,
         decoding: &Decoding,
@@ -209,11 +243,11 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// What all prompts come to.
+    /// The results over all prompts.
     pub(super) fn judge(
         self,
-        greedy: OneDecoding,
-        sampled: OneDecoding,
+        greedy: CheckedRule,
+        sampled: CheckedRule,
     ) -> Result<(DecodingCheck<GreedyOutput>, DecodingCheck<SampledOutput>)> {
         let p_value = self.test.p_value();
         let greedy_output = GreedyOutput {
@@ -233,8 +267,8 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// Whether a little more nucleus mass, or a slightly larger logit, lets a token in: rows of rounds
-/// and of whole texts differ by rounding.
+/// Whether a token would be sampled with slightly more nucleus mass or a slightly larger logit: logits of
+/// rounds and of whole texts differ by rounding.
 fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u32) -> bool {
     let logit = logits[token as usize];
     let more = match rounding {
@@ -250,15 +284,15 @@ fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u3
         Rounding::F32 => (sampling.top_p + EDGE).min(1.0),
         Rounding::Bf16 => mass_with_larger_logit(sampling.top_p, more / sampling.temperature),
     };
-    // The most probable token's logit may be smaller by as much.
+    // The most probable token's logit may be smaller by the same amount.
     let less = (-2.0 * more / sampling.temperature).exp();
     let min_p = sampling.min_p.map(|min_p| min_p * less);
     let wider = Sampling { top_p, top_k, min_p, ..*sampling };
     wider.probs(logits)[token as usize] > 0.0
 }
 
-/// The mass of the tokens before one that becomes `top_p` when its logit, and those behind it, grow by
-/// `more`: m with m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p`.
+/// The mass m of the tokens before a token that becomes `top_p` when the logits of that token and all later
+/// ones grow by `more`: m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p`.
 fn mass_with_larger_logit(top_p: f64, more: f64) -> f64 {
     top_p / (top_p + (1.0 - top_p) * (-more).exp())
 }
@@ -268,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_tokens_at_the_top_k_edge_are_forgiven() {
+    fn only_tokens_at_the_top_k_edge_are_ignored() {
         let two = Sampling { top_k: Some(2), ..Sampling::default() };
         let is_at_edge = |sampling: &Sampling, logits: &[f32], token| {
             super::is_at_edge(Rounding::F32, sampling, logits, token)
@@ -281,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tokens_at_the_nucleus_edge_are_forgiven() {
+    fn only_tokens_at_the_nucleus_edge_are_ignored() {
         let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
         let with = |top_p| Sampling { top_p, ..Sampling::default() };
         let is_at_edge = |sampling: &Sampling, logits: &[f32], token| {
@@ -293,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tokens_at_the_edge_of_min_p_are_forgiven() {
+    fn only_tokens_at_the_edge_of_min_p_are_ignored() {
         let logits = [0.5f32, 0.3, 0.2].map(f32::ln);
         let with = |min_p| Sampling { min_p: Some(min_p), ..Sampling::default() };
         let is_at_edge =
@@ -304,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_are_as_wide_as_the_type_is_coarse() {
+    fn edges_are_wider_in_bf16() {
         let is_at_edge = |sampling: &Sampling, logits: &[f32], token| {
             super::is_at_edge(Rounding::Bf16, sampling, logits, token)
         };
@@ -317,7 +351,7 @@ mod tests {
         let with = |top_p, temperature| Sampling { top_p, temperature, ..Sampling::default() };
         assert!(is_at_edge(&with(0.941, 1.0), &[20.0, 17.0], 1));
         assert!(!is_at_edge(&with(0.938, 1.0), &[20.0, 17.0], 1));
-        // Twice as hot, logits and what is forgiven are half as far apart: 0.818, and 0.798.
+        // At temperature 2 logits and tolerance are halved: 0.818, and 0.798.
         assert!(is_at_edge(&with(0.80, 2.0), &[20.0, 17.0], 1));
         assert!(!is_at_edge(&with(0.79, 2.0), &[20.0, 17.0], 1));
         assert!(!is_at_edge(&with(0.99, 1.0), &[20.0, f32::NEG_INFINITY], 1));

@@ -1,13 +1,14 @@
-//! What was checked, as text: the table, and the one error.
+//! The results of `check` as text: a table, and an error message.
 
 use comfy_table::Table;
+use draftsmith_theory::Sampling;
 
-use super::{Acceptance, Checked, DecodingCheck};
+use super::{Acceptance, CheckReport, DecodingCheck};
 use crate::results::{Estimate, rule_label};
 
-/// What was checked, a line each, ending with a line break.
-pub(super) fn table(checked: &Checked) -> String {
-    let Checked { greedy, sampled, .. } = checked;
+/// The results, one line per check, ending with a line break.
+pub(super) fn table(checked: &CheckReport) -> String {
+    let CheckReport { greedy, sampled, .. } = checked;
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
     table.set_header(["check", "stop rule", "found", "must be", ""]);
@@ -55,9 +56,9 @@ pub(super) fn table(checked: &Checked) -> String {
     )
 }
 
-/// All that does not hold, in one sentence; None where everything does.
-pub(super) fn failures(checked: &Checked) -> Option<String> {
-    let Checked { greedy, sampled, .. } = checked;
+/// All failures in one sentence; `None` if there are none.
+pub(super) fn failures(checked: &CheckReport) -> Option<String> {
+    let CheckReport { greedy, sampled, .. } = checked;
     let mut failures = Vec::new();
     if let Some(first) = greedy.output.differences.first() {
         failures.push(format!(
@@ -100,7 +101,7 @@ fn broken_promise(decoding: &str, acceptance: &Acceptance) -> Option<String> {
     ))
 }
 
-fn greedy_output(checked: &Checked) -> String {
+fn greedy_output(checked: &CheckReport) -> String {
     let output = &checked.greedy.output;
     let ties = match output.num_forgiven_ties {
         0 => String::new(),
@@ -115,7 +116,7 @@ fn greedy_output(checked: &Checked) -> String {
     format!("{found}, {} tokens{ties}", checked.greedy.num_tokens)
 }
 
-fn sampled_output(checked: &Checked) -> String {
+fn sampled_output(checked: &CheckReport) -> String {
     let output = &checked.sampled.output;
     let edges = match output.num_forgiven_edges {
         0 => String::new(),
@@ -125,7 +126,7 @@ fn sampled_output(checked: &Checked) -> String {
     format!("p = {p_value}, {} tokens{edges}", checked.sampled.num_tokens)
 }
 
-/// As a decimal fraction where that tells, else as a power of ten.
+/// A p-value as a decimal fraction, or as a power of ten below 0.001.
 fn p_value(p_value: f64) -> String {
     if p_value == 0.0 || p_value >= 0.001 {
         format!("{}", (p_value * 1e4).round() / 1e4)
@@ -135,20 +136,16 @@ fn p_value(p_value: f64) -> String {
 }
 
 fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
-    let mut text = format!("T = {}", decoding.temperature);
-    if decoding.top_p < 1.0 {
-        text += &format!(", top-p {}", decoding.top_p);
-    }
-    if let Some(top_k) = decoding.top_k {
-        text += &format!(", top-k {top_k}");
-    }
-    if let Some(min_p) = decoding.min_p {
-        text += &format!(", min-p {min_p}");
-    }
-    if decoding.repetition_penalty != 1.0 {
-        text += &format!(", repetition penalty {}", decoding.repetition_penalty);
-    }
-    text
+    let Sampling { temperature, top_p, top_k, min_p } = decoding.sampling;
+    let penalty = decoding.repetition_penalty;
+    let parts = [
+        Some(format!("T = {temperature}")),
+        (top_p < 1.0).then(|| format!("top-p {top_p}")),
+        top_k.map(|top_k| format!("top-k {top_k}")),
+        min_p.map(|min_p| format!("min-p {min_p}")),
+        (penalty != 1.0).then(|| format!("repetition penalty {penalty}")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn rule<T>(checked: &DecodingCheck<T>) -> String {

@@ -1,5 +1,5 @@
-//! What a drafter's forwards cost in forwards of the target, by size and by time: the weights of
-//! CS-Drafting's standardised improvement.
+//! The cost of each drafter's forwards relative to a forward of the target, by size and by time: the weights
+//! of CS-Drafting's standardised walltime improvement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use draftsmith_model::{CausalLm, ModelConfig};
 use draftsmith_theory::{DrafterId, Round, RoundCosts};
 
-use super::measure::Measured;
+use super::measure::PromptRun;
 use super::settings::Setting;
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::results::{CostRatios, DrafterName, StopRuleName};
 
-/// The share of the target's parameters that a forward of each drafter reads: none, where it looks up.
+/// The parameters that a forward of each drafter reads, over those of the target; 0 for prompt lookup.
 pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {
     let parameters = |model: &CausalLm| model.config().num_parameters() as f64;
     let target = parameters(&pair.target);
@@ -29,26 +29,26 @@ pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {
     models.chain(adapters).chain(looked_up).map(|(id, read)| (id, read / target)).collect()
 }
 
-/// The parameters of a target's first layers, of an adapter behind them, and of the LM head's rows of
-/// what it drafts.
+/// The parameters of a self-draft: the target's first layers, the adapter, and the LM head's rows of the
+/// draft vocabulary.
 fn read_by_self_draft(config: &ModelConfig, export: &AdapterExport) -> f64 {
     let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
     let mut layers = config.clone().with_tied_embeddings(true);
     layers.shape.num_layers = export.config.exit_layer;
-    // An adapter's own LM head is among its parameters.
+    // The parameters of an adapter include those of a separate LM head.
     let has_head = export.adapter.own_head().is_some();
     layers.shape.vocab_size = if has_head { 0 } else { drawn.unwrap_or(config.shape.vocab_size) };
     (layers.num_parameters() + export.adapter.num_parameters()) as f64
 }
 
-/// The time of a forward of each drafter over that of a target forward of one row: measured in rounds
-/// with no other drafter, or else fitted to its cascades' rounds. Empty if the target was not timed.
+/// The time of a forward of each drafter over that of a target forward of one row. It is measured in rounds
+/// of that drafter only, or else fitted to the rounds of its cascades. Empty if the target was not timed.
 pub(super) fn cost_by_time(
     settings: &[Setting],
-    runs: &[Vec<Measured>],
+    runs: &[Vec<PromptRun>],
     costs: &[Option<RoundCosts>],
 ) -> CostRatios {
-    let rounds = |runs: &'_ [Measured]| -> Vec<Round> {
+    let rounds = |runs: &'_ [PromptRun]| -> Vec<Round> {
         runs.iter().flat_map(|run| run.trace.rounds.iter().copied()).collect()
     };
     let plain = rounds(&runs[0]);

@@ -1,4 +1,4 @@
-//! All runs of one dataset under one decoding, and what they come to: rows, a cost model, answers.
+//! The runs of one dataset under one way of decoding, and their results: rows, a cost model, answers.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use draftsmith_theory::{
 
 use super::Plan;
 use super::cost_ratios::cost_by_time;
-use super::measure::{Bench, Measured};
+use super::measure::{Bench, PromptRun};
 use super::promise::promises;
 use super::settings::Setting;
 use crate::agreement::Agreement;
@@ -18,17 +18,17 @@ use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
-    ALL_CATEGORIES, CostRatios, CostSummary, DrafterName, GroupSummary, ResultRow, RowContext,
-    tokens_per_second, waiting_time,
+    ALL_CATEGORIES, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary, ResultRow,
+    RowContext, tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
-/// All runs of one dataset under one decoding.
+/// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {
     dataset: &'a Dataset,
     plan: &'a Plan,
-    /// A list a setting, an entry a prompt.
-    runs: Vec<Vec<Measured>>,
+    /// One list per setting, one entry per prompt.
+    runs: Vec<Vec<PromptRun>>,
 }
 
 impl<'a> Group<'a> {
@@ -36,11 +36,11 @@ impl<'a> Group<'a> {
         Self { dataset, plan, runs: vec![Vec::new(); plan.settings.len()] }
     }
 
-    /// Takes a run in; a greedy one is compared with the plain run of its prompt, which came first.
+    /// Adds a run. A greedy run is compared with the plain run of its prompt, which comes first.
     pub(super) fn add(
         &mut self,
         index: usize,
-        mut measured: Measured,
+        mut measured: PromptRun,
         bench: &mut Bench<'_>,
     ) -> Result<()> {
         if self.plan.decoding.is_greedy()
@@ -52,7 +52,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Drops the runs of a prompt that not all settings were run on.
+    /// Drops the runs of prompts that some settings have not run on.
     pub(super) fn keep_whole_prompts(&mut self) {
         let num_whole = self.runs.iter().map(Vec::len).min().unwrap_or(0);
         for runs in &mut self.runs {
@@ -60,8 +60,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The cost model of each drafter, over all its settings and the target alone, all prompts
-    /// pooled; none where nothing can be fitted.
+    /// The cost model of each drafter, fitted to all its settings and plain decoding over all prompts. Drafters
+    /// without a fit are left out.
     fn fits(&self) -> Vec<(DrafterName, CostFit)> {
         let drafters: BTreeSet<DrafterName> =
             self.plan.settings.iter().map(|setting| setting.drafter).collect();
@@ -82,9 +82,9 @@ impl<'a> Group<'a> {
         drafters.filter_map(fit).collect()
     }
 
-    /// What rounds cost under each setting, all prompts pooled: verifications of so many rows over
-    /// all settings of its drafter and the target alone, draft forwards over the settings whose
-    /// rules read the same signals.
+    /// The costs of rounds under each setting, over all prompts. Verifications are averaged by rows over all
+    /// settings of the drafter and plain decoding; draft forwards, over the settings whose rules read the
+    /// same signals.
     fn round_costs(&self) -> Vec<Option<RoundCosts>> {
         let rounds_of = |belongs: &dyn Fn(&Setting) -> bool| -> Vec<Round> {
             let settings = self.plan.settings.iter().zip(&self.runs);
@@ -109,8 +109,8 @@ impl<'a> Group<'a> {
         self.plan.settings.iter().map(costs).collect()
     }
 
-    /// Rows over all prompts, and over each category where there are several.
-    fn rows(&self, seed: u64, costs: &Costs<'_>) -> Vec<ResultRow> {
+    /// The rows over all prompts, and over each category if there are several.
+    fn rows(&self, seed: u64, costs: &GroupCosts<'_>) -> Vec<ResultRow> {
         let mut rows = self.category_rows(ALL_CATEGORIES, seed, costs, |_| true);
         let prompts = &self.dataset.prompts;
         let categories: BTreeSet<&str> =
@@ -129,17 +129,17 @@ impl<'a> Group<'a> {
         &self,
         category: &str,
         seed: u64,
-        costs: &Costs<'_>,
-        belongs: impl Fn(&Measured) -> bool,
+        costs: &GroupCosts<'_>,
+        belongs: impl Fn(&PromptRun) -> bool,
     ) -> Vec<ResultRow> {
-        let of_category: Vec<Vec<&Measured>> =
+        let of_category: Vec<Vec<&PromptRun>> =
             self.runs.iter().map(|runs| runs.iter().filter(|run| belongs(run)).collect()).collect();
         let traces: Vec<Trace> = of_category
             .iter()
             .map(|runs| Trace::merge(runs.iter().map(|run| &run.trace)))
             .collect();
         let plain = &traces[0];
-        let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&Measured>))| {
+        let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&PromptRun>))| {
             let num_of = |agreement| runs.iter().filter(|r| r.agreement == agreement).count();
             let setting = &self.plan.settings[index];
             let context = RowContext {
@@ -161,7 +161,7 @@ impl<'a> Group<'a> {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     Some(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
-                // A sampled output is another draw of the same distribution: there is nothing to compare it with.
+                // A sampled answer is another draw, and cannot be compared.
                 lossless: (self.plan.decoding.is_greedy())
                     .then_some(num_of(Agreement::Different) == 0),
                 num_forgiven_ties: num_of(Agreement::Tie),
@@ -189,24 +189,24 @@ impl<'a> Group<'a> {
     }
 
     fn decoding_name(&self) -> &'static str {
-        if self.plan.decoding.is_greedy() { "greedy" } else { "sampled" }
+        DecodingName::of(&self.plan.decoding).text()
     }
 }
 
-/// What forwards and rounds of a group cost.
-struct Costs<'a> {
-    /// Of rounds, by setting.
+/// The costs of forwards and rounds in a group.
+struct GroupCosts<'a> {
+    /// The costs of rounds, by setting.
     of_rounds: &'a [Option<RoundCosts>],
     by_size: &'a CostRatios,
     by_time: &'a CostRatios,
 }
 
 /// The 95 % interval of a speed-up, over prompts.
-fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 2] {
-    // Summed over rounds once, and not for each resample.
+fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64; 2] {
+    // Rounds are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
         let of_run =
-            |run: &&Measured| (run.trace.num_tokens, waiting_time(&run.trace).as_secs_f64());
+            |run: &&PromptRun| (run.trace.num_tokens, waiting_time(&run.trace).as_secs_f64());
         runs.iter().map(of_run).collect::<Vec<(usize, f64)>>()
     });
     let per_second = |runs: &[(usize, f64)], some: &[usize]| {
@@ -220,24 +220,24 @@ fn speedup_interval(own: &[&Measured], plain: &[&Measured], seed: u64) -> [f64; 
     [low, high]
 }
 
-/// Tokens a second with rounds at what they cost on average, and prefill as it was measured; None
-/// where a drafter's cost is not known.
+/// Tokens per second with rounds at their average costs and the measured prefill; `None` if the cost of a
+/// drafter is unknown.
 fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> Option<f64> {
     let decode = costs.seconds(&trace.rounds).ok()?;
     Some(trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode))
 }
 
-/// The prompt's own id as its file has it, else ours.
+/// The id of the prompt in its file, or else its row id.
 fn question_id(prompt: &Prompt) -> QuestionId {
     match &prompt.own_id {
         Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
         Some(serde_json::Value::String(text)) => QuestionId::Text(text.clone()),
-        _ => prompt.id.as_str().into(),
+        _ => QuestionId::Text(prompt.id.as_str().into()),
     }
 }
 
-/// What all groups left.
-pub(super) struct Evaluated {
+/// The results of all groups.
+pub(super) struct EvaluationResults {
     cost_by_size: CostRatios,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
@@ -245,8 +245,8 @@ pub(super) struct Evaluated {
     pub(super) answers: Vec<(String, String)>,
 }
 
-impl Evaluated {
-    /// Nothing yet, of drafters of these sizes.
+impl EvaluationResults {
+    /// No results yet.
     pub(super) fn new(cost_by_size: CostRatios) -> Self {
         Self { cost_by_size, rows: Vec::new(), groups: Vec::new(), answers: Vec::new() }
     }
@@ -264,7 +264,7 @@ impl Evaluated {
         let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
-        let costs = Costs { of_rounds: &of_rounds, by_size, by_time: &by_time };
+        let costs = GroupCosts { of_rounds: &of_rounds, by_size, by_time: &by_time };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
@@ -276,7 +276,7 @@ impl Evaluated {
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
             costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
-            // They are of one sequence at a time.
+            // Promises hold for one sequence at a time.
             promises: if evaluate.batch_size > 1 {
                 Vec::new()
             } else {

@@ -1,5 +1,4 @@
-//! Running the settings over prompts, side by side: for each prompt, or each batch of them, every
-//! setting in turn, so that a slow minute of the machine falls on all of them alike.
+//! Runs one setting on prompts, several side by side.
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
@@ -9,28 +8,28 @@ use draftsmith_theory::{Decoding, SeededDraws, StopRuleConfig, Trace};
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
 use crate::conversation::{Turn, answer_batched};
-use crate::decoders::{Decoders, ToDecode};
+use crate::decoders::{Decoders, PromptToDecode};
 use crate::exports::Exports;
 use crate::pair::Pair;
 
 /// One prompt under one setting.
 #[derive(Debug, Clone)]
-pub(super) struct Measured {
-    /// Where the prompt stands in its dataset.
+pub(super) struct PromptRun {
+    /// The index of the prompt in its dataset.
     pub(super) prompt: usize,
     /// All turns as one.
     pub(super) trace: Trace,
-    /// The answers, a turn each.
-    pub(super) turns: Vec<Answered>,
+    /// The answers, one per turn.
+    pub(super) turns: Vec<AnsweredTurn>,
     /// Their texts.
     pub(super) texts: Vec<String>,
-    /// How they compare with plain decoding's, where they were compared; else the same.
+    /// The comparison with plain decoding; `Same` if there was none.
     pub(super) agreement: Agreement,
 }
 
 /// One answer.
 #[derive(Debug, Clone)]
-pub(super) struct Answered {
+pub(super) struct AnsweredTurn {
     pub(super) trace: Trace,
     token_ids: Vec<u32>,
     prompt_ids: Vec<u32>,
@@ -55,8 +54,8 @@ impl<'m> Bench<'m> {
         Self { pair, decoders, seed }
     }
 
-    /// Runs every setting once on a prompt, untimed and short: the first forwards of a process
-    /// touch pages and pick kernels.
+    /// Runs every setting once on a prompt, with few tokens: the first forwards of a process touch pages and
+    /// pick kernels, and are not timed.
     pub(super) fn warm_up(
         &mut self,
         prompt: &Prompt,
@@ -71,26 +70,26 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Answers all turns of prompts, the first of which is so many in its dataset: those of one turn
-    /// side by side, each fed with the setting's own earlier answers. What forwards of several take is
-    /// shared out among them.
+    /// Answers all turns of prompts, side by side; each turn follows the setting's earlier answers. `first` is
+    /// the index of the first prompt in its dataset. The time of a shared forward is divided among the
+    /// prompts.
     pub(super) fn run(
         &mut self,
         first: usize,
         prompts: &[&Prompt],
         decoding: &Decoding,
         setting: &Setting,
-    ) -> Result<Vec<Measured>> {
+    ) -> Result<Vec<PromptRun>> {
         let pair = self.pair;
         let answered = answer_batched(
             &pair.text,
             prompts,
-            |answered: &Answered| &answered.token_ids,
+            |answered: &AnsweredTurn| &answered.token_ids,
             |turns| self.generate(turns, decoding, setting),
         )?;
         let measured = answered.into_iter().enumerate().map(|(nth, (turns, texts))| {
             let trace = Trace::merge(turns.iter().map(|turn| &turn.trace));
-            Measured { prompt: first + nth, trace, turns, texts, agreement: Agreement::Same }
+            PromptRun { prompt: first + nth, trace, turns, texts, agreement: Agreement::Same }
         });
         Ok(measured.collect())
     }
@@ -100,7 +99,7 @@ impl<'m> Bench<'m> {
         turns: Vec<(usize, Turn)>,
         decoding: &Decoding,
         setting: &Setting,
-    ) -> Result<Vec<Answered>> {
+    ) -> Result<Vec<AnsweredTurn>> {
         let seed = self.seed;
         let name = setting.name();
         let draws = |turn: &Turn| SeededDraws::new(seed, &[&turn.id, "evaluate", &name]);
@@ -110,7 +109,7 @@ impl<'m> Bench<'m> {
         let to_decode =
             turns.iter().zip(&mut draws).zip(&mut rules).map(|((turn, draws), rule)| {
                 let rule = rule.as_mut().map(|rule| &mut **rule as _);
-                ToDecode { prompt_ids: &turn.1.prompt_ids, rule, draws }
+                PromptToDecode { prompt_ids: &turn.1.prompt_ids, rule, draws }
             });
         let named = || {
             let ids: Vec<String> = turns.iter().map(|(_, turn)| format!("`{}`", turn.id)).collect();
@@ -120,17 +119,17 @@ impl<'m> Bench<'m> {
             self.decoders.decode_many(setting.drafter, decoding, to_decode).with_context(named)?;
         let answered = turns.into_iter().zip(generations).map(|((_, turn), generation)| {
             let Generation { token_ids, trace, .. } = generation;
-            Answered { trace, token_ids, prompt_ids: turn.prompt_ids }
+            AnsweredTurn { trace, token_ids, prompt_ids: turn.prompt_ids }
         });
         Ok(answered.collect())
     }
 
-    /// Compares greedy answers with plain decoding's, turn by turn, up to the first difference.
+    /// Compares greedy answers with those of plain decoding, turn by turn up to the first difference.
     pub(super) fn compare(
         &mut self,
         decoding: &Decoding,
-        plain: &Measured,
-        other: &Measured,
+        plain: &PromptRun,
+        other: &PromptRun,
     ) -> Result<Agreement> {
         for (plain, other) in plain.turns.iter().zip(&other.turns) {
             let (prompt_ids, plain) = (&plain.prompt_ids, &plain.token_ids);

@@ -1,30 +1,35 @@
-//! What tuning promised, a rule's or tree's gain over the best fixed length, and whether it came true.
+//! The gains over the best fixed length that `tune` promised for rules and trees, and whether measurements
+//! confirm them.
 
+use anyhow::{Context, Result, ensure};
 use draftsmith_theory::{DrafterId, FixedLengthConfig, StopRuleConfig, Trace};
 
-use super::measure::Measured;
+use super::measure::PromptRun;
 use super::settings::Setting;
 use crate::exports::tuned::TunedRule;
-use crate::results::{DrafterName, Estimate, PromiseSummary};
+use crate::exports::{AdapterExport, Exports};
+use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
+use crate::results::{DecodingName, DrafterName, Estimate, PromiseSummary};
 use crate::statistics::shown_interval;
 use crate::sweep::static_trees::rule_of;
-use crate::tuning::TunedTree;
+use crate::tuning::{TunedTree, TuningFile};
+use crate::workspace::Workspace;
 
-/// A setting that was tuned, and its gain.
+/// A tuned setting and its expected gain.
 #[derive(Debug, Clone)]
 pub(super) struct Promise {
     pub(super) drafter: DrafterName,
     pub(super) config: StopRuleConfig,
-    /// Whose best fixed length the gain is over.
+    /// The drafter whose best fixed length the gain is over.
     pub(super) over: DrafterId,
     pub(super) best_fixed_length: usize,
     expected_gain: Estimate,
-    /// Gains at the costs of another machine cannot be measured here.
+    /// Whether the costs are those of this machine: gains at other costs cannot be measured here.
     is_of_this_machine: bool,
 }
 
 impl Promise {
-    /// A tree's gain over its drafter's chains.
+    /// The promise of a tree, over its drafter's chains.
     pub(super) fn of_tree(tuned: &TunedTree) -> Self {
         Self {
             drafter: DrafterName::Tree(tuned.drafter, tuned.shape),
@@ -36,7 +41,7 @@ impl Promise {
         }
     }
 
-    /// A rule's; None for the target alone.
+    /// The promise of a rule; `None` without a drafter.
     pub(super) fn of_rule(tuned: &TunedRule) -> Option<Self> {
         Some(Self {
             drafter: tuned.drafter,
@@ -49,12 +54,65 @@ impl Promise {
     }
 }
 
-/// Compares what was promised with what the runs of one group gave; settings that were not run are left
-/// out.
+/// The static trees that `tune` found for the drafters of a recipe.
+pub(super) struct TunedTrees {
+    /// The evaluation with those trees in place of `"tuned"`.
+    pub(super) evaluate: EvaluateRecipe,
+    promises: Vec<Promise>,
+}
+
+impl TunedTrees {
+    /// Reads the trees, if the recipe asks for them.
+    ///
+    /// # Errors
+    /// If a tree is missing or was tuned for other models, or the file cannot be read.
+    pub(super) fn read(
+        recipe: &Recipe,
+        evaluate: &EvaluateRecipe,
+        exports: &Exports,
+        workspace: &Workspace,
+    ) -> Result<Self> {
+        let mut evaluate = evaluate.clone();
+        if !evaluate.tunes_trees(DecodingName::Greedy) {
+            return Ok(Self { evaluate, promises: Vec::new() });
+        }
+        if let Some(trees) = &mut evaluate.trees {
+            trees.shapes = trees.given().map(AskedShape::Given).collect();
+        }
+        let known: Vec<TunedTree> = TuningFile::Trees.read(recipe)?;
+        let dtype = workspace.dtype;
+        let promise = |drafter: DrafterId| {
+            let tuned = known.iter().find(|it| (it.drafter, it.dtype) == (drafter, dtype));
+            let tuned = tuned.with_context(|| {
+                format!(
+                    "key `evaluate.trees.shapes` has \"tuned\", and none was tuned for `{drafter}`; \
+                     hint: run `draftsmith tune` with this recipe first"
+                )
+            })?;
+            ensure!(
+                tuned.models == exports.models_hash(drafter, workspace)?,
+                "key `evaluate.trees.shapes` has \"tuned\", and that of `{drafter}` was tuned for other \
+                 models; hint: run `draftsmith tune` again"
+            );
+            Ok(Promise::of_tree(tuned))
+        };
+        let draft = workspace.draft_dir().map(|_| DrafterId::Draft);
+        let drafters = draft.into_iter().chain(exports.adapters.iter().map(AdapterExport::drafter));
+        let promises = drafters.map(promise).collect::<Result<_>>()?;
+        Ok(Self { evaluate, promises })
+    }
+
+    /// The promises under a way of decoding. Trees are tuned for greedy decoding only.
+    pub(super) fn promises(&self, decoding: DecodingName) -> impl Iterator<Item = Promise> {
+        self.promises.iter().filter(move |_| decoding == DecodingName::Greedy).cloned()
+    }
+}
+
+/// Compares promises with the runs of one group. Settings that were not run are left out.
 pub(super) fn promises(
     promised: &[Promise],
     settings: &[Setting],
-    runs: &[Vec<Measured>],
+    runs: &[Vec<PromptRun>],
     seed: u64,
 ) -> Vec<PromiseSummary> {
     let runs_of = |drafter: DrafterName, rule: &StopRuleConfig| {
@@ -67,7 +125,7 @@ pub(super) fn promises(
         let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         let own = runs_of(promised.drafter, &promised.config)?;
         let fixed = runs_of(promised.over.into(), &fixed)?;
-        let seconds = |runs: &[Measured], some: &[usize]| -> f64 {
+        let seconds = |runs: &[PromptRun], some: &[usize]| -> f64 {
             let traces = || some.iter().map(|index| &runs[*index].trace);
             let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
             seconds / traces().map(|trace: &Trace| trace.num_tokens as f64).sum::<f64>()

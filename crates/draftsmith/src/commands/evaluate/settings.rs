@@ -1,5 +1,5 @@
-//! What is compared: the target alone; a separate draft and each adapter, as chains, as trees and after
-//! look-ups, under every rule of the recipe that the drafter has signals for; prompt lookup in fixed
+//! The settings that are compared: plain decoding; the separate draft and each adapter with chains, trees and
+//! preceding look-ups, under every rule of the recipe whose signals the drafter has; prompt lookup in fixed
 //! lengths; cascades, with their longest round as the length.
 
 use std::iter;
@@ -12,21 +12,20 @@ use crate::exports::cascades::{numbered, numbered_merged};
 use crate::recipe::{EvaluateRecipe, TreesRecipe};
 use crate::results::{DecodingName, DrafterName, Road, StopRuleName};
 
-/// One way of decoding.
+/// A drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Setting {
     pub(crate) drafter: DrafterName,
-    /// None for the target alone.
+    /// `None` for plain decoding.
     pub(crate) rule: Option<StopRuleConfig>,
 }
 
 impl Setting {
-    /// The target alone.
+    /// Plain decoding.
     pub(crate) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
 
-    /// All settings of a recipe under one way of decoding, plain decoding first: those of a draft,
-    /// a head and adapters where they are, and of each the tuned rule with the fixed length that it
-    /// promises to beat.
+    /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
+    /// tuned rule, and the fixed length that the rule promises to beat.
     pub(crate) fn all(
         evaluate: &EvaluateRecipe,
         decoding: DecodingName,
@@ -71,9 +70,7 @@ impl Setting {
             );
         }
         for adapter in &exports.adapters {
-            let drafter =
-                DrafterName::Of(DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer });
-            add(drafter, adapter.head.is_some(), evaluate.max_self_draft_length);
+            add(adapter.drafter().into(), adapter.head.is_some(), evaluate.max_self_draft_length);
         }
         if let Some(lookup) = &evaluate.max_gram {
             all.extend(lookup.lengths.iter().map(|candidate_length| {
@@ -98,17 +95,17 @@ impl Setting {
         all
     }
 
-    /// The stop rule's name in results.
+    /// The name of the stop rule in results.
     pub(crate) fn stop_rule(&self) -> StopRuleName {
         self.rule.as_ref().map_or(StopRuleName::None, StopRuleConfig::name)
     }
 
-    /// The rule's number in results.
+    /// The number of the rule in results.
     pub(crate) fn parameter(&self) -> Option<f64> {
         self.rule.as_ref().map(StopRuleConfig::parameter)
     }
 
-    /// What files and streams of draws call it: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
+    /// The name in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
     /// `exit-2-confidence-0.6`, `tree-3-2x2x8-fixed-3`.
     pub(crate) fn name(&self) -> String {
         let Some(rule) = &self.rule else {

@@ -1,164 +1,174 @@
-//! What an evaluation writes, each file whole or not at all: the report, answers, summary and,
-//! last, results.json.
+//! The files of an evaluation: answers, the report, the summary and, last, `results.json`. Each is written
+//! completely or not at all.
 
 use std::path::Path;
 
 use anyhow::Result;
 use draftsmith_files::write_whole;
-use draftsmith_model::ModelConfig;
+use draftsmith_model::{AcceptanceHeadConfig, ModelConfig};
 
-use super::group::Evaluated;
-use super::{Evaluation, Models, machine};
+use super::group::EvaluationResults;
+use super::{Evaluation, MeasuredModels};
 use crate::agreement::rounding;
-use crate::console::Console;
 use crate::device::DeviceChoice;
-use crate::exports::Exports;
+use crate::exports::AdapterExport;
 use crate::exports::cascades::{numbered, numbered_merged};
 use crate::prompts::Dataset;
-use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::report::render_html;
 use crate::results::{
     DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary, ModelSummary,
-    PromiseSummary, results_to_json, sort_rows, summary_to_json,
+    PromiseSummary, Replay, Version, results_to_json, sort_rows, summary_to_json,
 };
 use crate::table::render_table;
-use crate::tuning::read_replay;
+use crate::tuning::TuningFile;
 use crate::workspace::hash_dir;
 
-pub(super) fn write(
-    recipe: &Recipe,
-    evaluate: &EvaluateRecipe,
-    all: Models<'_>,
-    datasets: &[Dataset],
-    mut evaluated: Evaluated,
-    console: &Console,
-) -> Result<Evaluation> {
-    sort_rows(&mut evaluated.rows);
-    // What an interrupted evaluation has measured is kept apart from whole ones.
-    let dir = if console.is_interrupted() {
-        recipe.evaluation_dir().with_file_name("evaluation-partial")
-    } else {
-        recipe.evaluation_dir()
-    };
-    let Models { workspace, pair, exports } = all;
-    let Exports { head, draft_tokens, adapters, .. } = exports;
-    let mut models = vec![describe(
-        "target",
-        &recipe.models.target,
-        pair.target.config(),
-        workspace.target_hash()?,
-    )];
-    if let (Some(draft), Some(path), Some(hash)) =
-        (&pair.draft, &recipe.models.draft, workspace.draft_hash()?)
-    {
-        let mut draft = describe("draft", path, draft.config(), hash);
-        if let Some(tokens) = draft_tokens {
-            draft.description += &draws(tokens.len(), tokens.coverage);
+impl MeasuredModels<'_> {
+    /// Writes the files, and prints the table of results.
+    pub(super) fn write(
+        &self,
+        datasets: &[Dataset],
+        mut evaluated: EvaluationResults,
+    ) -> Result<Evaluation> {
+        let Self { recipe, evaluate, workspace, console, .. } = *self;
+        sort_rows(&mut evaluated.rows);
+        // The results of an interrupted evaluation go into a directory of their own.
+        let dir = match console.is_interrupted() {
+            true => recipe.evaluation_dir().with_file_name("evaluation-partial"),
+            false => recipe.evaluation_dir(),
+        };
+        let summary = EvaluationSummary {
+            recipe: recipe.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            device: DeviceChoice::name(workspace.device()),
+            dtype: workspace.dtype,
+            machine: machine(),
+            versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
+            models: self.summaries()?,
+            max_new_tokens: evaluate.max_new_tokens,
+            batch_size: evaluate.batch_size,
+            seeds: vec![recipe.seed],
+            datasets: datasets
+                .iter()
+                .map(|d| DatasetSummary { name: d.name.clone(), num_prompts: d.prompts.len() })
+                .collect(),
+            groups: evaluated.groups,
+        };
+        for (name, text) in &evaluated.answers {
+            write_whole(&dir.join(name), text)?;
         }
-        models.push(draft);
+        let report = dir.join("report.html");
+        let mut replay: Replay = TuningFile::Replay.read(recipe)?;
+        if replay.dtype != workspace.dtype {
+            replay = Replay::default();
+        }
+        write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
+        write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
+        write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
+        recipe.write_beside(&dir)?;
+        self.note(&summary);
+        let evaluation = Evaluation { rows: evaluated.rows, report };
+        console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
+        console.text(format!("report: {}\n", evaluation.report.display()))?;
+        console.document(&evaluation.rows)?;
+        Ok(evaluation)
     }
-    if let Some(head) = head {
-        let kind = if head.config.tied { "tied" } else { "untied" };
-        let form = if head.config.reads.looks_ahead() { " that looks ahead" } else { "" };
-        let inputs = head.config.reads.inputs().iter();
-        let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();
-        models.push(ModelSummary {
-            role: "head".to_owned(),
-            name: head.dir.display().to_string(),
-            description: format!(
-                "acceptance head{form}, {} {kind} blocks of width {}{more}",
-                head.config.num_layers, head.config.hidden_size
-            ),
-            hash: hash_dir(&head.dir, console)?,
-        });
-    }
-    for adapter in adapters {
-        models.push(ModelSummary {
-            role: "adapter".to_owned(),
-            name: adapter.dir.display().to_string(),
-            description: format!(
-                "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters{}",
-                adapter.config.exit_layer,
-                adapter.config.model.shape.num_layers,
-                adapter.config.architecture,
-                adapter.adapter.num_parameters() as f64 / 1e6,
-                adapter
-                    .config
-                    .draft_vocabulary
-                    .as_ref()
-                    .map(|all| draws(all.ids().len(), adapter.config.vocabulary_coverage()))
-                    .unwrap_or_default()
-            ),
-            hash: hash_dir(&adapter.dir, console)?,
-        });
-    }
-    if let (Some(small), Some(path)) = (exports.small_draft.as_ref(), &recipe.models.small_draft) {
-        let hash = hash_dir(path, console)?;
-        models.push(describe("small draft", path, small.config(), &hash));
-    }
-    let cascades = numbered(&evaluate.cascades).map(|(id, it)| (id, it.to_string()));
-    let merged = numbered_merged(&evaluate.merged).map(|(id, it)| (id, it.to_string()));
-    models.extend(cascades.chain(merged).map(|(id, description)| ModelSummary {
-        role: id.text(),
-        name: id.to_string(),
-        description,
-        hash: String::new(),
-    }));
-    let summary = EvaluationSummary {
-        recipe: recipe.name.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        device: DeviceChoice::name(workspace.device()),
-        dtype: workspace.dtype,
-        machine: machine::describe(),
-        versions: machine::versions(),
-        models,
-        max_new_tokens: evaluate.max_new_tokens,
-        batch_size: evaluate.batch_size,
-        seeds: vec![recipe.seed],
-        datasets: datasets
-            .iter()
-            .map(|d| DatasetSummary { name: d.name.clone(), num_prompts: d.prompts.len() })
-            .collect(),
-        groups: evaluated.groups,
-    };
-    for (name, text) in &evaluated.answers {
-        write_whole(&dir.join(name), text)?;
-    }
-    let report = dir.join("report.html");
-    let replay = read_replay(recipe, workspace.dtype)?;
-    write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
-    write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
-    write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
-    recipe.write_beside(&dir)?;
-    let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
-    if num_forgiven > 0 {
-        console.note(format!(
-            "evaluate: {num_forgiven} greedy mismatches forgiven: both tokens' logits are within \
-             {} of the greatest there",
-            rounding(workspace.dtype).tie_text()
-        ));
-    }
-    for group in &summary.groups {
-        for promise in &group.promises {
-            console.note(told(group, promise));
+
+    /// Notes on forgiven mismatches and on promises.
+    fn note(&self, summary: &EvaluationSummary) {
+        let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
+        if num_forgiven > 0 {
+            self.console.note(format!(
+                "evaluate: {num_forgiven} greedy mismatches forgiven: both tokens' logits are within \
+                 {} of the greatest there",
+                rounding(summary.dtype).tie_text()
+            ));
+        }
+        for group in &summary.groups {
+            group.promises.iter().for_each(|it| self.console.note(promise_text(group, it)));
         }
     }
-    let evaluation = Evaluation { rows: evaluated.rows, report };
-    console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
-    console.text(format!("report: {}\n", evaluation.report.display()))?;
-    console.document(&evaluation.rows)?;
-    Ok(evaluation)
+
+    /// The models, heads, adapters and cascades.
+    fn summaries(&self) -> Result<Vec<ModelSummary>> {
+        let Self { recipe, evaluate, workspace, pair, exports, console } = *self;
+        let paths = &recipe.models;
+        let hash = workspace.target_hash()?;
+        let mut all = vec![summary_of("target", &paths.target, pair.target.config(), hash)];
+        if let (Some(draft), Some(path), Some(hash)) =
+            (&pair.draft, &paths.draft, workspace.draft_hash()?)
+        {
+            all.push(summary_of("draft", path, draft.config(), hash));
+        }
+        let of_dir = |role: &str, dir: &Path, description: String| -> Result<ModelSummary> {
+            let (role, name) = (role.to_owned(), dir.display().to_string());
+            Ok(ModelSummary { role, name, description, hash: hash_dir(dir, console)? })
+        };
+        if let Some(head) = &exports.head {
+            all.push(of_dir("head", &head.dir, describe_head(&head.config))?);
+        }
+        for export in &exports.adapters {
+            all.push(of_dir("adapter", &export.dir, describe_adapter(export))?);
+        }
+        if let (Some(small), Some(path)) = (&exports.small_draft, &paths.small_draft) {
+            let hash = hash_dir(path, console)?;
+            all.push(summary_of("small draft", path, small.config(), &hash));
+        }
+        let cascades = numbered(&evaluate.cascades).map(|(id, it)| (id, it.to_string()));
+        let merged = numbered_merged(&evaluate.merged).map(|(id, it)| (id, it.to_string()));
+        all.extend(cascades.chain(merged).map(|(id, description)| ModelSummary {
+            role: id.text(),
+            name: id.to_string(),
+            description,
+            hash: String::new(),
+        }));
+        Ok(all)
+    }
 }
 
-/// How many tokens a drafter draws, and how many of the held-out responses' those are.
-fn draws(num_tokens: usize, coverage: Option<f64>) -> String {
-    let coverage = coverage
-        .map(|coverage| format!(" ({:.1} % of those in held-out responses)", coverage * 100.0));
-    format!(", draws {num_tokens} tokens{}", coverage.unwrap_or_default())
+/// Processor, cores and operating system.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let processor = line.and_then(|line| Some(line.split_once(':')?.1.trim()));
+    format!(
+        "{}, {cores} cores, {}",
+        processor.unwrap_or(std::env::consts::ARCH),
+        std::env::consts::OS
+    )
 }
 
-/// A promise and what came of it, in a line.
-fn told(group: &GroupSummary, promise: &PromiseSummary) -> String {
+fn describe_head(config: &AcceptanceHeadConfig) -> String {
+    let kind = if config.tied { "tied" } else { "untied" };
+    let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };
+    let inputs = config.reads.inputs().iter();
+    let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();
+    format!(
+        "acceptance head{form}, {} {kind} blocks of width {}{more}",
+        config.num_layers, config.hidden_size
+    )
+}
+
+fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
+    let mut text = format!(
+        "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
+        config.exit_layer,
+        config.model.shape.num_layers,
+        config.architecture,
+        adapter.num_parameters() as f64 / 1e6,
+    );
+    if let Some(vocabulary) = &config.draft_vocabulary {
+        text += &format!(", draws {} tokens", vocabulary.ids().len());
+        if let Some(coverage) = config.vocabulary_coverage() {
+            text += &format!(" ({:.1} % of those in held-out responses)", coverage * 100.0);
+        }
+    }
+    text
+}
+
+/// A promise and the measured gain, in a line.
+fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
     let Estimate { value, low, high } = promise.measured_gain;
     let percent = |share: f64| format!("{:+.1} %", share * 100.0);
     format!(
@@ -176,7 +186,7 @@ fn told(group: &GroupSummary, promise: &PromiseSummary) -> String {
     )
 }
 
-fn describe(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
+fn summary_of(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
     let shape = &config.shape;
     ModelSummary {
         role: role.to_owned(),

@@ -13,10 +13,10 @@ use crate::exports::found_adapter_head;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::results::DecodingName;
 
-/// The rule that was asked for, if one was.
+/// The rule that flags ask for, if any.
 ///
 /// # Errors
-/// If a flag makes no sense.
+/// If the value of a flag is invalid.
 pub(super) fn asked_for(
     arguments: &GenerateArguments,
     decoding: DecodingName,
@@ -30,13 +30,9 @@ pub(super) fn asked_for(
             .context("flag `--max-candidate-length`")
     };
     let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
-    let GenerateArguments { candidate_length, stop_threshold, confidence_threshold, .. } =
-        arguments;
-    if let Some(candidate_length) = *candidate_length {
-        let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        return rule.init().map(Some).context("flag `--candidate-length`");
-    }
-    if let Some(stop_threshold) = *stop_threshold {
+    let asked = if let Some(candidate_length) = arguments.candidate_length {
+        ("--candidate-length", FixedLengthConfig { candidate_length }.into())
+    } else if let Some(stop_threshold) = arguments.stop_threshold {
         if arguments.head.is_none() && head_of_adapter.is_none() {
             bail!(
                 "flag `--stop-threshold` needs an acceptance head; hint: give `--head DIR`, or an adapter \
@@ -44,44 +40,34 @@ pub(super) fn asked_for(
             );
         }
         let (without_lag, bounds) = (false, bounds(20)?);
-        let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-            stop_threshold,
-            without_lag,
-            bounds,
-        });
-        return rule.init().map(Some).context("flag `--stop-threshold`");
-    }
-    if let Some(confidence_threshold) = *confidence_threshold {
+        let rule = RejectionThresholdConfig { stop_threshold, without_lag, bounds };
+        ("--stop-threshold", StopRuleConfig::RejectionThreshold(rule))
+    } else if let Some(confidence_threshold) = arguments.confidence_threshold {
         let (before_draw, bounds) = (false, bounds(6)?);
-        let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-            confidence_threshold,
-            before_draw,
-            bounds,
-        });
-        return rule.init().map(Some).context("flag `--confidence-threshold`");
-    }
-    Ok(None)
+        let rule = ConfidenceThresholdConfig { confidence_threshold, before_draw, bounds };
+        ("--confidence-threshold", StopRuleConfig::ConfidenceThreshold(rule))
+    } else {
+        return Ok(None);
+    };
+    let (flag, rule) = asked;
+    rule.init().map(Some).with_context(|| format!("flag `{flag}`"))
 }
 
-/// The rule that was tuned for this head or adapter and for a draft that may draw so many tokens, with
-/// what is looked up first, or else the default.
+/// The rule that was tuned for the head or adapter, with its look-ups, or else the default rule.
 ///
 /// # Errors
-/// If what was tuned cannot be read.
+/// If the tuned rule cannot be read.
 pub(super) fn tuned(
     arguments: &GenerateArguments,
     decoding: &Decoding,
     dtype: WeightDtype,
-    draft_vocabulary: Option<usize>,
     console: &Console,
 ) -> Result<(Box<dyn StopRule>, Option<LookupFirst>)> {
     let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
-    let tuned =
-        export.map(|dir| Tuned::read_for(dir, dtype, draft_vocabulary, Some(decoding), console));
-    let tuned = tuned.transpose()?;
-    let tuned = tuned.unwrap_or_default();
+    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
+    let tuned = tuned.transpose()?.unwrap_or_default();
     let (rule, lookup_first) = match tuned.rule(DecodingName::of(decoding)) {
         Some(tuned) => (tuned.config.clone(), tuned.drafter.lookup_first()),
         None => (default_rule(head.is_some()), None),

@@ -1,27 +1,25 @@
-//! `--show`: where each token came from, and what each round did.
+//! `--show`: marks each token by its origin, and lists the rounds.
 //!
-//! Accepted candidates stand as they are (green in colour); the token that the target put in the
-//! place of a rejected candidate is `[corrected]` (yellow), the one it added after a round without
-//! a rejection is `<bonus>` (blue). Without colour the brackets say the same.
+//! Accepted candidates are unmarked (green in colour). The token that replaces a rejected candidate is
+//! `[corrected]` (yellow); the token after a round without a rejection is `<bonus>` (blue).
 
 use comfy_table::{CellAlignment, Table};
 use draftsmith_decode::RoundTokens;
 use draftsmith_theory::Round;
 
-/// Where a token of the output came from.
+/// The origin of an output token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A candidate that the target accepted.
     Accepted,
-    /// The target's own, in the place of a rejected candidate.
+    /// The target's token in place of a rejected candidate.
     Corrected,
-    /// The target's own, after every candidate of the round was accepted.
+    /// The target's token after a round whose candidates were all accepted.
     Bonus,
 }
 
-/// What the signs and colours mean, in a line.
-pub(super) const LEGEND: &str =
-    "accepted candidates as they are, [corrected] tokens, <bonus> tokens";
+/// The meaning of the marks.
+pub(super) const LEGEND: &str = "accepted candidates unmarked, [corrected] tokens, <bonus> tokens";
 
 /// The origins of a round's kept tokens, in order.
 pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
@@ -31,14 +29,14 @@ pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
     (0..round.kept.len()).map(origin).collect()
 }
 
-/// A token's text with its mark: a colour where there may be one, brackets besides.
+/// A token's text with its brackets, and its colour if colours are on.
 pub(super) fn marked(text: &str, origin: Origin, colour: bool) -> String {
     let (open, close, code) = match origin {
         Origin::Accepted => ("", "", 32),
         Origin::Corrected => ("[", "]", 33),
         Origin::Bonus => ("<", ">", 34),
     };
-    // White space stays outside the brackets, so that lines break where the text breaks them.
+    // White space stays outside the brackets, so that the text keeps its line breaks.
     let core = text.trim();
     let (before, after) = match text.find(core) {
         Some(start) if !core.is_empty() => (&text[..start], &text[start + core.len()..]),
@@ -54,7 +52,7 @@ pub(super) fn marked(text: &str, origin: Origin, colour: bool) -> String {
     }
 }
 
-/// A row a round: candidates, what became of them, and the time.
+/// A table of rounds: candidates, accepted candidates and times.
 pub(super) fn table(rounds: &[Round]) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
@@ -93,7 +91,7 @@ mod tests {
         assert_eq!(origins(&round(&[1, 2, 3], 4, 2)), [Accepted, Accepted, Corrected]);
         assert_eq!(origins(&round(&[1, 2], 1, 1)), [Accepted, Bonus]);
         assert_eq!(origins(&round(&[1], 3, 0)), [Corrected]);
-        // Cut at the limit: the target's own token is gone.
+        // Cut at the limit, without the target's token.
         assert_eq!(origins(&round(&[1, 2], 3, 3)), [Accepted, Accepted]);
     }
 

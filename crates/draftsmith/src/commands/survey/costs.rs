@@ -1,20 +1,20 @@
-//! What forwards cost: given by the user, or measured here as `tune` measures them.
+//! Costs of forwards: given by the user, or measured as in `tune`.
 
 use anyhow::{Context, Result};
 use draftsmith_model::{ModelConfig, ModelShape};
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::Surveyor;
-use crate::costs::{Costs, Measurement, measure};
+use crate::costs::{CostProbe, Costs};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::prompts::spread;
-use crate::results::{CostSource, DrafterName};
+use crate::results::CostSource;
 use crate::sweep::lengths_under;
 
 /// Prompts that costs are measured on.
 const NUM_PROMPTS: usize = 4;
-/// The same where every answer takes as many rounds as it has tokens.
+/// The same if no candidate is ever accepted, so that each answer takes as many rounds as it has tokens.
 const NUM_PROMPTS_ALONE: usize = 2;
 
 impl Surveyor<'_> {
@@ -31,12 +31,11 @@ impl Surveyor<'_> {
         self.console.note("survey: measuring costs, separate draft");
         let mut decoders = Decoders::new(self.workspace.pair()?, exports, self.max_new_tokens);
         let lengths = |costs: &Costs| lengths_under(recordings, costs);
-        let measured = self.measure(&mut decoders, NUM_PROMPTS, &lengths)?;
-        Ok((CostSource::Machine, measured.costs))
+        Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
     }
 
-    /// Seconds of the target's forwards of 1, 2, 3 … rows, as the costs of a draft that is none: one
-    /// small random layer, whose candidates nobody accepts.
+    /// Seconds of the target's forwards of 1, 2, 3 … rows. They are measured with a placeholder draft: one
+    /// small random layer whose candidates are never accepted.
     pub(super) fn target_costs(&self) -> Result<(CostSource, Costs)> {
         let given = self.given.and_then(|given| Costs::given_target(given).transpose());
         if let Some(costs) = given.transpose()? {
@@ -56,8 +55,8 @@ impl Surveyor<'_> {
         let pair = pair.with_draft(nobody.init(self.workspace.device()));
         let exports = Exports::default();
         let mut decoders = Decoders::new(&pair, &exports, self.max_new_tokens);
-        let measured = self.measure(&mut decoders, NUM_PROMPTS_ALONE, &|_| Ok(Vec::new()))?;
-        Ok((CostSource::Machine, measured.costs))
+        let costs = self.measure(&mut decoders, NUM_PROMPTS_ALONE, &|_| Ok(Vec::new()))?;
+        Ok((CostSource::Machine, costs))
     }
 
     fn measure(
@@ -65,11 +64,18 @@ impl Surveyor<'_> {
         decoders: &mut Decoders<'_>,
         num_prompts: usize,
         lengths: &dyn Fn(&Costs) -> Result<Vec<usize>>,
-    ) -> Result<Measurement> {
+    ) -> Result<Costs> {
         let prompts = self.answers.iter().map(|answer| answer.prompt_ids.clone()).collect();
         let prompts: Vec<Vec<u32>> = spread(prompts, Some(num_prompts));
-        let drafter = DrafterName::Of(DrafterId::Draft);
-        measure(decoders, drafter, &self.decoding, &prompts, lengths, self.console)
-            .context("cannot measure what forwards cost here; hint: give `--costs`")
+        let measured = CostProbe {
+            decoders,
+            drafter: DrafterId::Draft,
+            decoding: self.decoding,
+            prompts: &prompts,
+            console: self.console,
+        }
+        .measure(lengths)
+        .context("cannot measure what forwards cost here; hint: give `--costs`")?;
+        Ok(measured.costs)
     }
 }

@@ -1,7 +1,7 @@
-//! How much a head could know: small heads, each trained for a moment on half of the answers by the
-//! trainer of `train-head`, and asked about the other half.
+//! How much an acceptance head could predict: small heads, each briefly trained on one half of the answers
+//! and judged on the other half.
 //!
-//! What such a head explains of what a constant leaves unexplained is a floor: one that is trained on
+//! The share of a constant prediction's KL that they explain is a lower bound: a head that is trained on
 //! thousands of prompts explains more.
 
 use anyhow::{Context, Result};
@@ -19,8 +19,8 @@ use crate::console::Interrupted;
 use crate::exports::{Exports, HeadExport};
 use crate::rollouts::TrainingRollouts;
 
-/// How the probes are trained: the form that is recommended for heads of one's own, at a rate for few
-/// steps, to the epoch that held-out answers like best.
+/// The settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
+/// epoch on held-out answers.
 fn settings() -> HeadTraining {
     HeadTraining {
         num_layers: 1,
@@ -41,8 +41,7 @@ fn settings() -> HeadTraining {
 }
 
 impl Surveyor<'_> {
-    /// A head that was trained on some answers, along which the draft was recorded; None where they are
-    /// too few.
+    /// A head that is trained on the recordings along some answers; `None` if there are too few.
     pub(super) fn probe(
         &self,
         some: &[usize],
@@ -67,14 +66,14 @@ impl Surveyor<'_> {
             Err(TrainError::TooFewRows { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Through a file, as one that is served: what was trained is slower.
+        // Read back from a file, as when it is served: the trained module is slower.
         let head_dir = dir.path().join("head");
         trained.model.write_dir(&head_dir, &trained.config)?;
         let head = HeadExport::read(&head_dir, draft.shape().hidden_size, self.workspace)?;
         Ok(Some(Exports { head: Some(head), ..Exports::default() }))
     }
 
-    /// An answer as a row of data. The target's probabilities of it are not asked for.
+    /// An answer as a row of data, without the target's probabilities.
     fn row(&self, nth: usize) -> ResponseRow {
         let answer = &self.answers[nth];
         ResponseRow {
@@ -94,16 +93,16 @@ impl Surveyor<'_> {
     }
 }
 
-/// What predictions for some answers come to, answer by answer.
+/// The KL of predictions by answer, beside that of a constant prediction.
 pub(super) struct Unexplained {
     /// KL(label ‖ prediction) in nats, summed over the candidates of each answer.
     of_head: Vec<f64>,
-    /// The same of the other half's mean label.
+    /// The same for the mean label of the other half.
     of_constant: Vec<f64>,
 }
 
 impl Unexplained {
-    /// What is left over by predictions, and by the mean label of `others`.
+    /// Compares the predictions of `judged` with the mean label of `others`.
     pub(super) fn of(judged: &[Vec<JudgedPrediction>], others: &[Vec<JudgedPrediction>]) -> Self {
         let (mut labels, mut weight) = (0.0, 0.0);
         for judged in others.iter().flatten() {
@@ -117,14 +116,15 @@ impl Unexplained {
         Self { of_head: sums(&|prob| prob), of_constant: sums(&|_| constant) }
     }
 
-    /// Both halves' answers, one's behind the other's.
+    /// The answers of both halves, those of `other` last.
     pub(super) fn join(mut self, other: Self) -> Self {
         self.of_head.extend(other.of_head);
         self.of_constant.extend(other.of_constant);
         self
     }
 
-    /// The share that the head explains over some answers; below 0 where the constant says more.
+    /// The share of the constant's KL that the head explains over some answers; negative if the constant is
+    /// better.
     pub(super) fn share(&self, some: &[usize]) -> f64 {
         let sum = |of: &[f64]| some.iter().map(|nth| of[*nth]).sum::<f64>();
         1.0 - sum(&self.of_head) / sum(&self.of_constant)
@@ -136,7 +136,7 @@ fn kl_sum(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * scores(judged, predict).kl }
 }
 
-/// How good predictions are.
+/// The scores of predictions.
 pub(super) fn scores(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> HeadScores {
     let mut metrics = HeadMetrics::default();
     for judged in judged {

@@ -1,78 +1,78 @@
-//! What a linear read-out of a layer knows of the target's next token: its hidden states mapped to the
-//! final ones by ridge regression, before the target's own LM head.
+//! Linear read-outs of layers: a layer's hidden states are mapped to the final ones by ridge regression, and
+//! the target's LM head turns them into logits.
 //!
-//! The map is fitted to one half of the answers, with their prompts, and read on the other. What it
-//! adds to is the logit lens, the final norm of the layer's own states: with little to learn from it
-//! stays there. An adapter, which attends and computes, learns more from more data: this is a floor.
+//! The map is fitted to one half of the answers and their prompts, and applied to the other half. It is an
+//! addition to the logit lens, the final norm of the layer's states, and stays close to it if data are few.
+//! An adapter has attention and more data, so the read-out's agreement is a lower bound.
 
 use std::borrow::Cow;
 
+use anyhow::{Context, Result};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, soft_capped, vectors};
 use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
-use anyhow::{Context, Result};
-
 use super::Surveyor;
 use crate::console::Interrupted;
 use crate::console::progress::Progress;
+use crate::recorder::Answer;
 
-/// How far the map is held back, of the mean of its inputs' squares.
+/// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;
-/// Rows that a map is fitted to, at most, beside those of answers: prompts' positions.
+/// The most rows that a map is fitted to: all rows of answers, and rows of prompts up to this number.
 const MAX_ROWS: usize = 8192;
 /// Rows whose logits are computed at once.
 const CHUNK: usize = 256;
-/// What a feature's spread is at least, so that one that never changes divides nothing.
+/// The least standard deviation of a feature, so that a constant feature does not divide by zero.
 const LEAST_SPREAD: f32 = 1e-6;
 
-/// What the read-out of a layer would draft along each answer, one entry a token.
+/// The drafts of a layer's read-out along each answer, one entry per token.
 pub(super) struct ReadOut {
     pub(super) exit_layer: usize,
-    /// Whether its most probable token is the target's.
+    /// Whether the most probable token is the target's.
     pub(super) agrees: Vec<Vec<bool>>,
-    /// Whether the answer's token is drafted and accepted.
+    /// Whether the answer's token would be drafted and accepted.
     pub(super) accepted: Vec<Vec<bool>>,
 }
 
-/// Hidden states of all answers' positions, in the order of answers.
+/// Hidden states along all answers, in their order.
 struct States {
-    /// After each of the exit layers, `[rows, hidden]`.
+    /// After each exit layer, `[rows, hidden]`.
     exits: Vec<Tensor<2>>,
-    /// The final ones, after the final norm.
+    /// After the final norm, `[rows, hidden]`.
     last: Tensor<2>,
-    places: Vec<Places>,
+    answers: Vec<AnswerRows>,
 }
 
-/// Where the rows of an answer are.
-struct Places {
-    /// The row that the first token is drawn from; the others follow it.
+/// The rows of an answer in [`States`].
+struct AnswerRows {
+    /// The row that the answer's first token is predicted from.
     first: usize,
-    /// All of its rows.
+    /// All rows, those of the prompt included.
     all: std::ops::Range<usize>,
 }
 
-/// The target's side of a token.
-struct Drawn {
+/// A token of an answer, as the target predicted it.
+struct AnswerToken {
     token_id: u32,
-    /// The most probable one.
+    /// The target's most probable token.
     top: u32,
-    /// Its chance as served, where tokens are sampled.
+    /// Its probability as sampled; 1 for greedy answers.
     prob: f64,
-    /// The luck of whether it is drafted.
+    /// A uniform draw that decides whether the token would be drafted.
     luck: f64,
 }
 
-/// A fitted map, from standardised states to what the final ones have over the lens.
-struct Map {
+/// A fitted map from standardised states to the difference between the final states and the logit lens.
+struct LinearMap {
     mean: Tensor<2>,
     spread: Tensor<2>,
     offset: Tensor<2>,
     weights: Tensor<2>,
 }
 
-/// The read-outs of layers, each half of the answers by the map of the other half.
+/// The read-outs of layers. Each half of the answers is read with the map of the other half.
 pub(super) fn read_outs(
     surveyor: &Surveyor<'_>,
     exit_layers: &[usize],
@@ -82,7 +82,7 @@ pub(super) fn read_outs(
     progress.message("hidden states");
     let states = states(surveyor, target, exit_layers, progress)?;
     let head = target.lm_head_weight().cast(FloatDType::F32);
-    let drawn = drawn(surveyor, target, &states, &head);
+    let tokens = answer_tokens(surveyor, target, &states, &head);
     let halves = surveyor.halves();
     progress.message("layers");
     let all = exit_layers.par_iter().zip(&states.exits).map(|(exit_layer, exit)| {
@@ -93,25 +93,24 @@ pub(super) fn read_outs(
             if surveyor.console.is_interrupted() {
                 return Err(Interrupted.into());
             }
-            let rows = halves[other].iter().flat_map(|nth| states.places[*nth].all.clone());
+            let rows = halves[other].iter().flat_map(|nth| states.answers[*nth].all.clone());
             let rows: Vec<usize> = rows.collect();
-            let map = Map::fit(target, &select(exit, &rows), &select(&states.last, &rows))
+            let map = LinearMap::fit(target, &select(exit, &rows), &select(&states.last, &rows))
                 .context("hidden states that are not finite")?;
             for nth in &halves[half] {
-                let first = states.places[*nth].first;
-                let drawn = &drawn[*nth];
-                let rows: Vec<usize> = (first..first + drawn.len()).collect();
-                let said = map.apply(target, select(exit, &rows));
-                let said = logits(target, said, &head);
-                for (at, (logits, drawn)) in said.iter().zip(drawn).enumerate() {
+                let first = states.answers[*nth].first;
+                let rows: Vec<usize> = (first..first + tokens[*nth].len()).collect();
+                let predicted = map.apply(target, select(exit, &rows));
+                let predicted = logits(target, predicted, &head);
+                for (at, (logits, token)) in predicted.iter().zip(&tokens[*nth]).enumerate() {
                     let logits = &penalised(surveyor, *nth, at, logits);
                     let top = argmax(logits);
-                    agrees[*nth].push(top == drawn.top);
+                    agrees[*nth].push(top == token.top);
                     accepted[*nth].push(match surveyor.decoding.choice {
-                        TokenChoice::Greedy => top == drawn.token_id,
+                        TokenChoice::Greedy => top == token.token_id,
                         TokenChoice::Sampled(sampling) => {
-                            let prob = sampling.probs(logits)[drawn.token_id as usize];
-                            drawn.luck * drawn.prob < prob
+                            let prob = sampling.probs(logits)[token.token_id as usize];
+                            token.luck * token.prob < prob
                         }
                     });
                 }
@@ -131,15 +130,14 @@ fn states(
     progress: &Progress,
 ) -> Result<States> {
     let device = target.device();
-    let answers = surveyor.answers;
+    let answers = &surveyor.answers;
     let num_of_answers: usize = answers.iter().map(|answer| answer.response_ids.len()).sum();
     let num_of_prompts: usize = answers.iter().map(|answer| answer.prompt_ids.len()).sum();
-    // Every so many-th position of prompts.
+    // The stride of prompt positions.
     let step = num_of_prompts.div_ceil(MAX_ROWS.saturating_sub(num_of_answers).max(1)).max(1);
     let mut exits: Vec<Vec<Tensor<2>>> = vec![Vec::new(); exit_layers.len()];
     let mut last = Vec::new();
-    let mut places = Vec::new();
-    let mut num_rows = 0;
+    let mut rows_of_answers: Vec<AnswerRows> = Vec::new();
     for answer in answers {
         if surveyor.console.is_interrupted() {
             return Err(Interrupted.into());
@@ -148,10 +146,11 @@ fn states(
         let seq = ids.len() - 1;
         let values: Vec<i32> = ids[..seq].iter().map(|id| *id as i32).collect();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(values, [1, seq]), &device);
-        let wanted = std::iter::once(0..seq).collect::<Vec<_>>();
-        let (of_exits, of_last) = target.hidden_states_at(ids, exit_layers, &wanted);
+        let wanted = 0..seq;
+        let (of_exits, of_last) =
+            target.hidden_states_at(ids, exit_layers, std::slice::from_ref(&wanted));
         let first = answer.prompt_ids.len() - 1;
-        // What the first token of a sequence makes of itself is like nothing else.
+        // States at the first token of a sequence are unlike all others.
         let of_prompt: Vec<usize> = (1..first).step_by(step).collect();
         let rows: Vec<usize> = of_prompt.iter().copied().chain(first..seq).collect();
         let kept = |state: Tensor<3>| {
@@ -160,47 +159,46 @@ fn states(
         };
         exits.iter_mut().zip(of_exits).for_each(|(all, state)| all.push(kept(state)));
         last.push(kept(of_last));
-        let all = num_rows..num_rows + rows.len();
-        num_rows = all.end;
-        places.push(Places { first: all.start + of_prompt.len(), all });
+        let start = rows_of_answers.last().map_or(0, |rows| rows.all.end);
+        let (first, all) = (start + of_prompt.len(), start..start + rows.len());
+        rows_of_answers.push(AnswerRows { first, all });
         progress.advance(1);
     }
     let exits = exits.into_iter().map(|all| Tensor::cat(all, 0)).collect();
-    Ok(States { exits, last: Tensor::cat(last, 0), places })
+    Ok(States { exits, last: Tensor::cat(last, 0), answers: rows_of_answers })
 }
 
-/// The target's side of every token.
-fn drawn(
+/// The tokens of every answer.
+fn answer_tokens(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
     states: &States,
     head: &Tensor<2>,
-) -> Vec<Vec<Drawn>> {
-    let of_answer = |nth: usize| {
-        let answer = &surveyor.answers[nth];
+) -> Vec<Vec<AnswerToken>> {
+    let of_answer = |(nth, answer): (usize, &Answer)| {
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "read-out"]);
-        let mut drawn =
-            |token_id: u32, top, prob| Drawn { token_id, top, prob, luck: draws.uniform() };
+        let mut token =
+            |token_id, top, prob| AnswerToken { token_id, top, prob, luck: draws.uniform() };
         let ids = &answer.response_ids;
         let sampling = match surveyor.decoding.choice {
-            // What was answered is the target's own choice.
-            TokenChoice::Greedy => return ids.iter().map(|id| drawn(*id, *id, 1.0)).collect(),
+            // A greedy answer consists of the target's most probable tokens.
+            TokenChoice::Greedy => return ids.iter().map(|id| token(*id, *id, 1.0)).collect(),
             TokenChoice::Sampled(sampling) => sampling,
         };
-        let first = states.places[nth].first;
+        let first = states.answers[nth].first;
         let rows: Vec<usize> = (first..first + ids.len()).collect();
         let logits = logits(target, select(&states.last, &rows), head);
         let all = ids.iter().zip(&logits).enumerate();
-        let drawn = all.map(|(at, (id, logits))| {
+        let tokens = all.map(|(at, (id, logits))| {
             let logits = penalised(surveyor, nth, at, logits);
-            drawn(*id, argmax(&logits), sampling.probs(&logits)[*id as usize])
+            token(*id, argmax(&logits), sampling.probs(&logits)[*id as usize])
         });
-        drawn.collect()
+        tokens.collect()
     };
-    (0..surveyor.answers.len()).map(of_answer).collect()
+    surveyor.answers.iter().enumerate().map(of_answer).collect()
 }
 
-/// The logits that the token at a place of an answer is chosen by.
+/// The logits for the token at position `at` of an answer, with the repetition penalty.
 fn penalised<'l>(
     surveyor: &Surveyor<'_>,
     answer: usize,
@@ -212,8 +210,8 @@ fn penalised<'l>(
     surveyor.decoding.penalised(logits, before.copied())
 }
 
-impl Map {
-    /// Fits the map to rows of an exit's states and of final ones; None where some are not finite.
+impl LinearMap {
+    /// Fits the map to rows of an exit's states and of final states; `None` if some are not finite.
     fn fit(target: &CausalLm, exit: &Tensor<2>, last: &Tensor<2>) -> Option<Self> {
         let over_lens = last.clone() - lens(target, exit.clone());
         let (mean, offset) = (exit.clone().mean_dim(0), over_lens.clone().mean_dim(0));
@@ -232,7 +230,7 @@ impl Map {
             vectors::tensor(values, shape, &device)
         };
         let across = inputs.clone().transpose();
-        // By the smaller of the two systems that have the same solution.
+        // Primal or dual ridge regression, whichever system is smaller.
         let weights = if rows >= size {
             let gram = doubles(across.clone().matmul(inputs));
             let cross = doubles(across.matmul(wanted));
@@ -246,21 +244,21 @@ impl Map {
         Some(Self { mean, spread, offset, weights })
     }
 
-    /// The final states that it says.
+    /// The predicted final states.
     fn apply(&self, target: &CausalLm, exit: Tensor<2>) -> Tensor<2> {
         let inputs = (exit.clone() - self.mean.clone()) / self.spread.clone();
         lens(target, exit) + self.offset.clone() + inputs.matmul(self.weights.clone())
     }
 }
 
-/// The logit lens's: an exit's states under the final norm.
+/// The logit lens: an exit's states after the final norm.
 fn lens(target: &CausalLm, exit: Tensor<2>) -> Tensor<2> {
     let [rows, width] = exit.dims();
     let normed = target.final_norm(exit.reshape([1, rows, width]));
     normed.cast(FloatDType::F32).reshape([rows, width])
 }
 
-/// Rows of logits of normed states.
+/// The logits of normed states, row by row.
 fn logits(target: &CausalLm, normed: Tensor<2>, head: &Tensor<2>) -> Vec<Vec<f32>> {
     let cap = target.config().spec.logit_soft_cap;
     let num_rows = normed.dims()[0];
@@ -289,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_says_what_is_linear_whichever_system_is_smaller() {
+    fn a_map_learns_a_linear_function_in_primal_and_dual_form() {
         let shape = ModelShape {
             vocab_size: 20,
             hidden_size: 24,
@@ -313,12 +311,12 @@ mod tests {
             lens(&target, exit.clone()) + exit.clone().matmul(truth.clone()) + 0.5
         };
         let error = |rows: Tensor<2>| {
-            let map = Map::fit(&target, &rows, &last(&rows)).expect("finite");
+            let map = LinearMap::fit(&target, &rows, &last(&rows)).expect("finite");
             let wrong = map.apply(&target, unseen.clone()) - last(&unseen);
             let size = |tensor: Tensor<2>| vectors::values(tensor.powi_scalar(2).mean())[0];
             size(wrong) / size(unseen.clone().matmul(truth.clone()))
         };
-        // Held back as it is, it says nearly all; with fewer rows than features, a part.
+        // The penalised fit explains nearly everything; with fewer rows than features, a part.
         let (many, few) = (error(numbers(400)), error(numbers(16)));
         assert!(many < 0.01, "{many}");
         assert!(few > many && few < 1.0, "{few}");

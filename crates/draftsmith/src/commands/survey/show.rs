@@ -3,18 +3,18 @@
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::look_ups::LookUps;
+use super::halves::LookUps;
 use super::pair::PairSurvey;
 use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
-use super::verdict::{told, told_look_ups};
-use super::{Found, Survey};
+use super::verdict::{gain_text, look_ups_text};
+use super::{Survey, SurveyResult};
 use crate::results::{CostSource, DecodingName, Estimate};
 use crate::table::render_rules;
 
-/// All of a survey, ending with the verdict.
+/// The survey as text, ending with the verdict.
 ///
 /// # Errors
-/// If the costs do not say what a draft forward takes.
+/// If the costs have no price of a draft forward.
 pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Result<String> {
     let heading = format!(
         "{}: {} prompts, {} answers, {} tokens\n",
@@ -24,8 +24,8 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         survey.num_tokens
     );
     let (text, sentence) = match &survey.found {
-        Found::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
-        Found::Target(found) => (target(found), &found.verdict.sentence),
+        SurveyResult::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
+        SurveyResult::Target(found) => (target(found), &found.verdict.sentence),
     };
     Ok(format!("{heading}{text}\n{sentence}\n"))
 }
@@ -60,15 +60,15 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
         "\nthe best rule that needs no training: {}, {:.2}x, {} over the best K\n",
         found.untrained.setting,
         found.untrained.speedup.value,
-        told(found.untrained_gain)
+        gain_text(found.untrained_gain)
     );
     text += &look_ups(&found.look_ups);
     if let Some(ceiling) = found.head.ceiling {
-        text += &format!("a perfect head: {} over the best K\n", told(ceiling));
+        text += &format!("a perfect head: {} over the best K\n", gain_text(ceiling));
     }
     if let Some(probe) = &found.head.probe {
         text += &format!(
-            "heads trained for a moment on half of the prompts explain {} of what a constant leaves \
+            "small heads trained on half of the prompts explain {} of what a constant leaves \
              unexplained (AUROC {}); {}: {} over the best K, and more with more data\n",
             share(probe.explained),
             probe.scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.3}")),
@@ -76,7 +76,7 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
                 Some(_) => "a head gains about that share of a perfect one's gain",
                 None => "the best rule that reads them gains",
             },
-            told(probe.outlook.over_fixed),
+            gain_text(probe.outlook.over_fixed),
         );
     }
     Ok(text)
@@ -136,7 +136,7 @@ fn look_ups(found: &LookUps) -> String {
     let Estimate { value, low, high } = found.speedup;
     format!(
         "prompt lookup alone, {}: {value:.2}x ({low:.2} to {high:.2})\n",
-        told_look_ups(found.look_ups)
+        look_ups_text(found.look_ups)
     )
 }
 

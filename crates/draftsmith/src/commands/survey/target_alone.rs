@@ -1,78 +1,65 @@
-//! A target alone: what its own first layers know, as a floor of what a self-draft adapter could
-//! learn, and what that would be worth.
+//! Surveys a target without a draft: how well a linear read-out of each layer would draft. That is a lower
+//! bound of what a self-draft adapter at that layer could learn.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::ModelConfig;
 use draftsmith_theory::{
     DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
-    seconds_per_token,
 };
 use serde::Serialize;
 
-use super::look_ups::LookUps;
+use super::halves::{Halves, LookUps, Promise};
 use super::read_out::{ReadOut, read_outs};
-use super::verdict::{Promise, Verdict, of_target};
+use super::verdict::Verdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::console::progress::Progress;
 use crate::costs::Costs;
-use crate::judging::{Fold, Judging};
+use crate::judging::{Fold, speedup};
 use crate::results::{CostSource, Estimate};
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_unread, cheapest};
 
-/// The most exit layers that are looked at; of more, every so many-th.
+/// The most exit layers that are surveyed; in deeper models they are spread evenly.
 const MAX_EXITS: usize = 40;
 
-/// The most tokens that an adapter is taken to draft: the LM head is dear, and most of its tokens are
-/// rare.
+/// The size of the draft vocabulary that an adapter is assumed to have: the LM head is expensive, and most
+/// tokens are rare.
 pub(super) const DRAFT_VOCABULARY: usize = 8192;
 
-/// What was found of a target alone.
+/// The survey of a target.
 #[derive(Debug, Serialize)]
 pub(super) struct TargetSurvey {
-    /// Whose costs are reckoned with.
     pub(super) cost_source: CostSource,
     /// Seconds of the target's forwards of 1, 2, 3 … rows.
     pub(super) verify_seconds: Vec<f64>,
     /// By exit layer.
     pub(super) exits: Vec<ExitSurvey>,
-    /// The exit layer that is best.
     pub(super) best_exit_layer: usize,
-    /// What it comes to: exit and length were chosen on each half for the other.
+    /// Its best rule; the speed is cross-validated over exit layers and rules.
     pub(super) best: Promise,
-    /// What prompt lookup gains, which needs no adapter.
+    /// Prompt lookup without an adapter.
     pub(super) look_ups: LookUps,
     pub(super) verdict: Verdict,
 }
 
-/// What a linear read-out of a layer would do as a draft.
+/// A linear read-out of a layer as a drafter.
 #[derive(Debug, Serialize)]
 pub(super) struct ExitSurvey {
     pub(super) exit_layer: usize,
-    /// What a draft forward costs of a target forward: by the weights that it reads (the layers so
-    /// far, one more for the adapter, and the LM head's rows of [`DRAFT_VOCABULARY`] tokens), unless
-    /// it is given.
+    /// The cost of a draft forward over that of a target forward. Unless it is given, it is the share of
+    /// weights that a draft forward reads: the layers up to the exit, one for the adapter, and the LM
+    /// head's rows of [`DRAFT_VOCABULARY`] tokens.
     pub(super) draft_share: f64,
-    /// The chance of acceptance from which on one candidate a round pays.
+    /// The acceptance rate above which one candidate a round pays.
     pub(super) break_even: f64,
     /// The share of positions at which its most probable token is the target's.
     pub(super) agreement: Estimate,
-    /// The share of the answers' tokens that it would draft and the target accept.
+    /// The share of the answers' tokens that it would draft and the target would accept.
     pub(super) accepted: Estimate,
-    /// Its best rule of those that read no signal.
+    /// The best rule that reads no signal.
     pub(super) setting: String,
-    /// Modelled speed over the target alone.
+    /// Modelled speed over plain decoding, cross-validated.
     pub(super) speedup: Estimate,
-}
-
-/// An exit, ready to be replayed.
-struct Exit {
-    read_out: ReadOut,
-    /// The halves of the answers, and all of them.
-    halves: [Recordings; 2],
-    all: Recordings,
-    costs: Costs,
-    draft_share: f64,
 }
 
 /// Surveys the target.
@@ -80,9 +67,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let target = &surveyor.workspace.pair()?.target;
     let num_layers = target.shape().num_layers;
     if num_layers < 2 {
-        bail!(
-            "the target has one layer, so that it has none to leave early; hint: give a `--draft`"
-        );
+        bail!("the target has one layer and cannot exit early; hint: give a `--draft`");
     }
     let step = (num_layers - 1).div_ceil(MAX_EXITS);
     let exit_layers: Vec<usize> = (1..num_layers).step_by(step).collect();
@@ -91,11 +76,10 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let read_outs = read_outs(surveyor, &exit_layers, &progress)?;
     progress.clear();
     let (cost_source, base) = surveyor.target_costs()?;
-    let num_exits = exit_layers.len();
     let exits = read_outs.into_iter().map(|read_out| {
         let id = DrafterId::SelfDraft { exit_layer: read_out.exit_layer };
-        let given = surveyor.given.map(|given| Costs::given(given, id, num_exits)).transpose()?;
-        let costs = match given.flatten() {
+        let given = surveyor.given.map(|given| Costs::given(given, id, exit_layers.len()));
+        let costs = match given.transpose()?.flatten() {
             Some(costs) => costs,
             None => {
                 let share = share_read(target.config(), read_out.exit_layer);
@@ -104,66 +88,60 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
                 Costs { drafter: id, mixed_rounds: rounds.clone(), rounds, ..base.clone() }
             }
         };
-        let draft_share = costs.rounds.draft_seconds(id)? / costs.rounds.verify_seconds(1);
-        let halves = surveyor.halves().map(|half| recordings(surveyor, &read_out, id, &half));
-        let all: Vec<usize> = (0..surveyor.answers.len()).collect();
-        let all = recordings(surveyor, &read_out, id, &all);
-        anyhow::Ok(Exit { read_out, halves, all, costs, draft_share })
+        let half = |half: Vec<usize>| recordings(surveyor, &read_out, id, &half);
+        let halves = Halves(surveyor.halves().map(half));
+        anyhow::Ok(Exit { read_out, halves, costs })
     });
     let exits: Vec<Exit> = exits.collect::<Result<_>>()?;
-    let judged = exits.iter().map(|exit| exit.judge(surveyor.seed)).collect::<Result<Vec<_>>>()?;
-    let (best, promise) = best_of(&judged)?;
-    let best_exit_layer = best.exit.read_out.exit_layer;
-    let surveyed = judged.iter().map(|exit| exit.told(surveyor.seed));
-    let surveyed = surveyed.collect::<Result<Vec<_>>>()?;
-    let best_exit = surveyed.iter().find(|exit| exit.exit_layer == best_exit_layer);
-    let best_exit = best_exit.context("the best exit is one of them")?;
-    // Look-ups are the same beside every exit.
+    let seed = surveyor.seed;
+    let judged = exits.iter().map(|exit| exit.judge(seed)).collect::<Result<Vec<_>>>()?;
+    // Plain decoding and prompt lookup cost the same at every exit.
     let first = exits.first().context("there is an exit")?;
-    let look_ups = LookUps::of(&first.halves, &first.costs, surveyor.seed)?;
-    let verdict = of_target(best_exit_layer, &promise, best_exit.accepted, best_exit.break_even)
-        .beside_look_ups(look_ups.look_ups, look_ups.speedup);
+    let look_ups = first.halves.look_ups(&first.costs, seed)?;
+    let (best_exit, best) = best_of(&judged, &first.halves.plain(&first.costs), seed)?;
+    let ExitSurvey { exit_layer, accepted, break_even, .. } = *best_exit;
+    let verdict = Verdict::of_target(exit_layer, &best, accepted, break_even);
     Ok(TargetSurvey {
         cost_source,
         verify_seconds: (1..=MAX_LENGTH + 1).map(|rows| base.rounds.verify_seconds(rows)).collect(),
-        best_exit_layer,
-        verdict,
-        best: promise,
+        best_exit_layer: exit_layer,
+        verdict: verdict.beside_look_ups(&look_ups),
+        best,
         look_ups,
-        exits: surveyed,
+        exits: judged.into_iter().map(|judged| judged.survey).collect(),
     })
 }
 
-/// An exit with the rules that were chosen for it.
-struct JudgedExit<'a> {
-    exit: &'a Exit,
-    /// Each half is judged by what the other chose.
-    judging: Judging<'a>,
+/// An exit layer, ready to be replayed.
+struct Exit {
+    read_out: ReadOut,
+    halves: Halves,
+    costs: Costs,
+}
+
+/// An exit layer with the rules that were chosen for it.
+struct JudgedExit {
+    survey: ExitSurvey,
     /// The best rule on all answers.
     choice: Choice,
+    /// For each half of the answers, the best rule on the other half: its modelled seconds a token there,
+    /// and what it costs on this half.
+    halves: [(f64, Vec<TimedCounts>); 2],
 }
 
 impl Exit {
-    fn judge(&self, seed: u64) -> Result<JudgedExit<'_>> {
-        let [one, other] = &self.halves;
-        let folds = vec![
-            Fold::new(other, one, &self.costs, best_unread)?,
-            Fold::new(one, other, &self.costs, best_unread)?,
-        ];
-        Ok(JudgedExit {
-            exit: self,
-            judging: Judging::new(folds, &self.costs, seed)?,
-            choice: cheapest(&best_unread(&self.all, &self.costs)?)?.clone(),
-        })
-    }
-}
-
-impl JudgedExit<'_> {
-    /// As it is shown.
-    fn told(&self, seed: u64) -> Result<ExitSurvey> {
-        let Exit { read_out, costs, draft_share, .. } = self.exit;
-        let speedup = self.judging.speedup(&self.judging.best(|_| true)?);
+    fn judge(&self, seed: u64) -> Result<JudgedExit> {
+        let Self { read_out, halves, costs } = self;
+        let best = |fold: Fold<'_>| -> Result<(f64, Vec<TimedCounts>)> {
+            let (choice, spent) = fold.best(costs, |_| true)?;
+            Ok((choice.seconds_per_token, spent))
+        };
+        let [one, other] = halves.folds(costs, best_unread)?.map(best);
+        let judged = [one?, other?];
+        let spent = judged.each_ref().map(|(_, spent)| &spent[..]).concat();
+        let choice = cheapest(&best_unread(&halves.together(), costs)?)?.clone();
         let verify = |rows| costs.rounds.verify_seconds(rows);
+        let draft_share = costs.rounds.draft_seconds(costs.drafter)? / verify(1);
         let share = |of: &[Vec<bool>]| -> Estimate {
             let share = |some: &[usize]| {
                 let answers = || some.iter().map(|nth| &of[*nth]);
@@ -172,58 +150,43 @@ impl JudgedExit<'_> {
             };
             shown_interval(of.len(), seed, share)
         };
-        Ok(ExitSurvey {
+        let Promise { setting, speedup, .. } =
+            Promise::new(&choice, speedup(&halves.plain(costs), &spent, seed));
+        let survey = ExitSurvey {
             exit_layer: read_out.exit_layer,
-            draft_share: *draft_share,
+            draft_share,
             break_even: draft_share + verify(2) / verify(1) - 1.0,
             agreement: share(&read_out.agrees),
             accepted: share(&read_out.accepted),
-            setting: label(&self.choice),
+            setting,
             speedup,
-        })
+        };
+        Ok(JudgedExit { survey, choice, halves: judged })
     }
 }
 
-/// The exit that is best, and what to expect of it: each half is judged by the exit and the rule that
-/// are best on the other.
-fn best_of<'a, 'b>(exits: &'b [JudgedExit<'a>]) -> Result<(&'b JudgedExit<'a>, Promise)> {
-    let mut own: [Vec<TimedCounts>; 2] = Default::default();
-    let mut least = [f64::INFINITY; 2];
-    for JudgedExit { exit, judging, .. } in exits {
-        for (half, fold) in judging.folds().iter().enumerate() {
-            let (choice, spent) = fold.best(&exit.costs, |_| true)?;
-            if choice.seconds_per_token < least[half] {
-                (least[half], own[half]) = (choice.seconds_per_token, spent);
-            }
-        }
+/// The best exit, and its expected speed: on each half, that of the exit and the rule that are best on
+/// the other half.
+fn best_of<'a>(
+    exits: &'a [JudgedExit],
+    plain: &[TimedCounts],
+    seed: u64,
+) -> Result<(&'a ExitSurvey, Promise)> {
+    let mut spent = Vec::new();
+    for half in 0..2 {
+        let of_exits = exits.iter().map(|exit| &exit.halves[half]);
+        let best = of_exits.min_by(|one, other| one.0.total_cmp(&other.0));
+        spent.extend_from_slice(&best.context("there is an exit")?.1);
     }
-    // The target alone takes the same beside every exit.
-    let first = exits.first().context("there is an exit")?;
-    let speedup = first.judging.speedup(&own.concat());
-    let seconds = |judged: &JudgedExit<'_>| -> Result<f64> {
-        let JudgedExit { exit, choice, .. } = judged;
-        let spent = exit.all.replay(&choice.config, &exit.costs.of_rule(&choice.config))?;
-        Ok(seconds_per_token(&spent))
-    };
-    let mut best = (seconds(first)?, first);
-    for judged in &exits[1..] {
-        let seconds = seconds(judged)?;
-        if seconds < best.0 {
-            best = (seconds, judged);
-        }
-    }
-    let (_, judged) = best;
-    let choice = &judged.choice;
-    let promise = Promise { setting: label(choice), config: choice.config.clone(), speedup };
-    Ok((judged, promise))
+    let seconds = |exit: &JudgedExit| exit.choice.seconds_per_token;
+    let best = exits.iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+    let best = best.context("there is an exit")?;
+    Ok((&best.survey, Promise::new(&best.choice, speedup(plain, &spent, seed))))
 }
 
-fn label(choice: &Choice) -> String {
-    choice.name.label(Some(choice.config.parameter()))
-}
-
-/// The share of a target forward's weights that a draft forward behind an exit reads: the layers so far,
-/// one more for the adapter, and the LM head's rows of what it drafts. Embeddings are looked up.
+/// The weights that a draft forward with an exit reads, over those that a target forward reads: the
+/// layers up to the exit, one for the adapter, and the LM head's rows of the draft vocabulary. Embeddings
+/// are looked up and do not count.
 fn share_read(config: &ModelConfig, exit_layer: usize) -> f64 {
     let read = |num_layers, vocab_size| {
         let mut config = config.clone().with_tied_embeddings(true);
@@ -235,8 +198,8 @@ fn share_read(config: &ModelConfig, exit_layer: usize) -> f64 {
         / read(config.shape.num_layers, vocab_size)
 }
 
-/// What a read-out would do along some answers, for rules that look at no candidate: what is drafted
-/// instead of an answer's token does not matter to them.
+/// The recordings of a read-out along some answers, for rules that read no signal: which token is drafted
+/// in place of an answer's token does not matter to them.
 fn recordings(
     surveyor: &Surveyor<'_>,
     read_out: &ReadOut,
@@ -255,7 +218,7 @@ fn recordings(
         draft_log_prob: 0.0,
         target_log_prob: 0.0,
     };
-    // No end token: rounds go on behind a rejected candidate.
+    // Not an end token: rounds continue after a rejected candidate.
     let other = (0..).find(|id| !eos_token_ids.contains(id)).unwrap_or_default();
     let of_answer = |nth: &usize| {
         let answer = &surveyor.answers[*nth];
@@ -284,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_draft_forward_costs_what_it_reads() {
+    fn a_draft_forward_costs_the_weights_that_it_reads() {
         let shape = ModelShape {
             vocab_size: 1000,
             hidden_size: 10,
@@ -296,14 +259,14 @@ mod tests {
             bos_token_id: None,
             eos_token_ids: vec![0],
         };
-        // A layer has 4 · 10 · 10 + 3 · 10 · 20 and two norms, 1,020 in all; the LM head 10,000, the
-        // last norm 10.
+        // A layer has 4 · 10 · 10 + 3 · 10 · 20 weights and two norms, 1,020 in total; the LM head has
+        // 10,000 and the last norm 10.
         for tied in [false, true] {
             let config = ModelConfig::llama(shape.clone(), 20).with_tied_embeddings(tied);
             let expected = (2.0 * 1020.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
             assert!((share_read(&config, 1) - expected).abs() < 1e-12);
             assert_eq!(share_read(&config, 3), 1.0);
-            // Of a large vocabulary, the rows that are drafted.
+            // Of a large vocabulary only the draft vocabulary counts.
             let large = ModelShape { vocab_size: 4 * DRAFT_VOCABULARY, ..shape.clone() };
             let config = ModelConfig::llama(large, 20).with_tied_embeddings(tied);
             let head = |tokens: usize| (10 * tokens + 10) as f64;

@@ -1,4 +1,4 @@
-//! A survey of a served target is one of its weights, as far as servers say enough.
+//! A survey of a served target equals a survey of its weights in everything that servers return.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ fn surveyed(target: &Path, dir: &Path, more: &[&str]) -> Result<Value, String> {
 
 impl super::Survey {
     fn has_ceiling(&self) -> bool {
-        let super::Found::Pair(pair) = &self.found else { panic!("a pair") };
+        let super::SurveyResult::Pair(pair) = &self.found else { panic!("a pair") };
         pair.head.ceiling.is_some()
     }
 }
@@ -70,7 +70,7 @@ fn a_served_target_is_surveyed_as_its_weights_are() {
     let served = surveyed(&target, dir.path(), &["--server", &server]).expect("a survey");
     let own = surveyed(&embedded("target"), dir.path(), &[]).expect("a survey");
     assert_eq!(loopback.requests().len(), 16);
-    // What nobody can know of greedy answers.
+    // Unknown for greedy answers of servers.
     assert_eq!((&served["overlap"], &served["head"]["ceiling"]), (&Value::Null, &Value::Null));
     assert!(own["overlap"].is_object() && own["head"]["ceiling"].is_object());
     let same = [
@@ -92,7 +92,7 @@ fn a_served_target_is_surveyed_as_its_weights_are() {
     let probe = |of: &Value| (of["head"]["probe"]["explained"].clone(), of["rules"].clone());
     let ((explained, rules), (own_explained, own_rules)) = (probe(&served), probe(&own));
     assert_eq!(explained, own_explained);
-    // But for what each would gain with a perfect head.
+    // Except for the gains with a perfect head.
     let names = |rules: &Value| -> Vec<(Value, Value, Value)> {
         let rules = rules.as_array().expect("a list").iter();
         rules
@@ -114,7 +114,7 @@ fn a_sampled_served_target_is_surveyed_by_its_log_probabilities() {
     let own = own.expect("a survey");
     let near = |key: &str| {
         let [served, own] = [&served, &own].map(|of| of[key]["value"].as_f64().expect("a number"));
-        // Other answers to the same prompts, of some 400 tokens.
+        // Other samples for the same prompts, some 400 tokens.
         assert!((served - own).abs() < 0.12, "{key}: {served} and {own}");
     };
     near("agreement");
@@ -124,14 +124,14 @@ fn a_sampled_served_target_is_surveyed_by_its_log_probabilities() {
 }
 
 #[test]
-fn what_a_served_survey_cannot_do_is_told() {
+fn unsupported_served_surveys_are_refused() {
     let (dir, target) = without_weights("http://127.0.0.1:1/v1");
     let server = dir.path().join("server.toml");
     let path = server.display().to_string();
     let refused = |more: &[&str], expected: &str| {
-        let told = surveyed(&target, dir.path(), &[&["--server", &path], more].concat());
-        let told = told.expect_err("refused");
-        assert!(told.contains(expected), "{told}");
+        let message = surveyed(&target, dir.path(), &[&["--server", &path], more].concat());
+        let message = message.expect_err("refused");
+        assert!(message.contains(expected), "{message}");
     };
     refused(&["--temperature", "1.0", "--repetition-penalty", "1.2"], "a repetition penalty");
     std::fs::write(&server, "urls = ['http://a/v1']\nmodel = 'm'\nlabels = 'weights'").expect("ok");

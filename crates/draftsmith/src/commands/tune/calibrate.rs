@@ -1,4 +1,5 @@
-//! Calibrating a head: which form convinces on the recorded prompts, and its fit to all of them.
+//! Calibrates a head's predictions: chooses the form by cross-validation over prompts, and fits it to all of
+//! them.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_theory::{
@@ -11,24 +12,24 @@ use crate::recipe::CalibrationChoice;
 use crate::results::FittedCalibration;
 use crate::rollouts::RecordedSet;
 
-/// What was found about a head's predictions under one way of decoding.
+/// The calibrations of a head under one way of decoding.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Calibrating {
-    /// The calibration that is written into the export; null where the head's own predictions are kept.
+pub(crate) struct CalibrationChoices {
+    /// The calibration that is written into the export; null if predictions stay uncalibrated.
     pub(crate) chosen: Option<FittedCalibration>,
-    /// Every form, cross-validated; none of fewer than two prompts.
+    /// Every form, cross-validated; empty for fewer than two prompts.
     pub(crate) tried: Vec<TriedCalibration>,
 }
 
-/// How good predictions are under one form.
+/// The scores of predictions under one form.
 #[derive(Debug, Serialize)]
 pub(crate) struct TriedCalibration {
-    /// Null for the head's own predictions.
+    /// Null for uncalibrated predictions.
     pub(crate) kind: Option<CalibrationKind>,
     pub(crate) scores: HeadScores,
 }
 
-/// Chooses as the recipe says, and fits to all of `set`.
+/// Chooses a form as the recipe says, and fits it to all of `set`.
 ///
 /// # Errors
 /// If the recipe asks for a form that cannot be fitted.
@@ -36,14 +37,14 @@ pub(super) fn calibrate(
     choice: CalibrationChoice,
     set: &RecordedSet,
     decoding: Decoding,
-) -> Result<Calibrating> {
+) -> Result<CalibrationChoices> {
     let prompts = set.judged_prompts(decoding);
     let Some(trials) = try_calibrations(&prompts) else {
         return match choice {
-            CalibrationChoice::Auto | CalibrationChoice::None => Ok(Calibrating::default()),
+            CalibrationChoice::Auto | CalibrationChoice::None => Ok(CalibrationChoices::default()),
             CalibrationChoice::Platt | CalibrationChoice::Isotonic => bail!(
-                "a calibration is fitted and judged on two prompts at least, with candidates that \
-                 the head predicts; hint: raise `tune.num_prompts`, or set `tune.calibration` to \"none\""
+                "a calibration needs at least two prompts with candidates that the head predicts; hint: \
+                 raise `tune.num_prompts`, or set `tune.calibration` to \"none\""
             ),
         };
     };
@@ -64,5 +65,8 @@ pub(super) fn calibrate(
     });
     let tried =
         |trial: &CalibrationTrial| TriedCalibration { kind: trial.kind, scores: trial.scores };
-    Ok(Calibrating { chosen: chosen.transpose()?, tried: trials.iter().map(tried).collect() })
+    Ok(CalibrationChoices {
+        chosen: chosen.transpose()?,
+        tried: trials.iter().map(tried).collect(),
+    })
 }

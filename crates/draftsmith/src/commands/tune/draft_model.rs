@@ -1,62 +1,55 @@
-//! `tune --for draft-model`: what an adapter is worth to runtimes that run it as a draft model of its
-//! own.
+//! `tune --for draft-model`: tunes adapters for runtimes that run them as separate draft models.
 //!
-//! It says what it says behind the target's layers, so the adapter's rollouts are replayed. What
-//! differs are the costs, which are measured with the draft model in the place of a separate draft,
-//! and the rules: those that runtimes have.
+//! Such a model drafts the same tokens as the adapter in a self-draft, so the adapter's rollouts are
+//! replayed. The costs differ: they are measured with the model as a separate draft. So do the rules: only
+//! those that runtimes have.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{DrafterId, Recordings};
 use serde::Serialize;
 
-use super::measuring::{cost_prompts, given_or_measured};
 use super::runtimes::best_settings;
 use super::show::how_known;
+use super::{TuningBasis, cost_prompts, given_or_measured};
 use crate::console::Console;
-use crate::costs::{self, Measurement};
+use crate::costs::{CostProbe, MeasuredCosts};
 use crate::decoders::Decoders;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
 use crate::recipe::{GivenCosts, Recipe};
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
+use crate::results::{DrafterName, Estimate};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{best_fixed, best_of_each, lengths_under};
-use crate::tuning::{MeasuredCosts, given_costs};
+use crate::tuning::given_costs;
 use crate::workspace::Workspace;
 
-/// What was found for one adapter and decoding.
+/// The result for one adapter and way of decoding. Its drafter is the adapter's self-draft.
 #[derive(Debug, Serialize)]
 pub(crate) struct DraftModelTuning {
-    /// The adapter as it is called where it drafts behind the target's layers.
-    pub(crate) drafter: DrafterName,
-    pub(crate) decoding: DecodingName,
-    /// Whose costs these are.
-    pub(crate) cost_source: CostSource,
     #[serde(flatten)]
-    pub(crate) costs: MeasuredCosts,
-    pub(crate) num_prompts: usize,
-    pub(crate) num_tokens: usize,
+    pub(crate) basis: TuningBasis,
     pub(crate) runtimes: Vec<RuntimeSetting>,
     /// The adapter's directory, whose config was written.
     pub(crate) export: PathBuf,
 }
 
-/// Tunes every adapter of the recipe as a draft model, at `costs` or else at those that the recipe gives.
-pub(super) fn tune(
+/// Runs the stage for runtimes that run adapters as separate draft models, at `costs` or else at those that
+/// the recipe gives.
+pub(crate) fn run_for_draft_model(
     recipe: &Recipe,
     workspace: &Workspace,
     costs: Option<&GivenCosts>,
     console: &Console,
-) -> Result<Vec<DraftModelTuning>> {
+) -> Result<()> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     if exports.adapters.is_empty() {
-        anyhow::bail!(
+        bail!(
             "the recipe has no adapters to run as draft models; \
              hint: give it a section `[adapter]`, or leave out `--for`"
         );
@@ -64,35 +57,31 @@ pub(super) fn tune(
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
     let nothing_trained = Exports::default();
-    let id_of =
-        |adapter: &AdapterExport| DrafterId::SelfDraft { exit_layer: adapter.config.exit_layer };
     let drafters: Vec<DrafterName> =
-        exports.adapters.iter().map(|adapter| DrafterName::Of(id_of(adapter))).collect();
+        exports.adapters.iter().map(|adapter| adapter.drafter().into()).collect();
     let given = given_costs(costs.or(tune.costs.as_ref()), &drafters)?;
     let mut tunings = Vec::new();
     for adapter in &exports.adapters {
-        let id = id_of(adapter);
-        let drafter = DrafterName::Of(id);
+        let id = adapter.drafter();
         let is_given = given.iter().any(|costs| costs.drafter == id);
-        let pair = if is_given { None } else { Some(pair_with(adapter, workspace)?) };
+        let pair = (!is_given).then(|| pair_with(adapter, workspace)).transpose()?;
         let mut decoders = pair
             .as_ref()
             .map(|pair| Decoders::new(pair, &nothing_trained, evaluate.max_new_tokens));
         let mut tuned = TunedDraftModel { dtype: workspace.dtype, ..TunedDraftModel::default() };
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
-            let set = PromptSet::Validation;
-            let recorded = files.read(RolloutKey { drafter, set, decoding: *name })?.recordings;
-            // Runtimes know no heads.
-            let recordings = Recordings { head: None, ..recorded };
-            let lengths_under =
-                |costs: &costs::Costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?);
-            let (cost_source, measured) = given_or_measured(&given, Some(id), || {
+            let key =
+                RolloutKey { drafter: id.into(), set: PromptSet::Validation, decoding: *name };
+            // Runtimes have no heads.
+            let recordings = Recordings { head: None, ..files.read(key)?.recordings };
+            let (cost_source, measured) = given_or_measured(&given, id, || {
                 let name = name.text();
-                console.note(format!("tune: measuring costs, {drafter} as a draft model, {name}"));
-                let decoders = decoders.as_mut().context("what is measured has been loaded")?;
-                let draft = DrafterName::Of(DrafterId::Draft);
-                costs::measure(decoders, draft, &decoding, &prompts, &lengths_under, console)
+                console.note(format!("tune: measuring costs, {id} as a draft model, {name}"));
+                let decoders = decoders.as_mut().context("models to measure are loaded")?;
+                let (drafter, prompts) = (DrafterId::Draft, &prompts);
+                let probe = CostProbe { decoders, drafter, decoding, prompts, console };
+                probe.measure(&|costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?))
             })?;
             let costs = measured.costs.clone().of_drafter(id)?;
             let choices = best_of_each(&recordings, &costs)?;
@@ -100,23 +89,21 @@ pub(super) fn tune(
             let runtimes = best_settings(&recordings, decoding, &costs, fixed, recipe.seed)?;
             *tuned.slot(*name) = Some(runtimes.clone());
             tuned.num_prompts = recordings.responses.len();
-            let tuning = DraftModelTuning {
-                drafter,
+            let basis = TuningBasis {
+                drafter: id.into(),
                 decoding: *name,
                 cost_source,
-                costs: Measurement { costs, ..measured }.into(),
+                costs: MeasuredCosts { costs, ..measured },
                 num_prompts: recordings.responses.len(),
                 num_tokens: recordings.num_tokens(),
-                runtimes,
-                export: adapter.dir.clone(),
             };
+            let tuning = DraftModelTuning { basis, runtimes, export: adapter.dir.clone() };
             console.text(text(&tuning)?)?;
             tunings.push(tuning);
         }
         write_keys(&adapter.dir, vec![(TunedDraftModel::KEY, serde_json::to_value(&tuned)?)])?;
     }
-    console.document(&tunings)?;
-    Ok(tunings)
+    console.document(&tunings)
 }
 
 /// The target with an adapter's draft model, read from its files as runtimes read it.
@@ -129,25 +116,26 @@ fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
     Ok(alone.with_draft(draft))
 }
 
-/// The settings that runtimes have for an adapter's draft model.
+/// The settings of runtimes for an adapter's draft model, as text.
 ///
 /// # Errors
-/// If the costs do not say what a draft forward takes.
+/// If the costs have no price of a draft forward.
 fn text(tuning: &DraftModelTuning) -> Result<String> {
-    let costs = &tuning.costs.costs;
+    let basis = &tuning.basis;
+    let costs = &basis.costs.costs;
     let milli = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
     let mut text = format!(
         "{} as a draft model, {}: {} prompts, {} tokens\n\
          a draft forward {}, a target forward of one row {}, a row more {} on average \
          ({})\n\n",
-        tuning.drafter.text(),
-        tuning.decoding.text(),
-        tuning.num_prompts,
-        tuning.num_tokens,
+        basis.drafter.text(),
+        basis.decoding.text(),
+        basis.num_prompts,
+        basis.num_tokens,
         milli(costs.rounds.draft_seconds(costs.drafter)?),
         milli(costs.rounds.verify_seconds(1)),
         milli(costs.rounds.row_seconds()),
-        how_known(tuning.cost_source, &tuning.costs),
+        how_known(basis),
     );
     for setting in &tuning.runtimes {
         let Estimate { value, low, high } = setting.speedup;
@@ -157,7 +145,7 @@ fn text(tuning: &DraftModelTuning) -> Result<String> {
         );
     }
     if tuning.runtimes.iter().all(|setting| setting.speedup.high < 1.0) {
-        text += "\nit does not pay so: the target alone is faster, whatever the setting\n";
+        text += "\nit does not pay: the target alone is faster under every setting\n";
     }
     text += &format!("\nwritten to {}\n\n", tuning.export.join("config.json").display());
     Ok(text)

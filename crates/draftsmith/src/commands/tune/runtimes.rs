@@ -1,4 +1,4 @@
-//! Settings that runtimes without heads have, and the best of each for this pair.
+//! The stop rules that runtimes without acceptance heads have, and the best setting of each for a pair.
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
@@ -12,17 +12,19 @@ use crate::exports::draft_model::RuntimeSetting;
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, per_token, thresholds};
 
-/// A way in which a runtime ends draft phases.
+const LLAMA_CPP: &str = "llama.cpp";
+
+/// A stop rule of a runtime.
 struct Family {
     runtime: &'static str,
+    /// The rule at every setting that is tried.
     rules: Vec<StopRuleConfig>,
+    /// A setting as the runtime spells it.
     setting: fn(&StopRuleConfig, Decoding) -> String,
-    /// Whether the runtime drafts the most probable token also where it samples.
-    drafts_greedily: bool,
 }
 
-/// The best setting of every family, where the recordings say what it would do: runtimes that always
-/// draft greedily do not sample as was recorded.
+/// The best setting of every family. llama.cpp is left out of sampled decoding: it drafts the most probable
+/// token there, and recordings sample from the draft.
 pub(super) fn best_settings(
     recordings: &Recordings,
     decoding: Decoding,
@@ -31,7 +33,7 @@ pub(super) fn best_settings(
     seed: u64,
 ) -> Result<Vec<RuntimeSetting>> {
     let plain = recordings.plain(&costs.rounds);
-    let is_recorded = |family: &Family| decoding.is_greedy() || !family.drafts_greedily;
+    let is_recorded = |family: &Family| decoding.is_greedy() || family.runtime != LLAMA_CPP;
     let best = |family: Family| -> Result<RuntimeSetting> {
         let spent = |config: &StopRuleConfig| recordings.replay(config, &costs.of_rule(config));
         let seconds = family.rules.par_iter().map(|config| Ok(seconds_per_token(&spent(config)?)));
@@ -57,125 +59,78 @@ const MAX_LENGTH: usize = 14;
 
 fn families(max_length: usize) -> Vec<Family> {
     let lengths = || 1..=MAX_LENGTH.min(max_length);
-    let bounds = |min| move |max| Bounds { min, max };
     let fixed = || -> Vec<StopRuleConfig> {
-        lengths()
-            .map(|candidate_length| {
-                StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
-            })
-            .collect()
+        lengths().map(|candidate_length| FixedLengthConfig { candidate_length }.into()).collect()
     };
-    let whole = Bounds { min: 1, max: max_length };
-    let heuristic = lengths()
-        .map(|initial_length| {
-            StopRuleConfig::Heuristic(HeuristicConfig { initial_length, bounds: whole })
+    let heuristic = |initial_length| {
+        let bounds = Bounds { min: 1, max: max_length };
+        StopRuleConfig::Heuristic(HeuristicConfig { initial_length, bounds })
+    };
+    let candidate_prob = |confidence_threshold, max| {
+        let bounds = Bounds { min: 1, max };
+        StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
+            confidence_threshold,
+            bounds,
         })
-        .collect();
-    let candidate_prob = lengths()
-        .map(bounds(1))
-        .flat_map(|bounds| {
-            thresholds().map(move |confidence_threshold| {
-                StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
-                    confidence_threshold,
-                    bounds,
-                })
-            })
+    };
+    let before_draw = |confidence_threshold, max| {
+        StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+            confidence_threshold,
+            before_draw: true,
+            bounds: Bounds { min: 0, max },
         })
-        .collect();
-    let before_draw = lengths()
-        .map(bounds(0))
-        .flat_map(|bounds| {
-            thresholds().map(move |confidence_threshold| {
-                StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-                    confidence_threshold,
-                    before_draw: true,
-                    bounds,
-                })
-            })
-        })
-        .collect();
+    };
+    let at_thresholds = |rule: &dyn Fn(f64, usize) -> StopRuleConfig| {
+        lengths().flat_map(|max| thresholds().map(move |threshold| rule(threshold, max))).collect()
+    };
+    let family = |runtime, rules, setting| Family { runtime, rules, setting };
     vec![
-        Family {
-            runtime: "transformers",
-            rules: fixed(),
-            setting: |config, _| {
-                let length = config.parameter();
-                format!(
-                    "num_assistant_tokens={length}, num_assistant_tokens_schedule=\"constant\", \
-                     assistant_confidence_threshold=0"
-                )
-            },
-            drafts_greedily: false,
-        },
-        Family {
-            runtime: "transformers",
-            rules: heuristic,
-            setting: |config, _| {
-                let length = config.parameter();
-                format!(
-                    "num_assistant_tokens={length}, num_assistant_tokens_schedule=\"heuristic\", \
-                     assistant_confidence_threshold=0"
-                )
-            },
-            drafts_greedily: false,
-        },
-        Family {
-            runtime: "transformers",
-            rules: candidate_prob,
-            setting: |config, _| {
-                let (threshold, most) = (config.parameter(), most(config));
-                format!(
-                    "num_assistant_tokens={most}, num_assistant_tokens_schedule=\"constant\", \
-                     assistant_confidence_threshold={threshold}"
-                )
-            },
-            drafts_greedily: false,
-        },
-        Family {
-            runtime: "llama.cpp",
-            rules: before_draw,
-            setting: |config, _| {
-                let (threshold, most) = (config.parameter(), most(config));
-                format!(
-                    "--spec-type draft-simple --spec-draft-n-max {most} --spec-draft-n-min 0 \
-                     --spec-draft-p-min {threshold}"
-                )
-            },
-            drafts_greedily: true,
-        },
-        Family {
-            runtime: "vLLM",
-            rules: fixed(),
-            setting: |config, decoding| {
-                let length = config.parameter();
-                match decoding.choice {
-                    TokenChoice::Greedy => format!("num_speculative_tokens={length}"),
-                    // It takes the most probable token otherwise.
-                    TokenChoice::Sampled(_) => format!(
-                        "num_speculative_tokens={length}, draft_sample_method=\"probabilistic\""
-                    ),
-                }
-            },
-            drafts_greedily: false,
-        },
-        Family {
-            runtime: "SGLang",
-            rules: fixed(),
-            setting: |config, decoding| {
-                let length = config.parameter();
-                let sampled = match decoding.choice {
-                    TokenChoice::Greedy => "",
-                    TokenChoice::Sampled(_) => " --speculative-use-rejection-sampling",
-                };
-                format!(
-                    "--speculative-algorithm STANDALONE --speculative-num-steps {length} \
-                     --speculative-eagle-topk 1 --speculative-num-draft-tokens {}{sampled}",
-                    length + 1.0
-                )
-            },
-            drafts_greedily: false,
-        },
+        family("transformers", fixed(), |config, _| {
+            transformers(config.parameter() as usize, "constant", 0.0)
+        }),
+        family("transformers", lengths().map(heuristic).collect(), |config, _| {
+            transformers(config.parameter() as usize, "heuristic", 0.0)
+        }),
+        family("transformers", at_thresholds(&candidate_prob), |config, _| {
+            transformers(most(config), "constant", config.parameter())
+        }),
+        family(LLAMA_CPP, at_thresholds(&before_draw), |config, _| {
+            format!(
+                "--spec-type draft-simple --spec-draft-n-max {} --spec-draft-n-min 0 \
+                 --spec-draft-p-min {}",
+                most(config),
+                config.parameter()
+            )
+        }),
+        family("vLLM", fixed(), |config, decoding| {
+            // Without this key vLLM drafts the most probable token.
+            let sampled = match decoding.choice {
+                TokenChoice::Greedy => "",
+                TokenChoice::Sampled(_) => ", draft_sample_method=\"probabilistic\"",
+            };
+            format!("num_speculative_tokens={}{sampled}", config.parameter())
+        }),
+        family("SGLang", fixed(), |config, decoding| {
+            let length = config.parameter();
+            let sampled = match decoding.choice {
+                TokenChoice::Greedy => "",
+                TokenChoice::Sampled(_) => " --speculative-use-rejection-sampling",
+            };
+            format!(
+                "--speculative-algorithm STANDALONE --speculative-num-steps {length} \
+                 --speculative-eagle-topk 1 --speculative-num-draft-tokens {}{sampled}",
+                length + 1.0
+            )
+        }),
     ]
+}
+
+/// A setting of transformers' assisted generation.
+fn transformers(length: usize, schedule: &str, threshold: f64) -> String {
+    format!(
+        "num_assistant_tokens={length}, num_assistant_tokens_schedule=\"{schedule}\", \
+         assistant_confidence_threshold={threshold}"
+    )
 }
 
 /// The greatest candidate length of a rule.
@@ -191,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// What each runtime calls its settings, as of which version, and where that stands.
+    /// The names of settings by runtime, with the version and the source file that defines them.
     const NAMES: [(&str, &str, &str, &[&str]); 4] = [
         (
             "transformers",
@@ -239,35 +194,35 @@ mod tests {
     #[test]
     fn settings_are_what_the_runtimes_call_them() {
         let sampled = Decoding::sampled(Sampling::default());
-        let mut told: Vec<(&str, BTreeSet<String>)> = Vec::new();
+        let mut found_names: Vec<(&str, BTreeSet<String>)> = Vec::new();
         for family in families(20) {
             for decoding in [Decoding::GREEDY, sampled] {
                 let setting = (family.setting)(&family.rules[0], decoding);
                 let found = names(&setting).into_iter().map(str::to_owned);
-                match told.iter_mut().find(|(runtime, _)| *runtime == family.runtime) {
+                match found_names.iter_mut().find(|(runtime, _)| *runtime == family.runtime) {
                     Some((_, all)) => all.extend(found),
-                    None => told.push((family.runtime, found.collect())),
+                    None => found_names.push((family.runtime, found.collect())),
                 }
             }
         }
         let readme = include_str!("../../../../../checkpoints/README.md");
-        for ((runtime, found), (expected, version, source, names)) in told.iter().zip(NAMES) {
+        for ((runtime, found), (expected, version, source, names)) in found_names.iter().zip(NAMES)
+        {
             assert_eq!(*runtime, expected);
             assert!(
                 found.iter().map(String::as_str).eq(names.iter().copied().collect::<BTreeSet<_>>())
             );
             let row = readme.lines().find(|line| line.contains(&format!("| {runtime} {version}")));
-            let row =
-                row.unwrap_or_else(|| panic!("{runtime} {version} ({source}) is not told of"));
+            let row = row.unwrap_or_else(|| panic!("{runtime} {version} ({source}) has no row"));
             for name in names {
                 assert!(row.contains(name), "`{name}` is not in: {row}");
             }
         }
-        assert_eq!(told.len(), NAMES.len());
+        assert_eq!(found_names.len(), NAMES.len());
     }
 
     #[test]
-    fn numbers_stand_where_they_belong() {
+    fn settings_contain_the_numbers_of_their_rules() {
         let families = families(20);
         let sampled = Decoding::sampled(Sampling::default());
         let text = |family: usize, rule: usize, decoding| {

@@ -1,31 +1,32 @@
-//! What was tuned, as text.
+//! The results of `tune` as text.
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-use super::Tuning;
-use super::calibrate::Calibrating;
+use super::calibrate::CalibrationChoices;
+use super::{Tuning, TuningBasis};
 use crate::results::{CostSource, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
 use crate::table::{calibration_text, kind_text, render_scores};
-use crate::tuning::{MeasuredCosts, TunedTree};
+use crate::tuning::TunedTree;
 
-/// One drafter's table, with the setting that was chosen and those for other runtimes.
+/// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
 ///
 /// # Errors
-/// If the costs do not say what a draft forward takes.
+/// If the costs have no price of a draft forward.
 pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
-    let costs = &tuning.costs.costs;
+    let basis = &tuning.basis;
+    let costs = &basis.costs.costs;
     let micro = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
     let mut text = format!(
         "{}, {}: {} prompts, {} tokens\n",
-        match tuning.drafter {
+        match basis.drafter {
             DrafterName::None => "target alone".to_owned(),
             drafter => drafter.text(),
         },
-        tuning.decoding.text(),
-        tuning.num_prompts,
-        tuning.num_tokens,
+        basis.decoding.text(),
+        basis.num_prompts,
+        basis.num_tokens,
     );
     text += &format!(
         "a draft forward {}, a target forward of one row {}, a row more {} on average; \n\
@@ -37,11 +38,31 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         micro(costs.head_seconds),
         micro(costs.confidence_seconds),
         micro(costs.entropy_seconds),
-        how_known(tuning.cost_source, &tuning.costs),
+        how_known(basis),
     );
-    if let Some(calibrating) = &tuning.calibration {
-        text += &calibration(calibrating);
+    text += &tuning.calibration.as_ref().map(calibration).unwrap_or_default();
+    text += &format!("{}\n", rules(tuning, width));
+    if !tuning.runtimes.is_empty() {
+        text += "\nwithout a head, over best K:\n";
+        for setting in &tuning.runtimes {
+            text += &format!(
+                "  {:>7}  {:<12}  {}\n",
+                percent(setting.gain),
+                setting.runtime,
+                setting.setting
+            );
+        }
     }
+    text += &tuning.tree.as_ref().map(tree).unwrap_or_default();
+    text += &match &tuning.export {
+        Some(dir) => format!("\nwritten to {}\n\n", dir.join("config.json").display()),
+        None => "\nno head or adapter to write it to\n\n".to_owned(),
+    };
+    Ok(text)
+}
+
+/// The table of rules.
+fn rules(tuning: &Tuning, width: Option<usize>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     if let Some(width) = width {
@@ -73,29 +94,10 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    text += &format!("{}\n", trimmed(&table.to_string()));
-    if !tuning.runtimes.is_empty() {
-        text += "\nwithout a head, over best K:\n";
-        for setting in &tuning.runtimes {
-            text += &format!(
-                "  {:>7}  {:<12}  {}\n",
-                percent(setting.gain),
-                setting.runtime,
-                setting.setting
-            );
-        }
-    }
-    text += &tuning.tree.as_ref().map(tree).unwrap_or_default();
-    match &tuning.export {
-        Some(dir) => {
-            text += &format!("\nwritten to {}\n\n", dir.join("config.json").display());
-        }
-        None => text += "\nno head or adapter to write it to\n\n",
-    }
-    Ok(text)
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
-/// A static tree, whose chain is as long as it is deep.
+/// A static tree. Its chain is as long as the tree is deep.
 fn tree(tuned: &TunedTree) -> String {
     let TunedTree { shape, num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = tuned;
     format!(
@@ -107,9 +109,9 @@ fn tree(tuned: &TunedTree) -> String {
     )
 }
 
-/// How well costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
-pub(super) fn how_known(source: CostSource, costs: &MeasuredCosts) -> String {
-    match source {
+/// How precisely costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
+pub(super) fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
+    match cost_source {
         CostSource::Machine => {
             format!("known to {:.1} % after {} passes", costs.uncertainty * 100.0, costs.num_passes)
         }
@@ -117,11 +119,11 @@ pub(super) fn how_known(source: CostSource, costs: &MeasuredCosts) -> String {
     }
 }
 
-/// The head's predictions under every form, and the form that was chosen.
-fn calibration(calibrating: &Calibrating) -> String {
-    let chosen = calibrating.chosen.as_ref();
+/// The scores of the head's predictions under every form, and the chosen form.
+fn calibration(choices: &CalibrationChoices) -> String {
+    let chosen = choices.chosen.as_ref();
     let kind = chosen.map(|chosen| chosen.map.kind());
-    let rows = calibrating.tried.iter().map(|tried| {
+    let rows = choices.tried.iter().map(|tried| {
         let mark = if tried.kind == kind { "chosen" } else { "" };
         (kind_text(tried.kind), &tried.scores, mark)
     });
@@ -134,10 +136,6 @@ fn calibration(calibrating: &Calibrating) -> String {
         text += &render_scores("cross-validated", &rows);
     }
     text + "\n"
-}
-
-fn trimmed(table: &str) -> String {
-    table.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
 fn percent(share: f64) -> String {

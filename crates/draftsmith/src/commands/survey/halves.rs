@@ -1,0 +1,81 @@
+//! Cross-validation over the two halves of a survey's answers: each half is judged by what was chosen on
+//! the other half.
+
+use anyhow::Result;
+use draftsmith_theory::{LookupFirst, Recordings, StopRuleConfig, TimedCounts};
+use serde::Serialize;
+
+use crate::costs::Costs;
+use crate::judging::{Fold, speedup};
+use crate::results::Estimate;
+use crate::sweep::{Choice, best_look_ups_alone};
+
+/// What was recorded along each half of the answers.
+pub(super) struct Halves(pub(super) [Recordings; 2]);
+
+impl Halves {
+    /// Both halves as one set, the second after the first.
+    pub(super) fn together(&self) -> Recordings {
+        let responses = self.0.iter().flat_map(|half| half.responses.clone()).collect();
+        Recordings { responses, ..self.0[0].clone() }
+    }
+
+    /// Each half with the settings that `choose` finds on the other half.
+    ///
+    /// # Errors
+    /// If nothing was recorded.
+    pub(super) fn folds(
+        &self,
+        costs: &Costs,
+        choose: fn(&Recordings, &Costs) -> Result<Vec<Choice>>,
+    ) -> Result<[Fold<'_>; 2]> {
+        let [one, other] = &self.0;
+        Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
+    }
+
+    /// The costs of the target without a drafter, by response.
+    pub(super) fn plain(&self, costs: &Costs) -> Vec<TimedCounts> {
+        self.0.iter().flat_map(|half| half.plain(&costs.rounds)).collect()
+    }
+
+    /// The speed of prompt lookup without a drafter.
+    ///
+    /// # Errors
+    /// If nothing was recorded.
+    pub(super) fn look_ups(&self, costs: &Costs, seed: u64) -> Result<LookUps> {
+        let [one, other] = &self.0;
+        let mut spent = Vec::new();
+        for (chosen_on, judged_on) in [(other, one), (one, other)] {
+            let first = best_look_ups_alone(chosen_on, costs)?;
+            spent.extend(judged_on.replay_look_ups(first, &costs.rounds));
+        }
+        let look_ups = best_look_ups_alone(&self.together(), costs)?;
+        Ok(LookUps { look_ups, speedup: speedup(&self.plain(costs), &spent, seed) })
+    }
+}
+
+/// Prompt lookup without a drafter.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct LookUps {
+    /// The setting that is best on all answers.
+    pub(super) look_ups: LookupFirst,
+    /// Speed over plain decoding, cross-validated.
+    pub(super) speedup: Estimate,
+}
+
+/// A rule and its expected speed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Promise {
+    /// The rule with its setting: `K = 4`.
+    pub(super) setting: String,
+    pub(super) config: StopRuleConfig,
+    /// Speed over plain decoding.
+    pub(super) speedup: Estimate,
+}
+
+impl Promise {
+    pub(super) fn new(choice: &Choice, speedup: Estimate) -> Self {
+        let setting = choice.name.label(Some(choice.config.parameter()));
+        Self { setting, config: choice.config.clone(), speedup }
+    }
+}

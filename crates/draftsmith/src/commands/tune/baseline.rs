@@ -1,0 +1,132 @@
+//! Compares rules and static trees with the best fixed length, along the recordings of one drafter and way
+//! of decoding.
+
+use anyhow::Result;
+use draftsmith_model::WeightDtype;
+use draftsmith_theory::{
+    Counts, Decoding, LookupFirst, Recordings, Sampling, StopRuleConfig, TimedCounts, TreeShape,
+    seconds_per_token,
+};
+use serde::Serialize;
+
+use crate::costs::Costs;
+use crate::exports::tuned::TunedRule;
+use crate::judging::over;
+use crate::recipe::sampling;
+use crate::results::{CostSource, DrafterName, Estimate, StopRuleName};
+use crate::statistics::{promise_interval, shown_interval};
+use crate::sweep::Choice;
+use crate::sweep::static_trees::{fastest_tree, judge_trees};
+use crate::tuning::TunedTree;
+
+/// A rule at its best setting.
+#[derive(Debug, Serialize)]
+pub(crate) struct RuleGain {
+    /// The look-ups before the drafter; null if there are none.
+    pub(crate) lookup_first: Option<LookupFirst>,
+    pub(crate) stop_rule: StopRuleName,
+    pub(crate) config: StopRuleConfig,
+    /// Modelled speed over plain decoding.
+    pub(crate) speedup: f64,
+    /// Modelled speed over the best fixed length, minus 1.
+    pub(crate) gain: Estimate,
+}
+
+/// A tree that was tried.
+#[derive(Debug, Serialize)]
+pub(crate) struct TriedTree {
+    pub(crate) shape: TreeShape,
+    /// Modelled speed over the best fixed length, minus 1.
+    pub(crate) gain: f64,
+}
+
+/// Recordings with their best fixed length, which rules and trees are compared with.
+pub(super) struct Baseline<'r> {
+    pub(super) recordings: &'r Recordings,
+    pub(super) costs: &'r Costs,
+    pub(super) cost_source: CostSource,
+    pub(super) decoding: Decoding,
+    pub(super) dtype: WeightDtype,
+    pub(super) fixed_length: usize,
+    /// The costs of that length, by response.
+    pub(super) fixed_spent: Vec<TimedCounts>,
+    pub(super) seed: u64,
+}
+
+impl Baseline<'_> {
+    /// The gain over the best fixed length.
+    fn gain(&self, spent: &[TimedCounts]) -> Estimate {
+        let gain = |some: &[usize]| over(&self.fixed_spent, spent, some);
+        shown_interval(spent.len(), self.seed, gain)
+    }
+
+    /// Modelled seconds per token of plain decoding.
+    fn plain_seconds(&self) -> f64 {
+        seconds_per_token(&self.recordings.plain(&self.costs.rounds))
+    }
+
+    pub(super) fn rule_gain(&self, choice: &Choice) -> Result<RuleGain> {
+        Ok(RuleGain {
+            lookup_first: choice.lookup_first,
+            stop_rule: choice.name,
+            config: choice.config.clone(),
+            speedup: self.plain_seconds() / choice.seconds_per_token,
+            gain: self.gain(&choice.replay(self.recordings, self.costs)?),
+        })
+    }
+
+    /// The rule as it is written into an export.
+    pub(super) fn tuned_rule(&self, choice: &Choice, expected_gain: Estimate) -> Result<TunedRule> {
+        let spent = choice.replay(self.recordings, self.costs)?;
+        let acceptance_rate = |some: &[usize]| {
+            some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
+        };
+        let num_prompts = spent.len();
+        let Sampling { temperature, top_p, top_k, min_p } = sampling(&self.decoding);
+        Ok(TunedRule {
+            drafter: DrafterName::from(self.recordings.drafter).with_lookup(choice.lookup_first),
+            config: choice.config.clone(),
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty: self.decoding.repetition_penalty,
+            expected_gain,
+            expected_acceptance_rate: promise_interval(num_prompts, self.seed, acceptance_rate),
+            best_fixed_length: self.fixed_length,
+            costs: self.costs.of_rule(&choice.config).line(self.costs.drafter)?,
+            num_prompts,
+            dtype: self.dtype,
+            cost_source: self.cost_source,
+        })
+    }
+
+    /// The fastest static tree, and all that were tried. `models` is the hash of the models.
+    ///
+    /// # Errors
+    /// If no tree grows along the recordings.
+    pub(super) fn best_tree(&self, models: String) -> Result<(TunedTree, Vec<TriedTree>)> {
+        let judged = judge_trees(self.recordings, self.costs)?;
+        let best = fastest_tree(&judged)?;
+        let num_prompts = self.recordings.responses.len();
+        let all: Vec<usize> = (0..num_prompts).collect();
+        let gain = |spent: &[TimedCounts]| over(&self.fixed_spent, spent, &all);
+        let tried = judged.iter().map(|it| TriedTree { shape: it.shape, gain: gain(&it.spent) });
+        let counts: Counts = best.spent.iter().map(|spent| spent.counts).sum();
+        let tuned = TunedTree {
+            drafter: self.recordings.drafter,
+            dtype: self.dtype,
+            shape: best.shape,
+            num_tried: judged.len(),
+            num_prompts,
+            cost_source: self.cost_source,
+            speedup: self.plain_seconds() / best.seconds_per_token,
+            verification_rate: counts.verification_rate(),
+            discard_rate: counts.discard_rate(),
+            best_fixed_length: self.fixed_length,
+            expected_gain: self.gain(&best.spent),
+            models,
+        };
+        Ok((tuned, tried.collect()))
+    }
+}
