@@ -329,13 +329,9 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             })
         }
         Command::Record(a) => {
-            setup.run(&a.arguments, a.incomplete(), |recipe, workspace, console| {
-                on_pool(|| commands::record::run(recipe, workspace, console))
-            })
+            setup.run_on_pool(&a.arguments, a.incomplete(), commands::record::run)
         }
-        Command::Evaluate(a) => setup.run(&a, Incomplete::Refused, |recipe, workspace, console| {
-            on_pool(|| commands::evaluate::run(recipe, workspace, console))
-        }),
+        Command::Evaluate(a) => setup.run_on_pool(&a, Incomplete::Refused, commands::evaluate::run),
         Command::Generate(a) => {
             let (seed, device) = (seed.unwrap_or(0), setup.device()?);
             on_pool(|| commands::generate::run(&a, seed, &device, dtype, console))
@@ -348,15 +344,11 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
             let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
             match a.arguments.form {
-                None => setup.run(recipe, incomplete, |recipe, workspace, console| {
-                    on_pool(|| commands::tune::run(recipe, workspace, console))
-                }),
+                None => setup.run_on_pool(recipe, incomplete, commands::tune::run),
                 Some(TunedForm::DraftModel) => {
-                    setup.run(recipe, incomplete, |recipe, workspace, console| {
+                    setup.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
                         let costs = costs.as_ref();
-                        on_pool(|| {
-                            commands::tune::run_for_draft_model(recipe, workspace, costs, console)
-                        })
+                        commands::tune::run_for_draft_model(recipe, workspace, costs, console)
                     })
                 }
             }
@@ -442,6 +434,18 @@ impl Setup<'_> {
         let recipe = self.recipe(arguments)?;
         let lock = RecipeLock::take(&recipe, File::try_lock)?;
         self.run_on(&lock, &recipe, vec![self.device()?], incomplete, job)
+    }
+
+    /// Runs a job that decodes, on a thread of the pool.
+    fn run_on_pool<T: Send>(
+        &self,
+        arguments: &RecipeArguments,
+        incomplete: Incomplete,
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T> + Send,
+    ) -> Result<()> {
+        self.run(arguments, incomplete, |recipe, workspace, console| {
+            on_pool(|| job(recipe, workspace, console))
+        })
     }
 
     /// Runs a job that trains, within the limits of `--steps` and `--hours`.
