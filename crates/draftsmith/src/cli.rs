@@ -1,9 +1,10 @@
 //! The command line: parses arguments, sets up each command and reports its outcome.
 
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
@@ -24,11 +25,10 @@ use crate::commands::train_bigram::BigramArguments;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::console::{Console, Interrupted};
 use crate::device::{DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype};
-use crate::devices::{self, DeviceChoices};
+use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
 use crate::recipe::{GivenCosts, Models, Overrides, Recipe};
 use crate::shard::Shard;
-use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Trains and measures drafters for speculative decoding.
@@ -187,8 +187,9 @@ struct TrainingArguments {
     recipe: RecipeArguments,
     /// The devices to train on: one, or several GPUs that split each step's batches, as in
     /// `--devices cuda:0,cuda:1`. Other stages of `run` use the first.
-    #[arg(long, value_name = "DEVICES", conflicts_with = "device")]
-    devices: Option<DeviceChoices>,
+    #[arg(long, value_name = "DEVICES", conflicts_with = "device", value_parser = parse_devices)]
+    // By its full path, clap takes the list as one value.
+    devices: Option<std::vec::Vec<DeviceChoice>>,
     /// Stop after N optimizer steps in this run, summed over all trainings; run again to resume.
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroUsize>,
@@ -307,39 +308,30 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let setup = Setup { common: &common, console };
     let (seed, dtype) = (common.seed, common.dtype);
     match command {
-        Command::Run(a) => setup.training(&a, Incomplete::Refused)?.train(commands::run::run),
+        Command::Run(a) => setup.train(&a, Incomplete::Refused, commands::run::run),
         Command::BuildData(a) => {
             let recipe = setup.recipe(&a.recipe)?;
             let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
             let is_part = building.shard.is_part();
-            let take = if is_part { RecipeLock::share } else { RecipeLock::take };
-            setup.build_data(take(&recipe)?, recipe, building)
+            let try_lock = if is_part { File::try_lock_shared } else { File::try_lock };
+            setup.build_data(&RecipeLock::take(&recipe, try_lock)?, &recipe, building)
         }
         Command::TrainHead(a) => {
-            setup.training(&a.arguments, a.incomplete())?.train(commands::train_head::run)
+            setup.train(&a.arguments, a.incomplete(), commands::train_head::run)
         }
         Command::TrainAdapter(a) => {
-            setup.training(&a.arguments, a.incomplete())?.train(commands::train_adapter::run)
+            setup.train(&a.arguments, a.incomplete(), commands::train_adapter::run)
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
-            let opened = setup.open(recipe, a.incomplete())?;
-            opened.run(|recipe, workspace, console| {
+            setup.run(recipe, a.incomplete(), |recipe, workspace, console| {
                 commands::train_bigram::run(counted, recipe, workspace, console)
             })
         }
         Command::Record(a) => {
-            let opened = setup.open(&a.arguments, a.incomplete())?;
-            opened.run(|recipe, workspace, console| {
-                on_pool(|| commands::record::run(recipe, workspace, console))
-            })
+            setup.run_on_pool(&a.arguments, a.incomplete(), commands::record::run)
         }
-        Command::Evaluate(a) => {
-            let opened = setup.open(&a, Incomplete::Refused)?;
-            opened.run(|recipe, workspace, console| {
-                on_pool(|| commands::evaluate::run(recipe, workspace, console))
-            })
-        }
+        Command::Evaluate(a) => setup.run_on_pool(&a, Incomplete::Refused, commands::evaluate::run),
         Command::Generate(a) => {
             let (seed, device) = (seed.unwrap_or(0), setup.device()?);
             on_pool(|| commands::generate::run(&a, seed, &device, dtype, console))
@@ -350,33 +342,38 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Tune(a) => {
             let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
-            let opened = setup.open(&a.arguments.recipe, a.incomplete())?;
+            let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
             match a.arguments.form {
-                None => opened.run(|recipe, workspace, console| {
-                    on_pool(|| commands::tune::run(recipe, workspace, console))
-                }),
-                Some(TunedForm::DraftModel) => opened.run(|recipe, workspace, console| {
-                    let costs = costs.as_ref();
-                    on_pool(|| {
+                None => setup.run_on_pool(recipe, incomplete, commands::tune::run),
+                Some(TunedForm::DraftModel) => {
+                    setup.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
+                        let costs = costs.as_ref();
                         commands::tune::run_for_draft_model(recipe, workspace, costs, console)
                     })
-                }),
+                }
             }
         }
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
-            let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
-            setup.open_on(lock, recipe, devices, a.incomplete())?.run(commands::replay::run)
+            let (lock, devices) =
+                (RecipeLock::take(&recipe, File::try_lock)?, vec![Device::flex()]);
+            setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
         Command::Check(a) => {
             let device = setup.device()?;
             on_pool(|| commands::check::run(&a, seed, &device, dtype, console))
         }
-        Command::Export(a) => commands::export::run(&a, &setup.device()?, console),
+        Command::Export(a) => {
+            let device = setup.device()?;
+            on_pool(|| commands::export::run(&a, &device, console))
+        }
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
-            Some(recipe) => setup.build_data(RecipeLock::take(&recipe)?, recipe, Building::ALL),
+            Some(recipe) => {
+                let lock = RecipeLock::take(&recipe, File::try_lock)?;
+                setup.build_data(&lock, &recipe, Building::ALL)
+            }
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
@@ -397,86 +394,90 @@ impl Setup<'_> {
     }
 
     fn device(&self) -> Result<Device> {
-        let device = devices::open(self.common.device, self.console)?;
+        self.open(self.common.device)
+    }
+
+    fn open(&self, choice: DeviceChoice) -> Result<Device> {
+        let device = devices::open(choice, self.console)?;
         require_dtype(&device, DtypeSource::Flag, self.common.dtype)?;
         Ok(device)
     }
 
-    fn open_on(
+    /// Runs a job on a recipe's workspace while its lock is held.
+    fn run_on<T>(
         &self,
-        lock: RecipeLock,
-        recipe: Recipe,
+        _lock: &RecipeLock,
+        recipe: &Recipe,
         devices: Vec<Device>,
         incomplete: Incomplete,
-    ) -> Result<OpenedRecipe> {
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
         let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
         let (draft, template) = (draft.as_deref(), chat_template.as_deref());
-        let workspace = Workspace::open(target, served_as, draft, template, devices, self.console)?
-            .with_small_draft(small_draft.as_deref())?
-            .with_first_layers(recipe.num_first_layers())
-            .ending(recipe.models.ends())
-            .computing_in(self.common.dtype)
-            .with_incomplete_data(incomplete);
-        let console = self.console.clone();
-        Ok(OpenedRecipe { recipe, workspace, steps_left: None, console, _lock: lock })
+        let mut workspace =
+            Workspace::open(target, served_as, draft, template, devices, self.console)?
+                .with_small_draft(small_draft.as_deref())?;
+        workspace.num_first_layers = recipe.num_first_layers();
+        workspace.ends = recipe.models.ends();
+        workspace.dtype = self.common.dtype;
+        workspace.incomplete_data = incomplete;
+        job(recipe, &workspace, self.console).map(drop)
     }
 
-    fn open(&self, arguments: &RecipeArguments, incomplete: Incomplete) -> Result<OpenedRecipe> {
+    fn run<T>(
+        &self,
+        arguments: &RecipeArguments,
+        incomplete: Incomplete,
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
         let recipe = self.recipe(arguments)?;
-        self.open_on(RecipeLock::take(&recipe)?, recipe, vec![self.device()?], incomplete)
+        let lock = RecipeLock::take(&recipe, File::try_lock)?;
+        self.run_on(&lock, &recipe, vec![self.device()?], incomplete, job)
     }
 
-    fn training(
+    /// Runs a job that decodes, on a thread of the pool.
+    fn run_on_pool<T: Send>(
+        &self,
+        arguments: &RecipeArguments,
+        incomplete: Incomplete,
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T> + Send,
+    ) -> Result<()> {
+        self.run(arguments, incomplete, |recipe, workspace, console| {
+            on_pool(|| job(recipe, workspace, console))
+        })
+    }
+
+    /// Runs a job that trains, within the limits of `--steps` and `--hours`.
+    fn train<T>(
         &self,
         arguments: &TrainingArguments,
         incomplete: Incomplete,
-    ) -> Result<OpenedRecipe> {
+        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
         let TrainingArguments { recipe, devices, steps, hours } = arguments;
         let recipe = self.recipe(recipe)?;
-        let lock = RecipeLock::take(&recipe)?;
+        let lock = RecipeLock::take(&recipe, File::try_lock)?;
         let devices = match devices {
-            Some(devices) => devices.open(self.console)?,
+            Some(choices) => {
+                choices.iter().map(|choice| self.open(*choice)).collect::<Result<_>>()?
+            }
             None => vec![self.device()?],
         };
-        let dtype = self.common.dtype;
-        devices.iter().try_for_each(|device| require_dtype(device, DtypeSource::Flag, dtype))?;
-        let mut opened = self.open_on(lock, recipe, devices, incomplete)?;
-        opened.steps_left = steps.map(NonZeroUsize::get);
-        if let Some(time) = hours {
-            opened.console = opened.console.stopping_after(*time);
-        }
-        Ok(opened)
-    }
-
-    fn build_data(&self, lock: RecipeLock, recipe: Recipe, building: Building) -> Result<()> {
-        let opened = self.open_on(lock, recipe, vec![self.device()?], Incomplete::Refused)?;
-        opened.run(|recipe, workspace, console| {
-            commands::build_data::run(recipe, building, workspace, console)
+        self.console.limit_steps(steps.map(NonZeroUsize::get));
+        self.run_on(&lock, &recipe, devices, incomplete, |recipe, workspace, console| {
+            let mut console = console.clone();
+            // A time beyond the clock's range sets no deadline.
+            console.deadline = hours.and_then(|time| Instant::now().checked_add(time));
+            job(recipe, workspace, &console)
         })
     }
-}
 
-/// A recipe with its opened workspace and its lock, which all stages of a run share.
-struct OpenedRecipe {
-    recipe: Recipe,
-    workspace: Workspace,
-    steps_left: StepsLeft,
-    console: Console,
-    _lock: RecipeLock,
-}
-
-impl OpenedRecipe {
-    fn run<T>(self, job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>) -> Result<()> {
-        job(&self.recipe, &self.workspace, &self.console).map(drop)
-    }
-
-    /// Runs a job that trains, for at most the steps of `--steps`.
-    fn train<T>(
-        mut self,
-        job: impl FnOnce(&Recipe, &Workspace, &mut StepsLeft, &Console) -> Result<T>,
-    ) -> Result<()> {
-        job(&self.recipe, &self.workspace, &mut self.steps_left, &self.console).map(drop)
+    fn build_data(&self, lock: &RecipeLock, recipe: &Recipe, building: Building) -> Result<()> {
+        let devices = vec![self.device()?];
+        self.run_on(lock, recipe, devices, Incomplete::Refused, |recipe, workspace, console| {
+            commands::build_data::run(recipe, building, workspace, console)
+        })
     }
 }
 

@@ -7,9 +7,9 @@ mod signals;
 pub(crate) mod streams;
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -26,8 +26,10 @@ pub(crate) struct Interrupted;
 /// Where a job writes, and whether it was asked to stop.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Console {
-    quiet: bool,
-    json: bool,
+    /// Whether only errors may be written to stderr.
+    pub(crate) quiet: bool,
+    /// Whether stdout is to hold one JSON document.
+    pub(crate) json: bool,
     /// Whether to write to stdout. `run` turns this off for its stages and writes one result itself.
     output: bool,
     /// Whether the reader of stdout has exited.
@@ -35,7 +37,10 @@ pub(crate) struct Console {
     /// The number of the first signal that asked us to stop; 0 if there was none.
     signal: Arc<AtomicU8>,
     screen: Screen,
-    deadline: Option<Instant>,
+    /// When jobs stop.
+    pub(crate) deadline: Option<Instant>,
+    /// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
+    steps_left: Arc<Mutex<Option<usize>>>,
 }
 
 impl Console {
@@ -69,23 +74,14 @@ impl Console {
         Self { output: false, ..self.clone() }
     }
 
-    /// The same console with a deadline after which jobs stop. A time beyond the clock's range sets none.
-    pub(crate) fn stopping_after(self, time: Duration) -> Self {
-        Self { deadline: Instant::now().checked_add(time), ..self }
+    /// Limits the optimizer steps of all trainings.
+    pub(crate) fn limit_steps(&self, num_steps: Option<usize>) {
+        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner) = num_steps;
     }
 
-    /// Whether stdout is to hold one JSON document.
-    pub(crate) fn json(&self) -> bool {
-        self.json
-    }
-
-    fn screen(&self) -> &Screen {
-        &self.screen
-    }
-
-    /// Whether only errors may be written to stderr.
-    pub(crate) fn quiet(&self) -> bool {
-        self.quiet
+    /// The optimizer steps left; `None` for no limit.
+    pub(crate) fn steps_left(&self) -> Option<usize> {
+        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a signal has arrived or the deadline has passed.

@@ -5,6 +5,25 @@ use draftsmith_data::Prompt;
 
 use crate::text_side::TextSide;
 
+/// A prompt to answer.
+#[derive(Clone)]
+pub(crate) enum SetPrompt {
+    /// A conversation, answered turn by turn.
+    Conversation(Prompt),
+    /// A prompt of the built data that nothing was trained on, earlier turns included.
+    HeldOut { id: String, prompt_ids: Vec<u32> },
+}
+
+impl SetPrompt {
+    /// The maximum number of responses to it.
+    pub(crate) fn num_turns(&self) -> usize {
+        match self {
+            Self::Conversation(prompt) => prompt.turns.len(),
+            Self::HeldOut { .. } => 1,
+        }
+    }
+}
+
 /// A turn to answer.
 pub(crate) struct Turn {
     /// Its index among the prompt's turns.

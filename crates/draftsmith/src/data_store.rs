@@ -17,7 +17,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{MANIFEST, is_record_name, record_name, shard_name, write_manifest};
-use draftsmith_files::write_whole;
+use draftsmith_files::{remove_abandoned, write_whole};
 
 use self::directory::Directory;
 use crate::shard::Shard;
@@ -58,7 +58,11 @@ impl DataStore {
     /// If the URL or the environment's settings for the store are invalid.
     pub(crate) fn open(url: &str) -> Result<Self> {
         let objects: Box<dyn Objects> = match url.strip_prefix("file://") {
-            Some(dir) if Path::new(dir).is_absolute() => Box::new(Directory::open(dir)),
+            Some(dir) if Path::new(dir).is_absolute() => {
+                // Temporary files of killed processes.
+                remove_abandoned(Path::new(dir));
+                Box::new(Directory(dir.into()))
+            }
             _ => remote(url)?,
         };
         Ok(Self { url: url.to_owned(), objects })

@@ -1,7 +1,5 @@
 //! Opens the devices of a command, and checks those of a training.
 
-use std::str::FromStr;
-
 use anyhow::Result;
 use burn::tensor::Device;
 use draftsmith_model::WeightDtype;
@@ -10,39 +8,25 @@ use draftsmith_train::{OptimizerSettings, Section};
 use crate::console::Console;
 use crate::device::{DeviceChoice, DtypeSource, require_dtype};
 
-/// The devices of a training as the command line names them: one device, or several CUDA GPUs that split
-/// the batches.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DeviceChoices(Vec<DeviceChoice>);
-
-impl FromStr for DeviceChoices {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut choices: Vec<DeviceChoice> = Vec::new();
-        for name in text.split(',') {
-            let choice = name.parse()?;
-            if choices.contains(&choice) {
-                return Err(format!("`{name}` is named twice"));
-            }
-            choices.push(choice);
+/// Parses the devices of a training as the command line names them: one device, or several CUDA GPUs that
+/// split the batches.
+///
+/// # Errors
+/// If a name is not a device's or is repeated, or several are not all GPUs.
+pub(crate) fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, String> {
+    let mut choices: Vec<DeviceChoice> = Vec::new();
+    for name in text.split(',') {
+        let choice = name.parse()?;
+        if choices.contains(&choice) {
+            return Err(format!("`{name}` is named twice"));
         }
-        let are_gpus = choices.iter().all(|choice| matches!(choice, DeviceChoice::Cuda(_)));
-        if choices.len() > 1 && !are_gpus {
-            return Err("several devices must be CUDA GPUs, as in `cuda:0,cuda:1`".to_owned());
-        }
-        Ok(Self(choices))
+        choices.push(choice);
     }
-}
-
-impl DeviceChoices {
-    /// Opens every device.
-    ///
-    /// # Errors
-    /// As [`DeviceChoice::open`].
-    pub(crate) fn open(&self, console: &Console) -> Result<Vec<Device>> {
-        self.0.iter().map(|choice| open(*choice, console)).collect()
+    let are_gpus = choices.iter().all(|choice| matches!(choice, DeviceChoice::Cuda(_)));
+    if choices.len() > 1 && !are_gpus {
+        return Err("several devices must be CUDA GPUs, as in `cuda:0,cuda:1`".to_owned());
     }
+    Ok(choices)
 }
 
 /// Opens a device, and notes that a GPU's first run compiles kernels.
@@ -97,7 +81,7 @@ mod tests {
 
     #[test]
     fn several_devices_must_be_distinct_gpus() {
-        let devices = |text: &str| text.parse().map(|DeviceChoices(choices)| choices);
+        let devices = parse_devices;
         assert_eq!(devices("cpu"), Ok(vec![Cpu]));
         assert_eq!(devices("wgpu"), Ok(vec![Wgpu]));
         assert_eq!(devices("cuda,cuda:1"), Ok(vec![Cuda(0), Cuda(1)]));

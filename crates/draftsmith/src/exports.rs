@@ -213,7 +213,7 @@ impl AdapterExport {
     /// If it is invalid, or belongs to another target.
     pub(crate) fn without_head(dir: &Path, workspace: &Workspace) -> Result<Self> {
         need_export(ExportKind::Adapter, dir)?;
-        let (config, adapter) = workspace.adapter_in(dir, workspace.dtype())?;
+        let (config, adapter) = workspace.adapter_in(dir, workspace.dtype)?;
         let target = ("target", &config.target_hash, workspace.target_hash()?);
         check_models("adapter", dir, &[target])?;
         check_text("adapter", dir, &config.training, workspace)?;
@@ -405,7 +405,7 @@ fn check_text(
         return Ok(());
     };
     for (key, now) in now {
-        let differs = |then: &&Value| **then != now && !workspace.ends().leave_open(&key);
+        let differs = |then: &&Value| **then != now && !workspace.ends.leave_open(&key);
         let Some(then) = then.get(&key).filter(differs) else { continue };
         bail!(
             "the {what} in `{}` was trained with `{key}` = {then}, which is {now} now; hint: train it \

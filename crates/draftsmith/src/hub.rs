@@ -12,9 +12,8 @@
 mod tests;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -36,58 +35,34 @@ const TICK: Duration = Duration::from_millis(100);
 const NUM_RETRIES: usize = 3;
 const HELD: &str = "nobody panics while holding it";
 
-/// Which files of a model are needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    All,
-    AllButWeights,
-}
-
-/// The directory of a model given as a directory or as a name on the Hub.
+/// The directory of a model given as a directory or as a name on the Hub, with or without weights.
 ///
 /// # Errors
 /// If it is not a directory, looks like a name on the Hub, and is neither cached nor downloadable.
-pub(crate) fn model_dir(given: &Path, wanted: Wanted, console: &Console) -> Result<PathBuf> {
-    match HubModel::parse(given) {
-        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, wanted, console),
+pub(crate) fn model_dir(given: &Path, with_weights: bool, console: &Console) -> Result<PathBuf> {
+    match parse_name(given) {
+        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, with_weights, console),
         // A missing directory is reported when it is read.
         _ => Ok(given.to_path_buf()),
     }
 }
 
-/// A model on the Hub.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct HubModel {
-    /// `org/name`.
-    id: String,
-    /// A branch, a tag or a commit.
-    revision: String,
+/// Parses a text that has the form of a name on the Hub: `org/name` with a branch, a tag or a commit.
+fn parse_name(given: &Path) -> Option<Repo> {
+    let text = given.to_str()?;
+    let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
+    let is_part = |part: &str| {
+        let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(is_known)
+    };
+    let (org, name) = id.split_once('/')?;
+    let is_name = is_part(org) && is_part(name) && revision.split('/').all(is_part);
+    is_name.then(|| Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned()))
 }
 
-impl fmt::Display for HubModel {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}@{}", self.id, self.revision)
-    }
-}
-
-impl HubModel {
-    /// Parses a text that has the form of a name on the Hub.
-    fn parse(given: &Path) -> Option<Self> {
-        let text = given.to_str()?;
-        let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
-        let is_part = |part: &str| {
-            let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(is_known)
-        };
-        let (org, name) = id.split_once('/')?;
-        let is_revision = revision.split('/').all(is_part);
-        (is_part(org) && is_part(name) && is_revision)
-            .then(|| Self { id: id.to_owned(), revision: revision.to_owned() })
-    }
-
-    fn repo(&self) -> Repo {
-        Repo::with_revision(self.id.clone(), RepoType::Model, self.revision.clone())
-    }
+/// The name of a model as messages show it.
+fn shown_name(model: &Repo) -> String {
+    format!("{}@{}", model.url(), model.revision())
 }
 
 /// The Hub and its cache.
@@ -128,35 +103,58 @@ impl Hub {
     }
 
     /// A model's directory in the cache, after downloading missing files.
-    fn dir(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
+    fn dir(&self, model: &Repo, with_weights: bool, console: &Console) -> Result<PathBuf> {
+        let is_whole = |dir: &Path| {
+            let has = |name: &str| dir.join(name).is_file();
+            let has_weights = || weight_files(dir).is_ok_and(|files| files.iter().all(|f| has(f)));
+            has("config.json") && has("tokenizer.json") && (!with_weights || has_weights())
+        };
         match self.cached(model) {
-            Some(dir) if is_whole(&dir, wanted) => Ok(dir),
+            Some(dir) if is_whole(&dir) => Ok(dir),
             // The reader names a missing file, which may be intended.
             Some(dir) if self.is_offline => Ok(dir),
             _ if self.is_offline => bail!(
-                "`{model}` is neither a directory nor in the cache `{}`, and `HF_HUB_OFFLINE` is \
-                 set; hint: download it with a network, or give its directory",
+                "`{}` is neither a directory nor in the cache `{}`, and `HF_HUB_OFFLINE` is set; hint: \
+                 download it with a network, or give its directory",
+                shown_name(model),
                 self.cache.display()
             ),
-            _ => self.download(model, wanted, console),
+            _ => self.download(model, with_weights, console),
         }
     }
 
     /// The cached snapshot of a model's revision.
-    fn cached(&self, model: &HubModel) -> Option<PathBuf> {
-        let root = self.cache.join(model.repo().folder_name());
-        let reference = std::fs::read_to_string(root.join("refs").join(&model.revision));
-        let commit = reference.unwrap_or_else(|_| model.revision.clone());
+    fn cached(&self, model: &Repo) -> Option<PathBuf> {
+        let root = self.cache.join(model.folder_name());
+        let reference = std::fs::read_to_string(root.join("refs").join(model.revision()));
+        let commit = reference.unwrap_or_else(|_| model.revision().to_owned());
         let dir = root.join("snapshots").join(commit.trim());
         dir.is_dir().then_some(dir)
     }
 
-    fn download(&self, model: &HubModel, wanted: Wanted, console: &Console) -> Result<PathBuf> {
+    fn download(&self, model: &Repo, with_weights: bool, console: &Console) -> Result<PathBuf> {
         let transfer = Arc::new(Mutex::new(Transfer::new("", 0)));
-        let finished = self.start_download(model, wanted, transfer.clone())?;
+        let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
+            .with_token(self.token.clone())
+            .with_retries(NUM_RETRIES)
+            .with_user_agent("draftsmith", env!("CARGO_PKG_VERSION"))
+            .with_progress(false);
+        if let Some(endpoint) = &self.endpoint {
+            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+        }
+        let repo = builder.build().context("cannot set up a connection")?.repo(model.clone());
+        let snapshots = self.cache.join(model.folder_name()).join("snapshots");
+        let (sender, finished) = mpsc::channel();
+        let shared = transfer.clone();
+        // The thread is abandoned if the download stalls, as `hf-hub` cannot cancel.
+        std::thread::spawn(move || {
+            // Fails only if the receiver has given up.
+            let _ = sender.send(download_missing(&repo, with_weights, &snapshots, &shared));
+        });
+        let name = shown_name(model);
         let cannot = || {
             format!(
-                "`{model}` is not a directory, and downloading it from the Hugging Face Hub failed; \
+                "`{name}` is not a directory, and downloading it from the Hugging Face Hub failed; \
                  hint: check the name and the network; a private model needs `HF_TOKEN`"
             )
         };
@@ -187,41 +185,16 @@ impl Hub {
                 let total = megabytes(now.num_bytes).max(1);
                 let new = Progress::new(console, "download", "MB", total);
                 new.message(&now.file);
-                bar.replace(new).into_iter().for_each(Progress::clear);
+                bar = Some(new);
             }
             if let Some(bar) = &bar {
                 bar.move_to(megabytes(now.num_received));
             }
             shown = now;
         };
-        bar.into_iter().for_each(Progress::clear);
-        console.note(format!("download: `{model}` is in `{}`", dir.display()));
+        drop(bar);
+        console.note(format!("download: `{name}` is in `{}`", dir.display()));
         Ok(dir)
-    }
-
-    /// Starts the download on a thread, which is abandoned if it stalls, as `hf-hub` cannot cancel.
-    fn start_download(
-        &self,
-        model: &HubModel,
-        wanted: Wanted,
-        transfer: Arc<Mutex<Transfer>>,
-    ) -> Result<Receiver<Result<PathBuf>>> {
-        let mut builder = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
-            .with_token(self.token.clone())
-            .with_retries(NUM_RETRIES)
-            .with_user_agent("draftsmith", env!("CARGO_PKG_VERSION"))
-            .with_progress(false);
-        if let Some(endpoint) = &self.endpoint {
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
-        }
-        let repo = builder.build().context("cannot set up a connection")?.repo(model.repo());
-        let snapshots = self.cache.join(model.repo().folder_name()).join("snapshots");
-        let (sender, finished) = mpsc::channel();
-        std::thread::spawn(move || {
-            // Fails only if the receiver has given up.
-            let _ = sender.send(download_missing(&repo, wanted, &snapshots, &transfer));
-        });
-        Ok(finished)
     }
 }
 
@@ -265,7 +238,7 @@ impl hf_hub::api::Progress for Watcher<'_> {
 /// Downloads a model's missing files and returns its directory in `snapshots`.
 fn download_missing(
     repo: &ApiRepo,
-    wanted: Wanted,
+    with_weights: bool,
     snapshots: &Path,
     transfer: &Mutex<Transfer>,
 ) -> Result<PathBuf> {
@@ -291,7 +264,7 @@ fn download_missing(
     for name in small_files(&known) {
         get(name)?;
     }
-    if wanted == Wanted::AllButWeights {
+    if !with_weights {
         return Ok(dir);
     }
     let is_there = |(one, index): &(&str, &str)| known.contains(*one) || known.contains(*index);
@@ -315,14 +288,6 @@ fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
         let is_json = name.ends_with(".json") && !name.ends_with(".index.json");
         !name.contains('/') && (is_json || *name == "chat_template.jinja")
     })
-}
-
-/// Whether a snapshot has every file that we read.
-fn is_whole(dir: &Path, wanted: Wanted) -> bool {
-    let has = |name: &str| dir.join(name).is_file();
-    let has_weights = wanted == Wanted::AllButWeights
-        || weight_files(dir).is_ok_and(|files| files.iter().all(|file| has(file)));
-    has("config.json") && has("tokenizer.json") && has_weights
 }
 
 /// Checks a large file against its name in the cache, which is its SHA-256 hash.

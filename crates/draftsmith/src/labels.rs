@@ -5,14 +5,16 @@ use draftsmith_data::DraftColumns;
 use draftsmith_decode::{KnownResponse, Logits, ModelSession};
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{
-    Decoding, Draws, TopProbs, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
+    Decoding, TopProbs, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
 };
 
 use crate::pair::Pair;
 
-/// A target that servers run, and its draft.
+/// The models that label responses.
 #[derive(Clone, Copy)]
-pub(crate) struct ServedModels<'m> {
+pub(crate) struct LabelModels<'m> {
+    /// The target; `None` if servers run it.
+    pub(crate) target: Option<&'m CausalLm>,
     pub(crate) draft: Option<&'m CausalLm>,
     /// The longest sequence, in tokens, that both can read.
     pub(crate) context: usize,
@@ -20,21 +22,10 @@ pub(crate) struct ServedModels<'m> {
     pub(crate) vocab_size: usize,
 }
 
-/// Where the draft's tokens Y come from.
-pub(crate) enum DraftTokens<'a> {
-    /// Drawn from the draft's distributions.
-    Drawn(&'a mut dyn Draws),
-    /// Drawn earlier: one for each position of the response.
-    Given(&'a [u32]),
-}
-
-impl DraftTokens<'_> {
-    /// The token at a position where the draft's distribution is `q`.
-    fn at(&mut self, position: usize, q: &[f64]) -> usize {
-        match self {
-            Self::Drawn(draws) => draws.categorical(q),
-            Self::Given(ids) => ids[position] as usize,
-        }
+impl<'m> From<&'m Pair> for LabelModels<'m> {
+    fn from(Pair { target, draft, text }: &'m Pair) -> Self {
+        let vocab_size = target.shape().vocab_size;
+        Self { target: Some(target), draft: draft.as_ref(), context: text.context, vocab_size }
     }
 }
 
@@ -46,53 +37,35 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
-    /// The labels of a response, computed by target and draft.
+    /// The labels of a response. `draft_token` returns the draft's token Y at a position of the response,
+    /// given the draft's distribution there. A served target's labels come from the known part of its
+    /// distributions. The cross-entropy needs those in full and is left out.
     ///
     /// # Errors
     /// If it does not fit, or a model fails.
     pub(crate) fn of(
-        pair: &Pair,
+        models: &LabelModels<'_>,
         decoding: &Decoding,
         prompt_ids: &[u32],
-        response_ids: &[u32],
-        draft_tokens: DraftTokens<'_>,
+        KnownResponse { response, probs }: KnownResponse<'_>,
+        draft_token: impl FnMut(usize, &[f64]) -> usize,
     ) -> Result<Self> {
-        let context = pair.text.context;
-        let ids = [prompt_ids, response_ids].concat();
+        let LabelModels { target, draft, context, vocab_size } = *models;
+        let ids = [prompt_ids, response].concat();
         // The logits after the last prompt token and every response token but the last.
         let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
         let score = |model, role| ModelSession::new(model, context, role).score(read, from);
-        let target = score(&pair.target, "target")?;
-        let draft = pair.draft.as_ref().map(|draft| score(draft, "draft")).transpose()?;
-        Ok(label(decoding, &target, draft.as_ref(), &ids, draft_tokens))
-    }
-
-    /// The labels of a served target's response, computed by the draft and from the known part of the
-    /// target's distributions. The cross-entropy needs those in full and is left out.
-    ///
-    /// # Errors
-    /// If it does not fit, or the draft fails.
-    pub(crate) fn of_served(
-        models: &ServedModels<'_>,
-        decoding: &Decoding,
-        prompt_ids: &[u32],
-        response: &KnownResponse<'_>,
-        draws: &mut dyn Draws,
-    ) -> Result<Self> {
-        let ServedModels { draft, context, vocab_size } = *models;
-        let KnownResponse { response, probs } = *response;
-        let ids = [prompt_ids, response].concat();
-        let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
-        let draft = draft.map(|draft| ModelSession::new(draft, context, "draft").score(read, from));
-        let row = |at: usize| match probs {
+        let known = |at: usize| match probs {
             Some(probs) => probs[at].logits(vocab_size),
             None => TopProbs::certain(response[at]).logits(vocab_size),
         };
-        let target = Logits::new((0..response.len()).flat_map(row).collect(), vocab_size);
-        let draft_tokens = DraftTokens::Drawn(draws);
-        let draft = draft.transpose()?;
-        let mut labels = label(decoding, &target, draft.as_ref(), &ids, draft_tokens);
-        if let Some(columns) = &mut labels.draft {
+        let target_logits = match target {
+            Some(target) => score(target, "target")?,
+            None => Logits::new((0..response.len()).flat_map(known).collect(), vocab_size),
+        };
+        let draft = draft.map(|draft| score(draft, "draft")).transpose()?;
+        let mut labels = label(decoding, &target_logits, draft.as_ref(), &ids, draft_token);
+        if let (None, Some(columns)) = (target, &mut labels.draft) {
             columns.draft_target_cross_entropy = None;
         }
         Ok(labels)
@@ -106,13 +79,13 @@ impl Labels {
 /// penalty. Tokens that only the target has get probability 0 from the draft.
 ///
 /// # Panics
-/// If there are more rows of logits than ids, too few given tokens, or an id outside the vocabulary.
+/// If there are more rows of logits than ids, or an id outside the vocabulary.
 fn label(
     decoding: &Decoding,
     target: &Logits,
     draft: Option<&Logits>,
     ids: &[u32],
-    mut draft_tokens: DraftTokens<'_>,
+    mut draft_token: impl FnMut(usize, &[f64]) -> usize,
 ) -> Labels {
     let (prompt_ids, response_ids) = ids.split_at(ids.len() - target.num_rows());
     let columns =
@@ -129,7 +102,7 @@ fn label(
             draft_row.resize(target_row.len(), f32::NEG_INFINITY);
             let draft_row = decoding.penalised(&draft_row, before());
             let q = decoding.probs(&draft_row);
-            let own = draft_tokens.at(i, &q);
+            let own = draft_token(i, &q);
             push(columns, (target_row, &p), (&draft_row, &q), *id, own);
         }
     }
@@ -171,7 +144,7 @@ fn log(prob: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draftsmith_theory::{Sampling, SeededDraws};
+    use draftsmith_theory::{Draws, Sampling, SeededDraws};
 
     #[test]
     fn each_column_holds_its_quantity() {
@@ -180,7 +153,7 @@ mod tests {
         let (target, draft) = (Logits::new(logits(p), 3), Logits::new(logits(q), 3));
         let mut draws = SeededDraws::new(1, &["test"]);
         let decoding = Decoding::sampled(Sampling::default());
-        let labels = label(&decoding, &target, Some(&draft), &[2], DraftTokens::Drawn(&mut draws));
+        let labels = label(&decoding, &target, Some(&draft), &[2], |_, q| draws.categorical(q));
         let close = |found: f32, expected: f64| {
             // The logits above were rounded to f32.
             assert!((f64::from(found) - expected).abs() < 1e-6, "{found} for {expected}");
@@ -206,7 +179,7 @@ mod tests {
         let target = Logits::new(vec![3.0, 1.0, 0.0], 3);
         let draft = Logits::new(vec![0.0, 2.0], 2);
         let mut draws = SeededDraws::new(1, &["test"]);
-        let drawn = DraftTokens::Drawn(&mut draws);
+        let drawn = |_: usize, q: &[f64]| draws.categorical(q);
         let labels = label(&Decoding::GREEDY, &target, Some(&draft), &[0], drawn);
         let columns = labels.draft.expect("a draft was given");
         assert_eq!(labels.response_target_log_prob, [0.0]);

@@ -34,7 +34,6 @@ mod responses;
 mod results;
 mod rollouts;
 mod served;
-mod served_rows;
 mod shard;
 mod statistics;
 mod sweep;

@@ -20,23 +20,12 @@ pub(crate) struct RecipeLock {
 }
 
 impl RecipeLock {
-    /// Takes the exclusive lock.
+    /// Takes the exclusive lock with [`File::try_lock`], or with [`File::try_lock_shared`] the lock that
+    /// processes share when each builds shards of the recipe's data.
     ///
     /// # Errors
     /// If another process holds the lock.
-    pub(crate) fn take(recipe: &Recipe) -> Result<Self> {
-        Self::take_with(recipe, File::try_lock)
-    }
-
-    /// Takes the lock that processes share when each builds shards of the recipe's data.
-    ///
-    /// # Errors
-    /// If another process holds the exclusive lock.
-    pub(crate) fn share(recipe: &Recipe) -> Result<Self> {
-        Self::take_with(recipe, File::try_lock_shared)
-    }
-
-    fn take_with(recipe: &Recipe, try_lock: TryLock) -> Result<Self> {
+    pub(crate) fn take(recipe: &Recipe, try_lock: TryLock) -> Result<Self> {
         // The fixed order ensures that one of two processes that start together gets both locks.
         let dirs = [recipe.data_dir(), recipe.checkpoint_dir()];
         let files = dirs.iter().map(|dir| lock(dir, try_lock)).collect::<Result<Vec<_>>>()?;

@@ -20,11 +20,9 @@ use crate::text_side::TextSide;
 /// A prompt file that was read once to check it. Only the positions of its prompts are kept.
 #[derive(Debug)]
 pub(crate) struct Source {
-    path: PathBuf,
     name: String,
-    reading: Reading,
     /// The prompts of its split.
-    places: Vec<ChosenPlace>,
+    prompts: ChosenPrompts,
     malformed: Malformed,
 }
 
@@ -55,24 +53,25 @@ impl Source {
         }
         let name = prompts.source().to_owned();
         let malformed = prompts.into_malformed();
-        Ok(Self { path: path.to_path_buf(), name, reading: reading.clone(), places, malformed })
+        let (reading, files) = (reading.clone(), vec![path.to_path_buf()]);
+        Ok(Self { name, prompts: ChosenPrompts { reading, files, places }, malformed })
     }
 
-    fn chosen(&self, places: Vec<ChosenPlace>) -> ChosenPrompts {
-        ChosenPrompts { reading: self.reading.clone(), files: vec![self.path.clone()], places }
+    fn path(&self) -> &Path {
+        &self.prompts.files[0]
     }
 
     /// The prompts whose first turn fits the models' context. Notes how many do not.
     fn fitting(&self, text: &TextSide, console: &Console) -> Result<Vec<ChosenPlace>> {
         let mut fitting = Vec::new();
-        let prompts = self.chosen(self.places.clone());
-        for (place, prompt) in self.places.iter().zip(prompts.each(0..prompts.len())) {
+        let Self { prompts, .. } = self;
+        for (place, prompt) in prompts.places.iter().zip(prompts.each(0..prompts.len())) {
             if text.encode(&prompt?.messages(0, &[]))?.len() < text.context {
                 fitting.push(*place);
             }
         }
-        let (path, context) = (self.path.display(), text.context);
-        let (num_fitting, num_all) = (fitting.len(), self.places.len());
+        let (path, context) = (self.path().display(), text.context);
+        let (num_fitting, num_all) = (fitting.len(), prompts.len());
         if num_fitting == 0 {
             bail!("no prompt of `{path}` fits the models' context of {context} tokens");
         }
@@ -133,17 +132,18 @@ impl PromptChoice {
     ) -> Result<Vec<Prompt>> {
         let mut places = Vec::new();
         for source in sources {
-            note_malformed(&source.path, &source.malformed, console);
+            note_malformed(source.path(), &source.malformed, console);
             let fitting = match self.skip_long {
                 true => source.fitting(text, console)?,
-                false => source.places.clone(),
+                false => source.prompts.places.clone(),
             };
             places.extend(fitting.into_iter().map(|place| (source, place)));
         }
         let mut prompts = Vec::new();
         let is_same = |(one, _): &(&Source, _), (next, _): &(&Source, _)| std::ptr::eq(*one, *next);
         for of_source in spread(places, self.num_prompts).chunk_by(is_same) {
-            let chosen = of_source[0].0.chosen(of_source.iter().map(|(_, place)| *place).collect());
+            let places = of_source.iter().map(|(_, place)| *place).collect();
+            let chosen = ChosenPrompts { places, ..of_source[0].0.prompts.clone() };
             for prompt in chosen.each(0..chosen.len()) {
                 let prompt = prompt?;
                 text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;

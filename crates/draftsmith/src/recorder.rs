@@ -19,18 +19,17 @@ use rayon::prelude::*;
 
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, answer_batched};
+use crate::conversation::{SetPrompt, Turn, answer_batched};
 use crate::decoders::Decoders;
 use crate::device::DeviceChoice;
 use crate::exports::Exports;
-use crate::labels::ServedModels;
+use crate::labels::LabelModels;
 use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
-use crate::rollouts::SetPrompt;
 use crate::served::ServerAccess;
-use crate::served::{Served, ServedResponse, ToAnswer};
+use crate::served::{Served, ServedResponse};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -47,7 +46,7 @@ pub(crate) enum RecordedModels<'a> {
 /// A local drafter and a target behind servers.
 #[derive(Clone)]
 pub(crate) struct ServedPair<'a> {
-    pub(crate) models: ServedModels<'a>,
+    pub(crate) models: LabelModels<'a>,
     text: &'a TextSide,
     workspace: &'a Workspace,
     asker: ServerAccess<'a>,
@@ -215,7 +214,7 @@ impl Recorder<'_> {
         responses: &mut [ResponseToRecord<'_>],
     ) -> Result<Vec<Recording>> {
         let ServedPair { models, workspace, .. } = served;
-        let ServedModels { draft, context, vocab_size } = *models;
+        let LabelModels { draft, context, vocab_size, .. } = *models;
         let exports = drafter.exports;
         let known: Vec<KnownResponse<'_>> = responses
             .iter()
@@ -229,7 +228,7 @@ impl Recorder<'_> {
             let export = export.context("an adapter that is recorded was read")?;
             let head = export.head.as_ref().map(|head| &head.head);
             let options = options(head.is_some());
-            let layers = workspace.target_of_adapters(workspace.dtype())?;
+            let layers = workspace.target_of_adapters(workspace.dtype)?;
             let adapter = &export.adapter;
             let mut drafter = SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
             let mut target = ServedTarget::new(layers, exit_layer, answers);
@@ -308,11 +307,8 @@ impl Recorder<'_> {
         text: &TextSide,
         prompts: &[SetPrompt],
     ) -> Result<Vec<Answer>> {
-        let all = prompts.iter().map(|prompt| match prompt {
-            SetPrompt::Conversation(prompt) => ToAnswer::Conversation(Cow::Borrowed(prompt)),
-            SetPrompt::HeldOut { id, prompt_ids } => ToAnswer::Tokens { id, prompt_ids },
-        });
-        served.answer(all.map(Ok), self.console, self.progress)?;
+        let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
+        served.answer(all, self.console, self.progress)?;
         let answer = |(_, turn): (usize, Turn)| {
             let Turn { id, prompt_ids, .. } = turn;
             let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;

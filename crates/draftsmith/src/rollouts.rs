@@ -15,7 +15,7 @@ use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
 use serde::Serialize;
 
 pub(crate) use self::files::{FileState, RolloutFiles, RolloutKey};
-pub(crate) use self::prompts::{SetPrompt, set_prompts, validation_prompts};
+pub(crate) use self::prompts::{set_prompts, validation_prompts};
 pub(crate) use self::training::{TrainingRecorder, TrainingRollouts};
 
 /// The sets of prompts that are recorded.

@@ -22,16 +22,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{FinishReason, Prompt, hash_bytes};
+use draftsmith_data::{FinishReason, hash_bytes};
 use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
 use self::client::Servers;
 use self::journal::{Entry, Journal};
-use self::known::KnownTokens;
+use self::known::{KnownTokens, top_probs};
 use self::protocol::{Ask, Completion, Terms, Tokens};
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, next_turn};
+use crate::conversation::{SetPrompt, next_turn};
 use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
@@ -45,8 +45,6 @@ const HELD: &str = "nobody panics while holding it";
 #[derive(Clone)]
 pub(crate) struct ServerAccess<'a> {
     pub(crate) server: &'a ServerRecipe,
-    /// The strings that end a response.
-    pub(crate) stop_strings: &'a [String],
     pub(crate) seed: u64,
     /// The journal that this process writes. It also reads the journals in the same directory.
     pub(crate) journal: PathBuf,
@@ -61,7 +59,6 @@ impl<'a> ServerAccess<'a> {
         let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
         Ok(Self {
             server: server.context("`data.responses` is `server`")?,
-            stop_strings: &recipe.models.stop_strings,
             seed: recipe.seed,
             journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
         })
@@ -93,7 +90,7 @@ impl<'a> ServerAccess<'a> {
             model: self.server.model.clone(),
             decoding,
             eos_token_ids: text.eos_token_ids.clone(),
-            stop_strings: self.stop_strings.to_vec(),
+            stop_strings: workspace.ends.stop_strings.clone(),
             vocab_size: workspace.target_shape()?.vocab_size,
             log_probs: self.server.log_probs(&decoding),
         };
@@ -107,14 +104,6 @@ impl<'a> ServerAccess<'a> {
             journal,
         })
     }
-}
-
-/// What a served target is to answer.
-pub(crate) enum ToAnswer<'p> {
-    /// All turns of a conversation, in order.
-    Conversation(Cow<'p, Prompt>),
-    /// Token ids, for the row with this id.
-    Tokens { id: &'p str, prompt_ids: &'p [u32] },
 }
 
 /// A served target's response.
@@ -137,6 +126,8 @@ pub(crate) struct Served {
     journal: Journal,
 }
 
+/// What is being answered, and the answers so far.
+type Conversation<'p> = (Cow<'p, SetPrompt>, Vec<String>);
 /// A request with the index of its conversation.
 type Sent = (usize, Ask);
 /// The same with the completion, or why there is none.
@@ -151,7 +142,7 @@ impl Served {
     /// be written, or the job is interrupted.
     pub(crate) fn answer<'p>(
         &mut self,
-        all: impl IntoIterator<Item = Result<ToAnswer<'p>>>,
+        all: impl IntoIterator<Item = Result<Cow<'p, SetPrompt>>>,
         console: &Console,
         progress: &Progress,
     ) -> Result<()> {
@@ -172,7 +163,7 @@ impl Served {
 
     fn answer_through<'p>(
         &mut self,
-        all: impl Iterator<Item = Result<ToAnswer<'p>>>,
+        all: impl Iterator<Item = Result<Cow<'p, SetPrompt>>>,
         sender: &Sender<Sent>,
         results: &Receiver<Received>,
         console: &Console,
@@ -183,8 +174,8 @@ impl Served {
         let mut running: HashMap<usize, Conversation<'_>> = HashMap::new();
         loop {
             while running.len() < self.concurrency && !console.is_interrupted() {
-                let Some((number, what)) = waiting.next() else { break };
-                let conversation = Conversation { what: what?, texts: Vec::new() };
+                let Some((number, prompt)) = waiting.next() else { break };
+                let conversation = (prompt?, Vec::new());
                 self.send_next(number, conversation, &mut running, sender, progress)?;
             }
             if running.is_empty() {
@@ -237,14 +228,25 @@ impl Served {
         Ok(())
     }
 
-    /// A conversation's next request that the journals do not answer.
-    fn next_ask(&self, conversation: &mut Conversation<'_>) -> Result<Option<Ask>> {
-        while let Some(turn) = conversation.next_turn(&self.text)? {
-            let ask = self.ask(&turn.id, &turn.prompt_ids);
+    /// A conversation's next request that the journals do not answer; `None` if all its turns that fit the
+    /// context are answered.
+    fn next_ask(&self, (prompt, texts): &mut Conversation<'_>) -> Result<Option<Ask>> {
+        loop {
+            let number = texts.len();
+            let turn = match &**prompt {
+                SetPrompt::Conversation(prompt) if number < prompt.turns.len() => {
+                    next_turn(&self.text, prompt, texts)?.map(|turn| (turn.id, turn.prompt_ids))
+                }
+                SetPrompt::HeldOut { id, prompt_ids } if number == 0 => {
+                    Some((id.clone(), prompt_ids.clone()))
+                }
+                _ => None,
+            };
+            let Some((id, prompt_ids)) = turn else { return Ok(None) };
+            let ask = self.ask(&id, &prompt_ids);
             let Some(entry) = self.written(&ask)? else { return Ok(Some(ask)) };
-            conversation.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
+            texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
         }
-        Ok(None)
     }
 
     /// The journals' response to a request. Edited entries that the target cannot have produced are
@@ -274,11 +276,8 @@ impl Served {
         let finish = FinishReason::parse(&finish_reason);
         let finish = finish.with_context(|| format!("a journal says `{finish_reason}`"))?;
         let num_requested = self.terms.log_probs.unwrap_or(0);
-        let top_probs = |(id, known): (&u32, KnownTokens)| match known.is_empty() {
-            true => TopProbs::unknown(*id),
-            false => TopProbs::new(known, num_requested),
-        };
-        let probs = known.map(|known| ids.iter().zip(known).map(top_probs).collect());
+        let probs_at = |(id, known): (&u32, KnownTokens)| top_probs(*id, known, num_requested);
+        let probs = known.map(|known| ids.iter().zip(known).map(probs_at).collect());
         Ok(ServedResponse { ids, finish, probs })
     }
 
@@ -328,28 +327,6 @@ impl Served {
             }
         }
         (ids.split_off(ask.prompt_ids.len()), finish)
-    }
-}
-
-/// What is being answered, and the answers so far.
-struct Conversation<'p> {
-    what: ToAnswer<'p>,
-    texts: Vec<String>,
-}
-
-impl Conversation<'_> {
-    /// The turn after the answered ones, if there is one and it fits the context.
-    fn next_turn(&self, text: &TextSide) -> Result<Option<Turn>> {
-        let number = self.texts.len();
-        match &self.what {
-            ToAnswer::Conversation(prompt) if number < prompt.turns.len() => {
-                next_turn(text, prompt, &self.texts)
-            }
-            ToAnswer::Tokens { id, prompt_ids } if number == 0 => {
-                Ok(Some(Turn { number, id: (*id).to_owned(), prompt_ids: prompt_ids.to_vec() }))
-            }
-            _ => Ok(None),
-        }
     }
 }
 
@@ -407,8 +384,8 @@ fn send_all(
 
 /// The bearer token in an environment variable.
 fn token(name: &str) -> Result<String> {
-    let token = std::env::var(name).ok().filter(|token| !token.trim().is_empty());
-    token.map(|token| token.trim().to_owned()).with_context(|| {
+    let token = std::env::var(name).ok().map(|token| token.trim().to_owned());
+    token.filter(|token| !token.is_empty()).with_context(|| {
         format!(
             "the environment variable `{name}`, which `data.server.api_key_env` names, is not set; \
              hint: set it to the servers' token"

@@ -4,5 +4,4 @@ pub(crate) mod export_job;
 pub(crate) mod head_outcome;
 pub(crate) mod heads;
 mod progress;
-pub(crate) mod resumable;
 pub(crate) mod sweep;

@@ -27,28 +27,32 @@ use draftsmith_model::{
 use serde::Serialize;
 
 pub(crate) use self::model_dir::hash_dir;
-use self::model_dir::{HashModel, ModelDir, get_or_read};
+use self::model_dir::{HashModel, ModelDir, get_or_read, hash_with};
 use crate::console::Console;
-use crate::hub::{Wanted, model_dir};
+use crate::hub::model_dir;
 use crate::pair::Pair;
 use crate::prompt_files::files_of;
 use crate::text_side::{Ends, StopText, TextSide};
 
 /// The inputs of a run and its devices.
+#[derive(Default)]
 pub(crate) struct Workspace {
-    devices: Vec<Device>,
-    dtype: WeightDtype,
+    /// The devices among which a training splits its batches. Everything else uses the first.
+    pub(crate) devices: Vec<Device>,
+    /// The dtype that models compute in. A training may use another.
+    pub(crate) dtype: WeightDtype,
     target: ModelDir,
     draft: Option<ModelDir>,
     small_draft: Option<ModelDir>,
     /// A chat template that replaces the target's.
     chat_template: Option<String>,
-    ends: Ends,
+    /// What the user chose to end answers.
+    pub(crate) ends: Ends,
     /// The target's name on servers, if they run it. Its weights are not read then.
     served_as: Option<String>,
     /// The first layers of a served target, which its adapters need, and their number.
     first_layers: ModelDir,
-    num_first_layers: usize,
+    pub(crate) num_first_layers: usize,
     console: Console,
     target_text: OnceLock<TextSide>,
     text_identity: OnceLock<TextIdentity>,
@@ -57,7 +61,8 @@ pub(crate) struct Workspace {
     target_alone: OnceLock<Pair>,
     file_hashes: Cache<String>,
     data: Cache<Arc<DataSet>>,
-    incomplete_data: Incomplete,
+    /// Whether data with missing shards is an error.
+    pub(crate) incomplete_data: Incomplete,
     heads: Cache<(AcceptanceHeadConfig, AcceptanceHead)>,
     adapters: Cache<(AdapterConfig, Adapter)>,
     /// What was read or hashed, in order.
@@ -86,33 +91,15 @@ pub(crate) struct TextIdentity {
 type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
 
 impl Workspace {
-    /// Models in directories, without reading them yet. Trainings use all devices, everything else the
-    /// first; there must be at least one.
+    /// Models in directories, without reading them yet. There must be at least one device.
     pub(crate) fn new(target: &Path, draft: Option<&Path>, devices: Vec<Device>) -> Self {
         Self {
             devices,
-            dtype: WeightDtype::F32,
             target: ModelDir::new("target", target),
             draft: draft.map(|dir| ModelDir::new("draft", dir)),
-            small_draft: None,
-            chat_template: None,
-            ends: Ends::default(),
-            served_as: None,
             first_layers: ModelDir::new("first layers of the target", target),
-            num_first_layers: 0,
             console: Console::silent(),
-            target_text: OnceLock::new(),
-            text_identity: OnceLock::new(),
-            text_side: OnceLock::new(),
-            pair: OnceLock::new(),
-            target_alone: OnceLock::new(),
-            file_hashes: Cache::default(),
-            data: Cache::default(),
-            incomplete_data: Incomplete::Refused,
-            heads: Cache::default(),
-            adapters: Cache::default(),
-            #[cfg(test)]
-            reads: Mutex::default(),
+            ..Self::default()
         }
     }
 
@@ -130,9 +117,8 @@ impl Workspace {
         devices: Vec<Device>,
         console: &Console,
     ) -> Result<Self> {
-        let wanted = if served_as.is_some() { Wanted::AllButWeights } else { Wanted::All };
-        let target = model_dir(target, wanted, console)?;
-        let draft = draft.map(|draft| model_dir(draft, Wanted::All, console)).transpose()?;
+        let target = model_dir(target, served_as.is_none(), console)?;
+        let draft = draft.map(|draft| model_dir(draft, true, console)).transpose()?;
         Ok(Self {
             served_as: served_as.map(str::to_owned),
             chat_template: chat_template.map(str::to_owned),
@@ -146,44 +132,14 @@ impl Workspace {
     /// # Errors
     /// If a model on the Hub cannot be downloaded.
     pub(crate) fn with_small_draft(self, dir: Option<&Path>) -> Result<Self> {
-        let dir = dir.map(|dir| model_dir(dir, Wanted::All, &self.console)).transpose()?;
+        let dir = dir.map(|dir| model_dir(dir, true, &self.console)).transpose()?;
         let small_draft = dir.map(|dir| ModelDir::new("small draft", &dir));
         Ok(Self { small_draft, ..self })
-    }
-
-    /// Sets what ends answers.
-    pub(crate) fn ending(self, ends: Ends) -> Self {
-        Self { ends, ..self }
-    }
-
-    /// What the user chose to end answers.
-    pub(crate) fn ends(&self) -> &Ends {
-        &self.ends
-    }
-
-    /// Sets the dtype that models compute in. A training may use another.
-    pub(crate) fn computing_in(self, dtype: WeightDtype) -> Self {
-        Self { dtype, ..self }
-    }
-
-    /// Sets whether data with missing shards is an error.
-    pub(crate) fn with_incomplete_data(self, incomplete_data: Incomplete) -> Self {
-        Self { incomplete_data, ..self }
     }
 
     /// The device of everything but trainings.
     pub(crate) fn device(&self) -> &Device {
         &self.devices[0]
-    }
-
-    /// The dtype that models compute in outside trainings.
-    pub(crate) fn dtype(&self) -> WeightDtype {
-        self.dtype
-    }
-
-    /// The devices among which a training splits its batches.
-    pub(crate) fn devices(&self) -> &[Device] {
-        &self.devices
     }
 
     /// Target and draft with their text side, after a check that they share a tokenizer.
@@ -391,7 +347,11 @@ impl Workspace {
     }
 
     fn model_hash<'w>(&self, model: &'w ModelDir, hash: HashModel) -> Result<&'w str> {
-        model.hash(&self.console, hash, || self.note(|| format!("hash of the {}", model.role)))
+        let hash = get_or_read(&model.hash, || {
+            self.note(|| format!("hash of the {}", model.role));
+            hash_with(&model.dir, &self.console, hash)
+        });
+        hash.map(String::as_str)
     }
 
     /// The target's tokenizer.

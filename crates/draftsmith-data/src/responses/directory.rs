@@ -50,9 +50,10 @@ pub struct DataSet {
 }
 
 /// What to do if shards are missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Incomplete {
     /// Return an error.
+    #[default]
     Refused,
     /// Read the shards that exist.
     Allowed,

@@ -2,43 +2,38 @@
 //!
 //! A shard holds the rows of a fixed range of prompts, and every draw is seeded by its row's id. So a killed
 //! job resumes at its first missing shard, and the bytes do not depend on interruptions or on the number
-//! of threads or processes. `build_data/present.rs` examines existing shards, `build_data/existing.rs` takes
-//! responses from the prompt files.
+//! of threads or processes. `build_data/present.rs` examines existing shards, `build_data/rows.rs` builds
+//! rows, and `build_data/existing.rs` takes responses from the prompt files.
 
 mod existing;
 mod present;
+mod rows;
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{
-    FinishReason, GivenTokens, Prompt, Provenance, ResponseRow, ShardPlace, shard_path, write_shard,
-};
-use draftsmith_decode::{Finish, Generation, RoundTokens};
+use draftsmith_data::{Prompt, Provenance, ShardPlace, shard_path, write_shard};
 use draftsmith_files::{check_room, in_bytes};
-use draftsmith_theory::{Decoding, SeededDraws};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use self::existing::{GivenLabels, check_known, existing_response};
+use self::existing::check_known;
 use self::present::{finish, present_shards};
+use self::rows::Labeller;
 use crate::built_data::data_provenance;
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
-use crate::conversation::{Turn, answer_batched, answer_named};
+use crate::conversation::SetPrompt;
 use crate::data_store::{DataStore, Put};
 use crate::device::DeviceChoice;
-use crate::labels::{self, DraftTokens, Labels};
-use crate::pair::Pair;
 use crate::prompts::chosen::ChosenPrompts;
 use crate::prompts::for_data::choose_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
-use crate::responses::Responder;
-use crate::served::{Served, ServedResponse};
-use crate::served_rows::{ServedRows, ask_servers};
+use crate::served::{Served, ServerAccess};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -94,9 +89,9 @@ pub(crate) fn run(
     let store = data.store.as_deref().map(DataStore::open).transpose()?;
     let text = workspace.text_side()?;
     let prompts = choose_prompts(recipe, data, text, console)?;
-    let pair = match data.target_elsewhere() {
-        None => Some(workspace.pair()?),
-        Some(_) => None,
+    let models = match data.target_elsewhere() {
+        None => workspace.pair()?.into(),
+        Some(_) => workspace.served_models()?,
     };
     let provenance = data_provenance(recipe, data, workspace)?;
     let (dir, num_shards) = (recipe.data_dir(), prompts.len().div_ceil(PROMPTS_PER_SHARD));
@@ -108,40 +103,23 @@ pub(crate) fn run(
         .with_context(|| format!("cannot create `{}`", job.dir.display()))?;
     recipe.write_beside(&job.dir)?;
     let (num_kept, num_missing) = (job.num_prompts(&kept), job.num_prompts(&missing));
-    let served = match data.served_by() {
-        Some(_) => {
-            let missing = job.prompts.each(missing.iter().flat_map(|index| job.prompts_of(*index)));
-            Some(ask_servers(recipe, building.shard, workspace, num_missing, missing, console)?)
-        }
-        None => None,
-    };
+    let served = data.served_by().map(|_| job.ask_servers(recipe, data, &missing)).transpose()?;
     let progress = Progress::new(console, "build-data", "prompts", (num_kept + num_missing) as u64);
-    let (seed, decoding, served) = (recipe.seed, data.decoding(), served.as_ref());
-    let rows = match (pair, served) {
-        (None, Some(served)) => {
-            RowSource::Served(ServedRows::new(served, recipe, data, workspace, console, &progress)?)
-        }
-        (pair, served) => {
-            let pair = pair.context("without a server the weights are read")?;
-            let (progress, given) = (&progress, GivenLabels::default());
-            RowSource::Models(Labeller {
-                pair,
-                data,
-                seed,
-                decoding,
-                served,
-                given,
-                progress,
-                console,
-            })
-        }
+    let labeller = Labeller {
+        models,
+        text,
+        data,
+        seed: recipe.seed,
+        decoding: data.decoding(),
+        served,
+        given: Mutex::default(),
+        known_mass: Mutex::default(),
+        progress: &progress,
+        console,
     };
     progress.skip_to(num_kept as u64);
-    let num_new_tokens = job.build(&missing, &rows)?;
-    match &rows {
-        RowSource::Served(served) => served.note(),
-        RowSource::Models(labeller) => labeller.given.note(data.max_new_tokens, console),
-    }
+    let num_new_tokens = job.build(&missing, &labeller)?;
+    labeller.note();
     progress.finish();
     let built = job.finish(kept.len(), missing.len(), num_new_tokens)?;
     console.document(&built)?;
@@ -202,24 +180,40 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// Requests the responses to missing shards' prompts that the journals lack from the recipe's servers.
+    fn ask_servers(&self, recipe: &Recipe, data: &DataRecipe, missing: &[usize]) -> Result<Served> {
+        let access = ServerAccess::of(recipe, self.building.shard)?;
+        let console = self.console;
+        let mut served =
+            access.open(self.workspace, data.decoding(), data.max_new_tokens, console)?;
+        let num_prompts = self.num_prompts(missing) as u64;
+        let progress = Progress::new(console, "servers", "prompts", num_prompts);
+        let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
+        let all = prompts.map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt?))));
+        served.answer(all, console, &progress)?;
+        progress.finish();
+        Ok(served)
+    }
+
     /// Builds the missing shards and returns the number of response tokens.
     ///
     /// Each thread takes one shard after another. A thread that finds none left helps the others'
     /// forwards. Shards are therefore not tasks of the thread pool: a thread that waits for half a forward
     /// could pick one up.
-    fn build(&self, missing: &[usize], rows: &RowSource<'_>) -> Result<usize> {
-        let waiting = Mutex::new((missing.iter(), self.prompts.reader()));
+    fn build(&self, missing: &[usize], labeller: &Labeller<'_>) -> Result<usize> {
+        let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
+        let waiting = Mutex::new((missing.iter(), prompts));
         let next_shard = || -> Result<Option<(usize, Vec<Prompt>)>> {
             let mut waiting = waiting.lock().expect("nobody panics while holding it");
-            let (shards, reader) = &mut *waiting;
+            let (shards, prompts) = &mut *waiting;
             let Some(index) = shards.next() else { return Ok(None) };
-            let prompts = self.prompts_of(*index).map(|number| reader.get(number));
+            let prompts = prompts.take(self.prompts_of(*index).len());
             Ok(Some((*index, prompts.collect::<Result<_>>()?)))
         };
         let build_some = |_| -> Result<usize> {
             let mut num_new_tokens = 0;
             while let Some((index, prompts)) = next_shard()? {
-                num_new_tokens += self.build_shard(index, &prompts, rows)?;
+                num_new_tokens += self.build_shard(index, &prompts, labeller)?;
             }
             Ok(num_new_tokens)
         };
@@ -233,13 +227,15 @@ impl Job<'_> {
         Ok(num_new_tokens.iter().sum())
     }
 
-    fn build_shard(&self, index: usize, prompts: &[Prompt], rows: &RowSource<'_>) -> Result<usize> {
+    fn build_shard(
+        &self,
+        index: usize,
+        prompts: &[Prompt],
+        labeller: &Labeller<'_>,
+    ) -> Result<usize> {
         let Self { dir, provenance, num_shards: count, .. } = self;
         let prompts: Vec<&Prompt> = prompts.iter().collect();
-        let rows = match rows {
-            RowSource::Models(labeller) => labeller.rows(&prompts)?,
-            RowSource::Served(served) => served.rows(&prompts)?,
-        };
+        let rows = labeller.rows(&prompts)?;
         self.workspace.forget(dir);
         let place = ShardPlace { index, count: *count };
         write_shard(&shard_path(dir, index), &rows, provenance, Some(place))?;
@@ -315,186 +311,5 @@ fn check_prompts(
     Ok(())
 }
 
-/// A turn's share of its prompt's work.
-fn share_of_turn(prompt: &Prompt) -> f64 {
-    1.0 / prompt.turns.len() as f64
-}
-
-/// Where rows come from.
-enum RowSource<'a> {
-    /// Target and draft run locally.
-    Models(Labeller<'a>),
-    /// Servers run the target, and the draft runs locally.
-    Served(ServedRows<'a>),
-}
-
-/// Builds rows with the target's weights.
-struct Labeller<'a> {
-    pair: &'a Pair,
-    data: &'a DataRecipe,
-    seed: u64,
-    decoding: Decoding,
-    /// The servers' responses, if servers write them.
-    served: Option<&'a Served>,
-    /// Statistics of responses given as tokens.
-    given: GivenLabels,
-    progress: &'a Progress,
-    console: &'a Console,
-}
-
-/// The response to a turn.
-struct Response<'p> {
-    ids: Vec<u32>,
-    finish: FinishReason,
-    /// The target's log-probability of each token, if already known.
-    target_log_prob: Option<Vec<f32>>,
-    /// Its source, if the prompt file gives tokens.
-    given: Option<&'p GivenTokens>,
-}
-
-impl Labeller<'_> {
-    /// The rows of conversations, one per assistant turn, in order.
-    fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
-        let mut left = prompts.len() as f64;
-        let answered = answer_batched(
-            &self.pair.text,
-            prompts,
-            |row: &ResponseRow| &row.response_ids,
-            |turns| {
-                let responses = self.responses(prompts, &turns)?;
-                let label = |((prompt_index, turn), response): ((usize, Turn), Response<'_>)| {
-                    if self.console.is_interrupted() {
-                        return Err(Interrupted.into());
-                    }
-                    let prompt = prompts[prompt_index];
-                    let row = answer_named(turn, |turn| self.row(prompt, turn, response))?;
-                    let share = share_of_turn(prompt);
-                    self.progress.advance_part(share * (1.0 - self.share_of_response()));
-                    left -= share;
-                    Ok(row)
-                };
-                turns.into_iter().zip(responses).map(label).collect()
-            },
-        )?;
-        // The turns that exceed the context.
-        self.progress.advance_part(left);
-        Ok(answered.into_iter().flat_map(|(rows, _)| rows).collect())
-    }
-
-    /// The share of a turn's work that generating the response takes: half if the labels need another
-    /// forward over it.
-    fn share_of_response(&self) -> f64 {
-        match (self.data.responses, &self.pair.draft) {
-            (Responses::Existing | Responses::Server, _) => 0.0,
-            (Responses::Generate, Some(_)) => 0.5,
-            (Responses::Generate, None) => 1.0,
-        }
-    }
-
-    /// The response to each turn: from its file, the servers or the target.
-    fn responses<'p>(
-        &self,
-        prompts: &[&'p Prompt],
-        turns: &[(usize, Turn)],
-    ) -> Result<Vec<Response<'p>>> {
-        if self.data.responses == Responses::Existing {
-            let existing = |(prompt_index, Turn { number, id, prompt_ids }): &(usize, Turn)| {
-                let turn = &prompts[*prompt_index].turns[*number];
-                let most = self.data.max_new_tokens;
-                let (ids, finish) = existing_response(&self.pair.text, turn, prompt_ids, most)
-                    .with_context(|| format!("prompt `{id}`"))?;
-                Ok(Response { ids, finish, target_log_prob: None, given: turn.tokens.as_ref() })
-            };
-            return turns.iter().map(existing).collect();
-        }
-        if let Some(served) = self.served {
-            let served = |(_, turn): &(usize, Turn)| {
-                let ServedResponse { ids, finish, .. } =
-                    served.response(&turn.id, &turn.prompt_ids)?;
-                Ok(Response { ids, finish, target_log_prob: None, given: None })
-            };
-            return turns.iter().map(served).collect();
-        }
-        let share = self.share_of_response();
-        let worth = |(index, _): &(usize, Turn)| share_of_turn(prompts[*index]) * share;
-        self.generate(turns, turns.iter().map(worth).collect())
-    }
-
-    /// Generates the response to each turn with the target. `worth` is each turn's share of the progress.
-    fn generate<'p>(&self, turns: &[(usize, Turn)], worth: Vec<f64>) -> Result<Vec<Response<'p>>> {
-        let responder = Responder {
-            target: &self.pair.target,
-            context: self.pair.text.context,
-            decoding: self.decoding,
-            limits: self.pair.text.limits(self.data.max_new_tokens),
-            console: self.console,
-        };
-        let vocab_size = self.pair.target.shape().vocab_size;
-        let draws = |id: &str| SeededDraws::new(self.seed, &[id, "response"]);
-        let mut prompts: Vec<(&[u32], SeededDraws)> =
-            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let has_draft = self.pair.draft.is_some();
-        // Without a draft no forward follows, so we compute the log-probabilities now.
-        let mut log_probs = vec![Vec::new(); prompts.len()];
-        let mut texts: Vec<Vec<u32>> =
-            turns.iter().map(|(_, turn)| turn.prompt_ids.clone()).collect();
-        let mut written = self.progress.side_by_side(worth);
-        let mut lens = vec![0; turns.len()];
-        let observe = |nth: usize, tokens: RoundTokens<'_>| {
-            lens[nth] += tokens.kept.len();
-            written.reach(nth, lens[nth] as f64 / self.data.max_new_tokens as f64);
-            if !has_draft {
-                for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
-                    let text = &mut texts[nth];
-                    log_probs[nth].push(labels::log_prob(&self.decoding, logits, text, *id));
-                    text.push(*id);
-                }
-            }
-        };
-        let generations = responder.respond(&mut prompts, observe)?;
-        written.finish();
-        let response = |(generation, log_probs): (Generation, Vec<f32>)| Response {
-            ids: generation.token_ids,
-            finish: match generation.finish {
-                Finish::Eos => FinishReason::Eos,
-                Finish::StopString => FinishReason::StopString,
-                Finish::Length | Finish::Stopped => FinishReason::Length,
-            },
-            target_log_prob: (!has_draft).then_some(log_probs),
-            given: None,
-        };
-        Ok(generations.into_iter().zip(log_probs).map(response).collect())
-    }
-
-    fn row(&self, prompt: &Prompt, turn: Turn, response: Response<'_>) -> Result<ResponseRow> {
-        let Turn { id, prompt_ids, .. } = turn;
-        let Response { ids: response_ids, finish: finish_reason, target_log_prob, given } =
-            response;
-        let labels = match target_log_prob {
-            Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
-            None => {
-                let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
-                let draft_tokens = match given.and_then(|given| given.draft_ids.as_deref()) {
-                    Some(ids) => DraftTokens::Given(&ids[..response_ids.len()]),
-                    None => DraftTokens::Drawn(&mut draws),
-                };
-                Labels::of(self.pair, &self.decoding, &prompt_ids, &response_ids, draft_tokens)?
-            }
-        };
-        if let (Some(given), Some(columns)) = (given, &labels.draft) {
-            self.given.count(given, columns)?;
-        }
-        let mut row = ResponseRow {
-            id,
-            source: prompt.source.clone(),
-            prompt_ids,
-            response_ids,
-            response_target_log_prob: labels.response_target_log_prob,
-            target_outside_mass: None,
-            draft: labels.draft,
-            finish_reason,
-        };
-        row.round_stored();
-        Ok(row)
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -156,10 +156,9 @@ pub(crate) fn run(
     let sources = read_sources(&files, &recipe.reading(split))?;
     let template = recipe.models.chat_template.as_deref();
     let devices = vec![device.clone()];
-    let workspace =
-        Workspace::open(&recipe.models.target, None, draft, template, devices, console)?
-            .ending(recipe.models.ends())
-            .computing_in(dtype);
+    let mut workspace =
+        Workspace::open(&recipe.models.target, None, draft, template, devices, console)?;
+    (workspace.ends, workspace.dtype) = (recipe.models.ends(), dtype);
     let pair = workspace.pair()?;
     let choice = PromptChoice {
         num_prompts: Some(arguments.num_prompts.get()),

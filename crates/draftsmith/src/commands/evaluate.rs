@@ -108,7 +108,7 @@ impl MeasuredModels<'_> {
         let drafters = iter::once(DrafterId::Draft).chain(adapters);
         let mut rules = Vec::new();
         for dir in drafters.filter_map(|drafter| self.exports.export_of(drafter.into())) {
-            let dtype = self.workspace.dtype();
+            let dtype = self.workspace.dtype;
             let tuned = Tuned::read_for(&dir, dtype, Some(decoding), self.console)?;
             rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
         }

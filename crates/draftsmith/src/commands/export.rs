@@ -6,7 +6,7 @@ mod foreign;
 mod transformers;
 mod vllm;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
@@ -15,7 +15,6 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::console::Console;
-use crate::device::on_pool;
 use crate::exports::ExportKind;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
@@ -58,13 +57,6 @@ enum Form {
     Kangaroo,
 }
 
-/// What to export, and where.
-struct Export<'a> {
-    source: &'a Path,
-    out: &'a Path,
-    stop_threshold: Option<f64>,
-}
-
 /// The outcome of an export.
 struct Written {
     /// A description of what was written.
@@ -77,18 +69,13 @@ struct Written {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
-    on_pool(|| export(arguments, device, console))
-}
-
-fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
-    let ExportArguments { form, recipe, stop_threshold, source, out } = arguments;
-    let export = Export { source, out, stop_threshold: *stop_threshold };
+    let ExportArguments { form, recipe, source, .. } = arguments;
     if *form == Form::SpecdecPp && data::is_data(source) {
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
         let target = &recipe.models.target;
         let workspace = Workspace::open(target, None, None, None, vec![device.clone()], console)?;
-        let written = data::specdec_pp(&export, workspace.tokenizer()?)?;
+        let written = data::specdec_pp(arguments, workspace.tokenizer()?)?;
         return print(arguments, &written, console);
     }
     let kind = ExportKind::of(source)?;
@@ -109,15 +96,16 @@ fn export(arguments: &ExportArguments, device: &Device, console: &Console) -> Re
         let draft = kind.draft_in(&recipe)?;
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, None, draft, template, devices, console)?;
-        Ok(workspace.ending(recipe.models.ends()))
+        let mut workspace = Workspace::open(target, None, draft, template, devices, console)?;
+        workspace.ends = recipe.models.ends();
+        Ok(workspace)
     };
     let written = match (form, kind) {
-        (Form::DraftModel, ExportKind::Adapter) => draft_model::export(&export, &workspace()?)?,
-        (Form::Transformers, kind) => transformers::export(&export, kind, &workspace()?)?,
-        (Form::Vllm, kind) => vllm::export(&export, kind, &workspace()?)?,
-        (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(&export)?,
-        (Form::Kangaroo, ExportKind::Adapter) => foreign::kangaroo(&export)?,
+        (Form::DraftModel, ExportKind::Adapter) => draft_model::export(arguments, &workspace()?)?,
+        (Form::Transformers, kind) => transformers::export(arguments, kind, &workspace()?)?,
+        (Form::Vllm, kind) => vllm::export(arguments, kind, &workspace()?)?,
+        (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(arguments)?,
+        (Form::Kangaroo, ExportKind::Adapter) => foreign::kangaroo(arguments)?,
         (Form::DraftModel, ExportKind::Head) => bail!(
             "`{}` is an acceptance head, which a draft model cannot hold; hint: use the head's draft, \
              which is a draft model already",
@@ -143,9 +131,8 @@ fn print(arguments: &ExportArguments, written: &Written, console: &Console) -> R
         text += &format!("{command}\n");
     }
     console.text(text)?;
-    let Written { what, ignored, commands } = written;
     console.document(&json!({
         "form": form, "source": source, "out": out,
-        "what": what, "ignored": ignored, "commands": commands,
+        "what": written.what, "ignored": written.ignored, "commands": written.commands,
     }))
 }

@@ -163,10 +163,10 @@ pub(crate) fn run(
     let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
     let devices = vec![device.clone()];
-    let workspace = Workspace::open(&arguments.target, None, draft, template, devices, console)?
-        .with_small_draft(arguments.small_draft.as_deref())?
-        .ending(arguments.ends.ends())
-        .computing_in(dtype);
+    let mut workspace =
+        Workspace::open(&arguments.target, None, draft, template, devices, console)?
+            .with_small_draft(arguments.small_draft.as_deref())?;
+    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let pair = workspace.pair()?;
     let exports = read_exports(arguments, &workspace)?;
     let (rule, lookup_first) = match rule {
@@ -328,7 +328,7 @@ impl Printer<'_> {
         if console.is_interrupted() || console.is_reader_gone() {
             return ControlFlow::Break(());
         }
-        if !console.json()
+        if !console.json
             && let Err(error) = self.print(round)
         {
             self.failure = Some(error);

@@ -27,14 +27,15 @@ pub(crate) use page::PageArguments;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) -> Result<()> {
-    let page = page.filter(|page| page.is_requested());
+    let page = page.filter(|page| page.html.is_some());
     let is_parquet = path.is_file() && path.extension().is_some_and(|e| e == "parquet");
     let is_rollouts =
         is_parquet && (is_rollouts_path(path) || read_rollout_provenance(path).is_ok());
     if page.is_some() && (is_rollouts || !(is_parquet || has_shards(path))) {
         bail!("`--html` needs responses: a data directory or one of its responses-*.parquet");
     }
-    if is_results(path) {
+    let is_json = || path.is_file() && path.extension().is_some_and(|e| e == "json");
+    if path.join("results.json").is_file() || is_json() {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
         let rows = results::read_results(&file)?;
         console.document(&rows)?;
@@ -44,16 +45,10 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         rollouts(path)?
     } else if is_parquet {
         let (rows, provenance) = read_shard(path, None)?;
-        if let Some(page) = page {
-            page.write(path, &rows, &provenance, console)?;
-        }
-        dataset(&rows, &provenance)
+        dataset(path, &rows, &provenance, page, console)?
     } else if has_shards(path) {
         let data = read_dir(path, Incomplete::Allowed)?;
-        if let Some(page) = page {
-            page.write(path, &data.rows, &data.provenance, console)?;
-        }
-        let mut shown = dataset(&data.rows, &data.provenance);
+        let mut shown = dataset(path, &data.rows, &data.provenance, page, console)?;
         shown["num_shards"] = json!(data.num_shards());
         shown["num_shards_planned"] = json!(data.num_shards_planned);
         shown["hash"] = json!(data.hash);
@@ -86,11 +81,6 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     };
     console.document(&shown)?;
     console.text(lines(&shown))
-}
-
-fn is_results(path: &Path) -> bool {
-    path.join("results.json").is_file()
-        || (path.is_file() && path.extension().is_some_and(|e| e == "json"))
 }
 
 fn model(dir: &Path) -> Result<Value> {
@@ -178,7 +168,15 @@ fn head(dir: &Path) -> Result<Value> {
     }))
 }
 
-fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
+/// Describes rows, and writes their page if one was requested.
+fn dataset(
+    path: &Path,
+    rows: &[ResponseRow],
+    provenance: &Provenance,
+    page: Option<&PageArguments>,
+    console: &Console,
+) -> Result<Value> {
+    page.map_or(Ok(()), |page| page.write(path, rows, provenance, console))?;
     let num_tokens: usize = rows.iter().map(|row| row.response_ids.len()).sum();
     let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
     sources.sort_unstable();
@@ -211,7 +209,7 @@ fn dataset(rows: &[ResponseRow], provenance: &Provenance) -> Value {
     if let Some(mass) = mean(masses.map(|mass| f64::from(*mass))) {
         shown["mean_outside_mass"] = json!(mass);
     }
-    shown
+    Ok(shown)
 }
 
 /// Rollout files by name, without provenance.

@@ -12,12 +12,13 @@ use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::conversation::SetPrompt;
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
 use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{
-    FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, SetPrompt, set_prompts,
+    FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
 use crate::workspace::Workspace;
 

@@ -31,14 +31,14 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
     let mut measured: Vec<CostsEntry> = TuningFile::Costs.read(recipe)?;
-    measured.retain(|entry| entry.dtype == workspace.dtype());
+    measured.retain(|entry| entry.dtype == workspace.dtype);
     if measured.is_empty() && given.is_empty() {
         console.note(
             "replay: this machine's costs are unknown, so only the paper's are used; \
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut replay = Replay { dtype: workspace.dtype(), ..Replay::default() };
+    let mut replay = Replay { dtype: workspace.dtype, ..Replay::default() };
     for drafter in files.drafters() {
         let calibration = match files.head_dir(drafter) {
             Some(dir) => HeadCalibration::read(dir)?,

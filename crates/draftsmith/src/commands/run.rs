@@ -9,16 +9,10 @@ use crate::console::Console;
 use crate::device::on_pool;
 use crate::recipe::Recipe;
 use crate::table::render_table;
-use crate::training::resumable::StepsLeft;
 use crate::workspace::Workspace;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.
-pub(crate) fn run(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    steps_left: &mut StepsLeft,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
     let trains = recipe.head.is_some() || recipe.adapter.is_some();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
         bail!(
@@ -33,11 +27,11 @@ pub(crate) fn run(
         None => None,
     };
     let head = match recipe.head {
-        Some(_) => Some(train_head::run(recipe, workspace, steps_left, &quiet_stages)?),
+        Some(_) => Some(train_head::run(recipe, workspace, &quiet_stages)?),
         None => None,
     };
     let adapters = match recipe.adapter {
-        Some(_) => Some(train_adapter::run(recipe, workspace, steps_left, &quiet_stages)?),
+        Some(_) => Some(train_adapter::run(recipe, workspace, &quiet_stages)?),
         None => None,
     };
     let recorded = match recipe.tune {

@@ -32,12 +32,12 @@ use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
 use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::conversation::SetPrompt;
 use crate::decoding_arguments::DecodingArguments;
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{GivenCosts, ServerRecipe};
 use crate::recorder::{Answer, RecordedModels, Recorder};
-use crate::rollouts::SetPrompt;
 use crate::served::ServerAccess;
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
@@ -147,16 +147,14 @@ fn survey(
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
     let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
-    let ends = arguments.ends.ends();
-    let stop_strings = ends.stop_strings.clone();
-    let workspace = open(arguments, server.as_ref(), device, console)?;
-    let workspace = workspace.ending(ends).computing_in(dtype);
+    let mut workspace = open(arguments, server.as_ref(), device, console)?;
+    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),
         Some(server) => {
             let journal = dir.path().join("served.jsonl");
-            let access = ServerAccess { server, stop_strings: &stop_strings, seed, journal };
+            let access = ServerAccess { server, seed, journal };
             RecordedModels::served(&workspace, access)?
         }
     };

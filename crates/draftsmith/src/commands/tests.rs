@@ -149,8 +149,8 @@ fn replay_counts_what_evaluation_counts() {
     let recipe = recipe(dir.path());
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
-    train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
-    train_adapter::run(&recipe, &workspace, &mut None, &console).expect("adapters");
+    train_head::run(&recipe, &workspace, &console).expect("a head");
+    train_adapter::run(&recipe, &workspace, &console).expect("adapters");
     let calibration = calibrate(&recipe);
     let files = record::run(&recipe, &workspace, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
@@ -233,7 +233,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     }
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
-    let trained = train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
+    let trained = train_head::run(&recipe, &workspace, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     assert_eq!((provenance.head, provenance.max_length), (None, 1));
@@ -246,10 +246,10 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let written = changed(&path);
     let mut other = recipe.clone();
     other.head.as_mut().expect("a section").rejection_weight = 2.0;
-    train_head::run(&other, &workspace, &mut None, &console).expect("another head");
+    train_head::run(&other, &workspace, &console).expect("another head");
     assert_eq!(changed(&path), written);
     other.head.as_mut().expect("a section").rollout_length = 2;
-    train_head::run(&other, &workspace, &mut None, &console).expect("another head");
+    train_head::run(&other, &workspace, &console).expect("another head");
     let (longer, _) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     let longest = longer.iter().filter(|row| !row.is_response);
     assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
@@ -300,8 +300,8 @@ fn heads_of_both_drafters_replay_as_they_decode() {
     recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
-    train_head::run(&recipe, &workspace, &mut None, &console).expect("a head");
-    train_adapter::run(&recipe, &workspace, &mut None, &console).expect("an adapter");
+    train_head::run(&recipe, &workspace, &console).expect("a head");
+    train_adapter::run(&recipe, &workspace, &console).expect("an adapter");
     record::run(&recipe, &workspace, &console).expect("recorded");
     let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
     assert!(rows.iter().all(|row| row.lossless != Some(false)));
@@ -324,7 +324,7 @@ fn a_run_reads_and_hashes_each_model_once() {
     recipe.tune = None;
     recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    run::run(&recipe, &workspace, &mut None, &console).expect("runs");
+    run::run(&recipe, &workspace, &console).expect("runs");
     everything_was_read_once(&workspace);
 }
 
@@ -439,7 +439,11 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
         thresholds.clear();
     }
     let console = Console::silent();
-    let workspace = |dtype| workspace(&recipe).computing_in(dtype);
+    let workspace = |dtype| {
+        let mut workspace = workspace(&recipe);
+        workspace.dtype = dtype;
+        workspace
+    };
     let [reduced, full] = [WeightDtype::Bf16, WeightDtype::F32].map(workspace);
     let refused = |result: Result<()>| {
         let error = result.expect_err("refused").to_string();
@@ -449,10 +453,10 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let data = reduced.data(&recipe.data_dir()).expect("it was built");
     assert_eq!(data.provenance.dtype, "bf16");
     refused(build_data::run(&recipe, Building::ALL, &full, &console).map(drop));
-    refused(train_head::run(&recipe, &full, &mut None, &console).map(drop));
+    refused(train_head::run(&recipe, &full, &console).map(drop));
     // The dtype of trainings comes from the recipe.
-    let head = train_head::run(&recipe, &reduced, &mut None, &console).expect("a head");
-    train_adapter::run(&recipe, &reduced, &mut None, &console).expect("an adapter");
+    let head = train_head::run(&recipe, &reduced, &console).expect("a head");
+    train_adapter::run(&recipe, &reduced, &console).expect("an adapter");
     let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
     let config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["training"]["dtype"], "f32");

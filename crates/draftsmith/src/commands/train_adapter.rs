@@ -7,20 +7,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AdapterArchitecture, AdapterConfig};
-use draftsmith_train::{
-    AdapterScores, AdapterTraining, ExitLayers, Section, TrainingRun, train_adapters,
-};
+use draftsmith_train::{AdapterScores, AdapterTraining, ExitLayers, Section, train_adapters};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
 use crate::devices::check_devices;
+use crate::exports::adapter_head_dir;
 use crate::recipe::Recipe;
-use crate::training::export_job::{ExportJob, Exported, FrozenModel, KEPT, Planned};
+use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
-use crate::training::heads::{HeadDrafter, HeadTrainer};
-use crate::training::resumable::StepsLeft;
+use crate::training::heads::HeadTrainer;
 use crate::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";
@@ -51,7 +49,6 @@ pub(crate) struct AdapterOutcome {
 pub(crate) fn run(
     recipe: &Recipe,
     workspace: &Workspace,
-    steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<Vec<AdapterOutcome>> {
     let settings = recipe
@@ -59,17 +56,17 @@ pub(crate) fn run(
         .as_ref()
         .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
     let (section, optimizer) = (Section::Adapter, &settings.optimizer);
-    check_devices(console, COMMAND, section, workspace.devices(), settings.dtype, optimizer)?;
+    check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
     let data = built_data(recipe, workspace, workspace.target_shape()?.vocab_size)?;
     let stage = Stage { recipe, settings, workspace, data: &data, console };
-    let mut outcomes = stage.adapters(steps_left)?;
+    let mut outcomes = stage.adapters()?;
     if recipe.adapter_head.is_some() {
         for outcome in &mut outcomes {
             console.note(format!(
                 "{COMMAND}: an acceptance head for the adapter behind layer {}",
                 outcome.exit_layer
             ));
-            outcome.head = stage.head(&outcome.adapter_dir, steps_left)?;
+            outcome.head = stage.head(&outcome.adapter_dir)?;
         }
     }
     outcomes.iter().try_for_each(|outcome| outcome.tell(console))?;
@@ -88,12 +85,12 @@ struct Stage<'a> {
 impl Stage<'_> {
     /// The adapters of all exit layers. Missing ones are trained side by side, in one pass of the target over
     /// the data.
-    fn adapters(&self, steps_left: &mut StepsLeft) -> Result<Vec<AdapterOutcome>> {
+    fn adapters(&self) -> Result<Vec<AdapterOutcome>> {
         let mut outcomes = Vec::new();
         let (mut exit_layers, mut missing) = (Vec::new(), Vec::new());
         for (exit_layer, dir) in self.recipe.adapter_dirs() {
             let planned = Planned { fingerprint: self.fingerprint(exit_layer)?, dir };
-            let Some(found) = planned.found() else {
+            let Some(found) = planned.found(AdapterConfig::from_dir) else {
                 exit_layers.push(exit_layer);
                 missing.push(planned);
                 continue;
@@ -101,18 +98,13 @@ impl Stage<'_> {
             self.console.note(format!("{COMMAND}: `{}` is there, {KEPT}", planned.dir.display()));
             outcomes.push(AdapterOutcome::of(found));
         }
-        outcomes.extend(self.train(&missing, exit_layers, steps_left)?);
+        outcomes.extend(self.train(&missing, exit_layers)?);
         let dirs = self.recipe.adapter_dirs();
         outcomes.sort_by_key(|outcome| dirs.iter().position(|(n, _)| *n == outcome.exit_layer));
         Ok(outcomes)
     }
 
-    fn train(
-        &self,
-        missing: &[Planned],
-        exit_layers: Vec<usize>,
-        steps_left: &mut StepsLeft,
-    ) -> Result<Vec<AdapterOutcome>> {
+    fn train(&self, missing: &[Planned], exit_layers: Vec<usize>) -> Result<Vec<AdapterOutcome>> {
         if missing.is_empty() {
             return Ok(Vec::new());
         }
@@ -129,23 +121,18 @@ impl Stage<'_> {
             training_dir: self.recipe.adapter_root().with_file_name("adapter-training"),
             num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
-            frozen: FrozenModel {
-                name: "target".to_owned(),
-                models: format!("{} {}", self.workspace.target_hash()?, settings.dtype.name()),
-            },
+            feature_name: "target".to_owned(),
+            feature_models: format!("{} {}", self.workspace.target_hash()?, settings.dtype.name()),
         };
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
-        let written = job.run(missing, steps_left, |run| {
-            let run = TrainingRun { more_devices: self.workspace.devices()[1..].to_vec(), ..run };
+        let written = job.run(missing, |run| {
             train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
         })?;
-        match written {
-            Some(written) if !written.interrupted => {
-                Ok(written.exports.into_iter().map(AdapterOutcome::of).collect())
-            }
-            _ => Err(Interrupted.into()),
+        if written.interrupted {
+            return Err(Interrupted.into());
         }
+        Ok(written.exports.into_iter().map(AdapterOutcome::of).collect())
     }
 
     /// The hash of everything that an adapter depends on: its settings, the seed, and its data.
@@ -162,22 +149,27 @@ impl Stage<'_> {
     }
 
     /// The head of the adapter in `dir`, if the recipe's `[adapter_head]` asks for one.
-    fn head(&self, dir: &Path, steps_left: &mut StepsLeft) -> Result<Option<HeadOutcome>> {
+    fn head(&self, dir: &Path) -> Result<Option<HeadOutcome>> {
         let Some(settings) = &self.recipe.adapter_head else { return Ok(None) };
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
         check_devices(
             self.console,
             COMMAND,
             section,
-            self.workspace.devices(),
+            &self.workspace.devices,
             settings.dtype,
             optimizer,
         )?;
         let config = AdapterConfig::from_dir(dir)?;
+        let states = self.recipe.adapter_root().with_file_name("adapter-head-training");
         let trainer = HeadTrainer {
             recipe: self.recipe,
             workspace: self.workspace,
-            drafter: HeadDrafter::Adapter { dir, exit_layer: config.exit_layer },
+            command: COMMAND,
+            adapter: Some((dir, config.exit_layer)),
+            head_dir: adapter_head_dir(dir),
+            training_dir: states.join(format!("exit-{}", config.exit_layer)),
+            is_swept: false,
             data: self.data,
             // Labels come from rollouts of the adapter, not of the data's draft.
             provenance: Provenance {
@@ -186,7 +178,7 @@ impl Stage<'_> {
             },
             console: self.console,
         };
-        let head = trainer.pass(std::slice::from_ref(settings), steps_left)?.pop();
+        let head = trainer.pass(std::slice::from_ref(settings))?.pop();
         Ok(head.map(|head| HeadOutcome::of(head, None)))
     }
 }

@@ -13,8 +13,7 @@ use crate::devices::check_devices;
 use crate::recipe::Recipe;
 use crate::table::render_sweep_table;
 use crate::training::head_outcome::HeadOutcome;
-use crate::training::heads::{HeadDrafter, HeadTrainer};
-use crate::training::resumable::StepsLeft;
+use crate::training::heads::HeadTrainer;
 use crate::training::sweep;
 use crate::workspace::Workspace;
 
@@ -22,21 +21,30 @@ use crate::workspace::Workspace;
 pub(crate) fn run(
     recipe: &Recipe,
     workspace: &Workspace,
-    steps_left: &mut StepsLeft,
     console: &Console,
 ) -> Result<HeadOutcome> {
     let settings = recipe.head.as_ref().context(
         "the recipe has no section `[head]`: it says how the acceptance head is trained",
     )?;
     let (section, optimizer) = (Section::Head, &settings.optimizer);
-    check_devices(console, "train-head", section, workspace.devices(), settings.dtype, optimizer)?;
+    check_devices(console, "train-head", section, &workspace.devices, settings.dtype, optimizer)?;
     recipe.need_draft("train-head")?;
     let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
-    let (drafter, provenance) = (HeadDrafter::Draft, data.provenance.clone());
-    let trainer = HeadTrainer { recipe, workspace, drafter, data: &data, provenance, console };
+    let trainer = HeadTrainer {
+        recipe,
+        workspace,
+        command: "train-head",
+        adapter: None,
+        head_dir: recipe.head_dir(),
+        training_dir: recipe.head_dir().with_file_name("head-training"),
+        is_swept: settings.sweep.is_some(),
+        data: &data,
+        provenance: data.provenance.clone(),
+        console,
+    };
     let mut heads = Vec::new();
     for pass in settings.passes() {
-        let exported = trainer.pass(&pass, steps_left)?;
+        let exported = trainer.pass(&pass)?;
         heads.extend(pass.into_iter().zip(exported));
     }
     let outcome = match settings.sweep {

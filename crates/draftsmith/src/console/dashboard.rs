@@ -51,7 +51,7 @@ impl Screen {
 /// for neither JSON nor quiet.
 pub(crate) fn is_wanted(console: &Console) -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    let wanted = !console.quiet() && !console.json() && !dumb;
+    let wanted = !console.quiet && !console.json && !dumb;
     wanted && stdin().is_terminal() && stdout().is_terminal() && keys::are_ours()
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn watched<T>(
     interrupter: &Interrupter,
     train: impl FnOnce(Box<dyn MetricsRenderer>, EndRenderer) -> Result<T>,
 ) -> Result<T> {
-    let Screen(is_taken) = console.screen();
+    let Screen(is_taken) = &console.screen;
     is_taken.store(true, Ordering::SeqCst);
     let dashboard = Box::new(Dashboard::new(interrupter.clone(), None));
     keys::restore_interrupt();

@@ -91,7 +91,7 @@ impl Progress {
         unit: &'static str,
         total: u64,
     ) -> Self {
-        let is_shown = !console.quiet() && std::io::stderr().is_terminal();
+        let is_shown = !console.quiet && std::io::stderr().is_terminal();
         let bar = if is_shown { ProgressBar::new(0) } else { ProgressBar::hidden() };
         bar.set_length(total);
         let template = format!(
@@ -103,7 +103,7 @@ impl Progress {
                 .progress_chars("━╸ "),
         );
         bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar, quiet: console.quiet(), clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
+        Self { bar, quiet: console.quiet, clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
     }
 
     /// Shows a message after the numbers.
@@ -162,7 +162,7 @@ impl Progress {
 
     /// Ends the stage silently.
     pub(crate) fn clear(self) {
-        self.bar.finish_and_clear();
+        drop(self);
     }
 
     /// Ends the stage with a line that gives its duration.
@@ -213,6 +213,12 @@ impl Progress {
             self.unit,
             self.bar.message()
         ));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 

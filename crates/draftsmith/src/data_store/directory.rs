@@ -3,31 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_files::{remove_abandoned, write_new, write_whole};
+use draftsmith_files::{write_new, write_whole};
 
 use super::{Objects, Put};
 
-/// Stores each object as a file.
-#[derive(Debug)]
-pub(super) struct Directory {
-    dir: PathBuf,
-}
-
-impl Directory {
-    /// Opens a directory, which need not exist yet, and removes temporary files of killed processes.
-    pub(super) fn open(dir: impl AsRef<Path>) -> Self {
-        remove_abandoned(dir.as_ref());
-        Self { dir: dir.as_ref().to_path_buf() }
-    }
-}
+/// Stores each object as a file in this directory, which need not exist yet.
+pub(super) struct Directory(pub(super) PathBuf);
 
 impl Objects for Directory {
     fn list(&self) -> Result<BTreeMap<String, u64>> {
-        let cannot = || format!("cannot read `{}`", self.dir.display());
-        let entries = match fs::read_dir(&self.dir) {
+        let cannot = || format!("cannot read `{}`", self.0.display());
+        let entries = match fs::read_dir(&self.0) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
             entries => entries.with_context(cannot)?,
         };
@@ -47,7 +36,7 @@ impl Objects for Directory {
     }
 
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let path = self.dir.join(name);
+        let path = self.0.join(name);
         match fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             read => read.map(Some).with_context(|| format!("cannot read `{}`", path.display())),
@@ -55,7 +44,7 @@ impl Objects for Directory {
     }
 
     fn put(&self, name: &str, bytes: &[u8], put: Put) -> Result<bool> {
-        let path = self.dir.join(name);
+        let path = self.0.join(name);
         match put {
             Put::New => Ok(write_new(&path, bytes)?),
             Put::Over => {
@@ -66,6 +55,6 @@ impl Objects for Directory {
     }
 
     fn remove(&self, name: &str) {
-        let _ = fs::remove_file(self.dir.join(name));
+        let _ = fs::remove_file(self.0.join(name));
     }
 }

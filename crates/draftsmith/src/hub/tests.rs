@@ -7,8 +7,8 @@ fn hub_names_are_distinguished_from_directories() {
         ("org/name@v1.0", "org/name", "v1.0"),
         ("org/name@refs/pr/3", "org/name", "refs/pr/3"),
     ] {
-        let model = HubModel::parse(Path::new(text)).expect("a name");
-        assert_eq!((model.id.as_str(), model.revision.as_str()), (id, revision));
+        let model = parse_name(Path::new(text)).expect("a name");
+        assert_eq!((model.url(), model.revision()), (id.to_owned(), revision));
     }
     for text in [
         "gpt2",
@@ -25,7 +25,7 @@ fn hub_names_are_distinguished_from_directories() {
         "org/a b",
         "~/model",
     ] {
-        assert_eq!(HubModel::parse(Path::new(text)), None, "{text}");
+        assert!(parse_name(Path::new(text)).is_none(), "{text}");
     }
 }
 

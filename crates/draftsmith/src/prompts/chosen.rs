@@ -10,7 +10,7 @@ use draftsmith_data::{ContentHash, Prompt, Prompts};
 use crate::prompt_files::Reading;
 
 /// Prompts chosen from files, in file order.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ChosenPrompts {
     pub(super) reading: Reading,
     pub(super) files: Vec<PathBuf>,
@@ -44,48 +44,32 @@ impl ChosenPrompts {
         self.places[of].iter().map(|chosen| chosen.num_turns).sum()
     }
 
-    /// A reader that starts at the first prompt.
-    pub(crate) fn reader(&self) -> ChosenReader<'_> {
-        ChosenReader { chosen: self, open: None }
-    }
-
     /// Reads the prompts with these ascending numbers. Ends after an error.
+    ///
+    /// # Panics
+    /// If a number is out of range.
     pub(crate) fn each(
         &self,
         numbers: impl IntoIterator<Item = usize>,
     ) -> impl Iterator<Item = Result<Prompt>> {
-        let mut reader = self.reader();
-        let mut has_failed = false;
+        let (mut open, mut has_failed) = (None, false);
         numbers.into_iter().map_while(move |number| {
-            let prompt = (!has_failed).then(|| reader.get(number))?;
+            let prompt = (!has_failed).then(|| self.get(&mut open, number))?;
             has_failed = prompt.is_err();
             Some(prompt)
         })
     }
-}
 
-/// Reads chosen prompts in order.
-#[derive(Debug)]
-pub(crate) struct ChosenReader<'c> {
-    chosen: &'c ChosenPrompts,
-    /// The file read last: its index, its remaining prompts, and how many were read.
-    open: Option<(usize, Prompts, usize)>,
-}
-
-impl ChosenReader<'_> {
-    /// Reads a prompt by its number, which must exceed that of the last one.
+    /// Reads a prompt by its number, which must exceed that of the last one. `open` is the file read last.
     ///
     /// # Errors
     /// If its file cannot be read or has changed since prompts were chosen.
-    ///
-    /// # Panics
-    /// If the number is out of range.
-    pub(crate) fn get(&mut self, number: usize) -> Result<Prompt> {
-        let ChosenPlace { file, index, content, .. } = self.chosen.places[number];
-        let path = &self.chosen.files[file];
-        let (_, prompts, num_read) = match &mut self.open {
+    fn get(&self, open: &mut Option<OpenFile>, number: usize) -> Result<Prompt> {
+        let ChosenPlace { file, index, content, .. } = self.places[number];
+        let path = &self.files[file];
+        let (_, prompts, num_read) = match open {
             Some(open) if open.0 == file => open,
-            open => open.insert((file, self.chosen.reading.open(path)?, 0)),
+            open => open.insert((file, self.reading.open(path)?, 0)),
         };
         while let Some(prompt) = prompts.next().transpose()? {
             *num_read += 1;
@@ -107,6 +91,9 @@ impl ChosenReader<'_> {
         )
     }
 }
+
+/// The index of a file, its remaining prompts, and how many were read.
+type OpenFile = (usize, Prompts, usize);
 
 const UNCHANGED: &str =
     "hint: do not change prompt files while they are read, and run the command again";

@@ -14,10 +14,7 @@ use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
 
 /// A source of the recipe and its files.
-struct Source<'a> {
-    recipe: &'a PromptSource,
-    files: Vec<PathBuf>,
-}
+type Source<'a> = (&'a PromptSource, Vec<PathBuf>);
 
 /// Chooses the prompts that the recipe's data is built from, in file order. Files are read once to choose
 /// prompts, and again when these are used.
@@ -30,9 +27,9 @@ pub(crate) fn choose_prompts(
     text: &TextSide,
     console: &Console,
 ) -> Result<ChosenPrompts> {
-    let source = |recipe| Ok(Source { recipe, files: files_of([&recipe.path])? });
-    let sources = data.prompts.iter().map(source).collect::<Result<Vec<_>>>()?;
-    let files: Vec<PathBuf> = sources.iter().flat_map(|source| source.files.clone()).collect();
+    let sources = data.prompts.iter().map(|source| Ok((source, files_of([&source.path])?)));
+    let sources: Vec<Source<'_>> = sources.collect::<Result<_>>()?;
+    let files: Vec<PathBuf> = sources.iter().flat_map(|(_, files)| files.clone()).collect();
     check_files(&files)?;
     let mut sieve = Sieve {
         reading: Reading {
@@ -53,22 +50,17 @@ pub(crate) fn choose_prompts(
         limit => sieve.first(&files, limit)?,
     };
     if places.is_empty() {
+        let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
+        let more = match files.len() {
+            0 | 1 => String::new(),
+            num => format!(" and {} more", num - 1),
+        };
         bail!(
-            "no prompt of {} is left; hint: check `data.split`, the bounds on tokens and the models' \
-             context",
-            first_of(&files)
+            "no prompt of `{first}`{more} is left; hint: check `data.split`, the bounds on tokens and the \
+             models' context"
         );
     }
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
-}
-
-/// Names the first file and the number of others.
-fn first_of(files: &[PathBuf]) -> String {
-    let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
-    match files.len() {
-        0 | 1 => format!("`{first}`"),
-        num => format!("`{first}` and {} more", num - 1),
-    }
 }
 
 /// Filters prompts.
@@ -86,22 +78,28 @@ struct Sieve<'a> {
 }
 
 impl Sieve<'_> {
+    /// Calls `take` with the prompts of a file to take and their indices, until it returns false.
+    fn each(&mut self, path: &Path, mut take: impl FnMut(&Prompt, usize) -> bool) -> Result<()> {
+        let mut prompts = self.reading.open(path)?;
+        for (index, prompt) in prompts.by_ref().enumerate() {
+            let prompt = prompt?;
+            if self.takes(&prompt)? && !take(&prompt, index) {
+                break;
+            }
+        }
+        self.note_left_out(path, prompts.malformed());
+        Ok(())
+    }
+
     /// The first prompts of each file.
     fn first(&mut self, files: &[PathBuf], limit: Option<usize>) -> Result<Vec<ChosenPlace>> {
         let mut taken = Vec::new();
         for (file, path) in files.iter().enumerate() {
-            let mut prompts = self.reading.open(path)?;
             let end = limit.map(|limit| taken.len() + limit);
-            for (index, prompt) in prompts.by_ref().enumerate() {
-                let prompt = prompt?;
-                if self.takes(&prompt)? {
-                    taken.push(ChosenPlace::of(&prompt, file, index));
-                }
-                if end == Some(taken.len()) {
-                    break;
-                }
-            }
-            self.note_left_out(path, prompts.malformed());
+            self.each(path, |prompt, index| {
+                taken.push(ChosenPlace::of(prompt, file, index));
+                end != Some(taken.len())
+            })?;
         }
         Ok(taken)
     }
@@ -115,30 +113,26 @@ impl Sieve<'_> {
         seed: u64,
     ) -> Result<Vec<ChosenPlace>> {
         let weights: Vec<f64> =
-            sources.iter().map(|source| source.recipe.weight.unwrap_or(1.0)).collect();
+            sources.iter().map(|(source, _)| source.weight.unwrap_or(1.0)).collect();
         let mut taken = Vec::new();
-        let mut files = 0..;
-        for (source, share) in sources.iter().zip(shares(num, &weights)) {
+        let mut numbers = 0..;
+        for ((source, files), share) in sources.iter().zip(shares(num, &weights)) {
             // A heap drops the last prompt of that order when there are too many.
             let mut first: BinaryHeap<(ContentHash, ChosenPlace)> = BinaryHeap::new();
-            for (path, file) in source.files.iter().zip(&mut files) {
-                let mut prompts = self.reading.open(path)?;
-                for (place, prompt) in prompts.by_ref().enumerate() {
-                    let prompt = prompt?;
-                    if self.takes(&prompt)? {
-                        let order = prompt.content_hash(false).seeded(seed);
-                        first.push((order, ChosenPlace::of(&prompt, file, place)));
-                    }
+            for (path, file) in files.iter().zip(&mut numbers) {
+                self.each(path, |prompt, index| {
+                    let order = prompt.content_hash(false).seeded(seed);
+                    first.push((order, ChosenPlace::of(prompt, file, index)));
                     if first.len() > share {
                         first.pop();
                     }
-                }
-                self.note_left_out(path, prompts.malformed());
+                    true
+                })?;
             }
             if first.len() < share {
                 self.console.note(format!(
                     "`{}` has {} prompts, fewer than the {share} that its weight asks for",
-                    source.recipe.path.display(),
+                    source.path.display(),
                     first.len()
                 ));
             }
@@ -179,19 +173,14 @@ impl Sieve<'_> {
 
     /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
-        let LengthBounds {
-            min_prompt_tokens,
-            max_prompt_tokens,
-            min_response_tokens,
-            max_response_tokens,
-        } = self.lengths;
+        let bounds = &self.lengths;
         let within = |num: usize, min: Option<usize>, max: Option<usize>| {
             min.is_none_or(|min| min <= num) && max.is_none_or(|max| num <= max)
         };
-        if !within(num_tokens, min_prompt_tokens, max_prompt_tokens) {
+        if !within(num_tokens, bounds.min_prompt_tokens, bounds.max_prompt_tokens) {
             return Ok(false);
         }
-        if min_response_tokens.or(max_response_tokens).is_none() {
+        if bounds.min_response_tokens.or(bounds.max_response_tokens).is_none() {
             return Ok(true);
         }
         for turn in &prompt.turns {
@@ -200,7 +189,7 @@ impl Sieve<'_> {
                 (None, Some(response)) => self.text.tokenizer.encode(response, false)?.len(),
                 (None, None) => continue,
             };
-            if !within(num, min_response_tokens, max_response_tokens) {
+            if !within(num, bounds.min_response_tokens, bounds.max_response_tokens) {
                 return Ok(false);
             }
         }

@@ -2,33 +2,15 @@
 //! with.
 
 use anyhow::{Result, bail};
-use draftsmith_data::Prompt;
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
 use crate::built_data::built_data;
 use crate::console::Console;
+use crate::conversation::SetPrompt;
 use crate::prompts::{PromptChoice, read_sources, spread};
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
-
-/// A prompt to be recorded.
-pub(crate) enum SetPrompt {
-    /// A conversation, answered turn by turn.
-    Conversation(Prompt),
-    /// A prompt of the built data that was held out of training, earlier turns included.
-    HeldOut { id: String, prompt_ids: Vec<u32> },
-}
-
-impl SetPrompt {
-    /// The most responses to the prompt.
-    pub(crate) fn num_turns(&self) -> usize {
-        match self {
-            Self::Conversation(prompt) => prompt.turns.len(),
-            Self::HeldOut { .. } => 1,
-        }
-    }
-}
 
 /// The prompts of a set, spread evenly over each file or the held-out prompts. Loads no model.
 ///

@@ -38,6 +38,7 @@ pub(super) struct Servers {
 }
 
 /// The state of one server.
+#[derive(Default)]
 struct ServerState {
     url: String,
     num_running: usize,
@@ -86,13 +87,9 @@ impl Servers {
             .max_redirects_will_error(false)
             .user_agent(concat!("draftsmith/", env!("CARGO_PKG_VERSION")))
             .build();
-        let server = |url: &String| ServerState {
-            url: url.trim_end_matches('/').to_owned(),
-            num_running: 0,
-            num_failures: 0,
-            last_failure: None,
-            resting_until: None,
-            wants_text: false,
+        let server = |url: &String| {
+            let url = url.trim_end_matches('/').to_owned();
+            ServerState { url, ..ServerState::default() }
         };
         Self {
             agent: config.new_agent(),

@@ -52,6 +52,7 @@ impl Entry {
 }
 
 /// A journal open for appending, and the journals beside it.
+#[derive(Default)]
 pub(super) struct Journal {
     path: PathBuf,
     /// This process's journal, then the others.
@@ -77,13 +78,7 @@ impl Journal {
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
         let mut file = options.open(path).with_context(|| cannot("open"))?;
-        let mut journal = Self {
-            path: path.to_path_buf(),
-            files: Vec::new(),
-            lines: HashMap::new(),
-            len: 0,
-            num_broken: 0,
-        };
+        let mut journal = Self { path: path.to_path_buf(), ..Self::default() };
         let is_whole = journal.read(&mut file, path)?;
         journal.len = file.seek(SeekFrom::End(0)).with_context(|| cannot("read"))?;
         if !is_whole {
@@ -92,7 +87,17 @@ impl Journal {
             journal.len += 1;
         }
         journal.files.push(Mutex::new(file));
-        for other in others(path, dir)? {
+        let cannot = || format!("cannot read `{}`", dir.display());
+        let mut others = Vec::new();
+        for entry in std::fs::read_dir(dir).with_context(cannot)? {
+            let other = entry.with_context(cannot)?.path();
+            let name = other.file_name().unwrap_or_default().to_string_lossy();
+            if other != path && name.starts_with(NAMES.0) && name.ends_with(NAMES.1) {
+                others.push(other);
+            }
+        }
+        others.sort();
+        for other in others {
             let mut file =
                 File::open(&other).with_context(|| format!("cannot read `{}`", other.display()))?;
             journal.read(&mut file, &other)?;
@@ -155,22 +160,6 @@ impl Journal {
         read.with_context(cannot)?;
         serde_json::from_slice(&line).map(Some).with_context(cannot)
     }
-}
-
-/// The other journals in the directory.
-fn others(path: &Path, dir: &Path) -> Result<Vec<PathBuf>> {
-    let cannot = || format!("cannot read `{}`", dir.display());
-    let entries = std::fs::read_dir(dir).with_context(cannot)?;
-    let mut others = Vec::new();
-    for entry in entries {
-        let other = entry.with_context(cannot)?.path();
-        let name = other.file_name().unwrap_or_default().to_string_lossy();
-        if other != path && name.starts_with(NAMES.0) && name.ends_with(NAMES.1) {
-            others.push(other);
-        }
-    }
-    others.sort();
-    Ok(others)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Reads token ids, and the log-probabilities of each position's most probable tokens, in the formats of
 //! vLLM and llama.cpp.
 
+use draftsmith_theory::TopProbs;
 use serde_json::Value;
 
 /// The tokens of one position with known log-probabilities, including the response's token; empty if the
@@ -13,6 +14,11 @@ const ID: &str = "token_id:";
 pub(super) const SLACK: f64 = 0.01;
 /// Stands in for −∞, which JSON lacks.
 const LEAST: f64 = -9999.0;
+
+/// The distribution of a position whose token is `id`, if `num_requested` log-probabilities were requested.
+pub(super) fn top_probs(id: u32, known: KnownTokens, num_requested: usize) -> TopProbs {
+    if known.is_empty() { TopProbs::unknown(id) } else { TopProbs::new(known, num_requested) }
+}
 
 /// Reads a list of token ids.
 ///
@@ -75,15 +81,15 @@ fn read_llama_cpp(positions: &[Value], ids: &[u32]) -> Result<Vec<KnownTokens>, 
     let id_of = |position: &Value| position["id"].as_u64();
     let mut known = Vec::with_capacity(ids.len());
     for id in ids {
-        let Some(position) = positions.next_if(|position| id_of(position) == Some(u64::from(*id)))
-        else {
-            known.push(Vec::new());
-            continue;
-        };
-        let top = position["top_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let top = top.iter().map(|one| Some((id_of(one)?, one["logprob"].as_f64()?)));
-        let own = Some((u64::from(*id), position["logprob"].as_f64().unwrap_or(LEAST)));
-        known.push(with_own(top, own)?);
+        let id = u64::from(*id);
+        known.push(match positions.next_if(|position| id_of(position) == Some(id)) {
+            None => Vec::new(),
+            Some(position) => {
+                let top = position["top_logprobs"].as_array().into_iter().flatten();
+                let top = top.map(|one| Some((id_of(one)?, one["logprob"].as_f64()?)));
+                with_own(top, Some((id, position["logprob"].as_f64().unwrap_or(LEAST))))?
+            }
+        });
     }
     match positions.next() {
         None => Ok(known),

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use draftsmith_theory::{Decoding, Sampling, TopProbs};
+use draftsmith_theory::{Decoding, Sampling};
 
 use super::journal::{Entry, Journal};
-use super::known::KnownTokens;
+use super::known::{KnownTokens, top_probs};
 use super::protocol::{Completion, Terms, Tokens, read};
 
 /// The vocabulary size of the assumed target.
@@ -59,10 +59,7 @@ pub fn answer(bytes: &[u8]) -> Result<()> {
 /// Builds distributions from known tokens, as labels do.
 fn check_probs(ids: &[u32], known: Vec<KnownTokens>) {
     for (id, known) in ids.iter().zip(known) {
-        let probs = match known.is_empty() {
-            true => TopProbs::unknown(*id),
-            false => TopProbs::new(known, LOG_PROBS),
-        };
+        let probs = top_probs(*id, known, LOG_PROBS);
         let logits = probs.logits(VOCAB_SIZE);
         assert!(logits.iter().all(|logit| !logit.is_nan()), "a distribution of numbers");
         let mass = probs.outside_mass(&Sampling::default(), VOCAB_SIZE);

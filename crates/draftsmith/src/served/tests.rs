@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use burn::tensor::Device;
-use draftsmith_data::{DataSet, Incomplete, Prompts, read_dir};
+use draftsmith_data::{DataSet, Incomplete, Prompt, Prompts, read_dir};
 use draftsmith_theory::SeededDraws;
 
 use super::loopback::{Deed, Loopback, Request};
@@ -48,7 +49,7 @@ fn servers(urls: &[&str]) -> ServerRecipe {
 /// A served target that decodes greedily, with its journal in `dir`.
 fn served(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
     let journal = dir.join("served.jsonl");
-    let access = ServerAccess { server, stop_strings: &[], seed: 3, journal };
+    let access = ServerAccess { server, seed: 3, journal };
     let (decoding, console) = (Decoding::GREEDY, Console::silent());
     access.open(workspace, decoding, MAX_NEW_TOKENS, &console).expect("opens")
 }
@@ -59,8 +60,8 @@ fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
     served.answer(prompts.iter().map(conversation), &console, &progress)
 }
 
-fn conversation(prompt: &Prompt) -> Result<ToAnswer<'_>> {
-    Ok(ToAnswer::Conversation(Cow::Borrowed(prompt)))
+fn conversation(prompt: &Prompt) -> Result<Cow<'_, SetPrompt>> {
+    Ok(Cow::Owned(SetPrompt::Conversation(prompt.clone())))
 }
 
 /// Checks that the responses to first turns equal the target's.
@@ -245,7 +246,8 @@ fn nothing_is_sent_after_an_interrupt() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let loopback = Loopback::serve(|_, _| Deed::Answer);
     let mut served = served(&servers(&[&loopback.url]), &workspace, dir.path());
-    let console = Console::silent().stopping_after(Duration::ZERO);
+    let mut console = Console::silent();
+    console.deadline = Some(Instant::now());
     let progress = Progress::new(&console, "servers", "prompts", 1);
     let prompts = prompts(1);
     let error = served.answer([conversation(&prompts[0])], &console, &progress);

@@ -3,25 +3,31 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use draftsmith_data::{DataSet, Provenance};
+use anyhow::{Context, Result, anyhow};
+use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_files::{in_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
-use draftsmith_train::{Ending, FeatureDir, TrainError, Trained, TrainingRun, TrainingSize};
+use draftsmith_train::renderer::{EndRenderer, ListeningRenderer};
+use draftsmith_train::{
+    Ending, FeatureDir, Interrupter, Resumption, TrainError, Trained, TrainingRun, TrainingSize,
+    discard,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::progress::EpochProgress;
-use super::resumable::{Resumable, StepsLeft};
 use crate::built_data::trained_on;
-use crate::console::Console;
+use crate::console::{Console, Interrupted, dashboard};
 use crate::exports::{TRAINED_ON, found_adapter_head};
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
 /// The file of an export's scores.
 pub(crate) const SCORES: &str = "scores.json";
+
+/// The file beside the state for a batch whose loss was not finite.
+const NOT_FINITE: &str = "not-finite.parquet";
 
 /// Why notes say that an export is kept.
 pub(crate) const KEPT: &str = "trained with these settings on this data";
@@ -57,13 +63,11 @@ pub(crate) struct Speed {
 pub(crate) trait ExportConfig: Sized {
     type Model;
 
-    fn read(dir: &Path) -> Option<Self>;
-
     /// The record of its training.
     fn training(&mut self) -> &mut Map<String, Value>;
 
-    /// Sets the hashes of the models that it belongs to.
-    fn name_models(&mut self, provenance: &Provenance);
+    /// Sets the hashes of the models that it belongs to. The target's is unknown if it is served.
+    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>);
 
     /// Writes the config and the model's weights.
     fn write(&self, model: &Self::Model, dir: &Path) -> Result<(), ModelError>;
@@ -72,19 +76,12 @@ pub(crate) trait ExportConfig: Sized {
 impl ExportConfig for AcceptanceHeadConfig {
     type Model = AcceptanceHead;
 
-    fn read(dir: &Path) -> Option<Self> {
-        Self::from_dir(dir).ok()
-    }
-
     fn training(&mut self) -> &mut Map<String, Value> {
         &mut self.training
     }
 
-    fn name_models(&mut self, provenance: &Provenance) {
-        self.draft_hash = provenance.draft.clone();
-        // The weights of a served target are unknown.
-        let is_known = provenance.served_model.is_none();
-        self.target_hash = is_known.then(|| provenance.target.clone());
+    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>) {
+        (self.draft_hash, self.target_hash) = (draft, target);
     }
 
     fn write(&self, model: &AcceptanceHead, dir: &Path) -> Result<(), ModelError> {
@@ -95,17 +92,12 @@ impl ExportConfig for AcceptanceHeadConfig {
 impl ExportConfig for AdapterConfig {
     type Model = Adapter;
 
-    fn read(dir: &Path) -> Option<Self> {
-        Self::from_dir(dir).ok()
-    }
-
     fn training(&mut self) -> &mut Map<String, Value> {
         &mut self.training
     }
 
-    fn name_models(&mut self, provenance: &Provenance) {
-        let is_known = provenance.served_model.is_none();
-        self.target_hash = is_known.then(|| provenance.target.clone());
+    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
+        self.target_hash = target;
     }
 
     fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
@@ -115,8 +107,11 @@ impl ExportConfig for AdapterConfig {
 
 impl Planned {
     /// The export, if it exists and its training with this fingerprint finished.
-    pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(&self) -> Option<Exported<C, S>> {
-        let mut config = C::read(&self.dir)?;
+    pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(
+        &self,
+        read: fn(&Path) -> Result<C, ModelError>,
+    ) -> Option<Exported<C, S>> {
+        let mut config = read(&self.dir).ok()?;
         let training = config.training();
         let is_same = training.get("fingerprint").is_some_and(|found| *found == self.fingerprint);
         if !is_same || !self.dir.join("model.safetensors").is_file() {
@@ -143,16 +138,10 @@ pub(crate) struct ExportJob<'a> {
     pub(crate) num_epochs: usize,
     /// The validation scores to show after each epoch.
     pub(crate) shown: &'static [&'static str],
-    /// The model whose hidden states may be cached beside the data.
-    pub(crate) frozen: FrozenModel,
-}
-
-/// The identity of a frozen model in caches of its hidden states.
-pub(crate) struct FrozenModel {
-    /// Part of their file names.
-    pub(crate) name: String,
-    /// Everything that the states depend on besides tokens.
-    pub(crate) models: String,
+    /// The name of the frozen model in caches of its hidden states beside the data.
+    pub(crate) feature_name: String,
+    /// Everything that those states depend on besides tokens.
+    pub(crate) feature_models: String,
 }
 
 /// The exports that a job wrote.
@@ -164,55 +153,114 @@ pub(crate) struct Written<C, S> {
 
 impl ExportJob<'_> {
     /// Calls `train` to train all of `planned`, in order, in a run that resumes an earlier one, and writes the
-    /// exports. `None` if it was interrupted before the first epoch ended.
+    /// exports.
+    ///
+    /// # Errors
+    /// If training fails, or was interrupted before the first epoch ended.
     pub(crate) fn run<C, S>(
         &self,
         planned: &[Planned],
-        steps_left: &mut StepsLeft,
         train: impl FnOnce(TrainingRun<'_>) -> Result<Ending<Vec<Trained<C::Model, C, S>>>, TrainError>,
-    ) -> Result<Option<Written<C, S>>>
+    ) -> Result<Written<C, S>>
     where
         C: ExportConfig,
         S: Copy + Serialize,
     {
         let fingerprints: Vec<&str> =
             planned.iter().map(|export| export.fingerprint.as_str()).collect();
-        let resumable = Resumable::find(
-            self.console,
-            self.command,
-            self.training_dir.clone(),
-            &fingerprints.join("\n"),
-        )?;
+        let fingerprint = hash_bytes(fingerprints.join("\n").as_bytes());
+        let num_steps_before = self.num_steps_before(&fingerprint)?;
+        let interrupter = Interrupter::new();
         let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
-        let data = (self.data.rows.as_slice(), self.provenance);
-        let begins = |size: TrainingSize| self.note_size(size);
         let dir = self.recipe.data_dir();
-        let tell = |text: String| self.console.note(format!("{}: {text}", self.command));
-        let FrozenModel { name, models } = &self.frozen;
-        let (name, models) = (name.clone(), models.clone());
-        let features = FeatureDir { dir: &dir, name, models, notify: &tell };
-        let train =
-            |run: TrainingRun<'_>| train(TrainingRun { features: Some(features.clone()), ..run });
-        let Some(trained) = resumable.train(steps_left, progress, data, &begins, train)? else {
-            return Ok(None);
+        let notify = |text: String| self.note(&text);
+        let (name, models) = (self.feature_name.clone(), self.feature_models.clone());
+        let features = FeatureDir { dir: &dir, name, models, notify: &notify };
+        let train = |renderer, end_renderer: EndRenderer| {
+            let console = self.console.clone();
+            let ending = train(TrainingRun {
+                max_steps: self.console.steps_left(),
+                renderer,
+                end_renderer,
+                interrupter: interrupter.clone(),
+                should_stop: Box::new(move || console.is_interrupted()),
+                begins: Box::new(|size| self.note_size(size)),
+                features: Some(features),
+                more_devices: self.workspace.devices[1..].to_vec(),
+                ..TrainingRun::new(&self.training_dir, &fingerprint)
+            });
+            ending.map_err(|error| self.explain(error))
         };
+        let ending = if dashboard::is_wanted(self.console) {
+            dashboard::watched(self.console, &interrupter, train)
+        } else {
+            train(Box::new(ListeningRenderer::new(progress)), drop)
+        }?;
+        if let Resumption::After(num_steps) = Resumption::find(&self.training_dir, &fingerprint)? {
+            let num_taken = num_steps.saturating_sub(num_steps_before);
+            let left = self.console.steps_left().map(|left| left.saturating_sub(num_taken));
+            self.console.limit_steps(left);
+        }
+        if let Ending::Stopped { num_steps, num_planned_steps, .. } = &ending {
+            let dir = self.training_dir.display();
+            self.note(&format!(
+                "stopped after step {num_steps} of {num_planned_steps}; its state is in `{dir}`"
+            ));
+        }
+        let trained = ending.best().ok_or(Interrupted)?;
         let interrupted = trained.iter().any(|one| one.interrupted);
         let exports = planned.iter().zip(trained);
         let exports = exports.map(|(planned, one)| self.write(planned, one, interrupted));
         let exports = exports.collect::<Result<Vec<_>>>()?;
         if !interrupted {
-            resumable.discard()?;
+            // The exports are written, so the state and the batch of an earlier failure are obsolete.
+            discard(&self.training_dir)?;
+            let _ = std::fs::remove_file(self.training_dir.join(NOT_FINITE));
         }
-        Ok(Some(Written { exports, interrupted }))
+        Ok(Written { exports, interrupted })
+    }
+
+    /// Notes a line that begins with the command.
+    fn note(&self, text: &str) {
+        self.console.note(format!("{}: {text}", self.command));
+    }
+
+    /// The number of steps of an earlier run that this one resumes. Notes what was found.
+    fn num_steps_before(&self, fingerprint: &str) -> Result<usize> {
+        Ok(match Resumption::find(&self.training_dir, fingerprint)? {
+            Resumption::Nothing => 0,
+            Resumption::After(num_steps) => {
+                self.note(&format!("resuming after step {num_steps}"));
+                num_steps
+            }
+            Resumption::Other => {
+                let dir = self.training_dir.display();
+                self.note(&format!(
+                    "the state in `{dir}` is of other settings or data; starting over"
+                ));
+                0
+            }
+        })
+    }
+
+    /// The training's error. A batch whose loss was not finite is saved for inspection.
+    fn explain(&self, error: TrainError) -> anyhow::Error {
+        let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
+        let rows = self.data.rows.iter().filter(|row| row_ids.contains(&row.id));
+        let batch: Vec<ResponseRow> = rows.cloned().collect();
+        let path = self.training_dir.join(NOT_FINITE);
+        match write_shard(&path, &batch, self.provenance, None) {
+            Ok(()) => anyhow!("{error}; the rows are saved in `{}`", path.display()),
+            Err(unsaved) => anyhow!("{error}; the rows could not be saved: {unsaved}"),
+        }
     }
 
     /// Notes the size of the training.
     fn note_size(&self, size: TrainingSize) {
         let lengths =
             self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
-        self.console.note(format!(
-            "{}: {} rows with {} tokens, {} steps; {} weights, at most {} on disk",
-            self.command,
+        self.note(&format!(
+            "{} rows with {} tokens, {} steps; {} weights, at most {} on disk",
             self.data.rows.len(),
             lengths.sum::<usize>(),
             size.num_steps,
@@ -233,7 +281,8 @@ impl ExportJob<'_> {
             supervised_per_second: trained.supervised_per_second(),
         };
         let Trained { model, mut config, scores, best_epoch, .. } = trained;
-        config.name_models(self.provenance);
+        let Provenance { target, draft, served_model, .. } = self.provenance;
+        config.set_hashes(draft.clone(), served_model.is_none().then(|| target.clone()));
         config.training().insert(TRAINED_ON.to_owned(), trained_on(self.data));
         if !interrupted {
             config.training().insert("fingerprint".to_owned(), json!(fingerprint));

@@ -7,7 +7,8 @@ use draftsmith_train::renderer::{Half, Listener};
 use crate::console::Console;
 use crate::console::progress::Progress;
 
-/// Shows progress on stderr.
+/// Shows progress on stderr. Bars are cleared when dropped.
+#[derive(Default)]
 pub(crate) struct EpochProgress {
     console: Console,
     /// The command, for bars and lines.
@@ -36,19 +37,8 @@ impl EpochProgress {
         shown: &'static [&'static str],
         num_epochs: usize,
     ) -> Self {
-        Self {
-            console: console.clone(),
-            command,
-            shown,
-            num_epochs,
-            epoch: 1,
-            bar: None,
-            validating: None,
-            scores: BTreeMap::new(),
-            num_rows: 0,
-            processed: 0,
-            is_new: true,
-        }
+        let console = console.clone();
+        Self { console, command, shown, num_epochs, epoch: 1, is_new: true, ..Self::default() }
     }
 }
 
@@ -95,9 +85,7 @@ impl Listener for EpochProgress {
     }
 
     fn end_half(&mut self) {
-        if let Some(validating) = self.validating.take() {
-            validating.clear();
-        }
+        self.validating = None;
     }
 
     fn end_epoch(&mut self, epoch: usize) {
@@ -116,13 +104,5 @@ impl Listener for EpochProgress {
         }
         self.scores.clear();
         self.epoch = epoch + 1;
-    }
-}
-
-impl Drop for EpochProgress {
-    fn drop(&mut self) {
-        for bar in [self.validating.take(), self.bar.take()].into_iter().flatten() {
-            bar.clear();
-        }
     }
 }

@@ -1,7 +1,5 @@
 //! Finishes a sweep: selects the best head and writes `sweep.json`.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
 use draftsmith_model::AcceptanceHeadConfig;
@@ -26,70 +24,49 @@ pub(crate) fn finish(
     console: &Console,
 ) -> Result<HeadOutcome> {
     let path = recipe.sweep_dir().join(ROWS);
-    let before = read_rows(&path);
-    let scores: Vec<f64> = heads.iter().map(|(_, head)| head.scores.comparable_kl()).collect();
-    let best = lowest(&scores).context("a sweep has a head")?;
-    let rows: Vec<SweptHead> =
-        heads.iter().enumerate().map(|(nth, head)| row(head, nth == best, &before)).collect();
+    // The rows of an earlier run; none if they have another format.
+    let before: Vec<SweptHead> =
+        serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
+    let kl = |nth: usize| heads[nth].1.scores.comparable_kl();
+    let best = (0..heads.len()).min_by(|one, other| kl(*one).total_cmp(&kl(*other)));
+    let best = best.context("a sweep has a head")?;
+    let row = |(nth, (settings, head)): (usize, &(HeadTraining, ExportedHead))| {
+        let name = settings.name();
+        // A kept head keeps its time.
+        let seconds_before = || before.iter().find(|row| row.name == name)?.seconds;
+        SweptHead {
+            num_layers: settings.num_layers,
+            rejection_weight: settings.rejection_weight,
+            mixing_ratio: settings.mixing_ratio,
+            best: nth == best,
+            best_epoch: head.best_epoch,
+            scores: head.scores,
+            seconds: head.speed.map(|speed| speed.seconds).or_else(seconds_before),
+            dir: head.dir.clone(),
+            name,
+        }
+    };
+    let rows: Vec<SweptHead> = heads.iter().enumerate().map(row).collect();
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
     let (_, mut head) = heads.into_iter().nth(best).context("the best is one of them")?;
     let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
     let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
     let planned = Planned { dir: recipe.head_dir(), fingerprint };
     // An existing copy may have been tuned since, so we keep it.
-    if planned.found::<AcceptanceHeadConfig, HeadScores>().is_none() {
+    if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
         workspace.forget(&planned.dir);
-        copy(&head.dir, &planned.dir)?;
+        std::fs::create_dir_all(&planned.dir)
+            .with_context(|| format!("cannot create `{}`", planned.dir.display()))?;
+        // `config.json` comes last, because it marks a complete head.
+        for name in [SCORES, "model.safetensors", "config.json"] {
+            let from = head.dir.join(name);
+            let bytes = std::fs::read(&from);
+            let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
+            write_whole(&planned.dir.join(name), bytes)?;
+        }
         recipe.write_beside(&planned.dir)?;
     }
     console.note(format!("train-head: the sweep is in `{}`", path.display()));
     head.dir = planned.dir;
     Ok(HeadOutcome::of(head, Some(rows)))
-}
-
-fn row(
-    (settings, head): &(HeadTraining, ExportedHead),
-    best: bool,
-    before: &[SweptHead],
-) -> SweptHead {
-    let name = settings.name();
-    let seconds = match head.speed {
-        Some(speed) => Some(speed.seconds),
-        // A kept head keeps its time.
-        None => before.iter().find(|row| row.name == name).and_then(|row| row.seconds),
-    };
-    SweptHead {
-        name,
-        num_layers: settings.num_layers,
-        rejection_weight: settings.rejection_weight,
-        mixing_ratio: settings.mixing_ratio,
-        best,
-        best_epoch: head.best_epoch,
-        scores: head.scores,
-        seconds,
-        dir: head.dir.clone(),
-    }
-}
-
-/// An earlier run's rows; empty if there are none or they have another format.
-fn read_rows(path: &Path) -> Vec<SweptHead> {
-    let bytes = std::fs::read(path).unwrap_or_default();
-    serde_json::from_slice(&bytes).unwrap_or_default()
-}
-
-/// The index of the lowest value, the first of equals.
-fn lowest(values: &[f64]) -> Option<usize> {
-    (0..values.len()).min_by(|a, b| values[*a].total_cmp(&values[*b]))
-}
-
-/// Copies a head. `config.json` comes last, because it marks a complete head.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to).with_context(|| format!("cannot create `{}`", to.display()))?;
-    for name in [SCORES, "model.safetensors", "config.json"] {
-        let (from, to) = (from.join(name), to.join(name));
-        let bytes =
-            std::fs::read(&from).with_context(|| format!("cannot read `{}`", from.display()))?;
-        write_whole(&to, bytes)?;
-    }
-    Ok(())
 }

@@ -10,26 +10,21 @@ use crate::console::Console;
 use crate::console::progress::Progress;
 
 /// A model's directory and what was read from it.
+#[derive(Default)]
 pub(super) struct ModelDir {
     /// What messages call the model, such as `target`.
     pub(super) role: &'static str,
     pub(super) dir: PathBuf,
     config: OnceLock<ModelConfig>,
-    hash: OnceLock<String>,
+    /// The hash of weights and `config.json`.
+    pub(super) hash: OnceLock<String>,
     f32: OnceLock<CausalLm>,
     bf16: OnceLock<CausalLm>,
 }
 
 impl ModelDir {
     pub(super) fn new(role: &'static str, dir: &Path) -> Self {
-        Self {
-            role,
-            dir: dir.to_path_buf(),
-            config: OnceLock::new(),
-            hash: OnceLock::new(),
-            f32: OnceLock::new(),
-            bf16: OnceLock::new(),
-        }
+        Self { role, dir: dir.to_path_buf(), ..Self::default() }
     }
 
     /// Checks that the directory exists.
@@ -61,20 +56,6 @@ impl ModelDir {
         };
         get_or_read(slot, || load(&self.dir))
     }
-
-    /// The hash of weights and `config.json`. `note` is called before it is computed.
-    pub(super) fn hash(
-        &self,
-        console: &Console,
-        hash: HashModel,
-        note: impl FnOnce(),
-    ) -> Result<&str> {
-        let hash = get_or_read(&self.hash, || {
-            note();
-            hash_with(&self.dir, console, hash)
-        });
-        hash.map(String::as_str)
-    }
 }
 
 /// Fewest bytes to show a progress bar for.
@@ -88,7 +69,7 @@ pub(crate) fn hash_dir(dir: &Path, console: &Console) -> Result<String> {
 /// A function that hashes a model's directory and reports bytes read and their total.
 pub(super) type HashModel = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<String, ModelError>;
 
-fn hash_with(dir: &Path, console: &Console, hash: HashModel) -> Result<String> {
+pub(super) fn hash_with(dir: &Path, console: &Console, hash: HashModel) -> Result<String> {
     let megabytes = |bytes: u64| bytes / 1_000_000;
     let (mut shown, mut last): (Option<Progress>, u64) = (None, 0);
     let hash = hash(dir, &mut |num_read, all| {
@@ -98,9 +79,6 @@ fn hash_with(dir: &Path, console: &Console, hash: HashModel) -> Result<String> {
             last = num_read;
         }
     });
-    if let Some(bar) = shown {
-        bar.clear();
-    }
     hash.with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 

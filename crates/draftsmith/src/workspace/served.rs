@@ -5,14 +5,9 @@ use draftsmith_data::hash_bytes;
 use draftsmith_model::{CausalLm, WeightDtype, weight_files};
 
 use super::Workspace;
-use crate::labels::ServedModels;
+use crate::labels::LabelModels;
 
 impl Workspace {
-    /// Sets how many of a served target's first layers its adapters need.
-    pub(crate) fn with_first_layers(self, num_first_layers: usize) -> Self {
-        Self { num_first_layers, ..self }
-    }
-
     /// The model that adapters run on, computing in `dtype`: the target, or the first layers of a served
     /// target with embedding, final norm and LM head.
     ///
@@ -40,10 +35,10 @@ impl Workspace {
     ///
     /// # Errors
     /// If a file is missing or broken.
-    pub(crate) fn served_models(&self) -> Result<ServedModels<'_>> {
+    pub(crate) fn served_models(&self) -> Result<LabelModels<'_>> {
         let draft = self.draft_in(self.dtype)?;
         let vocab_size = self.target_shape()?.vocab_size;
-        Ok(ServedModels { draft, context: self.context()?, vocab_size })
+        Ok(LabelModels { target: None, draft, context: self.context()?, vocab_size })
     }
 
     /// The target's identity in provenance: its hash, or for a served target a hash of its `config.json`

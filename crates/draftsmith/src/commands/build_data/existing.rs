@@ -1,16 +1,12 @@
 //! Responses from the prompt files: as text, or as tokens, possibly with a draft's tokens and the acceptance
 //! probabilities that the file's author measured.
 
-use std::sync::Mutex;
-
 use anyhow::{Result, bail};
 use draftsmith_data::{DraftColumns, FinishReason, GivenTokens, Prompt, Turn};
 use draftsmith_theory::{TextEnd, acceptance_prob};
 
 use crate::console::Console;
 use crate::text_side::TextSide;
-
-const HELD: &str = "nobody panics while holding it";
 
 /// Mean difference of acceptance probabilities above which rounding cannot be the reason.
 const OTHER_MODELS: f64 = 0.05;
@@ -87,10 +83,7 @@ pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
 
 /// Statistics of all responses given as tokens.
 #[derive(Default)]
-pub(super) struct GivenLabels(Mutex<Comparison>);
-
-#[derive(Default)]
-struct Comparison {
+pub(super) struct GivenLabels {
     num_responses: usize,
     num_cut: usize,
     /// Tokens with acceptance probabilities in the file, and the sum of their differences from ours.
@@ -103,7 +96,7 @@ impl GivenLabels {
     ///
     /// # Errors
     /// If the draft gives one of the file's draft tokens probability 0.
-    pub(super) fn count(&self, given: &GivenTokens, columns: &DraftColumns) -> Result<()> {
+    pub(super) fn count(&mut self, given: &GivenTokens, columns: &DraftColumns) -> Result<()> {
         let own = columns.draft_log_prob.iter();
         if let Some(at) = own.clone().position(|log_prob| !log_prob.is_finite()) {
             bail!(
@@ -113,21 +106,19 @@ impl GivenLabels {
                 columns.draft_ids[at]
             );
         }
-        let mut all = self.0.lock().expect(HELD);
-        all.num_responses += 1;
-        all.num_cut += usize::from(columns.draft_ids.len() < given.response_ids.len());
+        self.num_responses += 1;
+        self.num_cut += usize::from(columns.draft_ids.len() < given.response_ids.len());
         let theirs = given.acceptance_prob.iter().flatten();
         for (theirs, (p, q)) in theirs.zip(columns.target_log_prob.iter().zip(own)) {
-            all.num_compared += 1;
-            all.difference += (theirs - f64::from(acceptance_prob(*p, *q))).abs();
+            self.num_compared += 1;
+            self.difference += (theirs - f64::from(acceptance_prob(*p, *q))).abs();
         }
         Ok(())
     }
 
     /// Notes how far the file's labels are from ours.
     pub(super) fn note(&self, max_new_tokens: usize, console: &Console) {
-        let Comparison { num_responses, num_cut, num_compared, difference } =
-            *self.0.lock().expect(HELD);
+        let Self { num_responses, num_cut, num_compared, difference } = *self;
         if num_responses == 0 {
             return;
         }

@@ -41,7 +41,7 @@ impl MeasuredModels<'_> {
             recipe: recipe.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             device: DeviceChoice::name(workspace.device()),
-            dtype: workspace.dtype(),
+            dtype: workspace.dtype,
             machine: machine(),
             versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
             models: self.summaries()?,
@@ -59,7 +59,7 @@ impl MeasuredModels<'_> {
         }
         let report = dir.join("report.html");
         let mut replay: Replay = TuningFile::Replay.read(recipe)?;
-        if replay.dtype != workspace.dtype() {
+        if replay.dtype != workspace.dtype {
             replay = Replay::default();
         }
         write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;

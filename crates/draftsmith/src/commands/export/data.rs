@@ -16,7 +16,7 @@ use draftsmith_files::write_whole_with;
 use draftsmith_theory::acceptance_prob;
 use serde::Serialize;
 
-use super::{Export, Written};
+use super::{ExportArguments, Written};
 
 /// A response, with the authors' keys in their order.
 #[derive(Serialize)]
@@ -48,7 +48,7 @@ pub(super) fn is_data(source: &Path) -> bool {
 /// # Errors
 /// If there are no labels, the tokenizer is not the data's, or the file exists or cannot be written.
 pub(super) fn specdec_pp(
-    Export { source, out, .. }: &Export<'_>,
+    ExportArguments { source, out, .. }: &ExportArguments,
     tokenizer: &TextTokenizer,
 ) -> Result<Written> {
     if out.exists() {

@@ -7,19 +7,18 @@ use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
-use super::{Export, Written};
+use super::{ExportArguments, Written};
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::exports::{AdapterExport, found_adapter_head};
 use crate::out_dir::{OutDir, copy_if_there};
-use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
 /// The key in `config.json` that names what a draft model was made from.
 const MADE_OF: &str = "draftsmith";
 
 /// Writes the draft model of the adapter in `source`.
-pub(super) fn export(export: &Export<'_>, workspace: &Workspace) -> Result<Written> {
-    let Export { source, out, .. } = *export;
+pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<Written> {
+    let ExportArguments { source, out, .. } = export;
     let adapter = AdapterExport::without_head(source, workspace)?;
     let tuned = TunedDraftModel::read(source)?;
     let dir = OutDir::begin(out)?;
@@ -124,25 +123,17 @@ pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
 
 /// The command or settings for each runtime.
 fn commands(out: &Path, tuned: Option<&TunedDraftModel>) -> Vec<String> {
-    let settings: Vec<(DecodingName, &RuntimeSetting)> = tuned
-        .into_iter()
-        .flat_map(TunedDraftModel::settings)
-        .flat_map(|(name, settings)| settings.iter().map(move |setting| (name, setting)))
-        .collect();
     let mut commands = vec![format!(
         "transformers: target.generate(**inputs, \
          assistant_model=AutoModelForCausalLM.from_pretrained(\"{}\"))",
         out.display()
     )];
-    for (name, RuntimeSetting { runtime, setting, speedup, .. }) in settings {
+    for (name, settings) in tuned.into_iter().flat_map(TunedDraftModel::settings) {
         // The settings for transformers are in `generation_config.json`.
-        if runtime != "transformers" {
-            commands.push(format!(
-                "{runtime}, {}: {setting} ({:.2}x predicted)",
-                name.text(),
-                speedup.value
-            ));
-        }
+        let settings = settings.iter().filter(|setting| setting.runtime != "transformers");
+        commands.extend(settings.map(|RuntimeSetting { runtime, setting, speedup, .. }| {
+            format!("{runtime}, {}: {setting} ({:.2}x predicted)", name.text(), speedup.value)
+        }));
     }
     commands
 }

@@ -9,7 +9,7 @@ use draftsmith_model::{
 };
 use serde_json::json;
 
-use super::{Export, Written};
+use super::{ExportArguments, Written};
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::draft_model::TunedDraftModel;
 use crate::exports::found_adapter_head;
@@ -17,7 +17,7 @@ use crate::exports::tuned::Tuned;
 use crate::out_dir::OutDir;
 
 /// Writes a head for the SpecDec++ authors' class.
-pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Written> {
+pub(super) fn specdec_pp(ExportArguments { source, out, .. }: &ExportArguments) -> Result<Written> {
     let config = AcceptanceHeadConfig::from_dir(source)?;
     if !config.is_authors() {
         let why = if config.reads.looks_ahead() {
@@ -60,7 +60,7 @@ pub(super) fn specdec_pp(Export { source, out, .. }: &Export<'_>) -> Result<Writ
 }
 
 /// Writes an adapter for Kangaroo's class.
-pub(super) fn kangaroo(Export { source, out, .. }: &Export<'_>) -> Result<Written> {
+pub(super) fn kangaroo(ExportArguments { source, out, .. }: &ExportArguments) -> Result<Written> {
     let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
     // Any target with one more layer will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };

@@ -10,7 +10,7 @@ use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
-use super::{Export, Written};
+use super::{ExportArguments, Written};
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{AdapterExport, ExportKind, HeadExport, read_adapter_head, read_draft_head};
 use crate::out_dir::{OutDir, copy_if_there};
@@ -24,11 +24,11 @@ pub(super) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py
 
 /// Writes a head's separate draft, or an adapter's draft model, with the head.
 pub(super) fn export(
-    export: &Export<'_>,
+    export: &ExportArguments,
     kind: ExportKind,
     workspace: &Workspace,
 ) -> Result<Written> {
-    let dir = OutDir::begin(export.out)?;
+    let dir = OutDir::begin(&export.out)?;
     let mut ignored = Vec::new();
     let head = write_with_head(export, kind, workspace, dir.path(), &mut ignored)?;
     let custom = dir.path().join("custom_generate");
@@ -57,13 +57,13 @@ pub(super) fn export(
 /// Writes a draft, its head's weights and its settings into a directory, and adds what is not exported to
 /// `ignored`.
 pub(super) fn write_with_head(
-    export: &Export<'_>,
+    export: &ExportArguments,
     kind: ExportKind,
     workspace: &Workspace,
     out: &Path,
     ignored: &mut Vec<String>,
 ) -> Result<RejectionThresholdConfig> {
-    let source = export.source;
+    let source = &export.source;
     let (head, draft) = match kind {
         ExportKind::Head => {
             let head = read_draft_head(source, workspace)?;

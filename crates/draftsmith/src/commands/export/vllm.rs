@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
 
 use super::transformers::{ACCEPTANCE_HEAD, write_with_head};
-use super::{Export, Written};
+use super::{ExportArguments, Written};
 use crate::exports::ExportKind;
 use crate::out_dir::OutDir;
 use crate::workspace::Workspace;
@@ -17,7 +17,7 @@ const VERSIONS: [&str; 2] = ["0.32", "0.33"];
 
 /// Writes the package.
 pub(super) fn export(
-    export: &Export<'_>,
+    export: &ExportArguments,
     kind: ExportKind,
     workspace: &Workspace,
 ) -> Result<Written> {
@@ -31,7 +31,7 @@ pub(super) fn export(
             export.out.display()
         );
     }
-    let dir = OutDir::begin(export.out)?;
+    let dir = OutDir::begin(&export.out)?;
     let mut ignored = Vec::new();
     let rule = write_with_head(export, kind, workspace, dir.path(), &mut ignored)?;
     let quoted = VERSIONS.map(|version| format!("\"{version}\"")).join(", ");

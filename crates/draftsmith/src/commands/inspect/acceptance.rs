@@ -6,6 +6,7 @@ use draftsmith_theory::{
     overlap_lower_bound,
 };
 use serde::Serialize;
+use serde_json::{Value, json};
 
 /// The mean of values; `None` if there are none.
 pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
@@ -91,23 +92,13 @@ pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<Entropy
     bands.iter().enumerate().filter_map(band).collect()
 }
 
-/// Expected tokens per round with a fixed number of candidates.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ExpectedTokens {
-    /// K, candidates per round.
-    candidate_length: usize,
-    /// E\[L\], including the target's token.
-    tokens_per_round: f64,
-}
-
-/// E\[L\] at several lengths, if every candidate is accepted independently with the same probability
-/// (Leviathan et al., Eq. 1).
-pub(super) fn expected_tokens(acceptance_prob: f64) -> Vec<ExpectedTokens> {
-    let at = |candidate_length| ExpectedTokens {
-        candidate_length,
-        tokens_per_round: expected_tokens_per_round(acceptance_prob, candidate_length),
-    };
-    LENGTHS.map(at).into()
+/// E\[L\], including the target's token, at several numbers K of candidates per round, if every candidate is
+/// accepted independently with the same probability (Leviathan et al., Eq. 1).
+pub(super) fn expected_tokens(acceptance_prob: f64) -> [Value; 8] {
+    LENGTHS.map(|length| {
+        let tokens = expected_tokens_per_round(acceptance_prob, length);
+        json!({ "candidate_length": length, "tokens_per_round": tokens })
+    })
 }
 
 #[cfg(test)]
@@ -161,10 +152,10 @@ mod tests {
     fn expected_tokens_are_the_sum_of_powers() {
         let found = expected_tokens(0.5);
         let tokens = |length: usize| {
-            let at = found.iter().find(|tokens| tokens.candidate_length == length);
-            at.expect("listed").tokens_per_round
+            let at = found.iter().find(|tokens| tokens["candidate_length"] == length);
+            at.expect("listed")["tokens_per_round"].as_f64().expect("a number")
         };
         assert_eq!((tokens(1), tokens(2), tokens(3)), (1.5, 1.75, 1.875));
-        assert_eq!(expected_tokens(1.0).last().expect("some").tokens_per_round, 11.0);
+        assert_eq!(expected_tokens(1.0)[7]["tokens_per_round"], 11.0);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct PageArguments {
     /// Write an HTML page about the data: lengths, acceptance of the draft, and some responses with each
     /// token coloured by its overlap.
     #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    pub(super) html: Option<PathBuf>,
     /// With `--html`: the checkpoint directory whose tokenizer decodes the responses. Without it, tokens are
     /// shown as ids.
     #[arg(long, value_name = "DIR", requires = "html")]
@@ -40,10 +40,6 @@ pub(crate) struct PageArguments {
 }
 
 impl PageArguments {
-    pub(super) fn is_requested(&self) -> bool {
-        self.html.is_some()
-    }
-
     /// Writes the page if `--html` was given.
     ///
     /// # Errors
@@ -131,17 +127,19 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
-    let lengths = |id, title: &str, lens: fn(&ResponseRow) -> usize| {
+    let histogram = |id, title: &str, caption: &str, (x_name, y_name), content| Plot {
+        id,
+        title: title.to_owned(),
+        caption: caption.to_owned(),
+        x_name,
+        y_name,
+        content,
+    };
+    let lengths = |id, title, lens: fn(&ResponseRow) -> usize| {
         let longest = rows.iter().map(lens).max().unwrap_or(0);
         let edges = bins(longest as f64, NUM_BINS, 1.0);
-        Plot {
-            id,
-            title: title.to_owned(),
-            caption: String::new(),
-            x_name: "tokens \u{2192}",
-            y_name: "\u{2191} share of responses",
-            content: PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64)),
-        }
+        let content = PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64));
+        histogram(id, title, "", ("tokens \u{2192}", "\u{2191} share of responses"), content)
     };
     let prompts = lengths("prompt-lengths", "Prompts\u{2019} lengths", |row| row.prompt_ids.len());
     let responses =
@@ -150,17 +148,11 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
     if drafted.is_empty() {
         return vec![prompts, responses];
     }
-    let shares = |id, title: &str, caption: &str, values: fn(&DraftColumns) -> Vec<f64>| {
+    let names = ("acceptance probability \u{2192}", "\u{2191} share of positions");
+    let shares = |id, title, caption, values: fn(&DraftColumns) -> Vec<f64>| {
         let edges = (0..=NUM_BINS).map(|edge| edge as f64 / NUM_BINS as f64).collect();
         let values = drafted.iter().flat_map(|columns| values(columns));
-        Plot {
-            id,
-            title: title.to_owned(),
-            caption: caption.to_owned(),
-            x_name: "acceptance probability \u{2192}",
-            y_name: "\u{2191} share of positions",
-            content: PlotContent::histogram(edges, values),
-        }
+        histogram(id, title, caption, names, PlotContent::histogram(edges, values))
     };
     vec![
         prompts,

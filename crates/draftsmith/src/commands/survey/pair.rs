@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{
-    Decoding, DrafterId, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
+    Decoding, DrafterId, Draws, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
     Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
 };
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ use crate::console::progress::Progress;
 use crate::costs::Costs;
 use crate::exports::Exports;
 use crate::judging::{Judging, over, speedup};
-use crate::labels::{DraftTokens, Labels};
+use crate::labels::Labels;
 use crate::recorder::{RecordedDrafter, RecordedModels};
 use crate::results::{CostSource, Estimate, ReplayRow, acceptance_by_position};
 use crate::rollouts::RecordedSet;
@@ -282,16 +282,12 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
         }
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);
         let (prompt, response) = (&answer.prompt_ids, &answer.response_ids);
-        let labels = match &surveyor.models {
-            RecordedModels::Pair(pair) => {
-                let drawn = DraftTokens::Drawn(&mut draws);
-                Labels::of(pair, &decoding, prompt, response, drawn)?
-            }
-            RecordedModels::Served(served) => {
-                let known = KnownResponse { response, probs: answer.probs.as_deref() };
-                Labels::of_served(&served.models, &decoding, prompt, &known, &mut draws)?
-            }
+        let models = match &surveyor.models {
+            RecordedModels::Pair(pair) => (*pair).into(),
+            RecordedModels::Served(served) => served.models,
         };
+        let known = KnownResponse { response, probs: answer.probs.as_deref() };
+        let labels = Labels::of(&models, &decoding, prompt, known, |_, q| draws.categorical(q))?;
         let draft = labels.draft.context("there is a draft")?;
         let top = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
         let num_agreeing = top.filter(|(draft, target)| draft == target).count();

@@ -68,7 +68,7 @@ pub(crate) fn run_for_draft_model(
         let mut decoders = pair
             .as_ref()
             .map(|pair| Decoders::new(pair, &nothing_trained, evaluate.max_new_tokens));
-        let mut tuned = TunedDraftModel { dtype: workspace.dtype(), ..TunedDraftModel::default() };
+        let mut tuned = TunedDraftModel { dtype: workspace.dtype, ..TunedDraftModel::default() };
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
             let key =
@@ -112,7 +112,7 @@ fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
     let place = tempfile::tempdir().context("cannot create a temporary directory")?;
     let model = adapter.adapter.draft_model(&adapter.config, &alone.target)?;
     model.write_model_dir(place.path(), alone.target.stored_dtype())?;
-    let draft = CausalLm::from_model_dir_in(place.path(), workspace.dtype(), workspace.device())?;
+    let draft = CausalLm::from_model_dir_in(place.path(), workspace.dtype, workspace.device())?;
     Ok(alone.with_draft(draft))
 }
 

@@ -62,7 +62,7 @@ const WITH_HEAD: &str = "[adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n\
 /// The adapter's weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    train_adapter::run(recipe, &workspace, &mut None, &console).expect("trains");
+    train_adapter::run(recipe, &workspace, &console).expect("trains");
     let dir = recipe.adapter_root();
     let weights = ["model.safetensors", "head/model.safetensors"].map(|name| dir.join(name));
     let weights = weights.iter().filter(|path| path.exists());
@@ -146,7 +146,7 @@ fn missing_layers_are_named() {
     let recipe = of_adapter(dir.path(), "a", &target, &data, "");
     built(&recipe);
     let train = |recipe: &Recipe| {
-        let trained = train_adapter::run(recipe, &workspace(recipe), &mut None, &Console::silent());
+        let trained = train_adapter::run(recipe, &workspace(recipe), &Console::silent());
         format!("{:#}", trained.expect_err("refused"))
     };
     // Initialising from the target takes one layer more than there is.

@@ -7,14 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use draftsmith_data::{DataSet, DraftColumns, Incomplete, read_dir};
-use draftsmith_theory::SeededDraws;
+use draftsmith_data::{DataSet, DraftColumns, Incomplete, ResponseRow, read_dir};
+use draftsmith_decode::KnownResponse;
+use draftsmith_theory::{Draws, SeededDraws};
 use serde_json::Value;
 
 use super::*;
-use crate::commands::build_data::{self, Building};
-use crate::commands::{record, replay, train_head, tune};
-use crate::labels::DraftTokens;
+use crate::commands::{build_data, record, replay, train_head, tune};
+use crate::labels::Labels;
 use crate::served::loopback::{Deed, Loopback};
 
 const SEED: u64 = 5;
@@ -64,7 +64,9 @@ fn workspace(recipe: &Recipe) -> Workspace {
     let served_as = recipe.target_elsewhere().map(|server| &*server.model);
     let (devices, console) = (vec![Device::flex()], Console::silent());
     let workspace = Workspace::open(target, served_as, draft, None, devices, &console);
-    workspace.expect("local").with_first_layers(recipe.num_first_layers())
+    let mut workspace = workspace.expect("local");
+    workspace.num_first_layers = recipe.num_first_layers();
+    workspace
 }
 
 /// A directory with all of the target's files but its weights.
@@ -90,8 +92,7 @@ fn built(recipe: &Recipe) -> DataSet {
 /// The results of every stage after the data, without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    let steps = &mut None;
-    train_head::run(recipe, &workspace, steps, &console).expect("trains");
+    train_head::run(recipe, &workspace, &console).expect("trains");
     let head = fs::read(recipe.head_dir().join("model.safetensors")).expect("a head");
     record::run(recipe, &workspace, &console).expect("records");
     let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
@@ -150,8 +151,9 @@ fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColu
     let pair = pair.pair().expect("it is committed");
     let decoding = recipe.data.as_ref().expect("a section").decoding();
     let mut draws = SeededDraws::new(SEED, &[&row.id, "draft tokens"]);
-    let drawn = DraftTokens::Drawn(&mut draws);
-    let labels = Labels::of(pair, &decoding, &row.prompt_ids, &row.response_ids, drawn);
+    let known = KnownResponse { response: &row.response_ids, probs: None };
+    let draw = |_: usize, q: &[f64]| draws.categorical(q);
+    let labels = Labels::of(&pair.into(), &decoding, &row.prompt_ids, known, draw);
     let labels = labels.expect("it fits");
     (labels.response_target_log_prob, labels.draft.expect("there is a draft"))
 }
@@ -264,7 +266,7 @@ fn stages_that_need_weights_say_so() {
     recipe.tune.as_mut().expect("a section").costs = None;
     built(&recipe);
     let console = Console::silent();
-    train_head::run(&recipe, &workspace(&recipe), &mut None, &console).expect("trains");
+    train_head::run(&recipe, &workspace(&recipe), &console).expect("trains");
     record::run(&recipe, &workspace(&recipe), &console).expect("records");
     let error = tune::run(&recipe, &workspace(&recipe), &console).expect_err("no costs");
     assert!(error.to_string().contains("`[tune.costs]` `draft_ms` and `target_ms`"), "{error}");

@@ -1,0 +1,284 @@
+//! Builds rows: gets each turn's response and labels it.
+//!
+//! Labels of a served target need none of its weights. A greedy response gives the target's most probable
+//! token at each position, which is all that its labels need. For a sampled one, servers return the
+//! log-probabilities of the most probable tokens, and each row stores a bound on the error from the rest
+//! (`draftsmith-theory`, `top_probs.rs`).
+
+use std::sync::Mutex;
+
+use anyhow::{Context, Result};
+use draftsmith_data::{FinishReason, GivenTokens, Prompt, ResponseRow};
+use draftsmith_decode::{Finish, Generation, KnownResponse, RoundTokens};
+use draftsmith_model::CausalLm;
+use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
+
+use super::existing::{GivenLabels, existing_response};
+use crate::console::progress::Progress;
+use crate::console::{Console, Interrupted};
+use crate::conversation::{Turn, answer_batched, answer_named};
+use crate::labels::{self, LabelModels, Labels};
+use crate::recipe::{DataRecipe, Responses};
+use crate::responses::Responder;
+use crate::served::{Served, ServedResponse};
+use crate::text_side::TextSide;
+
+const HELD: &str = "nobody panics while holding it";
+
+/// Builds the rows of one data set.
+pub(super) struct Labeller<'a> {
+    pub(super) models: LabelModels<'a>,
+    pub(super) text: &'a TextSide,
+    pub(super) data: &'a DataRecipe,
+    pub(super) seed: u64,
+    pub(super) decoding: Decoding,
+    /// The servers' responses, if servers write them.
+    pub(super) served: Option<Served>,
+    /// Statistics of responses given as tokens.
+    pub(super) given: Mutex<GivenLabels>,
+    pub(super) known_mass: Mutex<KnownMass>,
+    pub(super) progress: &'a Progress,
+    pub(super) console: &'a Console,
+}
+
+/// How much of a served target's probability mass is known, for a note at the end.
+#[derive(Default)]
+pub(super) struct KnownMass {
+    num_rows: usize,
+    num_left_out: usize,
+    /// Tokens and unknown mass of the rows that were kept.
+    num_tokens: usize,
+    outside_mass: f64,
+}
+
+/// The response to a turn.
+struct Response<'p> {
+    ids: Vec<u32>,
+    finish: FinishReason,
+    /// The known part of each token's distribution, if the labels come from a server.
+    probs: Option<Vec<TopProbs>>,
+    /// The target's log-probability of each token, if already known.
+    target_log_prob: Option<Vec<f32>>,
+    /// Its source, if the prompt file gives tokens.
+    given: Option<&'p GivenTokens>,
+}
+
+/// A turn's share of its prompt's work.
+fn share_of_turn(prompt: &Prompt) -> f64 {
+    1.0 / prompt.turns.len() as f64
+}
+
+impl Labeller<'_> {
+    /// The rows of conversations, one per assistant turn, in order. Rows with too much unknown mass are left
+    /// out.
+    ///
+    /// # Errors
+    /// If a response is missing or does not fit, a model fails, or the job is interrupted.
+    pub(super) fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
+        let mut left = prompts.len() as f64;
+        let answered = answer_batched(
+            self.text,
+            prompts,
+            |row: &ResponseRow| &row.response_ids,
+            |turns| {
+                let responses = self.responses(prompts, &turns)?;
+                let label = |((prompt_index, turn), response): ((usize, Turn), Response<'_>)| {
+                    if self.console.is_interrupted() {
+                        return Err(Interrupted.into());
+                    }
+                    let prompt = prompts[prompt_index];
+                    let row = answer_named(turn, |turn| self.row(prompt, turn, response))?;
+                    let share = share_of_turn(prompt);
+                    self.progress.advance_part(share * (1.0 - self.share_of_response()));
+                    left -= share;
+                    Ok(row)
+                };
+                turns.into_iter().zip(responses).map(label).collect()
+            },
+        )?;
+        // The turns that exceed the context.
+        self.progress.advance_part(left);
+        let rows = answered.into_iter().flat_map(|(rows, _)| rows);
+        Ok(rows.filter(|row| self.is_known(row)).collect())
+    }
+
+    /// The share of a turn's work that generating the response takes: half if the labels need another
+    /// forward over it.
+    fn share_of_response(&self) -> f64 {
+        match (self.data.responses, self.models.draft) {
+            (Responses::Existing | Responses::Server, _) => 0.0,
+            (Responses::Generate, Some(_)) => 0.5,
+            (Responses::Generate, None) => 1.0,
+        }
+    }
+
+    /// The response to each turn: from its file, the servers or the target.
+    fn responses<'p>(
+        &self,
+        prompts: &[&'p Prompt],
+        turns: &[(usize, Turn)],
+    ) -> Result<Vec<Response<'p>>> {
+        if let (Responses::Generate, Some(target)) = (self.data.responses, self.models.target) {
+            let share = self.share_of_response();
+            let worth = |(index, _): &(usize, Turn)| share_of_turn(prompts[*index]) * share;
+            return self.generate(target, turns, turns.iter().map(worth).collect());
+        }
+        let found = |(prompt_index, turn): &(usize, Turn)| {
+            let given = &prompts[*prompt_index].turns[turn.number];
+            let named = || format!("prompt `{}`", turn.id);
+            let (ids, finish, probs, given) = match &self.served {
+                Some(served) => {
+                    let ServedResponse { ids, finish, probs } =
+                        served.response(&turn.id, &turn.prompt_ids).with_context(named)?;
+                    (ids, finish, probs.filter(|_| self.models.target.is_none()), None)
+                }
+                None => {
+                    let most = self.data.max_new_tokens;
+                    let (ids, finish) = existing_response(self.text, given, &turn.prompt_ids, most)
+                        .with_context(named)?;
+                    (ids, finish, None, given.tokens.as_ref())
+                }
+            };
+            Ok(Response { ids, finish, probs, target_log_prob: None, given })
+        };
+        turns.iter().map(found).collect()
+    }
+
+    /// Generates the response to each turn with the target. `worth` is each turn's share of the progress.
+    fn generate<'p>(
+        &self,
+        target: &CausalLm,
+        turns: &[(usize, Turn)],
+        worth: Vec<f64>,
+    ) -> Result<Vec<Response<'p>>> {
+        let responder = Responder {
+            target,
+            context: self.text.context,
+            decoding: self.decoding,
+            limits: self.text.limits(self.data.max_new_tokens),
+            console: self.console,
+        };
+        let vocab_size = self.models.vocab_size;
+        let draws = |id: &str| SeededDraws::new(self.seed, &[id, "response"]);
+        let mut prompts: Vec<(&[u32], SeededDraws)> =
+            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
+        let has_draft = self.models.draft.is_some();
+        // Without a draft no forward follows, so we compute the log-probabilities now.
+        let mut log_probs = vec![Vec::new(); prompts.len()];
+        let mut texts: Vec<Vec<u32>> =
+            turns.iter().map(|(_, turn)| turn.prompt_ids.clone()).collect();
+        let mut written = self.progress.side_by_side(worth);
+        let mut lens = vec![0; turns.len()];
+        let observe = |nth: usize, tokens: RoundTokens<'_>| {
+            lens[nth] += tokens.kept.len();
+            written.reach(nth, lens[nth] as f64 / self.data.max_new_tokens as f64);
+            if !has_draft {
+                for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
+                    let text = &mut texts[nth];
+                    log_probs[nth].push(labels::log_prob(&self.decoding, logits, text, *id));
+                    text.push(*id);
+                }
+            }
+        };
+        let generations = responder.respond(&mut prompts, observe)?;
+        written.finish();
+        let response = |(generation, log_probs): (Generation, Vec<f32>)| Response {
+            ids: generation.token_ids,
+            finish: match generation.finish {
+                Finish::Eos => FinishReason::Eos,
+                Finish::StopString => FinishReason::StopString,
+                Finish::Length | Finish::Stopped => FinishReason::Length,
+            },
+            probs: None,
+            target_log_prob: (!has_draft).then_some(log_probs),
+            given: None,
+        };
+        Ok(generations.into_iter().zip(log_probs).map(response).collect())
+    }
+
+    fn row(&self, prompt: &Prompt, turn: Turn, response: Response<'_>) -> Result<ResponseRow> {
+        let Turn { id, prompt_ids, .. } = turn;
+        let Response { ids, finish: finish_reason, probs, target_log_prob, given } = response;
+        let labels = match target_log_prob {
+            Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
+            None => {
+                let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
+                let given_ids = given.and_then(|given| given.draft_ids.as_deref());
+                let draft_token = |at: usize, q: &[f64]| match given_ids {
+                    Some(ids) => ids[at] as usize,
+                    None => draws.categorical(q),
+                };
+                let known = KnownResponse { response: &ids, probs: probs.as_deref() };
+                Labels::of(&self.models, &self.decoding, &prompt_ids, known, draft_token)?
+            }
+        };
+        if let (Some(given), Some(columns)) = (given, &labels.draft) {
+            self.given.lock().expect(HELD).count(given, columns)?;
+        }
+        let mut row = ResponseRow {
+            id,
+            source: prompt.source.clone(),
+            prompt_ids,
+            response_ids: ids,
+            response_target_log_prob: labels.response_target_log_prob,
+            target_outside_mass: probs.map(|probs| self.outside_masses(&probs)),
+            draft: labels.draft,
+            finish_reason,
+        };
+        row.round_stored();
+        Ok(row)
+    }
+
+    fn outside_masses(&self, probs: &[TopProbs]) -> Vec<f32> {
+        let TokenChoice::Sampled(sampling) = self.decoding.choice else {
+            return vec![0.0; probs.len()];
+        };
+        let vocab_size = self.models.vocab_size;
+        let mass = |probs: &TopProbs| probs.outside_mass(&sampling, vocab_size).clamp(0.0, 1.0);
+        probs.iter().map(|probs| mass(probs) as f32).collect()
+    }
+
+    fn max_outside_mass(&self) -> f64 {
+        self.data.served_by().map_or(1.0, |server| server.max_outside_mass)
+    }
+
+    /// Whether enough of a row's probability mass is known. Counts the row.
+    fn is_known(&self, row: &ResponseRow) -> bool {
+        let Some(masses) = &row.target_outside_mass else { return true };
+        let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
+        let is_known = sum <= self.max_outside_mass() * masses.len() as f64;
+        let mut all = self.known_mass.lock().expect(HELD);
+        all.num_rows += 1;
+        if is_known {
+            all.num_tokens += masses.len();
+            all.outside_mass += sum;
+        } else {
+            all.num_left_out += 1;
+        }
+        is_known
+    }
+
+    /// Notes how far a file's labels are from ours, and how much of a served target's mass is unknown.
+    pub(super) fn note(&self) {
+        self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.console);
+        let all = self.known_mass.lock().expect(HELD);
+        if all.num_rows == 0 {
+            return;
+        }
+        let mean = all.outside_mass / all.num_tokens.max(1) as f64;
+        let mut line = format!(
+            "build-data: {:.2} % of the target's probability mass is unknown",
+            100.0 * mean
+        );
+        if all.num_left_out > 0 {
+            line += &format!(
+                "; {} of {} responses are left out, because they exceed \
+                 `data.server.max_outside_mass` = {}",
+                all.num_left_out,
+                all.num_rows,
+                self.max_outside_mass()
+            );
+        }
+        self.console.note(line);
+    }
+}
