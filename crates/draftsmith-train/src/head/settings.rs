@@ -183,6 +183,17 @@ impl HeadTraining {
                            draft again, so hidden states change; `labels = \"rollouts\"` allows `cache`",
             });
         }
+        if self.labels.mixed().is_none()
+            && self.sweep.iter().any(|sweep| sweep.mixing_ratio.is_some())
+        {
+            return Err(TrainError::Setting {
+                section,
+                key: "sweep.mixing_ratio",
+                value: "set".to_owned(),
+                expected: "no such list: with labels from rollouts nothing is mixed, so its heads \
+                           would be equal",
+            });
+        }
         Ok(())
     }
 }
@@ -272,6 +283,9 @@ mod tests {
             let labels = HeadLabels::Rollouts;
             let cached = HeadTraining { features: Features::Cache, labels, ..default() };
             cached.validate(section).unwrap();
+            let mixing_ratio = Some(vec![0.1, 0.2]);
+            let sweep = Some(HeadSweep { mixing_ratio, ..HeadSweep::default() });
+            check("sweep.mixing_ratio", HeadTraining { labels, sweep, ..default() });
             for bad in [f64::NAN, -1.0, f64::INFINITY] {
                 check("rejection_weight", HeadTraining { rejection_weight: bad, ..default() });
                 check("mixing_ratio", HeadTraining { mixing_ratio: bad, ..default() });
