@@ -193,7 +193,8 @@ impl LmHead {
                 // The slope of the cap: 1 − tanh².
                 (logits.clone() / cap).square().neg() + 1.0
             });
-            let (loss, gradient) = loss_and_gradient(loss, [logits, teacher], are_tokens, token_share);
+            let (loss, gradient) =
+                loss_and_gradient(loss, [logits, teacher], are_tokens, token_share);
             losses.push(loss);
             let gradient = match slopes {
                 Some(slopes) => gradient * slopes,
