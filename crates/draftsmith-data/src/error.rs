@@ -10,15 +10,8 @@ use draftsmith_files::FileError;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The file could not be read or written.
-    #[error("cannot {action} `{path}`: {source}")]
-    Io {
-        /// `read`, `write`, `create`, `remove` or `decompress`.
-        action: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// The error from the operating system.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file, or a line of one, is not JSON.
     #[error("`{path}`, line {line}, column {column}: not JSON: {problem}; fix or remove that line")]
     NotJson {
@@ -281,16 +274,10 @@ pub enum DataError {
     },
 }
 
-impl From<FileError> for DataError {
-    fn from(FileError { action, path, source }: FileError) -> Self {
-        Self::Io { action, path, source }
-    }
-}
-
 impl DataError {
     /// Adds the action and the file to an I/O error.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.to_path_buf(), source }
+        FileError::new(action, path, source).into()
     }
 
     /// Adds the file to the error of a row.

@@ -12,6 +12,7 @@ mod record;
 mod selection;
 mod table;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use self::file::Records;
@@ -108,7 +109,6 @@ impl Prompt {
 /// The last item is an error if the file cannot be read or decompressed or holds no prompt, or if a
 /// record is not JSON, is too large, has no known form or has an empty user text. The error names the
 /// line. [`Self::skipping_malformed`] skips such records instead.
-#[derive(Debug)]
 pub struct Prompts {
     path: PathBuf,
     source: String,
@@ -236,6 +236,12 @@ impl Prompts {
             _ => format!("{source}#{index}"),
         };
         Ok(Some(Prompt { id, own_id, source, category, turns, system }))
+    }
+}
+
+impl fmt::Debug for Prompts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prompts").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

@@ -94,9 +94,7 @@ pub fn write_rollouts(
     rows: &[RolloutRow],
     provenance: &RolloutProvenance,
 ) -> Result<(), DataError> {
-    provenance
-        .validate()
-        .map_err(|problem| DataError::BadProvenance { path: path.to_path_buf(), problem })?;
+    provenance.validate().map_err(|problem| bad_provenance(path, &problem))?;
     validate_file(rows, provenance)?;
     write_rows(path, &COLUMNS, provenance.to_entries(), rows, to_array)
 }

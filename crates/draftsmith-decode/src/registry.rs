@@ -159,12 +159,10 @@ struct Sizes<'m> {
 
 impl<'m> Sizes<'m> {
     fn drafter(self, parts: DrafterParts<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let id = parts.id();
         match parts {
-            DrafterParts::Draft { model, head } => {
-                Box::new(self.draft(DrafterId::Draft, model, head))
-            }
-            DrafterParts::SmallDraft { model, head } => {
-                Box::new(self.draft(DrafterId::SmallDraft, model, head))
+            DrafterParts::Draft { model, head } | DrafterParts::SmallDraft { model, head } => {
+                Box::new(self.draft(id, model, head))
             }
             DrafterParts::SelfDraft { exit_layer, adapter, head } => {
                 Box::new(self.self_draft(exit_layer, adapter, head))
@@ -172,8 +170,7 @@ impl<'m> Sizes<'m> {
             DrafterParts::MaxGram { config, bigrams } => {
                 Box::new(MaxGramDraft::new(config, bigrams, self.num_slots))
             }
-            DrafterParts::Cascade { number, config, drafters } => {
-                let id = DrafterId::Cascade { number };
+            DrafterParts::Cascade { config, drafters, .. } => {
                 let (mut models, mut lookup) = (Vec::new(), None);
                 for parts in drafters {
                     match parts {
@@ -197,12 +194,10 @@ impl<'m> Sizes<'m> {
         self,
         parts: DrafterParts<'m>,
     ) -> Option<Box<dyn StepDrafter<ModelSession<'m>> + 'm>> {
+        let id = parts.id();
         match parts {
-            DrafterParts::Draft { model, head } => {
-                Some(Box::new(self.draft(DrafterId::Draft, model, head)))
-            }
-            DrafterParts::SmallDraft { model, head } => {
-                Some(Box::new(self.draft(DrafterId::SmallDraft, model, head)))
+            DrafterParts::Draft { model, head } | DrafterParts::SmallDraft { model, head } => {
+                Some(Box::new(self.draft(id, model, head)))
             }
             DrafterParts::SelfDraft { exit_layer, adapter, head } => {
                 Some(Box::new(self.self_draft(exit_layer, adapter, head)))

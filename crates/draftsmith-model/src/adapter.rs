@@ -85,12 +85,7 @@ impl AdapterArchitecture {
 impl std::fmt::Display for AdapterArchitecture {
     /// The name in recipes and files.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Self::Attention => "attention",
-            Self::AttentionWithHead => "attention-with-head",
-            Self::DecoderLayer => "decoder-layer",
-            Self::MlpOnly => "mlp-only",
-        })
+        self.serialize(formatter)
     }
 }
 

@@ -293,7 +293,7 @@ impl CausalLm {
     /// packed, otherwise on the device.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
         if let ModelWeights::Packed(packed) = &self.weights {
-            return packed.embed(ids).into();
+            return Rows::of_slot_0(packed.embed(ids));
         }
         let num_rows = ids.len();
         let mut values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();

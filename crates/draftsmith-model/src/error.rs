@@ -9,15 +9,8 @@ use draftsmith_files::{FileError, JsonError, parse_json};
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The file could not be read or written.
-    #[error("cannot {action} `{path}`: {source}")]
-    Io {
-        /// The action: `read`, `write`, `create`.
-        action: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// The operating system's error.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A malformed JSON file.
     #[error(transparent)]
     Json(#[from] JsonError),
@@ -152,16 +145,10 @@ pub enum ModelError {
     Device(String),
 }
 
-impl From<FileError> for ModelError {
-    fn from(FileError { action, path, source }: FileError) -> Self {
-        Self::Io { action, path, source }
-    }
-}
-
 impl ModelError {
     /// Wraps an I/O error with the action and the file.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.to_path_buf(), source }
+        FileError::new(action, path, source).into()
     }
 }
 

@@ -156,13 +156,19 @@ pub(crate) fn forward_sequences(
             let (only_seen, x) = x[..wanted.end * width].split_at_mut(start * width);
             if !only_seen.is_empty() {
                 let run = placed(0, start);
-                layer.attention.fill(only_seen, run[..].into(), slots, reaches, scratch);
+                layer.attention.fill(
+                    only_seen,
+                    PlacedRows::new(&run, &[]),
+                    slots,
+                    reaches,
+                    scratch,
+                );
             }
             let num_rows = x.len() / width;
             let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_A_BLOCK).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
                 let run = placed(start, rows.len() / width);
-                layer.forward(rows, run[..].into(), slots, reaches, scratch);
+                layer.forward(rows, PlacedRows::new(&run, &[]), slots, reaches, scratch);
                 start += run[0].num_rows;
             }
         }

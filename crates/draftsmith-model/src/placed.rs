@@ -23,12 +23,6 @@ pub(crate) struct PlacedRows<'a> {
     num_rows: usize,
 }
 
-impl<'a> From<&'a [PlacedRun]> for PlacedRows<'a> {
-    fn from(runs: &'a [PlacedRun]) -> Self {
-        Self::new(runs, &[])
-    }
-}
-
 impl<'a> PlacedRows<'a> {
     /// All rows of a forward. `trees` are those of the slots.
     pub(crate) fn new(runs: &'a [PlacedRun], trees: &'a [TokenTree]) -> Self {
@@ -81,7 +75,7 @@ mod tests {
             let of_run = |run: PlacedRun| (0..run.num_rows).map(move |r| (run.slot, run.start + r));
             rows.runs().flat_map(of_run).collect()
         };
-        let rows = PlacedRows::from(&all[..]);
+        let rows = PlacedRows::new(&all, &[]);
         let whole = each(rows);
         assert_eq!(whole[2..5], [(2, 9), (0, 0), (1, 40)]);
         for cut in 0..=8 {

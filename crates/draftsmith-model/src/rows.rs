@@ -173,12 +173,6 @@ impl From<DeviceRows> for RowData {
 }
 
 /// Rows of slot 0.
-impl From<HostRows> for Rows {
-    fn from(rows: HostRows) -> Self {
-        Self::of_slot_0(rows)
-    }
-}
-
 /// From `[1, rows, width]`, on its device: rows of slot 0.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
@@ -379,7 +373,7 @@ mod tests {
         let num_rows = range.len();
         let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();
         if on_host {
-            HostRows { values, width: 2 }.into()
+            Rows::of_slot_0(HostRows { values, width: 2 })
         } else {
             let data = TensorData::new(values, [1, num_rows, 2]);
             Tensor::<3>::from_data(data, &Device::flex()).into()

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use draftsmith_files::write_whole;
 use serde::Serialize;
 
-use self::event_file::{EventFile, TRAINING, VALIDATION};
+use self::event_file::{EventFile, TRAINING};
 use crate::error::{TrainError, file_error};
 
 /// The numbers of one step.
@@ -36,7 +36,7 @@ pub(crate) struct StepMetrics {
 pub(crate) struct StepLog {
     path: PathBuf,
     file: File,
-    events: EventFile,
+    pub(crate) events: EventFile,
 }
 
 impl StepLog {
@@ -76,15 +76,6 @@ impl StepLog {
             ("gradient_norm", metrics.gradient_norm),
         ];
         self.events.push_numbers(TRAINING, metrics.step, &numbers)
-    }
-
-    /// Appends the scores of a validation after `step`.
-    pub(crate) fn push_validation(
-        &mut self,
-        step: usize,
-        scores: &[(&str, f64)],
-    ) -> Result<(), TrainError> {
-        self.events.push_numbers(VALIDATION, step, scores)
     }
 
     /// Syncs the log to the disk, before the state of its last step is saved.

@@ -32,7 +32,6 @@ pub(super) fn source_name(path: &Path) -> String {
 }
 
 /// A file's records, in order.
-#[derive(Debug)]
 pub(super) enum Records {
     Lines(TextReader),
     Array(TextReader, usize),
@@ -146,12 +145,6 @@ pub(super) struct TextReader {
     after_return: bool,
     /// Whether the line is longer than a record may be and has not been read to its end.
     in_long_line: bool,
-}
-
-impl std::fmt::Debug for TextReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TextReader").field("path", &self.path).field("line", &self.line).finish()
-    }
 }
 
 impl TextReader {

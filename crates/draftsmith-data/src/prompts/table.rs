@@ -36,15 +36,6 @@ pub(super) struct RecordTable {
     unread: Option<(&'static str, String)>,
 }
 
-impl std::fmt::Debug for RecordTable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RecordTable")
-            .field("path", &self.path)
-            .field("row", &self.num_rows)
-            .finish()
-    }
-}
-
 impl RecordTable {
     /// Opens a table. Only columns of text or of lists of text are read. A conversation as a list of
     /// structures is supported only in JSON.

@@ -59,20 +59,12 @@ pub enum RolloutDecoding {
     Sampled,
 }
 
-impl RolloutDecoding {
-    /// The name in file names: `greedy` or `sampled`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Greedy => "greedy",
-            Self::Sampled => "sampled",
-        }
-    }
-}
-
 impl fmt::Display for RolloutDecoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        f.write_str(match self {
+            Self::Greedy => "greedy",
+            Self::Sampled => "sampled",
+        })
     }
 }
 

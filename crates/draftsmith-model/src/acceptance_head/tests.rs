@@ -42,7 +42,7 @@ fn outputs(head: &AcceptanceHead, hidden: usize) -> [Vec<f32>; 3] {
         let [logits] = Rows::to_host([logits]).expect("brought");
         logits
     };
-    [trained, decoded(&on_device), decoded(&|rows| rows.clone().into())]
+    [trained, decoded(&on_device), decoded(&|rows| Rows::of_slot_0(rows.clone()))]
 }
 
 /// All combinations of inputs.

@@ -93,7 +93,7 @@ fn an_adapter_round_trips(target: &CausalLm) {
     let features = target.exit_states(ids, 1);
     let [_, _, width] = features.dims();
     let on_device: Rows = features.clone().into();
-    let on_host: Rows = HostRows { values: values(features.clone()), width }.into();
+    let on_host = Rows::of_slot_0(HostRows { values: values(features.clone()), width });
     for (architecture, num_layers) in architectures() {
         let (dir, config, adapter) = written_for(target, architecture, num_layers);
         let (read_config, read) =

@@ -24,7 +24,7 @@ use super::source::{WeightSource, named_linears};
 use crate::following::{Following, MASKED};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::packed::AttentionForm;
-use crate::placed::PlacedRun;
+use crate::placed::{PlacedRows, PlacedRun};
 use crate::precision::copied;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
@@ -92,7 +92,7 @@ impl Positions {
         let [_, seq, _] = hidden.dims();
         let all = [PlacedRun { slot: 0, start: 0, num_rows: seq }];
         let view = |reach: &Reach| {
-            let rope = RopeWindow::new(&reach.rope, all[..].into(), dtype, device);
+            let rope = RopeWindow::new(&reach.rope, PlacedRows::new(&all, &[]), dtype, device);
             let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
             let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
             let is_fused = may_fuse && is_causal && !reach.is_capped;

@@ -122,54 +122,34 @@ fn is_on_host(logits: &Tensor<2>, is_padded: bool) -> bool {
 /// The number of sums of [`LmHead::score_sums`].
 pub(crate) const NUM_SCORES: usize = 4;
 
-/// The target's distributions at a chunk's tokens.
-enum Teacher {
-    OnHost(on_host::Teacher),
-    OnDevice(Box<on_device::Teacher>),
-}
-
-impl Teacher {
-    /// Takes the target's logits, `[tokens, vocab]`.
-    fn new(logits: Tensor<2>, loss: DistillationLoss, is_padded: bool) -> Self {
-        if is_on_host(&logits, is_padded) {
-            let [_, vocab_size] = logits.dims();
-            Self::OnHost(on_host::Teacher::new(vectors::values(logits), vocab_size, loss))
-        } else {
-            Self::OnDevice(Box::new(on_device::Teacher::new(logits, loss)))
-        }
+/// The sum of a chunk's losses times `token_share`, and its gradient with respect to the student's
+/// logits.
+///
+/// # Shapes
+/// - student, teacher: logits, `[tokens, vocab]`
+/// - are_tokens: `[tokens, 1]`, as [`Tokens::are`]
+/// - output: `[1]` and `[tokens, vocab]`
+fn loss_and_gradient(
+    loss: DistillationLoss,
+    [student, teacher]: [Tensor<2>; 2],
+    are_tokens: Option<Tensor<2>>,
+    token_share: f64,
+) -> (Tensor<1>, Tensor<2>) {
+    if is_on_host(&teacher, are_tokens.is_some()) {
+        let (shape, device) = (student.dims(), student.device());
+        let [mut student, teacher] = [student, teacher].map(vectors::values);
+        let vocab_size = shape[1];
+        let share = token_share as f32;
+        let sum = on_host::loss_and_gradient(loss, &mut student, teacher, vocab_size, share);
+        let loss = vectors::tensor(vec![(sum * token_share) as f32], [1], &device);
+        return (loss, vectors::tensor(student, shape, &device));
     }
-
-    /// The sum of the tokens' losses times `token_share`, and its gradient with respect to the student's
-    /// logits.
-    ///
-    /// # Shapes
-    /// - logits: `[tokens, vocab]`
-    /// - are_tokens: `[tokens, 1]`, as [`Tokens::are`]
-    /// - output: `[1]` and `[tokens, vocab]`
-    fn loss_and_gradient(
-        &self,
-        logits: Tensor<2>,
-        are_tokens: Option<Tensor<2>>,
-        token_share: f64,
-    ) -> (Tensor<1>, Tensor<2>) {
-        match self {
-            Self::OnHost(teacher) => {
-                let (shape, device) = (logits.dims(), logits.device());
-                let mut logits = vectors::values(logits);
-                let sum = teacher.loss_and_gradient(&mut logits, token_share as f32);
-                let loss = vectors::tensor(vec![(sum * token_share) as f32], [1], &device);
-                (loss, vectors::tensor(logits, shape, &device))
-            }
-            Self::OnDevice(teacher) => {
-                let (losses, gradient) = teacher.losses_and_gradient(logits);
-                let (losses, gradient) = match are_tokens {
-                    Some(are) => (losses * are.clone(), gradient * are),
-                    None => (losses, gradient),
-                };
-                (losses.sum() * token_share, gradient * token_share)
-            }
-        }
-    }
+    let (losses, gradient) = on_device::losses_and_gradient(loss, student, teacher);
+    let (losses, gradient) = match are_tokens {
+        Some(are) => (losses * are.clone(), gradient * are),
+        None => (losses, gradient),
+    };
+    (losses.sum() * token_share, gradient * token_share)
 }
 
 impl LmHead {
@@ -208,13 +188,13 @@ impl LmHead {
             chunks(hidden, teacher.into(), tokens, loss_chunk)
         {
             let teacher = self.taught(teacher, &device);
-            let teacher = Teacher::new(teacher, loss, are_tokens.is_some());
             let logits = self.logits(hidden.clone(), &students_head);
             let slopes = self.soft_cap.map(|cap| {
                 // The slope of the cap: 1 − tanh².
                 (logits.clone() / cap).square().neg() + 1.0
             });
-            let (loss, gradient) = teacher.loss_and_gradient(logits, are_tokens, token_share);
+            let (loss, gradient) =
+                loss_and_gradient(loss, [logits, teacher], are_tokens, token_share);
             losses.push(loss);
             let gradient = match slopes {
                 Some(slopes) => gradient * slopes,

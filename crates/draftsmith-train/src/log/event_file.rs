@@ -24,7 +24,7 @@ const PREFIX: &str = "events.out.tfevents.";
 /// The prefix of the names of training numbers.
 pub(super) const TRAINING: &str = "train/";
 /// The prefix of the names of validation scores.
-pub(super) const VALIDATION: &str = "validation/";
+pub(crate) const VALIDATION: &str = "validation/";
 
 /// An open event file.
 #[derive(Debug)]

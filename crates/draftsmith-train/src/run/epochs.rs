@@ -18,6 +18,7 @@ use burn_train::{
 
 use crate::data::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
 use crate::error::TrainError;
+use crate::log::event_file::VALIDATION;
 use crate::log::metrics::{ScoreSlot, TRAINING_LOSS};
 use crate::log::{StepLog, StepMetrics};
 use crate::run::checkpoint;
@@ -136,7 +137,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
         for ((member, log), validation) in self.logged().into_iter().zip(validation) {
             let numbers: Vec<(&str, f64)> =
                 L::SCORES.iter().map(|score| (score.name, (score.pick)(&validation))).collect();
-            log.push_validation(num_steps, &numbers)?;
+            log.events.push_numbers(VALIDATION, num_steps, &numbers)?;
             member.end_epoch(epoch, num_steps, validation);
         }
         let progress = &mut self.setup.trainer.progress;

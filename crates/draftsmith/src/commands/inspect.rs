@@ -232,7 +232,7 @@ fn rollouts(path: &Path) -> Result<Value> {
         "kind": "rollouts",
         "drafter": provenance.drafter,
         "set": provenance.set,
-        "decoding": provenance.decoding().as_str(),
+        "decoding": provenance.decoding().to_string(),
     });
     let summary = serde_json::to_value(RecordedSet::new(&rows, &provenance)?.summary())?;
     if let (Some(shown), Value::Object(summary)) = (shown.as_object_mut(), summary) {

@@ -173,7 +173,7 @@ impl TrainingRecorder<'_> {
             .zip(&probs)
             .map(|(row, probs)| {
                 let room = context - row.prompt_ids.len();
-                let stream = [&row.id, "rollouts", SET, stored_decoding.as_str()];
+                let stream = [&row.id, "rollouts", SET, &stored_decoding.to_string()];
                 ResponseToRecord {
                     prompt_ids: &row.prompt_ids,
                     response_ids: &row.response_ids[..row.response_ids.len().min(room)],

@@ -4,13 +4,6 @@ use burn::tensor::Tensor;
 
 use super::DistillationLoss;
 
-/// The target's distributions at a chunk's tokens.
-pub(super) struct Teacher {
-    loss: DistillationLoss,
-    /// `[tokens, vocab]`
-    probs: Tensor<2>,
-}
-
 /// `[tokens, vocab]` each.
 struct Softmax {
     probs: Tensor<2>,
@@ -27,29 +20,26 @@ impl Softmax {
     }
 }
 
-impl Teacher {
-    /// Takes the target's logits, `[tokens, vocab]`.
-    pub(super) fn new(logits: Tensor<2>, loss: DistillationLoss) -> Self {
-        Self { loss, probs: Softmax::of(logits).probs }
-    }
-
-    /// The tokens' losses, and the gradient of their sum with respect to the student's logits.
-    ///
-    /// # Shapes
-    /// - logits: `[tokens, vocab]`
-    /// - output: `[tokens, 1]` and `[tokens, vocab]`
-    pub(super) fn losses_and_gradient(&self, logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        let Softmax { probs, log_probs } = Softmax::of(logits);
-        let p = self.probs.clone();
-        match self.loss {
-            DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
-            DistillationLoss::TotalVariation => {
-                let difference = probs.clone() - p;
-                // 0 at 0: a subgradient of |x|.
-                let sign = difference.clone().sign();
-                let lean = (probs.clone() * sign.clone()).sum_dim(1);
-                (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)
-            }
+/// The tokens' losses, and the gradient of their sum with respect to the student's logits.
+///
+/// # Shapes
+/// - student, teacher: logits, `[tokens, vocab]`
+/// - output: `[tokens, 1]` and `[tokens, vocab]`
+pub(super) fn losses_and_gradient(
+    loss: DistillationLoss,
+    student: Tensor<2>,
+    teacher: Tensor<2>,
+) -> (Tensor<2>, Tensor<2>) {
+    let Softmax { probs, log_probs } = Softmax::of(student);
+    let p = Softmax::of(teacher).probs;
+    match loss {
+        DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
+        DistillationLoss::TotalVariation => {
+            let difference = probs.clone() - p;
+            // 0 at 0: a subgradient of |x|.
+            let sign = difference.clone().sign();
+            let lean = (probs.clone() * sign.clone()).sum_dim(1);
+            (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)
         }
     }
 }

@@ -12,51 +12,36 @@ use super::{DistillationLoss, NUM_SCORES};
 /// The fewest tokens that are worth starting a thread for.
 const TOKENS_PER_TASK: usize = 16;
 
-/// The target's distributions at a chunk's tokens.
-pub(super) struct Teacher {
+/// Returns the sum of the tokens' losses (cross-entropy in nats), and overwrites the student's logits
+/// with the gradient of `token_share` times that sum.
+///
+/// # Shapes
+/// - student, teacher: logits, `[tokens, vocab]`
+pub(super) fn loss_and_gradient(
     loss: DistillationLoss,
-    /// `[tokens, vocab]`
-    probs: Vec<f32>,
+    student: &mut [f32],
+    mut teacher: Vec<f32>,
     vocab_size: usize,
-}
-
-impl Teacher {
-    /// Takes the target's logits.
-    ///
-    /// # Shapes
-    /// - logits: `[tokens, vocab]`
-    pub(super) fn new(mut logits: Vec<f32>, vocab_size: usize, loss: DistillationLoss) -> Self {
-        let rows = logits.par_chunks_exact_mut(vocab_size).with_min_len(TOKENS_PER_TASK);
-        rows.for_each(|row| {
-            vectorized(
-                #[inline(always)]
-                || softmax(row),
-            );
-        });
-        Self { loss, probs: logits, vocab_size }
-    }
-
-    /// Returns the sum of the tokens' losses (cross-entropy in nats), and overwrites the student's
-    /// logits with the gradient of `token_share` times that sum.
-    ///
-    /// # Shapes
-    /// - logits: `[tokens, vocab]`
-    pub(super) fn loss_and_gradient(&self, logits: &mut [f32], token_share: f32) -> f64 {
-        let rows = logits.par_chunks_exact_mut(self.vocab_size);
-        let rows = rows.zip(self.probs.par_chunks_exact(self.vocab_size));
-        let of_row = |(row, probs): (&mut [f32], &[f32])| {
-            vectorized(
-                #[inline(always)]
-                || match self.loss {
-                    DistillationLoss::CrossEntropy => cross_entropy(row, probs, token_share),
-                    DistillationLoss::TotalVariation => total_variation(row, probs, token_share),
-                },
-            )
-        };
-        // Added in order, so that the result does not depend on threads.
-        let losses: Vec<f32> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
-        losses.into_iter().map(f64::from).sum()
-    }
+    token_share: f32,
+) -> f64 {
+    let rows = student.par_chunks_exact_mut(vocab_size);
+    let rows = rows.zip(teacher.par_chunks_exact_mut(vocab_size));
+    let of_row = |(row, probs): (&mut [f32], &mut [f32])| {
+        vectorized(
+            #[inline(always)]
+            || softmax(probs),
+        );
+        vectorized(
+            #[inline(always)]
+            || match loss {
+                DistillationLoss::CrossEntropy => cross_entropy(row, probs, token_share),
+                DistillationLoss::TotalVariation => total_variation(row, probs, token_share),
+            },
+        )
+    };
+    // Added in order, so that the result does not depend on threads.
+    let losses: Vec<f32> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
+    losses.into_iter().map(f64::from).sum()
 }
 
 /// The sums of [`LmHead::score_sums`](super::LmHead::score_sums).
