@@ -18,8 +18,8 @@ use draftsmith_theory::{DrafterId, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
 use crate::exports::tuned::Tuned;
 use crate::exports::{AdapterExport, ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
@@ -177,9 +177,7 @@ pub(crate) fn run(
     let mut bench = Bench::new(pair, &exports, drafter, max_new_tokens, recipe.seed);
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
     for prompt in &prompts {
-        if console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        console.check_interrupted()?;
         bench.run(prompt, &mut greedy, &mut sampled)?;
         progress.advance(1);
     }

@@ -135,7 +135,8 @@ impl MeasuredModels<'_> {
         ));
         let num_runs = (num_prompts * num_settings) as u64;
         let progress = Progress::new(console, "evaluate", "runs", num_runs);
-        let mut evaluated = EvaluationResults::new(cost_ratios::cost_by_size(pair, exports));
+        let cost_by_size = cost_ratios::cost_by_size(pair, exports);
+        let mut evaluated = EvaluationResults { cost_by_size, ..EvaluationResults::default() };
         'all: for dataset in datasets {
             for plan in plans {
                 let mut group = Group::new(dataset, plan);

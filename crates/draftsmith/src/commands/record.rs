@@ -16,7 +16,7 @@ use crate::conversation::SetPrompt;
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
-use crate::results::{DecodingName, DrafterName};
+use crate::results::DecodingName;
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
@@ -29,9 +29,8 @@ const BYTES_A_CANDIDATE: u64 = 24;
 #[derive(Debug, Serialize)]
 pub(crate) struct RecordedFile {
     pub(crate) path: PathBuf,
-    pub(crate) drafter: DrafterName,
-    pub(crate) set: PromptSet,
-    pub(crate) decoding: DecodingName,
+    #[serde(flatten)]
+    pub(crate) key: RolloutKey,
     /// Whether the file existed, with the same models, prompts and settings.
     pub(crate) kept: bool,
     #[serde(flatten)]
@@ -48,10 +47,8 @@ pub(crate) fn run(
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("record, where there is no adapter,")?;
     }
-    let sets = [PromptSet::Validation, PromptSet::Test]
-        .map(|set| anyhow::Ok((set, set_prompts(recipe, set, workspace, console)?)));
-    let [validation, test] = sets;
-    let sets = [validation?, test?];
+    let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, console)?));
+    let sets = [prompts(PromptSet::Validation)?, prompts(PromptSet::Test)?];
     let models = RecordedModels::of(recipe, workspace)?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let files = RolloutFiles::of(recipe, workspace)?;
@@ -94,9 +91,7 @@ pub(crate) fn run(
                     files.write(key, &recorded)?.summary()
                 }
             };
-            let RolloutKey { drafter, set, decoding } = key;
-            let path = files.path(key);
-            recorded.push(RecordedFile { path, drafter, set, decoding, kept, summary });
+            recorded.push(RecordedFile { path: files.path(key), key, kept, summary });
         }
     }
     match recorded.iter().all(|file| file.kept) {

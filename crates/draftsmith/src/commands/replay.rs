@@ -13,10 +13,9 @@ use crate::costs::Costs;
 use crate::exports::calibration::HeadCalibration;
 use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
-use crate::results::FittedCalibration;
 use crate::results::{
-    CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay, ReplayGroup,
-    ReplayedTree,
+    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, Replay,
+    ReplayGroup, ReplayedTree,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::best_of_all;
@@ -152,7 +151,7 @@ impl ReplaySets<'_> {
             candidate_length: rule_of(shape).candidate_length,
             num_tried: judged.len(),
             speedup: judging.speedup(&spent),
-            gain: judging.estimate(&|some| over(judging.fixed(), &spent, some)),
+            gain: judging.estimate(&|some| over(&judging.fixed, &spent, some)),
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
         })

@@ -178,8 +178,9 @@ impl<'m> Bench<'m> {
         let (decoders, decoding) = (&mut self.decoders, &greedy.decoding);
         // Nothing is drawn.
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
-        let plain = decoders.decode_plain(decoding, prompt_ids, &mut draws)?.token_ids;
-        let rule = &mut *greedy.rule;
+        let plain =
+            decoders.decode(DrafterName::None, None, decoding, prompt_ids, &mut draws)?.token_ids;
+        let rule = Some(&mut *greedy.rule as _);
         let drafter = greedy.drafter;
         let generation = decoders.decode(drafter, rule, decoding, prompt_ids, &mut draws)?;
         match compare(decoders, decoding, prompt_ids, &plain, &generation.token_ids)? {
@@ -202,7 +203,7 @@ impl<'m> Bench<'m> {
     ) -> Result<Trace> {
         let decoding = sampled.decoding;
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "sampled"]);
-        let rule = &mut *sampled.rule;
+        let rule = Some(&mut *sampled.rule as _);
         let drafter = sampled.drafter;
         let generation = self.decoders.decode(drafter, rule, &decoding, prompt_ids, &mut draws)?;
         if let TokenChoice::Sampled(sampling) = decoding.choice {

@@ -148,7 +148,7 @@ impl<'a> Group<'a> {
                 category: category.to_owned(),
                 drafter: setting.drafter,
                 stop_rule: setting.stop_rule(),
-                setting: setting.parameter(),
+                setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 decoding: self.plan.decoding,
                 num_prompts: runs.len(),
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
@@ -187,10 +187,6 @@ impl<'a> Group<'a> {
                 Answer::new(question_id(prompt), category, model_id, vec![choice])
             })
             .collect()
-    }
-
-    fn decoding_name(&self) -> &'static str {
-        DecodingName::of(&self.plan.decoding).text()
     }
 }
 
@@ -238,8 +234,9 @@ fn question_id(prompt: &Prompt) -> QuestionId {
 }
 
 /// The results of all groups.
+#[derive(Default)]
 pub(super) struct EvaluationResults {
-    cost_by_size: CostRatios,
+    pub(super) cost_by_size: CostRatios,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
     /// File name and text of each answers file.
@@ -247,11 +244,6 @@ pub(super) struct EvaluationResults {
 }
 
 impl EvaluationResults {
-    /// No results yet.
-    pub(super) fn new(cost_by_size: CostRatios) -> Self {
-        Self { cost_by_size, rows: Vec::new(), groups: Vec::new(), answers: Vec::new() }
-    }
-
     pub(super) fn add(
         &mut self,
         group: Group<'_>,
@@ -288,7 +280,7 @@ impl EvaluationResults {
             let name = format!(
                 "answers/{}/{}-{}.jsonl",
                 group.dataset.name,
-                group.decoding_name(),
+                DecodingName::of(&group.plan.decoding).text(),
                 setting.name()
             );
             self.answers.push((name, answers_to_jsonl(&group.answers(index, recipe))?));

@@ -100,11 +100,6 @@ impl Setting {
         self.rule.as_ref().map_or(StopRuleName::None, StopRuleConfig::name)
     }
 
-    /// The number of the rule in results.
-    pub(crate) fn parameter(&self) -> Option<f64> {
-        self.rule.as_ref().map(StopRuleConfig::parameter)
-    }
-
     /// The name in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
     /// `exit-2-confidence-0.6`, `tree-3-2x2x8-fixed-3`.
     pub(crate) fn name(&self) -> String {

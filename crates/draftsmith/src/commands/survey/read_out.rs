@@ -14,7 +14,6 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use crate::console::Interrupted;
 use crate::console::progress::Progress;
 use crate::recorder::Answer;
 
@@ -90,9 +89,7 @@ pub(super) fn read_outs(
         let mut agrees = vec![Vec::new(); num_answers];
         let mut accepted = vec![Vec::new(); num_answers];
         for (half, other) in [(0, 1), (1, 0)] {
-            if surveyor.console.is_interrupted() {
-                return Err(Interrupted.into());
-            }
+            surveyor.console.check_interrupted()?;
             let rows = halves[other].iter().flat_map(|nth| states.answers[*nth].all.clone());
             let rows: Vec<usize> = rows.collect();
             let map = LinearMap::fit(target, &select(exit, &rows), &select(&states.last, &rows))
@@ -117,7 +114,7 @@ pub(super) fn read_outs(
             }
         }
         progress.advance(1);
-        Ok(ReadOut { exit_layer: *exit_layer, agrees, accepted })
+        anyhow::Ok(ReadOut { exit_layer: *exit_layer, agrees, accepted })
     });
     all.collect()
 }
@@ -139,9 +136,7 @@ fn states(
     let mut last = Vec::new();
     let mut rows_of_answers: Vec<AnswerRows> = Vec::new();
     for answer in answers {
-        if surveyor.console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        surveyor.console.check_interrupted()?;
         let ids = [&answer.prompt_ids[..], &answer.response_ids].concat();
         let seq = ids.len() - 1;
         let values: Vec<i32> = ids[..seq].iter().map(|id| *id as i32).collect();
