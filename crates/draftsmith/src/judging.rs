@@ -18,7 +18,7 @@ use crate::sweep::{Choice, best_fixed, best_of, cheapest, per_token};
 /// The settings that were chosen on some recordings, and the recordings that judge them.
 pub(crate) struct Fold<'a> {
     /// The best setting of each rule.
-    choices: Vec<Choice>,
+    pub(crate) choices: Vec<Choice>,
     judged_on: Cow<'a, Recordings>,
     /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
     /// every candidate is unknown.
@@ -69,7 +69,7 @@ impl<'a> Fold<'a> {
 
 /// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
 pub(crate) struct Judging<'a> {
-    folds: Vec<Fold<'a>>,
+    pub(crate) folds: Vec<Fold<'a>>,
     costs: &'a Costs,
     seed: u64,
     /// The costs of each fold's best fixed length.
@@ -88,11 +88,6 @@ impl<'a> Judging<'a> {
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
         judging.fixed = judging.spent(judging.folds.iter(), best_fixed)?;
         Ok(judging)
-    }
-
-    /// The settings that the first fold chose.
-    pub(crate) fn choices(&self) -> &[Choice] {
-        &self.folds[0].choices
     }
 
     /// The gains of each rule, with the settings of `shown`.
@@ -278,7 +273,7 @@ mod tests {
         let crossed = judging.speedup(&judging.fixed);
         assert!(crossed.value < own.speedup(&own.fixed).value && crossed.low < crossed.value);
         assert_eq!(judging.plain.len(), 40);
-        let rows = judging.rows(judging.choices()).expect("replays");
+        let rows = judging.rows(&judging.folds[0].choices).expect("replays");
         let fixed = rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
         let fixed = fixed.expect("a row");
         assert_eq!((fixed.speedup, fixed.gain.value), (crossed, 0.0));

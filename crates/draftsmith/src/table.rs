@@ -172,7 +172,7 @@ fn speedup_interval(row: &ResultRow) -> String {
 }
 
 /// `1 prompt`, `2 prompts`.
-fn counted(count: usize, what: &str) -> String {
+pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 

@@ -4,7 +4,7 @@
 //! Two sets of prompts are recorded, validation and test. There is one file for each set, drafter and way of
 //! decoding, complete or absent.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{check_room, in_bytes};
@@ -55,7 +55,17 @@ pub(crate) fn run(
     let groups = plan(&files, evaluate, &sets, console)?;
     let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();
     let most_tokens = (num_responses * evaluate.max_new_tokens.min(workspace.context()?)) as u64;
-    prepare_dir(&recipe.data_dir(), num_responses, most_tokens, tune.max_length, console)?;
+    let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
+    let dir = recipe.data_dir();
+    check_room("what drafters propose", &dir, most_bytes)?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
+    if most_tokens > 0 {
+        console.note(format!(
+            "record: {num_responses} responses to write and to record, at most {most_tokens} tokens \
+             and {}",
+            in_bytes(most_bytes)
+        ));
+    }
     let progress = Progress::new(console, "record", "responses", num_responses as u64);
     let recorder = Recorder {
         models,
@@ -100,27 +110,6 @@ pub(crate) fn run(
     }
     tell(&recorded, console)?;
     Ok(recorded)
-}
-
-/// Creates the data directory, after a check for room on the disk.
-fn prepare_dir(
-    dir: &Path,
-    num_responses: usize,
-    most_tokens: u64,
-    max_length: usize,
-    console: &Console,
-) -> Result<()> {
-    let most_bytes = most_tokens.saturating_mul(max_length as u64 * BYTES_A_CANDIDATE);
-    check_room("what drafters propose", dir, most_bytes)?;
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
-    if most_tokens > 0 {
-        console.note(format!(
-            "record: {num_responses} responses to write and to record, at most {most_tokens} tokens \
-             and {}",
-            in_bytes(most_bytes)
-        ));
-    }
-    Ok(())
 }
 
 /// The files of one set and way of decoding.

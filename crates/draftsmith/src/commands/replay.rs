@@ -57,9 +57,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
                 .iter()
-                .map(|entry| (entry.decoding, &entry.measured.costs))
-                .find(|(name, costs)| (costs.drafter, *name) == (test.drafter, *decoding))
-                .map(|(_, costs)| (CostSource::Machine, costs.clone()));
+                .find(|it| (it.measured.costs.drafter, it.decoding) == (test.drafter, *decoding))
+                .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
             let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
             for (source, costs) in own.into_iter().chain([paper]) {
@@ -125,7 +124,6 @@ impl ReplaySets<'_> {
     ) -> Result<ReplayGroup> {
         let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
         let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
-        let choices = judging.choices();
         let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
             drafter,
@@ -135,7 +133,7 @@ impl ReplaySets<'_> {
             num_validation_prompts: self.validation.responses.len(),
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),
-            rows: judging.rows(choices)?,
+            rows: judging.rows(&judging.folds[0].choices)?,
             oracle,
             tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,
         })

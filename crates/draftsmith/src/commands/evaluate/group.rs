@@ -26,17 +26,13 @@ use crate::statistics::shown_interval;
 
 /// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {
-    dataset: &'a Dataset,
-    plan: &'a Plan,
+    pub(super) dataset: &'a Dataset,
+    pub(super) plan: &'a Plan,
     /// One list per setting, one entry per prompt.
-    runs: Vec<Vec<PromptRun>>,
+    pub(super) runs: Vec<Vec<PromptRun>>,
 }
 
-impl<'a> Group<'a> {
-    pub(super) fn new(dataset: &'a Dataset, plan: &'a Plan) -> Self {
-        Self { dataset, plan, runs: vec![Vec::new(); plan.settings.len()] }
-    }
-
+impl Group<'_> {
     /// Adds a run. A greedy run is compared with the plain run of its prompt, which comes first.
     pub(super) fn add(
         &mut self,

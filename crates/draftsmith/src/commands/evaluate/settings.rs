@@ -21,9 +21,6 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Plain decoding.
-    pub(crate) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
-
     /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
     /// tuned rule, and the fixed length that the rule promises to beat.
     pub(crate) fn all(
@@ -33,7 +30,7 @@ impl Setting {
         exports: &Exports,
         promised: &[Promise],
     ) -> Vec<Self> {
-        let mut all = vec![Self::PLAIN];
+        let mut all = vec![Self { drafter: DrafterName::None, rule: None }];
         let mut add = |drafter: DrafterName, has_head: bool, max: usize| {
             let is_self_draft = drafter.road() == Some(Road::SelfDraft);
             let bounds = Bounds { min: 1, max };
