@@ -16,7 +16,7 @@ use draftsmith_decode::{
     DrafterParts, Drafters, Generation, Request, RoundTokens, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, SeededDraws, TreeShape};
+use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, Round, SeededDraws, TreeShape};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
@@ -358,15 +358,13 @@ fn check_named(
 }
 
 fn rounds(generation: &Generation) -> Vec<RoundSummary> {
-    let rounds = generation.trace.rounds.iter();
-    rounds
-        .map(|round| RoundSummary {
-            num_drafted: round.num_drafted,
-            num_accepted: round.num_accepted,
-            draft_seconds: round.draft_time.as_secs_f64(),
-            verify_seconds: round.verify_time.as_secs_f64(),
-        })
-        .collect()
+    let summary = |round: &Round| RoundSummary {
+        num_drafted: round.num_drafted,
+        num_accepted: round.num_accepted,
+        draft_seconds: round.draft_time.as_secs_f64(),
+        verify_seconds: round.verify_time.as_secs_f64(),
+    };
+    generation.trace.rounds.iter().map(summary).collect()
 }
 
 fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {

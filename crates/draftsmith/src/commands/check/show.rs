@@ -5,7 +5,7 @@ use draftsmith_theory::Sampling;
 
 use super::{Acceptance, CheckReport, DecodingCheck};
 use crate::results::{Estimate, rule_label};
-use crate::table::counted;
+use crate::table::{counted, table_text};
 
 /// The results, one line per check, ending with a line break.
 pub(super) fn table(checked: &CheckReport) -> String {
@@ -43,7 +43,6 @@ pub(super) fn table(checked: &CheckReport) -> String {
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if index == 0 { 0 } else { 2 }, 0));
     }
-    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     format!(
         "{}: {}, {}\n{} of {}, up to {} new tokens a turn\n\n{}\n",
         checked.export.display(),
@@ -52,7 +51,7 @@ pub(super) fn table(checked: &CheckReport) -> String {
         counted(checked.num_prompts, "prompt"),
         checked.prompts.join(", "),
         checked.max_new_tokens,
-        lines.join("\n")
+        table_text(table, &[])
     )
 }
 
