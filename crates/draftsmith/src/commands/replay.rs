@@ -29,7 +29,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
-    let mut measured: Vec<CostsEntry> = TuningFile::Costs.read(recipe)?;
+    let mut measured: Vec<CostsEntry> = TuningFile::COSTS.read(recipe)?;
     measured.retain(|entry| entry.dtype == workspace.dtype);
     if measured.is_empty() && given.is_empty() {
         console.note(
@@ -73,7 +73,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             }
         }
     }
-    TuningFile::Replay.write(recipe, &replay)?;
+    TuningFile::REPLAY.write(recipe, &replay)?;
     console.text(render_predictions(&replay.predictions))?;
     console.text(render_replay_table(&replay.groups, console.width(), console.colour()))?;
     console.document(&replay)?;

@@ -150,10 +150,10 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
     };
     let entries: Vec<CostsEntry> =
         bases.filter(|basis| basis.cost_source.is_machine()).map(entry).collect();
-    TuningFile::Costs.write(recipe, &entries)?;
+    TuningFile::COSTS.write(recipe, &entries)?;
     let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
     if !trees.is_empty() {
-        TuningFile::Trees.write(recipe, &trees)?;
+        TuningFile::TREES.write(recipe, &trees)?;
     }
     recipe.write_beside(&recipe.tuning_dir())
 }
