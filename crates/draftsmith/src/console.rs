@@ -90,6 +90,14 @@ impl Console {
             || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
+    /// Stops a job between two units of work.
+    ///
+    /// # Errors
+    /// If a signal has arrived or the deadline has passed.
+    pub(crate) fn check_interrupted(&self) -> Result<(), Interrupted> {
+        if self.is_interrupted() { Err(Interrupted) } else { Ok(()) }
+    }
+
     /// The exit code of a job that was stopped: the signal's, or Ctrl-C's after a deadline.
     pub(crate) fn stopped_code(&self) -> u8 {
         match self.signal.load(Ordering::SeqCst) {

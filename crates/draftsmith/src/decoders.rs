@@ -105,34 +105,20 @@ impl<'m> Decoders<'m> {
         })
     }
 
-    /// Decodes one prompt with a drafter and a rule.
+    /// Decodes one prompt with a drafter and a rule, or plainly without both.
     ///
     /// # Errors
     /// As for [`Self::decode_many`].
-    pub(crate) fn decode(
+    pub(crate) fn decode<'r>(
         &mut self,
         drafter: DrafterName,
-        rule: &mut dyn StopRule,
+        rule: Option<&'r mut dyn StopRule>,
         decoding: &Decoding,
-        prompt_ids: &[u32],
-        draws: &mut dyn Draws,
+        prompt_ids: &'r [u32],
+        draws: &'r mut dyn Draws,
     ) -> Result<Generation> {
-        let one = PromptToDecode { prompt_ids, rule: Some(rule), draws };
+        let one = PromptToDecode { prompt_ids, rule, draws };
         Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
-    }
-
-    /// Decodes one prompt plainly.
-    ///
-    /// # Errors
-    /// If the prompt does not fit or the model fails.
-    pub(crate) fn decode_plain(
-        &mut self,
-        decoding: &Decoding,
-        prompt_ids: &[u32],
-        draws: &mut dyn Draws,
-    ) -> Result<Generation> {
-        let one = PromptToDecode { prompt_ids, rule: None, draws };
-        Ok(self.decode_many(DrafterName::None, decoding, [one])?.remove(0))
     }
 
     /// Records a drafter along responses of the target, with the head's uncalibrated predictions. `observe`

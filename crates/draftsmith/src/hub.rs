@@ -24,8 +24,8 @@ use draftsmith_model::{WEIGHT_NAMES, weight_files};
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
 
 /// How long a download may stall if the environment sets no limit.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -160,9 +160,7 @@ impl Hub {
         };
         let (mut bar, mut shown): (Option<Progress>, Transfer) = (None, Transfer::new("", 0));
         let dir = loop {
-            if console.is_interrupted() {
-                return Err(Interrupted.into());
-            }
+            console.check_interrupted()?;
             match finished.recv_timeout(TICK) {
                 Ok(done) => break done.with_context(cannot)?,
                 Err(RecvTimeoutError::Timeout) => {}

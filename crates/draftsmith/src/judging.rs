@@ -13,12 +13,12 @@ use draftsmith_theory::{Counts, Recordings, TimedCounts};
 use crate::costs::Costs;
 use crate::results::{Estimate, ReplayRow};
 use crate::statistics::shown_interval;
-use crate::sweep::{Choice, best_fixed, best_with_head, cheapest, per_token};
+use crate::sweep::{Choice, best_fixed, best_of, cheapest, per_token};
 
 /// The settings that were chosen on some recordings, and the recordings that judge them.
 pub(crate) struct Fold<'a> {
     /// The best setting of each rule.
-    choices: Vec<Choice>,
+    pub(crate) choices: Vec<Choice>,
     judged_on: Cow<'a, Recordings>,
     /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
     /// every candidate is unknown.
@@ -38,7 +38,7 @@ impl<'a> Fold<'a> {
     ) -> Result<Self> {
         let has_all = chosen_on.is_judged() && judged_on.is_judged();
         let perfect = (chosen_on.head.is_some() && has_all).then(|| {
-            let choices = best_with_head(&chosen_on.with_perfect_head(), costs)?;
+            let choices = best_of(&chosen_on.with_perfect_head(), costs, |it| it.acceptance_prob)?;
             let judged_on = Cow::Owned(judged_on.with_perfect_head());
             anyhow::Ok(Box::new(Fold { choices, judged_on, perfect: None }))
         });
@@ -69,12 +69,13 @@ impl<'a> Fold<'a> {
 
 /// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
 pub(crate) struct Judging<'a> {
-    folds: Vec<Fold<'a>>,
+    pub(crate) folds: Vec<Fold<'a>>,
     costs: &'a Costs,
     seed: u64,
     /// The costs of each fold's best fixed length.
-    fixed: Vec<TimedCounts>,
-    plain: Vec<TimedCounts>,
+    pub(crate) fixed: Vec<TimedCounts>,
+    /// The costs of plain decoding.
+    pub(crate) plain: Vec<TimedCounts>,
 }
 
 impl<'a> Judging<'a> {
@@ -87,16 +88,6 @@ impl<'a> Judging<'a> {
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
         judging.fixed = judging.spent(judging.folds.iter(), best_fixed)?;
         Ok(judging)
-    }
-
-    /// The costs of plain decoding.
-    pub(crate) fn plain(&self) -> &[TimedCounts] {
-        &self.plain
-    }
-
-    /// The settings that the first fold chose.
-    pub(crate) fn choices(&self) -> &[Choice] {
-        &self.folds[0].choices
     }
 
     /// The gains of each rule, with the settings of `shown`.
@@ -150,11 +141,6 @@ impl<'a> Judging<'a> {
             oracle.extend(fold.judged_on.replay_oracle(&self.costs.mixed_rounds)?);
         }
         Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
-    }
-
-    /// The costs of the best fixed lengths.
-    pub(crate) fn fixed(&self) -> &[TimedCounts] {
-        &self.fixed
     }
 
     /// The costs of the best rules that `belong`.
@@ -280,14 +266,14 @@ mod tests {
                 half.replay(&config(length), &costs.rounds).expect("replays")
             })
             .collect();
-        assert_eq!(judging.fixed(), expected);
+        assert_eq!(judging.fixed, expected);
         // What was chosen for the other half is worse than what was chosen for itself.
         let own = vec![fold(&often, &often).expect("rules")];
         let own = Judging::new(own, &costs, 3).expect("a price");
-        let crossed = judging.speedup(judging.fixed());
-        assert!(crossed.value < own.speedup(own.fixed()).value && crossed.low < crossed.value);
-        assert_eq!(judging.plain().len(), 40);
-        let rows = judging.rows(judging.choices()).expect("replays");
+        let crossed = judging.speedup(&judging.fixed);
+        assert!(crossed.value < own.speedup(&own.fixed).value && crossed.low < crossed.value);
+        assert_eq!(judging.plain.len(), 40);
+        let rows = judging.rows(&judging.folds[0].choices).expect("replays");
         let fixed = rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
         let fixed = fixed.expect("a row");
         assert_eq!((fixed.speedup, fixed.gain.value), (crossed, 0.0));

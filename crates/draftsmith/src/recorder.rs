@@ -28,8 +28,7 @@ use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
-use crate::served::ServerAccess;
-use crate::served::{Served, ServedResponse};
+use crate::served::{Served, ServedResponse, ServerAccess};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -264,10 +263,8 @@ impl Recorder<'_> {
         let mut all = self.progress.side_by_side(vec![num_responses as f64]);
         let observe = &mut |num_recorded: usize| {
             all.reach(0, num_recorded as f64 / num_places as f64);
-            match self.console.is_interrupted() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
+            let stops = self.console.is_interrupted();
+            if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let recorded = record(requests.collect(), observe)?;
         if recorded.len() < num_responses {

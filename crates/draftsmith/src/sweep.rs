@@ -142,14 +142,6 @@ pub(crate) fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec
     best_of(recordings, costs, |_| true)
 }
 
-/// The best setting of every rule that reads an acceptance head.
-///
-/// # Errors
-/// If nothing was recorded.
-pub(crate) fn best_with_head(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
-    best_of(recordings, costs, |needs| needs.acceptance_prob)
-}
-
 /// The best setting of every rule that reads no signal.
 ///
 /// # Errors
@@ -158,7 +150,11 @@ pub(crate) fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<
     best_of(recordings, costs, |needs| needs == SignalNeeds::default())
 }
 
-fn best_of(
+/// The best setting of every rule whose signals `belong`.
+///
+/// # Errors
+/// If nothing was recorded.
+pub(crate) fn best_of(
     recordings: &Recordings,
     costs: &Costs,
     belongs: fn(SignalNeeds) -> bool,

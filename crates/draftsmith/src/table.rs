@@ -165,6 +165,16 @@ fn aligned<Row>(
     table.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
+/// The text of a table with some columns aligned at their right.
+pub(crate) fn table_text(mut table: Table, at_right: &[usize]) -> String {
+    for column in at_right {
+        if let Some(column) = table.column_mut(*column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
 /// The 95 % interval of the speed-up.
 fn speedup_interval(row: &ResultRow) -> String {
     let ends = row.speedup_interval.map(|ends| ends.map(|end| number(end, 2)));
@@ -172,7 +182,7 @@ fn speedup_interval(row: &ResultRow) -> String {
 }
 
 /// `1 prompt`, `2 prompts`.
-fn counted(count: usize, what: &str) -> String {
+pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 

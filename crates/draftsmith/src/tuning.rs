@@ -1,8 +1,6 @@
 //! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json`
 //! and `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
@@ -70,39 +68,35 @@ pub(crate) struct TunedTree {
 
 /// The files in a recipe's tuning directory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum TuningFile {
-    /// `tune`'s list of [`CostsEntry`].
-    Costs,
-    /// `tune`'s list of [`TunedTree`].
-    Trees,
-    /// `replay`'s results.
-    Replay,
+pub(crate) struct TuningFile {
+    name: &'static str,
+    /// The command that writes it.
+    command: &'static str,
 }
 
 impl TuningFile {
-    fn path(self, recipe: &Recipe) -> PathBuf {
-        recipe.tuning_dir().join(match self {
-            Self::Costs => "costs.json",
-            Self::Trees => "trees.json",
-            Self::Replay => "replay.json",
-        })
-    }
+    /// A list of [`CostsEntry`].
+    pub(crate) const COSTS: Self = Self { name: "costs.json", command: "tune" };
+    /// A list of [`TunedTree`].
+    pub(crate) const TREES: Self = Self { name: "trees.json", command: "tune" };
+    /// `replay`'s results.
+    pub(crate) const REPLAY: Self = Self { name: "replay.json", command: "replay" };
 
     /// Reads the file; the default value if its command has not run.
     ///
     /// # Errors
     /// If the file exists and cannot be read.
     pub(crate) fn read<T: DeserializeOwned + Default>(self, recipe: &Recipe) -> Result<T> {
-        let path = self.path(recipe);
+        let path = recipe.tuning_dir().join(self.name);
         let text = match std::fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
             text => text.with_context(|| format!("cannot read `{}`", path.display()))?,
         };
         parse_json(&path, &text).with_context(|| {
-            let command = if matches!(self, Self::Replay) { "replay" } else { "tune" };
             format!(
-                "`{}` is not what this version writes; hint: run `draftsmith {command}` again",
-                path.display()
+                "`{}` is not what this version writes; hint: run `draftsmith {}` again",
+                path.display(),
+                self.command
             )
         })
     }
@@ -113,6 +107,6 @@ impl TuningFile {
     /// If it cannot be written.
     pub(crate) fn write(self, recipe: &Recipe, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value).context("results are plain numbers")?;
-        Ok(write_whole(&self.path(recipe), text + "\n")?)
+        Ok(write_whole(&recipe.tuning_dir().join(self.name), text + "\n")?)
     }
 }

@@ -18,8 +18,8 @@ use draftsmith_theory::{DrafterId, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
 use crate::exports::tuned::Tuned;
 use crate::exports::{AdapterExport, ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
@@ -173,13 +173,13 @@ pub(crate) fn run(
     let has_head = exports.heads().next().is_some();
     let rule = |name| CheckedRule::new(&tuned, name, drafter, has_head, &tuned_dir);
     let (mut greedy, mut sampled) = (rule(DecodingName::Greedy)?, rule(DecodingName::Sampled)?);
-    let max_new_tokens = max_new_tokens(&recipe);
+    let of_evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);
+    let of_data = recipe.data.as_ref().map(|data| data.max_new_tokens);
+    let max_new_tokens = of_evaluate.or(of_data).unwrap_or(MAX_NEW_TOKENS);
     let mut bench = Bench::new(pair, &exports, drafter, max_new_tokens, recipe.seed);
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
     for prompt in &prompts {
-        if console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        console.check_interrupted()?;
         bench.run(prompt, &mut greedy, &mut sampled)?;
         progress.advance(1);
     }
@@ -223,10 +223,4 @@ fn prompt_files(
          hint: give them with `--prompts FILE`",
     )?;
     Ok((evaluate.prompts.clone(), evaluate.split))
-}
-
-fn max_new_tokens(recipe: &Recipe) -> usize {
-    let evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);
-    let data = || recipe.data.as_ref().map(|data| data.max_new_tokens);
-    evaluate.or_else(data).unwrap_or(MAX_NEW_TOKENS)
 }

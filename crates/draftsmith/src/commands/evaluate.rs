@@ -24,6 +24,7 @@ use self::promise::{Promise, TunedTrees};
 use self::settings::Setting;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
+use crate::decoders::Decoders;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::exports::{AdapterExport, Exports, adapter_dirs};
 use crate::pair::Pair;
@@ -119,7 +120,8 @@ impl MeasuredModels<'_> {
     fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
         let Self { recipe, evaluate, pair, exports, console, .. } = *self;
         let EvaluateRecipe { max_new_tokens, batch_size, .. } = *evaluate;
-        let mut bench = Bench::new(pair, exports, max_new_tokens, batch_size, recipe.seed);
+        let decoders = Decoders::with_slots(pair, exports, max_new_tokens, batch_size);
+        let mut bench = Bench { pair, decoders, seed: recipe.seed };
         for plan in plans {
             bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
         }
@@ -135,10 +137,12 @@ impl MeasuredModels<'_> {
         ));
         let num_runs = (num_prompts * num_settings) as u64;
         let progress = Progress::new(console, "evaluate", "runs", num_runs);
-        let mut evaluated = EvaluationResults::new(cost_ratios::cost_by_size(pair, exports));
+        let cost_by_size = cost_ratios::cost_by_size(pair, exports);
+        let mut evaluated = EvaluationResults { cost_by_size, ..EvaluationResults::default() };
         'all: for dataset in datasets {
             for plan in plans {
-                let mut group = Group::new(dataset, plan);
+                let runs = vec![Vec::new(); plan.settings.len()];
+                let mut group = Group { dataset, plan, runs };
                 let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
                 for (number, batch) in prompts.chunks(batch_size).enumerate() {
                     progress.message(dataset.name.clone());

@@ -13,13 +13,10 @@ use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::{Message, TextStream};
 use draftsmith_decode::{
-    DrafterParts, Drafters, Generation, Limits, Request, RoundTokens, decode_plain,
-    decode_speculative,
+    DrafterParts, Drafters, Generation, Request, RoundTokens, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{
-    Decoding, DrafterId, LookupFirst, MaxGramConfig, SeededDraws, StopRule, TreeShape,
-};
+use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, Round, SeededDraws, TreeShape};
 use serde::Serialize;
 
 use crate::console::{Console, Interrupted};
@@ -169,7 +166,7 @@ pub(crate) fn run(
     (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let pair = workspace.pair()?;
     let exports = read_exports(arguments, &workspace)?;
-    let (rule, lookup_first) = match rule {
+    let (mut rule, lookup_first) = match rule {
         Some(rule) => (rule, None),
         None => rule::tuned(arguments, &decoding, dtype, console)?,
     };
@@ -179,22 +176,21 @@ pub(crate) fn run(
         pair.text.encode(&[Message::user(&arguments.prompt)])?
     };
     pair.text.check_fits("--prompt", &prompt_ids)?;
-    let request = GenerateRequest {
-        prompt_ids: &prompt_ids,
+    let request = Request {
+        prompt: &prompt_ids,
         decoding,
-        limits: pair.text.limits(arguments.max_new_tokens),
-        seed,
-        rule,
-        tree: arguments.tree,
-        lookup_first: arguments.lookup_first.or(lookup_first),
+        limits: &pair.text.limits(arguments.max_new_tokens),
+        rule: Some(rule.as_mut()),
+        draws: &mut SeededDraws::new(seed, &["generate"]),
     };
+    let proposed = (arguments.tree, arguments.lookup_first.or(lookup_first));
     // The draft is the first drafter, and drafts if there is no other.
     let drafter = drafters_of(pair, &exports).pop();
     let is_speculative = drafter.is_some();
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);
     let mut printer = Printer { console, stream, is_marked, failure: None };
-    let (generation, seconds) = decode(pair, drafter, request, &mut printer)?;
+    let (generation, seconds) = decode(pair, drafter, request, proposed, &mut printer)?;
     printer.finish()?;
     console.document(&GeneratedText {
         prompt_ids: &prompt_ids,
@@ -257,57 +253,35 @@ fn read_exports(arguments: &GenerateArguments, workspace: &Workspace) -> Result<
     exports.with_small_draft(drafters, workspace)
 }
 
-/// A prompt to decode, and how.
-struct GenerateRequest<'a> {
-    prompt_ids: &'a [u32],
-    decoding: Decoding,
-    limits: Limits,
-    seed: u64,
-    rule: Box<dyn StopRule>,
-    tree: Option<TreeShape>,
-    lookup_first: Option<LookupFirst>,
-}
-
 /// Decodes with a drafter, or plainly, and returns the seconds that it took.
 fn decode(
     pair: &Pair,
     drafter: Option<(DrafterParts<'_>, Option<&HeadExport>)>,
-    request: GenerateRequest<'_>,
+    request: Request<'_>,
+    proposed: (Option<TreeShape>, Option<LookupFirst>),
     printer: &mut Printer<'_>,
 ) -> Result<(Generation, f64)> {
-    let GenerateRequest { prompt_ids, decoding, limits, mut rule, tree, .. } = request;
-    let longest = prompt_ids.len().saturating_add(limits.max_new_tokens).saturating_add(1);
+    let (prompt, decoding, limits) = (request.prompt, request.decoding, request.limits);
+    let longest = prompt.len().saturating_add(limits.max_new_tokens).saturating_add(1);
     let parts = drafter.iter().map(|(parts, _)| parts.clone());
     let mut drafters = Drafters::new(&pair.target, parts, longest.min(pair.text.context), 1);
-    let mut draws = SeededDraws::new(request.seed, &["generate"]);
     let mut observe = |round: RoundTokens<'_>| printer.observe(&round);
     let begun = Instant::now();
     let Some((parts, head)) = drafter else {
         let target = drafters.target();
-        let plain = decode_plain(target, &decoding, prompt_ids, &limits, &mut draws, &mut observe)?;
+        let plain = decode_plain(target, &decoding, prompt, limits, request.draws, &mut observe)?;
         return Ok((plain, begun.elapsed().as_secs_f64()));
     };
     let (target, drafter) = drafters.drafting(parts.id()).context("the drafter was built")?;
     drafter
         .set_calibration(head.and_then(|head| head.calibration.map(DecodingName::of(&decoding))));
-    let name = match (tree, request.lookup_first) {
+    let name = match proposed {
         (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
         (_, Some(first)) => DrafterName::After(first, parts.id()),
         (None, None) => DrafterName::Of(parts.id()),
     };
     let generation = proposing(drafter, name, 1, |drafter| {
-        Ok(decode_speculative(
-            target,
-            drafter,
-            Request {
-                prompt: prompt_ids,
-                decoding,
-                limits: &limits,
-                rule: Some(rule.as_mut()),
-                draws: &mut draws,
-            },
-            &mut observe,
-        )?)
+        Ok(decode_speculative(target, drafter, request, &mut observe)?)
     })?;
     Ok((generation, begun.elapsed().as_secs_f64()))
 }
@@ -384,15 +358,13 @@ fn check_named(
 }
 
 fn rounds(generation: &Generation) -> Vec<RoundSummary> {
-    let rounds = generation.trace.rounds.iter();
-    rounds
-        .map(|round| RoundSummary {
-            num_drafted: round.num_drafted,
-            num_accepted: round.num_accepted,
-            draft_seconds: round.draft_time.as_secs_f64(),
-            verify_seconds: round.verify_time.as_secs_f64(),
-        })
-        .collect()
+    let summary = |round: &Round| RoundSummary {
+        num_drafted: round.num_drafted,
+        num_accepted: round.num_accepted,
+        draft_seconds: round.draft_time.as_secs_f64(),
+        verify_seconds: round.verify_time.as_secs_f64(),
+    };
+    generation.trace.rounds.iter().map(summary).collect()
 }
 
 fn summary(generation: &Generation, seconds: f64, speculative: bool) -> String {

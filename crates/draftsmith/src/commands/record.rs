@@ -4,7 +4,7 @@
 //! Two sets of prompts are recorded, validation and test. There is one file for each set, drafter and way of
 //! decoding, complete or absent.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{check_room, in_bytes};
@@ -16,7 +16,7 @@ use crate::conversation::SetPrompt;
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
-use crate::results::{DecodingName, DrafterName};
+use crate::results::DecodingName;
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
@@ -29,9 +29,8 @@ const BYTES_A_CANDIDATE: u64 = 24;
 #[derive(Debug, Serialize)]
 pub(crate) struct RecordedFile {
     pub(crate) path: PathBuf,
-    pub(crate) drafter: DrafterName,
-    pub(crate) set: PromptSet,
-    pub(crate) decoding: DecodingName,
+    #[serde(flatten)]
+    pub(crate) key: RolloutKey,
     /// Whether the file existed, with the same models, prompts and settings.
     pub(crate) kept: bool,
     #[serde(flatten)]
@@ -48,17 +47,25 @@ pub(crate) fn run(
     if adapter_dirs(recipe, evaluate).is_empty() {
         recipe.need_draft("record, where there is no adapter,")?;
     }
-    let sets = [PromptSet::Validation, PromptSet::Test]
-        .map(|set| anyhow::Ok((set, set_prompts(recipe, set, workspace, console)?)));
-    let [validation, test] = sets;
-    let sets = [validation?, test?];
+    let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, console)?));
+    let sets = [prompts(PromptSet::Validation)?, prompts(PromptSet::Test)?];
     let models = RecordedModels::of(recipe, workspace)?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let groups = plan(&files, evaluate, &sets, console)?;
     let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();
     let most_tokens = (num_responses * evaluate.max_new_tokens.min(workspace.context()?)) as u64;
-    prepare_dir(&recipe.data_dir(), num_responses, most_tokens, tune.max_length, console)?;
+    let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
+    let dir = recipe.data_dir();
+    check_room("what drafters propose", &dir, most_bytes)?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
+    if most_tokens > 0 {
+        console.note(format!(
+            "record: {num_responses} responses to write and to record, at most {most_tokens} tokens \
+             and {}",
+            in_bytes(most_bytes)
+        ));
+    }
     let progress = Progress::new(console, "record", "responses", num_responses as u64);
     let recorder = Recorder {
         models,
@@ -94,9 +101,7 @@ pub(crate) fn run(
                     files.write(key, &recorded)?.summary()
                 }
             };
-            let RolloutKey { drafter, set, decoding } = key;
-            let path = files.path(key);
-            recorded.push(RecordedFile { path, drafter, set, decoding, kept, summary });
+            recorded.push(RecordedFile { path: files.path(key), key, kept, summary });
         }
     }
     match recorded.iter().all(|file| file.kept) {
@@ -105,27 +110,6 @@ pub(crate) fn run(
     }
     tell(&recorded, console)?;
     Ok(recorded)
-}
-
-/// Creates the data directory, after a check for room on the disk.
-fn prepare_dir(
-    dir: &Path,
-    num_responses: usize,
-    most_tokens: u64,
-    max_length: usize,
-    console: &Console,
-) -> Result<()> {
-    let most_bytes = most_tokens.saturating_mul(max_length as u64 * BYTES_A_CANDIDATE);
-    check_room("what drafters propose", dir, most_bytes)?;
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
-    if most_tokens > 0 {
-        console.note(format!(
-            "record: {num_responses} responses to write and to record, at most {most_tokens} tokens \
-             and {}",
-            in_bytes(most_bytes)
-        ));
-    }
-    Ok(())
 }
 
 /// The files of one set and way of decoding.

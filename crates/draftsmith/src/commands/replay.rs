@@ -13,10 +13,9 @@ use crate::costs::Costs;
 use crate::exports::calibration::HeadCalibration;
 use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
-use crate::results::FittedCalibration;
 use crate::results::{
-    CostSource, DecodingName, DrafterName, HeadPredictions, JudgedHead, Replay, ReplayGroup,
-    ReplayedTree,
+    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, Replay,
+    ReplayGroup, ReplayedTree,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::best_of_all;
@@ -30,7 +29,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let (tune, evaluate) = recipe.need_tuning("replay")?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
-    let mut measured: Vec<CostsEntry> = TuningFile::Costs.read(recipe)?;
+    let mut measured: Vec<CostsEntry> = TuningFile::COSTS.read(recipe)?;
     measured.retain(|entry| entry.dtype == workspace.dtype);
     if measured.is_empty() && given.is_empty() {
         console.note(
@@ -58,9 +57,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
                 .iter()
-                .map(|entry| (entry.decoding, &entry.measured.costs))
-                .find(|(name, costs)| (costs.drafter, *name) == (test.drafter, *decoding))
-                .map(|(_, costs)| (CostSource::Machine, costs.clone()));
+                .find(|it| (it.measured.costs.drafter, it.decoding) == (test.drafter, *decoding))
+                .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
             let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
             for (source, costs) in own.into_iter().chain([paper]) {
@@ -75,7 +73,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             }
         }
     }
-    TuningFile::Replay.write(recipe, &replay)?;
+    TuningFile::REPLAY.write(recipe, &replay)?;
     console.text(render_predictions(&replay.predictions))?;
     console.text(render_replay_table(&replay.groups, console.width(), console.colour()))?;
     console.document(&replay)?;
@@ -126,7 +124,6 @@ impl ReplaySets<'_> {
     ) -> Result<ReplayGroup> {
         let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
         let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
-        let choices = judging.choices();
         let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
             drafter,
@@ -136,7 +133,7 @@ impl ReplaySets<'_> {
             num_validation_prompts: self.validation.responses.len(),
             num_test_prompts: self.test.responses.len(),
             num_test_tokens: self.test.num_tokens(),
-            rows: judging.rows(choices)?,
+            rows: judging.rows(&judging.folds[0].choices)?,
             oracle,
             tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,
         })
@@ -152,7 +149,7 @@ impl ReplaySets<'_> {
             candidate_length: rule_of(shape).candidate_length,
             num_tried: judged.len(),
             speedup: judging.speedup(&spent),
-            gain: judging.estimate(&|some| over(judging.fixed(), &spent, some)),
+            gain: judging.estimate(&|some| over(&judging.fixed, &spent, some)),
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
         })

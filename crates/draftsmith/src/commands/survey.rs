@@ -147,7 +147,10 @@ fn survey(
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
     let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
-    let mut workspace = open(arguments, server.as_ref(), device, console)?;
+    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
+    let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));
+    let mut workspace =
+        Workspace::open(&arguments.target, served_as, draft, template, devices, console)?;
     (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
@@ -188,18 +191,6 @@ fn survey(
         num_tokens: answers.iter().map(|answer| answer.response_ids.len()).sum(),
         found,
     })
-}
-
-fn open(
-    arguments: &SurveyArguments,
-    server: Option<&ServerRecipe>,
-    device: &Device,
-    console: &Console,
-) -> Result<Workspace> {
-    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
-    let devices = vec![device.clone()];
-    let served_as = server.map(|server| &*server.model);
-    Workspace::open(&arguments.target, served_as, draft, template, devices, console)
 }
 
 /// Refuses servers and decodings for which server responses do not suffice.

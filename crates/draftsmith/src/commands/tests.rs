@@ -185,12 +185,13 @@ fn replay_counts_what_evaluation_counts() {
     );
 
     for file in &files {
-        let set = read_recordings(&recipe, file.drafter, file.set, file.decoding).expect("reads");
+        let set = read_recordings(&recipe, file.key.drafter, file.key.set, file.key.decoding)
+            .expect("reads");
         let summary = set.summary();
         // An adapter of one epoch may never agree with the target.
-        let least = if file.drafter == DrafterName::Of(DrafterId::Draft) { 0.5 } else { 0.0 };
+        let least = if file.key.drafter == DrafterName::Of(DrafterId::Draft) { 0.5 } else { 0.0 };
         assert!(summary.num_rollouts > 0 && summary.share_accepted >= Some(least), "{summary:?}");
-        if file.set == PromptSet::Validation {
+        if file.key.set == PromptSet::Validation {
             assert_eq!(set.ids.len(), 2);
             // Held out by the head and by the adapters.
             let is_held_out = |id: &String| draftsmith_theory::in_validation(id, 0.2);
@@ -406,7 +407,7 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
 
     // Truncated and missing files.
     let file = files.iter().find(|file| {
-        (file.drafter, file.set, file.decoding)
+        (file.key.drafter, file.key.set, file.key.decoding)
             == (early, PromptSet::Validation, DecodingName::Sampled)
     });
     let path = &file.expect("recorded").path;

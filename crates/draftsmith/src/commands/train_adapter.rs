@@ -150,33 +150,27 @@ impl Stage<'_> {
 
     /// The head of the adapter in `dir`, if the recipe's `[adapter_head]` asks for one.
     fn head(&self, dir: &Path) -> Result<Option<HeadOutcome>> {
-        let Some(settings) = &self.recipe.adapter_head else { return Ok(None) };
+        let Self { recipe, workspace, data, console, .. } = *self;
+        let Some(settings) = &recipe.adapter_head else { return Ok(None) };
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
-        check_devices(
-            self.console,
-            COMMAND,
-            section,
-            &self.workspace.devices,
-            settings.dtype,
-            optimizer,
-        )?;
+        check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
         let config = AdapterConfig::from_dir(dir)?;
-        let states = self.recipe.adapter_root().with_file_name("adapter-head-training");
+        let states = recipe.adapter_root().with_file_name("adapter-head-training");
         let trainer = HeadTrainer {
-            recipe: self.recipe,
-            workspace: self.workspace,
+            recipe,
+            workspace,
             command: COMMAND,
             adapter: Some((dir, config.exit_layer)),
             head_dir: adapter_head_dir(dir),
             training_dir: states.join(format!("exit-{}", config.exit_layer)),
             is_swept: false,
-            data: self.data,
+            data,
             // Labels come from rollouts of the adapter, not of the data's draft.
             provenance: Provenance {
-                draft: Some(self.workspace.adapter_hash(dir, &config)?),
-                ..self.data.provenance.clone()
+                draft: Some(workspace.adapter_hash(dir, &config)?),
+                ..data.provenance.clone()
             },
-            console: self.console,
+            console,
         };
         let head = trainer.pass(std::slice::from_ref(settings))?.pop();
         Ok(head.map(|head| HeadOutcome::of(head, None)))

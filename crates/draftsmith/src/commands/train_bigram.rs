@@ -15,7 +15,7 @@ use draftsmith_train::is_held_out;
 use serde_json::json;
 
 use crate::built_data::built_data;
-use crate::console::{Console, Interrupted};
+use crate::console::Console;
 use crate::exports::lookup::write_bigrams;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
@@ -76,9 +76,7 @@ fn count_text(
     let mut file = BufReader::new(File::open(path).with_context(named)?);
     let mut line = String::new();
     while file.read_line(&mut line).with_context(named)? > 0 {
-        if console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        console.check_interrupted()?;
         counts.add(&tokenizer.encode(&line, false)?);
         line.clear();
     }

@@ -150,10 +150,10 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
     };
     let entries: Vec<CostsEntry> =
         bases.filter(|basis| basis.cost_source.is_machine()).map(entry).collect();
-    TuningFile::Costs.write(recipe, &entries)?;
+    TuningFile::COSTS.write(recipe, &entries)?;
     let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
     if !trees.is_empty() {
-        TuningFile::Trees.write(recipe, &trees)?;
+        TuningFile::TREES.write(recipe, &trees)?;
     }
     recipe.write_beside(&recipe.tuning_dir())
 }
@@ -205,11 +205,7 @@ impl Tuner<'_> {
         };
         let rules = choices.iter().map(|choice| baseline.rule_gain(choice));
         let rules = rules.collect::<Result<Vec<RuleGain>>>()?;
-        let is_best = |rule: &&RuleGain| {
-            (rule.lookup_first, rule.stop_rule) == (best.lookup_first, best.name)
-        };
-        let gain = rules.iter().find(is_best).context("the best rule is one of the rules")?.gain;
-        let rule = baseline.tuned_rule(best, gain)?;
+        let rule = baseline.tuned_rule(best)?;
         let (tree, trees_tried) = match self.evaluate.tunes_trees(name) {
             true => {
                 let models = self.exports.models_hash(recordings.drafter, self.workspace)?;

@@ -8,14 +8,17 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use draftsmith_theory::{Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, Trace};
+use draftsmith_theory::{
+    Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule, Trace,
+};
 use serde::{Deserialize, Serialize};
 
 use super::mixed::{RoundLengths, mixed_costs};
 use super::{Costs, LENGTHS};
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
+use crate::results::DrafterName;
 use crate::statistics::median_of;
 
 /// The round length at which signals are timed.
@@ -187,16 +190,13 @@ impl CostProbe<'_, '_> {
         lengths: Option<&mut RoundLengths>,
         progress: &Progress,
     ) -> Result<Trace> {
-        if self.console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        self.console.check_interrupted()?;
         let Self { decoders, drafter, decoding, prompts, .. } = self;
         let mut draws = SeededDraws::new(number as u64, &["costs"]);
         let (prompt, draws) = (&prompts[number], &mut draws);
-        let found = match lengths {
-            None => decoders.decode_plain(decoding, prompt, draws)?,
-            Some(rule) => decoders.decode((*drafter).into(), rule, decoding, prompt, draws)?,
-        };
+        let name = lengths.as_ref().map_or(DrafterName::None, |_| (*drafter).into());
+        let rule = lengths.map(|rule| rule as &mut dyn StopRule);
+        let found = decoders.decode(name, rule, decoding, prompt, draws)?;
         progress.advance(1);
         Ok(found.trace)
     }

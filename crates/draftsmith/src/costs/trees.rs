@@ -98,7 +98,8 @@ fn verifications(
         let shape = nodes.to_string().parse::<TreeShape>().context("as many children")?;
         let drafter = DrafterName::Tree(drafter, shape);
         let unused = &mut SeededDraws::new(0, &["costs"]);
-        let found = decoders.decode(drafter, &mut *rule, &Decoding::GREEDY, prompt, unused)?;
+        let found =
+            decoders.decode(drafter, Some(&mut *rule as _), &Decoding::GREEDY, prompt, unused)?;
         for round in found.trace.rounds.iter().filter(|round| round.num_drafted == *nodes) {
             seconds.entry(nodes + 1).or_default().push(round.verify_time.as_secs_f64());
         }

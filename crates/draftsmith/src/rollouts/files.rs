@@ -10,6 +10,7 @@ use draftsmith_data::{
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};
+use serde::Serialize;
 use serde_json::json;
 
 use super::rows::rows_of;
@@ -23,7 +24,7 @@ use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
 
 /// One file of rollouts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct RolloutKey {
     pub(crate) drafter: DrafterName,
     pub(crate) set: PromptSet,

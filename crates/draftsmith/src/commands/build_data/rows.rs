@@ -14,8 +14,8 @@ use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
 use super::existing::{GivenLabels, existing_response};
+use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
 use crate::conversation::{Turn, answer_batched, answer_named};
 use crate::labels::{self, LabelModels, Labels};
 use crate::recipe::{DataRecipe, Responses};
@@ -83,9 +83,7 @@ impl Labeller<'_> {
             |turns| {
                 let responses = self.responses(prompts, &turns)?;
                 let label = |((prompt_index, turn), response): ((usize, Turn), Response<'_>)| {
-                    if self.console.is_interrupted() {
-                        return Err(Interrupted.into());
-                    }
+                    self.console.check_interrupted()?;
                     let prompt = prompts[prompt_index];
                     let row = answer_named(turn, |turn| self.row(prompt, turn, response))?;
                     let share = share_of_turn(prompt);

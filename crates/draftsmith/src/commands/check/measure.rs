@@ -69,16 +69,10 @@ impl CheckedRule {
         has_head: bool,
         tuned_dir: &Path,
     ) -> Result<Self> {
-        let Some(tuned) = tuned.rule(name) else {
-            let decoding = match name {
-                DecodingName::Greedy => Decoding::GREEDY,
-                DecodingName::Sampled => Decoding::sampled(Sampling::default()),
-            };
-            let config = default_rule(has_head);
-            let (rule, counts) = (config.init()?, Vec::new());
-            return Ok(Self { drafter, decoding, config, rule, promised: None, counts });
-        };
-        if tuned.drafter.id() != drafter.id() || (tuned.config.needs().acceptance_prob && !has_head)
+        let tuned = tuned.rule(name);
+        if let Some(tuned) = tuned
+            && (tuned.drafter.id() != drafter.id()
+                || (tuned.config.needs().acceptance_prob && !has_head))
         {
             bail!(
                 "the rule under `tuned` of `{}` is for the drafter `{}`, but the export is for \
@@ -87,14 +81,15 @@ impl CheckedRule {
                 tuned.drafter
             );
         }
-        Ok(Self {
-            drafter: tuned.drafter,
-            decoding: tuned.decoding(),
-            config: tuned.config.clone(),
-            rule: tuned.config.init()?,
-            promised: Some(tuned.expected_acceptance_rate),
-            counts: Vec::new(),
-        })
+        let (drafter, decoding, config) = match (tuned, name) {
+            (Some(tuned), _) => (tuned.drafter, tuned.decoding(), tuned.config.clone()),
+            (None, DecodingName::Greedy) => (drafter, Decoding::GREEDY, default_rule(has_head)),
+            (None, DecodingName::Sampled) => {
+                (drafter, Decoding::sampled(Sampling::default()), default_rule(has_head))
+            }
+        };
+        let promised = tuned.map(|tuned| tuned.expected_acceptance_rate);
+        Ok(Self { drafter, decoding, rule: config.init()?, config, promised, counts: Vec::new() })
     }
 
     fn judge<T>(self, seed: u64, output: T) -> Result<DecodingCheck<T>> {
@@ -178,8 +173,9 @@ impl<'m> Bench<'m> {
         let (decoders, decoding) = (&mut self.decoders, &greedy.decoding);
         // Nothing is drawn.
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
-        let plain = decoders.decode_plain(decoding, prompt_ids, &mut draws)?.token_ids;
-        let rule = &mut *greedy.rule;
+        let plain =
+            decoders.decode(DrafterName::None, None, decoding, prompt_ids, &mut draws)?.token_ids;
+        let rule = Some(&mut *greedy.rule as _);
         let drafter = greedy.drafter;
         let generation = decoders.decode(drafter, rule, decoding, prompt_ids, &mut draws)?;
         match compare(decoders, decoding, prompt_ids, &plain, &generation.token_ids)? {
@@ -202,7 +198,7 @@ impl<'m> Bench<'m> {
     ) -> Result<Trace> {
         let decoding = sampled.decoding;
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "sampled"]);
-        let rule = &mut *sampled.rule;
+        let rule = Some(&mut *sampled.rule as _);
         let drafter = sampled.drafter;
         let generation = self.decoders.decode(drafter, rule, &decoding, prompt_ids, &mut draws)?;
         if let TokenChoice::Sampled(sampling) = decoding.choice {

@@ -5,6 +5,7 @@ use draftsmith_theory::Sampling;
 
 use super::{Acceptance, CheckReport, DecodingCheck};
 use crate::results::{Estimate, rule_label};
+use crate::table::{counted, table_text};
 
 /// The results, one line per check, ending with a line break.
 pub(super) fn table(checked: &CheckReport) -> String {
@@ -42,17 +43,15 @@ pub(super) fn table(checked: &CheckReport) -> String {
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if index == 0 { 0 } else { 2 }, 0));
     }
-    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     format!(
-        "{}: {}, {}\n{} {} of {}, up to {} new tokens a turn\n\n{}\n",
+        "{}: {}, {}\n{} of {}, up to {} new tokens a turn\n\n{}\n",
         checked.export.display(),
         checked.kind,
         if checked.passed { "passed" } else { "failed" },
-        checked.num_prompts,
-        if checked.num_prompts == 1 { "prompt" } else { "prompts" },
+        counted(checked.num_prompts, "prompt"),
         checked.prompts.join(", "),
         checked.max_new_tokens,
-        lines.join("\n")
+        table_text(table, &[])
     )
 }
 
@@ -105,8 +104,7 @@ fn greedy_output(checked: &CheckReport) -> String {
     let output = &checked.greedy.output;
     let ties = match output.num_forgiven_ties {
         0 => String::new(),
-        1 => ", 1 tie forgiven".to_owned(),
-        several => format!(", {several} ties forgiven"),
+        ties => format!(", {} forgiven", counted(ties, "tie")),
     };
     let found = match output.differences.len() {
         0 => "the same".to_owned(),

@@ -26,17 +26,13 @@ use crate::statistics::shown_interval;
 
 /// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {
-    dataset: &'a Dataset,
-    plan: &'a Plan,
+    pub(super) dataset: &'a Dataset,
+    pub(super) plan: &'a Plan,
     /// One list per setting, one entry per prompt.
-    runs: Vec<Vec<PromptRun>>,
+    pub(super) runs: Vec<Vec<PromptRun>>,
 }
 
-impl<'a> Group<'a> {
-    pub(super) fn new(dataset: &'a Dataset, plan: &'a Plan) -> Self {
-        Self { dataset, plan, runs: vec![Vec::new(); plan.settings.len()] }
-    }
-
+impl Group<'_> {
     /// Adds a run. A greedy run is compared with the plain run of its prompt, which comes first.
     pub(super) fn add(
         &mut self,
@@ -148,7 +144,7 @@ impl<'a> Group<'a> {
                 category: category.to_owned(),
                 drafter: setting.drafter,
                 stop_rule: setting.stop_rule(),
-                setting: setting.parameter(),
+                setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 decoding: self.plan.decoding,
                 num_prompts: runs.len(),
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
@@ -187,10 +183,6 @@ impl<'a> Group<'a> {
                 Answer::new(question_id(prompt), category, model_id, vec![choice])
             })
             .collect()
-    }
-
-    fn decoding_name(&self) -> &'static str {
-        DecodingName::of(&self.plan.decoding).text()
     }
 }
 
@@ -238,8 +230,9 @@ fn question_id(prompt: &Prompt) -> QuestionId {
 }
 
 /// The results of all groups.
+#[derive(Default)]
 pub(super) struct EvaluationResults {
-    cost_by_size: CostRatios,
+    pub(super) cost_by_size: CostRatios,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
     /// File name and text of each answers file.
@@ -247,11 +240,6 @@ pub(super) struct EvaluationResults {
 }
 
 impl EvaluationResults {
-    /// No results yet.
-    pub(super) fn new(cost_by_size: CostRatios) -> Self {
-        Self { cost_by_size, rows: Vec::new(), groups: Vec::new(), answers: Vec::new() }
-    }
-
     pub(super) fn add(
         &mut self,
         group: Group<'_>,
@@ -288,7 +276,7 @@ impl EvaluationResults {
             let name = format!(
                 "answers/{}/{}-{}.jsonl",
                 group.dataset.name,
-                group.decoding_name(),
+                DecodingName::of(&group.plan.decoding).text(),
                 setting.name()
             );
             self.answers.push((name, answers_to_jsonl(&group.answers(index, recipe))?));

@@ -9,7 +9,6 @@ use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
 use crate::conversation::{Turn, answer_batched};
 use crate::decoders::{Decoders, PromptToDecode};
-use crate::exports::Exports;
 use crate::pair::Pair;
 
 /// One prompt under one setting.
@@ -37,23 +36,12 @@ pub(super) struct AnsweredTurn {
 
 /// The models, ready to run any setting on any prompt.
 pub(super) struct Bench<'m> {
-    pair: &'m Pair,
-    decoders: Decoders<'m>,
-    seed: u64,
+    pub(super) pair: &'m Pair,
+    pub(super) decoders: Decoders<'m>,
+    pub(super) seed: u64,
 }
 
-impl<'m> Bench<'m> {
-    pub(super) fn new(
-        pair: &'m Pair,
-        exports: &'m Exports,
-        max_new_tokens: usize,
-        batch_size: usize,
-        seed: u64,
-    ) -> Self {
-        let decoders = Decoders::with_slots(pair, exports, max_new_tokens, batch_size);
-        Self { pair, decoders, seed }
-    }
-
+impl Bench<'_> {
     /// Runs every setting once on a prompt, with few tokens: the first forwards of a process touch pages and
     /// pick kernels, and are not timed.
     pub(super) fn warm_up(

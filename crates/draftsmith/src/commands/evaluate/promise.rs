@@ -75,7 +75,7 @@ impl TunedTrees {
         if let Some(trees) = &mut evaluate.trees {
             trees.shapes = trees.given().map(AskedShape::Given).collect();
         }
-        let known: Vec<TunedTree> = TuningFile::Trees.read(recipe)?;
+        let known: Vec<TunedTree> = TuningFile::TREES.read(recipe)?;
         let dtype = workspace.dtype;
         let promise = |drafter: DrafterId| {
             let tuned = known.iter().find(|it| (it.drafter, it.dtype) == (drafter, dtype));

@@ -21,9 +21,6 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Plain decoding.
-    pub(crate) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
-
     /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
     /// tuned rule, and the fixed length that the rule promises to beat.
     pub(crate) fn all(
@@ -33,7 +30,7 @@ impl Setting {
         exports: &Exports,
         promised: &[Promise],
     ) -> Vec<Self> {
-        let mut all = vec![Self::PLAIN];
+        let mut all = vec![Self { drafter: DrafterName::None, rule: None }];
         let mut add = |drafter: DrafterName, has_head: bool, max: usize| {
             let is_self_draft = drafter.road() == Some(Road::SelfDraft);
             let bounds = Bounds { min: 1, max };
@@ -98,11 +95,6 @@ impl Setting {
     /// The name of the stop rule in results.
     pub(crate) fn stop_rule(&self) -> StopRuleName {
         self.rule.as_ref().map_or(StopRuleName::None, StopRuleConfig::name)
-    }
-
-    /// The number of the rule in results.
-    pub(crate) fn parameter(&self) -> Option<f64> {
-        self.rule.as_ref().map(StopRuleConfig::parameter)
     }
 
     /// The name in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,

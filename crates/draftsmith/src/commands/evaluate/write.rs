@@ -58,7 +58,7 @@ impl MeasuredModels<'_> {
             write_whole(&dir.join(name), text)?;
         }
         let report = dir.join("report.html");
-        let mut replay: Replay = TuningFile::Replay.read(recipe)?;
+        let mut replay: Replay = TuningFile::REPLAY.read(recipe)?;
         if replay.dtype != workspace.dtype {
             replay = Replay::default();
         }

@@ -14,7 +14,6 @@ use super::halves::{Halves, LookUps, Promise};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, Verdict};
 use super::{MAX_LENGTH, Surveyor};
-use crate::console::Interrupted;
 use crate::console::progress::Progress;
 use crate::costs::Costs;
 use crate::exports::Exports;
@@ -105,11 +104,11 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let shown = best_of_all(&judged.together(), &costs)?;
 
     let untrained_spent = judging.best(is_settable)?;
-    let untrained_gain = judging.estimate(&|some| over(judging.fixed(), &untrained_spent, some));
+    let untrained_gain = judging.estimate(&|some| over(&judging.fixed, &untrained_spent, some));
     let settable: Vec<Choice> =
         shown.iter().filter(|choice| is_settable(choice)).cloned().collect();
     let untrained = Promise::new(cheapest(&settable)?, judging.speedup(&untrained_spent));
-    let fixed = Promise::new(best_fixed(&shown)?, judging.speedup(judging.fixed()));
+    let fixed = Promise::new(best_fixed(&shown)?, judging.speedup(&judging.fixed));
     let head = recorded.head_survey(&judging, &costs, &untrained_spent, surveyor)?;
     let look_ups = recorded.halves.look_ups(&costs, seed)?;
     let outlook = head.probe.as_ref().map(|probe| &probe.outlook);
@@ -207,7 +206,7 @@ impl PairRecordings {
         });
         let perfect = perfect.transpose()?;
         let ceiling_of =
-            perfect.as_ref().map(|perfect| |some: &[usize]| over(judging.fixed(), perfect, some));
+            perfect.as_ref().map(|perfect| |some: &[usize]| over(&judging.fixed, perfect, some));
         let ceiling = ceiling_of.as_ref().map(|ceiling_of| judging.estimate(ceiling_of));
         let Some(halves) = &self.with_heads else {
             return Ok(HeadSurvey { ceiling, probe: None });
@@ -221,13 +220,13 @@ impl PairRecordings {
         };
         let over_fixed = |some: &[usize]| match &ceiling_of {
             Some(ceiling_of) => unexplained.share(some).max(0.0) * ceiling_of(some),
-            None => over(judging.fixed(), &probed, some),
+            None => over(&judging.fixed, &probed, some),
         };
         let over_untrained = |some: &[usize]| {
-            (1.0 + over_fixed(some)) / (1.0 + over(judging.fixed(), untrained, some)) - 1.0
+            (1.0 + over_fixed(some)) / (1.0 + over(&judging.fixed, untrained, some)) - 1.0
         };
         let speedup = |some: &[usize]| {
-            (1.0 + over_fixed(some)) * (1.0 + over(judging.plain(), judging.fixed(), some))
+            (1.0 + over_fixed(some)) * (1.0 + over(&judging.plain, &judging.fixed, some))
         };
         let probe = Probe {
             explained: judging.estimate(&|some| unexplained.share(some)),
@@ -277,9 +276,7 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
     };
     let decoding = Decoding::sampled(sampling).penalising(surveyor.decoding.repetition_penalty);
     let counted = surveyor.answers.par_iter().map(|answer| {
-        if surveyor.console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        surveyor.console.check_interrupted()?;
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);
         let (prompt, response) = (&answer.prompt_ids, &answer.response_ids);
         let models = match &surveyor.models {

@@ -95,10 +95,9 @@ impl Surveyor<'_> {
 
 /// The KL of predictions by answer, beside that of a constant prediction.
 pub(super) struct Unexplained {
-    /// KL(label ‖ prediction) in nats, summed over the candidates of each answer.
-    of_head: Vec<f64>,
-    /// The same for the mean label of the other half.
-    of_constant: Vec<f64>,
+    /// KL(label ‖ prediction) in nats, summed over the candidates of each answer: for the head, and for the
+    /// mean label of the other half.
+    of_answers: Vec<[f64; 2]>,
 }
 
 impl Unexplained {
@@ -110,24 +109,23 @@ impl Unexplained {
             weight += judged.weight;
         }
         let constant = if weight > 0.0 { labels / weight } else { 0.5 };
-        let sums = |predict: &dyn Fn(f64) -> f64| -> Vec<f64> {
-            judged.iter().map(|answer| kl_sum(answer, predict)).collect()
+        let sums = |answer: &Vec<JudgedPrediction>| {
+            [kl_sum(answer, &|prob| prob), kl_sum(answer, &|_| constant)]
         };
-        Self { of_head: sums(&|prob| prob), of_constant: sums(&|_| constant) }
+        Self { of_answers: judged.iter().map(sums).collect() }
     }
 
     /// The answers of both halves, those of `other` last.
     pub(super) fn join(mut self, other: Self) -> Self {
-        self.of_head.extend(other.of_head);
-        self.of_constant.extend(other.of_constant);
+        self.of_answers.extend(other.of_answers);
         self
     }
 
     /// The share of the constant's KL that the head explains over some answers; negative if the constant is
     /// better.
     pub(super) fn share(&self, some: &[usize]) -> f64 {
-        let sum = |of: &[f64]| some.iter().map(|nth| of[*nth]).sum::<f64>();
-        1.0 - sum(&self.of_head) / sum(&self.of_constant)
+        let sum = |of: usize| some.iter().map(|nth| self.of_answers[*nth][of]).sum::<f64>();
+        1.0 - sum(0) / sum(1)
     }
 }
 

@@ -14,7 +14,6 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use crate::console::Interrupted;
 use crate::console::progress::Progress;
 use crate::recorder::Answer;
 
@@ -42,15 +41,9 @@ struct States {
     exits: Vec<Tensor<2>>,
     /// After the final norm, `[rows, hidden]`.
     last: Tensor<2>,
-    answers: Vec<AnswerRows>,
-}
-
-/// The rows of an answer in [`States`].
-struct AnswerRows {
-    /// The row that the answer's first token is predicted from.
-    first: usize,
-    /// All rows, those of the prompt included.
-    all: std::ops::Range<usize>,
+    /// The rows of each answer, those of the prompt included. A token is predicted from the row before it, so
+    /// the last rows predict the answer's tokens.
+    answers: Vec<std::ops::Range<usize>>,
 }
 
 /// A token of an answer, as the target predicted it.
@@ -90,16 +83,14 @@ pub(super) fn read_outs(
         let mut agrees = vec![Vec::new(); num_answers];
         let mut accepted = vec![Vec::new(); num_answers];
         for (half, other) in [(0, 1), (1, 0)] {
-            if surveyor.console.is_interrupted() {
-                return Err(Interrupted.into());
-            }
-            let rows = halves[other].iter().flat_map(|nth| states.answers[*nth].all.clone());
+            surveyor.console.check_interrupted()?;
+            let rows = halves[other].iter().flat_map(|nth| states.answers[*nth].clone());
             let rows: Vec<usize> = rows.collect();
             let map = LinearMap::fit(target, &select(exit, &rows), &select(&states.last, &rows))
                 .context("hidden states that are not finite")?;
             for nth in &halves[half] {
-                let first = states.answers[*nth].first;
-                let rows: Vec<usize> = (first..first + tokens[*nth].len()).collect();
+                let end = states.answers[*nth].end;
+                let rows: Vec<usize> = (end - tokens[*nth].len()..end).collect();
                 let predicted = map.apply(target, select(exit, &rows));
                 let predicted = logits(target, predicted, &head);
                 for (at, (logits, token)) in predicted.iter().zip(&tokens[*nth]).enumerate() {
@@ -117,7 +108,7 @@ pub(super) fn read_outs(
             }
         }
         progress.advance(1);
-        Ok(ReadOut { exit_layer: *exit_layer, agrees, accepted })
+        anyhow::Ok(ReadOut { exit_layer: *exit_layer, agrees, accepted })
     });
     all.collect()
 }
@@ -137,11 +128,9 @@ fn states(
     let step = num_of_prompts.div_ceil(MAX_ROWS.saturating_sub(num_of_answers).max(1)).max(1);
     let mut exits: Vec<Vec<Tensor<2>>> = vec![Vec::new(); exit_layers.len()];
     let mut last = Vec::new();
-    let mut rows_of_answers: Vec<AnswerRows> = Vec::new();
+    let mut rows_of_answers: Vec<std::ops::Range<usize>> = Vec::new();
     for answer in answers {
-        if surveyor.console.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        surveyor.console.check_interrupted()?;
         let ids = [&answer.prompt_ids[..], &answer.response_ids].concat();
         let seq = ids.len() - 1;
         let values: Vec<i32> = ids[..seq].iter().map(|id| *id as i32).collect();
@@ -151,17 +140,15 @@ fn states(
             target.hidden_states_at(ids, exit_layers, std::slice::from_ref(&wanted));
         let first = answer.prompt_ids.len() - 1;
         // States at the first token of a sequence are unlike all others.
-        let of_prompt: Vec<usize> = (1..first).step_by(step).collect();
-        let rows: Vec<usize> = of_prompt.iter().copied().chain(first..seq).collect();
+        let rows: Vec<usize> = (1..first).step_by(step).chain(first..seq).collect();
         let kept = |state: Tensor<3>| {
             let [_, seq, width] = state.dims();
             select(&state.cast(FloatDType::F32).reshape([seq, width]), &rows)
         };
         exits.iter_mut().zip(of_exits).for_each(|(all, state)| all.push(kept(state)));
         last.push(kept(of_last));
-        let start = rows_of_answers.last().map_or(0, |rows| rows.all.end);
-        let (first, all) = (start + of_prompt.len(), start..start + rows.len());
-        rows_of_answers.push(AnswerRows { first, all });
+        let start = rows_of_answers.last().map_or(0, |rows| rows.end);
+        rows_of_answers.push(start..start + rows.len());
         progress.advance(1);
     }
     let exits = exits.into_iter().map(|all| Tensor::cat(all, 0)).collect();
@@ -185,8 +172,8 @@ fn answer_tokens(
             TokenChoice::Greedy => return ids.iter().map(|id| token(*id, *id, 1.0)).collect(),
             TokenChoice::Sampled(sampling) => sampling,
         };
-        let first = states.answers[nth].first;
-        let rows: Vec<usize> = (first..first + ids.len()).collect();
+        let end = states.answers[nth].end;
+        let rows: Vec<usize> = (end - ids.len()..end).collect();
         let logits = logits(target, select(&states.last, &rows), head);
         let all = ids.iter().zip(&logits).enumerate();
         let tokens = all.map(|(at, (id, logits))| {

@@ -1,7 +1,7 @@
 //! A survey as text.
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 
 use super::halves::LookUps;
 use super::pair::PairSurvey;
@@ -9,7 +9,7 @@ use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
 use super::verdict::{gain_text, look_ups_text};
 use super::{Survey, SurveyResult};
 use crate::results::{CostSource, DecodingName, Estimate};
-use crate::table::render_rules;
+use crate::table::{render_rules, table_text};
 
 /// The survey as text, ending with the verdict.
 ///
@@ -115,16 +115,9 @@ fn target(found: &TargetSurvey) -> String {
             if exit.exit_layer == found.best_exit_layer { "*" } else { "" }.to_owned(),
         ]);
     }
-    for column in [0, 1, 2, 3, 4, 6, 7] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    let lines: Vec<String> =
-        table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
-    text += &format!("{}\n", lines.join("\n"));
+    text += &table_text(table, &[0, 1, 2, 3, 4, 6, 7]);
     text += &format!(
-        "\n*: the best; agrees: a linear read-out of the layer with the target, a floor of what an adapter \
+        "\n\n*: the best; agrees: a linear read-out of the layer with the target, a floor of what an adapter \
          learns;\ncost: of a draft forward with {DRAFT_VOCABULARY} tokens at most, of a target forward; \
          pays from: the share of\ntokens from which on one candidate a round gains\n"
     );

@@ -76,7 +76,7 @@ impl Baseline<'_> {
     }
 
     /// The rule as it is written into an export.
-    pub(super) fn tuned_rule(&self, choice: &Choice, expected_gain: Estimate) -> Result<TunedRule> {
+    pub(super) fn tuned_rule(&self, choice: &Choice) -> Result<TunedRule> {
         let spent = choice.replay(self.recordings, self.costs)?;
         let acceptance_rate = |some: &[usize]| {
             some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
@@ -91,7 +91,7 @@ impl Baseline<'_> {
             top_k,
             min_p,
             repetition_penalty: self.decoding.repetition_penalty,
-            expected_gain,
+            expected_gain: self.gain(&spent),
             expected_acceptance_rate: promise_interval(num_prompts, self.seed, acceptance_rate),
             best_fixed_length: self.fixed_length,
             costs: self.costs.of_rule(&choice.config).line(self.costs.drafter)?,

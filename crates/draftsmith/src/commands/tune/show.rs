@@ -1,13 +1,13 @@
 //! The results of `tune` as text.
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{ContentArrangement, Table, presets};
 
 use super::calibrate::CalibrationChoices;
 use super::{Tuning, TuningBasis};
 use crate::results::{CostSource, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
-use crate::table::{calibration_text, kind_text, render_scores};
+use crate::table::{calibration_text, kind_text, render_scores, table_text};
 use crate::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
@@ -89,12 +89,7 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
             mark.to_owned(),
         ]);
     }
-    for column in 1..5 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    table_text(table, &[1, 2, 3, 4])
 }
 
 /// A static tree. Its chain is as long as the tree is deep.
