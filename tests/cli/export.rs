@@ -163,7 +163,7 @@ fn unsupported_exports_as_draft_models_are_named() {
 
     export("absent", &[]).fails_naming(&["absent", "train-adapter"]);
     let target = model("target").display().to_string();
-    export(&target, &[]).fails_naming(&["belongs neither to a head"]);
+    export(&target, &[]).fails_naming(&["is neither a head"]);
     std::fs::remove_file(place.path(ADAPTER).join("recipe.toml")).unwrap();
     export(ADAPTER, &[]).fails_naming(&["recipe.toml", "--recipe"]);
     place.run(&["export", "--for", "nothing", ADAPTER, "o"]).fails_naming(&["draft-model"]);

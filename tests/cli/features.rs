@@ -142,7 +142,7 @@ fn states_that_change_with_the_epoch_are_not_stored() {
         let labels = format!("head.labels={labels}");
         let arguments =
             ["train-head", "kept.toml", "--set", &labels, "--set", "head.features=cache"];
-        place.run(&arguments).fails_naming(&["`head.features` is `cache`", "every epoch mixes"]);
+        place.run(&arguments).fails_naming(&["`head.features` is `cache`", "each epoch mixes"]);
     }
     let wrong = ["train-head", "kept.toml", "--set", "head.features=keep"];
     place.run(&wrong).fails_naming(&["features", "`recompute`", "`cache`"]);
