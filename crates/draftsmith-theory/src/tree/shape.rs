@@ -97,7 +97,7 @@ impl TreeShape {
         let problem =
             |path: &[u8], problem| Err(TheoryError::TreePaths { path: path.to_vec(), problem });
         if paths.is_empty() || paths.len() > MAX_STATIC_NODES {
-            return problem(&[], "is in a list of none or of more than 64");
+            return problem(&[], "must come from a list of 1 to 64 paths");
         }
         let mut sorted: Vec<&[u8]> = paths.iter().map(Vec::as_slice).collect();
         // Level by level, ordered by parent and rank.

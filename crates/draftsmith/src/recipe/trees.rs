@@ -132,7 +132,7 @@ mod tests {
         for (text, expected) in [
             ("[[[0], [2]]]", "[2]"),
             ("[[[0], [1, 0]]]", "[1, 0] of a tree has no parent"),
-            ("[[]]", "of none"),
+            ("[[]]", "a list of 1 to 64 paths"),
             ("['2-1.1.1']", "`2-1.1.1`"),
             ("['best']", "`best`"),
             ("[3]", "paths, such as"),
