@@ -155,7 +155,7 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// The exit layer, and the features of some slots that the layers behind the exit have not read.
+    /// The exit layer, and the features of some slots that the layers after the exit have not read.
     fn features_of_unread(&mut self, slots: impl Iterator<Item = usize>) -> (usize, Rows) {
         let last_layer = self.num_layers() - 1;
         let exit = expect_exit(&mut self.exit);

@@ -220,7 +220,7 @@ impl AdapterExport {
         Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
     }
 
-    /// The self-draft behind the adapter's exit layer.
+    /// The self-draft at the adapter's exit layer.
     pub(crate) fn drafter(&self) -> DrafterId {
         DrafterId::SelfDraft { exit_layer: self.config.exit_layer }
     }
