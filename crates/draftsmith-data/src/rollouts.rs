@@ -18,7 +18,7 @@ use arrow_array::ArrayRef;
 use arrow_array::types::{Float64Type, UInt32Type};
 use arrow_schema::ArrowError;
 
-pub use self::provenance::{RolloutDecoding, RolloutHead, RolloutProvenance};
+pub use self::provenance::{RolloutHead, RolloutProvenance};
 pub use self::row::{RolloutCandidates, RolloutRow};
 use self::validate::validate_file;
 pub use self::validate::validate_rollouts;
@@ -32,10 +32,10 @@ use crate::error::DataError;
 const FILE_PREFIX: &str = "rollouts-";
 const FILE_SUFFIX: &str = ".parquet";
 
-/// The path in `dir` of the rollouts of one drafter on one prompt set with one decoding:
-/// `rollouts-draft-validation-greedy.parquet`.
+/// The path in `dir` of the rollouts of one drafter on one prompt set with one decoding, `greedy` or
+/// `sampled`: `rollouts-draft-validation-greedy.parquet`.
 #[must_use]
-pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: RolloutDecoding) -> PathBuf {
+pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> PathBuf {
     dir.join(format!("{FILE_PREFIX}{drafter}-{set}-{decoding}{FILE_SUFFIX}"))
 }
 

@@ -137,7 +137,9 @@ pub(crate) const READERS: [Reader; 19] = [
         prepare: |_| Ok(()),
         read: |dir| {
             let open = || Prompts::open(&dir.join("prompts.jsonl"));
-            open()?.keeping_tokens().try_for_each(|prompt| prompt.map(drop))?;
+            let mut keeping = open()?;
+            keeping.keeps_tokens = true;
+            keeping.try_for_each(|prompt| prompt.map(drop))?;
             Ok(open()?.try_for_each(|prompt| prompt.map(drop))?)
         },
     },
