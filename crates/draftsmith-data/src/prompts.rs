@@ -54,7 +54,6 @@ pub struct Turn {
 
 impl Turn {
     /// Whether the file has an answer.
-    #[must_use]
     pub fn has_response(&self) -> bool {
         self.response.is_some() || self.tokens.is_some()
     }
@@ -62,7 +61,6 @@ impl Turn {
 
 impl Prompt {
     /// The id of a turn's row: the prompt's id for turn 0, `source#n#turn` for later turns.
-    #[must_use]
     pub fn row_id(&self, turn: usize) -> String {
         if turn == 0 { self.id.clone() } else { format!("{}#{turn}", self.id) }
     }
@@ -72,7 +70,6 @@ impl Prompt {
     ///
     /// # Panics
     /// If `turn` does not exist, or if there are fewer responses than earlier turns.
-    #[must_use]
     pub fn messages(&self, turn: usize, responses: &[String]) -> Vec<Message> {
         assert!(turn < self.turns.len(), "`{}` has no turn {turn}", self.id);
         assert!(responses.len() >= turn, "`{}`: turn {turn} needs {turn} responses", self.id);

@@ -151,13 +151,11 @@ impl Provenance {
     pub const F32: &'static str = "f32";
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
-    #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.fields(), other.fields())
     }
 
     /// The fields that files store and their values, in the order of declaration.
-    #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
     }

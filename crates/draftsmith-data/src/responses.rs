@@ -24,20 +24,17 @@ const SHARD_PREFIX: &str = "responses-";
 const SHARD_SUFFIX: &str = ".parquet";
 
 /// The path of shard `index` of a directory: `responses-00003.parquet` for 3.
-#[must_use]
 pub fn shard_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(shard_name(index))
 }
 
 /// Whether a directory holds files that are named like shards.
-#[must_use]
 pub fn has_shards(dir: &Path) -> bool {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).any(|path| shard_index(&path).is_some())
 }
 
 /// The file name of shard `index`: `responses-00003.parquet` for 3.
-#[must_use]
 pub fn shard_name(index: usize) -> String {
     format!("{SHARD_PREFIX}{index:05}{SHARD_SUFFIX}")
 }

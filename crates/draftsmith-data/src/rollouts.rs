@@ -34,7 +34,6 @@ const FILE_SUFFIX: &str = ".parquet";
 
 /// The path in `dir` of the rollouts of one drafter on one prompt set with one decoding, `greedy` or
 /// `sampled`: `rollouts-draft-validation-greedy.parquet`.
-#[must_use]
 pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> PathBuf {
     dir.join(format!("{FILE_PREFIX}{drafter}-{set}-{decoding}{FILE_SUFFIX}"))
 }
@@ -57,7 +56,6 @@ pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
 }
 
 /// Whether a file is named like a rollouts file.
-#[must_use]
 pub fn is_rollouts_path(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX))

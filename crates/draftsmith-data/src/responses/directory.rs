@@ -151,7 +151,6 @@ impl ShardSet {
 
 impl DataSet {
     /// The number of shards that were read.
-    #[must_use]
     pub fn num_shards(&self) -> usize {
         self.shards.len()
     }

@@ -146,13 +146,11 @@ pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
 }
 
 /// The file name of the record of shard `index`: `.responses-00003.json` for 3.
-#[must_use]
 pub fn record_name(index: usize) -> String {
     format!(".{SHARD_PREFIX}{index:05}{RECORD_SUFFIX}")
 }
 
 /// Whether a file or object with this name is the record of a shard.
-#[must_use]
 pub fn is_record_name(name: &str) -> bool {
     let rest = name.strip_prefix('.').and_then(|rest| rest.strip_prefix(SHARD_PREFIX));
     rest.is_some_and(|rest| rest.ends_with(RECORD_SUFFIX))

@@ -78,7 +78,6 @@ pub enum FinishReason {
 
 impl FinishReason {
     /// The name in files: `eos`, `stop_string` or `length`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Eos => "eos",
@@ -88,7 +87,6 @@ impl FinishReason {
     }
 
     /// The reason with this name, if there is one.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Eos, Self::StopString, Self::Length]
             .into_iter()
@@ -223,7 +221,6 @@ impl DraftColumns {
 /// The low byte becomes 0, and more bits do in small values, which are the most frequent.
 /// Byte-stream-split collects these bytes, and a float takes at most two bytes on disk instead of
 /// three.
-#[must_use]
 pub fn round_stored(value: f32) -> f32 {
     if !value.is_finite() {
         return value;

@@ -61,7 +61,6 @@ impl RolloutProvenance {
     }
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
-    #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.fields(), other.fields())
     }
@@ -100,7 +99,6 @@ impl RolloutProvenance {
     }
 
     /// The fields that files store and their values, in the order of declaration.
-    #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         let mut fields = self.responses.fields();
         fields.extend(fields_of(self).into_iter().filter(|(key, _)| key != RESPONSES));
