@@ -14,6 +14,8 @@ mod shard;
 
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::paths_in;
+
 pub use directory::{DataSet, Incomplete, ShardSet, broken_shards, read_dir, write_manifest};
 pub use manifest::{MANIFEST, forget_manifest, is_record_name, record_name};
 pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
@@ -30,8 +32,7 @@ pub fn shard_path(dir: &Path, index: usize) -> PathBuf {
 
 /// Whether a directory holds files that are named like shards.
 pub fn has_shards(dir: &Path) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).any(|path| shard_index(&path).is_some())
+    paths_in(dir).is_ok_and(|paths| paths.iter().any(|path| shard_index(path).is_some()))
 }
 
 /// The file name of shard `index`: `responses-00003.parquet` for 3.

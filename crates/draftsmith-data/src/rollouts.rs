@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use arrow_array::ArrayRef;
 use arrow_array::types::{Float64Type, UInt32Type};
 use arrow_schema::ArrowError;
+use draftsmith_files::paths_in;
 
 pub use self::provenance::{RolloutHead, RolloutProvenance};
 pub use self::row::{RolloutCandidates, RolloutRow};
@@ -43,16 +44,7 @@ pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> Pa
 /// # Errors
 /// If the directory cannot be read.
 pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let read_error = |e| DataError::io("read", dir, e);
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(read_error)? {
-        let path = entry.map_err(read_error)?.path();
-        if is_rollouts_path(&path) {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    Ok(paths)
+    Ok(paths_in(dir)?.into_iter().filter(|path| is_rollouts_path(path)).collect())
 }
 
 /// Whether a file is named like a rollouts file.
