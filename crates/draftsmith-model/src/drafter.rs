@@ -100,7 +100,7 @@ impl DrafterModel {
         };
         let model = self.model.to_dtype(dtype);
         let narrow_head =
-            self.narrow_head.map(|head| NarrowHead::of(&model, head.vocabulary().clone()));
+            self.narrow_head.map(|head| NarrowHead::of(&model, head.vocabulary));
         Self { model, exit: self.exit.map(of_exit), narrow_head, ..self }
     }
 
