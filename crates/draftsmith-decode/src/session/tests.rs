@@ -73,7 +73,7 @@ impl Models {
         let read = Self {
             target: CausalLm::from_model_dir(&target, &device).expect("reads"),
             head: AcceptanceHead::from_dir(&head, 32, &device).expect("reads").1,
-            adapter: Adapter::from_dir(&adapter, &config.shape, &device).expect("reads").1,
+            adapter: Adapter::from_dir(&adapter, &config.shape, WeightDtype::F32, &device).expect("reads").1,
         };
         std::fs::remove_dir_all(&dir).expect("removed");
         [initialised, read]

@@ -17,7 +17,7 @@ use draftsmith_data::{
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadForm, HeadInput,
-    HeadReads, ModelConfig, WeightReader, read_metadata,
+    HeadReads, ModelConfig, WeightDtype, WeightReader, read_metadata,
 };
 use draftsmith_theory::{Decoding, SeededDraws};
 use tempfile::TempDir;
@@ -186,7 +186,7 @@ pub(crate) const READERS: [Reader; 19] = [
         prepare: adapter_weights,
         read: |dir| {
             let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
-            Adapter::from_dir(dir, &target.shape, &Device::flex())?;
+            Adapter::from_dir(dir, &target.shape, WeightDtype::F32, &Device::flex())?;
             draftsmith::readers::inspect(dir)
         },
     },
