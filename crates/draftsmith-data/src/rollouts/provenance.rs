@@ -1,6 +1,5 @@
 //! The provenance of a rollouts file: that of its responses and what rollouts depend on in addition.
 
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

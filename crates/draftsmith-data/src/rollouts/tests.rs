@@ -173,8 +173,7 @@ fn rows_round_trip_bit_for_bit() {
 #[test]
 fn equal_rows_give_equal_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let paths =
-        ["one", "two"].map(|set| rollouts_path(dir.path(), "draft", set, "greedy"));
+    let paths = ["one", "two"].map(|set| rollouts_path(dir.path(), "draft", set, "greedy"));
     for path in &paths {
         write_rollouts(path, &sample_rows(true), &provenance(true)).unwrap();
     }

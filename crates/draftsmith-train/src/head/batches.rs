@@ -235,6 +235,10 @@ mod tests {
         let loader = loader(source(31, 0.95));
         let (num_rows, _) = loader.size(1);
         assert!(num_rows > 0 && num_rows < 31, "{num_rows}");
-        assert!(collect(&loader).iter().all(|batch| batch.content.labels.dims()[0] >= batch.row_ids.len()));
+        assert!(
+            collect(&loader)
+                .iter()
+                .all(|batch| batch.content.labels.dims()[0] >= batch.row_ids.len())
+        );
     }
 }

@@ -283,11 +283,7 @@ impl<L: Trainee, S: BatchSource<Content = L::Content>> Run<L, S> {
             });
             for (member, failure) in self.setup.trainer.active().into_iter().zip(failures) {
                 if let Some(nth) = failure? {
-                    return Err(member.not_finite(
-                        "prediction",
-                        epoch,
-                        next[nth].row_ids.clone(),
-                    ));
+                    return Err(member.not_finite("prediction", epoch, next[nth].row_ids.clone()));
                 }
             }
             let shown = outputs.into_iter().next().unwrap_or_default();

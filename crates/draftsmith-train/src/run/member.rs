@@ -22,7 +22,8 @@ use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
 
 /// The learner of a head or an adapter: burn-train's steps, and how validation scores it.
-pub(crate) trait Trainee: LearnerModel
+pub(crate) trait Trainee:
+    LearnerModel
     + Sync
     + TrainStep<Input = TrainingBatch<Self::Content>, Output: Adaptor<LossInput> + Adaptor<()>>
     + InferenceStep<

@@ -6,9 +6,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{CostFit, Decoding};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    DecodingName, DrafterName, Estimate, Group, StopRuleName, nan_if_null, temperature,
-};
+use super::{DecodingName, DrafterName, Estimate, Group, StopRuleName, nan_if_null, temperature};
 
 /// The content of `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{
-    PromptFile, Provenance, RolloutHead, RolloutProvenance, hash_bytes,
-    read_rollouts, rollouts_path, write_rollouts,
+    PromptFile, Provenance, RolloutHead, RolloutProvenance, hash_bytes, read_rollouts,
+    rollouts_path, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{
-    DataSet, Provenance, ResponseRow, RolloutProvenance, RolloutRow,
-    read_rollouts, rollouts_path, write_rollouts,
+    DataSet, Provenance, ResponseRow, RolloutProvenance, RolloutRow, read_rollouts, rollouts_path,
+    write_rollouts,
 };
 use draftsmith_theory::{
     Decoding, DrafterId, RecordedPlace, Recording, Sampling, SeededDraws, TopProbs,

@@ -88,7 +88,10 @@ fn padding_does_not_change_a_rows_states() {
     let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
     assert_eq!(sizes, [3, 3, 1]);
     for batch in &batches {
-        let features = values(at_positions(batch.content.features[0].clone(), batch.content.supervised.clone()));
+        let features = values(at_positions(
+            batch.content.features[0].clone(),
+            batch.content.supervised.clone(),
+        ));
         let (mut expected, mut teachers) = (Vec::new(), Vec::new());
         for row in batch.row_ids.iter().map(|id| by_id(id)) {
             let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();
@@ -101,7 +104,8 @@ fn padding_does_not_change_a_rows_states() {
                 &values(source.targets.first().model.hidden_states(ids))[from..],
             );
         }
-        let pairs = [(features, expected), (values(states_of(batch.content.teacher.clone())), teachers)];
+        let pairs =
+            [(features, expected), (values(states_of(batch.content.teacher.clone())), teachers)];
         for (found, expected) in pairs {
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.into_iter().zip(expected) {

@@ -215,8 +215,7 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
 #[inline(always)]
 fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     softmax(row);
-    let [distance, lean] =
-        pass(row, probs, |q, p| (q, [(q - p).abs(), q * sign(q - p)]));
+    let [distance, lean] = pass(row, probs, |q, p| (q, [(q - p).abs(), q * sign(q - p)]));
     let [] = pass(row, probs, |q, p| (0.5 * token_share * q * (sign(q - p) - lean), []));
     0.5 * distance
 }
