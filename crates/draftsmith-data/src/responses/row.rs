@@ -4,8 +4,6 @@
 //! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
 //! (teacher forcing). Log-probabilities are natural logarithms.
 
-use std::fmt;
-
 use crate::columns::{ValueRange, unknown_id};
 use crate::error::DataError;
 
@@ -91,12 +89,6 @@ impl FinishReason {
         [Self::Eos, Self::StopString, Self::Length]
             .into_iter()
             .find(|reason| reason.as_str() == text)
-    }
-}
-
-impl fmt::Display for FinishReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
