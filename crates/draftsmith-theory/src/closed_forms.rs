@@ -15,18 +15,6 @@ pub fn expected_tokens_per_round(acceptance_prob: f64, candidate_length: usize) 
     (0..candidate_length).fold(1.0, |sum, _| sum * acceptance_prob + 1.0)
 }
 
-/// Expected walltime improvement factor (1 − α^{k+1}) / ((1 − α)(c·k + 1)) over plain decoding, with α =
-/// `acceptance_prob`, k = `candidate_length` and c = `cost_ratio` = t_draft / t_target (Leviathan et al.,
-/// Theorem 3.8). It assumes that verifying k + 1 rows costs as much as one.
-pub fn expected_walltime_improvement(
-    acceptance_prob: f64,
-    candidate_length: usize,
-    cost_ratio: f64,
-) -> f64 {
-    expected_tokens_per_round(acceptance_prob, candidate_length)
-        / (cost_ratio * candidate_length as f64 + 1.0)
-}
-
 /// A draft's acceptance probability and cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DraftProfile {
@@ -69,8 +57,8 @@ pub fn vertical_cascade_improvement(
 /// Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
 /// that proposes candidate i and the target reviews them all.
 ///
-/// With a single draft this is
-/// [`expected_walltime_improvement`](crate::expected_walltime_improvement).
+/// With a single draft this is (1 − α^{k+1}) / ((1 − α)(c·k + 1)) (Leviathan et al., Theorem 3.8). It
+/// assumes that verifying k + 1 rows costs as much as one.
 pub fn horizontal_cascade_improvement(
     candidate_drafts: impl IntoIterator<Item = DraftProfile>,
 ) -> f64 {

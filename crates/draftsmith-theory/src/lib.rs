@@ -75,8 +75,8 @@ pub use calibration::{
     preferred_calibration, try_calibrations,
 };
 pub use closed_forms::{
-    DraftProfile, expected_tokens_per_round, expected_walltime_improvement,
-    horizontal_cascade_improvement, vertical_cascade_improvement,
+    DraftProfile, expected_tokens_per_round, horizontal_cascade_improvement,
+    vertical_cascade_improvement,
 };
 pub use cost::{CostFit, CostModel, TimedCounts};
 pub use decoding::{Decoding, TokenChoice};
