@@ -278,7 +278,7 @@ impl<C> Batches<C> {
     /// The next batches of the current step, at most `num`, with the epoch's progress after each. Empty
     /// at the end of the epoch.
     pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<TrainingBatch<C>>, Vec<Progress>) {
-        let (mut batches, mut progress) = (Vec::new(), Vec::new());
+        let (mut batches, mut progress) = (Vec::<TrainingBatch<C>>::new(), Vec::new());
         while batches.len() < num && !batches.last().is_some_and(|batch| batch.ends_step) {
             let Some(batch) = self.next() else { break };
             batches.push(batch);

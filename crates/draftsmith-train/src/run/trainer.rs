@@ -105,7 +105,7 @@ impl<L: Trainee> Trainer<L> {
 }
 
 impl<L: Trainee> Member<L> {
-    fn resumed(self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
+    fn resumed(mut self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
         let MemberState { name, progress, model, optimizer, best } = state;
         let dir = dir.join(&name);
         let epochs = progress.epochs.len();
@@ -116,11 +116,12 @@ impl<L: Trainee> Member<L> {
             return Err(broken(&dir, problem));
         }
         let best = best.map(|best| read_module(&dir.join(BEST), self.model.valid().part(), best));
-        let best = best.transpose()?;
-        let model = read_module(&dir.join(MODEL), self.model, model)?;
+        self.best = best.transpose()?;
+        self.model = read_module(&dir.join(MODEL), self.model, model)?;
         let optimizer = Bytes::from_bytes_vec(optimizer);
-        let optimizer = read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(optimizer))?;
-        Ok(Self { name, model, optimizer, progress, best, ..self })
+        self.optimizer = read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(optimizer))?;
+        self.progress = progress;
+        Ok(self)
     }
 
     fn state(&self) -> Result<MemberState<L::Scores>, RecordError> {
