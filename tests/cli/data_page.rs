@@ -1,7 +1,5 @@
 //! `inspect DATA --html`: the page of a data set.
 
-use draftsmith_data::RolloutDecoding::Greedy as GREEDY;
-
 use crate::support::{Place, model};
 
 /// The number of occurrences of `part`.
@@ -63,7 +61,7 @@ fn pages_of_other_files_are_refused() {
     let page = ["--html", "page.html"];
     let model = ["inspect", target.as_str()];
     place.run(&[&model[..], &page].concat()).fails_naming(&["`--html`", "responses-*.parquet"]);
-    let rollouts = draftsmith_data::rollouts_path(&place.path("."), "draft", "test", GREEDY);
+    let rollouts = draftsmith_data::rollouts_path(&place.path("."), "draft", "test", "greedy");
     std::fs::copy(place.path("data/small/responses-00000.parquet"), &rollouts).unwrap();
     let rollouts = ["inspect", rollouts.to_str().unwrap()];
     place.run(&[&rollouts[..], &page].concat()).fails_naming(&["`--html`", "responses-*.parquet"]);

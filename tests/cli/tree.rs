@@ -118,12 +118,8 @@ fn rollouts_without_ranks_are_recorded_again_for_a_tree() {
     let place = Place::new();
     let recipe = write_recipe(&place, "['greedy']", COSTS);
     place.run(&["record", &recipe]).ok();
-    let path = draftsmith_data::rollouts_path(
-        &place.path("data/mine"),
-        "draft",
-        "validation",
-        draftsmith_data::RolloutDecoding::Greedy,
-    );
+    let path =
+        draftsmith_data::rollouts_path(&place.path("data/mine"), "draft", "validation", "greedy");
     let (mut rows, provenance) = draftsmith_data::read_rollouts(&path, None).unwrap();
     let ranks = |rows: &[draftsmith_data::RolloutRow]| -> Vec<u32> {
         rows.iter().flat_map(|row| row.candidates.draft_rank.clone()).flatten().collect()

@@ -133,7 +133,7 @@ fn predictions_are_calibrated_as_the_recipe_says() {
     };
     let shown = tune("platt");
     for part in [
-        ["cross-validated", "as they are", "platt", "isotonic", "Brier", "AUROC"],
+        ["cross-validated", "as they are", "platt, scale", "ECE", "Brier", "AUROC"],
         ["a draft forward", "chosen", "num_assistant_tokens=", "--spec-draft-n-max", "SGLang", ""],
     ]
     .concat()
@@ -182,8 +182,9 @@ fn predictions_are_calibrated_as_the_recipe_says() {
     let fixed = generate(&place, &["--candidate-length", "2"]);
     assert_eq!(generate(&place, &["--stop-threshold", "0.5"])["token_ids"], fixed["token_ids"]);
 
-    assert_eq!(tune("isotonic").matches("chosen").count(), 2, "a form, and a rule");
-    assert_eq!(calibration()["greedy"]["map"]["kind"], "isotonic");
+    assert_eq!(shown.matches("chosen").count(), 2, "a form, and a rule");
+    let refused = place.run(&["tune", "small.toml", "--set", "tune.calibration=isotonic"]);
+    refused.fails_naming(&["tune.calibration", "isotonic", "`auto`, `none`, `platt`"]);
     tune("none");
     assert_eq!(calibration()["greedy"], Value::Null);
     let replayed = place.run(&["replay", "small.toml", "--json"]).json();

@@ -24,7 +24,6 @@ pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
 
 /// Whether a panic on this thread would now become an error. A panic hook need not report such a
 /// panic.
-#[must_use]
 pub fn is_panic_caught() -> bool {
     IS_CATCHING.get()
 }

@@ -55,7 +55,6 @@ impl ChatFormat {
     }
 
     /// The SHA-256 of the template's source, as hex, if there is a template.
-    #[must_use]
     pub fn hash(&self) -> Option<String> {
         match self {
             Self::Template(template) => Some(template.hash()),
@@ -64,7 +63,6 @@ impl ChatFormat {
     }
 
     /// The special tokens that the template can use, by name; empty without a template.
-    #[must_use]
     pub fn special_tokens(&self) -> BTreeMap<String, String> {
         let Self::Template(template) = self else { return BTreeMap::new() };
         let tokens = template.special_tokens();

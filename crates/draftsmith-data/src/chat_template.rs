@@ -158,7 +158,6 @@ impl ChatTemplate {
     }
 
     /// The SHA-256 of the template's source, as hex.
-    #[must_use]
     pub fn hash(&self) -> String {
         hash_bytes(self.source.as_bytes())
     }

@@ -34,8 +34,8 @@ pub use responses::{
     round_stored, shard_name, shard_path, write_manifest, write_shard,
 };
 pub use rollouts::{
-    RolloutCandidates, RolloutDecoding, RolloutHead, RolloutProvenance, RolloutRow,
-    is_rollouts_path, read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths,
-    validate_rollouts, write_rollouts,
+    RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow, is_rollouts_path,
+    read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths, validate_rollouts,
+    write_rollouts,
 };
 pub use tokenizer::{StopStrings, TextStream, TextTokenizer};

@@ -54,7 +54,6 @@ pub struct Turn {
 
 impl Turn {
     /// Whether the file has an answer.
-    #[must_use]
     pub fn has_response(&self) -> bool {
         self.response.is_some() || self.tokens.is_some()
     }
@@ -62,7 +61,6 @@ impl Turn {
 
 impl Prompt {
     /// The id of a turn's row: the prompt's id for turn 0, `source#n#turn` for later turns.
-    #[must_use]
     pub fn row_id(&self, turn: usize) -> String {
         if turn == 0 { self.id.clone() } else { format!("{}#{turn}", self.id) }
     }
@@ -72,7 +70,6 @@ impl Prompt {
     ///
     /// # Panics
     /// If `turn` does not exist, or if there are fewer responses than earlier turns.
-    #[must_use]
     pub fn messages(&self, turn: usize, responses: &[String]) -> Vec<Message> {
         assert!(turn < self.turns.len(), "`{}` has no turn {turn}", self.id);
         assert!(responses.len() >= turn, "`{}`: turn {turn} needs {turn} responses", self.id);
@@ -94,7 +91,7 @@ impl Prompt {
 /// | GSM8K | `question`, `answer` |
 /// | HumanEval | `task_id`, `prompt`; its `canonical_solution` continues the prompt and is not used as an answer |
 /// | plain | `prompt`, and `response`, `answer` or `completion`, and `category` |
-/// | SpecDec++ | `prompt` and, if tokens are kept ([`Self::keeping_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
+/// | SpecDec++ | `prompt` and, if tokens are kept ([`Self::keeps_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
 /// | Alpaca | `instruction`, `input`, `output`; the prompt is the instruction, followed by `\nInput: ` and the input if there is one |
 /// | ShareGPT | `conversations` of `from` (`human`, `gpt`, `system`) and `value` |
 /// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
@@ -108,17 +105,23 @@ impl Prompt {
 /// # Errors
 /// The last item is an error if the file cannot be read or decompressed or holds no prompt, or if a
 /// record is not JSON, is too large, has no known form or has an empty user text. The error names the
-/// line. [`Self::skipping_malformed`] skips such records instead.
+/// line. With [`Self::skips_malformed`] such records are skipped instead.
 pub struct Prompts {
     path: PathBuf,
-    source: String,
+    /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
+    pub source: String,
+    /// Whether malformed records are skipped and counted. A file in which all records are malformed is
+    /// still an error, and so is one in which the next record cannot be found: truncated compressed
+    /// text, a JSON array with a syntax error, a malformed Parquet page.
+    pub skips_malformed: bool,
+    /// Whether prompts and answers that the file has as token ids are kept.
+    pub keeps_tokens: bool,
+    /// The records skipped so far.
+    pub malformed: Malformed,
     /// `None` after the end or an error.
     records: Option<Records>,
     num_records: usize,
     num_prompts: usize,
-    skips_malformed: bool,
-    keeps_tokens: bool,
-    malformed: Malformed,
 }
 
 /// The malformed records of a file that were skipped. They count in the ids of later prompts.
@@ -149,38 +152,6 @@ impl Prompts {
             keeps_tokens: false,
             malformed: Malformed::default(),
         })
-    }
-
-    /// Skips and counts malformed records. A file in which all records are malformed is still an error,
-    /// and so is one in which the next record cannot be found: truncated compressed text, a JSON array
-    /// with a syntax error, a malformed Parquet page.
-    #[must_use]
-    pub fn skipping_malformed(self) -> Self {
-        Self { skips_malformed: true, ..self }
-    }
-
-    /// Keeps prompts and answers that the file has as token ids.
-    #[must_use]
-    pub fn keeping_tokens(self) -> Self {
-        Self { keeps_tokens: true, ..self }
-    }
-
-    /// The records skipped so far.
-    #[must_use]
-    pub fn malformed(&self) -> &Malformed {
-        &self.malformed
-    }
-
-    /// The records that were skipped.
-    #[must_use]
-    pub fn into_malformed(self) -> Malformed {
-        self.malformed
-    }
-
-    /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
-    #[must_use]
-    pub fn source(&self) -> &str {
-        &self.source
     }
 
     /// The next prompt. Skips records without one.

@@ -50,7 +50,7 @@ pub struct Provenance {
     #[serde(default, skip_serializing_if = "LengthBounds::is_none")]
     pub lengths: LengthBounds,
     /// Whether duplicate prompts were kept. Not stored if false.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_duplicates: bool,
     /// Whether responses are the answers in the prompt files rather than the target's.
     pub existing_responses: bool,
@@ -86,10 +86,6 @@ pub struct Provenance {
     /// The type in which the models computed: [`Provenance::F32`], which is not stored, or `bf16`.
     #[serde(default = "f32_name", skip_serializing_if = "is_f32")]
     pub dtype: String,
-}
-
-fn is_false(flag: &bool) -> bool {
-    !flag
 }
 
 impl Provenance {
@@ -151,13 +147,11 @@ impl Provenance {
     pub const F32: &'static str = "f32";
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
-    #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.fields(), other.fields())
     }
 
     /// The fields that files store and their values, in the order of declaration.
-    #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
     }

@@ -14,6 +14,8 @@ mod shard;
 
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::paths_in;
+
 pub use directory::{DataSet, Incomplete, ShardSet, broken_shards, read_dir, write_manifest};
 pub use manifest::{MANIFEST, forget_manifest, is_record_name, record_name};
 pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
@@ -24,20 +26,16 @@ const SHARD_PREFIX: &str = "responses-";
 const SHARD_SUFFIX: &str = ".parquet";
 
 /// The path of shard `index` of a directory: `responses-00003.parquet` for 3.
-#[must_use]
 pub fn shard_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(shard_name(index))
 }
 
 /// Whether a directory holds files that are named like shards.
-#[must_use]
 pub fn has_shards(dir: &Path) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).any(|path| shard_index(&path).is_some())
+    paths_in(dir).is_ok_and(|paths| paths.iter().any(|path| shard_index(path).is_some()))
 }
 
 /// The file name of shard `index`: `responses-00003.parquet` for 3.
-#[must_use]
 pub fn shard_name(index: usize) -> String {
     format!("{SHARD_PREFIX}{index:05}{SHARD_SUFFIX}")
 }

@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 use arrow_array::ArrayRef;
 use arrow_array::types::{Float64Type, UInt32Type};
 use arrow_schema::ArrowError;
+use draftsmith_files::paths_in;
 
-pub use self::provenance::{RolloutDecoding, RolloutHead, RolloutProvenance};
+pub use self::provenance::{RolloutHead, RolloutProvenance};
 pub use self::row::{RolloutCandidates, RolloutRow};
 use self::validate::validate_file;
 pub use self::validate::validate_rollouts;
@@ -32,10 +33,9 @@ use crate::error::DataError;
 const FILE_PREFIX: &str = "rollouts-";
 const FILE_SUFFIX: &str = ".parquet";
 
-/// The path in `dir` of the rollouts of one drafter on one prompt set with one decoding:
-/// `rollouts-draft-validation-greedy.parquet`.
-#[must_use]
-pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: RolloutDecoding) -> PathBuf {
+/// The path in `dir` of the rollouts of one drafter on one prompt set with one decoding, `greedy` or
+/// `sampled`: `rollouts-draft-validation-greedy.parquet`.
+pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> PathBuf {
     dir.join(format!("{FILE_PREFIX}{drafter}-{set}-{decoding}{FILE_SUFFIX}"))
 }
 
@@ -44,20 +44,10 @@ pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: RolloutDeco
 /// # Errors
 /// If the directory cannot be read.
 pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let read_error = |e| DataError::io("read", dir, e);
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(read_error)? {
-        let path = entry.map_err(read_error)?.path();
-        if is_rollouts_path(&path) {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    Ok(paths)
+    Ok(paths_in(dir)?.into_iter().filter(|path| is_rollouts_path(path)).collect())
 }
 
 /// Whether a file is named like a rollouts file.
-#[must_use]
 pub fn is_rollouts_path(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX))

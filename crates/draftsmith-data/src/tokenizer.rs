@@ -111,14 +111,12 @@ impl TextTokenizer {
     }
 
     /// Starts to decode ids one by one. See [`TextStream`].
-    #[must_use]
     pub fn text_stream(&self, skip_special: bool) -> TextStream<'_> {
         TextStream { tokenizer: self, skip_special, window: Vec::new(), num_given: 0 }
     }
 
     /// One more than the largest token id, including added tokens: the smallest number of logits that
     /// a model must have.
-    #[must_use]
     pub fn vocab_size(&self) -> usize {
         let largest = self.tokenizer.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)

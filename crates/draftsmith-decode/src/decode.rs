@@ -77,7 +77,7 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
         while let Some(slot) = free.pop() {
             let Some((number, request)) = waiting.next() else { break };
             let sequence = Sequence::begin(request, slot, target, drafter)?;
-            if let Stage::Finished(_) = sequence.stage() {
+            if let Stage::Finished(_) = sequence.stage {
                 generations.push((number, sequence.into_generation()));
                 free.push(slot);
             } else {
@@ -89,7 +89,7 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
         }
         let begun = Instant::now();
         let rounds = running.iter_mut().map(|(_, sequence)| sequence);
-        let rounds = rounds.filter(|sequence| sequence.stage() == Stage::NeedsDraft);
+        let rounds = rounds.filter(|sequence| sequence.stage == Stage::NeedsDraft);
         let mut rounds: Vec<DraftRound<'_>> = rounds.map(Sequence::draft_round).collect();
         if !rounds.is_empty() {
             drafter.propose(target, &mut rounds)?;
@@ -116,10 +116,10 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
             first_row += num_rows;
         }
         let is_finished = |(_, sequence): &mut (usize, Sequence<'a>)| {
-            matches!(sequence.stage(), Stage::Finished(_))
+            matches!(sequence.stage, Stage::Finished(_))
         };
         for (number, sequence) in running.extract_if(.., is_finished) {
-            free.push(sequence.slot());
+            free.push(sequence.slot);
             generations.push((number, sequence.into_generation()));
         }
     }

@@ -109,7 +109,7 @@ pub(crate) enum Stage {
 
 /// One sequence in a slot of a target and a drafter.
 pub(crate) struct Sequence<'a> {
-    slot: usize,
+    pub(crate) slot: usize,
     /// The prompt and the new tokens. Between draft and commit the proposal's tokens come last.
     tokens: Vec<u32>,
     prompt_len: usize,
@@ -124,7 +124,8 @@ pub(crate) struct Sequence<'a> {
     /// Whether the candidates accepted in the last round were the first nodes of its proposal.
     are_first: bool,
     trace: Trace,
-    stage: Stage,
+    /// What it needs next.
+    pub(crate) stage: Stage,
 }
 
 impl<'a> Sequence<'a> {
@@ -180,16 +181,6 @@ impl<'a> Sequence<'a> {
     /// The number of tokens that may still be kept.
     fn num_remaining(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len())
-    }
-
-    /// What the sequence needs next.
-    pub(crate) fn stage(&self) -> Stage {
-        self.stage
-    }
-
-    /// The sequence's slot.
-    pub(crate) fn slot(&self) -> usize {
-        self.slot
     }
 
     /// The round that a drafter is to propose tokens for. Its room is what can be kept together with the

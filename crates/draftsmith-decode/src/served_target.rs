@@ -1,6 +1,6 @@
 //! A target whose first layers are on this machine, while the rest is known only from its answers. That
 //! is enough to record a self-draft along the answers, because a self-draft reads only the first layers
-//! (`CausalLm::from_first_layers`).
+//! (`CausalLm::load`).
 
 use std::ops::Range;
 

@@ -13,7 +13,6 @@ use crate::error::FileError;
 const CHUNK_BYTES: usize = 1 << 16;
 
 /// The SHA-256 of `bytes`, as 64 lower-case hex digits.
-#[must_use]
 pub fn hash_bytes(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }

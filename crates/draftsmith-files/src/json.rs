@@ -106,7 +106,6 @@ impl Notation {
 
 /// Rewrites serde's message about a wrong type or length without Rust's type names: `is 1.5, expected a
 /// whole number, 0 or more`. Other messages are returned unchanged.
-#[must_use]
 pub fn plain_problem(message: &str, notation: Notation) -> String {
     let parts = |prefix| message.strip_prefix(prefix)?.rsplit_once(", expected ");
     if let Some((found, expected)) = parts("invalid type: ").or_else(|| parts("invalid value: ")) {

@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::FileError;
 use crate::temporary::Temporary;
@@ -63,6 +63,17 @@ pub fn write_whole_with<E: From<FileError>>(
         Err(_) => drop(fs::remove_file(&from)),
     }
     written
+}
+
+/// The paths of everything in a directory, sorted.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub fn paths_in(dir: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let entries = fs::read_dir(dir).and_then(|all| all.map(|entry| Ok(entry?.path())).collect());
+    let mut paths: Vec<PathBuf> = entries.map_err(|source| FileError::new("read", dir, source))?;
+    paths.sort();
+    Ok(paths)
 }
 
 /// Opens a temporary file for `path`, whose directory it creates if necessary.

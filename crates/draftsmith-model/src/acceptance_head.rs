@@ -393,14 +393,14 @@ fn read_tied_block(
                     name(depth),
                     name(*other)
                 );
-                return Err(ModelError::HeadSchema { path: reader.path().to_path_buf(), problem });
+                return Err(ModelError::HeadSchema { path: reader.path.clone(), problem });
             }
             Some(_) => {}
         }
     }
     if config.num_layers > 0 && first.is_none() {
         let tensor = format!("{}.weight", name(0));
-        return Err(ModelError::MissingTensor { path: reader.path().to_path_buf(), tensor });
+        return Err(ModelError::MissingTensor { path: reader.path.clone(), tensor });
     }
     Ok(first.map(|(_, block)| block))
 }

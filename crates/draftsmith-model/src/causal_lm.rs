@@ -81,34 +81,13 @@ impl CausalLm {
     /// [`CausalLm::from_model_dir`], computing in `dtype`. bf16 on the CPU uses tensors and is many
     /// times slower than packed weights.
     ///
-    /// # Errors
-    /// As [`CausalLm::from_model_dir`].
-    pub fn from_model_dir_in(
-        dir: &Path,
-        dtype: WeightDtype,
-        device: &Device,
-    ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, None, device)
-    }
-
-    /// [`CausalLm::from_model_dir_in`] with only the first `num_layers` layers, plus embedding,
-    /// final norm and LM head: all that a self-draft needs. Files of deeper layers are not read and
-    /// may be absent.
-    ///
-    /// The shape stays that of the whole model. Running a layer that was not loaded panics.
+    /// With `num_layers` it loads only the first layers, plus embedding, final norm and LM head: all
+    /// that a self-draft needs. Files of deeper layers are not read and may be absent. The shape stays
+    /// that of the whole model. Running a layer that was not loaded panics.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`].
-    pub fn from_first_layers(
-        dir: &Path,
-        num_layers: usize,
-        dtype: WeightDtype,
-        device: &Device,
-    ) -> Result<Self, ModelError> {
-        Self::load(dir, dtype, Some(num_layers), device)
-    }
-
-    fn load(
+    pub fn load(
         dir: &Path,
         dtype: WeightDtype,
         num_layers: Option<usize>,

@@ -79,7 +79,7 @@ impl DraftVocabulary {
         let ids = reader.take_ids(DRAFT_VOCABULARY, len, vocab_size)?;
         if ids.is_empty() || !ids.is_sorted_by(|a, b| a < b) {
             return Err(ModelError::Safetensors {
-                path: reader.path().to_path_buf(),
+                path: reader.path.clone(),
                 problem: format!("tensor `{DRAFT_VOCABULARY}` has ids that do not rise"),
             });
         }
@@ -97,7 +97,7 @@ impl DraftVocabulary {
 /// The LM head's rows of a draft vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct NarrowHead {
-    vocabulary: DraftVocabulary,
+    pub(crate) vocabulary: DraftVocabulary,
     weight: NarrowWeight,
     logit_soft_cap: Option<f32>,
     /// Number of logits of the output.
@@ -124,10 +124,6 @@ impl NarrowHead {
             logit_soft_cap: model.config().spec.logit_soft_cap,
             vocab_size: model.shape().vocab_size,
         }
-    }
-
-    pub(crate) fn vocabulary(&self) -> &DraftVocabulary {
-        &self.vocabulary
     }
 
     /// Logits of all tokens of the model.

@@ -99,8 +99,7 @@ impl DrafterModel {
             other => Exit { adapter: exit.adapter.to_dtype(other.float_dtype()), ..exit },
         };
         let model = self.model.to_dtype(dtype);
-        let narrow_head =
-            self.narrow_head.map(|head| NarrowHead::of(&model, head.vocabulary().clone()));
+        let narrow_head = self.narrow_head.map(|head| NarrowHead::of(&model, head.vocabulary));
         Self { model, exit: self.exit.map(of_exit), narrow_head, ..self }
     }
 

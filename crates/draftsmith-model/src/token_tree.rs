@@ -9,7 +9,7 @@
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenTree {
     /// Number of tokens before the first node.
-    num_standing: usize,
+    pub(crate) num_standing: usize,
     parents: Vec<Option<usize>>,
     /// For each node, the number of its ancestors.
     depths: Vec<usize>,
@@ -72,11 +72,6 @@ impl TokenTree {
 
     pub(crate) fn num_nodes(&self) -> usize {
         self.parents.len()
-    }
-
-    /// Number of tokens before the first node.
-    pub(crate) fn num_standing(&self) -> usize {
-        self.num_standing
     }
 
     /// The position in the text of cache entry `entry`. Entries after the last node have no token.

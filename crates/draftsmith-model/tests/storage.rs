@@ -132,7 +132,7 @@ fn a_model_is_held_once_and_computes_the_same_bits_in_every_exact_format() {
         // As on a GPU, with host memory in its place: a tied LM head is copied, and one tensor at a
         // time is in f32 while it is read.
         let dtype = WeightDtype::Bf16;
-        let in_bf16 = || CausalLm::from_model_dir_in(dir.path(), dtype, &device);
+        let in_bf16 = || CausalLm::load(dir.path(), dtype, None, &device);
         let (peak_in_bf16, _in_bf16) = peak(|| in_bf16().expect("loads"));
         let most = if is_tied { 1.4 } else { 1.2 };
         assert!(ratio(peak_in_bf16) < most, "{} times its file as tensors", ratio(peak_in_bf16));

@@ -15,13 +15,10 @@
 use std::process::ExitCode;
 
 use draftsmith_theory::{
-    DraftProfile, best_horizontal_cascade, horizontal_cascade_improvement,
-    vertical_cascade_improvement,
+    DraftProfile, horizontal_cascade_improvement, vertical_cascade_improvement,
 };
 
 const USAGE: &str = "usage: ewif [ALPHA C K]... | ewif --vertical ALPHA C N ALPHA C K";
-/// The most candidates among which the best lengths are searched.
-const MOST_CANDIDATES: usize = 40;
 
 /// A draft, and its candidates in a round.
 type Draft = (DraftProfile, usize);
@@ -80,13 +77,7 @@ fn answer(arguments: &[String]) -> Option<String> {
             let [(outer, num_steps), (inner, length)] = drafts(rest)?[..] else { return None };
             Some(format!("{:.4}\n", vertical_cascade_improvement(outer, inner, num_steps, length)))
         }
-        _ => {
-            let drafts = drafts(arguments)?;
-            let profiles: Vec<DraftProfile> = drafts.iter().map(|(draft, _)| *draft).collect();
-            let best = best_horizontal_cascade(&profiles, MOST_CANDIDATES);
-            let (lengths, most) = (best.candidate_lengths, best.improvement);
-            Some(format!("{:.4}; at best {most:.4} with K = {lengths:?}\n", horizontal(&drafts)))
-        }
+        _ => Some(format!("{:.4}\n", horizontal(&drafts(arguments)?))),
     }
 }
 

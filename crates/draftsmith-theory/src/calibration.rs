@@ -1,31 +1,35 @@
 //! Calibration: maps an acceptance head's predictions to probabilities.
 //!
 //! A stop rule multiplies predictions, so they must be probabilities and not just scores. Training
-//! with a rejection weight w moves a head's logits by −ln w, and a small head has errors besides. A
-//! monotone map, fitted on held-out prompts to predictions and their outcomes, corrects both. A
-//! temperature could not: it maps ½ to ½.
+//! with a rejection weight w moves a head's logits by −ln w, and a small head has errors besides.
+//! Platt scaling (Platt 1999), fitted on held-out prompts to predictions and their outcomes, corrects
+//! both. A temperature could not: it maps ½ to ½.
 //!
-//! | form | the map | source |
-//! |---|---|---|
-//! | [`Platt`] | σ(scale · logit + bias): two numbers, smooth | Platt 1999 |
-//! | [`PiecewiseLinear`] | straight lines between the blocks of an isotonic regression | Zadrozny and Elkan 2002 |
-//!
-//! [`CalibrationTrial`] shows which of them, if any, is better on prompts that it was not fitted to.
+//! [`CalibrationTrial`] shows whether it is better than none on prompts that it was not fitted to.
 //! The fits use [`Recordings::judged_predictions`](crate::Recordings::judged_predictions).
 //!
 //! Rollouts hold the head's uncalibrated predictions. A calibration is applied while decoding (in the
 //! decode crate's `acceptance`) or in replay ([`Recordings::calibrated`](crate::Recordings::calibrated)).
 //! So a new calibration invalidates no rollout, and none is applied twice.
 
-mod piecewise_linear;
-mod platt;
 mod trial;
 
 use serde::{Deserialize, Serialize};
 
-pub use piecewise_linear::PiecewiseLinear;
-pub use platt::Platt;
-pub use trial::{CalibrationTrial, preferred_calibration, try_calibrations};
+pub use trial::{CalibrationTrial, try_calibration};
+
+use crate::TheoryError;
+
+/// Logits beyond this, of predictions within 1e-13 of 0 or 1, are clamped.
+const MAX_LOGIT: f64 = 30.0;
+/// The precision of the normal prior on scale and bias around the identity. Its standard deviation of
+/// 2 is about the shift of a logit by a rejection weight of 6. It keeps fits finite if outcomes are
+/// separable or all predictions equal, and weighs no more than a few observations.
+const PRIOR_PRECISION: f64 = 0.25;
+/// The maximum number of Newton steps; a handful suffice, because the objective is convex.
+const MOST_STEPS: usize = 100;
+/// The fit ends with a step shorter than this.
+const TOLERANCE: f64 = 1e-10;
 
 /// A prediction and its outcome.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,42 +42,79 @@ pub struct JudgedPrediction {
     pub weight: f64,
 }
 
-/// The forms of a calibration, the simpler first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CalibrationKind {
-    /// [`Platt`].
-    Platt,
-    /// [`PiecewiseLinear`].
-    Isotonic,
+/// Platt scaling: σ(scale · logit + bias). The map is monotone.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(into = "StoredCalibration", try_from = "StoredCalibration")]
+pub struct Calibration {
+    /// Multiplies the logit; at least 0.
+    scale: f64,
+    /// Is then added, in nats of log-odds.
+    bias: f64,
 }
 
-/// A monotone map from an acceptance head's predictions to probabilities.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Calibration {
-    /// A scaled and shifted logit.
-    Platt(Platt),
-    /// Isotonic regression.
-    Isotonic(PiecewiseLinear),
+/// A calibration in a file, with the name of its form.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+enum StoredCalibration {
+    Platt { scale: f64, bias: f64 },
+}
+
+impl From<Calibration> for StoredCalibration {
+    fn from(Calibration { scale, bias }: Calibration) -> Self {
+        Self::Platt { scale, bias }
+    }
+}
+
+impl TryFrom<StoredCalibration> for Calibration {
+    type Error = TheoryError;
+
+    fn try_from(
+        StoredCalibration::Platt { scale, bias }: StoredCalibration,
+    ) -> Result<Self, TheoryError> {
+        Self::new(scale, bias)
+    }
 }
 
 impl Calibration {
-    /// Fits a calibration to predictions and outcomes by least weighted cross-entropy (Platt) or
-    /// squares (isotonic). None if no prediction has weight.
-    pub fn fit(kind: CalibrationKind, judged: &[JudgedPrediction]) -> Option<Self> {
-        judged.iter().any(|judged| judged.weight > 0.0).then(|| match kind {
-            CalibrationKind::Platt => Self::Platt(Platt::fit(judged)),
-            CalibrationKind::Isotonic => Self::Isotonic(PiecewiseLinear::fit(judged)),
-        })
+    /// The map that changes no prediction.
+    const IDENTITY: Self = Self { scale: 1.0, bias: 0.0 };
+
+    /// σ(`scale` · logit + `bias`).
+    ///
+    /// # Errors
+    /// If either is not finite, or the scale is negative, which would reverse the order of
+    /// predictions.
+    pub fn new(scale: f64, bias: f64) -> Result<Self, TheoryError> {
+        let is_valid = scale >= 0.0 && scale.is_finite();
+        TheoryError::check(is_valid, "scale", "be 0 or more and finite", scale)?;
+        TheoryError::check(bias.is_finite(), "bias", "be finite", bias)?;
+        Ok(Self { scale, bias })
     }
 
-    /// Its form.
-    pub fn kind(&self) -> CalibrationKind {
-        match self {
-            Self::Platt(_) => CalibrationKind::Platt,
-            Self::Isotonic(_) => CalibrationKind::Isotonic,
-        }
+    /// The factor of the logit.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// The shift of the scaled logit, in nats of log-odds.
+    pub fn bias(&self) -> f64 {
+        self.bias
+    }
+
+    /// Fits a calibration to predictions and outcomes. None if no prediction has weight.
+    ///
+    /// Minimises the weighted cross-entropy with soft labels, plus the prior, by Newton's method with
+    /// step halving. If the best scale is below 0, the head has learned nothing, and the fit maps all
+    /// predictions to one probability.
+    pub fn fit(judged: &[JudgedPrediction]) -> Option<Self> {
+        let points: Vec<Point> = judged.iter().map(Point::of).collect();
+        let best = Self::minimise(&points, Self::IDENTITY, true);
+        let found = if best.scale >= 0.0 {
+            best
+        } else {
+            Self::minimise(&points, Self { scale: 0.0, bias: 0.0 }, false)
+        };
+        judged.iter().any(|judged| judged.weight > 0.0).then_some(found)
     }
 
     /// The calibrated probability of a prediction.
@@ -85,11 +126,97 @@ impl Calibration {
             (0.0..=1.0).contains(&predicted_prob),
             "a prediction is a probability, not {predicted_prob}"
         );
-        match self {
-            Self::Platt(platt) => platt.apply(predicted_prob),
-            Self::Isotonic(map) => map.apply(predicted_prob),
+        sigmoid(self.scale * logit(predicted_prob) + self.bias)
+    }
+
+    fn minimise(points: &[Point], start: Self, scales: bool) -> Self {
+        let mut at = start;
+        let mut value = at.objective(points);
+        for _ in 0..MOST_STEPS {
+            let (scale_step, bias_step) = at.newton_step(points, scales);
+            let mut share = 1.0;
+            loop {
+                let next = Self {
+                    scale: at.scale + share * scale_step,
+                    bias: at.bias + share * bias_step,
+                };
+                let next_value = next.objective(points);
+                if next_value < value {
+                    (at, value) = (next, next_value);
+                    break;
+                }
+                share *= 0.5;
+                // This is the minimum, up to rounding.
+                if share < 1e-6 {
+                    return at;
+                }
+            }
+            if share * scale_step.abs().max(bias_step.abs()) < TOLERANCE {
+                break;
+            }
+        }
+        at
+    }
+
+    fn objective(&self, points: &[Point]) -> f64 {
+        let loss = |point: &Point| {
+            let shifted = self.scale * point.logit + self.bias;
+            // ln(1 + e^x) − y x, without overflow.
+            let softplus = shifted.max(0.0) + (-shifted.abs()).exp().ln_1p();
+            point.weight * (softplus - point.label * shifted)
+        };
+        let prior = (self.scale - 1.0).powi(2) + self.bias.powi(2);
+        points.iter().map(loss).sum::<f64>() + 0.5 * PRIOR_PRECISION * prior
+    }
+
+    /// The step to the minimum of the objective's second-order Taylor expansion.
+    fn newton_step(&self, points: &[Point], scales: bool) -> (f64, f64) {
+        let (mut by_scale, mut by_bias) =
+            (PRIOR_PRECISION * (self.scale - 1.0), PRIOR_PRECISION * self.bias);
+        let (mut scale_scale, mut scale_bias, mut bias_bias) =
+            (PRIOR_PRECISION, 0.0, PRIOR_PRECISION);
+        for Point { logit, label, weight } in points {
+            let prob = sigmoid(self.scale * logit + self.bias);
+            let slope = weight * (prob - label);
+            let curvature = weight * prob * (1.0 - prob);
+            by_scale += slope * logit;
+            by_bias += slope;
+            scale_scale += curvature * logit * logit;
+            scale_bias += curvature * logit;
+            bias_bias += curvature;
+        }
+        if scales {
+            // The prior keeps this above 0.
+            let determinant = scale_scale * bias_bias - scale_bias * scale_bias;
+            (
+                (scale_bias * by_bias - bias_bias * by_scale) / determinant,
+                (scale_bias * by_scale - scale_scale * by_bias) / determinant,
+            )
+        } else {
+            (0.0, -by_bias / bias_bias)
         }
     }
+}
+
+struct Point {
+    logit: f64,
+    label: f64,
+    weight: f64,
+}
+
+impl Point {
+    fn of(judged: &JudgedPrediction) -> Self {
+        let JudgedPrediction { predicted_prob, label, weight } = *judged;
+        Self { logit: logit(predicted_prob), label, weight }
+    }
+}
+
+fn logit(prob: f64) -> f64 {
+    (prob.ln() - (-prob).ln_1p()).clamp(-MAX_LOGIT, MAX_LOGIT)
+}
+
+fn sigmoid(logit: f64) -> f64 {
+    1.0 / (1.0 + (-logit).exp())
 }
 
 /// Synthetic predictions.
@@ -128,41 +255,35 @@ mod test_predictions {
 mod tests {
     use super::test_predictions::{coins, true_of_weighted_six, weighted_six};
     use super::*;
-    use crate::TheoryError;
+    use crate::HeadMetrics;
 
-    const KINDS: [CalibrationKind; 2] = [CalibrationKind::Platt, CalibrationKind::Isotonic];
-
-    fn fitted(kind: CalibrationKind, judged: &[JudgedPrediction]) -> Calibration {
-        Calibration::fit(kind, judged).expect("there is weight")
+    fn fitted(judged: &[JudgedPrediction]) -> Calibration {
+        Calibration::fit(judged).expect("there is weight")
     }
 
     #[test]
     fn a_rejection_weight_of_six_is_undone() {
         let judged = coins(1, 40_000, true_of_weighted_six);
-        for kind in KINDS {
-            let calibration = fitted(kind, &judged);
-            for truth in [0.3, 0.5, 0.7, 0.9, 0.97] {
-                let found = calibration.apply(weighted_six(truth));
-                // About five standard deviations of a block's mean.
-                assert!((found - truth).abs() < 0.04, "{kind:?}: {found} for {truth}");
-            }
+        let calibration = fitted(&judged);
+        for truth in [0.3, 0.5, 0.7, 0.9, 0.97] {
+            let found = calibration.apply(weighted_six(truth));
+            // More than five standard deviations of the fit.
+            assert!((found - truth).abs() < 0.04, "{found} for {truth}");
         }
     }
 
     #[test]
     fn calibrated_predictions_stay_as_they_are() {
         let judged = coins(2, 40_000, |prob| prob);
-        for kind in KINDS {
-            let calibration = fitted(kind, &judged);
-            for prob in [0.05, 0.2, 0.5, 0.8, 0.95] {
-                let found = calibration.apply(prob);
-                assert!((found - prob).abs() < 0.04, "{kind:?}: {found} for {prob}");
-            }
+        let calibration = fitted(&judged);
+        for prob in [0.05, 0.2, 0.5, 0.8, 0.95] {
+            let found = calibration.apply(prob);
+            assert!((found - prob).abs() < 0.04, "{found} for {prob}");
         }
     }
 
     #[test]
-    fn every_map_is_monotone_and_within_0_and_1() {
+    fn the_map_is_monotone_and_within_0_and_1() {
         let one = |predicted_prob, label| JudgedPrediction { predicted_prob, label, weight: 1.0 };
         let sets = [
             coins(3, 500, |prob| prob.sqrt()),
@@ -177,19 +298,17 @@ mod tests {
             vec![one(0.5, 0.75)],
         ];
         for judged in &sets {
-            for kind in KINDS {
-                let calibration = fitted(kind, judged);
-                let grid = (0..=1000).map(|step| f64::from(step) / 1000.0);
-                let ends = [0.0, 1e-300, 1e-20, 1e-9];
-                let low = ends.into_iter().chain(grid).chain(ends.map(|end| 1.0 - end));
-                let mut probs: Vec<f64> = low.collect();
-                probs.sort_by(f64::total_cmp);
-                let mapped: Vec<f64> = probs.iter().map(|prob| calibration.apply(*prob)).collect();
-                assert!(mapped.iter().all(|prob| (0.0..=1.0).contains(prob)), "{calibration:?}");
-                // A logarithm may be off by one unit in the last place.
-                let falls = mapped.windows(2).any(|two| two[1] < two[0] - 1e-14);
-                assert!(!falls, "{calibration:?}");
-            }
+            let calibration = fitted(judged);
+            let grid = (0..=1000).map(|step| f64::from(step) / 1000.0);
+            let ends = [0.0, 1e-300, 1e-20, 1e-9];
+            let low = ends.into_iter().chain(grid).chain(ends.map(|end| 1.0 - end));
+            let mut probs: Vec<f64> = low.collect();
+            probs.sort_by(f64::total_cmp);
+            let mapped: Vec<f64> = probs.iter().map(|prob| calibration.apply(*prob)).collect();
+            assert!(mapped.iter().all(|prob| (0.0..=1.0).contains(prob)), "{calibration:?}");
+            // A logarithm may be off by one unit in the last place.
+            let falls = mapped.windows(2).any(|two| two[1] < two[0] - 1e-14);
+            assert!(!falls, "{calibration:?}");
         }
     }
 
@@ -203,35 +322,76 @@ mod tests {
             .iter()
             .flat_map(|one| vec![JudgedPrediction { weight: 1.0, ..*one }; one.weight as usize])
             .collect();
-        for kind in KINDS {
-            let (one, other) = (fitted(kind, &weighted), fitted(kind, &repeated));
-            for prob in [0.0, 0.1, 0.4, 0.6, 0.9, 1.0] {
-                // The same sums in another order; Newton's method ends within 1e-10 of the optimum.
-                assert!((one.apply(prob) - other.apply(prob)).abs() < 1e-9, "{kind:?}");
-            }
+        let (one, other) = (fitted(&weighted), fitted(&repeated));
+        for prob in [0.0, 0.1, 0.4, 0.6, 0.9, 1.0] {
+            // The same sums in another order; Newton's method ends within 1e-10 of the optimum.
+            assert!((one.apply(prob) - other.apply(prob)).abs() < 1e-9);
         }
-        assert_eq!(Calibration::fit(CalibrationKind::Platt, &[]), None);
+        assert_eq!(Calibration::fit(&[]), None);
         let nothing = JudgedPrediction { predicted_prob: 0.5, label: 1.0, weight: 0.0 };
-        assert_eq!(Calibration::fit(CalibrationKind::Isotonic, &[nothing]), None);
+        assert_eq!(Calibration::fit(&[nothing]), None);
     }
 
     #[test]
     fn invalid_calibrations_are_errors() {
-        for (scale, bias) in [(-1.0, 0.0), (f64::INFINITY, 0.0), (1.0, f64::NAN)] {
-            let refused = Platt::new(scale, bias).expect_err("refused").to_string();
-            assert!(refused.contains("scale") && refused.contains("bias"), "{refused}");
-        }
-        for (predicted, calibrated) in [
-            (vec![], vec![]),
-            (vec![0.5], vec![0.5, 0.6]),
-            (vec![0.5, 0.5], vec![0.5, 0.6]),
-            (vec![0.2, 0.5], vec![0.6, 0.5]),
-            (vec![0.2, 1.5], vec![0.4, 0.5]),
-            (vec![0.2, 0.5], vec![0.4, 1.5]),
-            (vec![0.2, f64::NAN], vec![0.4, 0.5]),
+        for (scale, bias, expected) in [
+            (-1.0, 0.0, "scale must be 0 or more and finite, not `-1`"),
+            (f64::INFINITY, 0.0, "scale must be 0 or more and finite, not `inf`"),
+            (1.0, f64::NAN, "bias must be finite, not `NaN`"),
         ] {
-            let refused = PiecewiseLinear::new(predicted, calibrated);
-            assert_eq!(refused, Err(TheoryError::Knots));
+            let refused = Calibration::new(scale, bias).expect_err("refused").to_string();
+            assert_eq!(refused, expected);
         }
+    }
+
+    #[test]
+    fn the_fit_recovers_scale_and_bias() {
+        let truth = Calibration::new(0.7, 6f64.ln()).expect("valid");
+        let found = fitted(&coins(1, 40_000, |prob| truth.apply(prob)));
+        // Standard deviations of about 0.015 each.
+        assert!((found.scale - truth.scale).abs() < 0.06, "{found:?}");
+        assert!((found.bias - truth.bias).abs() < 0.06, "{found:?}");
+    }
+
+    #[test]
+    fn the_fit_recovers_the_map_from_true_soft_labels() {
+        let truth = Calibration::new(1.4, -0.8).expect("valid");
+        let mut judged = coins(2, 20_000, |_| 0.5);
+        for judged in &mut judged {
+            judged.label = truth.apply(judged.predicted_prob);
+        }
+        let found = fitted(&judged);
+        // The effect of the prior, against 20,000 observations.
+        assert!((found.scale - truth.scale).abs() < 1e-3, "{found:?}");
+        assert!((found.bias - truth.bias).abs() < 1e-3, "{found:?}");
+    }
+
+    #[test]
+    fn the_fit_is_a_local_minimum() {
+        for judged in
+            [coins(3, 300, f64::sqrt), coins(4, 30, |prob| 1.0 - prob), coins(5, 9, |_| 1.0)]
+        {
+            let found = fitted(&judged);
+            let points: Vec<Point> = judged.iter().map(Point::of).collect();
+            let least = found.objective(&points);
+            for (scale, bias) in [(1e-3, 0.0), (-1e-3, 0.0), (0.0, 1e-3), (0.0, -1e-3)] {
+                let near = Calibration { scale: found.scale + scale, bias: found.bias + bias };
+                assert!(near.scale < 0.0 || near.objective(&points) > least, "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_map_keeps_auroc() {
+        let judged = coins(6, 2000, f64::sqrt);
+        let calibration = fitted(&judged);
+        let auroc = |map: &dyn Fn(f64) -> f64| {
+            let mut metrics = HeadMetrics::default();
+            for one in &judged {
+                metrics.update(map(one.predicted_prob), one.label);
+            }
+            metrics.finish().auroc.expect("both classes are present")
+        };
+        assert_eq!(auroc(&|prob| prob), auroc(&|prob| calibration.apply(prob)));
     }
 }

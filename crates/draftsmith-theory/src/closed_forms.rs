@@ -15,18 +15,6 @@ pub fn expected_tokens_per_round(acceptance_prob: f64, candidate_length: usize) 
     (0..candidate_length).fold(1.0, |sum, _| sum * acceptance_prob + 1.0)
 }
 
-/// Expected walltime improvement factor (1 − α^{k+1}) / ((1 − α)(c·k + 1)) over plain decoding, with α =
-/// `acceptance_prob`, k = `candidate_length` and c = `cost_ratio` = t_draft / t_target (Leviathan et al.,
-/// Theorem 3.8). It assumes that verifying k + 1 rows costs as much as one.
-pub fn expected_walltime_improvement(
-    acceptance_prob: f64,
-    candidate_length: usize,
-    cost_ratio: f64,
-) -> f64 {
-    expected_tokens_per_round(acceptance_prob, candidate_length)
-        / (cost_ratio * candidate_length as f64 + 1.0)
-}
-
 /// A draft's acceptance probability and cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DraftProfile {
@@ -35,15 +23,6 @@ pub struct DraftProfile {
     /// c: seconds of a forward of this draft over seconds of a forward of the *target*, even if another
     /// model reviews the draft.
     pub cost_ratio: f64,
-}
-
-/// A horizontal cascade and its improvement.
-#[derive(Debug, Clone, PartialEq)]
-pub struct HorizontalPlan {
-    /// Candidates of each draft in one round, in order of their turns.
-    pub candidate_lengths: Vec<usize>,
-    /// Expected walltime improvement over plain decoding.
-    pub improvement: f64,
 }
 
 /// Expected walltime improvement of a vertical cascade over plain decoding (CS-Drafting, Theorem
@@ -78,74 +57,18 @@ pub fn vertical_cascade_improvement(
 /// Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
 /// that proposes candidate i and the target reviews them all.
 ///
-/// With a single draft this is
-/// [`expected_walltime_improvement`](crate::expected_walltime_improvement).
+/// With a single draft this is (1 − α^{k+1}) / ((1 − α)(c·k + 1)) (Leviathan et al., Theorem 3.8). It
+/// assumes that verifying k + 1 rows costs as much as one.
 pub fn horizontal_cascade_improvement(
     candidate_drafts: impl IntoIterator<Item = DraftProfile>,
 ) -> f64 {
-    candidate_drafts.into_iter().fold(HorizontalRound::EMPTY, HorizontalRound::with).improvement()
-}
-
-/// The best horizontal cascade in which `drafts` take turns in the given order, with at most
-/// `max_candidates` candidates in total; among equals, the one with the fewest candidates of the first
-/// draft, then of the second, and so on.
-///
-/// With a single draft, this finds the best fixed candidate length. It tries every split of the
-/// candidates, about max^D / D! of them for D drafts.
-pub fn best_horizontal_cascade(drafts: &[DraftProfile], max_candidates: usize) -> HorizontalPlan {
-    let mut best = HorizontalPlan { candidate_lengths: vec![0; drafts.len()], improvement: 1.0 };
-    try_splits(drafts, max_candidates, &mut Vec::new(), HorizontalRound::EMPTY, &mut best);
-    best
-}
-
-/// Tries every split of at most `max_candidates` candidates among `drafts`, after the `round` so
-/// far.
-fn try_splits(
-    drafts: &[DraftProfile],
-    max_candidates: usize,
-    candidate_lengths: &mut Vec<usize>,
-    mut round: HorizontalRound,
-    best: &mut HorizontalPlan,
-) {
-    let Some((&draft, later)) = drafts.split_first() else {
-        if round.improvement() > best.improvement {
-            best.candidate_lengths.clone_from(candidate_lengths);
-            best.improvement = round.improvement();
-        }
-        return;
-    };
-    for candidate_length in 0..=max_candidates {
-        candidate_lengths.push(candidate_length);
-        try_splits(later, max_candidates - candidate_length, candidate_lengths, round, best);
-        candidate_lengths.pop();
-        round = round.with(draft);
+    let (mut all_accepted_prob, mut tokens, mut cost) = (1.0, 1.0, 1.0);
+    for draft in candidate_drafts {
+        all_accepted_prob *= draft.acceptance_prob;
+        tokens += all_accepted_prob;
+        cost += draft.cost_ratio;
     }
-}
-
-/// A round: the probability that all its candidates are accepted, its expected tokens, and its cost in
-/// target forwards.
-#[derive(Clone, Copy)]
-struct HorizontalRound {
-    all_accepted_prob: f64,
-    tokens: f64,
-    cost: f64,
-}
-
-impl HorizontalRound {
-    const EMPTY: Self = Self { all_accepted_prob: 1.0, tokens: 1.0, cost: 1.0 };
-
-    fn with(self, draft: DraftProfile) -> Self {
-        let all_accepted_prob = self.all_accepted_prob * draft.acceptance_prob;
-        Self {
-            all_accepted_prob,
-            tokens: self.tokens + all_accepted_prob,
-            cost: self.cost + draft.cost_ratio,
-        }
-    }
-
-    fn improvement(self) -> f64 {
-        self.tokens / self.cost
-    }
+    tokens / cost
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::exponentials;
 /// If no logit is finite, or any is NaN or +∞.
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let largest = checked_max(logits);
-    let (total, _) = exponentials::sums(logits, largest);
+    let (_, total) = exponentials::weights(logits, largest, 1.0);
     assert!(total.is_finite(), "logits must not be NaN");
     let log_total = f64::from(largest) + total.ln();
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()

@@ -117,23 +117,6 @@ pub enum TheoryError {
         /// The number of values.
         num_values: usize,
     },
-    /// A calibration whose scale or bias is out of range.
-    #[error(
-        "a calibration's `scale` must be 0 or more and finite, and its `bias` finite, \
-         not `{scale}` and `{bias}`"
-    )]
-    Platt {
-        /// The scale.
-        scale: f64,
-        /// The bias.
-        bias: f64,
-    },
-    /// A calibration whose knots are not a monotone map of probabilities.
-    #[error(
-        "a calibration needs as many `calibrated` as `predicted` values, at least one, all between \
-         0 and 1, `predicted` ascending and `calibrated` not descending"
-    )]
-    Knots,
     /// A run whose time is not a positive finite number of seconds.
     #[error("run `{index}` must have a positive finite time, not `{seconds}` seconds")]
     RunTime {

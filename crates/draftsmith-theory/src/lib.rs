@@ -32,7 +32,7 @@
 //! | `estimate` | numbers over prompts with confidence intervals, by the bootstrap |
 //! | `losslessness` | a statistical test of sampled output, and greedy mismatches by rounding |
 //! | `head_metrics` | scores of an acceptance head's predictions |
-//! | `calibration` | maps from a head's predictions to probabilities (with `isotonic`) |
+//! | `calibration` | maps from a head's predictions to probabilities |
 //! | `ridge` | ridge regression with many outputs |
 //! | `serialized` | serde implementations that check values |
 
@@ -49,7 +49,6 @@ mod error;
 mod estimate;
 mod exponentials;
 mod head_metrics;
-mod isotonic;
 mod least_squares;
 mod losslessness;
 mod max_gram;
@@ -70,13 +69,10 @@ mod trace;
 mod tree;
 mod verify;
 
-pub use calibration::{
-    Calibration, CalibrationKind, CalibrationTrial, JudgedPrediction, PiecewiseLinear, Platt,
-    preferred_calibration, try_calibrations,
-};
+pub use calibration::{Calibration, CalibrationTrial, JudgedPrediction, try_calibration};
 pub use closed_forms::{
-    DraftProfile, HorizontalPlan, best_horizontal_cascade, expected_tokens_per_round,
-    expected_walltime_improvement, horizontal_cascade_improvement, vertical_cascade_improvement,
+    DraftProfile, expected_tokens_per_round, horizontal_cascade_improvement,
+    vertical_cascade_improvement,
 };
 pub use cost::{CostFit, CostModel, TimedCounts};
 pub use decoding::{Decoding, TokenChoice};

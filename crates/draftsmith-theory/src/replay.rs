@@ -312,7 +312,7 @@ impl Recordings {
             let signals = steps.step();
             let Ok(()) = phase.advance(&mut steps, signals, rule, limits, candidates);
         }
-        let num_accepted = steps.num_accepted();
+        let num_accepted = steps.num_accepted;
         RoundCounts {
             num_drafted: candidates.len(),
             num_draft_forwards: phase.num_steps(),

@@ -89,7 +89,6 @@ pub fn train_adapters(
             exit,
             loss: training.loss,
             loss_chunk: training.loss_chunk,
-            clipping: training.optimizer.clipping,
         };
         (format!("exit-{}", config.exit_layer), learner)
     });

@@ -23,22 +23,25 @@ const QUEUE_LEN: usize = 2;
 /// The epoch number of validation batches, which are not shuffled. Training epochs count from 1.
 pub(crate) const VALIDATION_EPOCH: u64 = 0;
 
-/// A batch as the training loop sees it.
-pub(crate) trait TrainingBatch: Send + 'static {
+/// A batch of a step.
+#[derive(Debug, Clone)]
+pub(crate) struct TrainingBatch<C> {
+    /// What the learner reads.
+    pub(crate) content: C,
     /// The ids of its rows, for messages.
-    fn row_ids(&self) -> &[String];
-
+    pub(crate) row_ids: Vec<String>,
     /// The number of positions that the loss covers.
-    fn num_supervised(&self) -> usize;
-
+    pub(crate) num_supervised: usize,
+    /// Its weight in the step's loss.
+    pub(crate) step_share: f64,
     /// Whether this is the last batch of its step.
-    fn ends_step(&self) -> bool;
+    pub(crate) ends_step: bool,
 }
 
 /// The training or validation rows, with the frozen model that computes features for their batches.
 pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
-    /// The learner's input.
-    type Batch: TrainingBatch;
+    /// What the learner reads of a batch.
+    type Content: Send + 'static;
 
     /// The number of rows.
     fn num_rows(&self) -> usize;
@@ -50,7 +53,11 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
     fn is_used(&self, row: usize, epoch: u64) -> bool;
 
     /// Prepares the batches of one step, given the rows of each batch.
-    fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = Self::Batch>;
+    fn step_batches(
+        &self,
+        epoch: u64,
+        step: &[Vec<usize>],
+    ) -> impl Iterator<Item = TrainingBatch<Self::Content>>;
 
     /// The inputs of [`Self::step_batches`], row by row.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
@@ -180,7 +187,7 @@ impl<S: BatchSource> Loader<S> {
     }
 
     /// The batches of an epoch after its first `num_steps` steps.
-    pub(crate) fn batches(&self, epoch: u64, num_steps: usize) -> Batches<S::Batch> {
+    pub(crate) fn batches(&self, epoch: u64, num_steps: usize) -> Batches<S::Content> {
         let mut plan = self.plan(epoch);
         let num_all = num_rows(&plan);
         plan.drain(..num_steps.min(plan.len()));
@@ -235,19 +242,19 @@ fn shuffle(rows: &mut [usize], draws: &mut SeededDraws) {
 }
 
 /// The batches of one epoch, received from the producer thread.
-pub(crate) struct Batches<B> {
-    receiver: Option<Receiver<B>>,
+pub(crate) struct Batches<C> {
+    receiver: Option<Receiver<TrainingBatch<C>>>,
     producer: Option<JoinHandle<()>>,
     progress: Progress,
 }
 
-impl<B: TrainingBatch> Iterator for Batches<B> {
-    type Item = B;
+impl<C> Iterator for Batches<C> {
+    type Item = TrainingBatch<C>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match self.receiver.as_ref()?.recv() {
             Ok(batch) => {
-                self.progress.items_processed += batch.row_ids().len();
+                self.progress.items_processed += batch.row_ids.len();
                 Some(batch)
             }
             Err(_) => {
@@ -262,7 +269,7 @@ impl<B: TrainingBatch> Iterator for Batches<B> {
     }
 }
 
-impl<B: TrainingBatch> Batches<B> {
+impl<C> Batches<C> {
     /// The number of rows handed out so far, including those of skipped steps.
     pub(crate) fn progress(&self) -> Progress {
         self.progress.clone()
@@ -270,9 +277,9 @@ impl<B: TrainingBatch> Batches<B> {
 
     /// The next batches of the current step, at most `num`, with the epoch's progress after each. Empty
     /// at the end of the epoch.
-    pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<B>, Vec<Progress>) {
-        let (mut batches, mut progress) = (Vec::new(), Vec::new());
-        while batches.len() < num && !batches.last().is_some_and(B::ends_step) {
+    pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<TrainingBatch<C>>, Vec<Progress>) {
+        let (mut batches, mut progress) = (Vec::<TrainingBatch<C>>::new(), Vec::new());
+        while batches.len() < num && !batches.last().is_some_and(|batch| batch.ends_step) {
             let Some(batch) = self.next() else { break };
             batches.push(batch);
             progress.push(self.progress());
@@ -281,7 +288,7 @@ impl<B: TrainingBatch> Batches<B> {
     }
 }
 
-impl<B> Drop for Batches<B> {
+impl<C> Drop for Batches<C> {
     fn drop(&mut self) {
         // Without a receiver the producer ends at its next batch.
         self.receiver = None;
@@ -301,27 +308,8 @@ mod tests {
     #[derive(Clone)]
     struct RowIds(Arc<Vec<String>>);
 
-    struct IdBatch {
-        row_ids: Vec<String>,
-        ends_step: bool,
-    }
-
-    impl TrainingBatch for IdBatch {
-        fn row_ids(&self) -> &[String] {
-            &self.row_ids
-        }
-
-        fn num_supervised(&self) -> usize {
-            self.row_ids.len()
-        }
-
-        fn ends_step(&self) -> bool {
-            self.ends_step
-        }
-    }
-
     impl BatchSource for RowIds {
-        type Batch = IdBatch;
+        type Content = ();
 
         fn num_rows(&self) -> usize {
             self.0.len()
@@ -335,9 +323,16 @@ mod tests {
             epoch < 3 || row.is_multiple_of(2)
         }
 
-        fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = IdBatch> {
-            step.iter().enumerate().map(|(nth, rows)| IdBatch {
+        fn step_batches(
+            &self,
+            _epoch: u64,
+            step: &[Vec<usize>],
+        ) -> impl Iterator<Item = TrainingBatch<()>> {
+            step.iter().enumerate().map(|(nth, rows)| TrainingBatch {
+                content: (),
                 row_ids: rows.iter().map(|row| self.0[*row].clone()).collect(),
+                num_supervised: rows.len(),
+                step_share: 1.0,
                 ends_step: nth + 1 == step.len(),
             })
         }
@@ -371,7 +366,7 @@ mod tests {
     #[test]
     fn only_the_last_step_is_short_and_no_row_is_lost() {
         let loader = loader(31);
-        let batches: Vec<IdBatch> = loader.batches(1, 0).collect();
+        let batches: Vec<TrainingBatch<()>> = loader.batches(1, 0).collect();
         // 31 rows: two steps of 4 batches of 3 rows, and a step of 3 batches of 3, 3 and 1.
         let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
         assert_eq!(sizes, [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 1]);

@@ -105,7 +105,6 @@ pub fn train_heads<'a>(
     let learner = |head: &HeadTraining| HeadLearner {
         head: initial_head(&config_of(width, head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
-        clipping: head.optimizer.clipping,
         section,
     };
     let optimizer = shared.optimizer;
@@ -237,7 +236,7 @@ fn open_states(
     mut rows: Vec<&TrainingRow>,
     seed: u64,
 ) -> Result<StateFile, TrainError> {
-    rows.sort_by(|one, other| one.id().cmp(other.id()));
+    rows.sort_by(|one, other| one.id.cmp(&other.id));
     let plans = rows.into_iter().map(|row| {
         let mixture = row.mixture(seed, 0, 0.0);
         let num_states = mixture.num_tokens();
@@ -246,7 +245,7 @@ fn open_states(
             ids.extend([u32::MAX, branch.start as u32]);
             ids.extend(branch.token_ids);
         }
-        RowStatesPlan { id: row.id(), num_states, ids }
+        RowStatesPlan { id: &row.id, num_states, ids }
     });
     files.add("", width, plans);
     Ok(files.open()?.remove(0))

@@ -123,7 +123,7 @@ impl<'a> TrainingRun<'a> {
         trained: impl FnMut(usize, L::Part, Outcome<L::Scores>) -> T,
     ) -> Result<Ending<Vec<T>>, TrainError>
     where
-        S: BatchSource<Batch = L::Batch>,
+        S: BatchSource<Content = L::Content>,
         L: Trainee,
     {
         let Setup { loaders, devices, optimizer, label } = setup;

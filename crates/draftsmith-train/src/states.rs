@@ -91,7 +91,7 @@ impl<'a> StateFiles<'a> {
     /// # Errors
     /// If the disk has too little room, or a file cannot be opened.
     pub(crate) fn open(self) -> Result<Vec<StateFile>, TrainError> {
-        let all = self.plans.iter().map(FilePlan::num_bytes).sum();
+        let all = self.plans.iter().map(|plan| plan.num_bytes).sum();
         let missing = self.plans.iter().map(FilePlan::num_missing_bytes).sum();
         check_room("hidden states", self.place.dir, missing)?;
         (self.place.notify)(format!(

@@ -34,9 +34,10 @@ impl Reading {
     /// # Errors
     /// If it cannot be read.
     pub(crate) fn open(&self, path: &Path) -> Result<Prompts> {
-        let prompts = Prompts::open(path)?;
-        let prompts = if self.keeps_tokens { prompts.keeping_tokens() } else { prompts };
-        Ok(if self.is_strict { prompts } else { prompts.skipping_malformed() })
+        let mut prompts = Prompts::open(path)?;
+        prompts.keeps_tokens = self.keeps_tokens;
+        prompts.skips_malformed = !self.is_strict;
+        Ok(prompts)
     }
 
     /// Whether a prompt is in the split.
@@ -82,9 +83,8 @@ fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
 pub(crate) fn check_files(paths: &[PathBuf]) -> Result<()> {
     let mut names = BTreeSet::new();
     for path in paths {
-        let prompts = Prompts::open(path)?;
-        let name = prompts.source();
-        if !names.insert(name.to_owned()) {
+        let name = Prompts::open(path)?.source;
+        if !names.insert(name.clone()) {
             bail!(
                 "two prompt files are named `{name}`, the second is `{}`; hint: rename one, because rows \
                  are named after files",

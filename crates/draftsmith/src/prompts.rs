@@ -10,7 +10,7 @@ pub(crate) mod for_data;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use draftsmith_data::{Malformed, Prompt};
+use draftsmith_data::{Malformed, Prompt, Prompts};
 
 use self::chosen::{ChosenPlace, ChosenPrompts};
 use crate::console::Console;
@@ -51,8 +51,7 @@ impl Source {
         {
             bail!("`{}` has no prompt of the split `{}`", path.display(), split.name);
         }
-        let name = prompts.source().to_owned();
-        let malformed = prompts.into_malformed();
+        let Prompts { source: name, malformed, .. } = prompts;
         let (reading, files) = (reading.clone(), vec![path.to_path_buf()]);
         Ok(Self { name, prompts: ChosenPrompts { reading, files, places }, malformed })
     }

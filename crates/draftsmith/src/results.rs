@@ -22,7 +22,7 @@ use draftsmith_files::parse_json;
 use draftsmith_theory::{
     Counts, Decoding, DrafterId, Round, Sampling, TokenChoice, Trace, setting_text,
 };
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
@@ -91,13 +91,13 @@ pub(crate) struct ResultRow {
     /// N_discarded: candidates rejected, and tokens cut at the end of the text.
     pub(crate) num_discarded: usize,
     /// Target forwards per token.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) verification_rate: f64,
     /// Discarded candidates per token.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) discard_rate: f64,
     /// Tokens per target forward.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) compression_rate: f64,
     /// CTAR(w) for w = 1 to 10: the share of rounds that yield more than w tokens. Empty without rounds.
     pub(crate) ctar: Vec<f64>,
@@ -109,25 +109,21 @@ pub(crate) struct ResultRow {
     /// first position with fewer than 20 rounds.
     pub(crate) unconditional_acceptance: Vec<f64>,
     /// Tokens kept per second of prefill and decoding.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) tokens_per_second: f64,
     /// `tokens_per_second` relative to plain decoding; null if that was not measured.
-    #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) speedup: Option<f64>,
     /// The 95 % interval of `speedup`, bootstrapped over prompts.
     pub(crate) speedup_interval: Option<[f64; 2]>,
     /// The speed-up of these rounds at the average costs over all settings: of draft forwards, and of
     /// verifications by their number of rows. Both sides include the measured prefill; null if nothing
     /// was timed.
-    #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) modelled_speedup: Option<f64>,
     /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts by the
     /// share of the target's parameters that it reads; null if a share is unknown.
-    #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) improvement_by_size: Option<f64>,
     /// The standardised improvement where a draft forward counts by its time relative to a target forward
     /// of one row.
-    #[serde(serialize_with = "finite_or_null::serialize_option")]
     pub(crate) improvement_by_time: Option<f64>,
     /// Whether all tokens equal those of plain decoding, except after forgiven ties; null if not checked.
     pub(crate) lossless: Option<bool>,
@@ -371,26 +367,11 @@ fn integer_if_whole<S: Serializer>(
         Some(whole) if whole.fract() == 0.0 && whole.abs() < 9e15 => {
             serializer.serialize_i64(*whole as i64)
         }
-        setting => finite_or_null::serialize_option(setting, serializer),
+        setting => setting.serialize(serializer),
     }
 }
 
-/// NaN and infinities as `null`, and `null` as NaN.
-mod finite_or_null {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        serialize_option(&Some(*value), serializer)
-    }
-
-    pub(super) fn serialize_option<S: Serializer>(
-        value: &Option<f64>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.filter(|value| value.is_finite()).serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
-    }
+/// Reads a number that serde_json wrote as `null` because it was not finite.
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

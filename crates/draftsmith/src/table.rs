@@ -12,9 +12,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
 use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
 
-pub(crate) use heads::{
-    calibration_text, kind_text, render_predictions, render_scores, render_sweep_table,
-};
+pub(crate) use heads::{calibration_text, render_predictions, render_scores, render_sweep_table};
 pub(crate) use replay::{render_replay_table, render_rules};
 
 /// A column of a table.

@@ -262,7 +262,7 @@ impl Workspace {
     fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {
         model.weights(dtype, |dir| {
             self.note(|| format!("weights of the {}, {dtype:?}", model.role));
-            Ok(CausalLm::from_model_dir_in(dir, dtype, self.device())?)
+            Ok(CausalLm::load(dir, dtype, None, self.device())?)
         })
     }
 
@@ -470,7 +470,7 @@ impl Workspace {
     ) -> Result<(AdapterConfig, Adapter)> {
         let read = || {
             self.note(|| format!("adapter {}, {dtype:?}", dir.display()));
-            Ok(Adapter::from_dir_in(dir, self.target_shape()?, dtype, self.device())?)
+            Ok(Adapter::from_dir(dir, self.target_shape()?, dtype, self.device())?)
         };
         if dtype == self.dtype { get_or_insert(&self.adapters, dir, read) } else { read() }
     }

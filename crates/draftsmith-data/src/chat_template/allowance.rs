@@ -34,7 +34,8 @@ const VALUE_BYTES: usize = 32;
 pub(super) struct Allowance {
     bytes: usize,
     remaining: AtomicUsize,
-    steps: u64,
+    /// The number of engine steps.
+    pub(super) steps: u64,
     started: Instant,
 }
 
@@ -48,11 +49,6 @@ impl Allowance {
             steps: BASE_STEPS.saturating_add(STEPS_PER_MESSAGE.saturating_mul(num_messages as u64)),
             started: Instant::now(),
         }
-    }
-
-    /// The number of engine steps.
-    pub(super) fn steps(&self) -> u64 {
-        self.steps
     }
 
     fn max_text_bytes(&self) -> usize {

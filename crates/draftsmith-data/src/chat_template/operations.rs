@@ -29,7 +29,7 @@ type Check = fn(&Allowance, &[Value]) -> Result<(), Error>;
 /// The environment of one rendering.
 pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_fuel(Some(allowance.steps()));
+    environment.set_fuel(Some(allowance.steps));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     let own = Arc::clone(allowance);
     environment.set_formatter(move |output, _, value| {

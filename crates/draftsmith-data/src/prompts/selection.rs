@@ -10,7 +10,6 @@ pub struct ContentHash([u8; 16]);
 
 impl Prompt {
     /// The hash of the system text, all user texts and, with `with_answers`, all answers.
-    #[must_use]
     pub fn content_hash(&self, with_answers: bool) -> ContentHash {
         let mut hasher = blake3::Hasher::new();
         let mut push = |text: Option<&str>| {
@@ -67,7 +66,6 @@ pub struct SplitRange {
 
 impl SplitRange {
     /// Whether a prompt is in the split.
-    #[must_use]
     pub fn contains(&self, prompt: &Prompt) -> bool {
         let fraction = prompt.content_hash(false).fraction();
         self.from <= fraction && fraction < self.to
@@ -104,7 +102,6 @@ pub struct LengthBounds {
 
 impl LengthBounds {
     /// Whether there are no bounds.
-    #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

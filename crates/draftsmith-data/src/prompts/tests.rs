@@ -162,10 +162,11 @@ fn malformed_records_are_skipped_counted_and_reported() {
     let path = dir.path().join("set.jsonl");
     let read = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
-        let mut prompts = Prompts::open(&path).unwrap().skipping_malformed();
+        let mut prompts = Prompts::open(&path).unwrap();
+        prompts.skips_malformed = true;
         let read: Result<Vec<Prompt>, _> = prompts.by_ref().collect();
         let ids = read.map(|read| read.into_iter().map(|prompt| prompt.id).collect::<Vec<_>>());
-        let malformed = prompts.malformed();
+        let malformed = &prompts.malformed;
         let errors: Vec<String> = malformed.first.iter().map(ToString::to_string).collect();
         (ids.map_err(|e| e.to_string()), malformed.num_records, errors)
     };

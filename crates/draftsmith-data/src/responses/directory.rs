@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::hash_bytes;
+use draftsmith_files::{hash_bytes, paths_in};
 use rayon::prelude::*;
 
 use super::hash::hash_rows;
@@ -151,7 +151,6 @@ impl ShardSet {
 
 impl DataSet {
     /// The number of shards that were read.
-    #[must_use]
     pub fn num_shards(&self) -> usize {
         self.shards.len()
     }
@@ -246,14 +245,8 @@ pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
 
 /// The files of a directory that are named like shards, by index.
 fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
-    let read_error = |e| DataError::io("read", dir, e);
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(read_error)? {
-        let path = entry.map_err(read_error)?.path();
-        if let Some(index) = shard_index(&path) {
-            files.push((index, path));
-        }
-    }
+    let paths = paths_in(dir)?.into_iter();
+    let mut files: Vec<_> = paths.filter_map(|path| Some((shard_index(&path)?, path))).collect();
     files.sort();
     Ok(files)
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{remove_abandoned, write_whole};
+use draftsmith_files::{paths_in, remove_abandoned, write_whole};
 use serde::{Deserialize, Serialize};
 
 use super::{SHARD_PREFIX, shard_name};
@@ -146,13 +146,11 @@ pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
 }
 
 /// The file name of the record of shard `index`: `.responses-00003.json` for 3.
-#[must_use]
 pub fn record_name(index: usize) -> String {
     format!(".{SHARD_PREFIX}{index:05}{RECORD_SUFFIX}")
 }
 
 /// Whether a file or object with this name is the record of a shard.
-#[must_use]
 pub fn is_record_name(name: &str) -> bool {
     let rest = name.strip_prefix('.').and_then(|rest| rest.strip_prefix(SHARD_PREFIX));
     rest.is_some_and(|rest| rest.ends_with(RECORD_SUFFIX))
@@ -160,15 +158,10 @@ pub fn is_record_name(name: &str) -> bool {
 
 /// The paths of all records in a directory.
 fn record_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let read_error = |e| DataError::io("read", dir, e);
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(read_error)? {
-        let name = entry.map_err(read_error)?.file_name();
-        if name.to_str().is_some_and(is_record_name) {
-            paths.push(dir.join(name));
-        }
-    }
-    Ok(paths)
+    let is_record = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(is_record_name)
+    };
+    Ok(paths_in(dir)?.into_iter().filter(is_record).collect())
 }
 
 fn to_json(value: &impl Serialize) -> String {

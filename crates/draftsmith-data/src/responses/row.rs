@@ -4,8 +4,6 @@
 //! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
 //! (teacher forcing). Log-probabilities are natural logarithms.
 
-use std::fmt;
-
 use crate::columns::{ValueRange, unknown_id};
 use crate::error::DataError;
 
@@ -78,7 +76,6 @@ pub enum FinishReason {
 
 impl FinishReason {
     /// The name in files: `eos`, `stop_string` or `length`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Eos => "eos",
@@ -88,17 +85,10 @@ impl FinishReason {
     }
 
     /// The reason with this name, if there is one.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Eos, Self::StopString, Self::Length]
             .into_iter()
             .find(|reason| reason.as_str() == text)
-    }
-}
-
-impl fmt::Display for FinishReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -223,7 +213,6 @@ impl DraftColumns {
 /// The low byte becomes 0, and more bits do in small values, which are the most frequent.
 /// Byte-stream-split collects these bytes, and a float takes at most two bytes on disk instead of
 /// three.
-#[must_use]
 pub fn round_stored(value: f32) -> f32 {
     if !value.is_finite() {
         return value;

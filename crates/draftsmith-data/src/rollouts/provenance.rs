@@ -1,7 +1,5 @@
 //! The provenance of a rollouts file: that of its responses and what rollouts depend on in addition.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -50,37 +48,18 @@ const RESPONSES: &str = "responses";
 /// The other fields of [`RolloutProvenance`].
 const OWN_FIELDS: [&str; 6] = ["drafter", "set", "head", "max_length", "context", "data"];
 
-/// How the tokens of responses and rollouts were chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RolloutDecoding {
-    /// Always the most probable token: temperature 0.
-    Greedy,
-    /// Draws from the distribution as served.
-    Sampled,
-}
-
-impl fmt::Display for RolloutDecoding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Greedy => "greedy",
-            Self::Sampled => "sampled",
-        })
-    }
-}
-
 impl RolloutProvenance {
-    /// Greedy if the temperature is 0, otherwise sampled.
-    #[must_use]
-    pub fn decoding(&self) -> RolloutDecoding {
-        if self.responses.temperature == 0.0 {
-            RolloutDecoding::Greedy
-        } else {
-            RolloutDecoding::Sampled
-        }
+    /// Whether tokens are always the most probable ones: temperature 0.
+    pub fn is_greedy(&self) -> bool {
+        self.responses.temperature == 0.0
+    }
+
+    /// `greedy` or `sampled`, as in the names of files.
+    pub fn decoding(&self) -> &'static str {
+        if self.is_greedy() { "greedy" } else { "sampled" }
     }
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
-    #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.fields(), other.fields())
     }
@@ -119,7 +98,6 @@ impl RolloutProvenance {
     }
 
     /// The fields that files store and their values, in the order of declaration.
-    #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
         let mut fields = self.responses.fields();
         fields.extend(fields_of(self).into_iter().filter(|(key, _)| key != RESPONSES));

@@ -141,7 +141,7 @@ fn all_bits(rows: &[RolloutRow]) -> Vec<impl PartialEq + std::fmt::Debug> {
 }
 
 fn path_in(dir: &tempfile::TempDir) -> PathBuf {
-    rollouts_path(dir.path(), "self_draft_2", "validation", RolloutDecoding::Sampled)
+    rollouts_path(dir.path(), "self_draft_2", "validation", "sampled")
 }
 
 #[test]
@@ -173,8 +173,7 @@ fn rows_round_trip_bit_for_bit() {
 #[test]
 fn equal_rows_give_equal_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let paths =
-        ["one", "two"].map(|set| rollouts_path(dir.path(), "draft", set, RolloutDecoding::Greedy));
+    let paths = ["one", "two"].map(|set| rollouts_path(dir.path(), "draft", set, "greedy"));
     for path in &paths {
         write_rollouts(path, &sample_rows(true), &provenance(true)).unwrap();
     }
@@ -235,7 +234,7 @@ fn ranked_rows() -> (Vec<RolloutRow>, RolloutProvenance) {
 #[test]
 fn ranks_of_greedy_responses_round_trip_and_may_be_absent() {
     let dir = tempfile::tempdir().unwrap();
-    let path = rollouts_path(dir.path(), "draft", "test", RolloutDecoding::Greedy);
+    let path = rollouts_path(dir.path(), "draft", "test", "greedy");
     let (mut rows, provenance) = ranked_rows();
     write_rollouts(&path, &rows, &provenance).unwrap();
     assert!(all_bits(&read_rollouts(&path, None).unwrap().0) == all_bits(&rows));
@@ -277,6 +276,6 @@ fn differences_of_provenance_are_named() {
     let differences = one.differences(&other);
     let keys: Vec<_> = differences.iter().map(|difference| difference.key.as_str()).collect();
     assert_eq!(keys, ["temperature", "head", "data"]);
-    assert_eq!(one.decoding(), RolloutDecoding::Sampled);
-    assert_eq!(other.decoding(), RolloutDecoding::Greedy);
+    assert_eq!(one.decoding(), "sampled");
+    assert_eq!(other.decoding(), "greedy");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::provenance::{RolloutDecoding, RolloutProvenance};
+use super::provenance::RolloutProvenance;
 use super::row::{DRAFT_RANK, RolloutRow, TARGET_LOG_PROB};
 use crate::error::DataError;
 
@@ -50,7 +50,7 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
         }
         (None, None) | (Some(_), Some(_)) => (),
     }
-    let is_sampled = provenance.decoding() == RolloutDecoding::Sampled;
+    let is_sampled = !provenance.is_greedy();
     // After a rejected candidate, the probabilities of a served target are unknown.
     let is_served = provenance.responses.served_model.is_some();
     if !is_served && !row.is_judged() {

@@ -50,7 +50,6 @@ impl StopStrings {
 
     /// Whether the last token of a text completes a string, which may begin in earlier tokens. Tokens
     /// come in reverse order, and only as many as a string can span are read.
-    #[must_use]
     pub fn is_completed_by_last(&self, last_first: impl IntoIterator<Item = u32>) -> bool {
         let mut last_first = last_first.into_iter();
         let Some(last) = last_first.next() else { return false };

@@ -56,7 +56,8 @@ impl ChainRules {
 pub(super) struct ChainRule {
     rule: Option<Box<dyn StopRule>>,
     candidates: Vec<u32>,
-    is_over: bool,
+    /// Whether the rule has ended the chain.
+    pub(super) is_over: bool,
 }
 
 impl ChainRule {
@@ -73,11 +74,6 @@ impl ChainRule {
     /// The largest length of the chain.
     pub(super) fn most(&self, room: usize) -> usize {
         self.rule.as_ref().map_or(room, |rule| room.min(rule.bounds().max))
-    }
-
-    /// Whether the rule has ended the chain.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
     }
 
     /// Whether the rule ends the chain before a token is drawn from a row with these signals.

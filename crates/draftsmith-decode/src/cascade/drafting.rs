@@ -51,7 +51,7 @@ impl Chain {
     fn next(&mut self, lengths: &[usize]) -> Option<usize> {
         while !self.is_over && self.drafter < lengths.len() {
             let is_short = self.drafted.len() < self.most.min(self.room);
-            if self.has_more && is_short && !self.rule.is_over() {
+            if self.has_more && is_short && !self.rule.is_over {
                 return Some(self.drafter);
             }
             self.drafter += 1;

@@ -106,7 +106,8 @@ fn adapter(
     let path = dir.join("config.json");
     let text = std::fs::read_to_string(&path).expect("reads");
     std::fs::write(&path, text.replace("weights_hash", "hash_before")).expect("written");
-    let (_, adapter) = Adapter::from_dir(&dir, target.shape(), &device).expect("reads");
+    let (_, adapter) =
+        Adapter::from_dir(&dir, target.shape(), WeightDtype::F32, &device).expect("reads");
     std::fs::remove_dir_all(&dir).expect("removed");
     adapter
 }

@@ -9,7 +9,7 @@ use draftsmith_model::{
     HeadFeatures, HeadReads, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_theory::{
-    Calibration, Decoding, HeadEstimate, Platt, Proposal, SeededDraws, SignalNeeds, StopRule,
+    Calibration, Decoding, HeadEstimate, Proposal, SeededDraws, SignalNeeds, StopRule,
     entropy_of_log_probs, log_softmax,
 };
 
@@ -73,7 +73,9 @@ impl Models {
         let read = Self {
             target: CausalLm::from_model_dir(&target, &device).expect("reads"),
             head: AcceptanceHead::from_dir(&head, 32, &device).expect("reads").1,
-            adapter: Adapter::from_dir(&adapter, &config.shape, &device).expect("reads").1,
+            adapter: Adapter::from_dir(&adapter, &config.shape, WeightDtype::F32, &device)
+                .expect("reads")
+                .1,
         };
         std::fs::remove_dir_all(&dir).expect("removed");
         [initialised, read]
@@ -166,7 +168,7 @@ fn a_calibration_changes_only_the_acceptance_probability() {
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
     let tokens = tokens();
     let [models, _] = &Models::both("calibration", 1, &HeadReads::default());
-    let calibration = Calibration::Platt(Platt::new(0.5, 1.25).expect("valid"));
+    let calibration = Calibration::new(0.5, 1.25).expect("valid");
     let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY, 1);
     let mut drafted = |calibration| {
         draft.set_calibration(calibration);

@@ -135,25 +135,13 @@ fn read_draft_vocabulary(
 }
 
 impl Adapter {
-    /// Loads an adapter directory for a target of shape `target`. On an autodiff device the adapter
-    /// can be trained.
+    /// Loads an adapter directory for a target of shape `target`, computing in `dtype`, which must be
+    /// the target's. On an autodiff device the adapter can be trained.
     ///
     /// # Errors
     /// If a file is missing, broken or changed since its export, a tensor is missing, extra or
     /// misshapen, or the adapter does not fit the target.
     pub fn from_dir(
-        dir: &Path,
-        target: &ModelShape,
-        device: &Device,
-    ) -> Result<(AdapterConfig, Self), ModelError> {
-        Self::from_dir_in(dir, target, WeightDtype::F32, device)
-    }
-
-    /// [`Adapter::from_dir`], computing in `dtype`, which must be the target's.
-    ///
-    /// # Errors
-    /// As [`Adapter::from_dir`].
-    pub fn from_dir_in(
         dir: &Path,
         target: &ModelShape,
         dtype: WeightDtype,

@@ -97,7 +97,8 @@ fn an_adapter_round_trips(target: &CausalLm) {
     for (architecture, num_layers) in architectures() {
         let (dir, config, adapter) = written_for(target, architecture, num_layers);
         let (read_config, read) =
-            Adapter::from_dir(dir.path(), target.shape(), &device).expect("reads");
+            Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &device)
+                .expect("reads");
         assert_eq!(read_config, config);
         let expected = values(adapter.forward(features.clone()));
         assert_close(&values(read.forward(features.clone())), &expected);
@@ -164,7 +165,8 @@ fn weights_of_16_bits_keep_the_files_numbers() {
         let reader = WeightReader::open_dir(dir.path()).expect("readable");
         assert_eq!(reader.dtype().as_deref(), Some("BF16"));
         let (read_config, read) =
-            Adapter::from_dir(dir.path(), target.shape(), &device).expect("reads");
+            Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &device)
+                .expect("reads");
         assert_eq!(read_config, config);
         let (found, written) = (read.named(&config), adapter.named(&config));
         for (found, written) in found.iter().zip(&written) {
@@ -347,7 +349,9 @@ fn an_adapter_that_does_not_fit_is_refused_with_the_reason() {
     let (dir, ..) = written(AdapterArchitecture::DecoderLayer);
     let target = target();
     let refused = |dir: &Path, shape: &ModelShape| {
-        Adapter::from_dir(dir, shape, &Device::flex()).expect_err("refused").to_string()
+        Adapter::from_dir(dir, shape, WeightDtype::F32, &Device::flex())
+            .expect_err("refused")
+            .to_string()
     };
     let wider = ModelShape { hidden_size: 4096, ..target.shape().clone() };
     assert!(refused(dir.path(), &wider).contains("another target"));
@@ -438,7 +442,7 @@ fn a_draft_vocabulary_round_trips_and_errors_name_a_broken_one() {
     let write = |config: &AdapterConfig| {
         config.init(&Device::flex()).write_dir(dir.path(), config).expect("written");
     };
-    let read = || Adapter::from_dir(dir.path(), target.shape(), &Device::flex());
+    let read = || Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex());
     write(&config);
     let (found, adapter) = read().expect("reads");
     assert_eq!(found.draft_vocabulary.as_ref(), Some(&vocabulary));

@@ -213,7 +213,7 @@ impl WithSimd for Mix<'_> {
             // Whole lines of keys that no row sees are skipped. That does not change the sums,
             // which would start with zeros.
             let tree = rows.tree(slot);
-            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing()));
+            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
             let before = reach.first_seen(lowest) / LINE * LINE;
             let all = (start + num_rows).next_multiple_of(LINE) - before;
             let group = num_heads / kv_heads;
@@ -271,7 +271,7 @@ fn softmax_in_tree(
     let first_seen = reach.first_seen(tree.position(entry));
     let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
     hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
-    softmax(scores, first_seen.min(tree.num_standing()) - before, entry + 1 - before);
+    softmax(scores, first_seen.min(tree.num_standing) - before, entry + 1 - before);
     // Exactly 0, where softmax may leave a tiny number.
     hidden().for_each(|other| scores[other] = 0.0);
 }

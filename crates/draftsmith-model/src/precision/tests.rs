@@ -172,7 +172,7 @@ impl ModuleVisitor for Dtypes {
 }
 
 fn load_in_bf16(name: &str) -> CausalLm {
-    let loaded = CausalLm::from_model_dir_in(&fixture(name), WeightDtype::Bf16, &Device::flex());
+    let loaded = CausalLm::load(&fixture(name), WeightDtype::Bf16, None, &Device::flex());
     loaded.expect("the fixture loads")
 }
 
@@ -236,7 +236,7 @@ fn adapters_draft_in_bf16_and_heads_predict_in_f32() {
         let ids = &expected(name).ids[..12];
         let drafter = |target: CausalLm| {
             let dtype = target.dtype();
-            let read = Adapter::from_dir_in(dir.path(), target.shape(), dtype, &device);
+            let read = Adapter::from_dir(dir.path(), target.shape(), dtype, &device);
             DrafterModel::self_draft(target, read.expect("reads").1, 1)
         };
         let [found, expected] = [target, load(name)].map(drafter).map(|drafter| {

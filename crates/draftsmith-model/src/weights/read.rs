@@ -25,7 +25,7 @@ use crate::spec::{NormForm, NormSpec};
 #[derive(Debug)]
 pub struct WeightReader {
     /// The directory or single file, for messages.
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     files: Vec<OpenFile>,
     /// For each tensor, the index of its file and its place there.
     tensors: BTreeMap<String, (usize, StoredTensor)>,
@@ -101,11 +101,6 @@ impl WeightReader {
             self.tensors = short.collect();
         }
         self
-    }
-
-    /// The file or directory that was opened.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// The names not taken yet, sorted.

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
-use crate::isotonic::{Block, Observed, isotonic_blocks};
 use crate::{
     AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StepFunction,
     StopRuleConfig, TheoryError,
@@ -18,7 +17,7 @@ const TOLERANCE: f64 = 1e-9;
 /// The maximum number of steps of a fitted function.
 const MAX_STEPS: usize = 16;
 /// The minimum number of observations of a step.
-const MIN_OBSERVATIONS: f64 = 25.0;
+const MIN_OBSERVATIONS: usize = 25;
 
 /// A fitted rule and its λ.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,10 +109,71 @@ pub fn cost_optimal(
 fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
     pairs.retain(|(signal, _)| signal.is_finite());
     let rises = covariance(&pairs) >= 0.0;
-    let observed = pairs.into_iter().map(|(at, outcome)| Observed { at, outcome, weight: 1.0 });
-    let blocks = isotonic_blocks(observed.collect(), MAX_STEPS, MIN_OBSERVATIONS, rises);
-    let edges = blocks.iter().skip(1).map(|block| block.from).collect();
-    StepFunction::new(edges, blocks.iter().map(Block::mean).collect()).ok()
+    let steps = pooled(blocks(pairs), rises);
+    let edges = steps.iter().skip(1).map(|block| block.from).collect();
+    StepFunction::new(edges, steps.iter().map(Block::mean).collect()).ok()
+}
+
+/// Adjacent pairs that share one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Block {
+    /// The smallest signal.
+    from: f64,
+    count: usize,
+    sum: f64,
+}
+
+impl Block {
+    /// The mean outcome.
+    fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
+    /// Merges the next block into this one.
+    fn merge(&mut self, next: &Self) {
+        self.count += next.count;
+        self.sum += next.sum;
+    }
+}
+
+/// Gathers pairs by ascending signal into at most [`MAX_STEPS`] blocks of about equally many, and at
+/// least [`MIN_OBSERVATIONS`] unless there are fewer in total. Equal signals share a block.
+fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<Block> {
+    pairs.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let num_blocks = (pairs.len() / MIN_OBSERVATIONS).clamp(1, MAX_STEPS);
+    let mut blocks: Vec<Block> = Vec::with_capacity(num_blocks);
+    for equals in pairs.chunk_by(|one, other| one.0 == other.0) {
+        let sum = equals.iter().map(|(_, outcome)| outcome).sum();
+        let tied = Block { from: equals[0].0, count: equals.len(), sum };
+        match blocks.last_mut() {
+            Some(last) if last.count * num_blocks < pairs.len() => last.merge(&tied),
+            _ => blocks.push(tied),
+        }
+    }
+    if let [.., before, last] = &mut blocks[..]
+        && last.count < MIN_OBSERVATIONS
+    {
+        before.merge(last);
+        blocks.pop();
+    }
+    blocks
+}
+
+/// Pools adjacent blocks whose means do not rise, or do not fall (pool adjacent violators). Among
+/// monotone functions, the result has the least sum of squares.
+fn pooled(blocks: Vec<Block>, rises: bool) -> Vec<Block> {
+    let mut pooled: Vec<Block> = Vec::with_capacity(blocks.len());
+    for mut block in blocks {
+        while let Some(last) = pooled.last_mut()
+            && (if rises { last.mean() >= block.mean() } else { last.mean() <= block.mean() })
+        {
+            last.merge(&block);
+            block = *last;
+            pooled.pop();
+        }
+        pooled.push(block);
+    }
+    pooled
 }
 
 fn covariance(pairs: &[(f64, f64)]) -> f64 {
@@ -278,6 +338,73 @@ mod tests {
                 assert!((found - chance).abs() < 0.032 + 0.04, "{found} for {chance}");
             }
         }
+    }
+
+    /// Blocks with means on a grid, so that some are equal, and unequal counts.
+    fn random_blocks(seed: u64) -> Vec<Block> {
+        let mut draws = SeededDraws::new(seed, &["isotonic"]);
+        let mut block = |at: usize| {
+            let count = 1 + (draws.uniform() * 4.0) as usize;
+            Block { from: at as f64, count, sum: count as f64 * (draws.uniform() * 5.0).floor() }
+        };
+        (0..8).map(&mut block).collect()
+    }
+
+    /// The value at every block of the least-squares fit among all partitions whose means rise.
+    fn by_brute_force(blocks: &[Block]) -> Vec<f64> {
+        let mut best: Option<(f64, Vec<f64>)> = None;
+        for cuts in 0..1u32 << (blocks.len() - 1) {
+            let mut values: Vec<f64> = Vec::new();
+            let mut start = 0;
+            for end in 1..=blocks.len() {
+                if end < blocks.len() && cuts >> (end - 1) & 1 == 0 {
+                    continue;
+                }
+                let count: usize = blocks[start..end].iter().map(|block| block.count).sum();
+                let sum: f64 = blocks[start..end].iter().map(|block| block.sum).sum();
+                values.extend(vec![sum / count as f64; end - start]);
+                start = end;
+            }
+            let squares = blocks
+                .iter()
+                .zip(&values)
+                .map(|(block, value)| block.count as f64 * (block.mean() - value).powi(2))
+                .sum();
+            if values.is_sorted() && best.as_ref().is_none_or(|(least, _)| squares < *least) {
+                best = Some((squares, values));
+            }
+        }
+        best.expect("one block is always in order").1
+    }
+
+    #[test]
+    fn pooling_gives_the_least_squares_of_all_monotone_fits() {
+        let fitted = |blocks: &[Block], rises| -> Vec<f64> {
+            let pooled = pooled(blocks.to_vec(), rises);
+            let at = |from| pooled[pooled.partition_point(|block| block.from <= from) - 1].mean();
+            blocks.iter().map(|block| at(block.from)).collect()
+        };
+        for seed in 0..40 {
+            let blocks = random_blocks(seed);
+            let rising = fitted(&blocks, true);
+            for (found, expected) in rising.iter().zip(by_brute_force(&blocks)) {
+                // A mean of numbers below 5, summed in a different order.
+                assert!((found - expected).abs() < 1e-12, "{found} for {expected}, seed {seed}");
+            }
+            let mirrored: Vec<Block> =
+                blocks.iter().map(|block| Block { sum: -block.sum, ..*block }).collect();
+            let falling = fitted(&mirrored, false);
+            assert!(falling.iter().zip(&rising).all(|(one, other)| *one == -other));
+        }
+    }
+
+    #[test]
+    fn equal_signals_share_a_block_and_blocks_have_the_minimum_count() {
+        let found = blocks((0..300).map(|at| (f64::from(at / 7), f64::from(at))).collect());
+        assert!(found.len() > 5);
+        assert!(found.windows(2).all(|two| two[0].from < two[1].from));
+        assert!(found.iter().all(|block| block.count >= MIN_OBSERVATIONS));
+        assert_eq!(blocks((0..5).map(|at| (f64::from(at), 1.0)).collect()).len(), 1);
     }
 
     #[test]

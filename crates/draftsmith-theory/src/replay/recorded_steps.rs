@@ -16,17 +16,13 @@ pub(super) struct RecordedSteps<'a> {
     rollout: Option<Iter<'a, RecordedCandidate>>,
     /// The candidate that is drawn from the last step.
     last: Option<&'a RecordedCandidate>,
-    num_accepted: usize,
+    /// How many of the candidates drawn so far are accepted.
+    pub(super) num_accepted: usize,
 }
 
 impl<'a> RecordedSteps<'a> {
     pub(super) fn new(places: &'a [RecordedPlace], head: Option<HeadTiming>) -> Self {
         Self { head, places: places.iter(), rollout: None, last: None, num_accepted: 0 }
-    }
-
-    /// How many of the candidates drawn so far are accepted.
-    pub(super) fn num_accepted(&self) -> usize {
-        self.num_accepted
     }
 
     /// Whether another step was recorded: recording stops where a text ends.

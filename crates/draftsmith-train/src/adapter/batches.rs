@@ -27,26 +27,6 @@ pub(crate) struct AdapterBatch {
     pub(crate) teacher: Lesson,
     /// The target's LM head.
     pub(crate) lm_head: LmHead,
-    /// The ids of the rows, for messages.
-    pub(crate) row_ids: Vec<String>,
-    /// This batch's fraction of the step's supervised tokens.
-    pub(crate) step_share: f64,
-    /// Whether this is the last batch of its step.
-    pub(crate) ends_step: bool,
-}
-
-impl TrainingBatch for AdapterBatch {
-    fn row_ids(&self) -> &[String] {
-        &self.row_ids
-    }
-
-    fn num_supervised(&self) -> usize {
-        self.tokens.num
-    }
-
-    fn ends_step(&self) -> bool {
-        self.ends_step
-    }
 }
 
 /// The frozen target.
@@ -85,7 +65,7 @@ pub(crate) struct AdapterSource {
 }
 
 impl BatchSource for AdapterSource {
-    type Batch = AdapterBatch;
+    type Content = AdapterBatch;
 
     fn num_rows(&self) -> usize {
         self.rows.len()
@@ -101,7 +81,11 @@ impl BatchSource for AdapterSource {
 
     /// Groups rows of similar length to reduce padding. Batches are weighted by their tokens, so that the
     /// gradient of a step does not depend on how its rows are divided.
-    fn step_batches(&self, _epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = AdapterBatch> {
+    fn step_batches(
+        &self,
+        _epoch: u64,
+        step: &[Vec<usize>],
+    ) -> impl Iterator<Item = TrainingBatch<AdapterBatch>> {
         let batches = self.rows_of_batches(step);
         let num_supervised: usize = batches.iter().flatten().map(|row| row.num_supervised()).sum();
         let (num_batches, num_devices) = (batches.len(), self.num_devices());
@@ -143,7 +127,7 @@ impl AdapterSource {
         rows: &[&AdapterRow],
         step_supervised: usize,
         ends_step: bool,
-    ) -> AdapterBatch {
+    ) -> TrainingBatch<AdapterBatch> {
         let dims = padded_dims(rows, self.lengths, self.batch_size);
         let [_, seq] = dims;
         let mut supervised: Vec<i32> = Vec::new();
@@ -153,11 +137,11 @@ impl AdapterSource {
             supervised.extend(positions.map(|position| position as i32));
         }
         let device = target.model.device();
-        let num_tokens = supervised.len();
-        supervised.resize(self.lengths.padded(num_tokens), supervised[num_tokens - 1]);
+        let num_supervised = supervised.len();
+        supervised.resize(self.lengths.padded(num_supervised), supervised[num_supervised - 1]);
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
-        let are_tokens = padding_mask(num_tokens, self.lengths, &device);
+        let are_tokens = padding_mask(num_supervised, self.lengths, &device);
         let (features, teacher) = match &self.stored {
             Some(stored) => self.stored_states(stored, target, rows, dims, &supervised),
             None => {
@@ -175,14 +159,14 @@ impl AdapterSource {
             }
         };
         let teacher = teacher.map_or_else(|| self.responses(rows, &supervised), Lesson::States);
-        AdapterBatch {
-            features,
-            teacher,
-            supervised,
-            tokens: Tokens { num: num_tokens, are: are_tokens.map(|are| are.unsqueeze_dim(1)) },
-            lm_head: target.lm_head.clone(),
+        let are_tokens = are_tokens.map(|are| are.unsqueeze_dim(1));
+        let tokens = Tokens { num: num_supervised, are: are_tokens };
+        let lm_head = target.lm_head.clone();
+        TrainingBatch {
+            content: AdapterBatch { features, teacher, supervised, tokens, lm_head },
             row_ids: rows.iter().map(|row| row.id.clone()).collect(),
-            step_share: num_tokens as f64 / step_supervised as f64,
+            num_supervised,
+            step_share: num_supervised as f64 / step_supervised as f64,
             ends_step,
         }
     }

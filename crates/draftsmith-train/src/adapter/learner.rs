@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::adapter::batches::{AdapterBatch, at_positions};
 use crate::adapter::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
+use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::log::metrics::Score;
-use crate::run::clipping::Clipping;
 use crate::run::member::Trainee;
 
 /// An adapter with the settings of its steps. The target is not part of it: everything here is trained and
@@ -26,8 +26,6 @@ pub(crate) struct AdapterLearner {
     pub(crate) loss: DistillationLoss,
     #[module(skip)]
     pub(crate) loss_chunk: usize,
-    #[module(skip)]
-    pub(crate) clipping: Clipping,
 }
 
 /// The loss of a training batch, `[1]`, without an autodiff graph.
@@ -94,24 +92,25 @@ impl AdapterLearner {
 }
 
 impl TrainStep for AdapterLearner {
-    type Input = AdapterBatch;
+    type Input = TrainingBatch<AdapterBatch>;
     type Output = AdapterLoss;
 
-    fn step(&self, batch: AdapterBatch) -> TrainOutput<AdapterLoss> {
-        let student = self.student(&batch);
-        let LossAndGradients { loss, hidden, own_head } = batch.lm_head.loss_and_gradients(
+    fn step(&self, batch: TrainingBatch<AdapterBatch>) -> TrainOutput<AdapterLoss> {
+        let TrainingBatch { content, step_share, .. } = batch;
+        let student = self.student(&content);
+        let LossAndGradients { loss, hidden, own_head } = content.lm_head.loss_and_gradients(
             self.loss,
             student.without_autodiff(),
-            batch.teacher,
-            &batch.tokens,
+            content.teacher,
+            &content.tokens,
             self.loss_chunk,
         );
         // The gradient of Σ student ∘ g with respect to the student is g, so this backpropagates the
         // loss's gradient through the adapter. Accumulation adds gradients: with each batch's share, the
         // step has the mean over its tokens.
-        let mut sum = (student.hidden * (hidden * batch.step_share)).sum();
+        let mut sum = (student.hidden * (hidden * step_share)).sum();
         if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
-            let gradient = (gradient * batch.step_share).cast(head.dtype());
+            let gradient = (gradient * step_share).cast(head.dtype());
             sum = sum + (head * gradient).sum();
         }
         TrainOutput::new(self, sum.backward(), AdapterLoss(loss))
@@ -119,19 +118,19 @@ impl TrainStep for AdapterLearner {
 }
 
 impl InferenceStep for AdapterLearner {
-    type Input = AdapterBatch;
+    type Input = TrainingBatch<AdapterBatch>;
     type Output = AdapterSums;
 
-    fn step(&self, batch: AdapterBatch) -> AdapterSums {
-        let student = self.student(&batch).without_autodiff();
-        let AdapterBatch { lm_head, teacher, tokens, .. } = batch;
+    fn step(&self, batch: TrainingBatch<AdapterBatch>) -> AdapterSums {
+        let student = self.student(&batch.content).without_autodiff();
+        let AdapterBatch { lm_head, teacher, tokens, .. } = batch.content;
         let sums = lm_head.score_sums(student, teacher, &tokens, self.loss_chunk);
         AdapterSums { sums, num_tokens: tokens.num }
     }
 }
 
 impl Trainee for AdapterLearner {
-    type Batch = AdapterBatch;
+    type Content = AdapterBatch;
     type Part = Adapter;
     type Tally = AdapterTally;
     type Scores = AdapterScores;
@@ -154,10 +153,6 @@ impl Trainee for AdapterLearner {
 
     fn part(self) -> Adapter {
         self.adapter
-    }
-
-    fn clipping(&self) -> Clipping {
-        self.clipping
     }
 
     fn training_loss(output: &AdapterLoss) -> Tensor<1> {
@@ -264,16 +259,16 @@ mod tests {
             exit: 0,
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 7,
-            clipping: Clipping::Norm(1.0),
         };
-        let mut batches: Vec<AdapterBatch> =
+        let mut batches: Vec<TrainingBatch<AdapterBatch>> =
             source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
-        let batch = batches.remove(0);
-        assert!(batches.is_empty() && batch.step_share == 1.0);
+        let step = batches.remove(0);
+        assert!(batches.is_empty() && step.step_share == 1.0);
+        let batch = &step.content;
         let is_padded = lengths == Lengths::InBuckets;
         assert_eq!(batch.features[0].dims()[0], if is_padded { 7 } else { 6 });
         assert_eq!(batch.supervised.dims()[0] > batch.tokens.num, is_padded);
-        let mut student = learner.student(&batch);
+        let mut student = learner.student(batch);
         student.hidden = student.hidden.slice(0..batch.tokens.num);
         let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
         let log_probs = log_softmax(student.hidden.matmul(head), 1);
@@ -292,7 +287,7 @@ mod tests {
         assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
         for loss_chunk in [1, 7, 1000] {
             learner.loss_chunk = loss_chunk;
-            let output = TrainStep::step(&learner, batch.clone());
+            let output = TrainStep::step(&learner, step.clone());
             let loss: f32 = output.item.0.into_scalar();
             // f32 sums in another order.
             assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::Device;
 use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
-use draftsmith_model::AdapterArchitecture;
+use draftsmith_model::{AdapterArchitecture, WeightDtype};
 
 use super::*;
 use crate::adapter::distillation::DistillationLoss;
@@ -99,7 +99,8 @@ fn every_architecture_learns_and_can_be_written_and_read_back() {
             assert!(learns, "{architecture}: {losses:?}");
             trained.model.write_dir(dir.path(), &trained.config).unwrap();
             let (config, read) =
-                Adapter::from_dir(dir.path(), target.shape(), &Device::flex()).unwrap();
+                Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex())
+                    .unwrap();
             assert_eq!((config.architecture, &config.model), (architecture, &trained.config.model));
             let keys = |config: &AdapterConfig| config.training.keys().cloned().collect::<Vec<_>>();
             assert_eq!(keys(&config), keys(&trained.config));
@@ -138,7 +139,8 @@ fn an_adapter_learns_over_its_draft_vocabulary() {
     // The loss covers only the draft vocabulary, so it is below the entropy of twelve tokens.
     assert!(losses[5] < losses[0] && losses[5] < 12_f64.ln(), "{losses:?}");
     trained.model.write_dir(dir.path(), &trained.config).unwrap();
-    let (config, read) = Adapter::from_dir(dir.path(), target.shape(), &Device::flex()).unwrap();
+    let (config, read) =
+        Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex()).unwrap();
     assert_eq!(config.draft_vocabulary.as_ref(), Some(&vocabulary));
     assert_eq!(read.draft_vocabulary(), Some(&vocabulary));
 }

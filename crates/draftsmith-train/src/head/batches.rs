@@ -18,30 +18,8 @@ pub(crate) struct HeadBatch {
     pub(crate) features: HeadFeatures,
     /// `[labels]`: acceptance probabilities; 0 for padding.
     pub(crate) labels: Tensor<1>,
-    /// The number of labels without padding.
-    pub(crate) num_labels: usize,
     /// `[labels]`: 1 for a label, 0 for padding; `None` without padding.
     pub(crate) is_label: Option<Tensor<1>>,
-    /// The ids of the rows, for messages.
-    pub(crate) row_ids: Vec<String>,
-    /// 1 / the number of batches of the step.
-    pub(crate) step_share: f64,
-    /// Whether this is the last batch of its step.
-    pub(crate) ends_step: bool,
-}
-
-impl TrainingBatch for HeadBatch {
-    fn row_ids(&self) -> &[String] {
-        &self.row_ids
-    }
-
-    fn num_supervised(&self) -> usize {
-        self.num_labels
-    }
-
-    fn ends_step(&self) -> bool {
-        self.ends_step
-    }
 }
 
 /// Rows, with the draft that reads their mixtures.
@@ -61,7 +39,7 @@ pub(crate) struct HeadSource {
 }
 
 impl BatchSource for HeadSource {
-    type Batch = HeadBatch;
+    type Content = HeadBatch;
 
     fn num_rows(&self) -> usize {
         self.rows.len()
@@ -77,14 +55,18 @@ impl BatchSource for HeadSource {
 
     /// Runs the draft on all rows of a step, so that rows of similar length share a forward, and divides
     /// the features among the step's batches.
-    fn step_batches(&self, epoch: u64, step: &[Vec<usize>]) -> impl Iterator<Item = HeadBatch> {
+    fn step_batches(
+        &self,
+        epoch: u64,
+        step: &[Vec<usize>],
+    ) -> impl Iterator<Item = TrainingBatch<HeadBatch>> {
         let mixtures: Vec<Mixture> = step
             .iter()
             .flatten()
             .map(|row| self.rows[*row].mixture(self.seed, epoch, self.mixing_ratio))
             .collect();
         let lengths = self.lengths;
-        let names: Vec<&str> = step.iter().flatten().map(|row| self.rows[*row].id()).collect();
+        let names: Vec<&str> = step.iter().flatten().map(|row| &*self.rows[*row].id).collect();
         let frozen = Frozen {
             drafts: &self.drafts,
             reads: &self.reads,
@@ -100,15 +82,18 @@ impl BatchSource for HeadSource {
                 of_rows.flat_map(|mixture| mixture.all_labels().collect::<Vec<_>>()).collect();
             let device = self.drafts.of_batch(nth).device();
             let features: Vec<_> = features.by_ref().take(rows.len()).collect();
-            let num_labels = labels.len();
-            let num_padded = lengths.padded(num_labels);
+            let num_supervised = labels.len();
+            let num_padded = lengths.padded(num_supervised);
             labels.resize(num_padded, 0.0);
-            HeadBatch {
+            let content = HeadBatch {
                 features: LabelledRows::cat(&features, num_padded, &device),
                 labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
-                num_labels,
-                is_label: padding_mask(num_labels, lengths, &device),
-                row_ids: rows.iter().map(|row| self.rows[*row].id().to_owned()).collect(),
+                is_label: padding_mask(num_supervised, lengths, &device),
+            };
+            TrainingBatch {
+                content,
+                num_supervised,
+                row_ids: rows.iter().map(|row| self.rows[*row].id.clone()).collect(),
                 step_share: 1.0 / step.len() as f64,
                 ends_step: nth + 1 == step.len(),
             }
@@ -123,7 +108,7 @@ impl BatchSource for HeadSource {
             let Mixture { input_ids, labelled, labels, branches, .. } =
                 row.mixture(self.seed, epoch, self.mixing_ratio);
             assert!(branches.is_empty(), "a row with branches is not a single sequence");
-            Example { row_id: row.id().to_owned(), input_ids, positions: labelled, labels }
+            Example { row_id: row.id.clone(), input_ids, positions: labelled, labels }
         };
         step.iter().map(|rows| rows.iter().map(example).collect()).collect()
     }
@@ -161,7 +146,7 @@ mod tests {
         Loader { source, settings: SETTINGS }
     }
 
-    fn collect(loader: &Loader<HeadSource>) -> Vec<HeadBatch> {
+    fn collect(loader: &Loader<HeadSource>) -> Vec<TrainingBatch<HeadBatch>> {
         loader.batches(1, 0).collect()
     }
 
@@ -178,12 +163,12 @@ mod tests {
     #[test]
     fn batches_hold_the_features_and_labels_of_their_rows() {
         let source = source(31, 0.15);
-        let by_id = |id: &str| source.rows.iter().find(|row| row.id() == id).unwrap();
+        let by_id = |id: &str| source.rows.iter().find(|row| row.id == id).unwrap();
         for batch in collect(&loader(source.clone())) {
             let mixtures: Vec<Mixture> =
                 batch.row_ids.iter().map(|id| by_id(id).mixture(7, 1, 0.15)).collect();
             let labels: Vec<f32> = mixtures.iter().flat_map(|m| m.labels.clone()).collect();
-            assert_eq!(values(&batch.labels), labels);
+            assert_eq!(values(&batch.content.labels), labels);
             let expected: Vec<f32> = mixtures
                 .iter()
                 .flat_map(|m| {
@@ -198,8 +183,8 @@ mod tests {
                     both(&LabelledRows::cat(&rows, 0, &Device::flex()))
                 })
                 .collect();
-            assert_eq!(batch.features.hidden.dims(), [labels.len(), 16]);
-            let whole = (0..labels.len()).map(|row| batch.features.select(&[row]));
+            assert_eq!(batch.content.features.hidden.dims(), [labels.len(), 16]);
+            let whole = (0..labels.len()).map(|row| batch.content.features.select(&[row]));
             let found: Vec<f32> = whole.flat_map(|row| both(&row)).collect();
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.into_iter().zip(expected) {
@@ -221,7 +206,7 @@ mod tests {
             let ids: Vec<&String> = examples.iter().map(|example| &example.row_id).collect();
             assert_eq!(ids, batch.row_ids.iter().collect::<Vec<_>>());
             let labels: Vec<f32> = examples.iter().flat_map(|e| e.labels.clone()).collect();
-            assert_eq!(values(&batch.labels), labels);
+            assert_eq!(values(&batch.content.labels), labels);
             assert!(examples.iter().all(|e| e.positions.len() == e.labels.len()));
         }
     }
@@ -238,7 +223,7 @@ mod tests {
     fn validation_batches_never_change() {
         let loader = loader(source(10, 0.15));
         let labels = |loader: &Loader<HeadSource>| -> Vec<Vec<f32>> {
-            loader.batches(VALIDATION_EPOCH, 0).map(|batch| values(&batch.labels)).collect()
+            loader.batches(VALIDATION_EPOCH, 0).map(|batch| values(&batch.content.labels)).collect()
         };
         assert_eq!(labels(&loader), labels(&loader));
         let first = loader.batches(VALIDATION_EPOCH, 0).next().unwrap();
@@ -250,6 +235,10 @@ mod tests {
         let loader = loader(source(31, 0.95));
         let (num_rows, _) = loader.size(1);
         assert!(num_rows > 0 && num_rows < 31, "{num_rows}");
-        assert!(collect(&loader).iter().all(|batch| batch.labels.dims()[0] >= batch.row_ids.len()));
+        assert!(
+            collect(&loader)
+                .iter()
+                .all(|batch| batch.content.labels.dims()[0] >= batch.row_ids.len())
+        );
     }
 }

@@ -8,10 +8,10 @@ use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
+use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::head::batches::HeadBatch;
 use crate::log::metrics::Score;
-use crate::run::clipping::Clipping;
 use crate::run::member::Trainee;
 
 /// A head with the settings of its steps. The draft is not part of it: everything here is trained and saved.
@@ -20,8 +20,6 @@ pub(crate) struct HeadLearner {
     pub(crate) head: AcceptanceHead,
     #[module(skip)]
     pub(crate) rejection_weight: f64,
-    #[module(skip)]
-    pub(crate) clipping: Clipping,
     /// The recipe's section, for messages.
     #[module(skip)]
     pub(crate) section: Section,
@@ -41,25 +39,21 @@ pub(crate) struct HeadOutput {
 }
 
 impl HeadLearner {
-    fn output(&self, batch: &HeadBatch) -> HeadOutput {
+    fn output(&self, batch: &TrainingBatch<HeadBatch>) -> HeadOutput {
+        let HeadBatch { features, labels, is_label } = batch.content.clone();
         // The head computes in the features' type, but its logits are f32.
-        let head = self.head.to_dtype(batch.features.hidden.dtype().into());
-        let logit = head.acceptance_logit(batch.features.clone());
-        let loss = weighted_bce(
-            logit.clone(),
-            batch.labels.clone(),
-            batch.is_label.clone(),
-            self.rejection_weight,
-        );
-        HeadOutput { loss, logit, labels: batch.labels.clone(), num_labels: batch.num_labels }
+        let head = self.head.to_dtype(features.hidden.dtype().into());
+        let logit = head.acceptance_logit(features);
+        let loss = weighted_bce(logit.clone(), labels.clone(), is_label, self.rejection_weight);
+        HeadOutput { loss, logit, labels, num_labels: batch.num_supervised }
     }
 }
 
 impl TrainStep for HeadLearner {
-    type Input = HeadBatch;
+    type Input = TrainingBatch<HeadBatch>;
     type Output = HeadOutput;
 
-    fn step(&self, batch: HeadBatch) -> TrainOutput<HeadOutput> {
+    fn step(&self, batch: TrainingBatch<HeadBatch>) -> TrainOutput<HeadOutput> {
         let output = self.output(&batch);
         // Accumulation adds gradients: with each batch's share, the step has the mean.
         let grads = (output.loss.clone() * batch.step_share).backward();
@@ -68,16 +62,16 @@ impl TrainStep for HeadLearner {
 }
 
 impl InferenceStep for HeadLearner {
-    type Input = HeadBatch;
+    type Input = TrainingBatch<HeadBatch>;
     type Output = HeadOutput;
 
-    fn step(&self, batch: HeadBatch) -> HeadOutput {
+    fn step(&self, batch: TrainingBatch<HeadBatch>) -> HeadOutput {
         self.output(&batch).without_graph()
     }
 }
 
 impl Trainee for HeadLearner {
-    type Batch = HeadBatch;
+    type Content = HeadBatch;
     type Part = AcceptanceHead;
     type Tally = HeadMetrics;
     type Scores = HeadScores;
@@ -102,10 +96,6 @@ impl Trainee for HeadLearner {
 
     fn part(self) -> AcceptanceHead {
         self.head
-    }
-
-    fn clipping(&self) -> Clipping {
-        self.clipping
     }
 
     fn training_loss(output: &HeadOutput) -> Tensor<1> {
@@ -220,18 +210,17 @@ mod tests {
         let learner = HeadLearner {
             head: config.init(&Device::flex().autodiff()),
             rejection_weight: 6.0,
-            clipping: Clipping::Norm(1.0),
             section: Section::Head,
         };
-        let batches = |lengths| -> Vec<HeadBatch> {
+        let batches = |lengths| -> Vec<TrainingBatch<HeadBatch>> {
             let source = HeadSource { lengths, ..source.clone() };
             Loader { source, settings }.batches(1, 0).collect()
         };
         let (given, padded) = (batches(Lengths::AsGiven), batches(Lengths::InBuckets));
         assert_eq!(given.len(), 3);
         for (given, padded) in given.into_iter().zip(padded) {
-            assert_eq!(given.num_labels, padded.num_labels);
-            assert!(padded.labels.dims()[0] > padded.num_labels);
+            assert_eq!(given.num_supervised, padded.num_supervised);
+            assert!(padded.content.labels.dims()[0] > padded.num_supervised);
             let [expected, found] = [given, padded].map(|batch| {
                 let TrainOutput { item, grads } = TrainStep::step(&learner, batch.clone());
                 let gradient = gradients_of(&learner, &grads);
@@ -254,7 +243,6 @@ mod tests {
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&Device::flex()),
             rejection_weight,
-            clipping: Clipping::Norm(1.0),
             section: Section::Head,
         };
         let mut tally = learner.tally();

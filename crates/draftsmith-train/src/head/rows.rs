@@ -9,7 +9,7 @@ use crate::head::settings::MixedLabels;
 /// A training row, cut to the draft's context.
 #[derive(Debug)]
 pub(crate) struct TrainingRow {
-    id: String,
+    pub(crate) id: String,
     content: RowContent,
 }
 
@@ -119,10 +119,6 @@ impl TrainingRow {
             labels,
         });
         Ok(Some(Self { id: row.id.clone(), content }))
-    }
-
-    pub(crate) fn id(&self) -> &str {
-        &self.id
     }
 
     /// Whether the mixture of an epoch has any label.

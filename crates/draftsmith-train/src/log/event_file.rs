@@ -14,6 +14,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use draftsmith_files::paths_in;
+
 use self::record::{
     Event, EventContent, SessionLog, SessionStatus, Summary, Value, decode, encode,
 };
@@ -126,16 +128,12 @@ fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, Tr
 
 /// The event files in a directory that this program wrote, with their numbers.
 fn files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, TrainError> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(dir).map_err(file_error("read", dir))? {
-        let path = entry.map_err(file_error("read", dir))?.path();
-        let number = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(".draftsmith"))
-            .and_then(|number| number.parse().ok());
-        files.extend(number.map(|number| (number, path)));
-    }
-    Ok(files)
+    let number_of = |path: &Path| {
+        let name = path.file_name()?.to_str()?;
+        name.strip_prefix(PREFIX)?.strip_suffix(".draftsmith")?.parse().ok()
+    };
+    let paths = paths_in(dir)?.into_iter();
+    Ok(paths.filter_map(|path| Some((number_of(&path)?, path))).collect())
 }
 
 #[cfg(test)]

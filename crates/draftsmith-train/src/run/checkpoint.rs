@@ -17,7 +17,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{hash_bytes, write_whole};
+use draftsmith_files::{hash_bytes, paths_in, write_whole};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,7 @@ pub(crate) fn save<S: Serialize>(
     let file = StateFile { fingerprint: fingerprint.to_owned(), progress, members };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write_whole(&dir.join(STATE), format!("{CHECKSUM}{}\"\n{text}", hash_bytes(text.as_bytes())))?;
-    for (other, _) in states(checkpoint_dir)? {
+    for (_, other) in states(checkpoint_dir)? {
         if other != dir {
             remove_dir(&other)?;
         }
@@ -156,21 +156,11 @@ pub(crate) fn load<S: DeserializeOwned>(
 type Position = (usize, usize);
 
 /// The directories of complete and incomplete states, with their positions.
-fn states(checkpoint_dir: &Path) -> Result<Vec<(PathBuf, Position)>, TrainError> {
+fn states(checkpoint_dir: &Path) -> Result<Vec<(Position, PathBuf)>, TrainError> {
     let root = checkpoint_dir.join(STATES);
-    let entries = match fs::read_dir(&root) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(file_error("read", &root)(error)),
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(file_error("read", &root))?.path();
-        if let Some(position) = path.file_name().and_then(|name| position_of(name.to_str()?)) {
-            found.push((path, position));
-        }
-    }
-    Ok(found)
+    let paths = if root.exists() { paths_in(&root)? } else { Vec::new() };
+    let position = |path: &Path| position_of(path.file_name()?.to_str()?);
+    Ok(paths.into_iter().filter_map(|path| Some((position(&path)?, path))).collect())
 }
 
 /// (2, 7) for `epoch-2-step-7`.
@@ -182,8 +172,7 @@ fn position_of(name: &str) -> Option<Position> {
 /// The latest complete state. The one before it may still exist.
 fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     let states = states(checkpoint_dir)?.into_iter();
-    let complete = states.filter(|(dir, _)| dir.join(STATE).is_file());
-    Ok(complete.max_by_key(|(_, position)| *position).map(|(dir, _)| dir))
+    Ok(states.filter(|(_, dir)| dir.join(STATE).is_file()).max().map(|(_, dir)| dir))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TrainError> {

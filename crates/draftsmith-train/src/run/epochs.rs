@@ -16,7 +16,7 @@ use burn_train::{
     SupervisedTrainingEventProcessor, TrainStep, TrainingItem,
 };
 
-use crate::data::{BatchSource, Loaders, TrainingBatch, VALIDATION_EPOCH};
+use crate::data::{BatchSource, Loaders, VALIDATION_EPOCH};
 use crate::error::TrainError;
 use crate::log::event_file::VALIDATION;
 use crate::log::metrics::{ScoreSlot, TRAINING_LOSS};
@@ -62,7 +62,7 @@ pub(crate) struct Saving {
     pub(crate) interval: Duration,
 }
 
-impl<L: Trainee, S: BatchSource<Batch = L::Batch>> EpochLoop<L, S> {
+impl<L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<L, S> {
     /// Runs the remaining epochs and saves the state.
     pub(crate) fn run(
         self,
@@ -106,7 +106,7 @@ struct Pending {
     row_ids: Vec<Vec<String>>,
 }
 
-impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
+impl<L: Trainee, S: BatchSource<Content = L::Content>> Run<L, S> {
     /// Runs the remaining epochs and saves the state. False if stopped before the end.
     fn epochs(&mut self) -> Result<bool, TrainError> {
         let num_epochs = self.setup.loaders.num_epochs;
@@ -169,10 +169,10 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
             }
             let (next, progress) = batches.next_of_step(num_devices);
             let Some(last) = next.last() else { break };
-            let ends_step = last.ends_step();
+            let ends_step = last.ends_step;
             for batch in &next {
-                pending.num_supervised += batch.num_supervised();
-                pending.row_ids.push(batch.row_ids().to_vec());
+                pending.num_supervised += batch.num_supervised;
+                pending.row_ids.push(batch.row_ids.clone());
             }
             let trainer = &mut self.setup.trainer;
             if ends_step {
@@ -283,11 +283,7 @@ impl<L: Trainee, S: BatchSource<Batch = L::Batch>> Run<L, S> {
             });
             for (member, failure) in self.setup.trainer.active().into_iter().zip(failures) {
                 if let Some(nth) = failure? {
-                    return Err(member.not_finite(
-                        "prediction",
-                        epoch,
-                        next[nth].row_ids().to_vec(),
-                    ));
+                    return Err(member.not_finite("prediction", epoch, next[nth].row_ids.clone()));
                 }
             }
             let shown = outputs.into_iter().next().unwrap_or_default();

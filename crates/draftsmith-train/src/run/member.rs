@@ -18,15 +18,21 @@ use crate::error::{Section, TrainError, to_host};
 use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::devices::PerDevice;
+use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
 
 /// The learner of a head or an adapter: burn-train's steps, and how validation scores it.
-pub(crate) trait Trainee: LearnerModel
+pub(crate) trait Trainee:
+    LearnerModel
     + Sync
-    + TrainStep<Input = <Self as Trainee>::Batch, Output: Adaptor<LossInput> + Adaptor<()>>
-    + InferenceStep<Input = <Self as Trainee>::Batch, Output: Adaptor<LossInput> + Adaptor<()> + Sync>
+    + TrainStep<Input = TrainingBatch<Self::Content>, Output: Adaptor<LossInput> + Adaptor<()>>
+    + InferenceStep<
+        Input = TrainingBatch<Self::Content>,
+        Output: Adaptor<LossInput> + Adaptor<()> + Sync,
+    >
 {
-    type Batch: TrainingBatch + Clone + Sync;
+    /// What it reads of a batch.
+    type Content: Clone + Send + Sync + 'static;
     /// The trained module, which is exported.
     type Part: Module + 'static;
     /// The sums that validation accumulates.
@@ -44,9 +50,6 @@ pub(crate) trait Trainee: LearnerModel
 
     /// Extracts the trained module.
     fn part(self) -> Self::Part;
-
-    /// How gradients are clipped.
-    fn clipping(&self) -> Clipping;
 
     /// The loss of a batch without its graph, `[1]`.
     fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
@@ -75,6 +78,7 @@ pub(crate) struct Member<L: Trainee> {
     /// Copies on the other devices, while it is trained.
     copies: Vec<L>,
     pub(crate) optimizer: ModuleOptimizer,
+    clipping: Clipping,
     pub(crate) progress: MemberProgress<L::Scores>,
     /// The weights of the best epoch, on the first device without autodiff.
     pub(crate) best: Option<L::Part>,
@@ -100,9 +104,17 @@ pub(crate) struct StepNumbers {
 
 impl<L: Trainee> Member<L> {
     /// A member before its first step.
-    pub(crate) fn new(name: String, model: L, optimizer: ModuleOptimizer) -> Self {
-        let (progress, unfinished) = (MemberProgress::default(), UnfinishedStep::default());
-        Self { name, model, copies: Vec::new(), optimizer, progress, best: None, unfinished }
+    pub(crate) fn new(name: String, model: L, settings: &OptimizerSettings) -> Self {
+        Self {
+            name,
+            model,
+            copies: Vec::new(),
+            optimizer: settings.adam_w(),
+            clipping: settings.clipping,
+            progress: MemberProgress::default(),
+            best: None,
+            unfinished: UnfinishedStep::default(),
+        }
     }
 
     /// The model on the n-th device.
@@ -127,7 +139,7 @@ impl<L: Trainee> Member<L> {
         }
         if let Some(rate) = learning_rate {
             let grads = self.unfinished.gradients.grads();
-            let (grads, norm) = self.model.clipping().clip(&self.model, grads);
+            let (grads, norm) = self.clipping.clip(&self.model, grads);
             self.model = self.model.clone().optimize(&mut self.optimizer, rate.into(), grads);
             self.unfinished.norm = norm;
             self.copy_to(devices);
@@ -237,10 +249,9 @@ mod tests {
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&device.clone().autodiff()),
             rejection_weight: training.rejection_weight,
-            clipping: optimizer.clipping,
             section: Section::Head,
         };
-        let mut member = Member::new("layer-1".to_owned(), learner, optimizer.adam_w());
+        let mut member = Member::new("layer-1".to_owned(), learner, &optimizer);
         let rows = [vec!["set#1".to_owned()], vec!["set#2".to_owned()]];
         let number = |number: f32| Tensor::<1>::from_floats([number], &device);
         let mut step = |norm: f32| {

@@ -38,7 +38,7 @@ pub(crate) fn launch<L, S>(
 ) -> (Box<dyn MetricsRenderer>, Result<History<L>, TrainError>)
 where
     L: Trainee,
-    S: BatchSource<Batch = L::Batch>,
+    S: BatchSource<Content = L::Content>,
 {
     let first = &epochs.trainer.members[0];
     let learner = Learner::new(first.model.clone(), first.optimizer.clone(), 0.0);
@@ -86,7 +86,7 @@ struct Strategy<L: Trainee, S> {
     outcome: LoopResult<L>,
 }
 
-impl<L: Trainee, S: BatchSource<Batch = L::Batch>> SupervisedLearningStrategy<L>
+impl<L: Trainee, S: BatchSource<Content = L::Content>> SupervisedLearningStrategy<L>
     for Strategy<L, S>
 {
     fn fit(

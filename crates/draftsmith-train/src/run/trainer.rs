@@ -8,6 +8,7 @@ use burn::tensor::{Bytes, Device};
 use burn_train::TrainStep;
 use draftsmith_data::caught;
 
+use crate::data::TrainingBatch;
 use crate::error::TrainError;
 use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, TrainingState, broken};
 use crate::run::devices::{PerDevice, side_by_side};
@@ -36,7 +37,7 @@ impl<L: Trainee> Trainer<L> {
         optimizer: &OptimizerSettings,
         num_steps: usize,
     ) -> Self {
-        let member = |(name, model)| Member::new(name, model, optimizer.adam_w());
+        let member = |(name, model)| Member::new(name, model, optimizer);
         Self {
             members: models.into_iter().map(member).collect(),
             devices,
@@ -63,7 +64,7 @@ impl<L: Trainee> Trainer<L> {
     /// then takes the optimizer step. Returns the first active member's outputs.
     pub(crate) fn train(
         &mut self,
-        batches: &[L::Batch],
+        batches: &[TrainingBatch<L::Content>],
         learning_rate: Option<f64>,
     ) -> Vec<<L as TrainStep>::Output> {
         let devices = self.devices.clone();
@@ -104,7 +105,7 @@ impl<L: Trainee> Trainer<L> {
 }
 
 impl<L: Trainee> Member<L> {
-    fn resumed(self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
+    fn resumed(mut self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
         let MemberState { name, progress, model, optimizer, best } = state;
         let dir = dir.join(&name);
         let epochs = progress.epochs.len();
@@ -115,13 +116,12 @@ impl<L: Trainee> Member<L> {
             return Err(broken(&dir, problem));
         }
         let best = best.map(|best| read_module(&dir.join(BEST), self.model.valid().part(), best));
-        let best = best.transpose()?;
-        let model = read_module(&dir.join(MODEL), self.model, model)?;
+        self.best = best.transpose()?;
+        self.model = read_module(&dir.join(MODEL), self.model, model)?;
         let optimizer = Bytes::from_bytes_vec(optimizer);
-        let optimizer = read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(optimizer))?;
-        let mut resumed = Self::new(name, model, optimizer);
-        (resumed.progress, resumed.best) = (progress, best);
-        Ok(resumed)
+        self.optimizer = read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(optimizer))?;
+        self.progress = progress;
+        Ok(self)
     }
 
     fn state(&self) -> Result<MemberState<L::Scores>, RecordError> {

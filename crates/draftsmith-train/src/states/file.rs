@@ -30,7 +30,8 @@ pub(super) struct FilePlan {
     /// Numbers per state.
     width: usize,
     spans: HashMap<String, RowSpan>,
-    num_bytes: u64,
+    /// The length of the file.
+    pub(super) num_bytes: u64,
 }
 
 /// The place of a row's states in the file.
@@ -61,11 +62,6 @@ impl FilePlan {
             offset += (CHECKSUM + num_bytes) as u64;
         }
         Self { path, header, format, width, spans, num_bytes: offset }
-    }
-
-    /// The length of the file.
-    pub(super) fn num_bytes(&self) -> u64 {
-        self.num_bytes
     }
 
     /// Whether a file with this header and length exists.
@@ -219,7 +215,7 @@ mod tests {
     fn stored_rows_are_read_back_and_others_are_absent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/features.bin");
-        let num_bytes = plan(&path, "model").num_bytes();
+        let num_bytes = plan(&path, "model").num_bytes;
         assert_eq!(num_bytes, (HEADER_LEN + 3 * CHECKSUM + 7 * 2 * WIDTH) as u64);
         assert_eq!(plan(&path, "model").num_missing_bytes(), num_bytes);
         let file = plan(&path, "model").open().unwrap();

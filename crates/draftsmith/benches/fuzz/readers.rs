@@ -17,7 +17,7 @@ use draftsmith_data::{
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadForm, HeadInput,
-    HeadReads, ModelConfig, WeightReader, read_metadata,
+    HeadReads, ModelConfig, WeightDtype, WeightReader, read_metadata,
 };
 use draftsmith_theory::{Decoding, SeededDraws};
 use tempfile::TempDir;
@@ -137,7 +137,9 @@ pub(crate) const READERS: [Reader; 19] = [
         prepare: |_| Ok(()),
         read: |dir| {
             let open = || Prompts::open(&dir.join("prompts.jsonl"));
-            open()?.keeping_tokens().try_for_each(|prompt| prompt.map(drop))?;
+            let mut keeping = open()?;
+            keeping.keeps_tokens = true;
+            keeping.try_for_each(|prompt| prompt.map(drop))?;
             Ok(open()?.try_for_each(|prompt| prompt.map(drop))?)
         },
     },
@@ -184,7 +186,7 @@ pub(crate) const READERS: [Reader; 19] = [
         prepare: adapter_weights,
         read: |dir| {
             let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
-            Adapter::from_dir(dir, &target.shape, &Device::flex())?;
+            Adapter::from_dir(dir, &target.shape, WeightDtype::F32, &Device::flex())?;
             draftsmith::readers::inspect(dir)
         },
     },

@@ -66,7 +66,7 @@ pub(crate) fn check(device: &Device) -> Result<()> {
     let head = Work::Head { num_layers: 3, accumulation: 2 };
     for work in [adapter, head] {
         let steps = |device: &Device, dtype| {
-            let model = CausalLm::from_model_dir_in(dir.path(), dtype, device)?;
+            let model = CausalLm::load(dir.path(), dtype, None, device)?;
             let timing = Timing {
                 rows: ROWS,
                 seq: SEQ,
@@ -100,14 +100,14 @@ pub(crate) fn check(device: &Device) -> Result<()> {
 
 /// The model's logits after made-up tokens, most read at once and the others a few at a time.
 fn cached_logits(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Vec<f32>> {
-    let model = CausalLm::from_model_dir_in(dir, dtype, device)?;
+    let model = CausalLm::load(dir, dtype, None, device)?;
     let ids = (0..SEQ).map(|n| (n * 7919 % SHAPE.vocab) as u32).collect::<Vec<_>>();
     logits_in_pieces(&model, &ids, SUPERVISED, 7)
 }
 
 /// The model's hidden states at the exit layer and at the end, over made-up rows.
 fn hidden_states(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
-    let model = CausalLm::from_model_dir_in(dir, dtype, device)?;
+    let model = CausalLm::load(dir, dtype, None, device)?;
     let ids = (0..ROWS * SEQ).map(|n| (n * 7919 % SHAPE.vocab) as i32).collect::<Vec<_>>();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [ROWS, SEQ]), device);
     let [batch, seq] = ids.dims();

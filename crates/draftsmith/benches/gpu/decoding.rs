@@ -69,7 +69,7 @@ pub(crate) fn logits_in_pieces(
 pub(crate) fn rounding(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<()> {
     let mut ids = TextTokenizer::from_model_dir(dir)?.encode(TEXT, true)?;
     ids.truncate(NUM_TOKENS);
-    let model = CausalLm::from_model_dir_in(dir, dtype, device)?;
+    let model = CausalLm::load(dir, dtype, None, device)?;
     let rounding = match dtype {
         WeightDtype::F32 => Rounding::F32,
         WeightDtype::Bf16 => Rounding::Bf16,

@@ -10,7 +10,7 @@ use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
 use draftsmith_theory::{
     Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
     DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
-    JointConfidenceConfig, Platt, Recordings, RejectionThresholdConfig, StopRuleConfig,
+    JointConfidenceConfig, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
 use draftsmith_train::{ExitLayers, HeadLabels, HeadTraining};
 use serde_json::json;
@@ -203,7 +203,7 @@ fn replay_counts_what_evaluation_counts() {
 
 /// Writes a calibration for greedy decoding into the head, which changes the decisions of its rules.
 fn calibrate(recipe: &Recipe) -> Calibration {
-    let map = Calibration::Platt(Platt::new(2.5, -1.5).expect("valid"));
+    let map = Calibration::new(2.5, -1.5).expect("valid");
     let scores = json!({
         "num_labels": 1, "kl": 0.5, "bce": 0.5, "auroc": null, "brier": 0.5, "ece": 0.5,
         "mean_label": 0.5, "mean_predicted": 0.5,

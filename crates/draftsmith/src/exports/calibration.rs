@@ -61,7 +61,7 @@ impl HeadCalibration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draftsmith_theory::{HeadScores, PiecewiseLinear, Platt};
+    use draftsmith_theory::HeadScores;
     use serde_json::{Value, json};
 
     use crate::exports::config_keys::write_keys;
@@ -93,18 +93,13 @@ mod tests {
 
     #[test]
     fn calibrations_read_back() {
-        let platt = Calibration::Platt(Platt::new(0.75, 1.5).expect("valid"));
-        let knots = PiecewiseLinear::new(vec![0.25, 0.5], vec![0.5, 0.875]).expect("valid");
-        let isotonic = Calibration::Isotonic(knots);
-        let written = HeadCalibration {
-            greedy: Some(fitted(platt.clone())),
-            sampled: Some(fitted(isotonic.clone())),
-        };
+        let greedy = Calibration::new(0.75, 1.5).expect("valid");
+        let written = HeadCalibration { greedy: Some(fitted(greedy)), sampled: None };
         let dir = dir_with(serde_json::to_value(&written).expect("plain numbers"));
         let read = HeadCalibration::read(dir.path()).expect("reads");
         assert_eq!(read, written);
-        assert_eq!(read.map(DecodingName::Greedy), Some(&platt));
-        assert_eq!(read.map(DecodingName::Sampled), Some(&isotonic));
+        assert_eq!(read.map(DecodingName::Greedy), Some(&greedy));
+        assert_eq!(read.map(DecodingName::Sampled), None);
         let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
         let config: Value = serde_json::from_str(&text).expect("JSON");
         let expected = json!({ "kind": "platt", "scale": 0.75, "bias": 1.5 });
@@ -118,8 +113,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_invalid_part() {
-        let platt = Calibration::Platt(Platt::new(1.0, 0.0).expect("valid"));
-        let whole = serde_json::to_value(fitted(platt)).expect("plain numbers");
+        let map = Calibration::new(1.0, 0.0).expect("valid");
+        let whole = serde_json::to_value(fitted(map)).expect("plain numbers");
         let refused = |key: &str, value: Value, expected: &str| {
             let mut sampled = whole.clone();
             sampled[key] = value;
@@ -133,8 +128,6 @@ mod tests {
         refused("map", json!({ "kind": "platt", "scale": -1.0, "bias": 0.0 }), "scale");
         refused("map", json!({ "kind": "platt", "scale": 1.0, "bias": 0.0, "more": 1 }), "more");
         refused("map", json!({ "kind": "beta", "scale": 1.0 }), "beta");
-        let falling = json!({ "kind": "isotonic", "predicted": [0.2, 0.5], "calibrated": [1, 0] });
-        refused("map", falling, "not descending");
         refused("num_prompts", json!("many"), "many");
         refused("since", json!(2), "since");
     }

@@ -87,7 +87,7 @@ impl Sieve<'_> {
                 break;
             }
         }
-        self.note_left_out(path, prompts.malformed());
+        self.note_left_out(path, &prompts.malformed);
         Ok(())
     }
 

@@ -34,15 +34,13 @@ pub(crate) struct TuneRecipe {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CalibrationChoice {
-    /// The best one in cross-validation over prompts, if it is clearly better than none.
+    /// Platt scaling if it is clearly better than none in cross-validation over prompts.
     #[default]
     Auto,
     /// None: the head's own predictions are used.
     None,
     /// A scale and a bias of the logit.
     Platt,
-    /// A monotone function with up to 32 knots.
-    Isotonic,
 }
 
 impl Default for TuneRecipe {

@@ -6,9 +6,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{CostFit, Decoding};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    DecodingName, DrafterName, Estimate, Group, StopRuleName, finite_or_null, temperature,
-};
+use super::{DecodingName, DrafterName, Estimate, Group, StopRuleName, nan_if_null, temperature};
 
 /// The content of `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,13 +114,13 @@ pub(crate) struct CostSummary {
     /// t_row: seconds per verified row; null if it cannot be separated from the other two.
     pub(crate) row_seconds: Option<f64>,
     /// Centred R² of the fit.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) r_squared: f64,
     /// Mean relative error of a prompt's time.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) mean_relative_error: f64,
     /// Greatest relative error of a prompt's time.
-    #[serde(with = "finite_or_null")]
+    #[serde(deserialize_with = "nan_if_null")]
     pub(crate) max_relative_error: f64,
 }
 

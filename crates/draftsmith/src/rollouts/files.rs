@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{
-    PromptFile, Provenance, RolloutDecoding, RolloutHead, RolloutProvenance, hash_bytes,
-    read_rollouts, rollouts_path, write_rollouts,
+    PromptFile, Provenance, RolloutHead, RolloutProvenance, hash_bytes, read_rollouts,
+    rollouts_path, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};
@@ -29,16 +29,6 @@ pub(crate) struct RolloutKey {
     pub(crate) drafter: DrafterName,
     pub(crate) set: PromptSet,
     pub(crate) decoding: DecodingName,
-}
-
-impl RolloutKey {
-    /// The decoding, as file names and streams of draws spell it.
-    pub(crate) fn stored_decoding(self) -> RolloutDecoding {
-        match self.decoding {
-            DecodingName::Greedy => RolloutDecoding::Greedy,
-            DecodingName::Sampled => RolloutDecoding::Sampled,
-        }
-    }
 }
 
 /// Whether a file matches the recipe.
@@ -112,7 +102,7 @@ impl<'a> RolloutFiles<'a> {
     /// The path of a file.
     pub(crate) fn path(&self, key: RolloutKey) -> PathBuf {
         let drafter = key.drafter.to_string();
-        rollouts_path(&self.recipe.data_dir(), &drafter, key.set.name(), key.stored_decoding())
+        rollouts_path(&self.recipe.data_dir(), &drafter, key.set.name(), key.decoding.text())
     }
 
     /// Reads a file, if it matches the recipe.

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{
-    DataSet, Provenance, ResponseRow, RolloutDecoding, RolloutProvenance, RolloutRow,
-    read_rollouts, rollouts_path, write_rollouts,
+    DataSet, Provenance, ResponseRow, RolloutProvenance, RolloutRow, read_rollouts, rollouts_path,
+    write_rollouts,
 };
 use draftsmith_theory::{
     Decoding, DrafterId, RecordedPlace, Recording, Sampling, SeededDraws, TopProbs,
@@ -117,8 +117,7 @@ impl TrainingRecorder<'_> {
                 rows
             }
         };
-        let is_greedy = expected.decoding() == RolloutDecoding::Greedy;
-        Ok(TrainingRollouts { rows, is_greedy })
+        Ok(TrainingRollouts { rows, is_greedy: expected.is_greedy() })
     }
 
     /// The rows of the file at `path`, if it has the expected provenance.
@@ -141,7 +140,7 @@ impl TrainingRecorder<'_> {
         models: RecordedModels<'_>,
         exports: &Exports,
         drafter: DrafterId,
-        stored_decoding: RolloutDecoding,
+        stored_decoding: &str,
     ) -> Result<Vec<RolloutRow>> {
         let Provenance { temperature, top_p, min_p, repetition_penalty, .. } = *self.provenance;
         let Provenance { seed, max_new_tokens, top_k, .. } = *self.provenance;
@@ -173,7 +172,7 @@ impl TrainingRecorder<'_> {
             .zip(&probs)
             .map(|(row, probs)| {
                 let room = context - row.prompt_ids.len();
-                let stream = [&row.id, "rollouts", SET, &stored_decoding.to_string()];
+                let stream = [&row.id, "rollouts", SET, stored_decoding];
                 ResponseToRecord {
                     prompt_ids: &row.prompt_ids,
                     response_ids: &row.response_ids[..row.response_ids.len().min(room)],

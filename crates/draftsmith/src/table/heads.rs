@@ -1,6 +1,6 @@
 //! Text tables about acceptance heads: scores of their predictions, and the heads of a sweep.
 
-use draftsmith_theory::{Calibration, CalibrationKind, HeadScores};
+use draftsmith_theory::{Calibration, HeadScores};
 
 use super::{Column, TableLine, counted, fitted, number};
 use crate::results::HeadPredictions;
@@ -8,28 +8,10 @@ use crate::training::head_outcome::SweptHead;
 
 /// A calibration in words: `platt, scale 0.930, bias +1.104`, or `none`.
 pub(crate) fn calibration_text(calibration: Option<&Calibration>) -> String {
-    match calibration {
-        None => "none".to_owned(),
-        Some(Calibration::Platt(platt)) => format!(
-            "{}, scale {}, bias {:+.3}",
-            kind_text(Some(CalibrationKind::Platt)),
-            number(platt.scale(), 3),
-            platt.bias()
-        ),
-        Some(Calibration::Isotonic(map)) => {
-            let kind = kind_text(Some(CalibrationKind::Isotonic));
-            format!("{kind}, {}", counted(map.num_knots(), "knot"))
-        }
-    }
-}
-
-/// The name of a kind of calibration; without one, `as they are`.
-pub(crate) fn kind_text(kind: Option<CalibrationKind>) -> &'static str {
-    match kind {
-        None => "as they are",
-        Some(CalibrationKind::Platt) => "platt",
-        Some(CalibrationKind::Isotonic) => "isotonic",
-    }
+    calibration.map_or_else(
+        || "none".to_owned(),
+        |map| format!("platt, scale {}, bias {:+.3}", number(map.scale(), 3), map.bias()),
+    )
 }
 
 /// A table of the head's scores on test prompts for each way of decoding; empty without a head.

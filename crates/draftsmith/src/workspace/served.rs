@@ -20,7 +20,7 @@ impl Workspace {
         let num_layers = self.num_first_layers;
         self.first_layers.weights(dtype, |dir| {
             self.note(|| format!("{num_layers} layers of the target, {dtype:?}"));
-            let model = CausalLm::from_first_layers(dir, num_layers, dtype, self.device());
+            let model = CausalLm::load(dir, dtype, Some(num_layers), self.device());
             model.with_context(|| {
                 format!(
                     "adapters need the target's first {num_layers} layers, embedding, final norm and \

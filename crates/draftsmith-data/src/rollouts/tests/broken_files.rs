@@ -139,7 +139,7 @@ fn files_with_other_metadata_are_refused() {
     entries.push(("draftsmith.colour".into(), "1".into()));
     assert!(read(entries).contains("unknown field `colour`"));
 
-    let missing = rollouts_path(dir.path(), "draft", "test", RolloutDecoding::Greedy);
+    let missing = rollouts_path(dir.path(), "draft", "test", "greedy");
     assert!(missing.ends_with("rollouts-draft-test-greedy.parquet"));
     let error = read_rollouts(&missing, None).unwrap_err().to_string();
     assert!(error.starts_with(&format!("cannot read `{}`", missing.display())), "{error}");

@@ -11,7 +11,7 @@ const CONTEXT: usize = 96;
 
 fn in_bf16(name: &str) -> CausalLm {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
-    let loaded = CausalLm::from_model_dir_in(&dir, WeightDtype::Bf16, &Device::flex());
+    let loaded = CausalLm::load(&dir, WeightDtype::Bf16, None, &Device::flex());
     loaded.expect("the fixture loads")
 }
 
@@ -23,7 +23,7 @@ fn adapter_in_bf16(target: &CausalLm) -> Adapter {
     std::fs::create_dir_all(&dir).expect("a temporary directory");
     let config = config_of(target, AdapterArchitecture::Attention, EXIT_LAYER);
     config.init(&device).write_dir(&dir, &config).expect("written");
-    let read = Adapter::from_dir_in(&dir, target.shape(), WeightDtype::Bf16, &device);
+    let read = Adapter::from_dir(&dir, target.shape(), WeightDtype::Bf16, &device);
     std::fs::remove_dir_all(&dir).expect("removed");
     read.expect("reads").1
 }

@@ -3,7 +3,7 @@
 
 use draftsmith_model::{AcceptanceHeadConfig, HeadForm, HeadInput, HeadReads};
 use draftsmith_theory::{
-    HeadEstimate, HeadTiming, Platt, Proposal, Recordings, RejectionThresholdConfig, SignalNeeds,
+    HeadEstimate, HeadTiming, Proposal, Recordings, RejectionThresholdConfig, SignalNeeds,
     StopRuleConfig,
 };
 
@@ -63,7 +63,7 @@ fn a_head_predicts_the_same_while_drafting_as_for_the_whole_sequence() {
         adapter(&model, AdapterArchitecture::AttentionWithHead, EXIT_LAYER, 0.1, "head-whole");
     let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
-    let platt = Calibration::Platt(Platt::new(0.5, 0.25).expect("valid"));
+    let platt = Calibration::new(0.5, 0.25).expect("valid");
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("whole-{nth}"));
         for calibration in [None, Some(&platt)] {

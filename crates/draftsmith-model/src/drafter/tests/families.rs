@@ -28,7 +28,7 @@ fn self_drafts(name: &str) -> Both {
     };
     let drawn = config.init(&Device::flex());
     drawn.write_dir(dir.path(), &config).expect("written");
-    let read = Adapter::from_dir(dir.path(), target.shape(), &Device::flex());
+    let read = Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex());
     let (_, read) = read.expect("reads");
     let on_tensors = target.to_tensors();
     [(target, read), (on_tensors, drawn)]

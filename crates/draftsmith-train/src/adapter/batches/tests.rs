@@ -83,12 +83,15 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn padding_does_not_change_a_rows_states() {
     let source = source(7);
     let by_id = |id: &str| source.rows.iter().find(|row| row.id == id).unwrap();
-    let batches: Vec<AdapterBatch> =
+    let batches: Vec<TrainingBatch<AdapterBatch>> =
         source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
     let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
     assert_eq!(sizes, [3, 3, 1]);
     for batch in &batches {
-        let features = values(at_positions(batch.features[0].clone(), batch.supervised.clone()));
+        let features = values(at_positions(
+            batch.content.features[0].clone(),
+            batch.content.supervised.clone(),
+        ));
         let (mut expected, mut teachers) = (Vec::new(), Vec::new());
         for row in batch.row_ids.iter().map(|id| by_id(id)) {
             let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();
@@ -101,7 +104,8 @@ fn padding_does_not_change_a_rows_states() {
                 &values(source.targets.first().model.hidden_states(ids))[from..],
             );
         }
-        let pairs = [(features, expected), (values(states_of(batch.teacher.clone())), teachers)];
+        let pairs =
+            [(features, expected), (values(states_of(batch.content.teacher.clone())), teachers)];
         for (found, expected) in pairs {
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.into_iter().zip(expected) {
@@ -125,7 +129,8 @@ fn states_kept_in_memory_equal_recomputed_ones() {
     let none = source(7);
     let bits = |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
         let batches = source.step_batches(epoch, step);
-        let states = |batch: AdapterBatch| {
+        let states = |batch: TrainingBatch<AdapterBatch>| {
+            let batch = batch.content;
             [batch.features[0].clone().flatten(0, 1), states_of(batch.teacher)].map(values)
         };
         batches.map(states).collect()
@@ -151,13 +156,13 @@ fn states_kept_in_memory_equal_recomputed_ones() {
 #[test]
 fn batches_are_weighted_by_their_tokens() {
     let source = source(7);
-    let batches: Vec<AdapterBatch> =
+    let batches: Vec<TrainingBatch<AdapterBatch>> =
         source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
     let total: usize = source.rows.iter().map(|row| row.num_supervised()).sum();
     for batch in &batches {
-        assert_eq!(batch.step_share, batch.num_supervised() as f64 / total as f64);
+        assert_eq!(batch.step_share, batch.num_supervised as f64 / total as f64);
     }
-    let ends: Vec<bool> = batches.iter().map(TrainingBatch::ends_step).collect();
+    let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
     assert_eq!(ends, [false, false, true]);
     let mut ids: Vec<&String> = batches.iter().flat_map(|batch| &batch.row_ids).collect();
     ids.sort();
@@ -173,10 +178,10 @@ fn devices_take_turns() {
     let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
     let teachers = |targets: PerDevice<FrozenTarget>| -> Vec<Vec<f32>> {
         let source = AdapterSource { targets, ..source.clone() };
-        let batches: Vec<AdapterBatch> = source.step_batches(1, &step).collect();
+        let batches: Vec<TrainingBatch<AdapterBatch>> = source.step_batches(1, &step).collect();
         let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
         assert_eq!(ends, [false, false, true]);
-        batches.into_iter().map(|batch| values(states_of(batch.teacher))).collect()
+        batches.into_iter().map(|batch| values(states_of(batch.content.teacher))).collect()
     };
     let [first, second] = targets.clone().map(|target| teachers(target.into()));
     assert!(first[0] != second[0]);
@@ -204,14 +209,15 @@ fn a_response_as_teacher_needs_only_its_tokens() {
     let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
     let whole = AdapterSource { teaching: Teaching::Target, ..source.clone() };
     for (batch, whole) in source.step_batches(1, &step).zip(whole.step_batches(1, &step)) {
-        let Lesson::Tokens(tokens) = &batch.teacher else { panic!("tokens are expected") };
+        let Lesson::Tokens(tokens) = &batch.content.teacher else { panic!("tokens are expected") };
         let expected: Vec<u32> = batch
             .row_ids
             .iter()
             .flat_map(|id| rows.iter().find(|row| row.id == *id).unwrap().response_ids.clone())
             .collect();
         assert_eq!(*tokens, expected);
-        let states = |batch: &AdapterBatch| values(batch.features[0].clone());
+        let states =
+            |batch: &TrainingBatch<AdapterBatch>| values(batch.content.features[0].clone());
         assert!(states(&batch) == states(&whole));
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn score_sums(
         );
         let [cross_entropy, entropy, overlap] = vectorized(
             #[inline(always)]
-            || pass(Scores, student, teacher),
+            || scores(student, teacher),
         );
         [cross_entropy, entropy, f32::from(agree), overlap]
     };
@@ -81,18 +81,13 @@ pub(super) fn score_sums(
     sums
 }
 
-/// A pass over a token's numbers: it replaces each number and sums `SUMS` terms.
-trait Pass<const SUMS: usize>: Copy {
-    /// `teacher` is the number at the same index of the other row.
-    fn at(self, x: f32, teacher: f32) -> (f32, [f32; SUMS]);
-}
-
-/// Runs a pass over a token's numbers together with the target's.
+/// Runs `at` over a token's numbers together with the target's. It replaces each number, and gives
+/// `SUMS` terms to sum.
 #[inline(always)]
-fn pass<P: Pass<SUMS>, const SUMS: usize>(
-    pass: P,
+fn pass<const SUMS: usize>(
     row: &mut [f32],
     teacher: &[f32],
+    at: impl Fn(f32, f32) -> (f32, [f32; SUMS]),
 ) -> [f32; SUMS] {
     let mut strands = [[0.0; STRANDS]; SUMS];
     let (chunks, rest) = row.as_chunks_mut::<STRANDS>();
@@ -101,7 +96,7 @@ fn pass<P: Pass<SUMS>, const SUMS: usize>(
     for nth in 0..chunks.len() {
         let (chunk, teacher) = (&mut chunks[nth], &teachers[nth]);
         for i in 0..STRANDS {
-            let (x, terms) = pass.at(chunk[i], teacher[i]);
+            let (x, terms) = at(chunk[i], teacher[i]);
             chunk[i] = x;
             for s in 0..SUMS {
                 strands[s][i] += terms[s];
@@ -109,7 +104,7 @@ fn pass<P: Pass<SUMS>, const SUMS: usize>(
         }
     }
     for i in 0..rest.len() {
-        let (x, terms) = pass.at(rest[i], teachers_rest[i]);
+        let (x, terms) = at(rest[i], teachers_rest[i]);
         rest[i] = x;
         for s in 0..SUMS {
             strands[s][i] += terms[s];
@@ -122,14 +117,17 @@ fn pass<P: Pass<SUMS>, const SUMS: usize>(
     sums
 }
 
-/// Runs a pass over a token's numbers.
+/// Runs `at` over a token's numbers without the target's.
 #[inline(always)]
-fn pass_alone<P: Pass<SUMS>, const SUMS: usize>(pass: P, row: &mut [f32]) -> [f32; SUMS] {
+fn pass_alone<const SUMS: usize>(
+    row: &mut [f32],
+    at: impl Fn(f32) -> (f32, [f32; SUMS]),
+) -> [f32; SUMS] {
     let mut strands = [[0.0; STRANDS]; SUMS];
     let (chunks, rest) = row.as_chunks_mut::<STRANDS>();
     for chunk in chunks {
         for i in 0..STRANDS {
-            let (x, terms) = pass.at(chunk[i], 0.0);
+            let (x, terms) = at(chunk[i]);
             chunk[i] = x;
             for s in 0..SUMS {
                 strands[s][i] += terms[s];
@@ -137,7 +135,7 @@ fn pass_alone<P: Pass<SUMS>, const SUMS: usize>(pass: P, row: &mut [f32]) -> [f3
         }
     }
     for i in 0..rest.len() {
-        let (x, terms) = pass.at(rest[i], 0.0);
+        let (x, terms) = at(rest[i]);
         rest[i] = x;
         for s in 0..SUMS {
             strands[s][i] += terms[s];
@@ -179,23 +177,36 @@ fn index_of_largest(row: &[f32]) -> Option<usize> {
 /// Turns logits into probabilities.
 #[inline(always)]
 fn softmax(row: &mut [f32]) {
-    let [sum] = pass_alone(Exponentials { largest: largest(row) }, row);
-    let [] = pass_alone(Scale(1.0 / sum), row);
+    let largest = largest(row);
+    let [sum] = pass_alone(row, |x| {
+        let exp = exp(x - largest);
+        (exp, [exp])
+    });
+    let inverse_sum = 1.0 / sum;
+    let [] = pass_alone(row, |exp| (exp * inverse_sum, []));
 }
 
 /// Turns logits into logarithms of probabilities.
 #[inline(always)]
 fn log_softmax(row: &mut [f32]) {
     let largest = largest(row);
-    let [sum] = pass_alone(SumOfExponentials { largest }, row);
-    let [] = pass_alone(Less(largest + sum.ln()), row);
+    let [sum] = pass_alone(row, |x| (x, [exp(x - largest)]));
+    let log_sum = largest + sum.ln();
+    let [] = pass_alone(row, |x| (x - log_sum, []));
 }
 
 /// −Σ p log q, and q − p in place of the logits.
 #[inline(always)]
 fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
-    let [sum, weighted] = pass(WeightedExponentials { largest: largest(row) }, row, probs);
-    let [] = pass(Difference { inverse_sum: 1.0 / sum, token_share }, row, probs);
+    let largest = largest(row);
+    let [sum, weighted] = pass(row, probs, |x, prob| {
+        let shifted = x - largest;
+        let exp = exp(shifted);
+        (exp, [exp, prob * shifted])
+    });
+    let inverse_sum = 1.0 / sum;
+    // The same operations as in `softmax`, so that equal logits have a difference of exactly 0.
+    let [] = pass(row, probs, |exp, prob| ((exp * inverse_sum - prob) * token_share, []));
     // log sum − Σ p · shifted, because p sums to 1.
     sum.ln() - weighted
 }
@@ -204,9 +215,19 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
 #[inline(always)]
 fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     softmax(row);
-    let [distance, lean] = pass(SignedDifference, row, probs);
-    let [] = pass(TotalVariationGradient { lean, token_share }, row, probs);
+    let [distance, lean] = pass(row, probs, |q, p| (q, [(q - p).abs(), q * sign(q - p)]));
+    let [] = pass(row, probs, |q, p| (0.5 * token_share * q * (sign(q - p) - lean), []));
     0.5 * distance
+}
+
+/// −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.
+#[inline(always)]
+fn scores(log_student: &mut [f32], log_teacher: &[f32]) -> [f32; 3] {
+    pass(log_student, log_teacher, |log_q, log_p| {
+        let (q, p) = (exp(log_q), exp(log_p));
+        let smaller = if q < p { q } else { p };
+        (log_q, [-p * log_q, -p * log_p, smaller])
+    })
 }
 
 /// The sign, 0 at 0: a subgradient of |x|.
@@ -215,113 +236,4 @@ fn sign(x: f32) -> f32 {
     let above = if x > 0.0 { 1.0 } else { 0.0 };
     let below = if x < 0.0 { 1.0 } else { 0.0 };
     above - below
-}
-
-#[derive(Clone, Copy)]
-struct Exponentials {
-    largest: f32,
-}
-
-impl Pass<1> for Exponentials {
-    #[inline(always)]
-    fn at(self, x: f32, _: f32) -> (f32, [f32; 1]) {
-        let exp = exp(x - self.largest);
-        (exp, [exp])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct SumOfExponentials {
-    largest: f32,
-}
-
-impl Pass<1> for SumOfExponentials {
-    #[inline(always)]
-    fn at(self, x: f32, _: f32) -> (f32, [f32; 1]) {
-        (x, [exp(x - self.largest)])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct WeightedExponentials {
-    largest: f32,
-}
-
-impl Pass<2> for WeightedExponentials {
-    #[inline(always)]
-    fn at(self, x: f32, prob: f32) -> (f32, [f32; 2]) {
-        let shifted = x - self.largest;
-        let exp = exp(shifted);
-        (exp, [exp, prob * shifted])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Scale(f32);
-
-impl Pass<0> for Scale {
-    #[inline(always)]
-    fn at(self, x: f32, _: f32) -> (f32, [f32; 0]) {
-        (x * self.0, [])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Less(f32);
-
-impl Pass<0> for Less {
-    #[inline(always)]
-    fn at(self, x: f32, _: f32) -> (f32, [f32; 0]) {
-        (x - self.0, [])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Difference {
-    inverse_sum: f32,
-    token_share: f32,
-}
-
-impl Pass<0> for Difference {
-    #[inline(always)]
-    fn at(self, exp: f32, prob: f32) -> (f32, [f32; 0]) {
-        // The same operations as in `softmax`, so that equal logits have a difference of exactly 0.
-        ((exp * self.inverse_sum - prob) * self.token_share, [])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct SignedDifference;
-
-impl Pass<2> for SignedDifference {
-    #[inline(always)]
-    fn at(self, q: f32, p: f32) -> (f32, [f32; 2]) {
-        (q, [(q - p).abs(), q * sign(q - p)])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct TotalVariationGradient {
-    lean: f32,
-    token_share: f32,
-}
-
-impl Pass<0> for TotalVariationGradient {
-    #[inline(always)]
-    fn at(self, q: f32, p: f32) -> (f32, [f32; 0]) {
-        (0.5 * self.token_share * q * (sign(q - p) - self.lean), [])
-    }
-}
-
-/// −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.
-#[derive(Clone, Copy)]
-struct Scores;
-
-impl Pass<3> for Scores {
-    #[inline(always)]
-    fn at(self, log_q: f32, log_p: f32) -> (f32, [f32; 3]) {
-        let (q, p) = (exp(log_q), exp(log_p));
-        let smaller = if q < p { q } else { p };
-        (log_q, [-p * log_q, -p * log_p, smaller])
-    }
 }

@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use draftsmith_files::write_whole;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, KANGAROO_ROPE_THETA, ModelShape,
-    RopeScaling,
+    RopeScaling, WeightDtype,
 };
 use serde_json::json;
 
@@ -64,7 +64,7 @@ pub(super) fn kangaroo(ExportArguments { source, out, .. }: &ExportArguments) ->
     let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
     // Any target with one more layer will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
-    let (config, adapter) = Adapter::from_dir(source, &target, &Device::flex())?;
+    let (config, adapter) = Adapter::from_dir(source, &target, WeightDtype::F32, &Device::flex())?;
     let dir = OutDir::begin(out)?;
     adapter.write_kangaroo(dir.path(), &config)?;
     dir.finish()?;

@@ -262,7 +262,7 @@ fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<Sho
     });
     Ok(ShownRow {
         id: row.id.clone(),
-        finish: format!("ended by {}", row.finish_reason),
+        finish: format!("ended by {}", row.finish_reason.as_str()),
         prompt: match tokenizer {
             Some(tokenizer) => tokenizer.decode(&row.prompt_ids, false)?,
             None => ids(&row.prompt_ids).concat(),

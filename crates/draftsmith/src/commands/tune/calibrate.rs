@@ -1,11 +1,8 @@
-//! Calibrates a head's predictions: chooses the form by cross-validation over prompts, and fits it to all of
-//! them.
+//! Calibrates a head's predictions: decides by cross-validation over prompts whether it helps, and fits the
+//! calibration to all of them.
 
-use anyhow::{Context, Result, bail};
-use draftsmith_theory::{
-    Calibration, CalibrationKind, CalibrationTrial, Decoding, HeadScores, preferred_calibration,
-    try_calibrations,
-};
+use anyhow::{Result, ensure};
+use draftsmith_theory::{Calibration, Decoding, HeadScores, try_calibration};
 use serde::Serialize;
 
 use crate::recipe::CalibrationChoice;
@@ -17,56 +14,49 @@ use crate::rollouts::RecordedSet;
 pub(crate) struct CalibrationChoices {
     /// The calibration that is written into the export; null if predictions stay uncalibrated.
     pub(crate) chosen: Option<FittedCalibration>,
-    /// Every form, cross-validated; empty for fewer than two prompts.
+    /// Uncalibrated and calibrated predictions, cross-validated; empty for fewer than two prompts.
     pub(crate) tried: Vec<TriedCalibration>,
 }
 
 /// The scores of predictions under one form.
 #[derive(Debug, Serialize)]
 pub(crate) struct TriedCalibration {
-    /// Null for uncalibrated predictions.
-    pub(crate) kind: Option<CalibrationKind>,
+    /// `platt`; null for uncalibrated predictions.
+    pub(crate) kind: Option<&'static str>,
     pub(crate) scores: HeadScores,
 }
 
-/// Chooses a form as the recipe says, and fits it to all of `set`.
+/// Decides as the recipe says, and fits the calibration to all of `set`.
 ///
 /// # Errors
-/// If the recipe asks for a form that cannot be fitted.
+/// If the recipe asks for a calibration that cannot be fitted.
 pub(super) fn calibrate(
     choice: CalibrationChoice,
     set: &RecordedSet,
     decoding: Decoding,
 ) -> Result<CalibrationChoices> {
     let prompts = set.judged_prompts(decoding);
-    let Some(trials) = try_calibrations(&prompts) else {
-        return match choice {
-            CalibrationChoice::Auto | CalibrationChoice::None => Ok(CalibrationChoices::default()),
-            CalibrationChoice::Platt | CalibrationChoice::Isotonic => bail!(
-                "a calibration needs at least two prompts with candidates that the head predicts; hint: \
-                 raise `tune.num_prompts`, or set `tune.calibration` to \"none\""
-            ),
-        };
+    let Some(trial) = try_calibration(&prompts) else {
+        ensure!(
+            choice != CalibrationChoice::Platt,
+            "a calibration needs at least two prompts with candidates that the head predicts; hint: raise \
+             `tune.num_prompts`, or set `tune.calibration` to \"none\""
+        );
+        return Ok(CalibrationChoices::default());
     };
-    let kind = match choice {
-        CalibrationChoice::Auto => preferred_calibration(&trials).kind,
-        CalibrationChoice::None => None,
-        CalibrationChoice::Platt => Some(CalibrationKind::Platt),
-        CalibrationChoice::Isotonic => Some(CalibrationKind::Isotonic),
+    let is_chosen = match choice {
+        CalibrationChoice::Auto => trial.is_better,
+        CalibrationChoice::None => false,
+        CalibrationChoice::Platt => true,
     };
-    let scores = |kind: Option<CalibrationKind>| -> Result<HeadScores> {
-        let trial = trials.iter().find(|trial| trial.kind == kind);
-        Ok(trial.context("every form is tried")?.scores)
-    };
-    let chosen = kind.map(|kind| {
-        let map = Calibration::fit(kind, &prompts.concat()).context("the prompts have weight")?;
-        let (num_prompts, before, after) = (prompts.len(), scores(None)?, scores(Some(kind))?);
-        anyhow::Ok(FittedCalibration { map, num_prompts, before, after })
+    let fitted = Calibration::fit(&prompts.concat()).filter(|_| is_chosen);
+    let chosen = fitted.map(|map| FittedCalibration {
+        map,
+        num_prompts: prompts.len(),
+        before: trial.before,
+        after: trial.after,
     });
-    let tried =
-        |trial: &CalibrationTrial| TriedCalibration { kind: trial.kind, scores: trial.scores };
-    Ok(CalibrationChoices {
-        chosen: chosen.transpose()?,
-        tried: trials.iter().map(tried).collect(),
-    })
+    let tried = [(None, trial.before), (Some("platt"), trial.after)];
+    let tried = tried.map(|(kind, scores)| TriedCalibration { kind, scores }).into();
+    Ok(CalibrationChoices { chosen, tried })
 }

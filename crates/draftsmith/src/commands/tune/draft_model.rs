@@ -112,7 +112,7 @@ fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
     let place = tempfile::tempdir().context("cannot create a temporary directory")?;
     let model = adapter.adapter.draft_model(&adapter.config, &alone.target)?;
     model.write_model_dir(place.path(), alone.target.stored_dtype())?;
-    let draft = CausalLm::from_model_dir_in(place.path(), workspace.dtype, workspace.device())?;
+    let draft = CausalLm::load(place.path(), workspace.dtype, None, workspace.device())?;
     Ok(alone.with_draft(draft))
 }
 

@@ -7,7 +7,7 @@ use super::calibrate::CalibrationChoices;
 use super::{Tuning, TuningBasis};
 use crate::results::{CostSource, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
-use crate::table::{calibration_text, kind_text, render_scores, table_text};
+use crate::table::{calibration_text, render_scores, table_text};
 use crate::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
@@ -117,10 +117,9 @@ pub(super) fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) ->
 /// The scores of the head's predictions under every form, and the chosen form.
 fn calibration(choices: &CalibrationChoices) -> String {
     let chosen = choices.chosen.as_ref();
-    let kind = chosen.map(|chosen| chosen.map.kind());
     let rows = choices.tried.iter().map(|tried| {
-        let mark = if tried.kind == kind { "chosen" } else { "" };
-        (kind_text(tried.kind), &tried.scores, mark)
+        let mark = if tried.kind.is_some() == chosen.is_some() { "chosen" } else { "" };
+        (tried.kind.unwrap_or("as they are"), &tried.scores, mark)
     });
     let rows: Vec<_> = rows.collect();
     let mut text = format!(
