@@ -8,14 +8,19 @@
 mod heads;
 mod replay;
 
+use std::path::Path;
+
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
-use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
+use crate::results::{Conclusion, DrafterName, Group, ResultRow, Standing, groups};
 
 pub(crate) use heads::{
     calibration_text, kind_text, render_predictions, render_scores, render_sweep_table,
 };
 pub(crate) use replay::{render_replay_table, render_rules};
+
+/// Width of explanations if the terminal's width is unknown.
+const WIDTH: usize = 80;
 
 /// A column of a table.
 struct Column<Row> {
@@ -48,6 +53,20 @@ enum TableLine<'a, Row> {
     Row { name: String, mark: Option<&'a str>, is_wrong: bool, row: &'a Row },
 }
 
+/// An evaluation as text: its conclusion, the tables of rows, and the path of the report.
+pub(crate) fn render_evaluation(
+    rows: &[ResultRow],
+    conclusion: &Conclusion,
+    report: &Path,
+    width: Option<usize>,
+    colour: bool,
+) -> String {
+    let lines = conclusion.lines();
+    let lines: Vec<String> = lines.iter().flat_map(|line| wrapped(line, width)).collect();
+    let tables = render_table(rows, width, colour);
+    format!("{}\n\n{tables}\nreport: {}\n", lines.join("\n"), report.display())
+}
+
 /// The rows over all prompts as text tables, one for each dataset and way of decoding, with a final line
 /// break.
 ///
@@ -73,9 +92,39 @@ pub(crate) fn render_table(rows: &[ResultRow], width: Option<usize>, colour: boo
         }
         tables.push(format!("{}\n{}\n", heading(&group), text.join("\n")));
     }
-    tables.join("\n")
+    let mut text = tables.join("\n");
+    text += &explained(&text, width).map(|words| format!("\n{words}\n")).unwrap_or_default();
+    text
 }
 
+/// Words and symbols of tables, each with its meaning.
+const WORDS: [(&str, &str); 13] = [
+    ("discard", "discarded candidates per token"),
+    ("verify", "target forwards per token"),
+    ("tok/fwd", "tokens per target forward"),
+    ("model", "speed-up at average costs"),
+    ("K =", "candidates per round"),
+    ("h =", "the head's threshold for a rejection"),
+    ("eta =", "the drafter's confidence threshold"),
+    ("q =", "threshold of the candidate's probability"),
+    ("entropy h =", "SVIP's entropy threshold"),
+    ("worth(", "tokens that a draft forward must be worth"),
+    ("lookup", "AxB looks up to B tokens after a match of A"),
+    ("ceiling", "the gain with a perfect head"),
+    ("reached", "the share of the ceiling"),
+];
+
+/// The meanings of the words that a table's text contains, on wrapped lines.
+pub(crate) fn explained(text: &str, width: Option<usize>) -> Option<String> {
+    let named = |word: &str| word.trim_end_matches(['=', '(', ' ']).to_owned();
+    let words = WORDS.iter().filter(|(word, _)| text.contains(word));
+    let words: Vec<String> =
+        words.map(|(word, meaning)| format!("{}: {meaning}", named(word))).collect();
+    (!words.is_empty()).then(|| wrapped(&words.join("; "), width).join("\n"))
+}
+
+const TUNED: &str = "tuned";
+const TUNED_FASTEST: &str = "tuned, fastest";
 const FASTEST: &str = "fastest";
 const BEST: &str = "best";
 const BEST_OF_RULE: &str = "*";
@@ -93,11 +142,15 @@ fn group_lines<'a>(group: &Group<'a>) -> Vec<TableLine<'a, ResultRow>> {
         if std::mem::replace(&mut drafter, row.drafter) != row.drafter && has_several {
             lines.push(TableLine::Heading(format!("{}:", drafter.text())));
         }
-        let mark = group.standing(row).map(|standing| match standing {
-            Standing::All => FASTEST,
-            Standing::Road => BEST,
-            Standing::Rule => BEST_OF_RULE,
-        });
+        let mark = match (row.is_tuned, group.standing(row)) {
+            (true, Some(Standing::All)) => Some(TUNED_FASTEST),
+            (true, _) => Some(TUNED),
+            (_, standing) => standing.map(|standing| match standing {
+                Standing::All => FASTEST,
+                Standing::Road => BEST,
+                Standing::Rule => BEST_OF_RULE,
+            }),
+        };
         let name = if has_several { row.rule_label() } else { row.label() };
         lines.push(TableLine::Row { name, mark, is_wrong: row.lossless == Some(false), row });
     }
@@ -186,6 +239,31 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
+/// `text` wrapped at words to fit into `width`, or into [`WIDTH`] if it is unknown.
+pub(crate) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let width = width.unwrap_or(WIDTH);
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width_of(line) + 1 + width_of(word) <= width => {
+                *line += " ";
+                *line += word;
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+/// A duration in words: `40 s`, `12 min` or `3.5 h`.
+pub(crate) fn duration_text(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
 fn width_of(line: &str) -> usize {
     line.chars().count()
 }
@@ -223,6 +301,25 @@ fn lossless(row: &ResultRow) -> String {
 mod tests {
     use super::*;
     use crate::report::fixture;
+
+    #[test]
+    fn durations_are_short_and_words_are_explained_only_where_they_occur() {
+        let shown = [12.3, 300.0, 9000.0].map(duration_text);
+        assert_eq!(shown, ["12 s", "5 min", "2.5 h"]);
+        let words = explained("K = 4  discard", Some(80)).expect("two words");
+        assert_eq!(words, "discard: discarded candidates per token; K: candidates per round");
+        assert_eq!(explained("tok/s", None), None);
+    }
+
+    #[test]
+    fn the_conclusion_comes_first() {
+        let (rows, summary) = (fixture::rows(), fixture::summary());
+        let path = Path::new("evaluation/report.html");
+        let text = render_evaluation(&rows, &summary.conclusion, path, Some(80), false);
+        assert!(text.lines().all(|line| width_of(line) <= 80), "{text}");
+        let first = text.split("\n\n").next().expect("a conclusion");
+        insta::assert_snapshot!(first, @"");
+    }
 
     #[test]
     fn tables_are_aligned_and_fit_80_columns() {

@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 28] = [
+const COLUMNS: [&str; 29] = [
     "dataset",
     "category",
     "drafter",
     "stop_rule",
     "setting",
+    "is_tuned",
     "decoding",
     "temperature",
     "num_prompts",
@@ -466,4 +467,15 @@ fn a_decoding_names_a_penalty_if_there_is_one() {
             assert_eq!(again, decoding);
         }
     }
+}
+
+#[test]
+fn a_promise_is_uncertain_if_the_interval_contains_it_and_no_gain() {
+    let estimate = |value, low, high| Estimate { value, low, high };
+    let expected = estimate(0.05, 0.03, 0.07);
+    let outcome = |measured| PromiseOutcome::of(&expected, &measured);
+    assert_eq!(outcome(estimate(0.06, 0.01, 0.09)), PromiseOutcome::Held);
+    assert_eq!(outcome(estimate(0.04, 0.02, 0.06)), PromiseOutcome::Held);
+    assert_eq!(outcome(estimate(0.01, -0.01, 0.02)), PromiseOutcome::NotHeld);
+    assert_eq!(outcome(estimate(0.30, -0.07, 0.72)), PromiseOutcome::TooUncertain);
 }
