@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
 
@@ -231,8 +231,8 @@ const UNUSED: [(&str, &[&str]); 3] = [
     ("replay", &["device"]),
 ];
 
-/// The parser, with help that leaves out unused flags.
-fn command() -> clap::Command {
+/// A parser whose help leaves out unused flags.
+fn shorter_help() -> clap::Command {
     let mut command = Arguments::command();
     // Copies the common flags into the subcommands.
     command.build();
@@ -250,9 +250,12 @@ fn command() -> clap::Command {
 /// failure, 2 for an invalid command line, and for an interrupted job 130 (SIGTERM 143, SIGHUP 129).
 pub fn run() -> ExitCode {
     hook_panics();
-    let matches = command().try_get_matches();
-    let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
+    let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            let help = shorter_help().try_get_matches().err();
+            return explain(&help.unwrap_or(error));
+        }
         Err(error) => return explain(&error),
     };
     let Common { quiet, json, verbose, .. } = arguments.common;

@@ -173,6 +173,7 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
+    use crate::replay::Recording;
     use crate::{CostModel, Counts, DrafterId, Draws, FixedLengthConfig, SeededDraws};
 
     fn rounds(line: CostModel) -> RoundCosts {
@@ -265,7 +266,16 @@ mod tests {
 
     #[test]
     fn a_drafter_that_is_never_accepted_has_no_such_rule() {
-        let never = random(4, 20, 0.0);
+        let recordings = random(4, 20, 0.0);
+        let rejected = |place: &RecordedPlace| {
+            let rollout = Some(vec![place.candidate; recordings.max_length]);
+            RecordedPlace { rollout, ..place.clone() }
+        };
+        let responses = recordings.responses.iter().map(|response| {
+            let places = response.places.iter().map(rejected).collect();
+            Recording::new(response.prompt.clone(), places, response.limit)
+        });
+        let never = Recordings { responses: responses.collect(), ..recordings.clone() };
         for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Entropy] {
             let found = cost_optimal(&never, signal, &rounds(COSTS), bounds());
             assert_eq!(found, Ok(None), "{signal:?}");

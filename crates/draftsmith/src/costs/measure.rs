@@ -308,8 +308,13 @@ mod tests {
 
     #[test]
     fn passes_that_take_long_are_fewer() {
-        let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds));
+        let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds), COSTS_TIME_LIMIT);
         assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 5]);
+        let one = Duration::from_secs(2);
+        assert_eq!(
+            [1, 20, 1000].map(|limit| max_passes(one, Duration::from_secs(limit))),
+            [5, 10, 40]
+        );
     }
 
     #[test]

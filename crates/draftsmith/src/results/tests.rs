@@ -50,6 +50,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
         drafter: DrafterName::Of(DrafterId::Draft),
         stop_rule,
         setting,
+        is_tuned: false,
         decoding: Decoding::GREEDY,
         num_prompts: 1,
         plain_tokens_per_second: Some(50.0),
@@ -416,10 +417,12 @@ fn summaries_read_back() {
     };
     let summary = EvaluationSummary {
         recipe: "tiny".into(),
+        conclusion: Conclusion::default(),
         version: "0.1.0".into(),
         device: "cuda:0".into(),
         dtype: WeightDtype::Bf16,
         machine: "8 cores".into(),
+        foreign_load: Some(0.25),
         versions: vec![Version { name: "burn".into(), version: "0.22.1".into() }],
         models: vec![ModelSummary {
             role: "target".into(),
@@ -430,7 +433,11 @@ fn summaries_read_back() {
         max_new_tokens: 128,
         batch_size: 1,
         seeds: vec![7],
-        datasets: vec![DatasetSummary { name: "alpaca".into(), num_prompts: 1 }],
+        datasets: vec![DatasetSummary {
+            name: "alpaca".into(),
+            num_prompts: 1,
+            num_in_data: Some(1),
+        }],
         groups: vec![
             group(
                 Decoding::GREEDY,

@@ -203,6 +203,7 @@ fn percent(share: f64) -> String {
 mod tests {
     use super::*;
     use crate::report::fixture;
+    use crate::table::width_of;
 
     #[test]
     fn a_replay_fits_80_columns() {
@@ -226,8 +227,12 @@ mod tests {
         oracle                         +31.2%  +29.2..+33.2
 
         *: gains most; gain: modelled speed over that of the best K; times are the
-        replayed counts times the costs, without prefill; ceiling: the gain with a
-        perfect head, reached: the share of it
+        replayed counts times the costs, without prefill
+        verify: target forwards per token; K: candidates per round; h: the head's
+        threshold for a rejection; eta: the drafter's confidence threshold; q: threshold
+        of the candidate's probability; entropy h: SVIP's entropy threshold; worth:
+        tokens that a draft forward must be worth; ceiling: the gain with a perfect
+        head; reached: the share of the ceiling
         "#);
     }
 

@@ -57,6 +57,17 @@ mod tests {
         let models = "name = 'a'\n[models]\ntarget = 't'\ndraft = 'd'\n";
         assert_eq!(commands(&read(models)), "");
         let text = commands(&read(&format!("{models}[head]\n[adapter]\nexit_layer = [1, 2]\n")));
-        insta::assert_snapshot!(text, @"");
+        insta::assert_snapshot!(text, @r#"
+        next:
+          draftsmith check checkpoints/a/head
+          draftsmith generate --target t --draft d --head checkpoints/a/head --prompt TEXT
+          draftsmith export --for transformers checkpoints/a/head exported/draft
+          draftsmith check checkpoints/a/adapter/exit-1
+          draftsmith generate --target t --adapter checkpoints/a/adapter/exit-1 --prompt TEXT
+          draftsmith export --for draft-model checkpoints/a/adapter/exit-1 exported/exit-1
+          draftsmith check checkpoints/a/adapter/exit-2
+          draftsmith generate --target t --adapter checkpoints/a/adapter/exit-2 --prompt TEXT
+          draftsmith export --for draft-model checkpoints/a/adapter/exit-2 exported/exit-2
+        "#);
     }
 }
