@@ -268,7 +268,7 @@ mod tests {
     fn a_drafter_that_is_never_accepted_has_no_such_rule() {
         let recordings = random(4, 20, 0.0);
         let rejected = |place: &RecordedPlace| {
-            let rollout = Some(vec![place.candidate; recordings.max_length]);
+            let rollout = Some(vec![place.candidate.clone(); recordings.max_length]);
             RecordedPlace { rollout, ..place.clone() }
         };
         let responses = recordings.responses.iter().map(|response| {
