@@ -48,3 +48,5 @@ mod texts;
 mod tree;
 #[path = "cli/tune.rs"]
 mod tune;
+#[path = "cli/verdict.rs"]
+mod verdict;

@@ -188,7 +188,8 @@ fn an_adapters_head_works_in_every_stage() {
     let alone = of_head.clone().filter(|row| row["drafter"] == "self_draft_3");
     assert_eq!(alone.count(), 2, "{rows:?}");
     assert!(of_head.clone().count() <= 3, "{rows:?}");
-    let checked = place.run(&["check", adapter, "--num-prompts", "3", "--json"]).json();
+    let checked =
+        place.run(&["check", "--allow-slower", adapter, "--num-prompts", "3", "--json"]).json();
     assert_eq!((&checked["passed"], &checked["greedy"]["is_tuned"]), (&true.into(), &true.into()));
     let shown = place.run(&["inspect", adapter, "--json"]).json();
     assert_eq!(shown["head"]["kind"], "acceptance head");

@@ -42,8 +42,10 @@ fn tuned(drafter: &str, temperature: f64, [value, low, high]: [f64; 3]) -> Value
 
 /// A promise that every rate fulfils.
 const WIDE: [f64; 3] = [0.5, 0.0, 1.0];
-/// A promise that every drafter breaks.
-const BROKEN: [f64; 3] = [0.001, 0.0005, 0.0015];
+/// A promise that every drafter breaks: more than all candidates.
+const BROKEN: [f64; 3] = [2.0, 1.95, 2.05];
+/// A promise that every drafter exceeds.
+const EXCEEDED: [f64; 3] = [0.001, 0.0005, 0.0015];
 
 /// Replaces all weights, f32 or bf16, by noise of the same scale.
 fn make_noise(dir: &Path) {
@@ -69,18 +71,24 @@ fn make_noise(dir: &Path) {
 #[test]
 fn a_good_head_passes_and_a_broken_promise_is_reported() {
     let place = head_place();
-    let stdout = place.run(&["check", HEAD]).ok();
+    let stdout = place.run(&["check", "--allow-slower", HEAD]).ok();
     for text in ["acceptance head, passed", "h = 0.7, default", "nothing promised", "pass"] {
         assert!(stdout.contains(text), "`{text}` is not in: {stdout}");
     }
-    let checked = place.run(&["check", HEAD, "--json", "--num-prompts", "2"]).json();
+    let check_two = || {
+        let two = ["check", "--allow-slower", HEAD, "--json", "--num-prompts", "2"];
+        let mut checked = place.run(&two).json();
+        let speed = checked.as_object_mut().unwrap().remove("speed").unwrap();
+        assert!(speed["speedup"]["value"].as_f64() > Some(0.0), "{speed}");
+        checked
+    };
+    let checked = check_two();
     assert_eq!((&checked["passed"], &checked["error"]), (&json!(true), &Value::Null));
     assert_eq!((&checked["num_prompts"], &checked["drafter"]), (&json!(2), &json!("draft")));
     assert_eq!(checked["greedy"]["output"]["differences"], json!([]));
     assert!(checked["sampled"]["output"]["p_value"].as_f64() >= Some(1e-4));
     assert!(checked["greedy"]["acceptance"]["holds"].is_null());
-    let again = place.run(&["check", HEAD, "--json", "--num-prompts", "2"]).json();
-    assert_eq!(again, checked, "the same seed draws the same");
+    assert_eq!(check_two(), checked, "the same seed draws the same");
 
     let config = place.path(HEAD).join("config.json");
     let set = |greedy, sampled| {
@@ -89,19 +97,22 @@ fn a_good_head_passes_and_a_broken_promise_is_reported() {
         });
     };
     set(WIDE, WIDE);
-    let stdout = place.run(&["check", HEAD]).ok();
+    let stdout = place.run(&["check", "--allow-slower", HEAD]).ok();
     for text in ["K = 3, tuned", "T = 0.8", "0.500 (0.000 to 1.000)"] {
         assert!(stdout.contains(text), "`{text}` is not in: {stdout}");
     }
     place.run(&["inspect", HEAD]).ok();
 
+    set(EXCEEDED, EXCEEDED);
+    place.run(&["check", "--allow-slower", HEAD]).ok();
+
     set(WIDE, BROKEN);
-    let failed = place.run(&["check", HEAD]);
+    let failed = place.run(&["check", "--allow-slower", HEAD]);
     assert_eq!(failed.code, Some(1));
     assert!(failed.stdout.contains("failed") && failed.stdout.contains("FAIL"), "{failed:?}");
     failed.fails_naming(&[HEAD, "sampled acceptance", "expected_acceptance_rate", "hint"]);
     set(BROKEN, WIDE);
-    let failed = place.run(&["check", HEAD, "--json"]);
+    let failed = place.run(&["check", "--allow-slower", HEAD, "--json"]);
     let document: Value = serde_json::from_str(&failed.stdout).unwrap();
     assert_eq!(document["passed"], false);
     assert_eq!(document["greedy"]["acceptance"]["holds"], false);
@@ -110,11 +121,34 @@ fn a_good_head_passes_and_a_broken_promise_is_reported() {
     failed.fails_naming(&["greedy acceptance"]);
 }
 
+/// The target drafts for itself, so that each candidate costs a target forward and nothing is saved.
+#[test]
+fn an_export_that_slows_decoding_down_fails_unless_that_is_allowed() {
+    let place = head_place();
+    let target = model("target").display().to_string();
+    let draft = format!("models.draft='{target}'");
+    place.run(&["build-data", "small.toml", "--set", "name=own", "--set", &draft]).ok();
+    place.run(&["train-head", "small.toml", "--set", "name=own", "--set", &draft]).ok();
+    let head = "checkpoints/own/head";
+    // Every candidate is accepted, but rounds have one.
+    edit(&place.path(head).join("config.json"), |config| {
+        let mut rule = tuned("draft", 0.0, WIDE);
+        rule["config"]["candidate_length"] = json!(1);
+        config["tuned"] = json!({ "greedy": rule });
+    });
+    let failed = place.run(&["check", head]);
+    assert!(failed.stdout.contains("greedy speed"), "{}", failed.stdout);
+    failed.fails_naming(&["greedy decoding runs at 0.", "--allow-slower"]);
+    let checked = place.run(&["check", "--allow-slower", head, "--json"]).json();
+    assert_eq!(checked["speed"]["holds"], true);
+    assert!(checked["speed"]["speedup"]["high"].as_f64() < Some(1.0), "{}", checked["speed"]);
+}
+
 #[test]
 fn random_weights_change_rounds_but_never_the_output() {
     let place = head_place();
     make_noise(&place.path(HEAD));
-    let checked = place.run(&["check", HEAD, "--json"]).json();
+    let checked = place.run(&["check", "--allow-slower", HEAD, "--json"]).json();
     assert_eq!(checked["greedy"]["output"]["holds"], true);
 
     place
@@ -127,22 +161,26 @@ fn random_weights_change_rounds_but_never_the_output() {
             "adapter.optimizer.num_epochs=1",
         ])
         .ok();
-    let trained = place.run(&["check", ADAPTER, "--json"]).json();
+    let trained = place.run(&["check", "--allow-slower", ADAPTER, "--json"]).json();
     make_noise(&place.path(ADAPTER));
-    let noisy = place.run(&["check", ADAPTER, "--json"]).json();
+    let noisy = place.run(&["check", "--allow-slower", ADAPTER, "--json"]).json();
     for checked in [&trained, &noisy] {
         assert_eq!(checked["drafter"], "self_draft_2");
         assert_eq!(checked["passed"], true);
         assert_eq!(checked["greedy"]["num_tokens"], trained["greedy"]["num_tokens"]);
     }
-    let stdout = place.run(&["check", ADAPTER]).ok();
+    let stdout = place.run(&["check", "--allow-slower", ADAPTER]).ok();
     assert!(stdout.contains("self-draft adapter, passed") && stdout.contains("K = 5"), "{stdout}");
 
     // A rule for another drafter.
     edit(&place.path(ADAPTER).join("config.json"), |config| {
         config["tuned"] = json!({ "greedy": tuned("self_draft_3", 0.0, WIDE), "sampled": null });
     });
-    place.run(&["check", ADAPTER]).fails_naming(&["config.json", "self_draft_3", "self_draft_2"]);
+    place.run(&["check", "--allow-slower", ADAPTER]).fails_naming(&[
+        "config.json",
+        "self_draft_3",
+        "self_draft_2",
+    ]);
 }
 
 #[test]
@@ -150,19 +188,23 @@ fn missing_invalid_and_foreign_files_are_named() {
     let place = head_place();
     place.run(&["check", "absent"]).fails_naming(&["absent", "config.json", "train-head"]);
     place.run(&["check", &model("draft").display().to_string()]).fails_naming(&["num_layers"]);
-    place.run(&["check", HEAD, "--num-prompts", "0"]).fails_naming(&["--num-prompts"]);
-    place.run(&["check", HEAD, "--prompts", "absent.jsonl"]).fails_naming(&["absent.jsonl"]);
+    place
+        .run(&["check", "--allow-slower", HEAD, "--num-prompts", "0"])
+        .fails_naming(&["--num-prompts"]);
+    place
+        .run(&["check", "--allow-slower", HEAD, "--prompts", "absent.jsonl"])
+        .fails_naming(&["absent.jsonl"]);
 
     // The recipe of the export, and one without prompts.
     let beside = place.path(HEAD).join("recipe.toml");
     let recipe = std::fs::read_to_string(&beside).unwrap();
     std::fs::remove_file(&beside).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&["head/recipe.toml", "--recipe"]);
-    place.run(&["check", HEAD, "--recipe", "small.toml"]).ok();
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["head/recipe.toml", "--recipe"]);
+    place.run(&["check", "--allow-slower", HEAD, "--recipe", "small.toml"]).ok();
     let without_prompts = &recipe[..recipe.find("[evaluate]").unwrap()];
     std::fs::write(&beside, without_prompts).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&["[evaluate]", "--prompts"]);
-    place.run(&["check", HEAD, "--prompts", "test.jsonl"]).ok();
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["[evaluate]", "--prompts"]);
+    place.run(&["check", "--allow-slower", HEAD, "--prompts", "test.jsonl"]).ok();
 
     // A draft of another width, one of the same width, and another target.
     let own = model("draft").display().to_string();
@@ -170,17 +212,17 @@ fn missing_invalid_and_foreign_files_are_named() {
     let text = std::fs::read_to_string(other.join("config.json")).unwrap();
     std::fs::write(other.join("config.json"), format!("{text}\n")).unwrap();
     std::fs::write(&beside, recipe.replace(&own, "other-draft")).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&[HEAD, "another draft"]);
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&[HEAD, "another draft"]);
     let target = model("target").display().to_string();
     std::fs::write(&beside, recipe.replace(&own, &target)).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&["hidden_size"]);
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["hidden_size"]);
     let other = place.copy_model("target", "other-target");
     let text = std::fs::read_to_string(other.join("config.json")).unwrap();
     std::fs::write(other.join("config.json"), format!("{text}\n")).unwrap();
     std::fs::write(&beside, recipe.replace(&target, "other-target")).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&[HEAD, "another target"]);
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&[HEAD, "another target"]);
     std::fs::write(&beside, recipe.replace(&format!("draft = \"{own}\""), "")).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&["models.draft"]);
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["models.draft"]);
     std::fs::write(&beside, &recipe).unwrap();
 
     // Invalid tuned rules.
@@ -194,11 +236,15 @@ fn missing_invalid_and_foreign_files_are_named() {
         (json!({ "greedy": tuned("self_draft_1", 0.0, WIDE) }), "self_draft_1"),
     ] {
         edit(&config, |config| config["tuned"] = spoilt);
-        place.run(&["check", HEAD]).fails_naming(&["config.json", "tuned", named]);
+        place.run(&["check", "--allow-slower", HEAD]).fails_naming(&[
+            "config.json",
+            "tuned",
+            named,
+        ]);
     }
     let weights = place.path(HEAD).join("model.safetensors");
     edit(&config, |config| config["tuned"] = json!({ "greedy": good }));
-    place.run(&["check", HEAD]).ok();
+    place.run(&["check", "--allow-slower", HEAD]).ok();
     std::fs::remove_file(weights).unwrap();
-    place.run(&["check", HEAD]).fails_naming(&["model.safetensors"]);
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["model.safetensors"]);
 }

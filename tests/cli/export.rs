@@ -267,3 +267,43 @@ fn heads_are_exported_for_the_authors_class_and_for_transformers() {
         place.run(&["export", "--for", "specdec-pp", HEAD, "out"]).fails_naming(&[named]);
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn a_named_pipe_or_a_number_that_is_not_finite_is_no_checkpoint() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.run(&["build-data", "small.toml"]).ok();
+    place.run(&["train-head", "small.toml"]).ok();
+    let head = place.path("checkpoints/small/head");
+    let path = head.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let len = bytes.len();
+    bytes[len - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let config = std::fs::read_to_string(head.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config.as_object_mut().unwrap().remove("weights_hash");
+    std::fs::write(head.join("config.json"), config.to_string()).unwrap();
+    let import = ["import", "--from", "specdec-pp", "checkpoints/small/head", "imported"];
+    place.run(&import).fails_naming(&["checkpoints/small/head", "tensor `", "NaN"]);
+    assert!(!place.path("imported").exists());
+
+    let kangaroo = place.path("kangaroo");
+    std::fs::create_dir(&kangaroo).unwrap();
+    let pipe = kangaroo.join("pytorch_model.bin");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    place.write("kangaroo/config.json", "{}");
+    let import = ["import", "--from", "kangaroo", "--exit-layer", "2", "kangaroo", "imported"];
+    place.run(&import).fails_naming(&["pytorch_model.bin", "not a regular file"]);
+}
+
+#[test]
+fn a_threshold_is_refused_where_nothing_reads_it() {
+    let place = Place::new();
+    let export = |form| ["export", "--for", form, "--stop-threshold", "0.5", "nowhere", "out"];
+    for form in ["draft-model", "kangaroo", "specdec-pp"] {
+        place.run(&export(form)).fails_naming(&["--stop-threshold", "--for transformers"]);
+    }
+}

@@ -348,11 +348,11 @@ fn readers_name_changed_weights_of_an_export() {
     let with_adapter = [&generate[..], &["--adapter", adapter]].concat();
     let readers: [(&str, &[&str]); 6] = [
         (head, &with_head),
-        (head, &["check", head]),
+        (head, &["check", "--allow-slower", head]),
         (head, &["record", "small.toml"]),
         (head, &["evaluate", "small.toml"]),
         (adapter, &with_adapter),
-        (adapter, &["check", adapter]),
+        (adapter, &["check", "--allow-slower", adapter]),
     ];
     for (dir, arguments) in readers {
         let weights = format!("{dir}/model.safetensors");

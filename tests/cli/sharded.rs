@@ -209,6 +209,34 @@ fn other_settings_fail_for_any_existing_shards() {
 }
 
 #[test]
+fn of_processes_with_other_settings_that_start_together_one_is_refused() {
+    for _ in 0..4 {
+        let place = place();
+        let other = ["--shard", "1/2", "--set", "data.temperature=0.5"];
+        let mut all = [start(&place, &["--shard", "0/2"]), start(&place, &other)];
+        let codes = all.each_mut().map(|child| child.wait().unwrap().code());
+        assert_eq!(codes.iter().filter(|code| **code == Some(0)).count(), 1, "{codes:?}");
+        assert!(!place.names(DATA).contains(&"manifest.json".to_owned()));
+    }
+}
+
+#[test]
+fn shards_with_other_settings_never_get_a_manifest() {
+    let (one, other) = (place(), place());
+    one.run(&["build-data", "many.toml", "--shard", "0/2"]).ok();
+    let cold = ["--set", "data.temperature=0.5"];
+    let build = [&["build-data", "many.toml", "--shard", "1/2"], &cold[..]].concat();
+    other.run(&build).ok();
+    for name in other.names(DATA).iter().filter(|name| name.contains("responses-")) {
+        let bytes = std::fs::read(other.path(DATA).join(name)).unwrap();
+        one.write(&format!("{DATA}/{name}"), bytes);
+    }
+    let named = ["`temperature` = 0.5", "which is 1.0 now"];
+    one.run(&["build-data", "many.toml", "--shard", "0/2"]).fails_naming(&named);
+    assert!(!one.names(DATA).contains(&"manifest.json".to_owned()));
+}
+
+#[test]
 fn machines_share_data_through_a_store() {
     let (mut expected, _) = whole();
     expected.remove("recipe.toml");

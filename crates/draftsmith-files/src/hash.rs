@@ -1,13 +1,12 @@
 //! SHA-256 hashes as lower-case hex.
 
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::error::FileError;
+use crate::error::{FileError, open_file};
 
 /// Bytes read at a time while hashing a file.
 const CHUNK_BYTES: usize = 1 << 16;
@@ -23,7 +22,7 @@ pub fn hash_bytes(bytes: &[u8]) -> String {
 /// If the file cannot be read.
 pub fn hash_file(path: &Path) -> Result<String, FileError> {
     let read_error = |e| FileError::new("read", path, e);
-    let mut file = File::open(path).map_err(read_error)?;
+    let mut file = open_file(path)?;
     let mut hasher = Sha256::new();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {

@@ -10,7 +10,7 @@ mod room;
 mod temporary;
 mod whole;
 
-pub use error::FileError;
+pub use error::{FileError, open_file, read_file};
 pub use hash::{hash_bytes, hash_file, hex};
 pub use json::{JsonError, Notation, parse_json, parse_json_value, plain_problem};
 pub use room::{NoRoom, check_room, in_bytes};

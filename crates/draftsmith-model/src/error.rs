@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{FileError, JsonError, parse_json};
+use draftsmith_files::{FileError, JsonError, parse_json, read_file};
 
 /// An error while reading, checking or writing a model, a head or a weight file.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +23,19 @@ pub enum ModelError {
         key: &'static str,
         /// What is wrong, and what is expected.
         problem: String,
+    },
+    /// A number in weights that is not finite.
+    #[error(
+        "`{path}`: tensor `{tensor}` holds {number}, and weights are finite numbers; hint: take a \
+         checkpoint from before its training failed"
+    )]
+    NotFinite {
+        /// The file or directory.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// The first such number.
+        number: f32,
     },
     /// A directory without weights.
     #[error(
@@ -157,6 +170,5 @@ impl ModelError {
 /// # Errors
 /// If the file cannot be read, or does not have `T`'s form.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
-    let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
-    Ok(parse_json(path, &bytes)?)
+    Ok(parse_json(path, &read_file(path)?)?)
 }

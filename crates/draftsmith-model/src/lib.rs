@@ -48,6 +48,6 @@ pub use spec::{
     RopeScaling, WindowSpec,
 };
 pub use weights::{
-    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, hash_first_layers, hash_model_dir,
-    read_id_lists, read_metadata, weight_files, write_id_lists, write_safetensors,
+    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, hash_first_layers,
+    hash_model_dir, read_id_lists, read_metadata, weight_files, write_id_lists, write_safetensors,
 };

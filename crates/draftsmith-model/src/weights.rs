@@ -17,7 +17,7 @@ mod write;
 pub(crate) use checksum::{check_weights, write_config};
 pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
-pub use read::{WeightReader, hash_first_layers, hash_model_dir, read_id_lists};
+pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::StoredRows;
 pub(crate) use torch::write_torch;
 #[cfg(test)]

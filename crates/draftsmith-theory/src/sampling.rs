@@ -51,7 +51,7 @@ impl Sampling {
         let range = "be at least 1 (omit it to keep every token)";
         TheoryError::check(top_k != Some(0), "top_k", range, 0.0)?;
         let is_valid = min_p.is_none_or(|min_p| min_p > 0.0 && min_p < 1.0);
-        let range = "lie between 0 and 1 (omit it to keep every token)";
+        let range = "be above 0 and below 1 (omit it to keep every token)";
         TheoryError::check(is_valid, "min_p", range, min_p.unwrap_or_default())
     }
 

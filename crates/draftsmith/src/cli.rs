@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
 
@@ -58,6 +58,8 @@ struct Common {
     #[arg(long, short, global = true)]
     quiet: bool,
     /// Write one JSON document to stdout instead of text.
+    ///
+    /// Notes, progress and errors stay on stderr.
     #[arg(long, global = true)]
     json: bool,
     /// Print at the end how many distinct kernels were launched.
@@ -222,12 +224,38 @@ fn hours(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a positive number of hours".to_owned())
 }
 
+/// Common flags that do nothing in a subcommand, and are not in its help.
+const UNUSED: [(&str, &[&str]); 3] = [
+    ("inspect", &["device", "dtype", "seed", "verbose"]),
+    ("export", &["dtype", "seed"]),
+    ("replay", &["device"]),
+];
+
+/// A parser whose help leaves out unused flags.
+fn shorter_help() -> clap::Command {
+    let mut command = Arguments::command();
+    // Copies the common flags into the subcommands.
+    command.build();
+    for (name, flags) in UNUSED {
+        command = command.mut_subcommand(name, |subcommand| {
+            flags.iter().fold(subcommand, |subcommand, flag| {
+                subcommand.mut_arg(flag, |argument| argument.hide(true))
+            })
+        });
+    }
+    command
+}
+
 /// Parses the command line, runs the command and reports errors. The exit code is 0 for success, 1 for a
 /// failure, 2 for an invalid command line, and for an interrupted job 130 (SIGTERM 143, SIGHUP 129).
 pub fn run() -> ExitCode {
     hook_panics();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            let help = shorter_help().try_get_matches().err();
+            return explain(&help.unwrap_or(error));
+        }
         Err(error) => return explain(&error),
     };
     let Common { quiet, json, verbose, .. } = arguments.common;
@@ -516,5 +544,19 @@ fn describe(error: &anyhow::Error) -> String {
             text = format!("{text}: {cause}");
         }
     }
-    text
+    shortened(text)
+}
+
+/// The longest error, in characters. Names and values from files may be of any length.
+const LONGEST_ERROR: usize = 2000;
+
+/// A text without its middle, if it is too long.
+fn shortened(text: String) -> String {
+    let num_chars = text.chars().count();
+    if num_chars <= LONGEST_ERROR {
+        return text;
+    }
+    let head: String = text.chars().take(LONGEST_ERROR / 2).collect();
+    let tail: String = text.chars().skip(num_chars - LONGEST_ERROR / 4).collect();
+    format!("{head} … {tail}")
 }

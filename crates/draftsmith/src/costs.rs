@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::recipe::GivenCosts;
 
-pub(crate) use measure::{CostProbe, MeasuredCosts};
+pub(crate) use measure::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
 pub(crate) use trees::measure_tree_costs;
 
 /// The round lengths that are timed. The target reads one row more than a round has candidates.
@@ -78,6 +78,14 @@ impl Costs {
         let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
         let rounds = RoundCosts::new([].into(), rows)?;
         Ok(Some(Self::of_all(DrafterId::Draft, rounds)))
+    }
+
+    /// The costs of the target's forwards, measured in seconds by rows, without the price of a drafter.
+    ///
+    /// # Errors
+    /// If there are none.
+    pub(crate) fn of_target(points: Vec<(usize, f64)>) -> Result<Self, TheoryError> {
+        Ok(Self::of_all(DrafterId::Draft, RoundCosts::from_points([].into(), points)?))
     }
 
     /// The same costs for all rounds, with free signals.

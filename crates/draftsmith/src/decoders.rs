@@ -7,15 +7,17 @@ use anyhow::{Context, Result};
 use draftsmith_decode::{
     DraftStep, Drafter, DrafterParts, Drafters, Drafting, Generation, Limits, Logits,
     LookupFirstDraft, ModelDrafter, ModelSession, NoDrafter, RecordOptions, RecordRequest, Request,
-    RoundTokens, Target, TreeDraft, decode_many, record,
+    RoundTokens, Target, TreeDraft, Verification, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, DrafterId, Draws, Recording, SignalNeeds, StopRule};
+use draftsmith_theory::{
+    Decoding, DrafterId, Draws, Proposal, Recording, SeededDraws, SignalNeeds, StopRule,
+};
 
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::{Exports, HeadExport};
 use crate::pair::Pair;
-use crate::results::{DecodingName, DrafterName};
+use crate::results::{DecodingName, DrafterName, tokens_per_second};
 
 /// The reason why a drafter cannot be recorded.
 const NO_STEPS: &str = "it has no model, and so no probabilities to record";
@@ -94,10 +96,14 @@ impl<'m> Decoders<'m> {
             draws,
         });
         let observe = &mut |_: usize, _: RoundTokens<'_>| ControlFlow::Continue(());
+        let (name, num_slots) = (drafter, self.num_slots);
+        if let Some(first) = drafter.as_look_ups_alone() {
+            let mut drafter = LookupFirstDraft::new(NoDrafter, first, num_slots);
+            return Ok(decode_many(self.drafters.target(), &mut drafter, requests, observe)?);
+        }
         if drafter.id().is_none() {
             return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
         }
-        let (name, num_slots) = (drafter, self.num_slots);
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
         drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
         proposing(drafter, name, num_slots, |drafter| {
@@ -208,6 +214,40 @@ impl<'m> Decoders<'m> {
         Ok(times)
     }
 
+    /// The times of the target's forwards over 1 or more rows after a prompt: each number of `rows` in turn,
+    /// `num_passes` times. Empty if the context has no room for the largest number.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, or the model fails.
+    pub(crate) fn verify_times(
+        &mut self,
+        prompt_ids: &[u32],
+        rows: &[usize],
+        num_passes: usize,
+    ) -> Result<Vec<(usize, Duration)>> {
+        const SLOT: usize = 0;
+        let target = self.drafters.target();
+        let most = rows.iter().copied().max().unwrap_or(0);
+        if prompt_ids.len() + most > target.context() {
+            return Ok(Vec::new());
+        }
+        target.begin(SLOT, prompt_ids)?;
+        let mut times = Vec::with_capacity(rows.len() * num_passes);
+        for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
+            // Which tokens are proposed does not matter.
+            let proposed: Vec<u32> =
+                prompt_ids.iter().cycle().copied().take(num_rows - 1).collect();
+            let tokens = &[prompt_ids, &proposed].concat();
+            let proposal = &Proposal::certain_chain(&proposed);
+            let begun = Instant::now();
+            target.verify(&[Verification { slot: SLOT, tokens, proposal }])?;
+            times.push((num_rows, begun.elapsed()));
+            // The next forward reads the prompt's last token again.
+            target.commit(SLOT, prompt_ids.len() - 1, &[]);
+        }
+        Ok(times)
+    }
+
     /// Whether the drafter has an acceptance head.
     pub(crate) fn has_head_for(&self, drafter: DrafterName) -> bool {
         self.calibration_of(drafter).is_some()
@@ -225,6 +265,24 @@ impl<'m> Decoders<'m> {
         let mut calibrations = self.calibrations.iter();
         calibrations.find(|(id, _)| Some(*id) == drafter.id()).map(|(_, calibration)| *calibration)
     }
+}
+
+/// New tokens of the answer that times the target.
+const NUM_TIMED_TOKENS: usize = 16;
+
+/// Tokens per second of the target's short greedy answer to a prompt, after one that is not timed.
+///
+/// # Errors
+/// If the prompt does not fit, or the model fails.
+pub(crate) fn target_speed(pair: &Pair, prompt_ids: &[u32]) -> Result<f64> {
+    let exports = Exports::default();
+    let mut decoders = Decoders::new(pair, &exports, NUM_TIMED_TOKENS);
+    let mut answer = || {
+        let draws = &mut SeededDraws::new(0, &["speed"]);
+        decoders.decode(DrafterName::None, None, &Decoding::GREEDY, prompt_ids, draws)
+    };
+    answer()?;
+    Ok(tokens_per_second(&answer()?.trace))
 }
 
 fn drafting<'a, 'm>(

@@ -86,28 +86,33 @@ impl<'a> Judging<'a> {
     pub(crate) fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
         let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
-        judging.fixed = judging.spent(judging.folds.iter(), best_fixed)?;
+        judging.fixed = judging.spent(judging.folds.iter(), |it| best_fixed(it).cloned())?;
         Ok(judging)
     }
 
-    /// The gains of each rule, with the settings of `shown`.
+    /// The gains of each rule, with the settings of `shown`. A rule that could not be fitted in some fold
+    /// is left out.
     ///
     /// # Errors
     /// If a rule cannot be replayed.
     pub(crate) fn rows(&self, shown: &[Choice]) -> Result<Vec<ReplayRow>> {
-        shown.iter().map(|choice| self.row(choice)).collect()
+        let is_in_all =
+            |choice: &&Choice| self.folds.iter().all(|fold| like(&fold.choices, choice).is_some());
+        shown.iter().filter(is_in_all).map(|choice| self.row(choice)).collect()
     }
 
     fn row(&self, shown: &Choice) -> Result<ReplayRow> {
-        let own = self.spent(self.folds.iter(), |choices| like(choices, shown))?;
+        let same_rule = |choices: &'_ [Choice]| {
+            let found = like(choices, shown).cloned();
+            found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
+        };
+        let own = self.spent(self.folds.iter(), same_rule)?;
         let gain = |some: &[usize]| over(&self.fixed, &own, some);
         let ceiling = match is_alone(shown) && shown.config.needs().acceptance_prob {
             true => {
                 let perfect: Option<Vec<&Fold<'_>>> =
                     self.folds.iter().map(|fold| fold.perfect.as_deref()).collect();
-                perfect
-                    .map(|folds| self.spent(folds, |choices| like(choices, shown)))
-                    .transpose()?
+                perfect.map(|folds| self.spent(folds, same_rule)).transpose()?
             }
             false => None,
         };
@@ -169,7 +174,7 @@ impl<'a> Judging<'a> {
     fn spent<'f>(
         &self,
         folds: impl IntoIterator<Item = &'f Fold<'a>>,
-        pick: impl Fn(&[Choice]) -> Result<&Choice>,
+        pick: impl Fn(&[Choice]) -> Result<Choice>,
     ) -> Result<Vec<TimedCounts>>
     where
         'a: 'f,
@@ -187,13 +192,13 @@ fn is_alone(choice: &Choice) -> bool {
     choice.lookup_first.is_none()
 }
 
-/// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups.
-fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Result<&'c Choice> {
-    let found = choices.iter().find(|choice| match shown.lookup_first {
+/// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups. None if the rule
+/// could not be fitted.
+fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Option<&'c Choice> {
+    choices.iter().find(|choice| match shown.lookup_first {
         None => is_alone(choice) && choice.name == shown.name,
         Some(_) => !is_alone(choice),
-    });
-    found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
+    })
 }
 
 /// The speed over plain decoding, with its interval over responses.

@@ -20,6 +20,7 @@ mod hub;
 mod judging;
 mod labels;
 mod lock;
+mod machine_load;
 mod names;
 mod out_dir;
 mod pair;

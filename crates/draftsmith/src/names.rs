@@ -19,7 +19,7 @@ pub(crate) enum DrafterName {
     Of(DrafterId),
     /// A drafter that proposes trees.
     Tree(DrafterId, TreeShape),
-    /// A drafter that runs if prompt lookup finds nothing.
+    /// A drafter that runs if prompt lookup finds nothing. With [`DrafterId::MaxGram`], nothing runs then.
     After(LookupFirst, DrafterId),
 }
 
@@ -88,6 +88,16 @@ impl DrafterName {
         }
     }
 
+    /// Prompt lookup with these settings and no other drafter.
+    pub(crate) fn look_ups_alone(first: LookupFirst) -> Self {
+        Self::After(first, DrafterId::MaxGram)
+    }
+
+    /// The look-ups, if they are the only drafter.
+    pub(crate) fn as_look_ups_alone(self) -> Option<LookupFirst> {
+        self.lookup_first().filter(|_| self.id() == Some(DrafterId::MaxGram))
+    }
+
     /// The tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
     fn addition(self) -> Option<String> {
         match self {
@@ -97,8 +107,11 @@ impl DrafterName {
         }
     }
 
-    /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`.
+    /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`, `only lookup 2x4`.
     pub(crate) fn prefix(self) -> Option<String> {
+        if let Some(first) = self.as_look_ups_alone() {
+            return Some(format!("only lookup {first}"));
+        }
         let of_drafter = self.id().and_then(DrafterId::prefix);
         let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
         (!parts.is_empty()).then(|| parts.join(", "))
@@ -111,12 +124,20 @@ impl DrafterName {
 
     /// The drafter in words: `separate draft`, `self-draft, exit 1`; empty without one.
     pub(crate) fn text(self) -> String {
+        if let Some(first) = self.as_look_ups_alone() {
+            return format!("only prompt lookup {first}");
+        }
         let mut text = self.id().map(DrafterId::text).unwrap_or_default();
         if let Some(addition) = self.addition() {
             text += &format!(", {addition}");
         }
         text
     }
+}
+
+/// A ratio of speeds: `1.15x`.
+pub(crate) fn times_text(ratio: f64) -> String {
+    format!("{ratio:.2}x")
 }
 
 /// The label of a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.

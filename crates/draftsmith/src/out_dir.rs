@@ -20,8 +20,12 @@ impl OutDir {
         let Some(name) = out.file_name() else {
             bail!("`{}` cannot name an output directory", out.display());
         };
-        let is_free = match fs::read_dir(out) {
-            Ok(mut entries) => entries.next().is_none(),
+        // A link is not replaced, even if it leads to an empty directory.
+        let is_free = match fs::symlink_metadata(out) {
+            Ok(found) if found.is_dir() => {
+                fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none())
+            }
+            Ok(_) => false,
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         };
         if !is_free {
@@ -100,5 +104,13 @@ mod tests {
         let refused = OutDir::begin(&out).err().expect("it is not empty").to_string();
         assert!(refused.contains("already exists"), "{refused}");
         assert!(OutDir::begin(&out.join("a")).is_err(), "a file");
+        #[cfg(unix)]
+        {
+            let (empty, link) = (place.path().join("empty"), place.path().join("link"));
+            fs::create_dir(&empty).expect("created");
+            std::os::unix::fs::symlink(&empty, &link).expect("linked");
+            let refused = OutDir::begin(&link).err().expect("a link").to_string();
+            assert!(refused.contains("link` already exists"), "{refused}");
+        }
     }
 }

@@ -77,6 +77,8 @@ pub(crate) fn render_html(
     let datasets: Vec<Value> = datasets.into_iter().map(dataset).collect();
     let page = context! {
         recipe => summary.recipe.as_str(), version => summary.version.as_str(),
+        verdicts => sections::verdicts(&summary.conclusion),
+        doubts => Serde(&summary.conclusion.doubts),
         lead => sections::lead(&groups), cards => sections::cards(&groups), datasets,
         replays => replay::sections(&replay.groups),
         predictions => reliability::sections(&replay.predictions),
@@ -185,7 +187,12 @@ fn standard_views(group: &Group<'_>) -> Option<Vec<Value>> {
 }
 
 fn row_view(group: &Group<'_>, row: &ResultRow) -> Value {
-    let mark = group.standing(row).map(|standing| standing.mark());
+    let standing = group.standing(row).map(|standing| standing.mark());
+    let mark = match (row.is_tuned, standing) {
+        (true, Some(standing)) => Some(format!("tuned, {standing}")),
+        (true, None) => Some("tuned".to_owned()),
+        (false, standing) => standing.map(str::to_owned),
+    };
     let acceptance = row.counts().acceptance_rate();
     context! { label => rule_label(row), mark, acceptance, ..Serde(row) }
 }

@@ -12,6 +12,7 @@ mod replay;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,12 +28,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub(crate) use draftsmith_theory::StopRuleName;
 pub(crate) use group::{Group, Standing, groups};
 pub(crate) use replay::{
-    FittedCalibration, HeadPredictions, JudgedHead, Replay, ReplayGroup, ReplayRow, ReplayedTree,
+    FittedCalibration, HeadPredictions, JudgedHead, LookUps, Replay, ReplayGroup, ReplayRow,
+    ReplayedTree,
 };
 pub(crate) use summary::{
-    CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary,
-    Version, summary_to_json,
+    CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
+    PromiseSummary, Version, summary_to_json,
 };
+pub(crate) use verdict::{Conclusion, DeployAdvice, GroupVerdict};
 
 pub(crate) use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub(crate) use draftsmith_theory::Estimate;
@@ -72,6 +75,8 @@ pub(crate) struct ResultRow {
     /// forward in tokens; null without a rule.
     #[serde(serialize_with = "integer_if_whole")]
     pub(crate) setting: Option<f64>,
+    /// Whether `tune` chose the setting.
+    pub(crate) is_tuned: bool,
     /// Greedy or sampled decoding.
     pub(crate) decoding: DecodingName,
     /// Sampling temperature; 0 for greedy decoding.
@@ -145,6 +150,8 @@ pub(crate) struct RowContext {
     pub(crate) stop_rule: StopRuleName,
     /// See [`ResultRow::setting`].
     pub(crate) setting: Option<f64>,
+    /// See [`ResultRow::is_tuned`].
+    pub(crate) is_tuned: bool,
     /// The decoding, with sampling settings.
     pub(crate) decoding: Decoding,
     /// See [`ResultRow::num_prompts`].
@@ -180,6 +187,7 @@ impl ResultRow {
             drafter: context.drafter,
             stop_rule: context.stop_rule,
             setting: context.setting,
+            is_tuned: context.is_tuned,
             decoding: DecodingName::of(&context.decoding),
             temperature: temperature(&context.decoding),
             num_prompts: context.num_prompts,

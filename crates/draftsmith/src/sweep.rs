@@ -134,7 +134,8 @@ fn best_look_ups(
     Ok(first)
 }
 
-/// The best setting of every rule, in the order of the rules' names.
+/// The best setting of every rule, in the order of the rules' names. Rules that cannot be fitted because no
+/// candidate was accepted are left out.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -177,11 +178,12 @@ pub(crate) fn best_of(
         })
         .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)))
         .collect();
-    let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Choice> {
+    let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Option<Choice>> {
         let model = costs.of_needs(signal.needs());
-        cost(StopRuleConfig::CostOptimal(cost_optimal(recordings, signal, &model, bounds)?.config))
+        let found = cost_optimal(recordings, signal, &model, bounds)?;
+        found.map(|found| cost(StopRuleConfig::CostOptimal(found.config))).transpose()
     });
-    choices.extend(fitted.collect::<Result<Vec<_>>>()?);
+    choices.extend(fitted.collect::<Result<Vec<_>>>()?.into_iter().flatten());
     // Equal costs keep the order of the settings: shorter bounds and lower thresholds first.
     choices.sort_by(|one, other| {
         one.name.cmp(&other.name).then(one.seconds_per_token.total_cmp(&other.seconds_per_token))

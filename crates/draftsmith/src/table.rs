@@ -8,12 +8,17 @@
 mod heads;
 mod replay;
 
+use std::path::Path;
+
 use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
-use crate::results::{DrafterName, Group, ResultRow, Standing, groups};
+use crate::results::{Conclusion, DrafterName, Group, ResultRow, Standing, groups};
 
 pub(crate) use heads::{calibration_text, render_predictions, render_scores, render_sweep_table};
 pub(crate) use replay::{render_replay_table, render_rules};
+
+/// Width of explanations if the terminal's width is unknown.
+const WIDTH: usize = 80;
 
 /// A column of a table.
 struct Column<Row> {
@@ -46,6 +51,20 @@ enum TableLine<'a, Row> {
     Row { name: String, mark: Option<&'a str>, is_wrong: bool, row: &'a Row },
 }
 
+/// An evaluation as text: its conclusion, the tables of rows, and the path of the report.
+pub(crate) fn render_evaluation(
+    rows: &[ResultRow],
+    conclusion: &Conclusion,
+    report: &Path,
+    width: Option<usize>,
+    colour: bool,
+) -> String {
+    let lines = conclusion.lines();
+    let lines: Vec<String> = lines.iter().flat_map(|line| wrapped(line, width)).collect();
+    let tables = render_table(rows, width, colour);
+    format!("{}\n\n{tables}\nreport: {}\n", lines.join("\n"), report.display())
+}
+
 /// The rows over all prompts as text tables, one for each dataset and way of decoding, with a final line
 /// break.
 ///
@@ -71,9 +90,39 @@ pub(crate) fn render_table(rows: &[ResultRow], width: Option<usize>, colour: boo
         }
         tables.push(format!("{}\n{}\n", heading(&group), text.join("\n")));
     }
-    tables.join("\n")
+    let mut text = tables.join("\n");
+    text += &explained(&text, width).map(|words| format!("\n{words}\n")).unwrap_or_default();
+    text
 }
 
+/// Words and symbols of tables, each with its meaning.
+const WORDS: [(&str, &str); 13] = [
+    ("discard", "discarded candidates per token"),
+    ("verify", "target forwards per token"),
+    ("tok/fwd", "tokens per target forward"),
+    ("model", "speed-up at average costs"),
+    ("K =", "candidates per round"),
+    ("h =", "the head's threshold for a rejection"),
+    ("eta =", "the drafter's confidence threshold"),
+    ("q =", "threshold of the candidate's probability"),
+    ("entropy h =", "SVIP's entropy threshold"),
+    ("worth(", "tokens that a draft forward must be worth"),
+    ("lookup", "AxB looks up to B tokens after a match of A"),
+    ("ceiling", "the gain with a perfect head"),
+    ("reached", "the share of the ceiling"),
+];
+
+/// The meanings of the words that a table's text contains, on wrapped lines.
+pub(crate) fn explained(text: &str, width: Option<usize>) -> Option<String> {
+    let named = |word: &str| word.trim_end_matches(['=', '(', ' ']).to_owned();
+    let words = WORDS.iter().filter(|(word, _)| text.contains(word));
+    let words: Vec<String> =
+        words.map(|(word, meaning)| format!("{}: {meaning}", named(word))).collect();
+    (!words.is_empty()).then(|| wrapped(&words.join("; "), width).join("\n"))
+}
+
+const TUNED: &str = "tuned";
+const TUNED_FASTEST: &str = "tuned, fastest";
 const FASTEST: &str = "fastest";
 const BEST: &str = "best";
 const BEST_OF_RULE: &str = "*";
@@ -91,11 +140,15 @@ fn group_lines<'a>(group: &Group<'a>) -> Vec<TableLine<'a, ResultRow>> {
         if std::mem::replace(&mut drafter, row.drafter) != row.drafter && has_several {
             lines.push(TableLine::Heading(format!("{}:", drafter.text())));
         }
-        let mark = group.standing(row).map(|standing| match standing {
-            Standing::All => FASTEST,
-            Standing::Road => BEST,
-            Standing::Rule => BEST_OF_RULE,
-        });
+        let mark = match (row.is_tuned, group.standing(row)) {
+            (true, Some(Standing::All)) => Some(TUNED_FASTEST),
+            (true, _) => Some(TUNED),
+            (_, standing) => standing.map(|standing| match standing {
+                Standing::All => FASTEST,
+                Standing::Road => BEST,
+                Standing::Rule => BEST_OF_RULE,
+            }),
+        };
         let name = if has_several { row.rule_label() } else { row.label() };
         lines.push(TableLine::Row { name, mark, is_wrong: row.lossless == Some(false), row });
     }
@@ -184,6 +237,31 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
+/// `text` wrapped at words to fit into `width`, or into [`WIDTH`] if it is unknown.
+pub(crate) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let width = width.unwrap_or(WIDTH);
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width_of(line) + 1 + width_of(word) <= width => {
+                *line += " ";
+                *line += word;
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+/// A duration in words: `40 s`, `12 min` or `3.5 h`.
+pub(crate) fn duration_text(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
 fn width_of(line: &str) -> usize {
     line.chars().count()
 }
@@ -221,6 +299,36 @@ fn lossless(row: &ResultRow) -> String {
 mod tests {
     use super::*;
     use crate::report::fixture;
+
+    #[test]
+    fn durations_are_short_and_words_are_explained_only_where_they_occur() {
+        let shown = [12.3, 300.0, 9000.0].map(duration_text);
+        assert_eq!(shown, ["12 s", "5 min", "2.5 h"]);
+        let words = explained("K = 4  discard", Some(80)).expect("two words");
+        assert_eq!(words, "discard: discarded candidates per token; K: candidates per round");
+        assert_eq!(explained("tok/s", None), None);
+    }
+
+    #[test]
+    fn the_conclusion_comes_first() {
+        let (rows, summary) = (fixture::rows(), fixture::summary());
+        let path = Path::new("evaluation/report.html");
+        let text = render_evaluation(&rows, &summary.conclusion, path, Some(80), false);
+        assert!(text.lines().all(|line| width_of(line) <= 80), "{text}");
+        let first = text.split("\n\n").next().expect("a conclusion");
+        insta::assert_snapshot!(first, @r#"
+        spec-bench, greedy: Deploy worth(eta) = 0.187: 2.38x (2.29 to 2.50). Fastest in
+        the sweep, not chosen: K = 5, 2.45x (2.36 to 2.58).
+        spec-bench, sampled at T = 0.7: Deploy worth(eta) = 0.187: 2.20x (2.11 to 2.31).
+        Fastest in the sweep, not chosen: h = 0.5, 2.29x (2.19 to 2.40).
+        gsm8k, greedy: Deploy worth(eta) = 0.187: 2.53x (2.43 to 2.66). Fastest in the
+        sweep, not chosen: K = 8, 2.66x (2.56 to 2.80).
+        gsm8k, sampled at T = 0.7: Deploy worth(eta) = 0.187: 2.34x (2.24 to 2.45).
+        Fastest in the sweep, not chosen: h = 0.3, 2.36x (2.27 to 2.48).
+        Doubtful: 2 of the 60 prompts of spec-bench are prompts that the training data
+        was built from. Speeds on unseen prompts may be lower.
+        "#);
+    }
 
     #[test]
     fn tables_are_aligned_and_fit_80_columns() {
@@ -276,7 +384,7 @@ mod tests {
         worth(head) = 0.187  358.3     2.26x  2.17-2.37    0.897       yes
         worth(head) = 0.45   401.6     2.53x  2.43-2.66    0.452       yes  *
         worth(eta) = 0.08    363.6     2.29x  2.20-2.40    0.845       yes
-        worth(eta) = 0.187   402.2     2.53x  2.43-2.66    0.524       yes  *
+        worth(eta) = 0.187   402.2     2.53x  2.43-2.66    0.524       yes  tuned
         worth(eta) = 0.45    373.9     2.36x  2.26-2.47    0.240       yes
         worth(H) = 0.08      339.2     2.14x  2.05-2.24    0.977       yes
         worth(H) = 0.187     394.5     2.49x  2.39-2.61    0.515       yes  *
@@ -314,11 +422,12 @@ mod tests {
     #[test]
     fn narrow_tables_drop_columns_but_no_rows() {
         let rows = fixture::rows();
-        let wide = render_table(&rows, None, false);
+        let num_settings = |text: &str| text.lines().filter(|line| line.contains(" = ")).count();
+        let wide = num_settings(&render_table(&rows, None, false));
         for width in [45, 50, 60, 70] {
             let text = render_table(&rows, Some(width), false);
             assert!(text.lines().all(|line| width_of(line) <= width), "{text}");
-            assert_eq!(text.lines().count(), wide.lines().count());
+            assert_eq!(num_settings(&text), wide);
         }
         assert!(render_table(&rows, Some(1), false).contains("speed-up"));
     }

@@ -236,8 +236,8 @@ pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
             return Ok(record.clone());
         }
         let path = shard_path(dir, index);
-        let (rows, _) = read_shard(&path, None)?;
-        ShardRecord::of(&path, index, rows.len())
+        let (rows, provenance) = read_shard(&path, None)?;
+        ShardRecord::of(&path, index, rows.len(), &provenance)
     };
     let shards = (0..num_shards).into_par_iter().map(record).collect::<Result<_, _>>()?;
     manifest::write(dir, shards)

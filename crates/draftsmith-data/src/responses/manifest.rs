@@ -1,4 +1,5 @@
-//! Records of the number of rows, size and BLAKE3 of each shard as written, which reveal later changes.
+//! Records of the number of rows, size and BLAKE3 of each shard as written, which reveal later changes, and
+//! of its settings, so that shards of different settings never become one data set.
 //!
 //! Several processes may build one directory without knowing of each other. Each writes a record next
 //! to every shard it builds (`.responses-00003.json`). A process that finds all shards collects the
@@ -9,11 +10,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{paths_in, remove_abandoned, write_whole};
+use draftsmith_files::{hash_bytes, paths_in, remove_abandoned, write_whole};
 use serde::{Deserialize, Serialize};
 
 use super::{SHARD_PREFIX, shard_name};
 use crate::error::DataError;
+use crate::provenance::Provenance;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
@@ -29,6 +31,8 @@ pub(super) struct ShardRecord {
     num_bytes: u64,
     /// The hash of the whole file, as hex.
     blake3: String,
+    /// The hash of its provenance, as hex.
+    settings: String,
 }
 
 /// The content of `manifest.json`: totals and the records of all shards, in order.
@@ -50,9 +54,15 @@ impl ShardRecord {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub(super) fn of(path: &Path, index: usize, num_rows: usize) -> Result<Self, DataError> {
+    pub(super) fn of(
+        path: &Path,
+        index: usize,
+        num_rows: usize,
+        provenance: &Provenance,
+    ) -> Result<Self, DataError> {
         let (blake3, num_bytes) = blake3_file(path)?;
-        Ok(Self { name: shard_name(index), num_rows, num_bytes, blake3 })
+        let settings = hash_bytes(to_json(provenance).as_bytes());
+        Ok(Self { name: shard_name(index), num_rows, num_bytes, blake3, settings })
     }
 
     /// Writes the record next to its shard.
@@ -109,8 +119,13 @@ impl ShardRecords {
 /// abandoned temporary files.
 ///
 /// # Errors
-/// If the manifest cannot be written.
+/// If shards were built with different settings, or the manifest cannot be written.
 pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataError> {
+    if let Some(other) = shards.iter().find(|shard| shard.settings != shards[0].settings) {
+        let [first, second] = [&shards[0], other].map(|shard| dir.join(&shard.name));
+        let difference = "their provenance differs".to_owned();
+        return Err(DataError::ProvenanceDiffers { first, second, difference });
+    }
     let manifest = Manifest {
         num_shards: shards.len(),
         num_rows: shards.iter().map(|record| record.num_rows).sum(),

@@ -108,7 +108,7 @@ pub fn write_shard(
     write_rows(path, &COLUMNS, header.to_entries(), rows, to_array)?;
     if let Some(ShardPlace { index, .. }) = position {
         let dir = path.parent().unwrap_or(Path::new(""));
-        ShardRecord::of(path, index, rows.len())?.write(dir, index)?;
+        ShardRecord::of(path, index, rows.len(), provenance)?.write(dir, index)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::hex;
+use draftsmith_files::{hex, open_file};
 use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
@@ -284,13 +284,31 @@ impl WeightReader {
 
 impl OpenFile {
     fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>), ModelError> {
-        let file = File::open(path).map_err(|e| ModelError::io("read", path, e))?;
+        let file = open_file(path)?;
         let tensors = match path.extension() {
             Some(extension) if extension == "bin" => torch::tensors_of(path)?,
             _ => header::tensors_of(&file, path)?,
         };
         Ok((Self { path: path.to_path_buf(), file }, tensors))
     }
+}
+
+/// Checks that all numbers of a directory's weights are finite.
+///
+/// # Errors
+/// The first tensor that has another number, or if a file cannot be read.
+pub fn check_finite(dir: &Path) -> Result<(), ModelError> {
+    let mut reader = WeightReader::open_dir(dir)?;
+    let names: Vec<String> =
+        reader.names().filter(|name| reader.is_weights(name)).map(str::to_owned).collect();
+    for tensor in names {
+        let shape = reader.shape(&tensor).unwrap_or_default().to_vec();
+        let numbers = reader.take(&tensor, &shape)?;
+        if let Some(number) = numbers.into_iter().find(|number| !number.is_finite()) {
+            return Err(ModelError::NotFinite { path: dir.to_path_buf(), tensor, number });
+        }
+    }
+    Ok(())
 }
 
 /// Reads the lists with these names, of ids below `vocab_size`.
@@ -348,7 +366,7 @@ fn hash_files(
     for name in names {
         let path = dir.join(&name);
         let io = |e| ModelError::io("read", &path, e);
-        let mut file = File::open(&path).map_err(io)?;
+        let mut file = open_file(&path)?;
         hasher.update(name.as_bytes());
         hasher.update(file.metadata().map_err(io)?.len().to_le_bytes());
         loop {

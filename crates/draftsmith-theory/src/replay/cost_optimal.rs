@@ -30,7 +30,8 @@ pub struct CostOptimum {
 
 /// Fits a [`CostOptimalConfig`] that reads `signal`: the acceptance probabilities given the signal, and
 /// the seconds per token λ such that the rule with λ achieves λ. Returns the best rule of the iteration
-/// to that fixed point.
+/// to that fixed point. None if no candidate can be followed by another one because none is accepted, so
+/// that nothing is known of what comes after.
 ///
 /// # Errors
 /// If the recordings are empty, lack a head that `signal` needs, or are shorter than `bounds`, or if
@@ -40,32 +41,31 @@ pub fn cost_optimal(
     signal: AcceptanceSignal,
     costs: &RoundCosts,
     bounds: Bounds,
-) -> Result<CostOptimum, TheoryError> {
+) -> Result<Option<CostOptimum>, TheoryError> {
     if signal.needs().acceptance_prob && recordings.head.is_none() {
         return Err(TheoryError::NoHeadRecorded);
     }
     let fit = |signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>, outcome| {
-        fit_steps(outcomes(recordings, signal_of, outcome)).ok_or(TheoryError::NothingRecorded)
+        fit_steps(outcomes(recordings, signal_of, outcome))
     };
     let own = |place: &RecordedPlace| signal.of(drafted(place));
-    let estimate = fit(&own, 0..1)?;
+    let estimate = fit(&own, 0..1).ok_or(TheoryError::NothingRecorded)?;
     // A head that predicts a candidate after reading it is one candidate behind: the next candidate can
     // be drawn at once, and another forward brings the second. Other signals belong to the candidate
     // being drawn, and another forward brings the next.
-    let (draw_outlook, outlook, initial_outlook) = match (signal, recordings.head) {
+    let outlooks = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
-            let next = fit(&own, 1..2)?;
-            (next.clone(), next, 1.0)
+            fit(&own, 1..2).map(|next| (next.clone(), next, 1.0))
         }
-        (AcceptanceSignal::AcceptanceProb, _) => {
-            let first_two = outcomes(recordings, &|_| Some(0.0), 0..2);
-            let initial = mean(&first_two).ok_or(TheoryError::NothingRecorded)?;
-            (fit(&own, 1..2)?, fit(&own, 1..3)?, initial)
-        }
+        (AcceptanceSignal::AcceptanceProb, _) => fit(&own, 1..2)
+            .zip(fit(&own, 1..3))
+            .zip(mean(&outcomes(recordings, &|_| Some(0.0), 0..2)))
+            .map(|((next, both), initial)| (next, both, initial)),
         (AcceptanceSignal::Confidence | AcceptanceSignal::Entropy, _) => {
-            (estimate.clone(), fit(&own, 1..2)?, 1.0)
+            fit(&own, 1..2).map(|next| (estimate.clone(), next, 1.0))
         }
     };
+    let Some((draw_outlook, outlook, initial_outlook)) = outlooks else { return Ok(None) };
 
     let draft_seconds = costs.draft_seconds(recordings.drafter)?;
     let plain = seconds_per_token(&recordings.plain(costs));
@@ -100,7 +100,7 @@ pub fn cost_optimal(
             break;
         }
     }
-    best.ok_or(TheoryError::NothingRecorded)
+    Ok(best)
 }
 
 /// Fits a monotone step function to pairs of a signal and an outcome by isotonic regression on steps
@@ -233,6 +233,7 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
+    use crate::replay::Recording;
     use crate::{CostModel, Counts, DrafterId, Draws, FixedLengthConfig, SeededDraws};
 
     fn rounds(line: CostModel) -> RoundCosts {
@@ -250,6 +251,11 @@ mod tests {
         Bounds { min: 1, max: 8 }
     }
 
+    fn fitted(recordings: &Recordings, signal: AcceptanceSignal, costs: CostModel) -> CostOptimum {
+        let found = cost_optimal(recordings, signal, &rounds(costs), bounds());
+        found.expect("recorded").expect("accepted")
+    }
+
     #[test]
     fn it_beats_every_fixed_length_if_signals_are_informative() {
         let recordings = random(1, 400, 0.75);
@@ -261,7 +267,7 @@ mod tests {
             .fold(f64::INFINITY, f64::min);
         use AcceptanceSignal::{AcceptanceProb, Confidence, Entropy};
         for signal in [AcceptanceProb, Confidence, Entropy] {
-            let found = cost_optimal(&recordings, signal, &rounds(COSTS), bounds()).expect("fits");
+            let found = fitted(&recordings, signal, COSTS);
             assert!(found.seconds_per_token < fixed, "{signal:?}: {found:?} against {fixed}");
             let again = cost(&recordings, &StopRuleConfig::CostOptimal(found.config), COSTS);
             assert_eq!(again, found.seconds_per_token);
@@ -274,7 +280,7 @@ mod tests {
         let ahead = Recordings { head: Some(HeadTiming::AtDraw), ..late.clone() };
         let [late, ahead] = [late, ahead].map(|recordings| {
             let signal = AcceptanceSignal::AcceptanceProb;
-            cost_optimal(&recordings, signal, &rounds(COSTS), bounds()).expect("fits")
+            fitted(&recordings, signal, COSTS)
         });
         assert!(ahead.seconds_per_token < late.seconds_per_token, "{ahead:?} for {late:?}");
     }
@@ -284,9 +290,8 @@ mod tests {
         let recordings = random(2, 100, 0.75);
         let num_drafted = |draft_seconds| {
             let costs = CostModel { draft_seconds, ..COSTS };
-            let found =
-                cost_optimal(&recordings, AcceptanceSignal::Confidence, &rounds(costs), bounds());
-            let rule = StopRuleConfig::CostOptimal(found.expect("fits").config);
+            let found = fitted(&recordings, AcceptanceSignal::Confidence, costs);
+            let rule = StopRuleConfig::CostOptimal(found.config);
             let counts: Counts =
                 recordings.replay_counts(&rule).expect("replays").into_iter().sum();
             counts.num_drafted
@@ -301,7 +306,7 @@ mod tests {
         let recordings = random(3, 200, 0.7);
         let costs = CostModel { row_seconds: 0.03, draft_seconds: 0.005, ..COSTS };
         for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Confidence] {
-            let found = cost_optimal(&recordings, signal, &rounds(costs), bounds()).expect("fits");
+            let found = fitted(&recordings, signal, costs);
             let seconds = |config: CostOptimalConfig| {
                 let rule = StopRuleConfig::CostOptimal(config);
                 cost(&recordings, &rule, costs)
@@ -317,6 +322,24 @@ mod tests {
         let refused =
             cost_optimal(&recordings, AcceptanceSignal::Entropy, &rounds(COSTS), bounds());
         assert_eq!(refused, Err(TheoryError::NothingRecorded));
+    }
+
+    #[test]
+    fn a_drafter_that_is_never_accepted_has_no_such_rule() {
+        let recordings = random(4, 20, 0.0);
+        let rejected = |place: &RecordedPlace| {
+            let rollout = Some(vec![place.candidate.clone(); recordings.max_length]);
+            RecordedPlace { rollout, ..place.clone() }
+        };
+        let responses = recordings.responses.iter().map(|response| {
+            let places = response.places.iter().map(rejected).collect();
+            Recording::new(response.prompt.clone(), places, response.limit)
+        });
+        let never = Recordings { responses: responses.collect(), ..recordings.clone() };
+        for signal in [AcceptanceSignal::AcceptanceProb, AcceptanceSignal::Entropy] {
+            let found = cost_optimal(&never, signal, &rounds(COSTS), bounds());
+            assert_eq!(found, Ok(None), "{signal:?}");
+        }
     }
 
     #[test]

@@ -16,10 +16,11 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{Prompt, Provenance, ShardPlace, shard_path, write_shard};
+use draftsmith_data::{Prompt, Provenance, ShardPlace, hash_bytes, shard_path, write_shard};
 use draftsmith_files::{check_room, in_bytes};
 use rayon::prelude::*;
 use serde::Serialize;
+use serde_json::json;
 
 use self::existing::check_known;
 use self::present::{finish, present_shards};
@@ -30,6 +31,7 @@ use crate::console::progress::Progress;
 use crate::conversation::SetPrompt;
 use crate::data_store::{DataStore, Put};
 use crate::device::DeviceChoice;
+use crate::lock::SharedSettings;
 use crate::prompts::chosen::ChosenPrompts;
 use crate::prompts::for_data::choose_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
@@ -42,7 +44,7 @@ use crate::workspace::Workspace;
 const PROMPTS_PER_SHARD: usize = 32;
 
 /// Most bytes per response token in a shard: twelve columns of four bytes, uncompressed.
-const BYTES_PER_TOKEN: u64 = 48;
+pub(crate) const BYTES_PER_TOKEN: u64 = 48;
 
 /// The job's result, printed by `--json`.
 #[derive(Debug, Serialize)]
@@ -95,6 +97,11 @@ pub(crate) fn run(
     };
     let provenance = data_provenance(recipe, data, workspace)?;
     let (dir, num_shards) = (recipe.data_dir(), prompts.len().div_ceil(PROMPTS_PER_SHARD));
+    // Held until the shards are built.
+    let _settings = match building.shard.is_part() {
+        true => Some(SharedSettings::join(&dir, &settings_hash(&provenance, num_shards))?),
+        false => None,
+    };
     let job = Job { building, workspace, prompts, provenance, store, dir, num_shards, console };
     let (kept, missing) = job.kept_and_missing()?;
     check_prompts(text, &job.prompts, data, workspace.vocab_size()?)?;
@@ -124,6 +131,12 @@ pub(crate) fn run(
     let built = job.finish(kept.len(), missing.len(), num_new_tokens)?;
     console.document(&built)?;
     Ok(built)
+}
+
+/// A hash of everything in which processes that build shards of one data set must agree.
+fn settings_hash(provenance: &Provenance, num_shards: usize) -> String {
+    let settings = json!({ "provenance": provenance.fields(), "num_shards": num_shards });
+    hash_bytes(settings.to_string().as_bytes())
 }
 
 /// The build of one data set's shards.

@@ -2,7 +2,8 @@
 //!
 //! The export is read from disk as a server reads it, and decodes with its tuned rules, or with the default
 //! rules of `generate`. The check fails if greedy output differs from plain greedy output, if sampled output
-//! does not follow the target's distribution, or if the acceptance rate is not the one that `tune` promised.
+//! does not follow the target's distribution, if the acceptance rate is lower than the one that `tune`
+//! promised, or if greedy decoding is slower than with the target alone.
 
 mod measure;
 mod show;
@@ -46,6 +47,9 @@ pub(crate) struct CheckArguments {
     /// The recipe that names the models, by default the one beside the export.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
+    /// Pass an export that makes decoding slower on this machine.
+    #[arg(long)]
+    allow_slower: bool,
 }
 
 /// The export failed the check; the results are on stdout.
@@ -74,6 +78,7 @@ pub(crate) struct CheckReport {
     error: Option<String>,
     greedy: DecodingCheck<GreedyOutput>,
     sampled: DecodingCheck<SampledOutput>,
+    speed: SpeedCheck,
 }
 
 /// The check of one way of decoding.
@@ -128,10 +133,19 @@ struct SampledOutput {
     num_forgiven_edges: usize,
 }
 
+/// The time of greedy decoding, with prefill, compared with the target alone.
+#[derive(Debug, Serialize)]
+struct SpeedCheck {
+    /// False if decoding is certainly slower and that is not allowed; null if the interval contains 1.
+    holds: Option<bool>,
+    /// Speed over the target alone, with its 95 % interval.
+    speedup: Estimate,
+}
+
 /// The acceptance rate compared with the promised one.
 #[derive(Debug, Serialize)]
 struct Acceptance {
-    /// Null if nothing was promised.
+    /// Whether the rate is at least the promised one, or consistent with it; null if nothing was promised.
     holds: Option<bool>,
     num_drafted: usize,
     /// Accepted over drafted, with its 99.99 % interval.
@@ -177,6 +191,7 @@ pub(crate) fn run(
     let of_data = recipe.data.as_ref().map(|data| data.max_new_tokens);
     let max_new_tokens = of_evaluate.or(of_data).unwrap_or(MAX_NEW_TOKENS);
     let mut bench = Bench::new(pair, &exports, drafter, max_new_tokens, recipe.seed);
+    bench.warm_up(&prompts[0], &mut greedy)?;
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
     for prompt in &prompts {
         console.check_interrupted()?;
@@ -187,6 +202,7 @@ pub(crate) fn run(
 
     let mut names: Vec<String> = prompts.iter().map(|prompt| prompt.source.clone()).collect();
     names.dedup();
+    let speed = bench.speed(arguments.allow_slower);
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
     let mut checked = CheckReport {
         export: dir.clone(),
@@ -199,6 +215,7 @@ pub(crate) fn run(
         error: None,
         greedy,
         sampled,
+        speed,
     };
     checked.error = show::failures(&checked);
     checked.passed = checked.error.is_none();

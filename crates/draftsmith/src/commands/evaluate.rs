@@ -27,10 +27,12 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::exports::{AdapterExport, Exports, adapter_dirs};
+use crate::machine_load::ProcessorTime;
 use crate::pair::Pair;
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::{DecodingName, ResultRow};
+use crate::results::{Conclusion, DecodingName, ResultRow};
+use crate::table::render_evaluation;
 use crate::workspace::Workspace;
 
 /// The result of an evaluation.
@@ -40,6 +42,16 @@ pub(crate) struct Evaluation {
     pub(crate) rows: Vec<ResultRow>,
     /// The HTML report.
     pub(crate) report: PathBuf,
+    /// What to deploy, and what makes the measurements doubtful.
+    pub(crate) conclusion: Conclusion,
+}
+
+impl Evaluation {
+    /// The conclusion, the tables of rows and the report's path, as a terminal shows them.
+    pub(crate) fn text(&self, console: &Console) -> String {
+        let Self { rows, report, conclusion } = self;
+        render_evaluation(rows, conclusion, report, console.width(), console.colour())
+    }
 }
 
 /// Runs the stage.
@@ -65,11 +77,13 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let models = MeasuredModels { recipe, evaluate, workspace, pair, exports: &exports, console };
     let plans = evaluate.decodings.iter().map(|name| models.plan(*name, &trees));
     let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
+    let begun = ProcessorTime::now();
     let evaluated = models.run(&datasets, &plans)?;
+    let foreign_load = begun.and_then(ProcessorTime::foreign_load);
     if console.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    let evaluation = models.write(&datasets, evaluated)?;
+    let evaluation = models.write(&datasets, evaluated, foreign_load)?;
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
@@ -79,6 +93,16 @@ struct Plan {
     /// The rules and trees that tuning chose, with their expected gains.
     promised: Vec<Promise>,
     settings: Vec<Setting>,
+}
+
+impl Plan {
+    /// Whether tuning chose a setting.
+    fn is_tuned(&self, setting: &Setting) -> bool {
+        let is_it = |promised: &Promise| {
+            promised.drafter == setting.drafter && Some(&promised.config) == setting.rule.as_ref()
+        };
+        self.promised.iter().any(is_it)
+    }
 }
 
 /// What is measured: the models of a recipe.

@@ -70,6 +70,12 @@ struct Written {
 /// Runs the command.
 pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
     let ExportArguments { form, recipe, source, .. } = arguments;
+    if arguments.stop_threshold.is_some() && !matches!(form, Form::Transformers | Form::Vllm) {
+        bail!(
+            "flag `--stop-threshold` is for `--for transformers` and `--for vllm`, whose exports stop by \
+             an acceptance head; hint: leave it out"
+        );
+    }
     if *form == Form::SpecdecPp && data::is_data(source) {
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;

@@ -4,6 +4,7 @@
 mod rule;
 mod show;
 
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -13,12 +14,16 @@ use burn::tensor::Device;
 use clap::{ArgGroup, Args};
 use draftsmith_data::{Message, TextStream};
 use draftsmith_decode::{
-    DrafterParts, Drafters, Generation, Request, RoundTokens, decode_plain, decode_speculative,
+    DrafterParts, Drafters, Finish, Generation, Request, RoundTokens, decode_plain,
+    decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, LookupFirst, MaxGramConfig, Round, SeededDraws, TreeShape};
+use draftsmith_theory::{
+    DrafterId, LookupFirst, MaxGramConfig, Round, SeededDraws, StopRuleConfig, TreeShape,
+};
 use serde::Serialize;
 
+use self::rule::RuleSource;
 use crate::console::{Console, Interrupted};
 use crate::decoders::{NO_TREE, drafters_of, proposing};
 use crate::decoding_arguments::DecodingArguments;
@@ -107,14 +112,14 @@ pub(crate) struct GenerateArguments {
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
-    /// With an adapter: end a round after a candidate whose probability is at most this.
-    #[arg(long, value_name = "ETA", requires = "adapter", conflicts_with = "candidate_length")]
+    /// With a draft or an adapter: end a round after a candidate whose probability is at most this.
+    #[arg(long, value_name = "ETA", conflicts_with = "candidate_length")]
     confidence_threshold: Option<f64>,
     /// Candidates per round. Without this or a threshold, rounds end by the rule that `tune` wrote into the
     /// head or adapter. Without such a rule they end by H = 0.7 with a head, and after 5 candidates
     /// otherwise.
     #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
-    candidate_length: Option<usize>,
+    candidate_length: Option<NonZeroUsize>,
     /// With a head of the draft or the adapter: end a round when the probability of a rejection exceeds
     /// this.
     #[arg(long, value_name = "H")]
@@ -135,6 +140,13 @@ struct GeneratedText<'a> {
     /// The new tokens only.
     token_ids: &'a [u32],
     text: String,
+    /// `none` for the target alone.
+    drafter: DrafterName,
+    /// Null for the target alone.
+    stop_rule: Option<&'a StopRuleConfig>,
+    rule_chosen_by: Option<RuleSource>,
+    /// `eos`, `stop_string`, `length`, or `stopped` after Ctrl-C.
+    finish_reason: &'static str,
     rounds: Vec<RoundSummary>,
     seconds: f64,
 }
@@ -166,10 +178,11 @@ pub(crate) fn run(
     (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let pair = workspace.pair()?;
     let exports = read_exports(arguments, &workspace)?;
-    let (mut rule, lookup_first) = match rule {
-        Some(rule) => (rule, None),
+    let chosen = match rule {
+        Some(rule) => rule,
         None => rule::tuned(arguments, &decoding, dtype, console)?,
     };
+    let mut rule = chosen.config.init()?;
     let prompt_ids = if arguments.raw {
         pair.text.tokenizer.encode(&arguments.prompt, true)?
     } else {
@@ -183,24 +196,38 @@ pub(crate) fn run(
         rule: Some(rule.as_mut()),
         draws: &mut SeededDraws::new(seed, &["generate"]),
     };
-    let proposed = (arguments.tree, arguments.lookup_first.or(lookup_first));
     // The draft is the first drafter, and drafts if there is no other.
     let drafter = drafters_of(pair, &exports).pop();
     let is_speculative = drafter.is_some();
+    let has_head = drafter.as_ref().is_some_and(|(_, head)| head.is_some());
+    let name = drafter.as_ref().map_or(DrafterName::None, |(parts, _)| {
+        match (arguments.tree, arguments.lookup_first.or(chosen.lookup_first)) {
+            (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
+            (_, Some(first)) => DrafterName::After(first, parts.id()),
+            (None, None) => DrafterName::Of(parts.id()),
+        }
+    });
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);
     let mut printer = Printer { console, stream, is_marked, failure: None };
-    let (generation, seconds) = decode(pair, drafter, request, proposed, &mut printer)?;
+    let (generation, seconds) = decode(pair, drafter, request, name, &mut printer)?;
     printer.finish()?;
     console.document(&GeneratedText {
         prompt_ids: &prompt_ids,
         token_ids: &generation.token_ids,
         text: pair.text.tokenizer.decode(&generation.token_ids, true)?,
+        drafter: name,
+        stop_rule: is_speculative.then_some(&chosen.config),
+        rule_chosen_by: is_speculative.then_some(chosen.chosen_by),
+        finish_reason: finish_reason(generation.finish),
         rounds: rounds(&generation),
         seconds,
     })?;
     if is_marked {
         console.note(format!("\n{}\n{}", show::LEGEND, show::table(&generation.trace.rounds)));
+    }
+    if is_speculative {
+        console.note(format!("{}: {}", name.text(), chosen.text(has_head)));
     }
     console.note(summary(&generation, seconds, is_speculative));
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
@@ -215,6 +242,15 @@ fn check_flags(arguments: &GenerateArguments) -> Result<()> {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
     }
     if arguments.draft.is_none() && arguments.adapter.is_none() {
+        let has_drafter = arguments.prompt_lookup || arguments.cascade.is_some();
+        for (flag, is_given) in [
+            ("--candidate-length", arguments.candidate_length.is_some() && !has_drafter),
+            ("--confidence-threshold", arguments.confidence_threshold.is_some()),
+        ] {
+            if is_given {
+                bail!("flag `{flag}` needs a drafter; hint: give `--draft` or `--adapter`");
+            }
+        }
         if arguments.tree.is_some() {
             bail!("flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`");
         }
@@ -258,7 +294,7 @@ fn decode(
     pair: &Pair,
     drafter: Option<(DrafterParts<'_>, Option<&HeadExport>)>,
     request: Request<'_>,
-    proposed: (Option<TreeShape>, Option<LookupFirst>),
+    name: DrafterName,
     printer: &mut Printer<'_>,
 ) -> Result<(Generation, f64)> {
     let (prompt, decoding, limits) = (request.prompt, request.decoding, request.limits);
@@ -275,11 +311,6 @@ fn decode(
     let (target, drafter) = drafters.drafting(parts.id()).context("the drafter was built")?;
     drafter
         .set_calibration(head.and_then(|head| head.calibration.map(DecodingName::of(&decoding))));
-    let name = match proposed {
-        (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
-        (_, Some(first)) => DrafterName::After(first, parts.id()),
-        (None, None) => DrafterName::Of(parts.id()),
-    };
     let generation = proposing(drafter, name, 1, |drafter| {
         Ok(decode_speculative(target, drafter, request, &mut observe)?)
     })?;
@@ -355,6 +386,15 @@ fn check_named(
         }
     }
     Ok(())
+}
+
+fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos => "eos",
+        Finish::StopString => "stop_string",
+        Finish::Length => "length",
+        Finish::Stopped => "stopped",
+    }
 }
 
 fn rounds(generation: &Generation) -> Vec<RoundSummary> {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, KANGAROO_ROPE_THETA, WeightDtype,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, KANGAROO_ROPE_THETA, WeightDtype, check_finite,
 };
 use serde_json::json;
 
@@ -104,6 +104,7 @@ fn name_of(out: &Path) -> Option<&str> {
 pub(crate) fn run(arguments: &ImportArguments, console: &Console) -> Result<()> {
     let ImportArguments { from, exit_layer, source, out, recipe: _ } = arguments;
     let dir = OutDir::begin(out)?;
+    check_finite(source)?;
     let what = match from {
         Form::SpecdecPp => {
             let config = AcceptanceHeadConfig::from_dir(source)?;

@@ -14,12 +14,12 @@ use crate::exports::calibration::HeadCalibration;
 use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
 use crate::results::{
-    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, Replay,
-    ReplayGroup, ReplayedTree,
+    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, LookUps,
+    Replay, ReplayGroup, ReplayedTree,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::sweep::best_of_all;
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
+use crate::sweep::{best_look_ups_alone, best_of_all};
 use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use crate::workspace::Workspace;
@@ -124,6 +124,9 @@ impl ReplaySets<'_> {
     ) -> Result<ReplayGroup> {
         let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
         let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
+        let first = best_look_ups_alone(self.validation, &self.costs)?;
+        let looked_up = self.test.replay_look_ups(first, &self.costs.rounds);
+        let look_ups = LookUps { look_ups: first, speedup: judging.speedup(&looked_up) };
         let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
             drafter,
@@ -135,6 +138,7 @@ impl ReplaySets<'_> {
             num_test_tokens: self.test.num_tokens(),
             rows: judging.rows(&judging.folds[0].choices)?,
             oracle,
+            look_ups: Some(look_ups),
             tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,
         })
     }

@@ -1,4 +1,9 @@
-//! `run`: runs all stages of the recipe in order. A stage whose output exists is skipped.
+//! `run`: checks the recipe, then runs all stages in order. A stage whose output exists is skipped.
+
+mod next;
+mod preflight;
+
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use serde_json::json;
@@ -8,7 +13,6 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use crate::device::on_pool;
 use crate::recipe::Recipe;
-use crate::table::render_table;
 use crate::workspace::Workspace;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.
@@ -20,6 +24,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
              `[evaluate]`"
         );
     }
+    let begun = Instant::now();
+    on_pool(|| preflight::check(recipe, workspace, console))?;
     // Each stage sees only the flags of this one; their own documents would be several on stdout.
     let quiet_stages = console.without_output();
     let built = match recipe.data {
@@ -40,7 +46,9 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     };
     let (tuned, replayed) = match recipe.tune {
         Some(_) => {
-            let tuned = on_pool(|| tune::run(recipe, workspace, &quiet_stages))?;
+            // Measuring costs takes at most a third of the time up to its end.
+            let time_limit = Some(begun.elapsed() / 2);
+            let tuned = on_pool(|| tune::run_within(recipe, workspace, time_limit, &quiet_stages))?;
             (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
         }
         None => (None, None),
@@ -54,8 +62,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         None => None,
     };
     if let Some(evaluation) = &evaluation {
-        console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
-        console.text(format!("report: {}\n", evaluation.report.display()))?;
+        console.text(evaluation.text(console))?;
+        console.text(next::commands(recipe))?;
     }
     console.document(&json!({
         "build_data": built,

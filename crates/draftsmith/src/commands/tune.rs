@@ -14,8 +14,10 @@ mod runtimes;
 mod show;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
 use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings};
 use serde::Serialize;
 
@@ -23,17 +25,19 @@ use self::baseline::{Baseline, RuleGain, TriedTree};
 use self::calibrate::{CalibrationChoices, calibrate};
 pub(crate) use self::draft_model::run_for_draft_model;
 use crate::console::Console;
-use crate::costs::{CostProbe, Costs, MeasuredCosts, measure_tree_costs};
+use crate::conversation::SetPrompt;
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
+use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::prompts::spread;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
-use crate::results::{CostSource, DecodingName, DrafterName, StopRuleName};
-use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, validation_prompts};
+use crate::results::{CostSource, DecodingName, DrafterName, LookUps, StopRuleName};
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};
 use crate::workspace::Workspace;
@@ -66,6 +70,10 @@ pub(crate) struct Tuning {
     pub(crate) chosen: StopRuleName,
     /// The look-ups before the drafter; null if there are none.
     pub(crate) lookup_first: Option<LookupFirst>,
+    /// Prompt lookup alone; null if look-ups are not tuned.
+    pub(crate) look_ups: Option<LookUps>,
+    /// The share of drafted candidates that the target accepts; null if nothing was drafted.
+    pub(crate) share_accepted: Option<f64>,
     /// The best settings of runtimes without heads. Runtimes have no self-drafts.
     pub(crate) runtimes: Vec<RuntimeSetting>,
     /// The fastest static tree, if the recipe leaves its shape open.
@@ -84,9 +92,21 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<Tuning>> {
+    run_within(recipe, workspace, None, console)
+}
+
+/// Runs the stage with a time limit for all measurements of costs together, if one is given.
+pub(crate) fn run_within(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    time_limit: Option<Duration>,
+    console: &Console,
+) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let exports = Exports::read(recipe, evaluate, workspace)?;
     let files = RolloutFiles::of(recipe, workspace)?;
+    let num_measurements = (files.drafters().len() * evaluate.decodings.len()).max(1) as u32;
+    let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
     let mut tuner = Tuner {
         recipe,
         tune,
@@ -94,6 +114,7 @@ pub(crate) fn run(
         workspace,
         exports: &exports,
         files: &files,
+        time_limit: share.min(COSTS_TIME_LIMIT),
         given: given_costs(tune.costs.as_ref(), &files.drafters())?,
         measuring: match recipe.target_elsewhere() {
             Some(_) => None,
@@ -104,6 +125,7 @@ pub(crate) fn run(
         },
         console,
     };
+    note_prompts_in_data(recipe, workspace, console)?;
     let mut tunings = Vec::new();
     let mut tuned_exports = Vec::new();
     for drafter in files.drafters() {
@@ -166,6 +188,8 @@ struct Tuner<'a> {
     workspace: &'a Workspace,
     exports: &'a Exports,
     files: &'a RolloutFiles<'a>,
+    /// The time limit of each measurement of costs.
+    time_limit: Duration,
     /// Costs that the recipe gives.
     given: Vec<Costs>,
     /// What the other costs are measured with: the models and prompts. `None` if servers answer for the
@@ -179,6 +203,7 @@ impl Tuner<'_> {
         let (decoding, seed) = (self.evaluate.decoding(name), self.recipe.seed);
         let key = RolloutKey { drafter, set: PromptSet::Validation, decoding: name };
         let set = self.files.read(key)?;
+        let share_accepted = set.summary().share_accepted;
         let has_head = self.files.head_dir(drafter).is_some();
         let calibration =
             has_head.then(|| calibrate(self.tune.calibration, &set, decoding)).transpose()?;
@@ -223,6 +248,8 @@ impl Tuner<'_> {
             rules,
             chosen: best.name,
             lookup_first: best.lookup_first,
+            look_ups: self.tune.lookup_first.then(|| baseline.look_ups_alone()).transpose()?,
+            share_accepted,
             runtimes,
             tree,
             trees_tried,
@@ -255,7 +282,8 @@ impl Tuner<'_> {
             )?;
             let name = DecodingName::of(&decoding);
             console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-            let probe = CostProbe { decoders, drafter, decoding, prompts, console };
+            let time_limit = self.time_limit;
+            let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, console };
             let mut measured = probe.measure(&|costs| lengths_under(recordings, costs))?;
             if self.evaluate.tunes_trees(name) {
                 measure_tree_costs(decoders, prompts, &mut measured.costs)?;
@@ -274,6 +302,31 @@ fn cost_prompts(
     let prompts = validation_prompts(recipe, workspace, console)?;
     let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
     Ok(prompts.into_iter().map(|(_, ids)| ids).collect())
+}
+
+/// Notes how many of the recipe's validation prompts its data was built from. Prompts that training held out
+/// are meant to be.
+fn note_prompts_in_data(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
+    let (tune, _) = recipe.need_tuning("tune")?;
+    let Some(known) = tune.prompts.as_ref().and(prompts_in_data(recipe, workspace.text_side()?))
+    else {
+        return Ok(());
+    };
+    let prompts = set_prompts(recipe, PromptSet::Validation, workspace, &Console::silent())?;
+    let conversation = |prompt| match prompt {
+        SetPrompt::Conversation(prompt) => Some(prompt),
+        SetPrompt::HeldOut { .. } => None,
+    };
+    let prompts: Vec<Prompt> = prompts.into_iter().filter_map(conversation).collect();
+    let num_in_data = num_known(&prompts, &known);
+    if num_in_data > 0 {
+        console.note(format!(
+            "tune: {num_in_data} of {} prompts in `tune.prompts` are prompts that the training data was \
+             built from; rules chosen on them may promise too much",
+            prompts.len()
+        ));
+    }
+    Ok(())
 }
 
 /// The costs that are given for a drafter, or else those that `measure` returns.

@@ -32,8 +32,8 @@ const MIXED_REPEATS: usize = 2;
 const MIN_PASSES: usize = 10;
 /// The same for slow passes: their models are large, and large models' forwards vary less.
 const MIN_LONG_PASSES: usize = 5;
-/// The time limit, once the fewest passes are done.
-const MAX_DURATION: Duration = Duration::from_secs(300);
+/// The usual time limit, once the fewest passes are done.
+pub(crate) const COSTS_TIME_LIMIT: Duration = Duration::from_secs(300);
 /// The most passes: waiting does not improve the measurement on a machine that is too noisy.
 const MAX_PASSES: usize = 40;
 /// Measuring ends when half the 95 % interval of each cost, relative to the cost, is at most this.
@@ -57,6 +57,8 @@ pub(crate) struct CostProbe<'p, 'm> {
     pub(crate) drafter: DrafterId,
     pub(crate) decoding: Decoding,
     pub(crate) prompts: &'p [Vec<u32>],
+    /// The time after which no further pass begins, once the fewest are done.
+    pub(crate) time_limit: Duration,
     pub(crate) console: &'p Console,
 }
 
@@ -93,7 +95,7 @@ impl CostProbe<'_, '_> {
         // The first forwards of a process touch pages and pick kernels. Their costs are good enough to
         // estimate the lengths of rounds and the time of a pass.
         let first = self.pass(&mut RoundLengths::default(), &progress)?;
-        let max_passes = max_passes(first.duration);
+        let max_passes = max_passes(first.duration, self.time_limit);
         let lengths = lengths_under(&MeasuredCosts::of(&[first], self.drafter)?.costs)?;
         let mut lengths = RoundLengths::new(lengths, SignalNeeds::default());
         progress.set_total(of_first + of_other * max_passes as u64);
@@ -106,7 +108,8 @@ impl CostProbe<'_, '_> {
             }
             let measured = MeasuredCosts::of(quiet(&mut passes), self.drafter)?;
             progress.message(format!("± {:.1} %", measured.uncertainty * 100.0));
-            let is_known = measured.uncertainty <= CLOSE_ENOUGH && num_passes >= MIN_PASSES;
+            let min_passes = MIN_PASSES.min(max_passes);
+            let is_known = measured.uncertainty <= CLOSE_ENOUGH && num_passes >= min_passes;
             if is_known || num_passes >= max_passes {
                 progress.clear();
                 return Ok(MeasuredCosts { num_passes, ..measured });
@@ -202,10 +205,10 @@ impl CostProbe<'_, '_> {
     }
 }
 
-/// The most passes, by the time of one.
-fn max_passes(of_one: Duration) -> usize {
+/// The most passes within a time, by the time of one.
+fn max_passes(of_one: Duration, limit: Duration) -> usize {
     // A time of zero gives infinity, which the cast saturates.
-    let in_time = (MAX_DURATION.as_secs_f64() / of_one.as_secs_f64()) as usize;
+    let in_time = (limit.as_secs_f64() / of_one.as_secs_f64()) as usize;
     in_time.clamp(MIN_LONG_PASSES, MAX_PASSES)
 }
 
@@ -305,8 +308,13 @@ mod tests {
 
     #[test]
     fn passes_that_take_long_are_fewer() {
-        let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds));
+        let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds), COSTS_TIME_LIMIT);
         assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 5]);
+        let one = Duration::from_secs(2);
+        assert_eq!(
+            [1, 20, 1000].map(|limit| max_passes(one, Duration::from_secs(limit))),
+            [5, 10, 40]
+        );
     }
 
     #[test]

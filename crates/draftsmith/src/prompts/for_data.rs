@@ -63,6 +63,19 @@ pub(crate) fn choose_prompts(
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
 }
 
+/// Hashes of the prompts that the recipe's data is built from, without their answers; `None` if the recipe
+/// builds no data, or its prompts cannot be read any more.
+pub(crate) fn prompts_in_data(recipe: &Recipe, text: &TextSide) -> Option<HashSet<ContentHash>> {
+    let chosen = choose_prompts(recipe, recipe.data.as_ref()?, text, &Console::silent()).ok()?;
+    let hash = |prompt: Result<Prompt>| Some(prompt.ok()?.content_hash(false));
+    chosen.each(0..chosen.len()).map(hash).collect()
+}
+
+/// The number of prompts with one of these hashes.
+pub(crate) fn num_known(prompts: &[Prompt], known: &HashSet<ContentHash>) -> usize {
+    prompts.iter().filter(|prompt| known.contains(&prompt.content_hash(false))).count()
+}
+
 /// Filters prompts.
 struct Sieve<'a> {
     reading: Reading,

@@ -15,9 +15,9 @@ use draftsmith_theory::{
 };
 
 use crate::results::{
-    ALL_CATEGORIES, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
-    EvaluationSummary, GroupSummary, ModelSummary, PromiseSummary, ResultRow, RowContext,
-    StopRuleName, Version, sort_rows, tokens_per_second,
+    ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
+    EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome, PromiseSummary, ResultRow,
+    RowContext, StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
 pub(crate) use replays::{replay, replays, static_tree};
@@ -39,6 +39,10 @@ const DATASETS: [(&str, &[&str], f64); 2] = [
 ];
 
 static EVALUATION: LazyLock<(Vec<ResultRow>, EvaluationSummary)> = LazyLock::new(evaluation);
+
+/// The setting that tuning chose.
+const TUNED: Setting =
+    (DrafterName::Of(DrafterId::Draft), StopRuleName::CostOptimalConfidence, Some(0.1874236));
 
 type Setting = (DrafterName, StopRuleName, Option<f64>);
 
@@ -142,7 +146,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                     best_fixed_length: 3,
                     expected_gain: Estimate { value: 0.114, low: 0.1, high: 0.127 },
                     measured_gain: Estimate { value: 0.121, low: 0.108, high: 0.135 },
-                    holds: true,
+                    outcome: PromiseOutcome::Held,
                 }],
             });
             let seconds_per_token = |drafter: DrafterName, trace: &Trace| {
@@ -162,6 +166,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         drafter,
                         stop_rule,
                         setting,
+                        is_tuned: (drafter, stop_rule, setting) == TUNED,
                         decoding,
                         num_prompts: picked.len(),
                         plain_tokens_per_second: Some(tokens_per_second(&plain)),
@@ -187,7 +192,8 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
         }
     }
     sort_rows(&mut rows);
-    (rows, summary_of(groups))
+    let summary = summary_of(groups).concluded(&rows);
+    (rows, summary)
 }
 
 /// One answer of [`NUM_TOKENS`] tokens.
@@ -293,10 +299,12 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
         |name: &str, version: &str| Version { name: name.into(), version: version.into() };
     EvaluationSummary {
         recipe: "tiny".into(),
+        conclusion: Conclusion::default(),
         version: "0.1.0".into(),
         device: "cpu".into(),
         dtype: WeightDtype::F32,
         machine: "8 cores, 32 GiB, Linux x86_64".into(),
+        foreign_load: Some(0.02),
         versions: vec![version("burn", "0.22.1"), version("rustc", "1.95.0")],
         models: vec![
             model(
@@ -331,6 +339,7 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
             .map(|(name, categories, _)| DatasetSummary {
                 name: name.into(),
                 num_prompts: 10 * categories.len(),
+                num_in_data: Some(categories.len() / 3),
             })
             .into(),
         groups,

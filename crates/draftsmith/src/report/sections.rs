@@ -9,8 +9,8 @@ use minijinja::{Value, context};
 use super::text::{counted, gain, group_id, label, number, on_a_page, rule_label, symbol, times};
 use crate::agreement::rounding;
 use crate::results::{
-    CostSummary, DecodingName, EvaluationSummary, Group, GroupSummary, PromiseSummary, ResultRow,
-    Road, StopRuleName, in_order,
+    Conclusion, CostSummary, DecodingName, DeployAdvice, EvaluationSummary, Group, GroupSummary,
+    GroupVerdict, PromiseSummary, ResultRow, Road, StopRuleName, in_order,
 };
 
 /// The main findings, in a few sentences.
@@ -138,7 +138,21 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
-/// A card for each group: the fastest setting, and the best of each kind of drafter.
+/// The conclusion for each group, with the style sheet's class.
+pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
+    let verdict = |verdict: &GroupVerdict| {
+        let class = match verdict.advice {
+            DeployAdvice::Deploy => "same",
+            DeployAdvice::DoNotSpeculate => "differs",
+            DeployAdvice::TooUncertain | DeployAdvice::NotTuned => "unchecked",
+        };
+        let text = on_a_page(&verdict.text()).replace("x (", "\u{d7} (").replace("x.", "\u{d7}.");
+        context! { class, group => verdict.group.as_str(), text }
+    };
+    conclusion.verdicts.iter().map(verdict).collect()
+}
+
+/// A card for each group: the tuned or else the fastest setting, and the best of each kind of drafter.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let line = |row: &ResultRow| {
         let (setting, rule) = (label(row), rule_label(row));
@@ -146,7 +160,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
         context! { drafter, rule, speedup => times(row.speedup), speed }
     };
     let card = |(index, group): (usize, &Group<'_>)| {
-        let first = group.best().or(group.plain())?;
+        let first = group.best_tuned().or(group.best()).or(group.plain())?;
         let (mut gains, mut lines) = (Vec::new(), Vec::new());
         for (road, _, prefix) in ROADS {
             let (adaptive, fixed) = (best_adaptive(group, road), best_fixed(group, road));
@@ -164,7 +178,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
         Some(context! {
             id => group_id(index), dataset => group.dataset, decoding => group.decoding_text(),
             speedup => times(first.speedup), interval => speedup_interval(first),
-            setting => label(first), gains => gains.collect::<Vec<_>>(), lines,
+            setting => label(first), is_tuned => first.is_tuned, gains => gains.collect::<Vec<_>>(), lines,
         })
     };
     groups.iter().enumerate().filter_map(card).collect()
@@ -229,7 +243,8 @@ pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
             known.promises.len() > 1 || promise.drafter.road() == Some(Road::Several);
         let drafter_text = if is_one_of_several { drafter + ", " } else { String::new() };
         let rule = on_a_page(promise.stop_rule.symbol().unwrap_or_default());
-        context! { drafter_text, rule, ..Serde(promise) }
+        let outcome_text = promise.outcome.text();
+        context! { drafter_text, rule, outcome_text, ..Serde(promise) }
     };
     known.promises.iter().map(promise).collect()
 }

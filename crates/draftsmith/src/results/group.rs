@@ -85,6 +85,11 @@ impl<'a> Group<'a> {
         fastest(self.drafted())
     }
 
+    /// The fastest row over all prompts whose setting `tune` chose.
+    pub(crate) fn best_tuned(&self) -> Option<&'a ResultRow> {
+        fastest(self.drafted().filter(|row| row.is_tuned))
+    }
+
     /// The fastest row of a kind of drafter.
     pub(crate) fn best_of_road(&self, road: Road) -> Option<&'a ResultRow> {
         fastest(self.of_road(road))

@@ -11,7 +11,7 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::names::{CostSource, DecodingName, DrafterName, rule_label};
+use crate::names::{CostSource, DecodingName, DrafterName, rule_label, times_text};
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -76,6 +76,9 @@ pub(crate) struct ReplayGroup {
     pub(crate) rows: Vec<ReplayRow>,
     /// The gain of an oracle that knows which candidates are accepted (SpecDec++, Lemma 2.1); greedy only.
     pub(crate) oracle: Option<Estimate>,
+    /// Prompt lookup alone, beside the row of rules after look-ups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) look_ups: Option<LookUps>,
     /// The static tree that was fastest on validation prompts, if the recipe has `"tuned"` trees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<ReplayedTree>,
@@ -99,6 +102,25 @@ pub(crate) struct ReplayedTree {
     pub(crate) verification_rate: f64,
     /// Discarded candidates per token.
     pub(crate) discard_rate: f64,
+}
+
+/// Prompt lookup without another drafter, at the setting that was best on the prompts of the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LookUps {
+    /// The setting.
+    pub(crate) look_ups: LookupFirst,
+    /// Modelled speed relative to plain decoding.
+    pub(crate) speedup: Estimate,
+}
+
+impl LookUps {
+    /// `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
+    pub(crate) fn text(&self) -> String {
+        let Estimate { value, low, high } = self.speedup;
+        let speed = times_text(value);
+        format!("prompt lookup alone, {}: {speed} ({low:.2} to {high:.2})", self.look_ups)
+    }
 }
 
 /// A rule with the setting that was best on validation prompts.

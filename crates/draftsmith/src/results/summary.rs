@@ -6,13 +6,23 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{CostFit, Decoding};
 use serde::{Deserialize, Serialize};
 
-use super::{DecodingName, DrafterName, Estimate, Group, StopRuleName, nan_if_null, temperature};
+use super::{
+    Conclusion, DecodingName, DrafterName, Estimate, Group, ResultRow, StopRuleName, groups,
+    nan_if_null, temperature,
+};
+
+/// A cost model that explains less of the variance is doubtful.
+const MIN_R_SQUARED: f64 = 0.9;
+/// The share of processor time of other programs above which timings are doubtful.
+const MAX_FOREIGN_LOAD: f64 = 0.1;
 
 /// The content of `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EvaluationSummary {
     /// The recipe's name.
     pub(crate) recipe: String,
+    /// What to deploy, and what makes the measurements doubtful.
+    pub(crate) conclusion: Conclusion,
     /// The version of this program.
     pub(crate) version: String,
     /// The device: `cpu`, `cuda:0`.
@@ -21,6 +31,9 @@ pub(crate) struct EvaluationSummary {
     pub(crate) dtype: WeightDtype,
     /// The machine, in words: processor, cores, memory, operating system.
     pub(crate) machine: String,
+    /// The share of all processors that other programs used during the measurement, from 0 to 1; null if
+    /// it is unknown.
+    pub(crate) foreign_load: Option<f64>,
     /// Versions of libraries and drivers, in display order.
     pub(crate) versions: Vec<Version>,
     /// Target, draft, head and adapters, in this order.
@@ -66,6 +79,9 @@ pub(crate) struct DatasetSummary {
     pub(crate) name: String,
     /// The number of prompts.
     pub(crate) num_prompts: usize,
+    /// The number of its prompts that the recipe's training data was built from, compared by content;
+    /// null if the recipe builds no data, or its prompts cannot be read.
+    pub(crate) num_in_data: Option<usize>,
 }
 
 /// A dataset under one way of decoding.
@@ -97,9 +113,42 @@ pub(crate) struct PromiseSummary {
     pub(crate) expected_gain: Estimate,
     /// The gain on the evaluated prompts.
     pub(crate) measured_gain: Estimate,
-    /// Whether the measured gain is at least the promised one, or consistent with it within both
-    /// intervals.
-    pub(crate) holds: bool,
+    pub(crate) outcome: PromiseOutcome,
+}
+
+/// Whether a promise was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PromiseOutcome {
+    /// The measured gain is at least the promised one, or consistent with it within both intervals.
+    Held,
+    /// It is smaller.
+    NotHeld,
+    /// The interval of the measured gain contains both no gain and the promised gain.
+    TooUncertain,
+}
+
+impl PromiseOutcome {
+    /// Compares a promised gain with a measured one.
+    pub(crate) fn of(expected: &Estimate, measured: &Estimate) -> Self {
+        let contains = |gain: f64| (measured.low..=measured.high).contains(&gain);
+        if contains(0.0) && contains(expected.value) {
+            Self::TooUncertain
+        } else if measured.value >= expected.value || measured.agrees_with(expected) {
+            Self::Held
+        } else {
+            Self::NotHeld
+        }
+    }
+
+    /// The outcome in words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::NotHeld => "not held",
+            Self::TooUncertain => "too uncertain to tell",
+        }
+    }
 }
 
 /// The cost model fitted to plain decoding and all settings of one drafter, and its errors.
@@ -147,6 +196,46 @@ impl GroupSummary {
 }
 
 impl EvaluationSummary {
+    /// The summary with its conclusion from the rows.
+    #[must_use]
+    pub(crate) fn concluded(self, rows: &[ResultRow]) -> Self {
+        let groups = groups(rows);
+        Self { conclusion: Conclusion::of(&groups, self.doubts(&groups)), ..self }
+    }
+
+    /// Reasons to doubt the measurements, as sentences.
+    fn doubts(&self, groups: &[Group<'_>]) -> Vec<String> {
+        let seen = self.datasets.iter().filter_map(|dataset| {
+            let num = dataset.num_in_data.filter(|num| *num > 0)?;
+            let DatasetSummary { name, num_prompts, .. } = dataset;
+            Some(format!(
+                "{num} of the {num_prompts} prompts of {name} are prompts that the training data was built \
+                 from. Speeds on unseen prompts may be lower."
+            ))
+        });
+        let load = self.foreign_load.filter(|load| *load > MAX_FOREIGN_LOAD).map(|load| {
+            format!(
+                "Other programs used {:.0} % of the processors while this ran. Measure again on a quiet \
+                 machine.",
+                100.0 * load
+            )
+        });
+        let poor = groups.iter().filter_map(|group| {
+            let costs = self.group(group)?.costs.iter();
+            let poor = costs.filter(|cost| cost.r_squared < MIN_R_SQUARED);
+            let cost = poor.min_by(|one, other| one.r_squared.total_cmp(&other.r_squared))?;
+            let CostSummary { drafter, r_squared, mean_relative_error, .. } = cost;
+            Some(format!(
+                "{}: the cost model explains the times of the {} poorly (R² = {r_squared:.2}, mean error \
+                 {:.0} %). Timings are noisy, or too few prompts were measured.",
+                group.name(),
+                drafter.text(),
+                100.0 * mean_relative_error
+            ))
+        });
+        seen.chain(load).chain(poor).collect()
+    }
+
     /// The entry of a group of rows.
     pub(crate) fn group(&self, group: &Group<'_>) -> Option<&GroupSummary> {
         self.groups.iter().find(|summary| {

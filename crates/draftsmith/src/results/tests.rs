@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 28] = [
+const COLUMNS: [&str; 29] = [
     "dataset",
     "category",
     "drafter",
     "stop_rule",
     "setting",
+    "is_tuned",
     "decoding",
     "temperature",
     "num_prompts",
@@ -49,6 +50,7 @@ fn context(stop_rule: StopRuleName, setting: Option<f64>) -> RowContext {
         drafter: DrafterName::Of(DrafterId::Draft),
         stop_rule,
         setting,
+        is_tuned: false,
         decoding: Decoding::GREEDY,
         num_prompts: 1,
         plain_tokens_per_second: Some(50.0),
@@ -415,10 +417,12 @@ fn summaries_read_back() {
     };
     let summary = EvaluationSummary {
         recipe: "tiny".into(),
+        conclusion: Conclusion::default(),
         version: "0.1.0".into(),
         device: "cuda:0".into(),
         dtype: WeightDtype::Bf16,
         machine: "8 cores".into(),
+        foreign_load: Some(0.25),
         versions: vec![Version { name: "burn".into(), version: "0.22.1".into() }],
         models: vec![ModelSummary {
             role: "target".into(),
@@ -429,7 +433,11 @@ fn summaries_read_back() {
         max_new_tokens: 128,
         batch_size: 1,
         seeds: vec![7],
-        datasets: vec![DatasetSummary { name: "alpaca".into(), num_prompts: 1 }],
+        datasets: vec![DatasetSummary {
+            name: "alpaca".into(),
+            num_prompts: 1,
+            num_in_data: Some(1),
+        }],
         groups: vec![
             group(
                 Decoding::GREEDY,
@@ -466,4 +474,15 @@ fn a_decoding_names_a_penalty_if_there_is_one() {
             assert_eq!(again, decoding);
         }
     }
+}
+
+#[test]
+fn a_promise_is_uncertain_if_the_interval_contains_it_and_no_gain() {
+    let estimate = |value, low, high| Estimate { value, low, high };
+    let expected = estimate(0.05, 0.03, 0.07);
+    let outcome = |measured| PromiseOutcome::of(&expected, &measured);
+    assert_eq!(outcome(estimate(0.06, 0.01, 0.09)), PromiseOutcome::Held);
+    assert_eq!(outcome(estimate(0.04, 0.02, 0.06)), PromiseOutcome::Held);
+    assert_eq!(outcome(estimate(0.01, -0.01, 0.02)), PromiseOutcome::NotHeld);
+    assert_eq!(outcome(estimate(0.30, -0.07, 0.72)), PromiseOutcome::TooUncertain);
 }

@@ -1,7 +1,7 @@
 //! Results of replay as text: a table for each drafter, way of decoding and set of costs.
 
-use super::{Column, TableLine, counted, fitted, number, times, width_of};
-use crate::results::{Estimate, ReplayGroup, ReplayRow, ReplayedTree};
+use super::{Column, TableLine, counted, explained, fitted, number, times, wrapped};
+use crate::results::{Estimate, LookUps, ReplayGroup, ReplayRow, ReplayedTree};
 
 /// A line of the table.
 enum ReplayLine<'a> {
@@ -12,9 +12,6 @@ enum ReplayLine<'a> {
 
 /// The mark of the rule that gains most.
 const BEST_MARK: &str = "*";
-
-/// Width of explanations if the terminal's width is unknown.
-const WIDTH: usize = 80;
 
 /// The groups as text tables with a final line break; empty without groups.
 ///
@@ -38,13 +35,12 @@ pub(crate) fn render_replay_table(
         let heading = heading.into_iter().chain(group.tree.as_ref().map(tree));
         let mut lines: Vec<String> = heading.flat_map(|text| wrapped(&text, width)).collect();
         lines.extend(rule_lines(&group.rows, group.oracle, width, colour));
+        lines.extend(group.look_ups.as_ref().map(LookUps::text));
         lines.join("\n") + "\n"
     });
     let mut text = tables.collect::<Vec<_>>().join("\n");
     if !groups.is_empty() {
-        let has_ceiling =
-            groups.iter().flat_map(|group| &group.rows).any(|row| row.ceiling.is_some());
-        text += &format!("\n{}", legend(has_ceiling, width));
+        text += &format!("\n{}", legend(&text, width));
     }
     text
 }
@@ -57,22 +53,17 @@ pub(crate) fn render_rules(
     width: Option<usize>,
     colour: bool,
 ) -> String {
-    let has_ceiling = rows.iter().any(|row| row.ceiling.is_some());
     let lines = rule_lines(rows, oracle, width, colour).join("\n");
-    format!("{lines}\n\n{}", legend(has_ceiling, width))
+    format!("{lines}\n\n{}", legend(&lines, width))
 }
 
-fn legend(has_ceiling: bool, width: Option<usize>) -> String {
+fn legend(table: &str, width: Option<usize>) -> String {
     let legend = format!(
-        "{BEST_MARK}: gains most; gain: modelled speed over that of the best K; times are the replayed counts times the costs, without \
-         prefill{}",
-        if has_ceiling {
-            "; ceiling: the gain with a perfect head, reached: the share of it"
-        } else {
-            ""
-        }
+        "{BEST_MARK}: gains most; gain: modelled speed over that of the best K; times are the replayed \
+         counts times the costs, without prefill"
     );
-    wrapped(&legend, width).join("\n") + "\n"
+    let words = explained(table, width).map(|words| words + "\n").unwrap_or_default();
+    wrapped(&legend, width).join("\n") + "\n" + &words
 }
 
 /// `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
@@ -208,26 +199,11 @@ fn percent(share: f64) -> String {
     number(100.0 * share, 0)
 }
 
-/// `text` wrapped at words to fit into `width`.
-fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
-    let width = width.unwrap_or(WIDTH);
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if width_of(line) + 1 + width_of(word) <= width => {
-                *line += " ";
-                *line += word;
-            }
-            _ => lines.push(word.into()),
-        }
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::report::fixture;
+    use crate::table::width_of;
 
     #[test]
     fn a_replay_fits_80_columns() {
@@ -251,8 +227,12 @@ mod tests {
         oracle                         +31.2%  +29.2..+33.2
 
         *: gains most; gain: modelled speed over that of the best K; times are the
-        replayed counts times the costs, without prefill; ceiling: the gain with a
-        perfect head, reached: the share of it
+        replayed counts times the costs, without prefill
+        verify: target forwards per token; K: candidates per round; h: the head's
+        threshold for a rejection; eta: the drafter's confidence threshold; q: threshold
+        of the candidate's probability; entropy h: SVIP's entropy threshold; worth:
+        tokens that a draft forward must be worth; ceiling: the gain with a perfect
+        head; reached: the share of the ceiling
         "#);
     }
 

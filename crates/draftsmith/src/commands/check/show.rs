@@ -4,6 +4,7 @@ use comfy_table::Table;
 use draftsmith_theory::Sampling;
 
 use super::{Acceptance, CheckReport, DecodingCheck};
+use crate::names::times_text;
 use crate::results::{Estimate, rule_label};
 use crate::table::{counted, table_text};
 
@@ -40,6 +41,14 @@ pub(super) fn table(checked: &CheckReport) -> String {
             verdict(acceptance.holds).to_owned(),
         ]);
     }
+    let speed = &checked.speed;
+    table.add_row([
+        "greedy speed".to_owned(),
+        rule(greedy),
+        speed_text(&speed.speedup),
+        "1.00x or more".to_owned(),
+        speed.holds.map_or("uncertain", |holds| verdict(Some(holds))).to_owned(),
+    ]);
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if index == 0 { 0 } else { 2 }, 0));
     }
@@ -85,6 +94,13 @@ pub(super) fn failures(checked: &CheckReport) -> Option<String> {
     }
     failures.extend(broken_promise("greedy", &greedy.acceptance));
     failures.extend(broken_promise("sampled", &sampled.acceptance));
+    if checked.speed.holds == Some(false) {
+        failures.push(format!(
+            "greedy decoding runs at {} of the target alone; hint: do not serve it, tune it on this \
+             machine, or pass it with `--allow-slower`",
+            speed_text(&checked.speed.speedup)
+        ));
+    }
     let failures = (!failures.is_empty()).then(|| failures.join("; "))?;
     Some(format!("the export `{}` fails: {failures}", checked.export.display()))
 }
@@ -149,6 +165,11 @@ fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
 fn rule<T>(checked: &DecodingCheck<T>) -> String {
     let rule = rule_label(checked.lookup_first, &checked.stop_rule);
     format!("{rule}, {}", if checked.is_tuned { "tuned" } else { "default" })
+}
+
+/// `1.15x (1.06 to 1.25)`.
+fn speed_text(speedup: &Estimate) -> String {
+    format!("{} ({:.2} to {:.2})", times_text(speedup.value), speedup.low, speedup.high)
 }
 
 fn rate(estimate: &Estimate) -> String {

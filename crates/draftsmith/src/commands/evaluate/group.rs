@@ -20,7 +20,7 @@ use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
     ALL_CATEGORIES, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
-    PromiseSummary, ResultRow, RowContext, tokens_per_second, waiting_time,
+    PromiseOutcome, PromiseSummary, ResultRow, RowContext, tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -145,6 +145,7 @@ impl Group<'_> {
                 drafter: setting.drafter,
                 stop_rule: setting.stop_rule(),
                 setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
+                is_tuned: self.plan.is_tuned(setting),
                 decoding: self.plan.decoding,
                 num_prompts: runs.len(),
                 plain_tokens_per_second: Some(tokens_per_second(plain)),
@@ -285,7 +286,8 @@ impl EvaluationResults {
     }
 }
 
-/// Compares promises with the runs of one group. Settings that were not run are left out.
+/// Compares promises with the runs of one group. Settings that were not run are left out, and so are
+/// fixed lengths, which promise nothing over themselves.
 fn promises(
     promised: &[Promise],
     settings: &[Setting],
@@ -301,6 +303,9 @@ fn promises(
         let candidate_length = promised.best_fixed_length;
         let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         let own = runs_of(promised.drafter, &promised.config)?;
+        if promised.config == fixed && promised.drafter == promised.over.into() {
+            return None;
+        }
         let fixed = runs_of(promised.over.into(), &fixed)?;
         let seconds = |runs: &[PromptRun], some: &[usize]| -> f64 {
             let traces = || some.iter().map(|index| &runs[*index].trace);
@@ -316,7 +321,7 @@ fn promises(
             best_fixed_length: candidate_length,
             expected_gain: expected,
             measured_gain: measured,
-            holds: measured.value >= expected.value || measured.agrees_with(&expected),
+            outcome: PromiseOutcome::of(&expected, &measured),
         })
     };
     promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()

@@ -1,6 +1,6 @@
 //! The settings that are compared: plain decoding; the separate draft and each adapter with chains, trees and
-//! preceding look-ups, under every rule of the recipe whose signals the drafter has; prompt lookup in fixed
-//! lengths; cascades, with their longest round as the length.
+//! preceding look-ups, under every rule of the recipe whose signals the drafter has; the same look-ups alone;
+//! prompt lookup in fixed lengths; cascades, with their longest round as the length.
 
 use std::iter;
 
@@ -10,7 +10,7 @@ use super::promise::Promise;
 use crate::exports::Exports;
 use crate::exports::cascades::{numbered, numbered_merged};
 use crate::recipe::{EvaluateRecipe, TreesRecipe};
-use crate::results::{DecodingName, DrafterName, Road, StopRuleName};
+use crate::results::{DecodingName, DrafterName, Road, StopRuleName, in_order};
 
 /// A drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,6 +69,12 @@ impl Setting {
         for adapter in &exports.adapters {
             add(adapter.drafter().into(), adapter.head.is_some(), evaluate.max_self_draft_length);
         }
+        // Beside a drafter after look-ups, the look-ups alone show what the drafter adds.
+        let firsts = in_order(all.iter().filter_map(|setting| setting.drafter.lookup_first()));
+        all.extend(firsts.into_iter().map(|first| {
+            let rule = FixedLengthConfig { candidate_length: first.most };
+            Self { drafter: DrafterName::look_ups_alone(first), rule: Some(rule.into()) }
+        }));
         if let Some(lookup) = &evaluate.max_gram {
             all.extend(lookup.lengths.iter().map(|candidate_length| {
                 let rule = FixedLengthConfig { candidate_length: *candidate_length };

@@ -14,12 +14,12 @@ use crate::device::DeviceChoice;
 use crate::exports::AdapterExport;
 use crate::exports::cascades::{numbered, numbered_merged};
 use crate::prompts::Dataset;
+use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::report::render_html;
 use crate::results::{
-    DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary, ModelSummary,
-    PromiseSummary, Replay, Version, results_to_json, sort_rows, summary_to_json,
+    Conclusion, DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary,
+    ModelSummary, PromiseSummary, Replay, Version, results_to_json, sort_rows, summary_to_json,
 };
-use crate::table::render_table;
 use crate::tuning::TuningFile;
 use crate::workspace::hash_dir;
 
@@ -29,6 +29,7 @@ impl MeasuredModels<'_> {
         &self,
         datasets: &[Dataset],
         mut evaluated: EvaluationResults,
+        foreign_load: Option<f64>,
     ) -> Result<Evaluation> {
         let Self { recipe, evaluate, workspace, console, .. } = *self;
         sort_rows(&mut evaluated.rows);
@@ -39,21 +40,21 @@ impl MeasuredModels<'_> {
         };
         let summary = EvaluationSummary {
             recipe: recipe.name.clone(),
+            conclusion: Conclusion::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             device: DeviceChoice::name(workspace.device()),
             dtype: workspace.dtype,
             machine: machine(),
+            foreign_load,
             versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
             models: self.summaries()?,
             max_new_tokens: evaluate.max_new_tokens,
             batch_size: evaluate.batch_size,
             seeds: vec![recipe.seed],
-            datasets: datasets
-                .iter()
-                .map(|d| DatasetSummary { name: d.name.clone(), num_prompts: d.prompts.len() })
-                .collect(),
+            datasets: self.dataset_summaries(datasets),
             groups: evaluated.groups,
         };
+        let summary = summary.concluded(&evaluated.rows);
         for (name, text) in &evaluated.answers {
             write_whole(&dir.join(name), text)?;
         }
@@ -67,11 +68,22 @@ impl MeasuredModels<'_> {
         write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
         recipe.write_beside(&dir)?;
         self.note(&summary);
-        let evaluation = Evaluation { rows: evaluated.rows, report };
-        console.text(render_table(&evaluation.rows, console.width(), console.colour()))?;
-        console.text(format!("report: {}\n", evaluation.report.display()))?;
+        let evaluation =
+            Evaluation { rows: evaluated.rows, report, conclusion: summary.conclusion };
+        console.text(evaluation.text(console))?;
         console.document(&evaluation.rows)?;
         Ok(evaluation)
+    }
+
+    /// The datasets, each with the number of prompts that the training data was built from.
+    fn dataset_summaries(&self, datasets: &[Dataset]) -> Vec<DatasetSummary> {
+        let known = prompts_in_data(self.recipe, &self.pair.text);
+        let summary = |dataset: &Dataset| DatasetSummary {
+            name: dataset.name.clone(),
+            num_prompts: dataset.prompts.len(),
+            num_in_data: known.as_ref().map(|known| num_known(&dataset.prompts, known)),
+        };
+        datasets.iter().map(summary).collect()
     }
 
     /// Notes on forgiven mismatches and on promises.
@@ -182,7 +194,7 @@ fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
         percent(value),
         percent(low),
         percent(high),
-        if promise.holds { "held" } else { "not held" },
+        promise.outcome.text(),
     )
 }
 

@@ -15,6 +15,25 @@ const PROPOSER: &str = include_str!("python/proposer.py");
 /// The releases of vLLM that the proposer supports. vLLM calls its proposer interface unstable.
 const VERSIONS: [&str; 2] = ["0.32", "0.33"];
 
+/// Packages that the proposer imports. One of the same name would hide them.
+const IMPORTED: [&str; 9] =
+    ["vllm", "torch", "safetensors", "json", "math", "bisect", "dataclasses", "pathlib", "typing"];
+
+/// Why a directory's name cannot be the name of the package, if it cannot.
+fn package_problem(name: &str) -> Option<String> {
+    let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    if !name.starts_with(is_letter) {
+        return Some("cannot name a Python package: it must begin with a letter".to_owned());
+    }
+    if !name.chars().all(|c| is_letter(c) || c.is_ascii_digit()) {
+        let hint = "use only letters, digits and underscores";
+        return Some(format!("cannot name a Python package; hint: {hint}"));
+    }
+    IMPORTED.contains(&name).then(|| {
+        format!("would hide the Python package `{name}`; hint: choose another name for it")
+    })
+}
+
 /// Writes the package.
 pub(super) fn export(
     export: &ExportArguments,
@@ -22,14 +41,8 @@ pub(super) fn export(
     workspace: &Workspace,
 ) -> Result<Written> {
     let package = export.out.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
-    if !package.starts_with(is_letter)
-        || !package.chars().all(|c| is_letter(c) || c.is_ascii_digit())
-    {
-        bail!(
-            "`{}` cannot name a Python package; hint: use only letters, digits and underscores",
-            export.out.display()
-        );
+    if let Some(problem) = package_problem(&package) {
+        bail!("`{package}`, the name of the directory to write, {problem}");
     }
     let dir = OutDir::begin(&export.out)?;
     let mut ignored = Vec::new();
@@ -65,4 +78,19 @@ pub(super) fn export(
             rule.bounds.max
         )],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_has_a_name_of_its_own_that_python_can_import() {
+        assert_eq!(package_problem("my_draft2"), None);
+        let refused = [("1abc", "begin with a letter"), ("a-b", "underscores"), ("vllm", "hide")];
+        for (name, expected) in refused {
+            let problem = package_problem(name).expect(name);
+            assert!(problem.contains(expected), "{problem}");
+        }
+    }
 }

@@ -1,21 +1,25 @@
 //! Costs of forwards: given by the user, or measured as in `tune`.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
-use draftsmith_model::{ModelConfig, ModelShape};
 use draftsmith_theory::{DrafterId, Recordings};
 
-use super::Surveyor;
-use crate::costs::{CostProbe, Costs};
+use super::{MAX_LENGTH, Surveyor};
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
 use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::prompts::spread;
 use crate::results::CostSource;
+use crate::statistics::median_of;
 use crate::sweep::lengths_under;
 
 /// Prompts that costs are measured on.
 const NUM_PROMPTS: usize = 4;
-/// The same if no candidate is ever accepted, so that each answer takes as many rounds as it has tokens.
+/// Prompts after which the target's forwards are timed one by one.
 const NUM_PROMPTS_ALONE: usize = 2;
+/// How often each number of rows is timed after a prompt, all in turn.
+const NUM_PASSES: usize = 8;
 
 impl Surveyor<'_> {
     /// The costs of the separate draft.
@@ -34,29 +38,33 @@ impl Surveyor<'_> {
         Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
     }
 
-    /// Seconds of the target's forwards of 1, 2, 3 … rows. They are measured with a placeholder draft: one
-    /// small random layer whose candidates are never accepted.
+    /// Seconds of the target's forwards of 1, 2, 3 … rows.
     pub(super) fn target_costs(&self) -> Result<(CostSource, Costs)> {
         let given = self.given.and_then(|given| Costs::given_target(given).transpose());
         if let Some(costs) = given.transpose()? {
             return Ok((CostSource::Given, costs));
         }
         self.console.note("survey: measuring costs, target alone");
-        let pair = self.workspace.pair()?;
-        let shape = ModelShape {
-            hidden_size: 16,
-            num_layers: 1,
-            num_heads: 1,
-            num_kv_heads: 1,
-            head_dim: 16,
-            ..pair.target.shape().clone()
-        };
-        let nobody = ModelConfig::llama(shape, 16).with_tied_embeddings(true);
-        let pair = pair.with_draft(nobody.init(self.workspace.device()));
         let exports = Exports::default();
-        let mut decoders = Decoders::new(&pair, &exports, self.max_new_tokens);
-        let costs = self.measure(&mut decoders, NUM_PROMPTS_ALONE, &|_| Ok(Vec::new()))?;
+        let mut decoders = Decoders::new(self.workspace.pair()?, &exports, self.max_new_tokens);
+        let rows: Vec<usize> = (1..=MAX_LENGTH + 1).collect();
+        let mut times: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for prompt in self.cost_prompts(NUM_PROMPTS_ALONE) {
+            for (rows, time) in decoders.verify_times(&prompt, &rows, NUM_PASSES)? {
+                times.entry(rows).or_default().push(time.as_secs_f64());
+            }
+        }
+        let medians = times.into_iter().filter_map(|(rows, all)| Some((rows, median_of(all)?)));
+        let costs = Costs::of_target(medians.collect());
+        let costs =
+            costs.context("the context has no room to time forwards; hint: give `--costs`")?;
         Ok((CostSource::Machine, costs))
+    }
+
+    /// Some of the answers' prompts, for measurements.
+    fn cost_prompts(&self, num_prompts: usize) -> Vec<Vec<u32>> {
+        let prompts = self.answers.iter().map(|answer| answer.prompt_ids.clone()).collect();
+        spread(prompts, Some(num_prompts))
     }
 
     fn measure(
@@ -65,13 +73,13 @@ impl Surveyor<'_> {
         num_prompts: usize,
         lengths: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     ) -> Result<Costs> {
-        let prompts = self.answers.iter().map(|answer| answer.prompt_ids.clone()).collect();
-        let prompts: Vec<Vec<u32>> = spread(prompts, Some(num_prompts));
+        let prompts = self.cost_prompts(num_prompts);
         let measured = CostProbe {
             decoders,
             drafter: DrafterId::Draft,
             decoding: self.decoding,
             prompts: &prompts,
+            time_limit: COSTS_TIME_LIMIT,
             console: self.console,
         }
         .measure(lengths)

@@ -2,12 +2,12 @@
 //! the other half.
 
 use anyhow::Result;
-use draftsmith_theory::{LookupFirst, Recordings, StopRuleConfig, TimedCounts};
+use draftsmith_theory::{Recordings, StopRuleConfig, TimedCounts};
 use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::judging::{Fold, speedup};
-use crate::results::Estimate;
+use crate::results::{Estimate, LookUps};
 use crate::sweep::{Choice, best_look_ups_alone};
 
 /// What was recorded along each half of the answers.
@@ -52,15 +52,6 @@ impl Halves {
         let look_ups = best_look_ups_alone(&self.together(), costs)?;
         Ok(LookUps { look_ups, speedup: speedup(&self.plain(costs), &spent, seed) })
     }
-}
-
-/// Prompt lookup without a drafter.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct LookUps {
-    /// The setting that is best on all answers.
-    pub(super) look_ups: LookupFirst,
-    /// Speed over plain decoding, cross-validated.
-    pub(super) speedup: Estimate,
 }
 
 /// A rule and its expected speed.

@@ -10,7 +10,7 @@ use draftsmith_theory::{
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::halves::{Halves, LookUps, Promise};
+use super::halves::{Halves, Promise};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, Verdict};
 use super::{MAX_LENGTH, Surveyor};
@@ -20,7 +20,7 @@ use crate::exports::Exports;
 use crate::judging::{Judging, over, speedup};
 use crate::labels::Labels;
 use crate::recorder::{RecordedDrafter, RecordedModels};
-use crate::results::{CostSource, Estimate, ReplayRow, acceptance_by_position};
+use crate::results::{CostSource, Estimate, LookUps, ReplayRow, acceptance_by_position};
 use crate::rollouts::RecordedSet;
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_fixed, best_of_all, cheapest};

@@ -88,24 +88,28 @@ pub(super) fn read_outs(
             let rows: Vec<usize> = rows.collect();
             let map = LinearMap::fit(target, &select(exit, &rows), &select(&states.last, &rows))
                 .context("hidden states that are not finite")?;
-            for nth in &halves[half] {
-                let end = states.answers[*nth].end;
-                let rows: Vec<usize> = (end - tokens[*nth].len()..end).collect();
-                let predicted = map.apply(target, select(exit, &rows));
-                let predicted = logits(target, predicted, &head);
-                for (at, (logits, token)) in predicted.iter().zip(&tokens[*nth]).enumerate() {
-                    let logits = &penalised(surveyor, *nth, at, logits);
-                    let top = argmax(logits);
-                    agrees[*nth].push(top == token.top);
-                    accepted[*nth].push(match surveyor.decoding.choice {
-                        TokenChoice::Greedy => top == token.token_id,
-                        TokenChoice::Sampled(sampling) => {
-                            let prob = sampling.probs(logits)[token.token_id as usize];
-                            token.luck * token.prob < prob
-                        }
-                    });
-                }
-            }
+            // All answers of a half at once: each product reads the whole LM head.
+            let places = halves[half].iter().flat_map(|nth| {
+                let (end, len) = (states.answers[*nth].end, tokens[*nth].len());
+                (0..len).map(move |at| (*nth, at, end - len + at))
+            });
+            let places: Vec<(usize, usize, usize)> = places.collect();
+            let rows: Vec<usize> = places.iter().map(|(.., row)| *row).collect();
+            let predicted = map.apply(target, select(exit, &rows));
+            each_logits(target, predicted, &head, |row, logits| {
+                let (nth, at, _) = places[row];
+                let token = &tokens[nth][at];
+                let logits = &penalised(surveyor, nth, at, logits);
+                let top = argmax(logits);
+                agrees[nth].push(top == token.top);
+                accepted[nth].push(match surveyor.decoding.choice {
+                    TokenChoice::Greedy => top == token.token_id,
+                    TokenChoice::Sampled(sampling) => {
+                        let prob = sampling.probs(logits)[token.token_id as usize];
+                        token.luck * token.prob < prob
+                    }
+                });
+            });
         }
         progress.advance(1);
         anyhow::Ok(ReadOut { exit_layer: *exit_layer, agrees, accepted })
@@ -174,13 +178,13 @@ fn answer_tokens(
         };
         let end = states.answers[nth].end;
         let rows: Vec<usize> = (end - ids.len()..end).collect();
-        let logits = logits(target, select(&states.last, &rows), head);
-        let all = ids.iter().zip(&logits).enumerate();
-        let tokens = all.map(|(at, (id, logits))| {
+        let mut tokens = Vec::with_capacity(ids.len());
+        each_logits(target, select(&states.last, &rows), head, |at, logits| {
             let logits = penalised(surveyor, nth, at, logits);
-            token(*id, argmax(&logits), sampling.probs(&logits)[*id as usize])
+            let id = ids[at];
+            tokens.push(token(id, argmax(&logits), sampling.probs(&logits)[id as usize]));
         });
-        tokens.collect()
+        tokens
     };
     surveyor.answers.iter().enumerate().map(of_answer).collect()
 }
@@ -245,18 +249,24 @@ fn lens(target: &CausalLm, exit: Tensor<2>) -> Tensor<2> {
     normed.cast(FloatDType::F32).reshape([rows, width])
 }
 
-/// The logits of normed states, row by row.
-fn logits(target: &CausalLm, normed: Tensor<2>, head: &Tensor<2>) -> Vec<Vec<f32>> {
+/// Calls `each` with the number and the logits of every row of normed states.
+fn each_logits(
+    target: &CausalLm,
+    normed: Tensor<2>,
+    head: &Tensor<2>,
+    mut each: impl FnMut(usize, &[f32]),
+) {
     let cap = target.config().spec.logit_soft_cap;
     let num_rows = normed.dims()[0];
-    let mut all = Vec::with_capacity(num_rows);
     for start in (0..num_rows).step_by(CHUNK) {
         let some = normed.clone().narrow(0, start, CHUNK.min(num_rows - start));
         let logits = soft_capped(some.matmul(head.clone()), cap);
         let vocab_size = logits.dims()[1];
-        all.extend(vectors::values(logits).chunks_exact(vocab_size).map(<[f32]>::to_vec));
+        let values = vectors::values(logits);
+        values.chunks_exact(vocab_size).enumerate().for_each(|(row, row_logits)| {
+            each(start + row, row_logits);
+        });
     }
-    all
 }
 
 fn select(states: &Tensor<2>, rows: &[usize]) -> Tensor<2> {

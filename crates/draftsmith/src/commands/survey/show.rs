@@ -3,15 +3,14 @@
 use anyhow::Result;
 use comfy_table::{Table, presets};
 
-use super::halves::LookUps;
 use super::pair::PairSurvey;
 use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
-use super::verdict::{gain_text, look_ups_text};
+use super::verdict::gain_text;
 use super::{Survey, SurveyResult};
 use crate::results::{CostSource, DecodingName, Estimate};
-use crate::table::{render_rules, table_text};
+use crate::table::{explained, render_rules, table_text, wrapped};
 
-/// The survey as text, ending with the verdict.
+/// The survey as text, beginning with the advice.
 ///
 /// # Errors
 /// If the costs have no price of a draft forward.
@@ -27,7 +26,9 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         SurveyResult::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
         SurveyResult::Target(found) => (target(found), &found.verdict.sentence),
     };
-    Ok(format!("{heading}{text}\n{sentence}\n"))
+    let advice = wrapped(sentence, width).join("\n");
+    let words = explained(&text, width).map(|words| words + "\n").unwrap_or_default();
+    Ok(format!("{advice}\n\n{heading}{text}\n{words}"))
 }
 
 fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {
@@ -62,8 +63,10 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
         found.untrained.speedup.value,
         gain_text(found.untrained_gain)
     );
-    text += &look_ups(&found.look_ups);
-    if let Some(ceiling) = found.head.ceiling {
+    text += &format!("{}\n", found.look_ups.text());
+    // A rule may do worse with a perfect head than the best K, because its setting was chosen on the other
+    // half of the prompts. That is no ceiling.
+    if let Some(ceiling) = found.head.ceiling.filter(|ceiling| ceiling.value > 0.0) {
         text += &format!("a perfect head: {} over the best K\n", gain_text(ceiling));
     }
     if let Some(probe) = &found.head.probe {
@@ -121,16 +124,8 @@ fn target(found: &TargetSurvey) -> String {
          learns;\ncost: of a draft forward with {DRAFT_VOCABULARY} tokens at most, of a target forward; \
          pays from: the share of\ntokens from which on one candidate a round gains\n"
     );
-    text += &format!("\n{}", look_ups(&found.look_ups));
+    text += &format!("\n{}\n", found.look_ups.text());
     text
-}
-
-fn look_ups(found: &LookUps) -> String {
-    let Estimate { value, low, high } = found.speedup;
-    format!(
-        "prompt lookup alone, {}: {value:.2}x ({low:.2} to {high:.2})\n",
-        look_ups_text(found.look_ups)
-    )
 }
 
 /// `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and 1.90 ms`.

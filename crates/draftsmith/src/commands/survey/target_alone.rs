@@ -8,14 +8,14 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use super::halves::{Halves, LookUps, Promise};
+use super::halves::{Halves, Promise};
 use super::read_out::{ReadOut, read_outs};
 use super::verdict::Verdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::console::progress::Progress;
 use crate::costs::Costs;
 use crate::judging::{Fold, speedup};
-use crate::results::{CostSource, Estimate};
+use crate::results::{CostSource, Estimate, LookUps};
 use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_unread, cheapest};
 

@@ -33,14 +33,14 @@ fn surveyed(target: &Path, dir: &Path, more: &[&str]) -> Result<Value, String> {
     let found = survey(&line.arguments, 3, &Device::flex(), WeightDtype::F32, &Console::silent());
     let found = found.map_err(|error| format!("{error:#}"))?;
     let text = super::show::survey(&found, None, false).expect("it can be shown");
-    assert_eq!(text.contains("perfect head"), found.has_ceiling(), "{text}");
+    assert_eq!(text.contains("a perfect head: "), found.has_ceiling(), "{text}");
     Ok(serde_json::to_value(&found).expect("it is JSON"))
 }
 
 impl super::Survey {
     fn has_ceiling(&self) -> bool {
         let super::SurveyResult::Pair(pair) = &self.found else { panic!("a pair") };
-        pair.head.ceiling.is_some()
+        pair.head.ceiling.is_some_and(|ceiling| ceiling.value > 0.0)
     }
 }
 

@@ -7,8 +7,8 @@
 use draftsmith_theory::{LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
-use super::halves::{LookUps, Promise};
-use crate::results::Estimate;
+use super::halves::Promise;
+use crate::results::{Estimate, LookUps};
 
 /// The gain over what needs no training at which a head is worth training.
 const WORTH_TRAINING: f64 = 0.01;
@@ -110,6 +110,7 @@ impl Verdict {
             }
             None => ("these are too few prompts to say what a head would know".to_owned(), ";"),
         };
+        let ceiling = ceiling.filter(|ceiling| ceiling.value > 0.0);
         let about_perfect = ceiling.map_or_else(String::new, |ceiling| {
             format!("{joint} a perfect one gains {} over the best K", percent(ceiling.value))
         });

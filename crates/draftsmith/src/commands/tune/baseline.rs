@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::exports::tuned::TunedRule;
-use crate::judging::over;
+use crate::judging::{over, speedup};
 use crate::recipe::sampling;
-use crate::results::{CostSource, DrafterName, Estimate, StopRuleName};
+use crate::results::{CostSource, DrafterName, Estimate, LookUps, StopRuleName};
 use crate::statistics::{promise_interval, shown_interval};
-use crate::sweep::Choice;
 use crate::sweep::static_trees::{fastest_tree, judge_trees};
+use crate::sweep::{Choice, best_look_ups_alone};
 use crate::tuning::TunedTree;
 
 /// A rule at its best setting.
@@ -63,6 +63,14 @@ impl Baseline<'_> {
     /// Modelled seconds per token of plain decoding.
     fn plain_seconds(&self) -> f64 {
         seconds_per_token(&self.recordings.plain(&self.costs.rounds))
+    }
+
+    /// Prompt lookup alone, at the setting that is best on these recordings.
+    pub(super) fn look_ups_alone(&self) -> Result<LookUps> {
+        let look_ups = best_look_ups_alone(self.recordings, self.costs)?;
+        let spent = self.recordings.replay_look_ups(look_ups, &self.costs.rounds);
+        let plain = self.recordings.plain(&self.costs.rounds);
+        Ok(LookUps { look_ups, speedup: speedup(&plain, &spent, self.seed) })
     }
 
     pub(super) fn rule_gain(&self, choice: &Choice) -> Result<RuleGain> {

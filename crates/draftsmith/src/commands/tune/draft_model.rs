@@ -15,7 +15,7 @@ use super::runtimes::best_settings;
 use super::show::how_known;
 use super::{TuningBasis, cost_prompts, given_or_measured};
 use crate::console::Console;
-use crate::costs::{CostProbe, MeasuredCosts};
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
 use crate::decoders::Decoders;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
@@ -80,7 +80,8 @@ pub(crate) fn run_for_draft_model(
                 console.note(format!("tune: measuring costs, {id} as a draft model, {name}"));
                 let decoders = decoders.as_mut().context("models to measure are loaded")?;
                 let (drafter, prompts) = (DrafterId::Draft, &prompts);
-                let probe = CostProbe { decoders, drafter, decoding, prompts, console };
+                let time_limit = COSTS_TIME_LIMIT;
+                let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, console };
                 probe.measure(&|costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?))
             })?;
             let costs = measured.costs.clone().of_drafter(id)?;

@@ -5,9 +5,10 @@ use comfy_table::{ContentArrangement, Table, presets};
 
 use super::calibrate::CalibrationChoices;
 use super::{Tuning, TuningBasis};
+use crate::names::times_text;
 use crate::results::{CostSource, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
-use crate::table::{calibration_text, render_scores, table_text};
+use crate::table::{calibration_text, explained, render_scores, table_text};
 use crate::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
@@ -41,7 +42,11 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         how_known(basis),
     );
     text += &tuning.calibration.as_ref().map(calibration).unwrap_or_default();
-    text += &format!("{}\n", rules(tuning, width));
+    let rules = rules(tuning, width);
+    text += &format!("{rules}\n");
+    text += &explained(&rules, width).map(|words| words + "\n").unwrap_or_default();
+    text += &tuning.look_ups.map(|found| found.text() + "\n").unwrap_or_default();
+    text += &advice(tuning).map(|advice| format!("\n{advice}\n")).unwrap_or_default();
     if !tuning.runtimes.is_empty() {
         text += "\nwithout a head, over best K:\n";
         for setting in &tuning.runtimes {
@@ -59,6 +64,20 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         None => "\nno head or adapter to write it to\n\n".to_owned(),
     };
     Ok(text)
+}
+
+/// The advice where even the best rule is no faster than the target alone.
+fn advice(tuning: &Tuning) -> Option<String> {
+    if tuning.share_accepted == Some(0.0) {
+        return Some("never accepted: do not speculate with it, or train longer".to_owned());
+    }
+    let best = tuning.rules.iter().map(|rule| rule.speedup).reduce(f64::max)?;
+    (best <= 1.0).then(|| {
+        format!(
+            "no rule is faster than the target alone ({}): do not speculate with it, or train longer",
+            times_text(best)
+        )
+    })
 }
 
 /// The table of rules.

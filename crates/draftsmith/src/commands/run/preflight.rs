@@ -1,0 +1,172 @@
+//! What `run` checks and says before its first stage, so that a mistake in the recipe is not found after
+//! hours of training: exit layers against the target, costs against the drafters, and all prompts; then how
+//! many tokens, bytes and minutes the stages will take at most.
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::in_bytes;
+use draftsmith_model::AdapterConfig;
+use draftsmith_theory::{Bounds, DrafterId};
+use draftsmith_train::TrainError;
+
+use crate::commands::build_data::BYTES_PER_TOKEN;
+use crate::console::Console;
+use crate::decoders::target_speed;
+use crate::exports::adapter_dirs;
+use crate::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
+use crate::prompts::{Dataset, PromptChoice, read_sources};
+use crate::recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
+use crate::results::DrafterName;
+use crate::rollouts::{PromptSet, set_prompts};
+use crate::table::duration_text;
+use crate::tuning::given_costs;
+use crate::workspace::Workspace;
+
+/// Checks the recipe, and notes what its stages will take.
+///
+/// # Errors
+/// If a later stage would fail because of a key that can be checked now.
+pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
+    check_exit_layers(recipe, workspace)?;
+    check_costs(recipe)?;
+    let datasets = evaluated_prompts(recipe, workspace)?;
+    if recipe.tune.as_ref().is_some_and(|tune| tune.prompts.is_some()) {
+        set_prompts(recipe, PromptSet::Validation, workspace, &Console::silent())?;
+    }
+    note_overlap(recipe, workspace, &datasets, console)?;
+    note_work(recipe, workspace, &datasets, console)
+}
+
+fn check_exit_layers(recipe: &Recipe, workspace: &Workspace) -> Result<()> {
+    let Some(adapter) = &recipe.adapter else { return Ok(()) };
+    let num_layers = workspace.target_shape()?.num_layers;
+    match adapter.exit_layer.to_vec().into_iter().find(|exit| *exit >= num_layers) {
+        Some(exit_layer) => Err(TrainError::ExitLayer { exit_layer, num_layers }.into()),
+        None => Ok(()),
+    }
+}
+
+/// Checks that given costs name their drafters, and that none is missing where it cannot be measured.
+fn check_costs(recipe: &Recipe) -> Result<()> {
+    let (Some(tune), Some(evaluate)) = (&recipe.tune, &recipe.evaluate) else { return Ok(()) };
+    let drafters = planned_drafters(recipe, evaluate)?;
+    let given = given_costs(tune.costs.as_ref(), &drafters).context("section `[tune.costs]`")?;
+    let missing =
+        |drafter: &&DrafterName| !given.iter().any(|costs| drafter.id() == Some(costs.drafter));
+    if recipe.target_elsewhere().is_some()
+        && let Some(drafter) = drafters.iter().find(missing)
+    {
+        bail!(
+            "section `[tune.costs]` has no costs of `{drafter}`, which are not measured where servers run \
+             the target; hint: give `draft_ms` and `target_ms`, which `recipes/server_costs.py` measures"
+        );
+    }
+    Ok(())
+}
+
+/// The drafters that later stages record: the draft, and every adapter that is trained or given.
+fn planned_drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<DrafterName>> {
+    let draft = recipe.models.draft.as_ref().map(|_| DrafterId::Draft);
+    let exits: Vec<usize> = match &evaluate.adapters {
+        Some(_) => {
+            let dirs = adapter_dirs(recipe, evaluate).into_iter();
+            dirs.map(|dir| Ok(AdapterConfig::from_dir(&dir)?.exit_layer)).collect::<Result<_>>()?
+        }
+        None => recipe.adapter_dirs().into_iter().map(|(exit_layer, _)| exit_layer).collect(),
+    };
+    let exits = exits.into_iter().map(|exit_layer| DrafterId::SelfDraft { exit_layer });
+    Ok(draft.into_iter().chain(exits).map(DrafterName::from).collect())
+}
+
+/// The prompts to evaluate, which must exist and fit.
+fn evaluated_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<Dataset>> {
+    let Some(evaluate) = &recipe.evaluate else { return Ok(Vec::new()) };
+    let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
+    let choice =
+        PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
+    choice.of_each(sources, workspace.text_side()?, &Console::silent())
+}
+
+fn note_overlap(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    datasets: &[Dataset],
+    console: &Console,
+) -> Result<()> {
+    let Some(known) = prompts_in_data(recipe, workspace.text_side()?) else { return Ok(()) };
+    for Dataset { name, prompts } in datasets {
+        let num = num_known(prompts, &known);
+        if num > 0 {
+            console.note(format!(
+                "run: {num} of the {} prompts of `{name}` are prompts that the training data is built \
+                 from; speeds on unseen prompts may be lower",
+                prompts.len()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Notes the tokens, bytes and minutes that the stages take at most.
+fn note_work(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    datasets: &[Dataset],
+    console: &Console,
+) -> Result<()> {
+    let text = workspace.text_side()?;
+    let (mut parts, mut num_decoded) = (Vec::new(), 0);
+    if let Some(data) = recipe.data.as_ref().filter(|it| it.responses != Responses::Existing) {
+        let prompts = choose_prompts(recipe, data, text, &Console::silent())?;
+        let num_turns = prompts.num_turns(0..prompts.len());
+        let num_tokens = num_turns * data.max_new_tokens.min(text.context);
+        let bytes = in_bytes(num_tokens as u64 * BYTES_PER_TOKEN);
+        parts.push(format!("{num_tokens} tokens of data ({bytes})"));
+        num_decoded += num_tokens;
+    }
+    let num_heads = recipe.head.iter().flat_map(|head| head.passes()).map(|pass| pass.len());
+    let num_heads: usize = num_heads.sum();
+    if num_heads > 1 {
+        parts.push(format!("{num_heads} heads in all"));
+    }
+    if let Some(evaluate) = &recipe.evaluate {
+        let num_settings = num_settings(recipe, evaluate)? * evaluate.decodings.len();
+        let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
+        let num_turns: usize = prompts.map(|prompt| prompt.turns.len()).sum();
+        let num_tokens = num_turns * num_settings * evaluate.max_new_tokens.min(text.context);
+        parts.push(format!("{num_tokens} tokens of evaluation in about {num_settings} settings"));
+        num_decoded += num_tokens;
+    }
+    let prompt = datasets.iter().flat_map(|dataset| &dataset.prompts).next();
+    let mut note = format!("run: at most {}", parts.join(", "));
+    if let Some(prompt) = prompt.filter(|_| recipe.target_elsewhere().is_none()) {
+        let pair = workspace.pair()?;
+        let speed = target_speed(pair, &pair.text.encode(&prompt.messages(0, &[]))?)?;
+        note += &format!(
+            "; decoding takes at most {} at the target's {speed:.0} tokens/s, training comes on top",
+            duration_text(num_decoded as f64 / speed)
+        );
+    }
+    if !parts.is_empty() {
+        console.note(note);
+    }
+    Ok(())
+}
+
+/// About how many settings an evaluation measures under one way of decoding.
+fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<usize> {
+    let num_trees = evaluate.trees.iter().flat_map(TreesRecipe::given).count();
+    let variants = 1 + num_trees + evaluate.lookup_first.len();
+    let of_drafter = |drafter: &DrafterName| {
+        let is_self_draft = *drafter != DrafterName::Of(DrafterId::Draft);
+        let has_head = match is_self_draft {
+            true => recipe.adapter_head.is_some(),
+            false => recipe.head.is_some() || evaluate.head.is_some(),
+        };
+        let bounds = Bounds { min: 1, max: evaluate.max_candidate_length };
+        evaluate.stop_rules(is_self_draft, has_head, bounds).len() * variants
+    };
+    let drafters = planned_drafters(recipe, evaluate)?;
+    let num_lookups = evaluate.max_gram.as_ref().map_or(0, |lookup| lookup.lengths.len());
+    let others = num_lookups + evaluate.cascades.len() + evaluate.lookup_first.len();
+    Ok(1 + drafters.iter().map(of_drafter).sum::<usize>() + others)
+}
