@@ -73,7 +73,7 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     // The look-ups of a drafter are measured alone too, with the target's tokens.
     let alone = rows.iter().filter(|row| row["drafter"] == "max_gram_lookup_1x2");
     assert_eq!(alone.count(), 2);
-    assert!(stdout.contains("only prompt lookup 1x2"), "{stdout}");
+    assert!(stdout.contains("prompt lookup 1x2 by itself"), "{stdout}");
 
     // Prompts for tuning that are training prompts are noted.
     place.write("tune.jsonl", seen.join("\n") + "\n");

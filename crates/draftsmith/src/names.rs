@@ -107,10 +107,10 @@ impl DrafterName {
         }
     }
 
-    /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`, `only lookup 2x4`.
+    /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`, `lookup 2x4 by itself`.
     pub(crate) fn prefix(self) -> Option<String> {
         if let Some(first) = self.as_look_ups_alone() {
-            return Some(format!("only lookup {first}"));
+            return Some(format!("lookup {first} by itself"));
         }
         let of_drafter = self.id().and_then(DrafterId::prefix);
         let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
@@ -125,7 +125,7 @@ impl DrafterName {
     /// The drafter in words: `separate draft`, `self-draft, exit 1`; empty without one.
     pub(crate) fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
-            return format!("only prompt lookup {first}");
+            return format!("prompt lookup {first} by itself");
         }
         let mut text = self.id().map(DrafterId::text).unwrap_or_default();
         if let Some(addition) = self.addition() {
