@@ -100,7 +100,11 @@ fn place_with_a_useless_draft() -> Place {
 #[test]
 fn a_drafter_that_is_never_accepted_gets_advice_and_a_report() {
     let place = place_with_a_useless_draft();
-    let keys = ["--set", "models.draft='useless'", "--set", "tune={}", "--set"];
+    // Given costs, so that nothing is measured.
+    let costs = "draft_ms = 2.0\ntarget_ms = 5.0\n";
+    place.write("costs.toml", costs);
+    let tune = format!("tune={{ costs={{ {} }} }}", costs.trim().replace('\n', ", "));
+    let keys = ["--set", "models.draft='useless'", "--set", &tune, "--set"];
     let greedy = ["evaluate.decodings=['greedy']"];
     let ran = place.run(&[&["run", "small.toml"], &keys[..], &greedy[..]].concat());
     let stdout = ran.ok();
