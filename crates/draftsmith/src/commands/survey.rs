@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
+use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
@@ -33,12 +34,14 @@ use self::target_alone::TargetSurvey;
 use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::conversation::SetPrompt;
+use crate::decoders::target_speed;
 use crate::decoding_arguments::DecodingArguments;
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{GivenCosts, ServerRecipe};
 use crate::recorder::{Answer, RecordedModels, Recorder};
 use crate::served::ServerAccess;
+use crate::table::duration_text;
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
@@ -47,6 +50,9 @@ const MAX_LENGTH: usize = 10;
 
 /// The fewest answers that can be cross-validated.
 const MIN_ANSWERS: usize = 4;
+
+/// About the share of a survey's time in which the target answers.
+const SHARE_OF_ANSWERS: f64 = 0.15;
 
 /// Arguments of `survey`.
 #[derive(Debug, Args)]
@@ -174,6 +180,7 @@ fn survey(
         seed,
         console,
     };
+    surveyor.note_duration(&prompts)?;
     let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
     surveyor.answers = surveyor.answer(&prompts)?;
     let found = match arguments.draft {
@@ -211,6 +218,22 @@ fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
 }
 
 impl Surveyor<'_> {
+    /// Notes how many tokens are decoded, and about how long the survey takes.
+    fn note_duration(&self, prompts: &[Prompt]) -> Result<()> {
+        let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
+        let num_tokens = num_turns * self.max_new_tokens;
+        let RecordedModels::Pair(pair) = &self.models else { return Ok(()) };
+        let first = prompts.first().context("there is a prompt")?;
+        let speed = target_speed(pair, &pair.text.encode(&first.messages(0, &[]))?)?;
+        let seconds = SHARE_OF_ANSWERS.recip() * num_tokens as f64 / speed;
+        self.console.note(format!(
+            "survey: {num_turns} answers of at most {num_tokens} tokens in all; about {} at the target's \
+             {speed:.0} tokens/s",
+            duration_text(seconds)
+        ));
+        Ok(())
+    }
+
     fn recorder<'r>(&'r self, progress: &'r Progress) -> Recorder<'r> {
         Recorder {
             models: self.models.clone(),

@@ -31,7 +31,7 @@ const MIXED_REPEATS: usize = 2;
 /// The fewest passes over all prompts and lengths.
 const MIN_PASSES: usize = 10;
 /// The same for slow passes: their models are large, and large models' forwards vary less.
-const MIN_LONG_PASSES: usize = 5;
+const MIN_LONG_PASSES: usize = 3;
 /// The usual time limit, once the fewest passes are done.
 pub(crate) const COSTS_TIME_LIMIT: Duration = Duration::from_secs(300);
 /// The most passes: waiting does not improve the measurement on a machine that is too noisy.
@@ -87,18 +87,30 @@ impl CostProbe<'_, '_> {
         lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
     ) -> Result<MeasuredCosts> {
         let progress = Progress::new(self.console, "costs", "answers", 0);
-        // The fewest answers, until the time of a pass is known.
-        let num_prompts = self.prompts.len();
-        let answers_a_pass = |mixed_repeats| (num_prompts * (NUM_TIMINGS + mixed_repeats)) as u64;
-        let (of_first, of_other) = (answers_a_pass(0), answers_a_pass(MIXED_REPEATS));
-        progress.set_total(of_first + of_other * MIN_LONG_PASSES as u64);
+        let all = self.prompts;
+        progress.set_total((all.len() * NUM_TIMINGS) as u64);
         // The first forwards of a process touch pages and pick kernels. Their costs are good enough to
-        // estimate the lengths of rounds and the time of a pass.
-        let first = self.pass(&mut RoundLengths::default(), &progress)?;
-        let max_passes = max_passes(first.duration, self.time_limit);
-        let lengths = lengths_under(&MeasuredCosts::of(&[first], self.drafter)?.costs)?;
-        let mut lengths = RoundLengths::new(lengths, SignalNeeds::default());
-        progress.set_total(of_first + of_other * max_passes as u64);
+        // estimate the lengths of rounds and the time of a pass. One prompt suffices, unless its answer is
+        // too short.
+        self.prompts = &all[..1];
+        let mut first = self.pass(&mut RoundLengths::default(), &progress)?;
+        let mut num_answers = NUM_TIMINGS;
+        let mut costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
+        if costs.is_err() {
+            self.prompts = all;
+            first = self.pass(&mut RoundLengths::default(), &progress)?;
+            num_answers += all.len() * NUM_TIMINGS;
+            costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
+        }
+        let of_prompt = first.duration.div_f64(self.prompts.len() as f64);
+        let is_short = self.prompts.len() == all.len();
+        let num_prompts =
+            if is_short { all.len() } else { self.num_prompts_in_time(of_prompt, all) };
+        self.prompts = &all[..num_prompts];
+        let max_passes = max_passes(of_prompt.mul_f64(num_prompts as f64), self.time_limit);
+        let mut lengths = RoundLengths::new(lengths_under(&costs?.costs)?, SignalNeeds::default());
+        num_answers += num_prompts * (NUM_TIMINGS + MIXED_REPEATS) * max_passes;
+        progress.set_total(num_answers as u64);
         let mut passes: Vec<Pass> = Vec::new();
         loop {
             passes.push(self.pass(&mut lengths, &progress)?);
@@ -115,6 +127,13 @@ impl CostProbe<'_, '_> {
                 return Ok(MeasuredCosts { num_passes, ..measured });
             }
         }
+    }
+
+    /// The number of prompts with which the fewest passes end in time, at least 1.
+    fn num_prompts_in_time(&self, of_prompt: Duration, all: &[Vec<u32>]) -> usize {
+        let passes = of_prompt.as_secs_f64() * MIN_LONG_PASSES as f64;
+        let in_time = (self.time_limit.as_secs_f64() / passes) as usize;
+        in_time.clamp(1, all.len())
     }
 
     /// One pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
@@ -309,11 +328,11 @@ mod tests {
     #[test]
     fn passes_that_take_long_are_fewer() {
         let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds), COSTS_TIME_LIMIT);
-        assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 5]);
+        assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 3]);
         let one = Duration::from_secs(2);
         assert_eq!(
             [1, 20, 1000].map(|limit| max_passes(one, Duration::from_secs(limit))),
-            [5, 10, 40]
+            [3, 10, 40]
         );
     }
 

@@ -24,7 +24,7 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
     );
     let (text, sentence) = match &survey.found {
         SurveyResult::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
-        SurveyResult::Target(found) => (target(found), &found.verdict.sentence),
+        SurveyResult::Target(found) => (target(found, width), &found.verdict.sentence),
     };
     let advice = wrapped(sentence, width).join("\n");
     let words = explained(&text, width).map(|words| words + "\n").unwrap_or_default();
@@ -85,7 +85,7 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
     Ok(text)
 }
 
-fn target(found: &TargetSurvey) -> String {
+fn target(found: &TargetSurvey, width: Option<usize>) -> String {
     let mut text = format!(
         "target forwards of {}{}\n\n",
         rows(&|rows| found.verify_seconds[rows - 1]),
@@ -98,7 +98,6 @@ fn target(found: &TargetSurvey) -> String {
         "cost",
         "pays from",
         "agrees",
-        "95 %",
         "setting",
         "speed-up",
         "95 %",
@@ -111,19 +110,19 @@ fn target(found: &TargetSurvey) -> String {
             format!("{:.1} %", 100.0 * exit.draft_share),
             format!("{:.3}", exit.break_even),
             format!("{:.3}", exit.agreement.value),
-            interval(exit.agreement),
             exit.setting.clone(),
             format!("{:.3}x", exit.speedup.value),
             interval(exit.speedup),
             if exit.exit_layer == found.best_exit_layer { "*" } else { "" }.to_owned(),
         ]);
     }
-    text += &table_text(table, &[0, 1, 2, 3, 4, 6, 7]);
-    text += &format!(
-        "\n\n*: the best; agrees: a linear read-out of the layer with the target, a floor of what an adapter \
-         learns;\ncost: of a draft forward with {DRAFT_VOCABULARY} tokens at most, of a target forward; \
-         pays from: the share of\ntokens from which on one candidate a round gains\n"
+    text += &table_text(table, &[0, 1, 2, 3, 5, 6]);
+    let legend = format!(
+        "*: the best; cost: of a draft forward, with at most {DRAFT_VOCABULARY} tokens, in target forwards; \
+         pays from: the share of tokens that must be accepted for one candidate per round to gain; agrees: \
+         how often a linear read-out of the layer gives the target's token, less often than an adapter"
     );
+    text += &format!("\n\n{}\n", wrapped(&legend, width).join("\n"));
     text += &format!("\n{}\n", found.look_ups.text());
     text
 }
