@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use self::existing::check_known;
-use self::present::{finish, present_shards};
+use self::present::{finish, num_rows, present_shards};
 use self::rows::Labeller;
 use crate::built_data::data_provenance;
 use crate::console::Console;
@@ -59,6 +59,11 @@ pub(crate) struct BuiltData {
     pub(crate) num_shards_left: usize,
     /// Response tokens written by this run.
     pub(crate) num_new_tokens: usize,
+    /// Sampled responses that this run left out, because servers returned too little of their
+    /// probability mass.
+    pub(crate) num_left_out: usize,
+    /// Responses that a server's content filter stopped, which are left out too.
+    pub(crate) num_filtered: usize,
 }
 
 /// Which shards to build.
@@ -121,7 +126,7 @@ pub(crate) fn run(
     let num_new_tokens = job.build(&missing, &labeller)?;
     labeller.note();
     progress.finish();
-    let built = job.finish(kept.len(), missing.len(), num_new_tokens)?;
+    let built = job.finish(kept.len(), missing.len(), num_new_tokens, &labeller)?;
     console.document(&built)?;
     Ok(built)
 }
@@ -246,17 +251,24 @@ impl Job<'_> {
     }
 
     /// Writes the manifest if every shard exists, and notes what was built.
+    ///
+    /// # Errors
+    /// If the manifest cannot be written, or no shard has a row.
     fn finish(
         self,
         num_shards_kept: usize,
         num_built: usize,
         num_new_tokens: usize,
+        labeller: &Labeller<'_>,
     ) -> Result<BuiltData> {
         let Self { building, prompts, store, dir: data_dir, num_shards, console, .. } = self;
         let num_shards_left = match &store {
             Some(store) => store.finish(&data_dir, num_shards, building.repairs)?,
             None => finish(&data_dir, num_shards)?,
         };
+        if num_shards_left == 0 && num_rows(&data_dir)? == 0 {
+            return Err(labeller.no_rows(&data_dir));
+        }
         let num_own = num_shards_kept + num_built;
         console.note(format!(
             "build-data: {num_own} shards in `{}`, {num_shards_kept} of which existed{}",
@@ -275,6 +287,8 @@ impl Job<'_> {
             num_prompts,
             num_shards_left,
             num_new_tokens,
+            num_left_out: labeller.num_left_out(),
+            num_filtered: labeller.num_filtered(),
         })
     }
 }
