@@ -56,7 +56,11 @@ fn meet(mut stream: TcpStream, head: &str, body: &str) -> std::io::Result<()> {
         line.clear();
     }
     reader.read_exact(&mut vec![0; num_bytes])?;
-    write!(stream, "HTTP/1.1 {head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len())
+    write!(
+        stream,
+        "HTTP/1.1 {head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// Builds greedy data of two prompts from a server.
@@ -102,7 +106,10 @@ fn a_repeated_token_is_neither_printed_nor_written() {
         ("401 X".to_owned(), format!("invalid key {TOKEN}")),
         ("500 X".to_owned(), format!("{{\"error\":\"bad key {json}\"}}")),
         (format!("500 X\r\nretry-after: {TOKEN}\r\nx-key: {TOKEN}"), String::new()),
-        (format!("302 X\r\nlocation: http://other/?key={}", TOKEN.replace('/', "%2F")), String::new()),
+        (
+            format!("302 X\r\nlocation: http://other/?key={}", TOKEN.replace('/', "%2F")),
+            String::new(),
+        ),
         ("200 X".to_owned(), format!("<p>{TOKEN}</p>")),
         ("200 X".to_owned(), in_answer(&format!("\"index\":\"{json}\""))),
         ("200 X".to_owned(), ANSWER.replace("stop", TOKEN)),

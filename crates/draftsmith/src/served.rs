@@ -89,7 +89,8 @@ impl<'a> ServerAccess<'a> {
         max_new_tokens: usize,
         console: &Console,
     ) -> Result<Served> {
-        let secret = self.server.api_key_env.as_deref().map_or(Ok(Secret::NONE), Secret::read)?;
+        let secret = self.server.api_key_env.as_deref().map(Secret::read).transpose()?;
+        let secret = secret.unwrap_or_default();
         self.open_with(secret, workspace, decoding, max_new_tokens, console)
     }
 
@@ -366,9 +367,7 @@ impl Served {
     pub(crate) fn unfiltered_of_set(&self, prompt: &SetPrompt) -> Option<SetPrompt> {
         match prompt {
             SetPrompt::Conversation(prompt) => self.unfiltered(prompt).map(SetPrompt::Conversation),
-            SetPrompt::HeldOut { id, .. } => {
-                (!self.filtered.contains(id)).then(|| prompt.clone())
-            }
+            SetPrompt::HeldOut { id, .. } => (!self.filtered.contains(id)).then(|| prompt.clone()),
         }
     }
 

@@ -237,7 +237,9 @@ mod tests {
             refused(check_server(&format!("urls = ['{url}']")), "`data.server.urls` has an entry");
         }
         refused(check_server("urls = [\"http://gpu:8000/v1\\nhost: secret\"]"), "has an entry");
-        for url in ["http://[::1]:8000/v1", "http://[::1]", "https://gpu:65535/v1/", "http://10.0.0.1:1"] {
+        for url in
+            ["http://[::1]:8000/v1", "http://[::1]", "https://gpu:65535/v1/", "http://10.0.0.1:1"]
+        {
             check_server(&format!("urls = ['{url}']")).expect("a server");
         }
         refused(check_server("urls = ['http://me:secret@a/v1']"), "`data.server.api_key_env`");

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use draftsmith_theory::SeededDraws;
 use serde_json::{Value, json};
 use ureq::Agent;
-use ureq::http::{HeaderName, HeaderValue};
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use ureq::http::{HeaderName, HeaderValue};
 
 use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Unusable, most_bytes, read};
@@ -169,7 +169,9 @@ impl Servers {
             let mut why = self.secret.clean(&format!("the server `{url}` {why}"));
             if let FailureKind::Temporary(requested) = kind {
                 let most = self.most_wait;
-                self.update(number, |server| server.failed(begun, &why, requested, most, &mut draws));
+                self.update(number, |server| {
+                    server.failed(begun, &why, requested, most, &mut draws)
+                });
                 num_failures += 1;
                 if num_failures <= self.num_retries && !self.is_given_up() {
                     continue;
@@ -188,8 +190,10 @@ impl Servers {
     pub(super) fn waiting(&self) -> Option<ServerRest> {
         let servers = self.servers.lock().expect(HELD);
         let now = Instant::now();
-        let rests: Option<Vec<&ServerRest>> =
-            servers.iter().map(|server| server.rest.as_ref().filter(|rest| rest.until > now)).collect();
+        let rests: Option<Vec<&ServerRest>> = servers
+            .iter()
+            .map(|server| server.rest.as_ref().filter(|rest| rest.until > now))
+            .collect();
         rests?.into_iter().min_by_key(|rest| rest.until).cloned()
     }
 

@@ -46,11 +46,7 @@ impl LogProbLists {
     /// # Errors
     /// If nothing is known at any position, log-probabilities belong to other tokens, or they are not a
     /// distribution.
-    pub(super) fn known(
-        &self,
-        ids: &[u32],
-        vocab_size: usize,
-    ) -> Result<Vec<KnownTokens>, String> {
+    pub(super) fn known(&self, ids: &[u32], vocab_size: usize) -> Result<Vec<KnownTokens>, String> {
         let known = match (&self.content, &self.top_logprobs) {
             (Some(positions), _) => read_llama_cpp(positions, ids)?,
             (None, Some(positions)) => {
@@ -311,8 +307,16 @@ mod tests {
         check(json!({}), &[4], "no log-probabilities by token id");
         check(json!({ "top_logprobs": [] , "token_logprobs": [] }), &[4], "at 0 of 1 positions");
         let two = json!([{ "token_id:4": -1 }, { "token_id:4": -1 }]);
-        check(json!({ "top_logprobs": two, "token_logprobs": [-1, -1] }), &[4], "at 2 of 1 positions");
-        check(json!({ "top_logprobs": two, "token_logprobs": [-1] }), &[4, 4], "at 1 of 2 positions");
+        check(
+            json!({ "top_logprobs": two, "token_logprobs": [-1, -1] }),
+            &[4],
+            "at 2 of 1 positions",
+        );
+        check(
+            json!({ "top_logprobs": two, "token_logprobs": [-1] }),
+            &[4, 4],
+            "at 1 of 2 positions",
+        );
         let top = |top: Value| json!({ "top_logprobs": [top], "token_logprobs": [-1.0] });
         check(top(json!({ "a": -1.0 })), &[4], "without token ids");
         check(top(json!({ "token_id:-1": -1.0 })), &[4], "without token ids");

@@ -50,7 +50,8 @@ pub fn answer(bytes: &[u8]) -> Result<()> {
         log_probs,
     };
     let ask = Ask { id: "a".to_owned(), prompt_ids: vec![1, 2], max_tokens: MAX_TOKENS, seed: 0 };
-    let read = |terms: &Terms| read(&mut BoundedBody::new(bytes, most_bytes(&ask, terms)), &ask, terms);
+    let read =
+        |terms: &Terms| read(&mut BoundedBody::new(bytes, most_bytes(&ask, terms)), &ask, terms);
     let greedy = read(&terms(Decoding::GREEDY, None));
     let sampled = read(&terms(Decoding::sampled(Sampling::default()), Some(LOG_PROBS)));
     if let Ok(Completion { tokens: Tokens::Ids(ids), known: Some(known), .. }) = &sampled {

@@ -281,7 +281,10 @@ impl<L> Reply<L> {
             (None, None) => return Err(invalid("neither `token_ids` nor `text`")),
         };
         let num_in_usage = |count: fn(&ReplyUsage) -> Option<u64>| {
-            self.usage.as_ref().and_then(count).map(|num| usize::try_from(num).unwrap_or(usize::MAX))
+            self.usage
+                .as_ref()
+                .and_then(count)
+                .map(|num| usize::try_from(num).unwrap_or(usize::MAX))
         };
         let num_tokens = match &tokens {
             Tokens::Ids(ids) => Some(ids.len()),

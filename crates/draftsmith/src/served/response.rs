@@ -1,5 +1,6 @@
 //! Makes a response of a completion: tokenises text, and cuts where local decoding would end.
 
+use draftsmith_data::FinishReason;
 use draftsmith_theory::TextEnd;
 
 use super::journal::Entry;
@@ -7,8 +8,6 @@ use super::known::KnownTokens;
 use super::protocol::{Ask, Terms};
 use super::reply::{Completion, Ending, Tokens, Unusable};
 use crate::text_side::TextSide;
-
-use draftsmith_data::FinishReason;
 
 /// A response with what the answer said about itself.
 pub(super) struct Received {
@@ -40,7 +39,10 @@ impl Received {
                 let ids = text.tokenizer.encode(&words, false);
                 let ids = ids.map_err(|error| Unusable::Invalid(format!("a text: {error}")))?;
                 // The target may have chosen more tokens for the same text, but not twice as many.
-                if ending == Ending::Length && num_tokens.is_none() && 2 * ids.len() < ask.max_tokens {
+                if ending == Ending::Length
+                    && num_tokens.is_none()
+                    && 2 * ids.len() < ask.max_tokens
+                {
                     return Err(Unusable::CutShort(ids.len()));
                 }
                 ids
@@ -49,8 +51,10 @@ impl Received {
         let entry = if ending == Ending::ContentFilter {
             Entry::filtered(&ask.id, terms.identity(ask))
         } else {
-            let end = (ending == Ending::Stop).then(|| ended_by.or(terms.eos_token_ids.first().copied()));
-            let (response_ids, finish) = cut_at_end(ask, text, ids.into_iter().chain(end.flatten()));
+            let end =
+                (ending == Ending::Stop).then(|| ended_by.or(terms.eos_token_ids.first().copied()));
+            let (response_ids, finish) =
+                cut_at_end(ask, text, ids.into_iter().chain(end.flatten()));
             if let Some(known) = &mut known {
                 // Nothing is known about an end token that the server left out.
                 known.resize(response_ids.len(), KnownTokens::new());
@@ -131,7 +135,8 @@ mod tests {
         for (answered, requested) in same {
             assert!(is_same_model(answered, requested), "{answered} for {requested}");
         }
-        for (answered, requested) in [("c", "b"), ("a", "a/b"), ("b-8b", "b"), ("b.gguf", "c.gguf")] {
+        for (answered, requested) in [("c", "b"), ("a", "a/b"), ("b-8b", "b"), ("b.gguf", "c.gguf")]
+        {
             assert!(!is_same_model(answered, requested), "{answered} for {requested}");
         }
     }

@@ -16,7 +16,8 @@ const MASK: &[u8] = b"***";
 /// Shortest part of the token in base64 that we look for; a shorter one may be there by chance.
 const LEAST_BASE64: usize = 8;
 
-/// A bearer token, or none. It must not implement `Debug`.
+/// A bearer token; the default is none. It must not implement `Debug`.
+#[derive(Default)]
 pub(super) struct Secret {
     header: Option<HeaderValue>,
     /// The token, and what base64 makes of it after 0, 1 and 2 other bytes.
@@ -24,19 +25,18 @@ pub(super) struct Secret {
 }
 
 impl Secret {
-    /// No token.
-    pub(super) const NONE: Self = Self { header: None, hidden: Vec::new() };
-
     /// Reads the token from an environment variable.
     ///
     /// # Errors
     /// If it is not set, or not a token.
     pub(super) fn read(variable: &str) -> Result<Self> {
         let token = std::env::var(variable).ok().map(|token| token.trim().to_owned());
-        let named = format!("the environment variable `{variable}`, which `data.server.api_key_env` names,");
-        let token = token.filter(|token| !token.is_empty()).with_context(|| {
-            format!("{named} is not set; hint: set it to the servers' token")
-        })?;
+        let named = format!(
+            "the environment variable `{variable}`, which `data.server.api_key_env` names,"
+        );
+        let token = token
+            .filter(|token| !token.is_empty())
+            .with_context(|| format!("{named} is not set; hint: set it to the servers' token"))?;
         Self::new(&token).with_context(|| {
             format!(
                 "{named} has a character that no HTTP header can have, such as a line break; hint: set it \
@@ -122,7 +122,9 @@ fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
         match escaped_length(rest, *byte) {
             Some(length) => rest = &rest[length..],
             // An escape that the end cuts in two.
-            None if is_cut && rest.len() < 6 && b"\\%&".contains(&rest[0]) => return Some(text.len()),
+            None if is_cut && rest.len() < 6 && b"\\%&".contains(&rest[0]) => {
+                return Some(text.len());
+            }
             None => return None,
         }
     }
@@ -132,7 +134,9 @@ fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
 /// The length of a byte at the beginning of a text: plain or escaped, as in JSON, URLs and HTML.
 fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
     let is_next = |form: &[u8]| {
-        text.get(..form.len()).is_some_and(|next| next.eq_ignore_ascii_case(form)).then_some(form.len())
+        text.get(..form.len())
+            .is_some_and(|next| next.eq_ignore_ascii_case(form))
+            .then_some(form.len())
     };
     let escape = || {
         // JSON in JSON has more than one.
@@ -140,7 +144,9 @@ fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
         let forms = match text[0] {
             b'\\' => vec![format!("u{byte:04x}"), char::from(byte).to_string()],
             b'%' => vec![format!("%{byte:02x}")],
-            b'&' => vec![format!("&#{byte};"), format!("&#x{byte:x};"), named_entity(byte).to_owned()],
+            b'&' => {
+                vec![format!("&#{byte};"), format!("&#x{byte:x};"), named_entity(byte).to_owned()]
+            }
             _ => Vec::new(),
         };
         let after = &text[num_slashes..];
@@ -246,10 +252,10 @@ mod tests {
 
     #[test]
     fn a_quoted_text_is_one_short_line() {
-        assert_eq!(Secret::NONE.clean("a\r\n\tb \u{1b}[31mc\u{7}"), "a b [31mc");
+        assert_eq!(Secret::default().clean("a\r\n\tb \u{1b}[31mc\u{7}"), "a b [31mc");
         let long = "é".repeat(10_000);
-        assert_eq!(Secret::NONE.clean(&long).chars().count(), MOST_SAID + 1);
-        assert_eq!(Secret::NONE.quote(long.as_bytes(), true).chars().count(), MOST_QUOTED + 3);
+        assert_eq!(Secret::default().clean(&long).chars().count(), MOST_SAID + 1);
+        assert_eq!(Secret::default().quote(long.as_bytes(), true).chars().count(), MOST_QUOTED + 3);
     }
 
     #[test]

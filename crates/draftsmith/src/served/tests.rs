@@ -51,15 +51,10 @@ fn servers(urls: &[&str]) -> ServerRecipe {
 
 /// A served target that decodes greedily, with its journal in `dir`.
 fn served(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
-    served_with(Secret::NONE, server, workspace, dir)
+    served_with(Secret::default(), server, workspace, dir)
 }
 
-fn served_with(
-    secret: Secret,
-    server: &ServerRecipe,
-    workspace: &Workspace,
-    dir: &Path,
-) -> Served {
+fn served_with(secret: Secret, server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
     let journal = dir.join("served.jsonl");
     let access = ServerAccess { server, seed: 3, journal };
     let (decoding, console) = (Decoding::GREEDY, Console::silent());
@@ -158,7 +153,8 @@ fn a_lasting_failure_is_one_error_with_a_hint() {
     );
     let strange = r#"{"choices":[{"token_ids":[777777],"finish_reason":"stop"}]}"#;
     check(Deed::Say(200, "", strange), as_it_is, &["the token id 777777", "another model"], 3);
-    let short: &[&str] = &["answered 2 of 12 tokens", "`length`", "server's context, which", "3 times"];
+    let short: &[&str] =
+        &["answered 2 of 12 tokens", "`length`", "server's context, which", "3 times"];
     check(Deed::Change(cut_short), as_it_is, short, 3);
     let counted = r#"{"choices":[{"text":"a b c d e f g h i j k l m n","finish_reason":"length"}],
         "usage":{"completion_tokens":2}}"#;
@@ -166,7 +162,8 @@ fn a_lasting_failure_is_one_error_with_a_hint() {
     let text = r#"{"choices":[{"text":"a","finish_reason":"length"}]}"#;
     check(Deed::Say(200, "", text), as_it_is, &["answered 1 of 12 tokens"], 3);
     let moved = Deed::Say(308, "location: https://gpu-2:8000/v1/completions", "moved");
-    let expected = ["308: a redirect to `https://gpu-2:8000/v1/completions`; hint: redirects are not"];
+    let expected =
+        ["308: a redirect to `https://gpu-2:8000/v1/completions`; hint: redirects are not"];
     check(moved, as_it_is, &expected, 1);
     check(Deed::Say(304, "", ""), as_it_is, &["answered 304: ``"], 1);
     check(Deed::Say(401, "", "who?"), as_it_is, &["answered 401: `who?`", "api_key_env"], 1);
@@ -283,7 +280,10 @@ fn no_tokens_are_a_failed_request_unless_an_end_token_can_stand_for_them() {
         assert_eq!(journal.lines().count(), ends.len());
         if ends.is_empty() {
             let error = answered.expect_err("no response").to_string();
-            assert!(error.contains("no tokens") && error.contains("the last of 3 times"), "{error}");
+            assert!(
+                error.contains("no tokens") && error.contains("the last of 3 times"),
+                "{error}"
+            );
         }
     }
 }

@@ -242,7 +242,8 @@ fn data_of_which_every_response_is_left_out_is_an_error() {
     };
     let error = build();
     let (_, percent) = error.split_once("because on average ").expect("the mass");
-    let percent: f64 = percent.split(' ').next().and_then(|text| text.parse().ok()).expect("a number");
+    let percent: f64 =
+        percent.split(' ').next().and_then(|text| text.parse().ok()).expect("a number");
     assert!((1.0..99.0).contains(&percent), "{error}");
     let expected = [
         "has no row: 38 of 38 responses are left out, because on average ",

@@ -78,9 +78,8 @@ fn each_servers_format_of_ids_is_read() {
 
 #[test]
 fn the_choice_with_index_0_is_read() {
-    let one = |index: &str, id: u32| {
-        format!(r#"{{{index}"token_ids":[{id}],"finish_reason":"stop"}}"#)
-    };
+    let one =
+        |index: &str, id: u32| format!(r#"{{{index}"token_ids":[{id}],"finish_reason":"stop"}}"#);
     let ids = |choices: &[String]| {
         let answer = read_two(format!(r#"{{"choices":[{}]}}"#, choices.join(",")).as_bytes());
         answer.map(|completion| completion.tokens)

@@ -55,7 +55,8 @@ fn check(deed: Deed, expected: &str) {
 }
 
 fn pour(begin: impl Into<Vec<u8>>, again: impl Into<Vec<u8>>) -> Deed {
-    Deed::Pour(Pour { begin: begin.into().leak(), again: again.into().leak(), pause: Duration::ZERO })
+    let [begin, again]: [Vec<u8>; 2] = [begin.into(), again.into()];
+    Deed::Pour(Pour { begin: begin.leak(), again: again.leak(), pause: Duration::ZERO })
 }
 
 /// A successful answer's head, without a length.
@@ -70,8 +71,8 @@ fn chunks(begin: &str, again: &str) -> Deed {
 }
 
 /// An answer with this body.
-fn body(text: impl Into<String>) -> Deed {
-    Deed::Say(200, "", text.into().leak())
+fn body(text: String) -> Deed {
+    Deed::Say(200, "", text.leak())
 }
 
 #[test]
@@ -101,14 +102,18 @@ fn packed_bodies_take_no_more_than_their_bound() {
     );
     let Trial { error, num_requests } = trial(pour([head.into_bytes(), packed].concat(), ""), 30.0);
     // It is not even unpacked if no other crate turns on ureq's `gzip`.
-    assert!(error.contains("the most that we read") || error.contains("other than JSON"), "{error}");
+    assert!(
+        error.contains("the most that we read") || error.contains("other than JSON"),
+        "{error}"
+    );
     assert_eq!(num_requests, 2);
 }
 
 #[test]
 fn slow_answers_end_with_the_timeout() {
     let slowly = |begin: &str, again: &str| {
-        let (begin, again) = (begin.to_owned().leak().as_bytes(), again.to_owned().leak().as_bytes());
+        let (begin, again) =
+            (begin.to_owned().leak().as_bytes(), again.to_owned().leak().as_bytes());
         Deed::Pour(Pour { begin, again, pause: Duration::from_millis(20) })
     };
     for deed in [
@@ -160,8 +165,24 @@ fn heads_without_sense_are_errors() {
 fn keys_of_wrong_types_are_errors() {
     let token = serde_json::to_string(TOKEN).expect("JSON");
     let values = [
-        "null", "true", "-1", "1.5", "1e999", "-1e308", "99999999999999999999", "NaN", "-Infinity",
-        "[]", "{}", "[[]]", "[null]", "[-1]", "[1e308]", "[\"1\"]", "{\"a\":1}", &*token,
+        "null",
+        "true",
+        "-1",
+        "1.5",
+        "1e999",
+        "-1e308",
+        "99999999999999999999",
+        "NaN",
+        "-Infinity",
+        "[]",
+        "{}",
+        "[[]]",
+        "[null]",
+        "[-1]",
+        "[1e308]",
+        "[\"1\"]",
+        "{\"a\":1}",
+        &*token,
     ];
     let one = |key: &str, value: &str| match key {
         "choices" => format!(r#"{{"choices":{value}}}"#),
@@ -170,8 +191,17 @@ fn keys_of_wrong_types_are_errors() {
         _ => format!(r#"{{"choices":[{{"finish_reason":{token},"{key}":{value}}}]}}"#),
     };
     let keys = [
-        "choices", "usage", "__verbose", "model", "index", "text", "token_ids", "finish_reason",
-        "stop_reason", "matched_stop", "logprobs",
+        "choices",
+        "usage",
+        "__verbose",
+        "model",
+        "index",
+        "text",
+        "token_ids",
+        "finish_reason",
+        "stop_reason",
+        "matched_stop",
+        "logprobs",
     ];
     let answers: Vec<String> =
         keys.iter().flat_map(|key| values.iter().map(|value| one(key, value))).collect();
@@ -195,7 +225,8 @@ fn a_token_that_a_server_repeats_is_masked() {
     let forms = [TOKEN, json.trim_matches('"'), &escaped, "c2staG9zdGlsZS8wMTIzIjQ1Njc4OQ=="];
     for form in forms {
         for status in [400, 401, 403, 404, 418, 429, 500] {
-            let Trial { error, .. } = trial(Deed::Say(status, "", said(&format!("bad {form}!"))), 30.0);
+            let Trial { error, .. } =
+                trial(Deed::Say(status, "", said(&format!("bad {form}!"))), 30.0);
             assert!(error.contains(&format!("answered {status}: `bad ***")), "{error}");
         }
         check(body(format!("<{form}>")), "other than JSON: `<***");
