@@ -23,7 +23,7 @@ use serde::Serialize;
 
 use self::existing::check_known;
 use self::present::{finish, num_rows, present_shards};
-use self::rows::Labeller;
+use self::rows::{Labeller, LeftOutRows};
 use crate::built_data::data_provenance;
 use crate::console::Console;
 use crate::console::progress::Progress;
@@ -125,8 +125,9 @@ pub(crate) fn run(
     progress.skip_to(num_kept as u64);
     let num_new_tokens = job.build(&missing, &labeller)?;
     labeller.note();
+    let left_out = labeller.left_out();
     progress.finish();
-    let built = job.finish(kept.len(), missing.len(), num_new_tokens, &labeller)?;
+    let built = job.finish(kept.len(), missing.len(), num_new_tokens, &left_out)?;
     console.document(&built)?;
     Ok(built)
 }
@@ -259,7 +260,7 @@ impl Job<'_> {
         num_shards_kept: usize,
         num_built: usize,
         num_new_tokens: usize,
-        labeller: &Labeller<'_>,
+        left_out: &LeftOutRows,
     ) -> Result<BuiltData> {
         let Self { building, prompts, store, dir: data_dir, num_shards, console, .. } = self;
         let num_shards_left = match &store {
@@ -267,7 +268,7 @@ impl Job<'_> {
             None => finish(&data_dir, num_shards)?,
         };
         if num_shards_left == 0 && num_rows(&data_dir)? == 0 {
-            return Err(labeller.no_rows(&data_dir));
+            return Err(left_out.no_rows(&data_dir));
         }
         let num_own = num_shards_kept + num_built;
         console.note(format!(
@@ -287,8 +288,8 @@ impl Job<'_> {
             num_prompts,
             num_shards_left,
             num_new_tokens,
-            num_left_out: labeller.num_left_out(),
-            num_filtered: labeller.num_filtered(),
+            num_left_out: left_out.num_left_out,
+            num_filtered: left_out.num_filtered,
         })
     }
 }

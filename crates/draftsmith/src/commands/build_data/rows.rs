@@ -72,6 +72,37 @@ impl MassOfRows {
     }
 }
 
+/// Responses of servers that became no rows.
+pub(super) struct LeftOutRows {
+    /// The number left out because too much of their probability mass is unknown, and a sentence on them.
+    pub(super) num_left_out: usize,
+    why: Option<String>,
+    /// The number that the servers' content filter stopped.
+    pub(super) num_filtered: usize,
+}
+
+impl LeftOutRows {
+    /// The error of a data set in `dir` without a row.
+    pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
+        let Self { why, num_filtered, .. } = self;
+        let (mut reasons, mut hints) = (String::new(), String::new());
+        if let Some(why) = why {
+            reasons += &format!(": {why}");
+            hints += "raise `data.server.logprobs` or `data.server.max_outside_mass`, or set `data.top_k` \
+                      to at most `data.server.logprobs`; ";
+        }
+        if *num_filtered > 0 {
+            reasons += &format!(": the servers' content filter stopped {num_filtered} responses");
+            hints += "turn the servers' content filter off and delete `served*.jsonl` there; ";
+        }
+        anyhow!(
+            "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
+             the same command again",
+            dir.display()
+        )
+    }
+}
+
 /// The response to a turn.
 struct Response<'p> {
     ids: Vec<u32>,
@@ -290,16 +321,15 @@ impl Labeller<'_> {
                 kept.percent()
             ));
         }
-        if let Some(left_out) = self.left_out() {
-            self.console.note(format!("build-data: {left_out}"));
+        if let Some(why) = self.left_out().why {
+            self.console.note(format!("build-data: {why}"));
         }
     }
 
-    /// Why responses were left out; `None` if none was.
-    pub(super) fn left_out(&self) -> Option<String> {
+    /// The responses left out so far.
+    pub(super) fn left_out(&self) -> LeftOutRows {
         let KnownMass { kept, left_out } = &*self.known_mass.lock().expect(HELD);
-        let server = self.data.served_by()?;
-        (left_out.num_rows > 0).then(|| {
+        let why = self.data.served_by().filter(|_| left_out.num_rows > 0).map(|server| {
             format!(
                 "{} of {} responses are left out, because on average {:.2} % of their probability mass \
                  is outside the {} log-probabilities that the servers return, and \
@@ -310,36 +340,8 @@ impl Labeller<'_> {
                 server.logprobs,
                 server.max_outside_mass
             )
-        })
-    }
-
-    /// The number of responses left out because too much of their mass is unknown.
-    pub(super) fn num_left_out(&self) -> usize {
-        self.known_mass.lock().expect(HELD).left_out.num_rows
-    }
-
-    /// The number of responses that the servers' content filter stopped.
-    pub(super) fn num_filtered(&self) -> usize {
-        self.served.as_ref().map_or(0, Served::num_filtered)
-    }
-
-    /// The error of a data set in `dir` without a row.
-    pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
-        let (mut reasons, mut hints) = (String::new(), String::new());
-        if let Some(left_out) = self.left_out() {
-            reasons += &format!(": {left_out}");
-            hints += "raise `data.server.logprobs` or `data.server.max_outside_mass`, or set `data.top_k` \
-                      to at most `data.server.logprobs`; ";
-        }
-        let num_filtered = self.num_filtered();
-        if num_filtered > 0 {
-            reasons += &format!(": the servers' content filter stopped {num_filtered} responses");
-            hints += "turn the servers' content filter off and delete `served*.jsonl` there; ";
-        }
-        anyhow!(
-            "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
-             the same command again",
-            dir.display()
-        )
+        });
+        let num_filtered = self.served.as_ref().map_or(0, Served::num_filtered);
+        LeftOutRows { num_left_out: left_out.num_rows, why, num_filtered }
     }
 }
