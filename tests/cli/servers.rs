@@ -1,4 +1,4 @@
-//! `build-data` from a server on loopback: what is said about its answers, and that the token is not.
+//! `build-data` from a server on loopback: its notes and errors, which never show the token.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,6 @@
 //! Reads servers' answers as they arrive, and no further than an answer to the request can be long.
 //!
-//! Keys that we do not use are skipped without being kept. So memory and time are bounded by what was
-//! requested, whatever a server sends.
+//! Keys that we do not use are skipped without being kept. So the request bounds memory and time.
 
 use std::fmt;
 use std::io::{self, BufReader, Read};
@@ -19,7 +18,7 @@ use super::protocol::{Ask, Terms};
 const OTHER_BYTES: u64 = 1 << 16;
 /// Most bytes per token of the prompt, which llama.cpp returns as text.
 const PROMPT_TOKEN_BYTES: u64 = 256;
-/// Most bytes per token: its text and its id, each of which llama.cpp returns twice.
+/// Most bytes per token: its text and its id. llama.cpp returns both twice.
 pub(super) const TOKEN_BYTES: u64 = 1024;
 /// Most bytes per log-probability, with the token's text and bytes; llama.cpp returns each twice.
 const LOG_PROB_BYTES: u64 = 384;
@@ -105,7 +104,7 @@ pub(super) enum Ending {
     Stop,
     /// At the token limit.
     Length,
-    /// A content filter stopped it, so that it is no response of the target.
+    /// A content filter stopped it.
     ContentFilter,
 }
 
@@ -191,7 +190,7 @@ struct ReplyChoice<L> {
     matched_stop: Option<StopReason>,
 }
 
-/// The list of choices, of which we keep the one with index 0.
+/// The choice with index 0 of a list.
 struct ReplyChoices<L>(Option<ReplyChoice<L>>);
 
 impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {

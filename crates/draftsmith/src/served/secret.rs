@@ -13,7 +13,8 @@ const MOST_READ: usize = 8192;
 const MOST_SLASHES: usize = 8;
 /// What replaces the token.
 const MASK: &[u8] = b"***";
-/// Shortest part of the token in base64 that we look for; a shorter one may be there by chance.
+/// Shortest token, and shortest part of one in base64, that we hide. Shorter ones are there by chance.
+const LEAST_TOKEN: usize = 4;
 const LEAST_BASE64: usize = 8;
 
 /// A bearer token; the default is none. It must not implement `Debug`.
@@ -59,9 +60,11 @@ impl Secret {
             });
             hidden.extend([for_urls.collect(), standard]);
         }
-        hidden[1..].sort();
+        let is_plain = |hidden: &[u8]| hidden == token.as_bytes();
+        let least = |hidden: &[u8]| if is_plain(hidden) { LEAST_TOKEN } else { LEAST_BASE64 };
+        hidden.retain(|hidden| hidden.len() >= least(hidden));
+        hidden.sort();
         hidden.dedup();
-        hidden.retain(|hidden| hidden.len() >= LEAST_BASE64 || hidden == token.as_bytes());
         Some(Self { header: Some(header), hidden })
     }
 
@@ -248,6 +251,13 @@ mod tests {
             let many = secret.clean(&TOKEN.repeat(num));
             assert!(many.chars().all(|c| "*…".contains(c)), "{many}");
         }
+    }
+
+    #[test]
+    fn a_token_too_short_to_be_secret_is_not_masked() {
+        let clean = |token: &str| Secret::new(token).expect("a token").clean("no model named no");
+        assert_eq!(clean("no"), "no model named no");
+        assert_eq!(clean("named"), "no model *** no");
     }
 
     #[test]
