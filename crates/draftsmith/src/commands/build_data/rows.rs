@@ -66,9 +66,9 @@ impl MassOfRows {
         self.outside_mass += outside_mass;
     }
 
-    /// The mean over tokens, in percent.
-    fn percent(&self) -> f64 {
-        100.0 * self.outside_mass / self.num_tokens.max(1) as f64
+    /// The mean over tokens in percent; `None` without rows.
+    fn percent(&self) -> Option<f64> {
+        (self.num_rows > 0).then(|| 100.0 * self.outside_mass / self.num_tokens as f64)
     }
 }
 
@@ -314,11 +314,10 @@ impl Labeller<'_> {
     /// Notes how far a file's labels are from ours, and how much of a served target's mass is unknown.
     pub(super) fn note(&self) {
         self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.console);
-        let KnownMass { kept, .. } = &*self.known_mass.lock().expect(HELD);
-        if kept.num_rows > 0 {
+        let unknown = self.known_mass.lock().expect(HELD).kept.percent();
+        if let Some(unknown) = unknown {
             self.console.note(format!(
-                "build-data: {:.2} % of the target's probability mass is unknown",
-                kept.percent()
+                "build-data: {unknown:.2} % of the target's probability mass is unknown"
             ));
         }
         if let Some(why) = self.left_out().why {
@@ -329,14 +328,13 @@ impl Labeller<'_> {
     /// The responses left out so far.
     pub(super) fn left_out(&self) -> LeftOutRows {
         let KnownMass { kept, left_out } = &*self.known_mass.lock().expect(HELD);
-        let why = self.data.served_by().filter(|_| left_out.num_rows > 0).map(|server| {
+        let why = self.data.served_by().zip(left_out.percent()).map(|(server, percent)| {
             format!(
-                "{} of {} responses are left out, because on average {:.2} % of their probability mass \
-                 is outside the {} log-probabilities that the servers return, and \
+                "{} of {} responses are left out, because on average {percent:.2} % of their probability \
+                 mass is outside the {} log-probabilities that the servers return, and \
                  `data.server.max_outside_mass` is {}",
                 left_out.num_rows,
                 left_out.num_rows + kept.num_rows,
-                left_out.percent(),
                 server.logprobs,
                 server.max_outside_mass
             )
