@@ -30,6 +30,8 @@ mod record;
 mod resume;
 #[path = "cli/road.rs"]
 mod road;
+#[path = "cli/servers.rs"]
+mod servers;
 #[path = "cli/sharded.rs"]
 mod sharded;
 #[path = "cli/sources.rs"]

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::ops::ControlFlow;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::FinishReason;
 use draftsmith_decode::{
     Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget, SelfDraft, SeparateDraft,
@@ -306,6 +306,15 @@ impl Recorder<'_> {
     ) -> Result<Vec<Answer>> {
         let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
         served.answer(all, self.console, self.progress)?;
+        let prompts: Vec<SetPrompt> =
+            prompts.iter().filter_map(|prompt| served.unfiltered_of_set(prompt)).collect();
+        if prompts.is_empty() && served.num_filtered() > 0 {
+            bail!(
+                "the servers' content filter stopped all {} responses; hint: turn it off, or use other \
+                 prompts",
+                served.num_filtered()
+            );
+        }
         let answer = |(_, turn): (usize, Turn)| {
             let Turn { id, prompt_ids, .. } = turn;
             let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
@@ -316,7 +325,7 @@ impl Recorder<'_> {
             };
             Ok(Answer { id, prompt_ids, response_ids: ids, finish, probs })
         };
-        answer_by(text, prompts, |turns| turns.into_iter().map(answer).collect())
+        answer_by(text, &prompts, |turns| turns.into_iter().map(answer).collect())
     }
 
     /// The target's answers to turns, decoded side by side.

@@ -1,8 +1,11 @@
 //! Responses of a target that servers run: requested, written to a journal, and looked up.
 //!
-//! A few threads send requests and know only HTTP (`served/client.rs`). The calling thread walks through
-//! the conversations and appends each response to the journal (`served/journal.rs`) before anything uses
-//! it. `served/protocol.rs` defines requests and reads answers.
+//! A few threads send requests (`served/client.rs`), read the answers (`served/reply.rs`) and make responses
+//! of them (`served/response.rs`). An answer that gives no response of the target is a failed request. The
+//! calling thread walks through the conversations and appends each response to the journal
+//! (`served/journal.rs`) before anything uses it. Each response ends its conversation or moves it to the
+//! next turn, so a conversation has no more responses than turns. Texts of servers are printed only after
+//! `served/secret.rs` has removed the bearer token.
 
 mod client;
 mod journal;
@@ -11,24 +14,31 @@ mod known;
 pub(crate) mod loopback;
 mod protocol;
 pub(crate) mod readers;
+mod reply;
+mod response;
+mod secret;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{FinishReason, hash_bytes};
-use draftsmith_theory::{Decoding, TextEnd, TopProbs};
+use draftsmith_data::{FinishReason, Prompt, hash_bytes};
+use draftsmith_theory::{Decoding, TopProbs};
+use indicatif::HumanDuration;
 
 use self::client::Servers;
 use self::journal::{Entry, Journal};
 use self::known::{KnownTokens, top_probs};
-use self::protocol::{Ask, Completion, Terms, Tokens};
+use self::protocol::{Ask, Terms};
+use self::response::Received;
+use self::secret::Secret;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{SetPrompt, next_turn};
@@ -39,6 +49,10 @@ use crate::workspace::Workspace;
 
 /// How often to check for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
+/// A wait for servers that is worth a line.
+const LONG_WAIT: Duration = Duration::from_secs(10);
+/// The number of other models that notes name.
+const MOST_MODELS: usize = 3;
 const HELD: &str = "nobody panics while holding it";
 
 /// A recipe's servers, and the journal of their responses.
@@ -75,8 +89,20 @@ impl<'a> ServerAccess<'a> {
         max_new_tokens: usize,
         console: &Console,
     ) -> Result<Served> {
+        let secret = self.server.api_key_env.as_deref().map(Secret::read).transpose()?;
+        let secret = secret.unwrap_or_default();
+        self.open_with(secret, workspace, decoding, max_new_tokens, console)
+    }
+
+    fn open_with(
+        &self,
+        secret: Secret,
+        workspace: &Workspace,
+        decoding: Decoding,
+        max_new_tokens: usize,
+        console: &Console,
+    ) -> Result<Served> {
         let text = workspace.text_side()?;
-        let token = self.server.api_key_env.as_deref().map(token).transpose()?;
         let journal = Journal::open(&self.journal)?;
         if journal.num_broken > 0 {
             console.note(format!(
@@ -100,8 +126,9 @@ impl<'a> ServerAccess<'a> {
             max_new_tokens,
             seed: self.seed,
             concurrency: self.server.concurrency,
-            servers: Arc::new(Servers::new(self.server, token)),
+            servers: Arc::new(Servers::new(self.server, secret)),
             journal,
+            filtered: HashSet::new(),
         })
     }
 }
@@ -124,14 +151,29 @@ pub(crate) struct Served {
     concurrency: usize,
     servers: Arc<Servers>,
     journal: Journal,
+    /// The ids of the responses that a content filter stopped.
+    filtered: HashSet<String>,
 }
 
-/// What is being answered, and the answers so far.
-type Conversation<'p> = (Cow<'p, SetPrompt>, Vec<String>);
+/// A prompt that is being answered, and the answers so far.
+struct OpenConversation<'p> {
+    prompt: Cow<'p, SetPrompt>,
+    texts: Vec<String>,
+    /// Whether a content filter stopped the last answer.
+    is_over: bool,
+}
+
 /// A request with the index of its conversation.
 type Sent = (usize, Ask);
-/// The same with the completion, or why there is none.
-type Received = (usize, Ask, Result<Completion, String>);
+/// The index of a conversation, its row's id, and the response or why there is none.
+type Returned = (usize, String, Result<Received, String>);
+
+/// The threads that send requests.
+struct RequestThreads {
+    sender: Sender<Sent>,
+    results: Receiver<Returned>,
+    threads: Vec<JoinHandle<()>>,
+}
 
 impl Served {
     /// Requests all responses that the journals lack and writes them down. Prompts are read as they are
@@ -146,74 +188,119 @@ impl Served {
         console: &Console,
         progress: &Progress,
     ) -> Result<()> {
-        let (sender, jobs) = channel::<Sent>();
-        let (done, results) = channel::<Received>();
-        let jobs = Arc::new(Mutex::new(jobs));
-        // A thread that waits for a stalled request is abandoned: requests cannot be cancelled.
-        for _ in 0..self.concurrency {
-            let (servers, terms) = (self.servers.clone(), self.terms.clone());
-            let (jobs, done, text) = (jobs.clone(), done.clone(), self.text.clone());
-            std::thread::spawn(move || send_all(&servers, &terms, &text, &jobs, &done));
-        }
-        let tally = self.answer_through(all.into_iter(), &sender, &results, console, progress);
+        let requests = self.start_threads();
+        let tally = self.answer_through(all.into_iter(), &requests, console, progress);
         self.servers.give_up();
         tally?.note(console);
+        let num_filtered = self.filtered.len();
+        if num_filtered > 0 {
+            console.note(format!(
+                "the servers' content filter stopped {num_filtered} responses, which are left out with \
+                 the turns that follow them"
+            ));
+        }
         Ok(())
+    }
+
+    fn start_threads(&self) -> RequestThreads {
+        let (sender, jobs) = channel::<Sent>();
+        let (done, results) = channel::<Returned>();
+        let jobs = Arc::new(Mutex::new(jobs));
+        // A thread that waits for a stalled request is abandoned: requests cannot be cancelled.
+        let start = |_| {
+            let (servers, terms) = (self.servers.clone(), self.terms.clone());
+            let (jobs, done, text) = (jobs.clone(), done.clone(), self.text.clone());
+            std::thread::spawn(move || send_all(&servers, &terms, &text, &jobs, &done))
+        };
+        RequestThreads { sender, results, threads: (0..self.concurrency).map(start).collect() }
     }
 
     fn answer_through<'p>(
         &mut self,
         all: impl Iterator<Item = Result<Cow<'p, SetPrompt>>>,
-        sender: &Sender<Sent>,
-        results: &Receiver<Received>,
+        requests: &RequestThreads,
         console: &Console,
         progress: &Progress,
     ) -> Result<Tally> {
-        let mut tally = Tally::default();
+        let (mut tally, mut told) = (Tally::default(), None);
         let mut waiting = all.enumerate();
-        let mut running: HashMap<usize, Conversation<'_>> = HashMap::new();
+        let mut running: HashMap<usize, OpenConversation<'_>> = HashMap::new();
         loop {
             while running.len() < self.concurrency && !console.is_interrupted() {
                 let Some((number, prompt)) = waiting.next() else { break };
-                let conversation = (prompt?, Vec::new());
-                self.send_next(number, conversation, &mut running, sender, progress)?;
+                let prompt = prompt?;
+                let conversation = OpenConversation { prompt, texts: Vec::new(), is_over: false };
+                self.send_next(number, conversation, &mut running, &requests.sender, progress)?;
             }
             if running.is_empty() {
                 break;
             }
-            let (number, ask, received) = match results.recv_timeout(TICK) {
+            let (number, id, received) = match requests.results.recv_timeout(TICK) {
                 Ok(received) => received,
                 Err(RecvTimeoutError::Timeout) => {
                     if console.is_interrupted() {
                         self.servers.give_up();
                     }
+                    if requests.threads.iter().any(JoinHandle::is_finished) {
+                        bail!("a request thread panicked");
+                    }
+                    self.tell_wait(&mut told, progress);
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!("the request threads ended"),
             };
-            let conversation = running.remove(&number).context("it was running")?;
+            let mut conversation = running.remove(&number).context("it was running")?;
             match received {
-                Ok(completion) => {
-                    tally.count(&completion, &ask);
-                    let entry = self.entry(&ask, completion)?;
-                    self.journal.append(&entry)?;
+                Ok(received) => {
+                    tally.count(&received, &self.terms.model, progress);
+                    self.journal.append(&received.entry)?;
+                    self.advance(&mut conversation, &received.entry)?;
                 }
                 Err(_) if console.is_interrupted() => {}
-                Err(why) => bail!("prompt `{}`: {why}; earlier responses are kept", ask.id),
+                Err(why) => bail!("prompt `{id}`: {why}; earlier responses are kept"),
             }
             if !console.is_interrupted() {
-                self.send_next(number, conversation, &mut running, sender, progress)?;
+                self.send_next(number, conversation, &mut running, &requests.sender, progress)?;
             }
         }
         if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(tally) }
     }
 
+    /// Says that all requests wait for a server, and how long. `told` is the end of the last wait that was
+    /// said.
+    fn tell_wait(&self, told: &mut Option<Instant>, progress: &Progress) {
+        let Some(rest) = self.servers.waiting() else {
+            if told.take().is_some() {
+                progress.message("");
+            }
+            return;
+        };
+        if told.replace(rest.until) == Some(rest.until) {
+            return;
+        }
+        let wait = rest.until.saturating_duration_since(Instant::now());
+        progress.message(format!("waiting {} for the servers", HumanDuration(wait)));
+        if wait >= LONG_WAIT || rest.requested.is_some() {
+            let requested = rest.requested.map_or_else(String::new, |requested| {
+                format!(
+                    " and requested a wait of {}, more than `data.server.timeout_s`",
+                    HumanDuration(requested)
+                )
+            });
+            progress.print(&format!(
+                "{}{requested}; the next request follows in {}",
+                rest.why,
+                HumanDuration(wait)
+            ));
+        }
+    }
+
     /// Sends a conversation's next request, if there is one.
     fn send_next<'p>(
-        &self,
+        &mut self,
         number: usize,
-        mut conversation: Conversation<'p>,
-        running: &mut HashMap<usize, Conversation<'p>>,
+        mut conversation: OpenConversation<'p>,
+        running: &mut HashMap<usize, OpenConversation<'p>>,
         sender: &Sender<Sent>,
         progress: &Progress,
     ) -> Result<()> {
@@ -230,10 +317,12 @@ impl Served {
 
     /// A conversation's next request that the journals do not answer; `None` if all its turns that fit the
     /// context are answered.
-    fn next_ask(&self, (prompt, texts): &mut Conversation<'_>) -> Result<Option<Ask>> {
+    fn next_ask(&mut self, conversation: &mut OpenConversation<'_>) -> Result<Option<Ask>> {
         loop {
+            let OpenConversation { prompt, texts, is_over } = &*conversation;
             let number = texts.len();
             let turn = match &**prompt {
+                _ if *is_over => None,
                 SetPrompt::Conversation(prompt) if number < prompt.turns.len() => {
                     next_turn(&self.text, prompt, texts)?.map(|turn| (turn.id, turn.prompt_ids))
                 }
@@ -245,7 +334,40 @@ impl Served {
             let Some((id, prompt_ids)) = turn else { return Ok(None) };
             let ask = self.ask(&id, &prompt_ids);
             let Some(entry) = self.written(&ask)? else { return Ok(Some(ask)) };
-            texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
+            self.advance(conversation, &Entry { id, ..entry })?;
+        }
+    }
+
+    /// Moves a conversation to the turn after a response, or ends it.
+    fn advance(&mut self, conversation: &mut OpenConversation<'_>, entry: &Entry) -> Result<()> {
+        if entry.is_filtered() {
+            self.filtered.insert(entry.id.clone());
+            conversation.is_over = true;
+        } else {
+            conversation.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
+        }
+        Ok(())
+    }
+
+    /// The number of responses that a content filter stopped.
+    pub(crate) fn num_filtered(&self) -> usize {
+        self.filtered.len()
+    }
+
+    /// A prompt without its turns from the first on whose response a content filter stopped; `None` if no
+    /// turn is left.
+    pub(crate) fn unfiltered(&self, prompt: &Prompt) -> Option<Prompt> {
+        let is_kept = |turn: &usize| !self.filtered.contains(&prompt.row_id(*turn));
+        let num_turns = (0..prompt.turns.len()).take_while(is_kept).count();
+        let turns = prompt.turns[..num_turns].to_vec();
+        (num_turns > 0).then(|| Prompt { turns, ..prompt.clone() })
+    }
+
+    /// Likewise for a prompt of a set.
+    pub(crate) fn unfiltered_of_set(&self, prompt: &SetPrompt) -> Option<SetPrompt> {
+        match prompt {
+            SetPrompt::Conversation(prompt) => self.unfiltered(prompt).map(SetPrompt::Conversation),
+            SetPrompt::HeldOut { id, .. } => (!self.filtered.contains(id)).then(|| prompt.clone()),
         }
     }
 
@@ -280,54 +402,6 @@ impl Served {
         let probs = known.map(|known| ids.iter().zip(known).map(probs_at).collect());
         Ok(ServedResponse { ids, finish, probs })
     }
-
-    /// A completion as a journal entry.
-    fn entry(&self, ask: &Ask, completion: Completion) -> Result<Entry> {
-        let Completion { tokens, mut known, is_ended, ended_by, .. } = completion;
-        let ids = match tokens {
-            Tokens::Ids(ids) => ids,
-            Tokens::Text(text) => self.text.tokenizer.encode(&text, false)?,
-        };
-        let (response_ids, finish) = self.cut_at_end(ask, ids, is_ended, ended_by);
-        if let Some(known) = &mut known {
-            // Nothing is known about an end token that the server left out.
-            known.resize(response_ids.len(), KnownTokens::new());
-        }
-        Ok(Entry {
-            id: ask.id.clone(),
-            request: self.terms.identity(ask),
-            response_ids,
-            finish_reason: finish.as_str().to_owned(),
-            known,
-        })
-    }
-
-    /// Cuts a response where local decoding would end it: after an end token or a stop string, or at
-    /// the token limit. Servers that return text leave out the end token, so it is added back.
-    fn cut_at_end(
-        &self,
-        ask: &Ask,
-        received: Vec<u32>,
-        is_ended: bool,
-        ended_by: Option<u32>,
-    ) -> (Vec<u32>, FinishReason) {
-        let TextSide { eos_token_ids, text_end, .. } = &self.text;
-        let end = is_ended.then(|| ended_by.or(eos_token_ids.first().copied())).flatten();
-        let mut ids = ask.prompt_ids.clone();
-        let mut finish = FinishReason::Length;
-        for id in received.into_iter().chain(end).take(ask.max_tokens) {
-            ids.push(id);
-            if eos_token_ids.contains(&id) {
-                finish = FinishReason::Eos;
-                break;
-            }
-            if text_end.as_ref().is_some_and(|end| end.is_reached(&mut ids.iter().rev().copied())) {
-                finish = FinishReason::StopString;
-                break;
-            }
-        }
-        (ids.split_off(ask.prompt_ids.len()), finish)
-    }
 }
 
 /// Counts of new responses, for a note at the end.
@@ -336,18 +410,30 @@ struct Tally {
     num_new: usize,
     num_texts: usize,
     num_other_prompts: usize,
+    /// The first names that servers gave their model other than the requested one.
+    other_models: Vec<String>,
 }
 
 impl Tally {
-    fn count(&mut self, completion: &Completion, ask: &Ask) {
+    /// Counts a response, and notes a model's name that differs from the requested one.
+    fn count(&mut self, received: &Received, model: &str, progress: &Progress) {
         self.num_new += 1;
-        self.num_texts += usize::from(matches!(completion.tokens, Tokens::Text(_)));
-        let is_other = completion.num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len());
-        self.num_other_prompts += usize::from(is_other);
+        self.num_texts += usize::from(received.is_text);
+        self.num_other_prompts += usize::from(received.has_other_prompt);
+        if let Some(other) = &received.other_model
+            && self.other_models.len() < MOST_MODELS
+            && !self.other_models.contains(other)
+        {
+            progress.print(&format!(
+                "a server calls its model `{other}`, and `{model}` was requested; check that it is \
+                 `models.target`"
+            ));
+            self.other_models.push(other.clone());
+        }
     }
 
     fn note(&self, console: &Console) {
-        let Self { num_new, num_texts, num_other_prompts } = self;
+        let Self { num_new, num_texts, num_other_prompts, .. } = self;
         if *num_texts > 0 {
             console.note(format!(
                 "{num_texts} of {num_new} responses arrived as text and were tokenised here, so some \
@@ -369,26 +455,13 @@ fn send_all(
     terms: &Terms,
     text: &TextSide,
     jobs: &Mutex<Receiver<Sent>>,
-    done: &Sender<Received>,
+    done: &Sender<Returned>,
 ) {
     loop {
         let next = jobs.lock().expect(HELD).recv();
         let Ok((number, ask)) = next else { return };
-        let prompt_text =
-            || text.tokenizer.decode(&ask.prompt_ids, false).map_err(|e| e.to_string());
-        let received = servers.complete(&ask, terms, &prompt_text);
+        let received = servers.complete(&ask, terms, text);
         // Fails only if the receiver has given up.
-        let _ = done.send((number, ask, received));
+        let _ = done.send((number, ask.id, received));
     }
-}
-
-/// The bearer token in an environment variable.
-fn token(name: &str) -> Result<String> {
-    let token = std::env::var(name).ok().map(|token| token.trim().to_owned());
-    token.filter(|token| !token.is_empty()).with_context(|| {
-        format!(
-            "the environment variable `{name}`, which `data.server.api_key_env` names, is not set; \
-             hint: set it to the servers' token"
-        )
-    })
 }

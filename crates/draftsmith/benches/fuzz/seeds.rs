@@ -208,16 +208,17 @@ fn tokenizers() -> Vec<Seed> {
     [bpe, word_piece, unigram].map(|all| Seed::new(Form::Json, all.to_string())).to_vec()
 }
 
-/// A journal of two responses, one with log-probabilities.
+/// A journal of a response, one with log-probabilities, and one that a content filter stopped.
 const JOURNAL: &str = r#"{"id":"set#0","request":"a1","response_ids":[3,4,2],"finish_reason":"eos"}
 {"id":"set#1","request":"b2","response_ids":[5,9],"finish_reason":"length","known":[[[5,-0.25],[6,-1.75]],[]]}
+{"id":"set#2","request":"c3","response_ids":[],"finish_reason":"content_filter"}
 "#;
 
 /// Answers as vLLM, llama.cpp and TGI write them.
 const ANSWERS: [&str; 3] = [
-    r#"{"choices":[{"text":"a b","finish_reason":"stop","stop_reason":2,"token_ids":[4,6],"logprobs":{"tokens":["token_id:4","token_id:6"],"token_logprobs":[-0.5,-4.0],"top_logprobs":[{"token_id:4":-0.5,"token_id:5":-1.5},{"token_id:7":-0.25,"token_id:5":-2.0}]}}],"usage":{"prompt_tokens":3}}"#,
+    r#"{"model":"m","choices":[{"index":0,"text":"a b","finish_reason":"stop","stop_reason":2,"token_ids":[4,6],"logprobs":{"tokens":["token_id:4","token_id:6"],"token_logprobs":[-0.5,-4.0],"top_logprobs":[{"token_id:4":-0.5,"token_id:5":-1.5},{"token_id:7":-0.25,"token_id:5":-2.0}]}}],"usage":{"prompt_tokens":3}}"#,
     r#"{"choices":[{"text":"a","finish_reason":"length","logprobs":{"content":[{"id":4,"logprob":-0.5,"top_logprobs":[{"id":4,"logprob":-0.5},{"id":5,"logprob":-1.5}]}]}}],"__verbose":{"tokens":[4,8]}}"#,
-    r#"{"choices":[{"text":"a b","finish_reason":"eos_token"}]}"#,
+    r#"{"choices":[{"text":"a b","finish_reason":"eos_token"}],"usage":{"completion_tokens":2}}"#,
 ];
 
 /// The manifest of the shard beside it.

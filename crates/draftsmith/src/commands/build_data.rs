@@ -23,8 +23,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::existing::check_known;
-use self::present::{finish, present_shards};
-use self::rows::Labeller;
+use self::present::{finish, num_rows, present_shards};
+use self::rows::{Labeller, LeftOutRows};
 use crate::built_data::data_provenance;
 use crate::console::Console;
 use crate::console::progress::Progress;
@@ -61,6 +61,11 @@ pub(crate) struct BuiltData {
     pub(crate) num_shards_left: usize,
     /// Response tokens written by this run.
     pub(crate) num_new_tokens: usize,
+    /// Sampled responses that this run left out, because servers returned too little of their
+    /// probability mass.
+    pub(crate) num_left_out: usize,
+    /// Responses that a server's content filter stopped, which are left out too.
+    pub(crate) num_filtered: usize,
 }
 
 /// Which shards to build.
@@ -127,8 +132,9 @@ pub(crate) fn run(
     progress.skip_to(num_kept as u64);
     let num_new_tokens = job.build(&missing, &labeller)?;
     labeller.note();
+    let left_out = labeller.left_out();
     progress.finish();
-    let built = job.finish(kept.len(), missing.len(), num_new_tokens)?;
+    let built = job.finish(kept.len(), missing.len(), num_new_tokens, &left_out)?;
     console.document(&built)?;
     Ok(built)
 }
@@ -259,17 +265,24 @@ impl Job<'_> {
     }
 
     /// Writes the manifest if every shard exists, and notes what was built.
+    ///
+    /// # Errors
+    /// If the manifest cannot be written, or no shard has a row.
     fn finish(
         self,
         num_shards_kept: usize,
         num_built: usize,
         num_new_tokens: usize,
+        left_out: &LeftOutRows,
     ) -> Result<BuiltData> {
         let Self { building, prompts, store, dir: data_dir, num_shards, console, .. } = self;
         let num_shards_left = match &store {
             Some(store) => store.finish(&data_dir, num_shards, building.repairs)?,
             None => finish(&data_dir, num_shards)?,
         };
+        if num_shards_left == 0 && num_rows(&data_dir)? == 0 {
+            return Err(left_out.no_rows(&data_dir));
+        }
         let num_own = num_shards_kept + num_built;
         console.note(format!(
             "build-data: {num_own} shards in `{}`, {num_shards_kept} of which existed{}",
@@ -288,6 +301,8 @@ impl Job<'_> {
             num_prompts,
             num_shards_left,
             num_new_tokens,
+            num_left_out: left_out.num_left_out,
+            num_filtered: left_out.num_filtered,
         })
     }
 }

@@ -106,9 +106,10 @@ impl Progress {
         Self { bar, quiet: console.quiet, clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
     }
 
-    /// Shows a message after the numbers.
+    /// Shows a message after the numbers; an empty one shows none.
     pub(crate) fn message(&self, text: impl Into<String>) {
-        self.bar.set_message(format!(", {}", text.into()));
+        let text = text.into();
+        self.bar.set_message(if text.is_empty() { text } else { format!(", {text}") });
     }
 
     /// Advances by `units`.

@@ -9,6 +9,7 @@ use anyhow::Result;
 use draftsmith_theory::Decoding;
 use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 use serde::{Deserialize, Serialize};
+use ureq::http::Uri;
 
 use super::{Recipe, read_keys, require};
 
@@ -104,21 +105,7 @@ impl ServerRecipe {
     /// If a value is invalid.
     pub(super) fn check(&self) -> Result<()> {
         require(!self.urls.is_empty(), "data.server.urls", "is empty; hint: name a server")?;
-        for url in &self.urls {
-            let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
-            let host = rest.and_then(|rest| rest.split('/').next()).unwrap_or_default();
-            require(
-                !host.is_empty() && !url.contains(['?', '#', ' ']),
-                "data.server.urls",
-                "has an entry that is not a URL; expected one such as `http://localhost:8000/v1`",
-            )?;
-            require(
-                !host.contains('@'),
-                "data.server.urls",
-                "has a URL with a user name or password, which would be written beside outputs; hint: \
-                 put a token into an environment variable and name it in `data.server.api_key_env`",
-            )?;
-        }
+        self.urls.iter().try_for_each(|url| check_url(url))?;
         require(
             !self.model.is_empty(),
             "data.server.model",
@@ -141,6 +128,30 @@ impl ServerRecipe {
             require(value > 0.0 && value <= most, key, &problem)
         })
     }
+}
+
+/// Checks a server's URL without repeating it.
+fn check_url(url: &str) -> Result<()> {
+    let parsed = url.parse::<Uri>().ok().filter(|_| !url.contains(['?', '#']));
+    let is_http = |uri: &&Uri| matches!(uri.scheme_str(), Some("http" | "https"));
+    let authority = parsed.as_ref().filter(is_http).and_then(Uri::authority);
+    let is_server = authority.is_some_and(|authority| {
+        let has_host = !authority.host().is_empty();
+        let has_no_port = authority.as_str() == authority.host();
+        has_host && (has_no_port || authority.port_u16().is_some_and(|port| port > 0))
+    });
+    require(
+        authority.is_none_or(|authority| !authority.as_str().contains('@')),
+        "data.server.urls",
+        "has a URL with a user name or password, which would be written beside outputs; hint: put a token \
+         into an environment variable and name it in `data.server.api_key_env`",
+    )?;
+    require(
+        is_server,
+        "data.server.urls",
+        "has an entry that is not a server's URL; expected one such as `http://localhost:8000/v1`, with a \
+         port of at most 65535",
+    )
 }
 
 /// Checks that nothing in the recipe needs the target's weights, which are not read.
@@ -199,8 +210,37 @@ mod tests {
         let table = format!("[data.server]\nmodel = 'm'\n{url}");
         refused(check(&table), "but `data.responses` is not `server`");
         refused(check_server("urls = []"), "`data.server.urls` is empty");
-        for url in ["gpu:8000", "http://", "ftp://a/v1", "http://a/v1?key=secret"] {
+        let strange = [
+            "gpu:8000",
+            "gpu",
+            "/v1",
+            "",
+            "http://",
+            "http:///v1",
+            "http://:8000/v1",
+            "ftp://a/v1",
+            "http://a/v1?key=secret",
+            "http://a/v1#secret",
+            "http://a b/v1",
+            "http://gpu:99999/v1",
+            "http://gpu:65536/v1",
+            "http://gpu:0/v1",
+            "http://gpu:/v1",
+            "http://gpu:x/v1",
+            "http://gpu:-1/v1",
+            "http://[::1",
+            "http://[::1/v1",
+            "http://[::1]:99999/v1",
+            "http://[::1]secret/v1",
+        ];
+        for url in strange {
             refused(check_server(&format!("urls = ['{url}']")), "`data.server.urls` has an entry");
+        }
+        refused(check_server("urls = [\"http://gpu:8000/v1\\nhost: secret\"]"), "has an entry");
+        for url in
+            ["http://[::1]:8000/v1", "http://[::1]", "https://gpu:65535/v1/", "http://10.0.0.1:1"]
+        {
+            check_server(&format!("urls = ['{url}']")).expect("a server");
         }
         refused(check_server("urls = ['http://me:secret@a/v1']"), "`data.server.api_key_env`");
         let with = |key: &str| check_server(&format!("{url}\n{key}"));

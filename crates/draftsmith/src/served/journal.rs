@@ -20,6 +20,8 @@ use super::known::{KnownTokens, SLACK};
 
 /// The prefix and suffix of journals' names.
 const NAMES: (&str, &str) = ("served", ".jsonl");
+/// The reason of a response that the server's content filter stopped.
+const FILTERED: &str = "content_filter";
 const HELD: &str = "nobody panics while holding it";
 
 /// A response in a journal.
@@ -37,6 +39,18 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// The entry of a response that the server's content filter stopped, so that it is not requested
+    /// again.
+    pub(super) fn filtered(id: &str, request: String) -> Self {
+        let (id, finish_reason) = (id.to_owned(), FILTERED.to_owned());
+        Self { id, request, response_ids: Vec::new(), finish_reason, known: None }
+    }
+
+    /// Whether the server's content filter stopped the response.
+    pub(super) fn is_filtered(&self) -> bool {
+        self.finish_reason == FILTERED
+    }
+
     /// Whether a target with this vocabulary can have produced it. The file may have been edited.
     pub(super) fn is_sound(&self, vocab_size: usize) -> bool {
         let knows = |id: &u32| (*id as usize) < vocab_size;
@@ -46,6 +60,9 @@ impl Entry {
         let is_known = self.known.as_ref().is_none_or(|known| {
             known.len() == self.response_ids.len() && known.iter().flatten().all(is_log_prob)
         });
+        if self.is_filtered() {
+            return self.response_ids.is_empty() && is_known;
+        }
         let is_response = !self.response_ids.is_empty() && self.response_ids.iter().all(knows);
         is_response && is_known && FinishReason::parse(&self.finish_reason).is_some()
     }
@@ -241,6 +258,8 @@ mod tests {
             entry.is_sound(5)
         };
         assert!(with(|entry| entry.known = None));
+        assert!(with(|entry| *entry = Entry::filtered("set#0", "a".to_owned())));
+        assert!(!with(|entry| entry.finish_reason = FILTERED.to_owned()));
         assert!(!with(|entry| entry.response_ids.clear()));
         assert!(!with(|entry| entry.response_ids.push(4)));
         assert!(!with(|entry| entry.finish_reason = "because".to_owned()));

@@ -1,8 +1,16 @@
-//! Reads token ids, and the log-probabilities of each position's most probable tokens, in the formats of
-//! vLLM and llama.cpp.
+//! Reads the log-probabilities of each position's most probable tokens, in the formats of vLLM and
+//! llama.cpp.
+//!
+//! While an answer is parsed, all positions share flat lists, so that a hostile one takes only a few times
+//! its bytes of memory.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::marker::PhantomData;
 
 use draftsmith_theory::TopProbs;
-use serde_json::Value;
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// The tokens of one position with known log-probabilities, including the response's token; empty if the
 /// server gives none.
@@ -13,119 +21,238 @@ const ID: &str = "token_id:";
 /// How far rounded probabilities may sum to more than 1.
 pub(super) const SLACK: f64 = 0.01;
 /// Stands in for −∞, which JSON lacks.
-const LEAST: f64 = -9999.0;
+const LEAST: f32 = -9999.0;
+const NO_IDS: &str = "log-probabilities without token ids";
 
 /// The distribution of a position whose token is `id`, if `num_requested` log-probabilities were requested.
 pub(super) fn top_probs(id: u32, known: KnownTokens, num_requested: usize) -> TopProbs {
     if known.is_empty() { TopProbs::unknown(id) } else { TopProbs::new(known, num_requested) }
 }
 
-/// Reads a list of token ids.
-///
-/// # Errors
-/// If it is not a list of ids, or an id is outside the target's vocabulary.
-pub(super) fn read_ids(ids: &Value, vocab_size: usize) -> Result<Vec<u32>, String> {
-    let ids = ids.as_array().ok_or("token ids that are not a list")?;
-    let known = |id: &Value| {
-        let id = id.as_u64().ok_or_else(|| format!("a token id that is `{id}`"))?;
-        u32::try_from(id).ok().filter(|id| (*id as usize) < vocab_size).ok_or_else(|| {
-            format!(
-                "the token id {id}, but `models.target` has {vocab_size}: it serves another model"
-            )
+/// The key `logprobs` of an answer.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct LogProbLists {
+    /// llama.cpp's list, with an entry for most positions.
+    content: Option<KnownPositions<LlamaCppPosition>>,
+    /// vLLM's lists, with an entry for each position.
+    top_logprobs: Option<KnownPositions<VllmPosition>>,
+    token_logprobs: Option<Vec<JsonLogProb>>,
+}
+
+impl LogProbLists {
+    /// The known part of each position's distribution. llama.cpp omits tokens that end within a character.
+    ///
+    /// # Errors
+    /// If nothing is known at any position, log-probabilities belong to other tokens, or they are not a
+    /// distribution.
+    pub(super) fn known(&self, ids: &[u32], vocab_size: usize) -> Result<Vec<KnownTokens>, String> {
+        let known = match (&self.content, &self.top_logprobs) {
+            (Some(positions), _) => read_llama_cpp(positions, ids)?,
+            (None, Some(positions)) => {
+                read_vllm(positions, self.token_logprobs.as_deref().unwrap_or_default(), ids)?
+            }
+            (None, None) => Vec::new(),
+        };
+        if !ids.is_empty() && known.iter().all(Vec::is_empty) {
+            return Err(
+                "no log-probabilities by token id (`logprobs`), which sampled responses need; \
+                        vLLM and llama.cpp return them"
+                    .to_owned(),
+            );
+        }
+        for position in &known {
+            let sum: f64 = position.iter().map(|(_, log_prob)| f64::from(*log_prob).exp()).sum();
+            if sum > 1.0 + SLACK {
+                return Err(format!(
+                    "probabilities that add up to {sum:.3}, expected natural logarithms at temperature 1"
+                ));
+            }
+            if let Some((id, _)) = position.iter().find(|(id, _)| *id as usize >= vocab_size) {
+                return Err(format!("the token id {id}, but `models.target` has {vocab_size}"));
+            }
+        }
+        Ok(known)
+    }
+}
+
+/// The tokens of all positions, one after another. `F` is the format of one position.
+struct KnownPositions<F> {
+    tokens: KnownTokens,
+    /// Where each position's tokens end.
+    ends: Vec<u32>,
+    format: PhantomData<F>,
+}
+
+impl<F> KnownPositions<F> {
+    fn each(&self) -> impl Iterator<Item = &[(u32, f32)]> {
+        let mut begin = 0;
+        self.ends.iter().map(move |end| {
+            let begin = std::mem::replace(&mut begin, *end as usize);
+            &self.tokens[begin..*end as usize]
         })
-    };
-    ids.iter().map(known).collect()
+    }
 }
 
-/// Reads the known part of each position's distribution. llama.cpp omits tokens that end within a
-/// character.
-///
-/// # Errors
-/// If nothing is known at any position, log-probabilities belong to other tokens, or they are not a
-/// distribution.
-pub(super) fn read_known(
-    choice: &Value,
+impl<'de, F: Deserialize<'de> + ListedTokens> Deserialize<'de> for KnownPositions<F> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<F>(PhantomData<F>);
+        impl<'de, F: Deserialize<'de> + ListedTokens> Visitor<'de> for List<F> {
+            type Value = KnownPositions<F>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of log-probabilities")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let (mut tokens, mut ends) = (Vec::new(), Vec::new());
+                while let Some(position) = list.next_element::<Option<F>>()? {
+                    let added = position.map_or(Ok(()), |position| position.add_to(&mut tokens));
+                    added.map_err(A::Error::custom)?;
+                    ends.push(tokens.len() as u32);
+                }
+                Ok(KnownPositions { tokens, ends, format: PhantomData })
+            }
+        }
+        deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
+/// A position or a token in one server's format.
+trait ListedTokens {
+    /// Appends its tokens.
+    ///
+    /// # Errors
+    /// If one has no id.
+    fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str>;
+}
+
+/// A log-probability; null, which some servers write for −∞, is the least one.
+#[derive(Clone, Copy)]
+struct JsonLogProb(f32);
+
+impl Default for JsonLogProb {
+    fn default() -> Self {
+        Self(LEAST)
+    }
+}
+
+impl<'de> Deserialize<'de> for JsonLogProb {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let log_prob = Option::<f64>::deserialize(deserializer)?;
+        Ok(log_prob.map_or_else(Self::default, |log_prob| Self(log_prob as f32)))
+    }
+}
+
+/// A position in vLLM's format: an object with a key for each token.
+struct VllmPosition(KnownTokens);
+
+impl<'de> Deserialize<'de> for VllmPosition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = VllmPosition;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of log-probabilities")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some((name, JsonLogProb(log_prob))) = map.next_entry::<String, _>()? {
+                    let id = name.strip_prefix(ID).and_then(|id| id.parse().ok());
+                    tokens.push((id.ok_or_else(|| A::Error::custom(NO_IDS))?, log_prob));
+                }
+                Ok(VllmPosition(tokens))
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
+
+impl ListedTokens for VllmPosition {
+    fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str> {
+        tokens.extend(self.0);
+        Ok(())
+    }
+}
+
+/// A token in llama.cpp's format.
+#[derive(Deserialize)]
+struct LlamaCppToken {
+    id: Option<u32>,
+    #[serde(default)]
+    logprob: JsonLogProb,
+}
+
+impl ListedTokens for LlamaCppToken {
+    fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str> {
+        tokens.push((self.id.ok_or(NO_IDS)?, self.logprob.0));
+        Ok(())
+    }
+}
+
+/// A position in llama.cpp's format: its token, then the most probable ones.
+#[derive(Deserialize)]
+struct LlamaCppPosition {
+    id: Option<u32>,
+    #[serde(default)]
+    logprob: JsonLogProb,
+    top_logprobs: Option<KnownPositions<LlamaCppToken>>,
+}
+
+impl ListedTokens for LlamaCppPosition {
+    fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str> {
+        let Self { id, logprob, top_logprobs } = self;
+        LlamaCppToken { id, logprob }.add_to(tokens)?;
+        tokens.extend(top_logprobs.into_iter().flat_map(|top| top.tokens));
+        Ok(())
+    }
+}
+
+fn read_llama_cpp(
+    positions: &KnownPositions<LlamaCppPosition>,
     ids: &[u32],
-    vocab_size: usize,
 ) -> Result<Vec<KnownTokens>, String> {
-    let log_probs = &choice["logprobs"];
-    let known = match (log_probs["content"].as_array(), log_probs["top_logprobs"].as_array()) {
-        (Some(positions), _) => read_llama_cpp(positions, ids)?,
-        (None, Some(positions)) => read_vllm(positions, &log_probs["token_logprobs"], ids)?,
-        (None, None) => Vec::new(),
-    };
-    if !ids.is_empty() && known.iter().all(Vec::is_empty) {
-        return Err(
-            "no log-probabilities by token id (`logprobs`), which sampled responses need; \
-                    vLLM and llama.cpp return them"
-                .to_owned(),
-        );
-    }
-    for position in &known {
-        let sum: f64 = position.iter().map(|(_, log_prob)| f64::from(*log_prob).exp()).sum();
-        if sum > 1.0 + SLACK {
-            return Err(format!(
-                "probabilities that add up to {sum:.3}, expected natural logarithms at temperature 1"
-            ));
-        }
-        if let Some((id, _)) = position.iter().find(|(id, _)| *id as usize >= vocab_size) {
-            return Err(format!("the token id {id}, but `models.target` has {vocab_size}"));
-        }
-    }
-    Ok(known)
-}
-
-/// llama.cpp's format: an object for most positions.
-fn read_llama_cpp(positions: &[Value], ids: &[u32]) -> Result<Vec<KnownTokens>, String> {
-    let mut positions = positions.iter().peekable();
-    let id_of = |position: &Value| position["id"].as_u64();
+    let mut positions = positions.each().filter_map(<[_]>::split_first).peekable();
     let mut known = Vec::with_capacity(ids.len());
     for id in ids {
-        let id = u64::from(*id);
-        known.push(match positions.next_if(|position| id_of(position) == Some(id)) {
+        known.push(match positions.next_if(|((own, _), _)| own == id) {
             None => Vec::new(),
-            Some(position) => {
-                let top = position["top_logprobs"].as_array().into_iter().flatten();
-                let top = top.map(|one| Some((id_of(one)?, one["logprob"].as_f64()?)));
-                with_own(top, Some((id, position["logprob"].as_f64().unwrap_or(LEAST))))?
-            }
+            Some((own, top)) => with_own(top, *own)?,
         });
     }
     match positions.next() {
         None => Ok(known),
-        Some(position) => Err(format!("log-probabilities of another token, `{}`", position["id"])),
+        Some(((id, _), _)) => Err(format!("log-probabilities of another token, `{id}`")),
     }
 }
 
-/// vLLM's format: parallel lists over all positions.
-fn read_vllm(positions: &[Value], own: &Value, ids: &[u32]) -> Result<Vec<KnownTokens>, String> {
-    if positions.len() != ids.len() {
-        return Err(format!("log-probabilities at {} of {} positions", positions.len(), ids.len()));
+fn read_vllm(
+    positions: &KnownPositions<VllmPosition>,
+    own: &[JsonLogProb],
+    ids: &[u32],
+) -> Result<Vec<KnownTokens>, String> {
+    let lengths = [positions.ends.len(), own.len()];
+    if let Some(num) = lengths.into_iter().find(|num| *num != ids.len()) {
+        return Err(format!("log-probabilities at {num} of {} positions", ids.len()));
     }
-    let one = |(at, position): (usize, &Value)| {
-        let Some(top) = position.as_object() else { return Ok(Vec::new()) };
-        let top = top.iter().map(|(name, log_prob)| {
-            Some((name.strip_prefix(ID)?.parse().ok()?, log_prob.as_f64()?))
-        });
-        with_own(top, own[at].as_f64().map(|log_prob| (u64::from(ids[at]), log_prob)))
+    let one = |(top, (own, id)): (&[(u32, f32)], (&JsonLogProb, &u32))| match top {
+        [] => Ok(Vec::new()),
+        top => with_own(top, (*id, own.0)),
     };
-    positions.iter().enumerate().map(one).collect()
+    positions.each().zip(own.iter().zip(ids)).map(one).collect()
 }
 
 /// The most probable tokens, followed by the response's token if it is not among them.
-fn with_own(
-    top: impl Iterator<Item = Option<(u64, f64)>>,
-    own: Option<(u64, f64)>,
-) -> Result<KnownTokens, String> {
-    let mut known = Vec::new();
-    for one in top.chain([own]) {
-        let (id, log_prob) = one.ok_or("log-probabilities without token ids")?;
-        let id = u32::try_from(id).map_err(|_| format!("the token id {id}"))?;
-        if log_prob.is_nan() || log_prob > SLACK {
+fn with_own(top: &[(u32, f32)], own: (u32, f32)) -> Result<KnownTokens, String> {
+    let (mut known, mut ids) = (Vec::with_capacity(top.len() + 1), HashSet::new());
+    for (id, log_prob) in top.iter().chain([&own]) {
+        if log_prob.is_nan() || f64::from(*log_prob) > SLACK {
             return Err(format!("a log-probability of {log_prob}"));
         }
-        if known.iter().all(|(other, _)| *other != id) {
-            known.push((id, log_prob.clamp(LEAST, 0.0) as f32));
+        if ids.insert(*id) {
+            known.push((*id, log_prob.clamp(LEAST, 0.0)));
         }
     }
     Ok(known)
@@ -134,16 +261,22 @@ fn with_own(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
+
+    fn read(lists: &Value, ids: &[u32]) -> Result<Vec<KnownTokens>, String> {
+        let lists: LogProbLists =
+            serde_json::from_str(&lists.to_string()).map_err(|error| error.to_string())?;
+        lists.known(ids, 9)
+    }
 
     #[test]
     fn both_formats_are_read_and_gaps_are_unknown() {
         let expected = vec![vec![(4, -0.5), (5, -1.5)], vec![(7, -0.25), (5, -2.0), (6, -4.0)]];
-        let vllm = json!({ "logprobs": {
+        let vllm = json!({
             "tokens": ["token_id:4", "token_id:6"], "token_logprobs": [-0.5, -4.0],
             "top_logprobs": [{ "token_id:4": -0.5, "token_id:5": -1.5 },
-                             { "token_id:7": -0.25, "token_id:5": -2.0 }] } });
-        assert_eq!(read_known(&vllm, &[4, 6], 9).expect("reads"), expected);
+                             { "token_id:7": -0.25, "token_id:5": -2.0 }] });
+        assert_eq!(read(&vllm, &[4, 6]).expect("reads"), expected);
         let position = |id: u32, log_prob: f64, top: &[(u32, f64)]| {
             let top = top.iter().map(|(id, log)| json!({ "id": id, "logprob": log }));
             json!({ "id": id, "logprob": log_prob, "top_logprobs": top.collect::<Vec<_>>() })
@@ -152,26 +285,53 @@ mod tests {
             position(4, -0.5, &[(4, -0.5), (5, -1.5)]),
             position(6, -4.0, &[(7, -0.25), (5, -2.0)]),
         ];
-        let llama_cpp = json!({ "logprobs": { "content": content } });
+        let llama_cpp = json!({ "content": content });
         let with_gap = vec![expected[0].clone(), Vec::new(), expected[1].clone()];
-        assert_eq!(read_known(&llama_cpp, &[4, 8, 6], 9).expect("reads"), with_gap);
+        assert_eq!(read(&llama_cpp, &[4, 8, 6]).expect("reads"), with_gap);
+    }
+
+    #[test]
+    fn null_is_the_least_log_probability() {
+        let vllm = json!({ "token_logprobs": [-0.5, null],
+            "top_logprobs": [null, { "token_id:7": -0.25, "token_id:5": null }] });
+        let expected = vec![Vec::new(), vec![(7, -0.25), (5, LEAST), (6, LEAST)]];
+        assert_eq!(read(&vllm, &[4, 6]).expect("reads"), expected);
     }
 
     #[test]
     fn invalid_distributions_are_named() {
-        let check = |logprobs: Value, ids: &[u32], expected: &str| {
-            let choice = json!({ "logprobs": logprobs });
-            let error = read_known(&choice, ids, 9).expect_err("refused");
+        let check = |lists: Value, ids: &[u32], expected: &str| {
+            let error = read(&lists, ids).expect_err("refused");
             assert!(error.contains(expected), "{error}");
         };
-        check(json!(null), &[4], "no log-probabilities by token id");
+        check(json!({}), &[4], "no log-probabilities by token id");
         check(json!({ "top_logprobs": [] , "token_logprobs": [] }), &[4], "at 0 of 1 positions");
+        let two = json!([{ "token_id:4": -1 }, { "token_id:4": -1 }]);
+        check(
+            json!({ "top_logprobs": two, "token_logprobs": [-1, -1] }),
+            &[4],
+            "at 2 of 1 positions",
+        );
+        check(
+            json!({ "top_logprobs": two, "token_logprobs": [-1] }),
+            &[4, 4],
+            "at 1 of 2 positions",
+        );
         let top = |top: Value| json!({ "top_logprobs": [top], "token_logprobs": [-1.0] });
         check(top(json!({ "a": -1.0 })), &[4], "without token ids");
+        check(top(json!({ "token_id:-1": -1.0 })), &[4], "without token ids");
         check(top(json!({ "token_id:5": -0.1 })), &[4], "add up to 1.27");
         check(top(json!({ "token_id:5": 2.0 })), &[4], "a log-probability of 2");
+        check(top(json!({ "token_id:5": 1e300 })), &[4], "a log-probability of inf");
+        check(top(json!({ "token_id:5": "-1" })), &[4], "invalid type: string \"-1\"");
         check(top(json!({ "token_id:12": -2.0 })), &[4], "the token id 12");
-        let content = json!({ "content": [{ "id": 5, "logprob": -1.0, "top_logprobs": [] }] });
-        check(content, &[4], "of another token, `5`");
+        check(top(json!([1])), &[4], "expected an object of log-probabilities");
+        check(json!({ "top_logprobs": 7 }), &[4], "expected a list of log-probabilities");
+        let content = |position: Value| json!({ "content": [position] });
+        let other = json!({ "id": 5, "logprob": -1.0, "top_logprobs": [] });
+        check(content(other), &[4], "of another token, `5`");
+        check(content(json!({ "token": "a", "logprob": -1.0 })), &[4], "without token ids");
+        let unnamed = json!({ "id": 4, "top_logprobs": [{ "token": "a", "logprob": -1.0 }] });
+        check(content(unnamed), &[4], "without token ids");
     }
 }

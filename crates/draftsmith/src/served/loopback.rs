@@ -4,8 +4,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use burn::tensor::Device;
 use draftsmith_decode::{Finish, RoundTokens};
@@ -27,12 +29,26 @@ pub(crate) enum Deed {
     AnswerAsLlamaCpp,
     /// Answer with text only and reject token ids, as TGI does.
     AnswerByText,
+    /// Answer in vLLM's format with changes.
+    Change(fn(&mut Value)),
     /// Answer with this status, header and body.
     Say(u16, &'static str, &'static str),
+    /// Send these bytes, the last of them without end.
+    Pour(Pour),
     /// Send half of an answer.
     BreakOff,
     /// Send nothing until the server ends.
     Stall,
+}
+
+/// An answer in bytes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Pour {
+    pub(crate) begin: &'static [u8],
+    /// What follows again and again, until the client is gone.
+    pub(crate) again: &'static [u8],
+    /// The wait after each.
+    pub(crate) pause: Duration,
 }
 
 /// A received request.
@@ -147,9 +163,8 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
             Deed::AnswerByText if request.body["prompt"].is_array() => {
                 (422, "", r#"{"error":"prompt: expected a string"}"#.to_owned())
             }
-            Deed::Answer | Deed::AnswerAsLlamaCpp | Deed::AnswerByText | Deed::BreakOff => {
-                (200, "", self.completion(&request.body, deed).to_string())
-            }
+            Deed::Pour(pour) => return self.pour(pour, stream),
+            _ => (200, "", self.completion(&request.body, deed).to_string()),
         };
         self.num_running.fetch_sub(1, Ordering::SeqCst);
         let header = if header.is_empty() { String::new() } else { format!("{header}\r\n") };
@@ -160,6 +175,19 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
         );
         stream.write_all(head.as_bytes())?;
         stream.write_all(&body.as_bytes()[..sent])
+    }
+
+    fn pour(&self, pour: Pour, mut stream: TcpStream) -> std::io::Result<()> {
+        self.num_running.fetch_sub(1, Ordering::SeqCst);
+        stream.write_all(pour.begin)?;
+        while !pour.again.is_empty() {
+            stream.write_all(pour.again)?;
+            let end = self.ends.lock().expect("nobody panics").recv_timeout(pour.pause);
+            if end == Err(RecvTimeoutError::Disconnected) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// The target's completion.
@@ -223,6 +251,9 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
             }
         }
         answer["choices"] = json!([choice]);
+        if let Deed::Change(change) = deed {
+            change(&mut answer);
+        }
         answer
     }
 }

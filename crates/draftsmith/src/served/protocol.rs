@@ -1,5 +1,5 @@
-//! Builds requests and reads answers: OpenAI's `/completions` with the extensions of vLLM, SGLang and
-//! llama.cpp.
+//! Builds requests: OpenAI's `/completions` with the extensions of vLLM, SGLang and llama.cpp.
+//! `served/reply.rs` reads what they answer.
 //!
 //! All servers get the same request and ignore keys that they do not know. The prompt is token ids; TGI
 //! rejects those and then gets text. vLLM and SGLang return ids in `token_ids` (`return_token_ids`),
@@ -10,11 +10,7 @@ use draftsmith_data::hash_bytes;
 use draftsmith_theory::{Decoding, Sampling};
 use serde_json::{Value, json};
 
-use super::known::{KnownTokens, read_ids, read_known};
 use crate::recipe::sampling;
-
-/// Most characters of a server's message that we quote.
-const MOST_QUOTED: usize = 300;
 
 /// A request for a completion.
 #[derive(Debug, Clone)]
@@ -88,93 +84,6 @@ impl Terms {
     }
 }
 
-/// A server's answer.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Completion {
-    pub(super) tokens: Tokens,
-    /// The known tokens of each position, if log-probabilities were requested.
-    pub(super) known: Option<Vec<KnownTokens>>,
-    /// Whether it ended before the token limit.
-    pub(super) is_ended: bool,
-    /// The end token that the server names separately, if it does.
-    pub(super) ended_by: Option<u32>,
-    /// The number of prompt tokens that the server counted, if it says so.
-    pub(super) num_prompt_tokens: Option<usize>,
-}
-
-/// A completion's tokens as the server sent them.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Tokens {
-    Ids(Vec<u32>),
-    Text(String),
-}
-
-/// Reads a server's answer.
-///
-/// # Errors
-/// What is wrong with it.
-pub(super) fn read(bytes: &[u8], terms: &Terms) -> Result<Completion, String> {
-    let answer: Value = serde_json::from_slice(bytes)
-        .map_err(|_| format!("something other than JSON: {}", excerpt(bytes)))?;
-    let choice = match answer.get("choices").and_then(Value::as_array).map(Vec::as_slice) {
-        Some([choice, ..]) => choice,
-        Some([]) => return Err("an empty list `choices`".to_owned()),
-        None => return Err(format!("JSON without `choices`: {}", excerpt(bytes))),
-    };
-    let is_ended = match choice.get("finish_reason").and_then(Value::as_str) {
-        Some("stop" | "eos_token" | "stop_sequence") => true,
-        Some("length") => false,
-        Some(other) => return Err(format!("a `finish_reason` of `{other}`")),
-        None => return Err("no `finish_reason`".to_owned()),
-    };
-    let ids = choice.get("token_ids").filter(|ids| !ids.is_null());
-    let ids = ids.or_else(|| answer.get("__verbose")?.get("tokens"));
-    let tokens = match (ids, choice.get("text").and_then(Value::as_str)) {
-        (Some(ids), _) => Tokens::Ids(read_ids(ids, terms.vocab_size)?),
-        (None, Some(text)) => Tokens::Text(text.to_owned()),
-        (None, None) => return Err("neither `token_ids` nor `text`".to_owned()),
-    };
-    let known = match (&tokens, terms.log_probs) {
-        (_, None) => None,
-        (Tokens::Ids(ids), Some(_)) => Some(read_known(choice, ids, terms.vocab_size)?),
-        (Tokens::Text(_), Some(_)) => {
-            return Err(
-                "text without token ids and log-probabilities, which sampled responses need; \
-                        vLLM and llama.cpp return them"
-                    .to_owned(),
-            );
-        }
-    };
-    let is_empty = match &tokens {
-        Tokens::Ids(ids) => ids.is_empty(),
-        Tokens::Text(text) => text.is_empty(),
-    };
-    if is_empty && !is_ended {
-        return Err("an empty response that had not ended".to_owned());
-    }
-    // vLLM and SGLang name an end token other than the model's first.
-    let ended_by =
-        ["stop_reason", "matched_stop"].into_iter().find_map(|key| choice.get(key)?.as_u64());
-    let ended_by = ended_by.and_then(|id| u32::try_from(id).ok());
-    let num_prompt_tokens = answer.pointer("/usage/prompt_tokens").and_then(Value::as_u64);
-    Ok(Completion {
-        tokens,
-        known,
-        is_ended,
-        ended_by: ended_by.filter(|id| terms.eos_token_ids.contains(id)),
-        num_prompt_tokens: num_prompt_tokens.map(|num| num as usize),
-    })
-}
-
-/// The start of a server's message, in one line.
-pub(super) fn excerpt(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MOST_QUOTED)]);
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let line: String =
-        words.join(" ").chars().filter(|c| !c.is_control()).take(MOST_QUOTED).collect();
-    format!("`{line}`")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,47 +97,6 @@ mod tests {
             vocab_size: 10,
             log_probs: None,
         }
-    }
-
-    fn choice(fields: &str) -> String {
-        format!(r#"{{"choices":[{{{fields}}}],"usage":{{"prompt_tokens":4}}}}"#)
-    }
-
-    #[test]
-    fn each_servers_format_of_ids_is_read() {
-        let read = |text: &str| read(text.as_bytes(), &terms()).expect("reads");
-        let vllm = r#""text":"ab","token_ids":[3,4,7],"finish_reason":"stop","stop_reason":7"#;
-        let expected = Completion {
-            tokens: Tokens::Ids(vec![3, 4, 7]),
-            known: None,
-            is_ended: true,
-            ended_by: Some(7),
-            num_prompt_tokens: Some(4),
-        };
-        assert_eq!(read(&choice(vllm)), expected);
-        let llama_cpp = r#"{"choices":[{"text":"ab","finish_reason":"length"}],
-            "__verbose":{"tokens":[3,4]}}"#;
-        assert_eq!(read(llama_cpp).tokens, Tokens::Ids(vec![3, 4]));
-        let tgi = read(&choice(r#""text":"ab","token_ids":null,"finish_reason":"length""#));
-        assert_eq!((tgi.tokens, tgi.ended_by), (Tokens::Text("ab".to_owned()), None));
-    }
-
-    #[test]
-    fn invalid_answers_are_named() {
-        let check = |text: &str, expected: &str| {
-            let error = read(text.as_bytes(), &terms()).expect_err("refused");
-            assert!(error.contains(expected), "{error}");
-        };
-        check("<html>\n busy</html>", "other than JSON: `<html> busy</html>`");
-        check(r#"{"object":"error"}"#, "without `choices`");
-        check(r#"{"choices":[]}"#, "an empty list `choices`");
-        check(&choice(r#""text":"a""#), "no `finish_reason`");
-        check(&choice(r#""text":"a","finish_reason":"abort""#), "`abort`");
-        check(&choice(r#""finish_reason":"stop""#), "neither `token_ids` nor `text`");
-        check(&choice(r#""token_ids":[],"finish_reason":"length""#), "an empty response");
-        check(&choice(r#""token_ids":[10],"finish_reason":"stop""#), "the token id 10, but");
-        check(&choice(r#""token_ids":[-1],"finish_reason":"stop""#), "that is `-1`");
-        check(&choice(r#""token_ids":7,"finish_reason":"stop""#), "not a list");
     }
 
     #[test]

@@ -8,11 +8,13 @@ use draftsmith_theory::{Decoding, Sampling};
 
 use super::journal::{Entry, Journal};
 use super::known::{KnownTokens, top_probs};
-use super::protocol::{Completion, Terms, Tokens, read};
+use super::protocol::{Ask, Terms};
+use super::reply::{BoundedBody, Completion, Tokens, Unusable, most_bytes, read};
 
 /// The vocabulary size of the assumed target.
 const VOCAB_SIZE: usize = 96;
-/// The number of log-probabilities assumed to be requested.
+/// The numbers of tokens and of log-probabilities assumed to be requested.
+const MAX_TOKENS: usize = 2;
 const LOG_PROBS: usize = 4;
 
 /// Reads all sound responses of a journal.
@@ -47,13 +49,20 @@ pub fn answer(bytes: &[u8]) -> Result<()> {
         vocab_size: VOCAB_SIZE,
         log_probs,
     };
-    let greedy = read(bytes, &terms(Decoding::GREEDY, None));
-    let sampled = terms(Decoding::sampled(Sampling::default()), Some(LOG_PROBS));
-    let sampled = read(bytes, &sampled);
+    let ask = Ask { id: "a".to_owned(), prompt_ids: vec![1, 2], max_tokens: MAX_TOKENS, seed: 0 };
+    let read =
+        |terms: &Terms| read(&mut BoundedBody::new(bytes, most_bytes(&ask, terms)), &ask, terms);
+    let greedy = read(&terms(Decoding::GREEDY, None));
+    let sampled = read(&terms(Decoding::sampled(Sampling::default()), Some(LOG_PROBS)));
     if let Ok(Completion { tokens: Tokens::Ids(ids), known: Some(known), .. }) = &sampled {
         check_probs(ids, known.clone());
     }
-    greedy.or(sampled).map(drop).map_err(|problem| anyhow!(problem))
+    greedy.or(sampled).map(drop).map_err(|problem| match problem {
+        Unusable::Broken(error) => error.into(),
+        Unusable::Foreign(what) => anyhow!(what),
+        Unusable::Invalid(what) => anyhow!(what),
+        Unusable::CutShort(num) => anyhow!("{num} of {MAX_TOKENS} tokens"),
+    })
 }
 
 /// Builds distributions from known tokens, as labels do.

@@ -1,6 +1,8 @@
 //! Served responses equal those of the target run locally, and each is requested once even if requests
 //! fail.
 
+mod hostile;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,6 +10,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use draftsmith_data::{DataSet, Incomplete, Prompt, Prompts, read_dir};
 use draftsmith_theory::SeededDraws;
+use serde_json::{Value, json};
 
 use super::loopback::{Deed, Loopback, Request};
 use super::*;
@@ -48,10 +51,14 @@ fn servers(urls: &[&str]) -> ServerRecipe {
 
 /// A served target that decodes greedily, with its journal in `dir`.
 fn served(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
+    served_with(Secret::default(), server, workspace, dir)
+}
+
+fn served_with(secret: Secret, server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
     let journal = dir.join("served.jsonl");
     let access = ServerAccess { server, seed: 3, journal };
     let (decoding, console) = (Decoding::GREEDY, Console::silent());
-    access.open(workspace, decoding, MAX_NEW_TOKENS, &console).expect("opens")
+    access.open_with(secret, workspace, decoding, MAX_NEW_TOKENS, &console).expect("opens")
 }
 
 fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
@@ -83,22 +90,32 @@ fn check_responses(served: &Served, workspace: &Workspace, prompts: &[Prompt]) {
     }
 }
 
+/// Makes an answer say that it reached its limit after two tokens.
+fn cut_short(answer: &mut Value) {
+    let choice = &mut answer["choices"][0];
+    choice["finish_reason"] = json!("length");
+    choice["token_ids"].as_array_mut().expect("a list").truncate(2);
+}
+
 #[test]
 fn failed_requests_are_retried() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let other = r#"{"choices":[{"token_ids":[9999999],"finish_reason":"stop"}]}"#;
     let deeds = [
-        Deed::Say(429, "retry-after: 1", "busy"),
+        Deed::Say(429, "retry-after: 0", "busy"),
         Deed::Say(503, "", "starting"),
         Deed::BreakOff,
         Deed::Say(200, "", "<html>"),
         Deed::Say(200, "", r#"{"choices":[]}"#),
         Deed::Say(200, "", other),
+        Deed::Change(|answer| answer["choices"][0]["index"] = json!(1)),
+        Deed::Change(|answer| answer["choices"][0]["finish_reason"] = json!("abort")),
+        Deed::Change(cut_short),
     ];
     let num_deeds = deeds.len();
     let loopback =
         Loopback::serve(move |number, _| deeds.get(number).copied().unwrap_or(Deed::Answer));
-    let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
+    let recipe = ServerRecipe { concurrency: 1, retries: num_deeds, ..servers(&[&loopback.url]) };
     let (prompts, mut served) = (prompts(3), served(&recipe, &workspace, dir.path()));
     answer(&mut served, &prompts).expect("answers in the end");
     check_responses(&served, &workspace, &prompts);
@@ -136,6 +153,19 @@ fn a_lasting_failure_is_one_error_with_a_hint() {
     );
     let strange = r#"{"choices":[{"token_ids":[777777],"finish_reason":"stop"}]}"#;
     check(Deed::Say(200, "", strange), as_it_is, &["the token id 777777", "another model"], 3);
+    let short: &[&str] =
+        &["answered 2 of 12 tokens", "`length`", "server's context, which", "3 times"];
+    check(Deed::Change(cut_short), as_it_is, short, 3);
+    let counted = r#"{"choices":[{"text":"a b c d e f g h i j k l m n","finish_reason":"length"}],
+        "usage":{"completion_tokens":2}}"#;
+    check(Deed::Say(200, "", counted), as_it_is, short, 3);
+    let text = r#"{"choices":[{"text":"a","finish_reason":"length"}]}"#;
+    check(Deed::Say(200, "", text), as_it_is, &["answered 1 of 12 tokens"], 3);
+    let moved = Deed::Say(308, "location: https://gpu-2:8000/v1/completions", "moved");
+    let expected =
+        ["308: a redirect to `https://gpu-2:8000/v1/completions`; hint: redirects are not"];
+    check(moved, as_it_is, &expected, 1);
+    check(Deed::Say(304, "", ""), as_it_is, &["answered 304: ``"], 1);
     check(Deed::Say(401, "", "who?"), as_it_is, &["answered 401: `who?`", "api_key_env"], 1);
     check(Deed::Say(404, "", "what?"), as_it_is, &["answered 404", "`data.server.model`"], 1);
     // Once with token ids, once as text.
@@ -218,13 +248,85 @@ fn the_bearer_token_is_sent_and_never_written() {
     });
     let api_key_env = Some(name.to_owned());
     let recipe = ServerRecipe { api_key_env, ..servers(&[&loopback.url]) };
-    let mut served = served(&recipe, &workspace, dir.path());
+    let secret = Secret::read(name).expect("it is set");
+    let mut served = served_with(secret, &recipe, &workspace, dir.path());
     answer(&mut served, &prompts(2)).expect("answers");
     let journal = fs::read_to_string(dir.path().join("served.jsonl")).expect("there");
     assert!(journal.lines().count() == 2 && !journal.contains(value.trim()));
     let missing = ServerRecipe { api_key_env: Some("NO_SUCH_VARIABLE".to_owned()), ..recipe };
-    let error = token(missing.api_key_env.as_deref().expect("named")).expect_err("it is not set");
-    assert!(error.to_string().contains("`NO_SUCH_VARIABLE`, which `data.server.api_key_env`"));
+    let access =
+        ServerAccess { server: &missing, seed: 3, journal: dir.path().join("served.jsonl") };
+    let opened = access.open(&workspace, Decoding::GREEDY, MAX_NEW_TOKENS, &Console::silent());
+    let error = opened.err().expect("it is not set").to_string();
+    assert!(error.contains("`NO_SUCH_VARIABLE`, which `data.server.api_key_env`"), "{error}");
+}
+
+#[test]
+fn no_tokens_are_a_failed_request_unless_an_end_token_can_stand_for_them() {
+    let no_tokens = |answer: &mut Value| {
+        let choice = &mut answer["choices"][0];
+        (choice["token_ids"], choice["finish_reason"]) = (json!([]), json!("stop"));
+    };
+    for (ends, num_requests) in [(vec![], 3), (vec![2], 1)] {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let loopback = Loopback::serve(move |_, _| Deed::Change(no_tokens));
+        let mut workspace = workspace();
+        workspace.ends.eos_token_ids = Some(ends.clone());
+        let recipe = ServerRecipe { retries: 2, ..servers(&[&loopback.url]) };
+        let mut served = served(&recipe, &workspace, dir.path());
+        let answered = answer(&mut served, &prompts(1));
+        assert_eq!(loopback.requests().len(), num_requests);
+        let journal = fs::read_to_string(dir.path().join("served.jsonl")).expect("there");
+        assert_eq!(journal.lines().count(), ends.len());
+        if ends.is_empty() {
+            let error = answered.expect_err("no response").to_string();
+            assert!(
+                error.contains("no tokens") && error.contains("the last of 3 times"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_filtered_response_ends_its_conversation_and_is_not_requested_again() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let mut prompts = prompts(3);
+    for prompt in &mut prompts {
+        prompt.turns = vec![prompt.turns[0].clone(); 3];
+    }
+    // The first conversation's second turn, then the second one's first turn.
+    let filter = |answer: &mut Value| {
+        let choice = &mut answer["choices"][0];
+        (choice["text"], choice["finish_reason"]) = (json!(""), json!("content_filter"));
+    };
+    let loopback = Loopback::serve(move |number, _| match number {
+        1 | 2 => Deed::Change(filter),
+        _ => Deed::Answer,
+    });
+    let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
+    for _ in 0..2 {
+        let mut served = served(&recipe, &workspace, dir.path());
+        answer(&mut served, &prompts).expect("answers");
+        assert_eq!(loopback.requests().len(), 2 + 1 + 3);
+        assert_eq!(served.num_filtered(), 2);
+        let num_turns = |prompt| served.unfiltered(prompt).map(|prompt| prompt.turns.len());
+        assert_eq!(prompts.iter().map(num_turns).collect::<Vec<_>>(), [Some(1), None, Some(3)]);
+        check_responses(&served, &workspace, &[prompts[0].clone(), prompts[2].clone()]);
+    }
+}
+
+#[test]
+fn a_wait_that_a_server_requests_is_no_longer_than_the_timeout() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let ages = "retry-after: 1000000000000000000";
+    let loopback = Loopback::serve(|_, _| Deed::Say(429, ages, "later"));
+    let recipe = ServerRecipe { retries: 2, timeout_s: 0.5, ..servers(&[&loopback.url]) };
+    let begun = Instant::now();
+    let error = answer(&mut served(&recipe, &workspace, dir.path()), &prompts(1));
+    assert!(error.expect_err("no answer").to_string().contains("the last of 3 times"));
+    let waited = begun.elapsed().as_secs_f64();
+    assert!((1.0..20.0).contains(&waited), "twice half a second: {waited}");
 }
 
 #[test]

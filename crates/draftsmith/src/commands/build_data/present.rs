@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::{
-    DataError, Provenance, ShardSet, broken_shards, forget_manifest, has_shards, shard_path,
-    write_manifest,
+    DataError, MANIFEST, Provenance, ShardSet, broken_shards, forget_manifest, has_shards,
+    shard_path, write_manifest,
 };
+use serde::Deserialize;
 
 use super::Building;
 use crate::built_data::changes_text;
@@ -105,6 +106,21 @@ fn compare(
         );
     }
     Ok(())
+}
+
+/// The number of rows that the manifest counts.
+///
+/// # Errors
+/// If it cannot be read.
+pub(super) fn num_rows(dir: &Path) -> Result<u64> {
+    #[derive(Deserialize)]
+    struct Counts {
+        num_rows: u64,
+    }
+    let path = dir.join(MANIFEST);
+    let cannot = || format!("cannot read `{}`", path.display());
+    let text = std::fs::read(&path).with_context(cannot)?;
+    Ok(serde_json::from_slice::<Counts>(&text).with_context(cannot)?.num_rows)
 }
 
 /// The number of shards that other processes have yet to build. If there are none, writes the manifest.

@@ -5,9 +5,11 @@
 //! log-probabilities of the most probable tokens, and each row stores a bound on the error from the rest
 //! (`draftsmith-theory`, `top_probs.rs`).
 
+use std::borrow::Cow;
+use std::path::Path;
 use std::sync::Mutex;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use draftsmith_data::{FinishReason, GivenTokens, Prompt, ResponseRow};
 use draftsmith_decode::{Finish, Generation, KnownResponse, RoundTokens};
 use draftsmith_model::CausalLm;
@@ -44,11 +46,61 @@ pub(super) struct Labeller<'a> {
 /// How much of a served target's probability mass is known, for a note at the end.
 #[derive(Default)]
 pub(super) struct KnownMass {
+    kept: MassOfRows,
+    /// Rows that exceed `data.server.max_outside_mass`.
+    left_out: MassOfRows,
+}
+
+/// The unknown probability mass of some rows.
+#[derive(Default)]
+struct MassOfRows {
     num_rows: usize,
-    num_left_out: usize,
-    /// Tokens and unknown mass of the rows that were kept.
     num_tokens: usize,
     outside_mass: f64,
+}
+
+impl MassOfRows {
+    fn add(&mut self, num_tokens: usize, outside_mass: f64) {
+        self.num_rows += 1;
+        self.num_tokens += num_tokens;
+        self.outside_mass += outside_mass;
+    }
+
+    /// The mean over tokens in percent; `None` without rows.
+    fn percent(&self) -> Option<f64> {
+        (self.num_rows > 0).then(|| 100.0 * self.outside_mass / self.num_tokens as f64)
+    }
+}
+
+/// Responses of servers that became no rows.
+pub(super) struct LeftOutRows {
+    /// The number left out because too much of their probability mass is unknown, and a sentence on them.
+    pub(super) num_left_out: usize,
+    why: Option<String>,
+    /// The number that the servers' content filter stopped.
+    pub(super) num_filtered: usize,
+}
+
+impl LeftOutRows {
+    /// The error of a data set in `dir` without a row.
+    pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
+        let Self { why, num_filtered, .. } = self;
+        let (mut reasons, mut hints) = (String::new(), String::new());
+        if let Some(why) = why {
+            reasons += &format!(": {why}");
+            hints += "raise `data.server.logprobs` or `data.server.max_outside_mass`, or set `data.top_k` \
+                      to at most `data.server.logprobs`; ";
+        }
+        if *num_filtered > 0 {
+            reasons += &format!(": the servers' content filter stopped {num_filtered} responses");
+            hints += "turn the servers' content filter off and delete `served*.jsonl` there; ";
+        }
+        anyhow!(
+            "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
+             the same command again",
+            dir.display()
+        )
+    }
 }
 
 /// The response to a turn.
@@ -70,18 +122,26 @@ fn share_of_turn(prompt: &Prompt) -> f64 {
 
 impl Labeller<'_> {
     /// The rows of conversations, one per assistant turn, in order. Rows with too much unknown mass are left
-    /// out.
+    /// out, and turns from the first on whose response a content filter stopped.
     ///
     /// # Errors
     /// If a response is missing or does not fit, a model fails, or the job is interrupted.
     pub(super) fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
         let mut left = prompts.len() as f64;
+        let unfiltered: Vec<Cow<'_, Prompt>> = match &self.served {
+            Some(served) => {
+                let unfiltered = prompts.iter().filter_map(|prompt| served.unfiltered(prompt));
+                unfiltered.map(Cow::Owned).collect()
+            }
+            None => prompts.iter().map(|prompt| Cow::Borrowed(*prompt)).collect(),
+        };
+        let prompts: Vec<&Prompt> = unfiltered.iter().map(|prompt| &**prompt).collect();
         let answered = answer_batched(
             self.text,
-            prompts,
+            &prompts,
             |row: &ResponseRow| &row.response_ids,
             |turns| {
-                let responses = self.responses(prompts, &turns)?;
+                let responses = self.responses(&prompts, &turns)?;
                 let label = |((prompt_index, turn), response): ((usize, Turn), Response<'_>)| {
                     self.console.check_interrupted()?;
                     let prompt = prompts[prompt_index];
@@ -246,37 +306,40 @@ impl Labeller<'_> {
         let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
         let is_known = sum <= self.max_outside_mass() * masses.len() as f64;
         let mut all = self.known_mass.lock().expect(HELD);
-        all.num_rows += 1;
-        if is_known {
-            all.num_tokens += masses.len();
-            all.outside_mass += sum;
-        } else {
-            all.num_left_out += 1;
-        }
+        let rows = if is_known { &mut all.kept } else { &mut all.left_out };
+        rows.add(masses.len(), sum);
         is_known
     }
 
     /// Notes how far a file's labels are from ours, and how much of a served target's mass is unknown.
     pub(super) fn note(&self) {
         self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.console);
-        let all = self.known_mass.lock().expect(HELD);
-        if all.num_rows == 0 {
-            return;
+        let unknown = self.known_mass.lock().expect(HELD).kept.percent();
+        if let Some(unknown) = unknown {
+            self.console.note(format!(
+                "build-data: {unknown:.2} % of the target's probability mass is unknown"
+            ));
         }
-        let mean = all.outside_mass / all.num_tokens.max(1) as f64;
-        let mut line = format!(
-            "build-data: {:.2} % of the target's probability mass is unknown",
-            100.0 * mean
-        );
-        if all.num_left_out > 0 {
-            line += &format!(
-                "; {} of {} responses are left out, because they exceed \
-                 `data.server.max_outside_mass` = {}",
-                all.num_left_out,
-                all.num_rows,
-                self.max_outside_mass()
-            );
+        if let Some(why) = self.left_out().why {
+            self.console.note(format!("build-data: {why}"));
         }
-        self.console.note(line);
+    }
+
+    /// The responses left out so far.
+    pub(super) fn left_out(&self) -> LeftOutRows {
+        let KnownMass { kept, left_out } = &*self.known_mass.lock().expect(HELD);
+        let why = self.data.served_by().zip(left_out.percent()).map(|(server, percent)| {
+            format!(
+                "{} of {} responses are left out, because on average {percent:.2} % of their probability \
+                 mass is outside the {} log-probabilities that the servers return, and \
+                 `data.server.max_outside_mass` is {}",
+                left_out.num_rows,
+                left_out.num_rows + kept.num_rows,
+                server.logprobs,
+                server.max_outside_mass
+            )
+        });
+        let num_filtered = self.served.as_ref().map_or(0, Served::num_filtered);
+        LeftOutRows { num_left_out: left_out.num_rows, why, num_filtered }
     }
 }

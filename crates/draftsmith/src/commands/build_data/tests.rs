@@ -229,6 +229,61 @@ fn rows_with_too_much_unknown_mass_are_left_out() {
 }
 
 #[test]
+fn data_of_which_every_response_is_left_out_is_an_error() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let data = server(&loopback, "logprobs = 2\nmax_outside_mass = 1e-9\n");
+    let recipe = recipe(dir.path(), "none", &target, &data, "");
+    let build = || {
+        let built =
+            build_data::run(&recipe, Building::ALL, &workspace(&recipe), &Console::silent());
+        built.expect_err("no row").to_string()
+    };
+    let error = build();
+    let (_, percent) = error.split_once("because on average ").expect("the mass");
+    let percent: f64 =
+        percent.split(' ').next().and_then(|text| text.parse().ok()).expect("a number");
+    assert!((1.0..99.0).contains(&percent), "{error}");
+    let expected = [
+        "has no row: 38 of 38 responses are left out, because on average ",
+        "of their probability mass is outside the 2 log-probabilities that the servers return, and \
+         `data.server.max_outside_mass` is 0.000000001; hint: raise `data.server.logprobs`",
+        "delete the Parquet files there",
+    ];
+    expected.iter().for_each(|expected| assert!(error.contains(expected), "{error}"));
+    assert!(build().contains("has no row; hint: delete the Parquet files"), "again");
+}
+
+#[test]
+fn filtered_responses_and_the_turns_after_them_are_left_out() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let target = without_weights(dir.path());
+    // The conversation's first turn, or one of the single turns.
+    let filter = |answer: &mut Value| {
+        answer["choices"][0]["finish_reason"] = "content_filter".into();
+    };
+    let data_of = |loopback: &Loopback| server(loopback, "max_outside_mass = 1\n");
+    let plain = Loopback::serve(|_, _| Deed::Answer);
+    let all = built(&recipe(dir.path(), "all", &target, &data_of(&plain), "")).rows;
+    let talk = all.len() - 2;
+    let dropped = [all[3].prompt_ids.clone(), all[talk].prompt_ids.clone()];
+    let is_dropped = move |body: &Value| {
+        let prompt = body["prompt"].as_array().expect("ids").iter();
+        let prompt: Vec<u32> = prompt.map(|id| id.as_u64().expect("an id") as u32).collect();
+        dropped.contains(&prompt)
+    };
+    let loopback = Loopback::serve(move |_, request| match is_dropped(&request.body) {
+        true => Deed::Change(filter),
+        false => Deed::Answer,
+    });
+    let recipe = recipe(dir.path(), "some", &target, &data_of(&loopback), "");
+    let some = built(&recipe).rows;
+    let kept = all.iter().enumerate().filter(|(at, _)| ![3, talk, talk + 1].contains(at));
+    assert_eq!(some, kept.map(|(_, row)| row.clone()).collect::<Vec<_>>());
+}
+
+#[test]
 fn tuned_speedups_barely_depend_on_the_number_of_log_probs() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());

@@ -1,0 +1,338 @@
+//! Reads servers' answers as they arrive, and no further than an answer to the request can be long.
+//!
+//! Keys that we do not use are skipped without being kept. So the request bounds memory and time.
+
+use std::fmt;
+use std::io::{self, BufReader, Read};
+use std::marker::PhantomData;
+
+use draftsmith_files::in_bytes;
+use serde::de::{DeserializeOwned, IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::error::Category;
+
+use super::known::{KnownTokens, LogProbLists};
+use super::protocol::{Ask, Terms};
+
+/// Most bytes of an answer besides its tokens: settings, timings and such.
+const OTHER_BYTES: u64 = 1 << 16;
+/// Most bytes per token of the prompt, which llama.cpp returns as text.
+const PROMPT_TOKEN_BYTES: u64 = 256;
+/// Most bytes per token: its text and its id. llama.cpp returns both twice.
+pub(super) const TOKEN_BYTES: u64 = 1024;
+/// Most bytes per log-probability, with the token's text and bytes; llama.cpp returns each twice.
+const LOG_PROB_BYTES: u64 = 384;
+/// Length of the beginning that we keep for messages.
+const START_BYTES: usize = 4096;
+
+/// The length in bytes that no answer to a request exceeds. Parsing takes less than ten times as much
+/// memory.
+pub(super) fn most_bytes(ask: &Ask, terms: &Terms) -> u64 {
+    let log_probs = terms.log_probs.map_or(0, |num| LOG_PROB_BYTES * (num as u64 + 1));
+    OTHER_BYTES
+        + PROMPT_TOKEN_BYTES * ask.prompt_ids.len() as u64
+        + (TOKEN_BYTES + log_probs) * ask.max_tokens as u64
+}
+
+/// A body that may be read up to a limit. It keeps its beginning for messages.
+pub(super) struct BoundedBody<R> {
+    inner: R,
+    most: u64,
+    num_read: u64,
+    start: Vec<u8>,
+    is_over: bool,
+    is_at_end: bool,
+}
+
+impl<R: Read> BoundedBody<R> {
+    pub(super) fn new(inner: R, most: u64) -> Self {
+        Self { inner, most, num_read: 0, start: Vec::new(), is_over: false, is_at_end: false }
+    }
+
+    /// The beginning of what was read, and whether more may follow.
+    pub(super) fn start(&self) -> (&[u8], bool) {
+        (&self.start, !self.is_at_end || self.num_read > self.start.len() as u64)
+    }
+}
+
+impl<R: Read> Read for BoundedBody<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.most - self.num_read;
+        if left == 0 {
+            self.is_over = self.inner.read(&mut [0])? > 0;
+            self.is_at_end = !self.is_over;
+            return if self.is_over { Err(io::Error::other("it is too long")) } else { Ok(0) };
+        }
+        let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let num_bytes = self.inner.read(&mut buffer[..length])?;
+        self.is_at_end = num_bytes == 0 && length > 0;
+        self.num_read += num_bytes as u64;
+        let to_keep = num_bytes.min(START_BYTES - self.start.len());
+        self.start.extend_from_slice(&buffer[..to_keep]);
+        Ok(num_bytes)
+    }
+}
+
+/// A server's answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Completion {
+    pub(super) tokens: Tokens,
+    /// The known tokens of each position, if log-probabilities were requested.
+    pub(super) known: Option<Vec<KnownTokens>>,
+    pub(super) ending: Ending,
+    /// The end token that the server names separately, if it does.
+    pub(super) ended_by: Option<u32>,
+    /// The number of prompt tokens that the server counted, if it says so.
+    pub(super) num_prompt_tokens: Option<usize>,
+    /// The number of the response's tokens that the server counted, if it says so.
+    pub(super) num_tokens: Option<usize>,
+    /// The server's name for its model, if it says so.
+    pub(super) model: Option<String>,
+}
+
+/// A completion's tokens as the server sent them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Tokens {
+    Ids(Vec<u32>),
+    Text(String),
+}
+
+/// Why a completion ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// At an end token.
+    Stop,
+    /// At the token limit.
+    Length,
+    /// A content filter stopped it.
+    ContentFilter,
+}
+
+/// Why an answer cannot be used.
+#[derive(Debug)]
+pub(super) enum Unusable {
+    /// The connection broke, or time ran out.
+    Broken(io::Error),
+    /// What is wrong with it; its beginning shows more.
+    Foreign(&'static str),
+    /// What is wrong with it.
+    Invalid(String),
+    /// It has this many tokens and says that it reached the token limit.
+    CutShort(usize),
+}
+
+/// Reads a server's answer.
+///
+/// # Errors
+/// If it cannot be used.
+pub(super) fn read(
+    body: &mut BoundedBody<impl Read>,
+    ask: &Ask,
+    terms: &Terms,
+) -> Result<Completion, Unusable> {
+    match terms.log_probs {
+        None => parse::<IgnoredAny>(body, ask)?.completion(ask, terms, |_, _| Ok(None)),
+        Some(_) => parse::<LogProbLists>(body, ask)?.completion(ask, terms, |lists, ids| {
+            lists.unwrap_or_default().known(ids, terms.vocab_size).map(Some)
+        }),
+    }
+}
+
+fn parse<L: DeserializeOwned>(
+    body: &mut BoundedBody<impl Read>,
+    ask: &Ask,
+) -> Result<Reply<L>, Unusable> {
+    serde_json::from_reader(BufReader::new(&mut *body)).map_err(|error| match error.classify() {
+        Category::Io if body.is_over => Unusable::Invalid(format!(
+            "more than {}, the most that we read for {} tokens",
+            in_bytes(body.most),
+            ask.max_tokens
+        )),
+        Category::Io => Unusable::Broken(error.into()),
+        Category::Data => Unusable::Invalid(format!("JSON of another form: {error}")),
+        Category::Syntax | Category::Eof => Unusable::Foreign("something other than JSON"),
+    })
+}
+
+/// The keys of an answer that we use. `L` reads log-probabilities.
+#[derive(Deserialize)]
+#[serde(bound = "L: Deserialize<'de>")]
+struct Reply<L> {
+    model: Option<String>,
+    choices: Option<ReplyChoices<L>>,
+    usage: Option<ReplyUsage>,
+    #[serde(rename = "__verbose")]
+    verbose: Option<VerboseReply>,
+}
+
+#[derive(Deserialize)]
+struct ReplyUsage {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+}
+
+/// llama.cpp's.
+#[derive(Deserialize)]
+struct VerboseReply {
+    tokens: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "L: Deserialize<'de>")]
+struct ReplyChoice<L> {
+    index: Option<u64>,
+    text: Option<String>,
+    finish_reason: Option<String>,
+    token_ids: Option<Vec<u32>>,
+    logprobs: Option<L>,
+    // vLLM's and SGLang's names of an end token other than the model's first.
+    stop_reason: Option<StopReason>,
+    matched_stop: Option<StopReason>,
+}
+
+/// The choice with index 0 of a list.
+struct ReplyChoices<L>(Option<ReplyChoice<L>>);
+
+impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<L>(PhantomData<L>);
+        impl<'de, L: Deserialize<'de>> Visitor<'de> for List<L> {
+            type Value = ReplyChoices<L>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of choices")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let (mut first, mut place) = (None, 0);
+                while let Some(choice) = list.next_element::<ReplyChoice<L>>()? {
+                    // Without an index, its place counts.
+                    if choice.index.unwrap_or(place) == 0 && first.is_none() {
+                        first = Some(choice);
+                    }
+                    place += 1;
+                }
+                Ok(ReplyChoices(first))
+            }
+        }
+        deserializer.deserialize_seq(List(PhantomData))
+    }
+}
+
+/// The id of an end token; `None` if the server names something else, such as a stop string.
+struct StopReason(Option<u32>);
+
+impl<'de> Deserialize<'de> for StopReason {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Id;
+        impl Visitor<'_> for Id {
+            type Value = StopReason;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a token id or a string")
+            }
+
+            fn visit_u64<E>(self, id: u64) -> Result<StopReason, E> {
+                Ok(StopReason(u32::try_from(id).ok()))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<StopReason, E> {
+                Ok(StopReason(None))
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<StopReason, E> {
+                Ok(StopReason(None))
+            }
+        }
+        deserializer.deserialize_any(Id)
+    }
+}
+
+impl<L> Reply<L> {
+    /// Checks the answer to a request. `known` reads the log-probabilities of token ids.
+    fn completion(
+        self,
+        ask: &Ask,
+        terms: &Terms,
+        known: impl FnOnce(Option<L>, &[u32]) -> Result<Option<Vec<KnownTokens>>, String>,
+    ) -> Result<Completion, Unusable> {
+        let invalid = |what: &str| Unusable::Invalid(what.to_owned());
+        let choices = self.choices.ok_or(Unusable::Foreign("JSON without `choices`"))?;
+        let choice = choices.0.ok_or_else(|| invalid("`choices` without an index 0"))?;
+        let ending = match choice.finish_reason.as_deref() {
+            Some("stop" | "eos_token" | "stop_sequence") => Ending::Stop,
+            Some("length") => Ending::Length,
+            Some("content_filter") => Ending::ContentFilter,
+            Some(other) => return Err(invalid(&format!("a `finish_reason` of `{other}`"))),
+            None => return Err(invalid("no `finish_reason`")),
+        };
+        let ids = choice.token_ids.or_else(|| self.verbose?.tokens);
+        let tokens = match (ids, choice.text) {
+            _ if ending == Ending::ContentFilter => Tokens::Ids(Vec::new()),
+            (Some(ids), _) => Tokens::Ids(checked_ids(ids, terms.vocab_size)?),
+            (None, Some(_)) if terms.log_probs.is_some() => {
+                return Err(invalid(
+                    "text without token ids and log-probabilities, which sampled responses need; vLLM \
+                     and llama.cpp return them",
+                ));
+            }
+            (None, Some(text)) => Tokens::Text(checked_text(text, ask)?),
+            (None, None) => return Err(invalid("neither `token_ids` nor `text`")),
+        };
+        let num_in_usage = |count: fn(&ReplyUsage) -> Option<u64>| {
+            self.usage
+                .as_ref()
+                .and_then(count)
+                .map(|num| usize::try_from(num).unwrap_or(usize::MAX))
+        };
+        let num_tokens = match &tokens {
+            Tokens::Ids(ids) => Some(ids.len()),
+            Tokens::Text(_) => num_in_usage(|usage| usage.completion_tokens),
+        };
+        if let (Ending::Length, Some(num)) = (ending, num_tokens)
+            && num < ask.max_tokens
+        {
+            return Err(Unusable::CutShort(num));
+        }
+        let known = match &tokens {
+            Tokens::Ids(ids) if ending != Ending::ContentFilter => {
+                known(choice.logprobs, ids).map_err(Unusable::Invalid)?
+            }
+            _ => None,
+        };
+        let reasons = [choice.stop_reason, choice.matched_stop].into_iter().flatten();
+        let ended_by = reasons.filter_map(|StopReason(id)| id).next();
+        Ok(Completion {
+            known,
+            ending,
+            ended_by: ended_by.filter(|id| terms.eos_token_ids.contains(id)),
+            num_prompt_tokens: num_in_usage(|usage| usage.prompt_tokens),
+            num_tokens,
+            tokens,
+            model: self.model,
+        })
+    }
+}
+
+/// Checks that token ids are in the target's vocabulary.
+fn checked_ids(ids: Vec<u32>, vocab_size: usize) -> Result<Vec<u32>, Unusable> {
+    match ids.iter().find(|id| **id as usize >= vocab_size) {
+        None => Ok(ids),
+        Some(id) => Err(Unusable::Invalid(format!(
+            "the token id {id}, but `models.target` has {vocab_size}: it serves another model"
+        ))),
+    }
+}
+
+/// Checks that a text can be the requested number of tokens, before it is tokenised.
+fn checked_text(text: String, ask: &Ask) -> Result<String, Unusable> {
+    let Ask { max_tokens, .. } = ask;
+    if text.len() as u64 > TOKEN_BYTES * *max_tokens as u64 {
+        let length = in_bytes(text.len() as u64);
+        return Err(Unusable::Invalid(format!("a text of {length} for {max_tokens} tokens")));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;
