@@ -5,7 +5,6 @@
 //! matrices, and inputs are flattened to two dimensions before each product; other layouts are
 //! several times slower on the CPU.
 
-pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod layer;
 pub(crate) mod mlp;
@@ -188,5 +187,13 @@ impl Decoder {
             Some(scale) => embedded * scale,
             None => embedded,
         }
+    }
+}
+
+/// The soft cap of Gemma 2, which bounds numbers smoothly: `cap · tanh(x / cap)`, or x without a cap.
+pub fn soft_capped<const D: usize>(x: Tensor<D>, cap: Option<f32>) -> Tensor<D> {
+    match cap {
+        Some(cap) => (x / cap).tanh() * cap,
+        None => x,
     }
 }

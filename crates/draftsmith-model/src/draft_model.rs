@@ -118,7 +118,7 @@ mod tests {
         let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
         let cap = target.config().spec.logit_soft_cap;
         let logits = normed.reshape([num_rows, width]).matmul(head);
-        let expected = values(crate::decoder::activation::soft_capped(logits, cap));
+        let expected = values(crate::decoder::soft_capped(logits, cap));
         let place = tempfile::tempdir().expect("a temporary directory");
         let model = adapter.draft_model(config, target).expect(what);
         model.write_model_dir(place.path(), WeightDtype::F32).expect("written");

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::causal_lm::CausalLm;
-use crate::decoder::activation::soft_capped;
+use crate::decoder::soft_capped;
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};

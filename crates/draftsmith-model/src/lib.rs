@@ -36,7 +36,7 @@ pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THE
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
-pub use decoder::activation::soft_capped;
+pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use error::ModelError;

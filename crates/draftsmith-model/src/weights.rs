@@ -4,7 +4,6 @@
 //! `files` finds the files, `header` and `torch` find the tensors in them, `read` reads and hashes,
 //! `write` writes, and `checksum` verifies exports. Models decide which tensors they have.
 
-mod checksum;
 mod files;
 mod header;
 mod read;
@@ -14,7 +13,6 @@ mod tests;
 mod torch;
 mod write;
 
-pub(crate) use checksum::{check_weights, write_config};
 pub use files::{WEIGHT_NAMES, weight_files};
 pub use header::read_metadata;
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
@@ -22,6 +20,5 @@ pub(crate) use stored::StoredRows;
 pub(crate) use torch::write_torch;
 #[cfg(test)]
 pub(crate) use write::pretty;
-pub(crate) use write::write_json;
-pub(crate) use write::write_with_ids;
 pub use write::{NamedTensor, WeightDtype, write_id_lists, write_safetensors};
+pub(crate) use write::{check_weights, write_config, write_json, write_with_ids};

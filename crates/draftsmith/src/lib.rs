@@ -20,7 +20,6 @@ mod hub;
 mod judging;
 mod labels;
 mod lock;
-mod machine_load;
 mod names;
 mod out_dir;
 mod pair;

@@ -17,9 +17,9 @@ use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
-use super::activation::soft_capped;
 use super::norm::Norm;
 use super::rope::RopeWindow;
+use super::soft_capped;
 use super::source::{WeightSource, named_linears};
 use crate::following::{Following, MASKED};
 use crate::kv_cache::{KvCache, LayerCache};

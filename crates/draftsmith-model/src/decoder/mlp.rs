@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
+use burn::tensor::activation::{gelu, silu};
 
 use super::norm::Norm;
 use super::source::{WeightSource, named_linears};
@@ -83,4 +84,23 @@ impl Mlp {
             None => output,
         }
     }
+}
+
+impl Activation {
+    /// Applies the activation to every number.
+    fn apply(self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Silu => silu(x),
+            Self::Gelu => gelu(x),
+            Self::GeluTanh => gelu_tanh(x),
+        }
+    }
+}
+
+/// [`Activation::GeluTanh`]. burn's version takes a power of negative numbers, which some devices
+/// refuse.
+fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
+    let cubed = x.clone() * x.clone() * x.clone();
+    let inner = (x.clone() + cubed * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();
+    x * (inner.tanh() + 1.0) * 0.5
 }

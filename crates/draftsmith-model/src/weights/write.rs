@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use draftsmith_files::{hash_bytes, write_whole};
+use draftsmith_files::{hash_bytes, hash_file, write_whole};
 use half::bf16;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::read::WeightReader;
-use crate::error::ModelError;
+use crate::error::{ModelError, read_json};
 
 /// A float type, of weights in a file or of a model's computation. Spelled `f32` or `bf16` in
 /// recipes.
@@ -181,4 +182,36 @@ pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), M
 /// Pretty-printed JSON with a newline at the end.
 pub(crate) fn pretty(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
+}
+
+/// The key of `config.json` with the checksum of the weights beside it. The weight file itself has the standard
+/// format.
+#[derive(Deserialize)]
+struct Checksum {
+    weights_hash: Option<String>,
+}
+
+/// Writes an export's `config.json` with the SHA-256 of its weight file.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_config(
+    dir: &Path,
+    mut config: Value,
+    weights_hash: String,
+) -> Result<(), ModelError> {
+    config["weights_hash"] = weights_hash.into();
+    write_json(&dir.join("config.json"), &config)
+}
+
+/// Checks an export's weights. Exports from other programs have no checksum and pass.
+///
+/// # Errors
+/// If they are not what was exported, or a file cannot be read.
+pub(crate) fn check_weights(dir: &Path) -> Result<(), ModelError> {
+    let Checksum { weights_hash: Some(expected) } = read_json(&dir.join("config.json"))? else {
+        return Ok(());
+    };
+    let path = dir.join("model.safetensors");
+    if hash_file(&path)? == expected { Ok(()) } else { Err(ModelError::Changed { path }) }
 }

@@ -19,7 +19,7 @@ use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
 use self::group::{EvaluationResults, Group};
-use self::measure::Bench;
+use self::measure::{Bench, ProcessorTime};
 use self::promise::{Promise, TunedTrees};
 use self::settings::Setting;
 use crate::console::progress::Progress;
@@ -27,7 +27,6 @@ use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::exports::tuned::{Tuned, TunedRule};
 use crate::exports::{AdapterExport, Exports, adapter_dirs};
-use crate::machine_load::ProcessorTime;
 use crate::pair::Pair;
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe};
