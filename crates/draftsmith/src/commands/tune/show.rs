@@ -66,7 +66,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     Ok(text)
 }
 
-/// The advice where even the best rule is no faster than the target alone.
+/// The advice where not even the best rule beats the target alone.
 fn advice(tuning: &Tuning) -> Option<String> {
     if tuning.share_accepted == Some(0.0) {
         return Some("never accepted: do not speculate with it, or train longer".to_owned());
