@@ -184,7 +184,7 @@ fn predictions_are_calibrated_as_the_recipe_says() {
 
     assert_eq!(shown.matches("chosen").count(), 2, "a form, and a rule");
     let refused = place.run(&["tune", "small.toml", "--set", "tune.calibration=isotonic"]);
-    refused.fails_naming(&["tune.calibration", "isotonic", "`auto`, `none`, `platt`"]);
+    refused.fails_naming(&["calibration", "isotonic", "`auto`, `none`, `platt`"]);
     tune("none");
     assert_eq!(calibration()["greedy"], Value::Null);
     let replayed = place.run(&["replay", "small.toml", "--json"]).json();
