@@ -178,35 +178,61 @@ fn index_of_largest(row: &[f32]) -> Option<usize> {
 #[inline(always)]
 fn softmax(row: &mut [f32]) {
     let largest = largest(row);
-    let [sum] = pass_alone(row, |x| {
-        let exp = exp(x - largest);
-        (exp, [exp])
-    });
+    let [sum] = pass_alone(
+        row,
+        #[inline(always)]
+        |x| {
+            let exp = exp(x - largest);
+            (exp, [exp])
+        },
+    );
     let inverse_sum = 1.0 / sum;
-    let [] = pass_alone(row, |exp| (exp * inverse_sum, []));
+    let [] = pass_alone(
+        row,
+        #[inline(always)]
+        |exp| (exp * inverse_sum, []),
+    );
 }
 
 /// Turns logits into logarithms of probabilities.
 #[inline(always)]
 fn log_softmax(row: &mut [f32]) {
     let largest = largest(row);
-    let [sum] = pass_alone(row, |x| (x, [exp(x - largest)]));
+    let [sum] = pass_alone(
+        row,
+        #[inline(always)]
+        |x| (x, [exp(x - largest)]),
+    );
     let log_sum = largest + sum.ln();
-    let [] = pass_alone(row, |x| (x - log_sum, []));
+    let [] = pass_alone(
+        row,
+        #[inline(always)]
+        |x| (x - log_sum, []),
+    );
 }
 
 /// −Σ p log q, and q − p in place of the logits.
 #[inline(always)]
 fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     let largest = largest(row);
-    let [sum, weighted] = pass(row, probs, |x, prob| {
-        let shifted = x - largest;
-        let exp = exp(shifted);
-        (exp, [exp, prob * shifted])
-    });
+    let [sum, weighted] = pass(
+        row,
+        probs,
+        #[inline(always)]
+        |x, prob| {
+            let shifted = x - largest;
+            let exp = exp(shifted);
+            (exp, [exp, prob * shifted])
+        },
+    );
     let inverse_sum = 1.0 / sum;
     // The same operations as in `softmax`, so that equal logits have a difference of exactly 0.
-    let [] = pass(row, probs, |exp, prob| ((exp * inverse_sum - prob) * token_share, []));
+    let [] = pass(
+        row,
+        probs,
+        #[inline(always)]
+        |exp, prob| ((exp * inverse_sum - prob) * token_share, []),
+    );
     // log sum − Σ p · shifted, because p sums to 1.
     sum.ln() - weighted
 }
@@ -215,19 +241,34 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
 #[inline(always)]
 fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     softmax(row);
-    let [distance, lean] = pass(row, probs, |q, p| (q, [(q - p).abs(), q * sign(q - p)]));
-    let [] = pass(row, probs, |q, p| (0.5 * token_share * q * (sign(q - p) - lean), []));
+    let [distance, lean] = pass(
+        row,
+        probs,
+        #[inline(always)]
+        |q, p| (q, [(q - p).abs(), q * sign(q - p)]),
+    );
+    let [] = pass(
+        row,
+        probs,
+        #[inline(always)]
+        |q, p| (0.5 * token_share * q * (sign(q - p) - lean), []),
+    );
     0.5 * distance
 }
 
 /// −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.
 #[inline(always)]
 fn scores(log_student: &mut [f32], log_teacher: &[f32]) -> [f32; 3] {
-    pass(log_student, log_teacher, |log_q, log_p| {
-        let (q, p) = (exp(log_q), exp(log_p));
-        let smaller = if q < p { q } else { p };
-        (log_q, [-p * log_q, -p * log_p, smaller])
-    })
+    pass(
+        log_student,
+        log_teacher,
+        #[inline(always)]
+        |log_q, log_p| {
+            let (q, p) = (exp(log_q), exp(log_p));
+            let smaller = if q < p { q } else { p };
+            (log_q, [-p * log_q, -p * log_p, smaller])
+        },
+    )
 }
 
 /// The sign, 0 at 0: a subgradient of |x|.
