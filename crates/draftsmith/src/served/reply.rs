@@ -59,7 +59,8 @@ impl<R: Read> Read for BoundedBody<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.most - self.num_read;
         if left == 0 {
-            self.is_over = self.inner.read(&mut [0])? > 0;
+            // The parser reads on after an error.
+            self.is_over = self.is_over || self.inner.read(&mut [0])? > 0;
             self.is_at_end = !self.is_over;
             return if self.is_over { Err(io::Error::other("it is too long")) } else { Ok(0) };
         }

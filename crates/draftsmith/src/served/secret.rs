@@ -48,7 +48,8 @@ impl Secret {
 
     /// A token; `None` if it cannot be sent.
     pub(super) fn new(token: &str) -> Option<Self> {
-        let mut header = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
+        let header = HeaderValue::from_str(&format!("Bearer {token}")).ok();
+        let mut header = header.filter(|header| header.to_str().is_ok())?;
         header.set_sensitive(true);
         let mut hidden = vec![token.as_bytes().to_vec()];
         for shift in 0..3 {
