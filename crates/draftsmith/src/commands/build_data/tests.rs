@@ -287,7 +287,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
     let none = recipe(dir.path(), "all", &target, &data_of(&nothing), "");
     train_head::run(&none, &workspace(&none), &Console::silent()).expect("trains");
     let recorded = record::run(&none, &workspace(&none), &Console::silent());
-    let error = recorded.err().expect("nothing to record").to_string();
+    let error = recorded.expect_err("nothing to record").to_string();
     assert!(error.contains("content filter stopped all 6 responses; hint: "), "{error}");
 }
 
