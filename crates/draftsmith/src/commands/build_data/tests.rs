@@ -277,10 +277,18 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
         true => Deed::Change(filter),
         false => Deed::Answer,
     });
-    let recipe = recipe(dir.path(), "some", &target, &data_of(&loopback), "");
-    let some = built(&recipe).rows;
+    let some = recipe(dir.path(), "some", &target, &data_of(&loopback), "");
     let kept = all.iter().enumerate().filter(|(at, _)| ![3, talk, talk + 1].contains(at));
-    assert_eq!(some, kept.map(|(_, row)| row.clone()).collect::<Vec<_>>());
+    assert_eq!(built(&some).rows, kept.map(|(_, row)| row.clone()).collect::<Vec<_>>());
+    // The test set has both prompts too.
+    let groups = found(&some).2["groups"].as_array().expect("a list").len();
+    assert!(groups > 0, "the rest is recorded, tuned and replayed");
+    let nothing = Loopback::serve(move |_, _| Deed::Change(filter));
+    let none = recipe(dir.path(), "all", &target, &data_of(&nothing), "");
+    train_head::run(&none, &workspace(&none), &Console::silent()).expect("trains");
+    let recorded = record::run(&none, &workspace(&none), &Console::silent());
+    let error = recorded.expect_err("nothing to record").to_string();
+    assert!(error.contains("content filter stopped all 6 responses; hint: "), "{error}");
 }
 
 #[test]
