@@ -36,9 +36,11 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     let verdicts = found["verdicts"].as_array().unwrap();
     assert_eq!(verdicts.len(), 2, "greedy and sampled");
     assert!(has(&found["doubts"], "3 of the 3 prompts of test"), "{found}");
-    let rows = place.results("small");
+    let rows = place.json("checkpoints/small/evaluation/results.json");
+    let rows: Vec<&Value> =
+        rows.as_array().unwrap().iter().filter(|row| row["category"] == "all").collect();
     for (verdict, decoding) in verdicts.iter().zip(["greedy", "sampled"]) {
-        let tuned: Vec<&Value> = rows
+        let tuned: Vec<&&Value> = rows
             .iter()
             .filter(|row| row["is_tuned"] == true && row["decoding"] == decoding)
             .collect();
