@@ -136,8 +136,8 @@ impl Block {
     }
 }
 
-/// Gathers pairs by ascending signal into at most [`MAX_STEPS`] blocks of about equally many, and at
-/// least [`MIN_OBSERVATIONS`] unless there are fewer in total. Equal signals share a block.
+/// Sorts pairs by signal and divides them into at most [`MAX_STEPS`] blocks of about equal size, each of at
+/// least [`MIN_OBSERVATIONS`] pairs unless there are fewer in total. Equal signals share a block.
 fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<Block> {
     pairs.sort_by(|one, other| one.0.total_cmp(&other.0));
     let num_blocks = (pairs.len() / MIN_OBSERVATIONS).clamp(1, MAX_STEPS);

@@ -224,7 +224,7 @@ impl CostProbe<'_, '_> {
     }
 }
 
-/// The most passes within a time, by the time of one.
+/// The number of passes that fit into `limit` if each takes `of_one`.
 fn max_passes(of_one: Duration, limit: Duration) -> usize {
     // A time of zero gives infinity, which the cast saturates.
     let in_time = (limit.as_secs_f64() / of_one.as_secs_f64()) as usize;
