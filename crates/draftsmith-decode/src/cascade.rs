@@ -24,11 +24,12 @@ use draftsmith_theory::{Decoding, DrafterId, Lenience, RoundEnd, StopRuleConfig,
 use chain_rules::ChainRules;
 use drafting::CascadeRound;
 
-use crate::drafter::{DraftRound, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
+use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
-use crate::target::Target;
+use crate::target::{Target, TargetLayers};
 
 /// The matrix K: entry (i, j) is the number of drafter j's candidates in the chain that reviewer i reads.
 /// Reviewer 0 is the target, reviewer i is drafter i − 1. Entries below the diagonal are ignored.
@@ -133,6 +134,33 @@ impl<'m, T: Target> Cascade<'m, T> {
 }
 
 impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {}
+
+/// The drafters of a cascade, and how they work together.
+#[derive(Debug, Clone)]
+pub struct CascadeParts {
+    /// How they work together.
+    pub config: CascadeConfig,
+    /// The drafters, largest first: those that draft step by step, then look-ups.
+    pub drafters: Vec<NamedParts>,
+}
+
+impl DrafterParts for CascadeParts {
+    fn target_layers(&self) -> TargetLayers {
+        NamedParts::target_layers(&self.drafters)
+    }
+
+    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let (mut models, mut lookup) = (Vec::new(), None);
+        for member in self.drafters.iter().map(|it| it.drafter(sizes).into_member()) {
+            match member {
+                Member::Steps(model) => models.push(model),
+                Member::LookUp(look_ups) => lookup = Some(look_ups),
+                Member::Neither => {}
+            }
+        }
+        Box::new(Cascade::new(id, self.config.clone(), models, lookup))
+    }
+}
 
 impl<T: Target> Drafter<T> for Cascade<'_, T> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {

@@ -11,6 +11,7 @@ use draftsmith_theory::{
 };
 
 use crate::error::DecodeError;
+use crate::max_gram::MaxGramDraft;
 use crate::session::ModelSession;
 
 /// Proposes tokens for the sequence in each slot of a target. Each method gets the target, because a
@@ -139,6 +140,21 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         None
     }
+
+    /// What the drafter is inside another one.
+    fn into_member(self: Box<Self>) -> Member<'m> {
+        Member::Neither
+    }
+}
+
+/// What a drafter can be inside a cascade or a merged tree.
+pub enum Member<'m> {
+    /// It drafts step by step.
+    Steps(Box<dyn StepDrafter<ModelSession<'m>> + 'm>),
+    /// It looks tokens up.
+    LookUp(MaxGramDraft<'m>),
+    /// It cannot be part of another drafter.
+    Neither,
 }
 
 /// A draft step of one sequence.

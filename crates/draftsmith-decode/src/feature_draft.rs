@@ -11,7 +11,7 @@ use draftsmith_theory::{Calibration, DrafterId};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 use crate::session::{ModelSession, check_fits};
@@ -26,6 +26,8 @@ pub(crate) trait FeatureSource<T> {
 #[derive(Debug)]
 pub struct FeatureDraft<'m, F> {
     id: DrafterId,
+    /// The model's name in errors.
+    role: &'static str,
     model: DrafterModel,
     /// Keys and values of the layers that read features.
     cache: KvCache,
@@ -39,7 +41,7 @@ impl<'m, F> FeatureDraft<'m, F> {
     /// A drafter for `num_slots` sequences of up to `capacity` tokens side by side. The model's context
     /// bounds the capacity.
     pub(crate) fn over(
-        id: DrafterId,
+        (id, role): (DrafterId, &'static str),
         model: DrafterModel,
         head: Option<&'m AcceptanceHead>,
         vocab_size: usize,
@@ -48,12 +50,12 @@ impl<'m, F> FeatureDraft<'m, F> {
     ) -> Self {
         let cache = model.new_cache(capacity.min(model.context()), num_slots);
         let acceptance = Acceptance::new(head, num_slots);
-        Self { id, model, cache, acceptance, vocab_size, source: PhantomData }
+        Self { id, role, model, cache, acceptance, vocab_size, source: PhantomData }
     }
 
-    /// The same drafter under another name: one of several drafts.
+    /// The same drafter under another name.
     #[must_use]
-    pub(crate) fn named(mut self, id: DrafterId) -> Self {
+    pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
         self
     }
@@ -61,11 +63,6 @@ impl<'m, F> FeatureDraft<'m, F> {
     /// The number of tokens read in a slot.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         self.cache.len(slot, 0)
-    }
-
-    /// The drafter's name in errors.
-    fn role(&self) -> &'static str {
-        if self.id.exit_layer().is_some() { "adapter" } else { "draft" }
     }
 }
 
@@ -77,11 +74,15 @@ impl<'m, F: FeatureSource<ModelSession<'m>> + 'm> ModelDrafter<'m> for FeatureDr
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         Some(self)
     }
+
+    fn into_member(self: Box<Self>) -> Member<'m> {
+        Member::Steps(self)
+    }
 }
 
 impl<T, F: FeatureSource<T>> Drafter<T> for FeatureDraft<'_, F> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
-        check_fits(prompt, self.cache.capacity(), self.role())?;
+        check_fits(prompt, self.cache.capacity(), self.role)?;
         Drafter::<T>::commit(self, slot, 0, &[]);
         let prefix = &prompt[..prompt.len() - 1];
         if !prefix.is_empty() {
@@ -135,7 +136,7 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
         let num_rows = steps.iter().map(|step| step.num_rows);
         let normed = self.model.forward_cached(features, num_rows, &mut self.cache);
         let logits = self.model.logits(&normed);
-        let role = self.role();
+        let role = self.role;
         let read = self.acceptance.read(&self.model, normed, logits, steps, role)?;
         let rows = steps.iter().flat_map(DraftStep::rows).zip(read);
         let rows = rows.map(|(row, (mut logits, acceptance_prob))| {
@@ -153,7 +154,7 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
         logits: &[f32],
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
-        let role = self.role();
+        let role = self.role;
         self.acceptance.predict(&self.model, at, logits, candidate, role)
     }
 }

@@ -25,21 +25,24 @@ mod session;
 mod target;
 mod tree_draft;
 
-pub use cascade::{CascadeConfig, CascadeLengths};
+pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
 pub use decode::{decode_many, decode_plain, decode_speculative};
-pub use drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, NoDrafter, StepDrafter};
+pub use drafter::{
+    DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, NoDrafter, StepDrafter,
+};
 pub use error::DecodeError;
 pub use lookup_first::LookupFirstDraft;
-pub use max_gram::MaxGramDraft;
+pub use max_gram::{LookUpParts, MaxGramDraft};
+pub use merged::MergedParts;
 pub use record::{RecordOptions, RecordRequest, record};
-pub use registry::{DrafterParts, Drafters, Drafting};
+pub use registry::{DrafterParts, Drafters, Drafting, NamedParts, Sizes};
 pub use response_target::{KnownResponse, ResponseTarget};
-pub use self_draft::SelfDraft;
-pub use separate_draft::SeparateDraft;
+pub use self_draft::{SelfDraft, SelfDraftParts};
+pub use separate_draft::{DraftModelParts, SeparateDraft};
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens};
 pub use served_target::ServedTarget;
 pub use session::ModelSession;
-pub use target::{Logits, Target, Verification};
+pub use target::{Logits, Target, TargetLayers, Verification};
 pub use tree_draft::TreeDraft;
 
 #[cfg(test)]

@@ -11,12 +11,14 @@ use draftsmith_theory::{
     MaxGramConfig, Proposal, SignalNeeds,
 };
 
-use crate::drafter::{DraftRound, Drafter, ModelDrafter};
+use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter};
 use crate::error::DecodeError;
+use crate::registry::{DrafterParts, Sizes};
 
 /// Max-Gram over the sequence in each slot.
 #[derive(Debug, Clone)]
 pub struct MaxGramDraft<'m> {
+    id: DrafterId,
     slots: Vec<MaxGram>,
     bigrams: Option<&'m Bigrams>,
 }
@@ -25,7 +27,19 @@ impl<'m> MaxGramDraft<'m> {
     /// A drafter for `num_slots` sequences side by side. `bigrams` continue a chain where a look-up finds
     /// nothing.
     pub fn new(config: MaxGramConfig, bigrams: Option<&'m Bigrams>, num_slots: usize) -> Self {
-        Self { slots: vec![MaxGram::new(config); num_slots], bigrams }
+        Self { id: DrafterId::LOOK_UP, slots: vec![MaxGram::new(config); num_slots], bigrams }
+    }
+
+    /// The same drafter under another name.
+    #[must_use]
+    pub fn named(mut self, id: DrafterId) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// The drafter's name.
+    pub(crate) fn id(&self) -> DrafterId {
+        self.id
     }
 
     /// Proposes what follows in the text, until the draft phase is over.
@@ -35,7 +49,7 @@ impl<'m> MaxGramDraft<'m> {
     fn propose_one(&mut self, round: &mut DraftRound<'_>) -> Result<(), DecodeError> {
         let DraftRound { slot, tokens, proposal, rule, limits, .. } = round;
         if !rule.needs().is_nothing() {
-            return Err(DecodeError::NoSignals { drafter: DrafterId::MaxGram });
+            return Err(DecodeError::NoSignals { drafter: self.id });
         }
         let max_gram = &mut self.slots[*slot];
         max_gram.read(tokens);
@@ -48,7 +62,7 @@ impl<'m> MaxGramDraft<'m> {
             let signals = DraftSignals::default();
             let Ok(()) = phase.advance(&mut source, signals, *rule, *limits, tokens);
         }
-        proposal.forwards.add(DrafterId::MaxGram, phase.num_steps());
+        proposal.forwards.add(self.id, phase.num_steps());
         Ok(())
     }
 
@@ -58,7 +72,7 @@ impl<'m> MaxGramDraft<'m> {
         let DraftRound { slot, tokens, proposal, limits, .. } = round;
         let found = self.look_up(*slot, tokens, most.min(limits.room), limits.eos_token_ids);
         found.iter().for_each(|token| proposal.push_next(*token, DrawnFrom::OneHot));
-        proposal.forwards.add(DrafterId::MaxGram, found.len());
+        proposal.forwards.add(self.id, found.len());
         found.len()
     }
 
@@ -119,4 +133,24 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
     }
 }
 
-impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {}
+impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {
+    fn into_member(self: Box<Self>) -> Member<'m> {
+        Member::LookUp(*self)
+    }
+}
+
+/// The settings of prompt lookup, and its table of bigrams, if it has one.
+#[derive(Debug, Clone)]
+pub struct LookUpParts {
+    /// How the sequence is searched.
+    pub config: MaxGramConfig,
+    /// The table that continues a chain where a look-up finds nothing.
+    pub bigrams: Option<Bigrams>,
+}
+
+impl DrafterParts for LookUpParts {
+    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let bigrams = self.bigrams.as_ref();
+        Box::new(MaxGramDraft::new(self.config, bigrams, sizes.num_slots).named(id))
+    }
+}

@@ -8,14 +8,15 @@
 
 use std::iter;
 
-use draftsmith_theory::{DrawnFrom, LookupFirst, Node, Proposal};
+use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
 
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
+use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
-use crate::target::Target;
+use crate::target::{Target, TargetLayers};
 
 /// Drafters whose chains form one tree. A self-draft must come first, so that it and the target hold its
 /// nodes in the same order.
@@ -41,6 +42,30 @@ impl<'m, T: Target> MergedDraft<'m, T> {
 }
 
 impl<'m> ModelDrafter<'m> for MergedDraft<'m, ModelSession<'m>> {}
+
+/// The drafters whose chains form one tree.
+#[derive(Debug, Clone)]
+pub struct MergedParts {
+    /// The drafters, which draft step by step; one that runs the target's layers comes first.
+    pub drafters: Vec<NamedParts>,
+    /// Look-ups that add another chain.
+    pub lookup: Option<LookupFirst>,
+}
+
+impl DrafterParts for MergedParts {
+    fn target_layers(&self) -> TargetLayers {
+        NamedParts::target_layers(&self.drafters)
+    }
+
+    fn drafter<'m>(&'m self, _id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let members = self.drafters.iter().map(|it| it.drafter(sizes).into_member());
+        let models = members.filter_map(|member| match member {
+            Member::Steps(model) => Some(model),
+            Member::LookUp(_) | Member::Neither => None,
+        });
+        Box::new(MergedDraft::new(models.collect(), self.lookup, sizes.num_slots))
+    }
+}
 
 impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {

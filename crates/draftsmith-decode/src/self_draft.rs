@@ -17,19 +17,21 @@
 //! state and takes candidates' embeddings from the target.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel, Rows};
 use draftsmith_theory::DrafterId;
 
+use crate::drafter::ModelDrafter;
 use crate::feature_draft::{FeatureDraft, FeatureSource};
 use crate::features::WantedFeatures;
-use crate::target::FirstLayers;
+use crate::registry::{DrafterParts, Sizes};
+use crate::target::{FirstLayers, TargetLayers};
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
 ///
 /// The target must be a session with an exit at the adapter's layer
-/// ([`ModelSession::set_exit`](crate::ModelSession::set_exit)), otherwise the drafter panics.
+/// ([`ModelSession::set_layers`](crate::ModelSession::set_layers)), otherwise the drafter panics.
 pub type SelfDraft<'m> = FeatureDraft<'m, ShallowLayers>;
 
 /// The hidden states after the target's shallow layers.
@@ -54,7 +56,32 @@ impl<'m> SelfDraft<'m> {
         num_slots: usize,
     ) -> Self {
         let model = DrafterModel::self_draft(target.clone(), adapter.clone(), exit_layer);
-        let (id, vocab_size) = (DrafterId::SelfDraft { exit_layer }, model.vocab_size());
-        Self::over(id, model, head, vocab_size, capacity, num_slots)
+        let (named, vocab_size) = ((DrafterId::DRAFT, "adapter"), model.vocab_size());
+        Self::over(named, model, head, vocab_size, capacity, num_slots)
+    }
+}
+
+/// An adapter, its exit layer and its acceptance head, if it has one.
+#[derive(Debug, Clone)]
+pub struct SelfDraftParts {
+    /// The number of the target's layers before the adapter.
+    pub exit_layer: usize,
+    /// The adapter.
+    pub adapter: Adapter,
+    /// Its head.
+    pub head: Option<AcceptanceHead>,
+}
+
+impl DrafterParts for SelfDraftParts {
+    fn target_layers(&self) -> TargetLayers {
+        TargetLayers::exit(self.exit_layer)
+    }
+
+    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let Sizes { target, capacity, num_slots } = sizes;
+        let Self { exit_layer, adapter, head } = self;
+        let head = head.as_ref();
+        let drafter = SelfDraft::new(target, adapter, *exit_layer, head, capacity, num_slots);
+        Box::new(drafter.named(id))
     }
 }

@@ -3,11 +3,13 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
+use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, Rows};
 use draftsmith_theory::DrafterId;
 
+use crate::drafter::ModelDrafter;
 use crate::feature_draft::{FeatureDraft, FeatureSource};
 use crate::features::WantedFeatures;
+use crate::registry::{DrafterParts, Sizes};
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 pub type SeparateDraft<'m> = FeatureDraft<'m, Embeddings>;
@@ -38,6 +40,23 @@ impl<'m> SeparateDraft<'m> {
         capacity: usize,
         num_slots: usize,
     ) -> Self {
-        Self::over(DrafterId::Draft, draft.into(), head, vocab_size, capacity, num_slots)
+        Self::over((DrafterId::DRAFT, "draft"), draft.into(), head, vocab_size, capacity, num_slots)
+    }
+}
+
+/// A draft model and its acceptance head, if it has one.
+#[derive(Debug, Clone)]
+pub struct DraftModelParts {
+    /// The model.
+    pub model: CausalLm,
+    /// Its head.
+    pub head: Option<AcceptanceHead>,
+}
+
+impl DrafterParts for DraftModelParts {
+    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let Sizes { target, capacity, num_slots } = sizes;
+        let (head, vocab_size) = (self.head.as_ref(), target.shape().vocab_size);
+        Box::new(SeparateDraft::new(&self.model, head, vocab_size, capacity, num_slots).named(id))
     }
 }

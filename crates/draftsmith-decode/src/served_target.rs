@@ -10,7 +10,7 @@ use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
-use crate::target::{FirstLayers, Logits, Target, Verification};
+use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
 
 /// A target that answered elsewhere, with the local layers that a self-draft reads.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl<'m, 'a> ServedTarget<'m, 'a> {
     pub fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
         let (capacity, num_slots) = (answers.context(), answers.num_slots());
         let mut layers = ModelSession::with_slots(layers, capacity, num_slots, "target");
-        layers.set_exit(Some(exit_layer));
+        layers.set_layers(&TargetLayers::exit(exit_layer));
         Self { layers, answers }
     }
 }

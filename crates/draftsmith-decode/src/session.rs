@@ -16,7 +16,7 @@ use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
 use crate::features::{Features, WantedFeatures};
-use crate::target::{FirstLayers, Logits, Target, Verification};
+use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
 
 /// A model with the cache of the sequences that it reads, one in each slot.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub struct ModelSession<'m> {
     role: &'static str,
     /// The exit, if this is a self-draft's target.
     exit: Option<EarlyExit>,
+    /// The layers whose output is kept for a drafter, in ascending order.
+    kept: Vec<KeptLayer>,
     /// For each slot whose whole text is known: the number of tokens before the first row, and rows of
     /// final hidden states.
     along: Vec<Option<(usize, Rows)>>,
@@ -38,6 +40,15 @@ struct EarlyExit {
     layer: usize,
     /// Their output, by slot.
     slots: Vec<ExitFeatures>,
+}
+
+/// A layer whose output is kept until the drafter has read it.
+#[derive(Debug)]
+struct KeptLayer {
+    /// The number of layers before the kept states.
+    layer: usize,
+    /// The states, by slot.
+    slots: Vec<Features>,
 }
 
 /// The features of one sequence.
@@ -75,25 +86,67 @@ impl<'m> ModelSession<'m> {
         let capacity = capacity.min(model.shape().context);
         let cache = model.new_cache(capacity, num_slots);
         let along = vec![None; num_slots];
-        Self { model, cache, role, exit: None, along }
+        Self { model, cache, role, exit: None, kept: Vec::new(), along }
     }
 
-    /// Prepares the session for a self-draft behind `exit_layer` layers, or for any other decoding
-    /// (`None`), and forgets all sequences. With an exit the first layers may run ahead, and the session
-    /// keeps their output, the features, until the deep layers and the drafter have read it.
+    /// Prepares the session for a drafter that reads these layers, and forgets all sequences. With an exit the
+    /// first layers may run ahead, and the session keeps their output, the features, until the deep layers
+    /// and the drafter have read it.
     ///
     /// # Panics
-    /// If the exit is not before the last layer. Loading an adapter checks it against its target.
-    pub fn set_exit(&mut self, exit_layer: Option<usize>) {
+    /// If the exit is not before the last layer, or a kept layer is not one of the model. Loading a drafter
+    /// checks it against its target.
+    pub fn set_layers(&mut self, layers: &TargetLayers) {
         let num_slots = self.cache.num_slots();
         for slot in 0..num_slots {
             self.truncate(slot, 0);
         }
-        self.exit = exit_layer.map(|layer| {
+        self.exit = layers.exit.map(|layer| {
             assert!(layer < self.num_layers(), "there is a layer behind the exit");
             let none = |_| ExitFeatures { features: Features::new(0), num_drafted_from: 0 };
             EarlyExit { layer, slots: (0..num_slots).map(none).collect() }
         });
+        let kept = layers.kept.iter().map(|layer| {
+            assert!(*layer <= self.num_layers(), "the model has the layer");
+            let slots = (0..num_slots).map(|_| Features::new(0)).collect();
+            KeptLayer { layer: *layer, slots }
+        });
+        self.kept = kept.collect();
+    }
+
+    /// The states of a slot that the session kept of the tokens from position `from` on, by layer. The tokens
+    /// are those that the target has read; the states before `from` are released.
+    ///
+    /// # Panics
+    /// If there are no such tokens, or their states were released.
+    pub fn kept_states(&mut self, slot: usize, from: usize) -> Vec<Rows> {
+        let kept = self.kept.iter_mut().map(|kept| {
+            let features = &mut kept.slots[slot];
+            let states = features.since(from);
+            features.release_before(from);
+            states
+        });
+        kept.collect()
+    }
+
+    /// Runs a range of layers on new tokens, and keeps what the kept layers among them give.
+    fn forward(&mut self, layers: Range<usize>, mut hidden: Rows) -> Rows {
+        let mut at = layers.start;
+        for kept in &mut self.kept {
+            // The first of two ranges keeps what lies between them.
+            let is_first = layers.start == 0 && kept.layer == 0;
+            if !is_first && !(layers.start + 1..=layers.end).contains(&kept.layer) {
+                continue;
+            }
+            hidden = self.model.forward_layers(at..kept.layer, hidden, &mut self.cache);
+            at = kept.layer;
+            let mut start = 0;
+            for run in hidden.runs() {
+                kept.slots[run.slot].push(hidden.slice(start..start + run.num_rows));
+                start += run.num_rows;
+            }
+        }
+        self.model.forward_layers(at..layers.end, hidden, &mut self.cache)
     }
 
     /// The model.
@@ -127,6 +180,7 @@ impl<'m> ModelSession<'m> {
             exit.features.truncate(len);
             exit.num_drafted_from = exit.num_drafted_from.min(len);
         }
+        self.kept.iter_mut().for_each(|kept| kept.slots[slot].truncate(len));
     }
 
     /// The tokens of a sequence that are still to be read.
@@ -145,8 +199,9 @@ impl<'m> ModelSession<'m> {
     /// Runs the layers before the exit on new tokens and keeps their features.
     fn read_shallow(&mut self, batch: &[NewTokens<'_>]) {
         let Some(hidden) = self.embed(batch) else { return };
+        let exit_layer = expect_exit(&mut self.exit).layer;
+        let features = self.forward(0..exit_layer, hidden);
         let exit = expect_exit(&mut self.exit);
-        let features = self.model.forward_layers(0..exit.layer, hidden, &mut self.cache);
         let mut start = 0;
         for new in batch.iter().filter(|new| !new.ids.is_empty()) {
             let end = start + new.ids.len();
@@ -177,10 +232,10 @@ impl<'m> ModelSession<'m> {
         let hidden = if self.exit.is_some() {
             self.read_shallow(batch);
             let (exit_layer, hidden) = self.features_of_unread(batch.iter().map(|new| new.slot));
-            self.model.forward_layers(exit_layer..num_layers, hidden, &mut self.cache)
+            self.forward(exit_layer..num_layers, hidden)
         } else {
             let hidden = self.embed(batch).expect("there is something to read");
-            self.model.forward_layers(0..num_layers, hidden, &mut self.cache)
+            self.forward(0..num_layers, hidden)
         };
         self.model.normed(hidden.last_of_each(batch.iter().map(|new| new.num_rows)))
     }
@@ -300,7 +355,12 @@ impl Target for ModelSession<'_> {
         } else {
             (0, self.model.embed_ids(ids).in_slot(slot))
         };
-        self.model.fill_cache(first, hidden, &mut self.cache);
+        // After the last kept layer only keys and values are needed.
+        let last_kept = self.kept.last().map_or(first, |kept| kept.layer.max(first));
+        let hidden = self.forward(first..last_kept, hidden);
+        if last_kept < self.num_layers() {
+            self.model.fill_cache(last_kept, hidden, &mut self.cache);
+        }
         Ok(())
     }
 
@@ -348,6 +408,7 @@ impl Target for ModelSession<'_> {
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.cache.keep(slot, num_standing, path);
+        self.kept.iter_mut().for_each(|kept| kept.slots[slot].keep(num_standing, path));
         if let Some(exit) = &mut self.exit {
             let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
             let is_drafted_from = |node: &&usize| num_standing + **node < *num_drafted_from;

@@ -104,6 +104,34 @@ pub trait Target {
     fn context(&self) -> usize;
 }
 
+/// The layers of a target whose hidden states a drafter reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TargetLayers {
+    /// The number of first layers that run ahead of the others, so that the drafter reads what comes out of
+    /// them before its candidates are verified.
+    pub exit: Option<usize>,
+    /// The numbers of layers after which the hidden states of all tokens that were read are kept, in
+    /// ascending order; 0 are the embeddings.
+    pub kept: Vec<usize>,
+}
+
+impl TargetLayers {
+    /// Only an exit after this number of layers.
+    pub fn exit(layer: impl Into<Option<usize>>) -> Self {
+        Self { exit: layer.into(), kept: Vec::new() }
+    }
+
+    /// The layers that either of two drafters reads, of which at most one has an exit.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.exit = self.exit.or(other.exit);
+        self.kept.extend(other.kept);
+        self.kept.sort_unstable();
+        self.kept.dedup();
+        self
+    }
+}
+
 /// A target whose first layers can run ahead of the others, for a self-draft.
 pub(crate) trait FirstLayers {
     /// The wanted hidden states at the exit of all sequences, computed in one forward. The target may

@@ -256,7 +256,7 @@ mod tests {
         let round = Round {
             num_drafted: 4,
             depth: 4,
-            forwards: Forwards::of(DrafterId::Draft, 4),
+            forwards: Forwards::of(DrafterId::DRAFT, 4),
             num_accepted: 2,
             draft_time: Duration::from_millis(40),
             verify_time: Duration::from_millis(60),

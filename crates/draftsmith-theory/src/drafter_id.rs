@@ -1,4 +1,4 @@
-//! Drafters' names, and their forwards in a round.
+//! Names of drafters, and the draft forwards of a round, counted by drafter.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,76 +6,68 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
-use crate::serialized::serialize_as_string;
 
-/// A drafter's name; in the order in which drafters are shown. A string in files: `draft`,
-/// `self_draft_1`, `max_gram`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DrafterId {
-    /// A separate draft model.
-    Draft,
-    /// Kangaroo: the target's first layers and an adapter.
-    SelfDraft {
-        /// The number of layers before the adapter.
-        exit_layer: usize,
-    },
-    /// A second, smaller draft model, in cascades.
-    SmallDraft,
-    /// Max-Gram: prompt lookup, without a model.
-    MaxGram,
-    /// CS-Drafting: drafters that review each other's candidates, or take turns.
-    Cascade {
-        /// The cascade's number in its recipe, counted from 1.
-        number: usize,
-    },
-    /// SpecInfer: several drafters' chains, merged into one tree.
-    Merged {
-        /// The merged drafter's number in its recipe, counted from 1.
-        number: usize,
-    },
+/// A drafter's name, which a recipe gives it: 1 to [`MAX_LEN`](Self::MAX_LEN) letters, digits, `-` and `_`,
+/// the first one a letter. Names are ordered as text.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DrafterId {
+    /// The name's bytes, followed by zeros. Inline, so that rounds stay `Copy`.
+    bytes: [u8; Self::MAX_LEN],
 }
 
 impl DrafterId {
-    /// A self-draft's exit layer; None for other drafters.
-    pub fn exit_layer(self) -> Option<usize> {
-        if let Self::SelfDraft { exit_layer } = self { Some(exit_layer) } else { None }
-    }
+    /// The most bytes of a name.
+    pub const MAX_LEN: usize = 32;
 
-    /// The drafter in words: `separate draft`, `self-draft, exit 1`.
-    pub fn text(self) -> String {
-        match self {
-            Self::Draft => "separate draft".into(),
-            Self::SelfDraft { exit_layer } => format!("self-draft, exit {exit_layer}"),
-            Self::SmallDraft => "small draft".into(),
-            Self::MaxGram => "prompt lookup (Max-Gram)".into(),
-            Self::Cascade { number } => format!("cascade {number}"),
-            Self::Merged { number } => format!("merged drafts {number}"),
+    /// The name of a draft model that nobody named.
+    pub const DRAFT: Self = Self::named("draft");
+
+    /// Look-ups that run before another drafter, or by themselves. No recipe can use this name.
+    pub const LOOK_UP: Self = Self::named("look-up");
+
+    /// A name that the program chooses.
+    ///
+    /// # Panics
+    /// If it is not a valid name.
+    pub const fn named(name: &str) -> Self {
+        match Self::of(name.as_bytes()) {
+            Some(id) => id,
+            None => panic!("a drafter's name is a letter and then letters, digits, `-` or `_`"),
         }
     }
 
-    /// The prefix of its settings' names, which a separate draft's lack: `exit 1`.
-    pub fn prefix(self) -> Option<String> {
-        match self {
-            Self::Draft => None,
-            Self::SelfDraft { exit_layer } => Some(format!("exit {exit_layer}")),
-            Self::SmallDraft => Some("small draft".into()),
-            Self::MaxGram => Some("lookup".into()),
-            Self::Cascade { number } => Some(format!("cascade {number}")),
-            Self::Merged { number } => Some(format!("merged {number}")),
+    const fn of(name: &[u8]) -> Option<Self> {
+        if name.is_empty() || name.len() > Self::MAX_LEN || !name[0].is_ascii_alphabetic() {
+            return None;
         }
+        let mut bytes = [0; Self::MAX_LEN];
+        let mut at = 0;
+        while at < name.len() {
+            if !name[at].is_ascii_alphanumeric() && name[at] != b'-' && name[at] != b'_' {
+                return None;
+            }
+            bytes[at] = name[at];
+            at += 1;
+        }
+        Some(Self { bytes })
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        let len = self.bytes.iter().position(|byte| *byte == 0).unwrap_or(Self::MAX_LEN);
+        std::str::from_utf8(&self.bytes[..len]).expect("names are ASCII")
     }
 }
 
 impl fmt::Display for DrafterId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Draft => formatter.write_str("draft"),
-            Self::SelfDraft { exit_layer } => write!(formatter, "self_draft_{exit_layer}"),
-            Self::SmallDraft => formatter.write_str("small_draft"),
-            Self::MaxGram => formatter.write_str("max_gram"),
-            Self::Cascade { number } => write!(formatter, "cascade_{number}"),
-            Self::Merged { number } => write!(formatter, "merged_{number}"),
-        }
+        formatter.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for DrafterId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), formatter)
     }
 }
 
@@ -83,28 +75,25 @@ impl FromStr for DrafterId {
     type Err = TheoryError;
 
     fn from_str(name: &str) -> Result<Self, TheoryError> {
-        let known = match name {
-            "draft" => Some(Self::Draft),
-            "small_draft" => Some(Self::SmallDraft),
-            "max_gram" => Some(Self::MaxGram),
-            _ => name.rsplit_once('_').and_then(|(kind, number)| {
-                let number = number.parse().ok()?;
-                match kind {
-                    "self_draft" => Some(Self::SelfDraft { exit_layer: number }),
-                    "cascade" => Some(Self::Cascade { number }),
-                    "merged" => Some(Self::Merged { number }),
-                    _ => None,
-                }
-            }),
-        };
-        // `+1` and `01` parse as numbers but are not written that way.
-        known
-            .filter(|known| known.to_string() == name)
-            .ok_or_else(|| TheoryError::UnknownDrafter(name.to_owned()))
+        let id = Self::of(name.as_bytes()).filter(|id| *id != Self::LOOK_UP);
+        id.ok_or_else(|| TheoryError::DrafterName(name.to_owned()))
     }
 }
 
-serialize_as_string!(DrafterId);
+impl Serialize for DrafterId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for DrafterId {
+    /// Results may name look-ups; recipes parse names.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Self::of(name.as_bytes())
+            .ok_or_else(|| serde::de::Error::custom(TheoryError::DrafterName(name)))
+    }
+}
 
 /// The maximum number of drafters in a round.
 pub const MAX_DRAFTERS: usize = 4;
@@ -156,34 +145,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_only_as_they_are_written() {
-        for (id, name) in [
-            (DrafterId::Draft, "draft"),
-            (DrafterId::SelfDraft { exit_layer: 1 }, "self_draft_1"),
-            (DrafterId::SelfDraft { exit_layer: 12 }, "self_draft_12"),
-            (DrafterId::SmallDraft, "small_draft"),
-            (DrafterId::MaxGram, "max_gram"),
-            (DrafterId::Cascade { number: 2 }, "cascade_2"),
-            (DrafterId::Merged { number: 1 }, "merged_1"),
-        ] {
-            assert_eq!(id.to_string(), name);
-            assert_eq!(name.parse(), Ok(id));
+    fn names_are_short_words() {
+        for name in ["draft", "exit2", "EAGLE-3_b", "a", &"x".repeat(DrafterId::MAX_LEN)] {
+            let id: DrafterId = name.parse().expect("a name");
+            assert_eq!((id.to_string().as_str(), id), (name, DrafterId::named(name)));
         }
-        for name in
-            ["", "none", "Draft", "self_draft_", "self_draft_01", "self_draft_+1", "cascade_"]
-        {
-            assert_eq!(name.parse::<DrafterId>(), Err(TheoryError::UnknownDrafter(name.into())));
+        let long = "x".repeat(DrafterId::MAX_LEN + 1);
+        for name in ["", "2x", "a b", "a.b", "a+b", "é", "look-up", &long] {
+            assert_eq!(name.parse::<DrafterId>(), Err(TheoryError::DrafterName(name.into())));
         }
     }
 
     #[test]
+    fn names_are_ordered_as_text() {
+        let mut ids = ["exit2", "draft", "exit", "draft-small"].map(DrafterId::named);
+        ids.sort();
+        assert_eq!(ids, ["draft", "draft-small", "exit", "exit2"].map(DrafterId::named));
+    }
+
+    #[test]
     fn forwards_add_up_by_drafter() {
-        let exit = DrafterId::SelfDraft { exit_layer: 2 };
-        let mut forwards = Forwards::of(DrafterId::Draft, 2);
+        let exit = DrafterId::named("exit2");
+        let mut forwards = Forwards::of(DrafterId::DRAFT, 2);
         forwards.add(exit, 1);
-        forwards.add(DrafterId::Draft, 3);
+        forwards.add(DrafterId::DRAFT, 3);
         forwards.add(exit, 0);
-        assert_eq!(forwards.iter().collect::<Vec<_>>(), [(DrafterId::Draft, 5), (exit, 1)]);
+        assert_eq!(forwards.iter().collect::<Vec<_>>(), [(DrafterId::DRAFT, 5), (exit, 1)]);
         assert_eq!(forwards.total(), 6);
         assert_eq!(Forwards::of(exit, 0), Forwards::default());
     }

@@ -10,10 +10,10 @@ use crate::{Counts, DrafterId};
 pub enum TheoryError {
     /// A string that names no drafter.
     #[error(
-        "unknown drafter `{0}`, expected `none`, `draft`, `small_draft`, `max_gram`, `self_draft_` \
-         and an exit layer, or `cascade_` or `merged_` and a number"
+        "`{0}` is not a drafter's name, which has 1 to 32 letters, digits, `-` and `_`, begins with a letter \
+         and is not `look-up`"
     )]
-    UnknownDrafter(String),
+    DrafterName(String),
     /// A number outside its range.
     #[error("{name} must {range}, not `{value}`")]
     Setting {

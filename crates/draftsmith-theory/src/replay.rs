@@ -275,7 +275,7 @@ impl Recordings {
                 Some(found) => {
                     let round = found.round(num_left);
                     seconds += round_seconds(0, round.num_drafted);
-                    (DrafterId::MaxGram, round)
+                    (DrafterId::LOOK_UP, round)
                 }
                 None => {
                     let round = self.draft_round(response, counts, rule, &mut candidates);

@@ -202,10 +202,10 @@ mod tests {
     use super::*;
     use crate::Counts;
 
-    const EXIT: DrafterId = DrafterId::SelfDraft { exit_layer: 2 };
+    const EXIT: DrafterId = DrafterId::named("exit2");
 
     fn draft(seconds: f64) -> BTreeMap<DrafterId, f64> {
-        BTreeMap::from([(DrafterId::Draft, seconds)])
+        BTreeMap::from([(DrafterId::DRAFT, seconds)])
     }
 
     fn close(found: f64, expected: f64) {
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_straight_line_costs_as_much_as_the_model() {
         let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-        let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
+        let costs = RoundCosts::from_line(DrafterId::DRAFT, model).expect("times");
         for (num_draft_forwards, num_drafted) in [(0, 0), (1, 1), (5, 5), (6, 5), (40, 40)] {
             let counts = Counts {
                 num_target_forwards: 1,
@@ -228,10 +228,10 @@ mod tests {
                 ..Counts::default()
             };
             let expected = model.seconds(&counts);
-            let forwards = Forwards::of(DrafterId::Draft, num_draft_forwards);
+            let forwards = Forwards::of(DrafterId::DRAFT, num_draft_forwards);
             close(costs.round_seconds(forwards, num_drafted).expect("a known drafter"), expected);
         }
-        let line = costs.line(DrafterId::Draft).expect("a known drafter");
+        let line = costs.line(DrafterId::DRAFT).expect("a known drafter");
         close(line.target_seconds, 0.1);
         close(line.row_seconds, 0.03);
     }
@@ -253,14 +253,14 @@ mod tests {
         let round = |num_drafted: usize| Round {
             num_drafted,
             depth: num_drafted,
-            forwards: Forwards::of(DrafterId::Draft, num_drafted),
+            forwards: Forwards::of(DrafterId::DRAFT, num_drafted),
             num_accepted: 0,
             draft_time: Duration::from_millis(7 * num_drafted as u64),
             verify_time: Duration::from_millis(verify(num_drafted + 1)),
         };
         let rounds: Vec<Round> = [0, 1, 2, 3, 5, 5, 8].map(round).to_vec();
         let costs = RoundCosts::of_rounds(&rounds).expect("rounds");
-        close(costs.draft_seconds(DrafterId::Draft).expect("a known drafter"), 0.007);
+        close(costs.draft_seconds(DrafterId::DRAFT).expect("a known drafter"), 0.007);
         for rows in [1, 2, 3, 4, 6, 9] {
             close(costs.verify_seconds(rows), verify(rows) as f64 / 1e3);
         }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn each_drafter_of_a_round_has_a_cost() {
         let round = |of_draft: usize, of_exit: usize| {
-            let mut forwards = Forwards::of(DrafterId::Draft, of_draft);
+            let mut forwards = Forwards::of(DrafterId::DRAFT, of_draft);
             forwards.add(EXIT, of_exit);
             Round {
                 num_drafted: of_exit,
@@ -285,7 +285,7 @@ mod tests {
         };
         let rounds = [round(1, 4), round(2, 6), round(1, 2), round(0, 0), round(3, 5)];
         let costs = RoundCosts::of_rounds(&rounds).expect("rounds");
-        close(costs.draft_seconds(DrafterId::Draft).expect("a known drafter"), 0.009);
+        close(costs.draft_seconds(DrafterId::DRAFT).expect("a known drafter"), 0.009);
         close(costs.draft_seconds(EXIT).expect("a known drafter"), 0.002);
         let spent: f64 = rounds.iter().map(|r| (r.draft_time + r.verify_time).as_secs_f64()).sum();
         close(costs.seconds(&rounds).expect("known drafters"), spent);

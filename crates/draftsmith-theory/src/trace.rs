@@ -232,7 +232,7 @@ mod tests {
         Round {
             num_drafted,
             depth: num_drafted,
-            forwards: Forwards::of(DrafterId::Draft, num_drafted),
+            forwards: Forwards::of(DrafterId::DRAFT, num_drafted),
             num_accepted,
             draft_time,
             verify_time,
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn extra_draft_forwards_break_the_identity() {
         let mut trace = example();
-        trace.rounds[0].forwards.add(DrafterId::Draft, 1);
+        trace.rounds[0].forwards.add(DrafterId::DRAFT, 1);
         let refused = trace.counts().check_forward_identity();
         assert_eq!(refused.map_err(|error| error.to_string()), Err(
             "draft and target forwards do not add up to tokens kept and discarded: `13` + `3` != `10` + `5`".into()

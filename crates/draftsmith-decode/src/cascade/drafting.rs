@@ -4,8 +4,8 @@
 //! runs once, for all rounds that wait for it.
 
 use draftsmith_theory::{
-    CascadeCandidate, DraftSignals, DrafterId, DrawnFrom, Forwards, RoundEnd, SoftmaxSummary,
-    TokenChoice, review_greedy, review_sampled,
+    CascadeCandidate, DraftSignals, DrawnFrom, Forwards, RoundEnd, SoftmaxSummary, TokenChoice,
+    review_greedy, review_sampled,
 };
 
 use super::Cascade;
@@ -197,11 +197,9 @@ impl<T: Target> Cascade<'_, T> {
         let tokens = &mut *drafting.round.tokens;
         let chain = drafting.chains.last_mut().expect("a look-up belongs to a chain");
         let most = chain.most.min(chain.room) - chain.drafted.len();
-        let found = match &mut self.lookup {
-            Some(lookup) => lookup.look_up(slot, tokens, most, limits.eos_token_ids),
-            None => Vec::new(),
-        };
-        drafting.forwards.add(DrafterId::MaxGram, found.len());
+        let lookup = self.lookup.as_mut().expect("the last drafter looks up");
+        let found = lookup.look_up(slot, tokens, most, limits.eos_token_ids);
+        drafting.forwards.add(lookup.id(), found.len());
         found.iter().for_each(|token| chain.rule.drew(*token, DraftSignals::default(), None));
         drafting.took(found.into_iter().map(CascadeCandidate::looked_up).collect());
     }

@@ -14,6 +14,7 @@ use crate::separate_draft::SeparateDraft;
 use crate::sequence::Finish;
 use crate::session::ModelSession;
 use crate::session::tests::Models;
+use crate::target::TargetLayers;
 
 const CONTEXT: usize = 48;
 const NUM_SLOTS: usize = 3;
@@ -44,7 +45,7 @@ fn assert_each_as_alone<D: for<'m> Drafter<ModelSession<'m>>>(
 ) -> Vec<Generation> {
     let session = |num_slots| {
         let mut session = ModelSession::with_slots(model, CONTEXT, num_slots, "target");
-        session.set_exit(exit_layer);
+        session.set_layers(&TargetLayers::exit(exit_layer));
         session
     };
     let init = || rule.map(|rule| rule.init().expect("valid"));

@@ -21,7 +21,7 @@ use crate::max_gram::MaxGramDraft;
 use crate::sequence::{Generation, Request};
 use crate::target::Target;
 
-const ID: DrafterId = DrafterId::Cascade { number: 1 };
+const ID: DrafterId = DrafterId::named("cascade");
 
 /// Matrices for two models and prompt lookup, and for one of each.
 pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [

@@ -90,7 +90,7 @@ fn greedy_output_is_plain_greedy_output_and_both_drafters_propose() {
                     counted = [counted, found.trace.counts()].into_iter().sum();
                     for round in &found.trace.rounds {
                         for (drafter, _) in round.forwards.iter() {
-                            rounds_of[usize::from(drafter == DrafterId::MaxGram)] += 1;
+                            rounds_of[usize::from(drafter == DrafterId::LOOK_UP)] += 1;
                         }
                     }
                 }
@@ -111,11 +111,11 @@ fn a_looked_up_round_has_one_drafter_and_ignores_the_stop_rule() {
     let found =
         greedy(&mut case.target.clone(), &mut draft.clone(), rule, &[0, 1, 2, 0, 1], &case.limits);
     let looked_up = found.trace.rounds[0];
-    assert_eq!(looked_up.forwards.iter().collect::<Vec<_>>(), [(DrafterId::MaxGram, 2)]);
+    assert_eq!(looked_up.forwards.iter().collect::<Vec<_>>(), [(DrafterId::LOOK_UP, 2)]);
     let found =
         greedy(&mut case.target.clone(), &mut draft.clone(), rule, &[0, 1, 2, 2, 1], &case.limits);
     let drafted = found.trace.rounds[0];
-    assert_eq!(drafted.forwards.iter().collect::<Vec<_>>(), [(DrafterId::Draft, 1)]);
+    assert_eq!(drafted.forwards.iter().collect::<Vec<_>>(), [(DrafterId::DRAFT, 1)]);
 }
 
 #[test]

@@ -193,7 +193,7 @@ impl<T> Drafter<T> for Drafting {
 
 impl<T> StepDrafter<T> for Drafting {
     fn id(&self) -> DrafterId {
-        DrafterId::Draft
+        DrafterId::DRAFT
     }
 
     fn draft(
@@ -318,7 +318,7 @@ impl Drafter<Advanced> for Advancing {
 
 impl StepDrafter<Advanced> for Advancing {
     fn id(&self) -> DrafterId {
-        DrafterId::SelfDraft { exit_layer: 1 }
+        DrafterId::named("exit1")
     }
 
     fn draft(

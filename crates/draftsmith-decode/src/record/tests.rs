@@ -11,6 +11,7 @@ use crate::self_draft::SelfDraft;
 use crate::separate_draft::SeparateDraft;
 use crate::session::ModelSession;
 use crate::session::tests::Models;
+use crate::target::TargetLayers;
 
 const CONTEXT: usize = 48;
 const NUM_SLOTS: usize = 3;
@@ -29,7 +30,7 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
 ) -> Vec<Recording> {
     let session = |num_slots| {
         let mut session = ModelSession::with_slots(model, CONTEXT, num_slots, "target");
-        session.set_exit(exit_layer);
+        session.set_layers(&TargetLayers::exit(exit_layer));
         session
     };
     let draws = |number: usize, purpose| SeededDraws::new(number as u64, &[purpose]);

@@ -133,7 +133,7 @@ fn rules() -> Vec<Box<dyn StopRule>> {
 
 fn session_with_exit(model: &CausalLm, exit_layer: usize, context: usize) -> ModelSession<'_> {
     let mut session = ModelSession::new(model, context, "target");
-    session.set_exit(Some(exit_layer));
+    session.set_layers(&TargetLayers::exit(exit_layer));
     session
 }
 
@@ -362,7 +362,7 @@ impl<'m> Watched<'m> {
 
 /// Asserts that rows of logits are equal up to rounding, since sums are in another order. A logit near 0 is
 /// a sum of terms as large as the row's other logits, so the tolerance is relative to the largest.
-fn assert_close(found: &[f32], expected: &[f32]) {
+pub(crate) fn assert_close(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f32, |largest, logit| largest.max(logit.abs()));
     for (a, b) in found.iter().zip(expected) {
@@ -405,7 +405,7 @@ impl Target for Watched<'_> {
 }
 
 /// A self-draft that compares every step with a forward over the whole sequence without a cache.
-struct WatchedDraft<'a>(SelfDraft<'a>, &'a Adapter);
+struct WatchedDraft<'a>(SelfDraft<'a>, &'a Adapter, usize);
 
 impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
     fn begin(
@@ -450,10 +450,8 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         let ids = tokens.iter().map(|id| *id as i32).collect();
         let ids = TensorData::new::<i32, _>(ids, [1, tokens.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &model.device());
-        let exit_layer =
-            StepDrafter::<ModelSession<'_>>::id(&self.0).exit_layer().expect("a self-draft");
+        let Self(_, adapter, exit_layer) = *self;
         let features = model.exit_states(ids, exit_layer);
-        let adapter = self.1;
         let normed: Rows = adapter.forward(features).into();
         let [expected] = Rows::to_host([adapter.logits(&normed.last(1), model)]).expect("finite");
         assert_close(&drafted[0].own_logits, &expected);
@@ -477,8 +475,11 @@ fn every_step_and_row_equals_that_of_the_whole_sequence_and_no_layer_reads_a_tok
     {
         let adapter = adapter(&model, architecture, exit_layer, 0.1, "between");
         let mut target = Watched::new(&model, exit_layer);
-        let mut drafter =
-            WatchedDraft(SelfDraft::new(&model, &adapter, exit_layer, None, 64, 1), &adapter);
+        let mut drafter = WatchedDraft(
+            SelfDraft::new(&model, &adapter, exit_layer, None, 64, 1),
+            &adapter,
+            exit_layer,
+        );
         for (number, decoding) in decodings.iter().enumerate() {
             for prompt in prompts() {
                 // Every third rule.

@@ -162,7 +162,7 @@ fn replay_has_the_counts_of_decoding_with_a_head_of_any_form() {
             .remove(0);
         let timing = if reads.looks_ahead() { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
         let recordings = Recordings {
-            drafter: DrafterId::Draft,
+            drafter: DrafterId::DRAFT,
             max_length: bounds.max,
             eos_token_ids: limits.eos_token_ids.clone(),
             head: Some(timing),

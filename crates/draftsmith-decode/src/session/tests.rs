@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrawnCandidate,
-    HeadFeatures, HeadReads, ModelConfig, ModelShape, WeightDtype,
+    HeadFeatures, HeadReads, ModelConfig, ModelShape, Rows, WeightDtype,
 };
 use draftsmith_theory::{
-    Calibration, Decoding, HeadEstimate, Proposal, SeededDraws, SignalNeeds, StopRule,
-    entropy_of_log_probs, log_softmax,
+    Calibration, Decoding, DrawnFrom, HeadEstimate, Node, Proposal, SeededDraws, SignalNeeds,
+    StopRule, entropy_of_log_probs, log_softmax,
 };
 
 use super::ModelSession;
@@ -19,9 +19,10 @@ use crate::decode::{decode_plain, decode_speculative};
 use crate::drafter::ModelDrafter;
 use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::self_draft::SelfDraft;
+use crate::self_draft::tests::assert_close;
 use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Generation, Limits, Request, RoundTokens};
-use crate::target::{Target, Verification};
+use crate::target::{Target, TargetLayers, Verification};
 
 const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
 const CAPACITY: usize = 512;
@@ -130,7 +131,7 @@ fn assert_no_step_allocates_more_after_more_tokens() {
     assert_equal_at_every_length(draft_step, "a draft step with a head");
 
     let mut target = ModelSession::new(model, CAPACITY, "target");
-    target.set_exit(Some(1));
+    target.set_layers(&TargetLayers::exit(1));
     let mut self_draft = SelfDraft::new(model, adapter, 1, None, CAPACITY, 1);
     let self_draft_step = |len: usize| {
         target.begin(0, &tokens[..len]).expect("fits");
@@ -278,4 +279,55 @@ pub(crate) fn greedy<T: Target>(
         &mut go_on,
     )
     .expect("decodes")
+}
+
+#[test]
+fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
+    for Models { target: model, .. } in &Models::both("kept", 4, &HeadReads::default()) {
+        for exit in [None, Some(1)] {
+            let layers = TargetLayers { exit, kept: vec![0, 1, 2, 3] };
+            let mut target = ModelSession::new(model, CAPACITY, "target");
+            target.set_layers(&layers);
+            let mut tokens = tokens()[..9].to_vec();
+            target.begin(0, &tokens).expect("fits");
+            // Whole, partly accepted and empty chains, and a tree whose second branch is accepted.
+            let chain = |tokens: &[u32]| Proposal::certain_chain(tokens);
+            let mut tree = chain(&[5, 6]);
+            for (parent, token_id) in [(None, 7), (Some(2), 8)] {
+                tree.push(Node { parent, token_id, drawn_from: DrawnFrom::OneHot, rank: 1 });
+            }
+            let (mut from, mut seen) = (0, vec![Vec::new(); layers.kept.len()]);
+            for (proposal, path) in [
+                (chain(&[11, 12, 13]), vec![0, 1, 2]),
+                (chain(&[14, 15]), vec![0]),
+                (chain(&[]), vec![]),
+                (tree, vec![2, 3]),
+                (chain(&[16]), vec![]),
+            ] {
+                let num_standing = tokens.len();
+                let proposed: Vec<u32> = proposal.nodes().iter().map(|it| it.token_id).collect();
+                let all = [&tokens[..], &proposed].concat();
+                target
+                    .verify(&[Verification { slot: 0, tokens: &all, proposal: &proposal }])
+                    .expect("finite");
+                target.commit(0, num_standing, &path);
+                tokens.extend(path.iter().map(|node| proposed[*node]));
+                for (seen, states) in seen.iter_mut().zip(target.kept_states(0, from)) {
+                    let [states] = Rows::to_host([states]).expect("finite");
+                    seen.extend(states);
+                }
+                from = tokens.len();
+                tokens.push(9);
+            }
+            let read = &tokens[..tokens.len() - 1];
+            let ids = read.iter().map(|id| *id as i32).collect();
+            let ids = TensorData::new::<i32, _>(ids, [1, read.len()]);
+            for (layer, seen) in layers.kept.iter().zip(&seen) {
+                let ids = Tensor::<2, Int>::from_data(ids.clone(), &model.device());
+                let [whole] =
+                    Rows::to_host([model.exit_states(ids, *layer).into()]).expect("finite");
+                assert_close(seen, &whole);
+            }
+        }
+    }
 }

@@ -237,7 +237,7 @@ mod tests {
     use crate::{CostModel, Counts, DrafterId, Draws, FixedLengthConfig, SeededDraws};
 
     fn rounds(line: CostModel) -> RoundCosts {
-        RoundCosts::from_line(DrafterId::Draft, line).expect("times")
+        RoundCosts::from_line(DrafterId::DRAFT, line).expect("times")
     }
 
     const COSTS: CostModel =

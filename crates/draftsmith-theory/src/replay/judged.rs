@@ -126,7 +126,7 @@ mod tests {
         let last = RecordedPlace { candidate: candidate(1), rollout: None, draft_rank: None };
         let recording = Recording::new(Vec::new(), vec![place, last], 2);
         Recordings {
-            drafter: DrafterId::Draft,
+            drafter: DrafterId::DRAFT,
             max_length: 4,
             eos_token_ids: vec![9],
             head: Some(HeadTiming::AfterRead),

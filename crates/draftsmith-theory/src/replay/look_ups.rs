@@ -108,12 +108,15 @@ mod tests {
         }
     }
 
+    const DRAFT: DrafterId = DrafterId::DRAFT;
+    const LOOK_UP: DrafterId = DrafterId::LOOK_UP;
+
     fn rounds(recordings: &Recordings, first: &str) -> Vec<(DrafterId, usize, usize)> {
         let rule = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 2 });
         let recordings = recordings.with_look_ups(first.parse().expect("one"));
         let trace = recordings.trace(&rule).expect("recorded");
         let of = |round: &crate::Round| {
-            let drafter = round.forwards.iter().next().map_or(DrafterId::Draft, |(id, _)| id);
+            let drafter = round.forwards.iter().next().map_or(DrafterId::DRAFT, |(id, _)| id);
             (drafter, round.num_drafted, round.num_accepted)
         };
         trace.rounds.iter().map(of).collect()
@@ -121,12 +124,11 @@ mod tests {
 
     #[test]
     fn repetitions_are_looked_up_and_the_rest_is_drafted() {
-        use DrafterId::{Draft, MaxGram};
         // After `1 2` the prompt continued with `3 4 5`, the response with `3 4 8`.
         let found = recordings(&[1, 2, 3, 4, 5, 1, 2], &[3, 4, 8, 7, 7, 9], 9);
-        assert_eq!(rounds(&found, "2x3"), [(MaxGram, 3, 2), (Draft, 2, 2)]);
-        assert_eq!(rounds(&found, "2x1"), [(MaxGram, 1, 1), (MaxGram, 1, 0), (Draft, 2, 2)]);
-        assert_eq!(rounds(&found, "3x3"), [(Draft, 2, 0), (MaxGram, 3, 1), (Draft, 2, 2)]);
+        assert_eq!(rounds(&found, "2x3"), [(LOOK_UP, 3, 2), (DRAFT, 2, 2)]);
+        assert_eq!(rounds(&found, "2x1"), [(LOOK_UP, 1, 1), (LOOK_UP, 1, 0), (DRAFT, 2, 2)]);
+        assert_eq!(rounds(&found, "3x3"), [(DRAFT, 2, 0), (LOOK_UP, 3, 1), (DRAFT, 2, 2)]);
     }
 
     #[test]
@@ -147,10 +149,9 @@ mod tests {
 
     #[test]
     fn look_ups_end_at_the_limit_and_at_end_tokens() {
-        use DrafterId::MaxGram;
         let room = recordings(&[1, 2, 3, 1], &[2, 3], 2);
-        assert_eq!(rounds(&room, "1x4"), [(MaxGram, 1, 1)]);
+        assert_eq!(rounds(&room, "1x4"), [(LOOK_UP, 1, 1)]);
         let ended = recordings(&[1, 2, 9, 1], &[2, 9], 9);
-        assert_eq!(rounds(&ended, "1x4"), [(MaxGram, 2, 2)]);
+        assert_eq!(rounds(&ended, "1x4"), [(LOOK_UP, 2, 2)]);
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
         })
         .collect();
     Recordings {
-        drafter: DrafterId::Draft,
+        drafter: DrafterId::DRAFT,
         max_length,
         eos_token_ids: vec![END],
         head: Some(HeadTiming::AfterRead),

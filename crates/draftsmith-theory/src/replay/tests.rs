@@ -16,14 +16,14 @@ fn of(runs: Vec<TimedCounts>) -> Counts {
 }
 
 fn free() -> RoundCosts {
-    RoundCosts::new([(DrafterId::Draft, 0.0)].into(), vec![0.0]).expect("times")
+    RoundCosts::new([(DrafterId::DRAFT, 0.0)].into(), vec![0.0]).expect("times")
 }
 
 #[test]
 fn rounds_cost_as_much_as_their_forwards_and_rows() {
     let recordings = random(9, 30, 0.7);
     let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-    let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
+    let costs = RoundCosts::from_line(DrafterId::DRAFT, model).expect("times");
     for run in recordings.replay(&fixed(3), &costs).expect("replays") {
         let expected = model.seconds(&run.counts);
         // Some tens of rounds, summed in a different order.
@@ -37,10 +37,10 @@ fn fixed(candidate_length: usize) -> StopRuleConfig {
 
 #[test]
 fn an_unknown_drafter_is_an_error() {
-    let drafter = DrafterId::SelfDraft { exit_layer: 3 };
+    let drafter = DrafterId::named("exit3");
     let recordings = Recordings { drafter, ..random(9, 3, 0.7) };
     let refused = recordings.replay(&fixed(3), &free()).expect_err("no price");
-    assert!(refused.to_string().contains("`self_draft_3`"), "{refused}");
+    assert!(refused.to_string().contains("`exit3`"), "{refused}");
     assert_eq!(recordings.replay_oracle(&free()), Err(refused.clone()));
     let bounds = Bounds { min: 1, max: 4 };
     let found = cost_optimal(&recordings, crate::AcceptanceSignal::Entropy, &free(), bounds);
@@ -181,7 +181,7 @@ fn a_perfect_head_predicts_the_acceptance_probability() {
 fn a_static_tree_that_is_a_chain_replays_as_that_chain_and_pays_for_its_reads() {
     let recordings = random(7, 30, 0.6);
     let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-    let costs = RoundCosts::from_line(DrafterId::Draft, model).expect("times");
+    let costs = RoundCosts::from_line(DrafterId::DRAFT, model).expect("times");
     let tree = |text: &str, length| {
         let shape = text.parse().expect("a shape");
         let seconds = |num_read: usize| 0.02 * num_read as f64;

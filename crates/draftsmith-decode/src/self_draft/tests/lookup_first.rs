@@ -28,7 +28,7 @@ fn greedy_output_with_look_ups_first_is_plain_greedy_output_in_every_family() {
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");
                 for round in &found.trace.rounds {
-                    let looked_up = |(drafter, _)| drafter == DrafterId::MaxGram;
+                    let looked_up = |(drafter, _)| drafter == DrafterId::LOOK_UP;
                     let of = usize::from(round.forwards.iter().any(looked_up));
                     num_rounds[of] += usize::from(round.num_accepted > 0);
                 }
