@@ -102,10 +102,9 @@ pub use sampling::Sampling;
 pub use stop_rule::{
     AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
     CostOptimalConfig, DraftSignals, EntropyThresholdConfig, FixedLengthConfig, Grid, HeadEstimate,
-    HeadTiming, HeuristicConfig, JointConfidenceConfig, KeyValues, Oracle, RecipeKey,
-    RejectionThresholdConfig, RoundEnd, RuleFamily, RuleSettings, SignalNeeds, SoftmaxSummary,
-    StepFunction, StopRule, StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, setting_text,
-    stop_rules,
+    HeadTiming, HeuristicConfig, JointConfidenceConfig, Oracle, RejectionThresholdConfig, RoundEnd,
+    RuleFamily, RuleOption, RuleSettings, SettingKind, SignalNeeds, SoftmaxSummary, StepFunction,
+    StopRule, StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, setting_text, stop_rules,
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};

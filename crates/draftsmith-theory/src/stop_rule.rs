@@ -45,7 +45,7 @@ pub use candidate_prob_threshold::CandidateProbThresholdConfig;
 pub use confidence_threshold::ConfidenceThresholdConfig;
 pub use cost_optimal::{CostOptimalConfig, StepFunction};
 pub use entropy_threshold::EntropyThresholdConfig;
-pub use entry::{Grid, KeyValues, RecipeKey, RuleFamily, RuleSettings, StopRuleEntry, Sweep};
+pub use entry::{Grid, RuleFamily, RuleOption, RuleSettings, SettingKind, StopRuleEntry, Sweep};
 pub use fixed_length::FixedLengthConfig;
 pub use heuristic::HeuristicConfig;
 pub use joint_confidence::JointConfidenceConfig;
@@ -158,7 +158,7 @@ impl StopRuleName {
         stop_rules().find(|entry| entry.name == self)
     }
 
-    /// The rule's name in file names and in the names of random streams.
+    /// The rule's short name: in recipes, flags, file names and the names of random streams.
     pub fn file_name(self) -> &'static str {
         self.entry().map_or("plain", |entry| entry.file_name)
     }
@@ -204,13 +204,12 @@ mod tests {
     fn config(entry: &StopRuleEntry) -> StopRuleConfig {
         let bounds = Bounds { min: 1, max: 7 };
         match &entry.settings {
-            RuleSettings::Grid(grid) => grid.at(if whole(grid) { 4.0 } else { 0.25 }, bounds),
+            RuleSettings::Grid(grid) => {
+                let is_allowed = grid.values.problem(0.25).is_none();
+                grid.at(if is_allowed { 0.25 } else { 4.0 }, bounds)
+            }
             RuleSettings::Fitted(signal) => fitted(*signal, bounds).into(),
         }
-    }
-
-    fn whole(grid: &Grid) -> bool {
-        grid.key.values.is_whole()
     }
 
     fn fitted(signal: AcceptanceSignal, bounds: Bounds) -> CostOptimalConfig {
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_has_an_entry_and_no_two_share_a_name_or_a_key() {
+    fn every_name_has_an_entry_and_no_two_share_a_name() {
         let names: Vec<StopRuleName> = stop_rules().map(|entry| entry.name).collect();
         assert!(names.is_sorted() && names[0] > StopRuleName::None, "{names:?}");
         // `CostOptimalEntropy` is the enum's last name, so no name lacks an entry.
@@ -250,23 +249,18 @@ mod tests {
         assert_eq!(distinct(|entry| entry.file_name), names.len());
         assert_eq!(distinct(|entry| entry.symbol), names.len());
         assert_eq!(distinct(|entry| entry.text), names.len());
-        let keys: Vec<&str> = stop_rules()
-            .filter_map(|entry| match &entry.settings {
-                RuleSettings::Grid(grid) => Some(grid),
-                RuleSettings::Fitted(_) => None,
-            })
-            .flat_map(|grid| grid.keys().map(|key| key.name))
-            .collect();
-        assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len(), "{keys:?}");
     }
 
     #[test]
-    fn defaults_are_valid_values_of_their_key() {
-        for entry in stop_rules() {
-            let RuleSettings::Grid(grid) = &entry.settings else { continue };
-            for key in grid.keys() {
-                assert!(key.default.iter().all(|value| key.values.problem(*value).is_none()));
-                assert!(key.values.is_list() || key.default.len() == 1, "{}", key.name);
+    fn defaults_are_valid_and_options_have_names_of_their_own() {
+        for grid in stop_rules().filter_map(StopRuleEntry::grid) {
+            let defaults = grid.default.iter().chain(grid.self_draft_default);
+            assert!(defaults.copied().all(|value| grid.values.problem(value).is_none()));
+            for (at, option) in grid.options.iter().enumerate() {
+                assert_eq!(option.values.problem(option.default), None, "{}", option.name);
+                assert!(grid.options[..at].iter().all(|other| other.name != option.name));
+                // A recipe's table of the rule has its values under this key.
+                assert_ne!(option.name, "values");
             }
         }
     }

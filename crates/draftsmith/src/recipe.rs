@@ -12,8 +12,8 @@ mod evaluate;
 mod merged;
 mod overrides;
 mod prompts;
+mod rules;
 mod server;
-mod stop_rules;
 mod trees;
 mod tune;
 
@@ -36,6 +36,9 @@ pub(crate) use self::evaluate::{EvaluateRecipe, MaxGramRecipe};
 pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
+pub(crate) use self::rules::AskedRule;
+#[cfg(test)]
+pub(crate) use self::rules::RulesRecipe;
 #[cfg(test)]
 pub(crate) use self::server::ServerLabels;
 pub(crate) use self::server::ServerRecipe;

@@ -37,7 +37,7 @@ fn replayable(head: Option<HeadTiming>) -> impl Iterator<Item = &'static StopRul
 pub(crate) fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
     let mut settings = Vec::new();
     for entry in replayable(head) {
-        let RuleSettings::Grid(grid) = &entry.settings else { continue };
+        let Some(grid) = entry.grid() else { continue };
         match grid.sweep {
             Sweep::Lengths(lengths) => {
                 let bounds = Bounds { min: 1, max: max_length };

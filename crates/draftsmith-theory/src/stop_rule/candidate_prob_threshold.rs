@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -30,13 +30,10 @@ impl CandidateProbThresholdConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            key: RecipeKey {
-                name: "candidate_prob_thresholds",
-                doc: "transformers' `assistant_confidence_threshold`",
-                values: KeyValues::Probabilities,
-                default: &[],
-            },
-            self_draft_key: None,
+            doc: "transformers' `assistant_confidence_threshold`",
+            values: SettingKind::Probability,
+            default: &[],
+            self_draft_default: &[],
             options: &[],
             sweep: Sweep::Probabilities,
             config: |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),

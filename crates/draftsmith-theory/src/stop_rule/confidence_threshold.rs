@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -40,18 +40,10 @@ impl ConfidenceThresholdConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            key: RecipeKey {
-                name: "draft_confidence_thresholds",
-                doc: "the same, for the separate draft",
-                values: KeyValues::Probabilities,
-                default: &[],
-            },
-            self_draft_key: Some(RecipeKey {
-                name: "confidence_thresholds",
-                doc: "Kangaroo's η, for self-drafts",
-                values: KeyValues::Probabilities,
-                default: &[0.2, 0.4, 0.6, 0.8],
-            }),
+            doc: "Kangaroo's η: the largest probability at which a round ends",
+            values: SettingKind::Probability,
+            default: &[],
+            self_draft_default: &[0.2, 0.4, 0.6, 0.8],
             options: &[],
             sweep: Sweep::Probabilities,
             config: |confidence_threshold, _, bounds| {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleOption, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -37,25 +37,22 @@ impl EntropyThresholdConfig {
         family: RuleFamily::Entropy,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            key: RecipeKey {
-                name: "entropy_thresholds",
-                doc: "SVIP's h: a round ends when √(c·H) exceeds it",
-                values: KeyValues::NonNegative,
-                default: &[],
-            },
-            self_draft_key: None,
+            doc: "SVIP's h: a round ends when √(c·H) exceeds it",
+            values: SettingKind::NonNegative,
+            default: &[],
+            self_draft_default: &[],
             options: &[
-                RecipeKey {
-                    name: "entropy_scale",
+                RuleOption {
+                    name: "scale",
                     doc: "SVIP's c",
-                    values: KeyValues::Positive,
-                    default: &[Self::ENTROPY_SCALE],
+                    values: SettingKind::Positive,
+                    default: Self::ENTROPY_SCALE,
                 },
-                RecipeKey {
-                    name: "entropy_check_interval",
-                    doc: "SVIP checks only every n-th candidate",
-                    values: KeyValues::Count,
-                    default: &[1.0],
+                RuleOption {
+                    name: "check_interval",
+                    doc: "check only every n-th candidate",
+                    values: SettingKind::Count,
+                    default: 1.0,
                 },
             ],
             sweep: Sweep::Probabilities,

@@ -1,4 +1,4 @@
-//! The table of stop rules: each rule's names, its recipe keys and the settings that a sweep tries.
+//! The table of stop rules: each rule's names, its settings in recipes, and those that a sweep tries.
 //!
 //! Every rule's file holds its entries, and the parent module lists the rules. Recipes, results,
 //! sweeps and reports read the table and never match on a rule.
@@ -12,7 +12,7 @@ use crate::TheoryError;
 pub struct StopRuleEntry {
     /// The name in results.
     pub name: StopRuleName,
-    /// The name in file names and in the names of random streams: `fixed`.
+    /// The short name: in recipes, flags, file names and the names of random streams: `fixed`.
     pub file_name: &'static str,
     /// The parameter's symbol, in ASCII: `K`.
     pub symbol: &'static str,
@@ -25,6 +25,16 @@ pub struct StopRuleEntry {
     pub heads: &'static [HeadTiming],
     /// Where its settings come from.
     pub settings: RuleSettings,
+}
+
+impl StopRuleEntry {
+    /// The settings that recipes list; None for a rule that is fitted.
+    pub fn grid(&self) -> Option<&Grid> {
+        match &self.settings {
+            RuleSettings::Grid(grid) => Some(grid),
+            RuleSettings::Fitted(_) => None,
+        }
+    }
 }
 
 /// A group of stop rules that read the same thing.
@@ -45,21 +55,25 @@ pub enum RuleFamily {
 /// Where the settings of a rule come from.
 #[derive(Debug)]
 pub enum RuleSettings {
-    /// Recipes list values of its parameter, and sweeps try many.
+    /// Recipes and flags give values of its parameter, and sweeps try many.
     Grid(Grid),
     /// They are fitted to recordings by this signal, see [`cost_optimal`](crate::cost_optimal).
     Fitted(AcceptanceSignal),
 }
 
-/// A parameter's recipe keys, and the values that a sweep tries.
+/// The settings of a rule that recipes list and a flag gives, and those that a sweep tries.
 #[derive(Debug)]
 pub struct Grid {
-    /// Lists the values for a separate draft, and for self-drafts if they have no key of their own.
-    pub key: RecipeKey,
-    /// Lists the values for self-drafts.
-    pub self_draft_key: Option<RecipeKey>,
+    /// The parameter's meaning in a few words, as in the table of rules in `recipes/README.md`.
+    pub doc: &'static str,
+    /// The values that the parameter may have.
+    pub values: SettingKind,
+    /// The values for a separate draft if a recipe names none.
+    pub default: &'static [f64],
+    /// The values for a self-draft if a recipe names none.
+    pub self_draft_default: &'static [f64],
     /// The rule's other numbers, which are the same for every value of the parameter.
-    pub options: &'static [RecipeKey],
+    pub options: &'static [RuleOption],
     /// The values that a sweep tries.
     pub sweep: Sweep,
     /// Makes the rule from the parameter, a number for each of `options`, and the bounds.
@@ -67,65 +81,54 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Every key, those of `options` last.
-    pub fn keys(&self) -> impl Iterator<Item = &RecipeKey> {
-        std::iter::once(&self.key).chain(&self.self_draft_key).chain(self.options)
-    }
-
     /// The rule at a value of its parameter, with the options' defaults.
     pub fn at(&self, value: f64, bounds: Bounds) -> StopRuleConfig {
-        let options: Vec<f64> = self.options.iter().map(|option| option.default[0]).collect();
+        let options: Vec<f64> = self.options.iter().map(|option| option.default).collect();
         (self.config)(value, &options, bounds)
     }
 }
 
-/// A key of a recipe's section `[evaluate]`.
+/// A number of a rule beside its parameter.
 #[derive(Debug)]
-pub struct RecipeKey {
-    /// The key.
+pub struct RuleOption {
+    /// Its key in a recipe's table of the rule.
     pub name: &'static str,
-    /// Its meaning in a few words, as in the table of keys in `recipes/README.md`.
+    /// Its meaning in a few words, as in `recipes/README.md`.
     pub doc: &'static str,
-    /// The values that it may hold.
-    pub values: KeyValues,
-    /// The value if a recipe omits the key.
-    pub default: &'static [f64],
+    /// The values that it may have.
+    pub values: SettingKind,
+    /// The value if it is not given.
+    pub default: f64,
 }
 
-/// The values that a recipe key may hold.
+/// The numbers that a setting may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeyValues {
-    /// A list of candidate lengths.
-    Lengths,
-    /// A list of probabilities.
-    Probabilities,
-    /// A list of numbers, each at least 0.
+pub enum SettingKind {
+    /// A candidate length.
+    Length,
+    /// A probability.
+    Probability,
+    /// A number that is at least 0.
     NonNegative,
-    /// One positive number.
+    /// A positive number.
     Positive,
-    /// One count.
+    /// A count.
     Count,
 }
 
-impl KeyValues {
-    /// Whether the key holds a list; otherwise it holds one number.
-    pub fn is_list(self) -> bool {
-        matches!(self, Self::Lengths | Self::Probabilities | Self::NonNegative)
-    }
-
-    /// Whether values are whole numbers.
-    pub fn is_whole(self) -> bool {
-        matches!(self, Self::Lengths | Self::Count)
-    }
-
-    /// What is wrong with a value; None if it is allowed.
+impl SettingKind {
+    /// What is wrong with a number; None if it is allowed.
     pub fn problem(self, value: f64) -> Option<&'static str> {
+        let is_whole = value.fract() == 0.0;
         let (is_allowed, problem) = match self {
-            Self::Lengths => ((1.0..=256.0).contains(&value), "has a length outside 1 to 256"),
-            Self::Probabilities => ((0.0..=1.0).contains(&value), "has a threshold outside 0 to 1"),
+            Self::Length => (
+                is_whole && (1.0..=256.0).contains(&value),
+                "has a length that is not a whole number from 1 to 256",
+            ),
+            Self::Probability => ((0.0..=1.0).contains(&value), "has a threshold outside 0 to 1"),
             Self::NonNegative => (value >= 0.0 && value.is_finite(), "has a threshold below 0"),
             Self::Positive => (value > 0.0 && value.is_finite(), "is not a positive number"),
-            Self::Count => (value >= 1.0, "is 0, expected 1 or more"),
+            Self::Count => (is_whole && value >= 1.0, "is not a whole number, 1 or more"),
         };
         (!is_allowed).then_some(problem)
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, StopRule, StopRuleEntry, StopRuleName};
 
 /// The baseline: the same number of candidates in every round. The settings are the rule.
@@ -22,18 +22,10 @@ impl FixedLengthConfig {
         family: RuleFamily::Length,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            key: RecipeKey {
-                name: "candidate_lengths",
-                doc: "fixed lengths K of the separate draft",
-                values: KeyValues::Lengths,
-                default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0],
-            },
-            self_draft_key: Some(RecipeKey {
-                name: "self_draft_lengths",
-                doc: "fixed lengths of self-drafts",
-                values: KeyValues::Lengths,
-                default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
-            }),
+            doc: "the number of candidates K",
+            values: SettingKind::Length,
+            default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0],
+            self_draft_default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
             options: &[],
             sweep: Sweep::Lengths(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]),
             config: |value, _, _| Self { candidate_length: value as usize }.into(),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, RoundEnd, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -29,13 +29,10 @@ impl HeuristicConfig {
         family: RuleFamily::Length,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            key: RecipeKey {
-                name: "initial_lengths",
-                doc: "first lengths of transformers' heuristic",
-                values: KeyValues::Lengths,
-                default: &[],
-            },
-            self_draft_key: None,
+            doc: "the first length of transformers' heuristic",
+            values: SettingKind::Length,
+            default: &[],
+            self_draft_default: &[],
             options: &[],
             sweep: Sweep::Lengths(&[1, 2, 3, 5, 8, 12]),
             config: |value, _, bounds| {

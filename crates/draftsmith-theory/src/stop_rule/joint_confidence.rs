@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -26,13 +26,10 @@ impl JointConfidenceConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            key: RecipeKey {
-                name: "joint_confidence_thresholds",
-                doc: "thresholds of the product of a round's confidences",
-                values: KeyValues::Probabilities,
-                default: &[],
-            },
-            self_draft_key: None,
+            doc: "a threshold of the product of a round's confidences",
+            values: SettingKind::Probability,
+            default: &[],
+            self_draft_default: &[],
             options: &[],
             sweep: Sweep::Probabilities,
             config: |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),

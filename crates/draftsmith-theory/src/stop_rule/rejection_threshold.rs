@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, KeyValues, RecipeKey, RuleConfig, RuleFamily, RuleSettings, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{
     Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
     StopRuleName,
@@ -42,13 +42,10 @@ impl RejectionThresholdConfig {
             family: RuleFamily::Head,
             heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
             settings: RuleSettings::Grid(Grid {
-                key: RecipeKey {
-                    name: "stop_thresholds",
-                    doc: "thresholds h of heads, the draft's and adapters', on calibrated predictions",
-                    values: KeyValues::Probabilities,
-                    default: &[0.1, 0.3, 0.5, 0.7, 0.9],
-                },
-                self_draft_key: None,
+                doc: "SpecDec++'s h, on the calibrated predictions of an acceptance head",
+                values: SettingKind::Probability,
+                default: &[0.1, 0.3, 0.5, 0.7, 0.9],
+                self_draft_default: &[0.1, 0.3, 0.5, 0.7, 0.9],
                 options: &[],
                 sweep: Sweep::Probabilities,
                 config: |stop_threshold, _, bounds| {
@@ -65,13 +62,10 @@ impl RejectionThresholdConfig {
             // With a look-ahead head both forms are the same.
             heads: &[HeadTiming::AfterRead],
             settings: RuleSettings::Grid(Grid {
-                key: RecipeKey {
-                    name: "stop_thresholds_without_lag",
-                    doc: "the same, without the paper's lag of one candidate",
-                    values: KeyValues::Probabilities,
-                    default: &[],
-                },
-                self_draft_key: None,
+                doc: "the same, without the paper's lag of one candidate",
+                values: SettingKind::Probability,
+                default: &[],
+                self_draft_default: &[],
                 options: &[],
                 sweep: Sweep::Probabilities,
                 config: |stop_threshold, _, bounds| {

@@ -4,7 +4,6 @@
 mod rule;
 mod show;
 
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -33,17 +32,14 @@ use crate::exports::{
     AdapterExport, ExportKind, Exports, HeadExport, read_adapter_head, read_draft_head,
 };
 use crate::pair::Pair;
-use crate::recipe::CascadeRecipe;
+use crate::recipe::{AskedRule, CascadeRecipe};
 use crate::results::{DecodingName, DrafterName};
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
-#[command(
-    group = ArgGroup::new("threshold").args(["stop_threshold", "confidence_threshold"]),
-    group = ArgGroup::new("looks_up").args(["prompt_lookup", "cascade"])
-)]
+#[command(group = ArgGroup::new("looks_up").args(["prompt_lookup", "cascade"]))]
 pub(crate) struct GenerateArguments {
     /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
     #[arg(long, value_name = "MODEL")]
@@ -60,7 +56,7 @@ pub(crate) struct GenerateArguments {
     adapter: Option<PathBuf>,
     /// Draft without a model: propose what followed the same words earlier in the text. Pays if answers
     /// repeat their prompts or themselves.
-    #[arg(long, conflicts_with_all = ["draft", "adapter", "threshold"])]
+    #[arg(long, conflicts_with_all = ["draft", "adapter"])]
     prompt_lookup: bool,
     /// With a draft or an adapter: try prompt lookup first, and draft only without a match. `2x4`, the
     /// default value, proposes up to four tokens after a match of at least two.
@@ -79,7 +75,7 @@ pub(crate) struct GenerateArguments {
     #[arg(
         long,
         value_name = "KEYS",
-        conflicts_with_all = ["lookup_first", "tree", "threshold", "candidate_length"]
+        conflicts_with_all = ["lookup_first", "tree", "rule"]
     )]
     cascade: Option<CascadeRecipe>,
     /// A second, smaller draft for a cascade.
@@ -112,21 +108,15 @@ pub(crate) struct GenerateArguments {
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
-    /// With a draft or an adapter: end a round after a candidate whose probability is at most this.
-    #[arg(long, value_name = "ETA", conflicts_with = "candidate_length")]
-    confidence_threshold: Option<f64>,
-    /// Candidates per round. Without this or a threshold, rounds end by the rule that `tune` wrote into the
-    /// head or adapter. Without such a rule they end by H = 0.7 with a head, and after 5 candidates
-    /// otherwise.
-    #[arg(long, value_name = "K", conflicts_with = "stop_threshold")]
-    candidate_length: Option<NonZeroUsize>,
-    /// With a head of the draft or the adapter: end a round when the probability of a rejection exceeds
-    /// this.
-    #[arg(long, value_name = "H")]
-    stop_threshold: Option<f64>,
-    /// With a threshold: the most candidates per round, by default 20 with a head's threshold and 6 with
-    /// a confidence threshold.
-    #[arg(long, value_name = "K", requires = "threshold")]
+    /// The rule that ends a round, by its name in a recipe's `[evaluate.rules]`: `fixed=4` after four
+    /// candidates, `head=0.7` when the probability of a rejection exceeds 0.7, or with options
+    /// `entropy=0.3,check_interval=2`. Without this flag rounds end by the rule that `tune` wrote into the
+    /// head or adapter. Without such a rule they end by `head=0.7` with a head, and by `fixed=5` otherwise.
+    #[arg(long, value_name = "NAME=VALUE")]
+    rule: Option<AskedRule>,
+    /// With a rule other than a fixed length: the most candidates per round, by default 6 with an adapter
+    /// and 20 otherwise.
+    #[arg(long, value_name = "K", requires = "rule")]
     max_candidate_length: Option<usize>,
     /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
     #[arg(long, conflicts_with = "json")]
@@ -242,14 +232,10 @@ fn check_flags(arguments: &GenerateArguments) -> Result<()> {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
     }
     if arguments.draft.is_none() && arguments.adapter.is_none() {
-        let has_drafter = arguments.prompt_lookup || arguments.cascade.is_some();
-        for (flag, is_given) in [
-            ("--candidate-length", arguments.candidate_length.is_some() && !has_drafter),
-            ("--confidence-threshold", arguments.confidence_threshold.is_some()),
-        ] {
-            if is_given {
-                bail!("flag `{flag}` needs a drafter; hint: give `--draft` or `--adapter`");
-            }
+        if arguments.rule.is_some() && !arguments.prompt_lookup {
+            bail!(
+                "flag `--rule` needs a drafter; hint: give `--draft`, `--adapter` or `--prompt-lookup`"
+            );
         }
         if arguments.tree.is_some() {
             bail!("flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`");

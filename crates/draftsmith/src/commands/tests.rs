@@ -21,7 +21,7 @@ use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, RulesRecipe};
 use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopRuleName};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::workspace::Workspace;
@@ -53,12 +53,12 @@ fn recipe(dir: &Path) -> Recipe {
          [adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 3e-3\nvalidation_fraction = 0.2\n\
          [tune]\nnum_prompts = 2\nmax_length = {MOST}\n\
          [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 40\n\
-         candidate_lengths = [1, 3, 8]\ninitial_lengths = [2, 5]\n\
-         stop_thresholds = [0.3, 0.6]\nstop_thresholds_without_lag = [0.3, 0.6]\n\
-         draft_confidence_thresholds = [0.5, 0.8]\ncandidate_prob_thresholds = [0.4]\n\
-         joint_confidence_thresholds = [0.3]\nentropy_thresholds = [0.3]\n\
-         max_candidate_length = {MOST}\nself_draft_lengths = [2, 8]\n\
-         confidence_thresholds = [0.3, 0.6]\nmax_self_draft_length = {MOST}\n",
+         max_candidate_length = {MOST}\nmax_self_draft_length = {MOST}\n\
+         [evaluate.rules]\nfixed = [1, 3, 8]\nheuristic = [2, 5]\n\
+         head = [0.3, 0.6]\nhead-without-lag = [0.3, 0.6]\n\
+         confidence = [0.5, 0.8]\ncandidate-prob = [0.4]\n\
+         joint-confidence = [0.3]\nentropy = [0.3]\n\
+         [evaluate.adapter_rules]\nfixed = [2, 8]\nconfidence = [0.3, 0.6]\n",
         model("target").display(),
         model("draft").display(),
         train = dir.join("train.jsonl").display(),
@@ -67,6 +67,10 @@ fn recipe(dir: &Path) -> Recipe {
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join("out").display().to_string();
     recipe
+}
+
+fn rules(keys: &str) -> RulesRecipe {
+    toml::from_str(keys).expect("rules")
 }
 
 fn workspace(recipe: &Recipe) -> Workspace {
@@ -224,14 +228,10 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
     head.labels = HeadLabels::Rollouts;
     let evaluate = recipe.evaluate.as_mut().expect("a section");
-    for thresholds in [
-        &mut evaluate.draft_confidence_thresholds,
-        &mut evaluate.candidate_prob_thresholds,
-        &mut evaluate.joint_confidence_thresholds,
-        &mut evaluate.entropy_thresholds,
-    ] {
-        thresholds.clear();
-    }
+    evaluate.rules = rules(
+        "fixed = [1, 3, 8]\nheuristic = [2, 5]\nhead = [0.3, 0.6]\n\
+                            head-without-lag = [0.3, 0.6]",
+    );
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
     let trained = train_head::run(&recipe, &workspace, &console).expect("a head");
@@ -428,17 +428,8 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
     let evaluate = recipe.evaluate.as_mut().expect("a section");
     (evaluate.max_new_tokens, evaluate.decodings) = (12, vec![DecodingName::Greedy]);
-    evaluate.initial_lengths.clear();
-    for thresholds in [
-        &mut evaluate.stop_thresholds_without_lag,
-        &mut evaluate.draft_confidence_thresholds,
-        &mut evaluate.candidate_prob_thresholds,
-        &mut evaluate.joint_confidence_thresholds,
-        &mut evaluate.entropy_thresholds,
-        &mut evaluate.confidence_thresholds,
-    ] {
-        thresholds.clear();
-    }
+    evaluate.rules = rules("fixed = [1, 3, 8]\nhead = [0.3, 0.6]");
+    evaluate.adapter_rules = rules("fixed = [2, 8]\nconfidence = []");
     let console = Console::silent();
     let workspace = |dtype| {
         let mut workspace = workspace(&recipe);

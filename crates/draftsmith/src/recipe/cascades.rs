@@ -8,7 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths};
 use draftsmith_theory::{
-    Bounds, DrafterId, Lenience, MAX_DRAFTERS, RuleSettings, StopRuleConfig, StopRuleName,
+    Bounds, DrafterId, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry, StopRuleName,
 };
 use serde::{Deserialize, Serialize};
 
@@ -245,11 +245,10 @@ impl ChainRuleRecipe {
     /// # Errors
     /// If the rule has no listed parameter, or `setting` is outside its range.
     fn config(&self, max: usize) -> Result<StopRuleConfig> {
-        let entry = self.stop_rule.entry();
-        let Some(RuleSettings::Grid(grid)) = entry.map(|entry| &entry.settings) else {
+        let Some(grid) = self.stop_rule.entry().and_then(StopRuleEntry::grid) else {
             bail!("has a cascade with a rule that is fitted to rollouts: name one with a threshold")
         };
-        if let Some(problem) = grid.key.values.problem(self.setting) {
+        if let Some(problem) = grid.values.problem(self.setting) {
             bail!("has a cascade with a rule whose `setting` {problem}");
         }
         let config = grid.at(self.setting, Bounds { min: 1, max: max.max(1) });

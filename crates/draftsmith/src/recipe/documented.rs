@@ -23,10 +23,10 @@ type Keys = BTreeMap<String, Value>;
 
 fn add(keys: &mut Keys, key: &str, value: Value) {
     match value {
-        Value::Object(table) if !key.is_empty() => {
+        Value::Object(table) if !key.is_empty() && !table.is_empty() => {
             table.into_iter().for_each(|(name, value)| add(keys, &format!("{key}.{name}"), value));
         }
-        Value::Object(table) => {
+        Value::Object(table) if key.is_empty() => {
             table.into_iter().for_each(|(name, value)| add(keys, &name, value));
         }
         _ => assert!(keys.insert(key.to_owned(), value).is_none(), "`{key}` has two rows"),

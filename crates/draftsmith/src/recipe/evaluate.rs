@@ -1,13 +1,10 @@
 //! The section `[evaluate]`: what is measured, on which prompts.
-//!
-//! The keys that list settings of stop rules repeat the theory crate's table of rules;
-//! `recipe/stop_rules.rs` turns them into rules, and its tests compare them with the table.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    Bounds, Decoding, EntropyThresholdConfig, LookupFirst, MaxGramConfig, Sampling, SearchedText,
+    Bounds, Decoding, LookupFirst, MaxGramConfig, Sampling, SearchedText, StopRuleConfig,
 };
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +12,7 @@ use super::cascades::CascadeRecipe;
 use super::merged::MergedRecipe;
 use super::prompts::Split;
 use super::require;
+use super::rules::RulesRecipe;
 use super::trees::TreesRecipe;
 use crate::names::DecodingName;
 
@@ -60,30 +58,10 @@ pub(crate) struct EvaluateRecipe {
     pub(crate) max_self_draft_length: usize,
     /// Prompt lookup before each drafter that has a model.
     pub(crate) lookup_first: Vec<LookupFirst>,
-    /// Fixed candidate lengths K of the separate draft.
-    pub(crate) candidate_lengths: Vec<usize>,
-    /// Fixed candidate lengths of self-drafts.
-    pub(crate) self_draft_lengths: Vec<usize>,
-    /// First lengths of transformers' heuristic.
-    pub(crate) initial_lengths: Vec<usize>,
-    /// Thresholds h of acceptance heads.
-    pub(crate) stop_thresholds: Vec<f64>,
-    /// Thresholds h without the paper's lag of one candidate.
-    pub(crate) stop_thresholds_without_lag: Vec<f64>,
-    /// Confidence thresholds of the separate draft.
-    pub(crate) draft_confidence_thresholds: Vec<f64>,
-    /// Confidence thresholds of self-drafts: Kangaroo's η.
-    pub(crate) confidence_thresholds: Vec<f64>,
-    /// Thresholds of the probability of the drawn candidate, as in transformers.
-    pub(crate) candidate_prob_thresholds: Vec<f64>,
-    /// Thresholds of the product of a round's confidences.
-    pub(crate) joint_confidence_thresholds: Vec<f64>,
-    /// Entropy thresholds: SVIP's h.
-    pub(crate) entropy_thresholds: Vec<f64>,
-    /// SVIP's c.
-    pub(crate) entropy_scale: f64,
-    /// SVIP checks the entropy once in this number of candidates.
-    pub(crate) entropy_check_interval: usize,
+    /// Settings of stop rules.
+    pub(crate) rules: RulesRecipe,
+    /// Settings of stop rules for self-drafts, instead of those in `rules`.
+    pub(crate) adapter_rules: RulesRecipe,
     /// Trees of candidates, measured if the table is present.
     pub(crate) trees: Option<TreesRecipe>,
     /// Prompt lookup as the only drafter, measured if the table is present.
@@ -115,18 +93,8 @@ impl Default for EvaluateRecipe {
             // Kangaroo's γ.
             max_self_draft_length: 6,
             lookup_first: Vec::new(),
-            candidate_lengths: (1..=10).collect(),
-            self_draft_lengths: (1..=6).collect(),
-            initial_lengths: Vec::new(),
-            stop_thresholds: vec![0.1, 0.3, 0.5, 0.7, 0.9],
-            stop_thresholds_without_lag: Vec::new(),
-            draft_confidence_thresholds: Vec::new(),
-            confidence_thresholds: vec![0.2, 0.4, 0.6, 0.8],
-            candidate_prob_thresholds: Vec::new(),
-            joint_confidence_thresholds: Vec::new(),
-            entropy_thresholds: Vec::new(),
-            entropy_scale: EntropyThresholdConfig::ENTROPY_SCALE,
-            entropy_check_interval: 1,
+            rules: RulesRecipe::default(),
+            adapter_rules: RulesRecipe::default(),
             trees: None,
             max_gram: None,
             cascades: Vec::new(),
@@ -150,6 +118,17 @@ impl EvaluateRecipe {
         decoding.penalising(self.repetition_penalty)
     }
 
+    /// Every setting of the rules for separate drafts or self-drafts, see [`RulesRecipe::configs`].
+    pub(crate) fn stop_rules(
+        &self,
+        is_self_draft: bool,
+        has_head: bool,
+        bounds: Bounds,
+    ) -> Vec<StopRuleConfig> {
+        let own = is_self_draft.then_some(&self.adapter_rules);
+        self.rules.configs(own, is_self_draft, has_head, bounds)
+    }
+
     /// Whether `tune` searches for a static tree of each drafter under a way of decoding.
     pub(crate) fn tunes_trees(&self, decoding: DecodingName) -> bool {
         self.trees.as_ref().is_some_and(|trees| trees.is_tuned(decoding))
@@ -165,7 +144,8 @@ impl EvaluateRecipe {
             "is outside 1 to 1024; 1 answers one prompt at a time",
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
-        self.check_stop_rules()?;
+        self.rules.check("evaluate.rules")?;
+        self.adapter_rules.check("evaluate.adapter_rules")?;
         self.trees.iter().try_for_each(|trees| trees.check(&self.decodings))?;
         self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
         self.cascades.iter().try_for_each(|cascade| cascade.check("evaluate.cascades"))?;

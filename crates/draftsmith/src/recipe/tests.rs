@@ -119,7 +119,11 @@ fn messages_name_misspelt_missing_and_invalid_keys() {
         message(RECIPE, &["head.optimizer.clipping.norm=0"])
             .contains("`head.optimizer.clipping.norm`")
     );
-    assert!(message(RECIPE, &["evaluate.candidate_lengths=[0]"]).contains("candidate_lengths"));
+    let fixed = message(RECIPE, &["evaluate.rules.fixed=[0]"]);
+    assert!(fixed.contains("`evaluate.rules.fixed`"), "{fixed}");
+    let unknown = message(RECIPE, &["evaluate.rules.lengths=[1]"]);
+    assert!(unknown.contains("`lengths`") && unknown.contains("`fixed`"), "{unknown}");
+    assert!(message(RECIPE, &["evaluate.num_prompt=1"]).contains("`num_prompts`"));
     assert!(message(RECIPE, &["name=../x"]).contains("`name`"));
     assert!(message(RECIPE, &["seed"]).contains("KEY=VALUE"));
     assert!(message(RECIPE, &["seed.x=1"]).len() > 5);

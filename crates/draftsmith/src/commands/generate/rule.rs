@@ -1,11 +1,10 @@
 //! The stop rule that `generate` decodes with.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, LookupFirst,
-    RejectionThresholdConfig, StopRuleConfig,
-};
+use draftsmith_theory::{Bounds, Decoding, FixedLengthConfig, LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
 use super::GenerateArguments;
@@ -54,7 +53,7 @@ impl ChosenRule {
 /// The rule that flags ask for, if any.
 ///
 /// # Errors
-/// If the value of a flag is invalid.
+/// If a bound is invalid, or the drafter lacks what the rule reads.
 pub(super) fn asked_for(
     arguments: &GenerateArguments,
     decoding: DecodingName,
@@ -65,34 +64,35 @@ pub(super) fn asked_for(
         let longest = FixedLengthConfig { candidate_length: cascade.longest(decoding) };
         return Ok(chosen(longest.into()));
     }
-    let bounds = |most: usize| {
-        Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
-            .context("flag `--max-candidate-length`")
-    };
-    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
-    let asked = if let Some(candidate_length) = arguments.candidate_length {
-        let candidate_length = candidate_length.get();
-        ("--candidate-length", FixedLengthConfig { candidate_length }.into())
-    } else if let Some(stop_threshold) = arguments.stop_threshold {
-        if arguments.head.is_none() && head_of_adapter.is_none() {
-            bail!(
-                "flag `--stop-threshold` needs an acceptance head; hint: give `--head DIR`, or an adapter \
-                 whose directory has a `head` in it"
-            );
-        }
-        let (without_lag, bounds) = (false, bounds(20)?);
-        let rule = RejectionThresholdConfig { stop_threshold, without_lag, bounds };
-        ("--stop-threshold", StopRuleConfig::RejectionThreshold(rule))
-    } else if let Some(confidence_threshold) = arguments.confidence_threshold {
-        let (before_draw, bounds) = (false, bounds(6)?);
-        let rule = ConfidenceThresholdConfig { confidence_threshold, before_draw, bounds };
-        ("--confidence-threshold", StopRuleConfig::ConfidenceThreshold(rule))
-    } else {
-        return Ok(None);
-    };
-    let (flag, rule) = asked;
-    rule.init().with_context(|| format!("flag `{flag}`"))?;
-    Ok(chosen(rule))
+    let Some(asked) = &arguments.rule else { return Ok(None) };
+    let most = if arguments.adapter.is_some() { 6 } else { 20 };
+    let bounds = Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
+        .context("flag `--max-candidate-length`")?;
+    let config = asked.config(bounds);
+    let (name, needs) = (config.name().file_name(), config.needs());
+    if !needs.is_nothing() && arguments.prompt_lookup {
+        bail!(
+            "flag `--rule`: `{name}` reads the drafter's predictions, and `--prompt-lookup` has none; \
+             hint: give a number of candidates, `--rule fixed=4`"
+        );
+    }
+    let has_head = || arguments.head.is_some() || head_of_adapter(arguments).is_some();
+    if needs.acceptance_prob && !has_head() {
+        bail!(
+            "flag `--rule`: `{name}` needs an acceptance head; hint: give `--head DIR`, or an adapter \
+             whose directory has a `head` in it"
+        );
+    }
+    let rule = config.init().context("flag `--rule`")?;
+    if arguments.max_candidate_length.is_some() && rule.bounds() != bounds {
+        bail!("flag `--max-candidate-length` does not apply to the rule `{name}`: leave it out");
+    }
+    Ok(chosen(config))
+}
+
+/// The directory of the head that belongs to the adapter.
+fn head_of_adapter(arguments: &GenerateArguments) -> Option<PathBuf> {
+    arguments.adapter.as_deref().and_then(found_adapter_head)
 }
 
 /// The rule that was tuned for the head or adapter, with its look-ups, or else the default rule.
@@ -105,7 +105,7 @@ pub(super) fn tuned(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<ChosenRule> {
-    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
+    let head_of_adapter = head_of_adapter(arguments);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
     let tuned = export.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
