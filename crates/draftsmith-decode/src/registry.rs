@@ -4,12 +4,16 @@
 //! sessions share. Each kind of drafter implements them beside its session; nothing here names a kind.
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_model::CausalLm;
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, Recording};
 
 use crate::drafter::ModelDrafter;
+use crate::error::DecodeError;
+use crate::record::{RecordOptions, RecordRequest};
+use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
 use crate::target::TargetLayers;
 
@@ -22,6 +26,30 @@ pub trait DrafterParts: fmt::Debug + Send + Sync {
 
     /// Builds the drafter, under a name.
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm>;
+
+    /// Records the drafter along answers that the target gave elsewhere, as [`record`](crate::record) does.
+    /// `None` if it does not draft step by step.
+    fn record_elsewhere<'a>(
+        &self,
+        target: AnsweringTarget<'_, 'a>,
+        options: &RecordOptions,
+        requests: Vec<RecordRequest<'a>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Option<Result<Vec<Recording>, DecodeError>> {
+        let _ = (target, options, requests, observe);
+        None
+    }
+}
+
+/// A target that runs elsewhere.
+#[derive(Debug)]
+pub struct AnsweringTarget<'m, 'a> {
+    /// Its answers, in the order of the requests.
+    pub answers: ResponseTarget<'a>,
+    /// Its first layers, if the drafter runs them.
+    pub layers: Option<&'m CausalLm>,
+    /// The size of its vocabulary.
+    pub vocab_size: usize,
 }
 
 /// What all drafters of a target are built for.

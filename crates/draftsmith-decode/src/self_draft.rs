@@ -19,14 +19,19 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::ops::ControlFlow;
+
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel, Rows};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, Recording};
 
 use crate::drafter::ModelDrafter;
+use crate::error::DecodeError;
 use crate::feature_draft::{FeatureDraft, FeatureSource};
 use crate::features::WantedFeatures;
-use crate::registry::{DrafterParts, Sizes};
-use crate::target::{FirstLayers, TargetLayers};
+use crate::record::{RecordOptions, RecordRequest, record};
+use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
+use crate::served_target::ServedTarget;
+use crate::target::{FirstLayers, Target, TargetLayers};
 
 /// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
 ///
@@ -83,5 +88,21 @@ impl DrafterParts for SelfDraftParts {
         let head = head.as_ref();
         let drafter = SelfDraft::new(target, adapter, *exit_layer, head, capacity, num_slots);
         Box::new(drafter.named(id))
+    }
+
+    fn record_elsewhere<'a>(
+        &self,
+        target: AnsweringTarget<'_, 'a>,
+        options: &RecordOptions,
+        requests: Vec<RecordRequest<'a>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Option<Result<Vec<Recording>, DecodeError>> {
+        let (answers, layers) = (target.answers, target.layers?);
+        let (capacity, num_slots) = (answers.context(), answers.num_slots());
+        let Self { exit_layer, adapter, head } = self;
+        let head = head.as_ref();
+        let mut drafter = SelfDraft::new(layers, adapter, *exit_layer, head, capacity, num_slots);
+        let mut target = ServedTarget::new(layers, *exit_layer, answers);
+        Some(record(&mut target, &mut drafter, options, requests, observe))
     }
 }

@@ -3,13 +3,18 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::ControlFlow;
+
 use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, Rows};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, Recording};
 
 use crate::drafter::ModelDrafter;
+use crate::error::DecodeError;
 use crate::feature_draft::{FeatureDraft, FeatureSource};
 use crate::features::WantedFeatures;
-use crate::registry::{DrafterParts, Sizes};
+use crate::record::{RecordOptions, RecordRequest, record};
+use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
+use crate::target::Target;
 
 /// A draft model that reads what the target reads and proposes one candidate a forward.
 pub type SeparateDraft<'m> = FeatureDraft<'m, Embeddings>;
@@ -58,5 +63,19 @@ impl DrafterParts for DraftModelParts {
         let Sizes { target, capacity, num_slots } = sizes;
         let (head, vocab_size) = (self.head.as_ref(), target.shape().vocab_size);
         Box::new(SeparateDraft::new(&self.model, head, vocab_size, capacity, num_slots).named(id))
+    }
+
+    fn record_elsewhere<'a>(
+        &self,
+        target: AnsweringTarget<'_, 'a>,
+        options: &RecordOptions,
+        requests: Vec<RecordRequest<'a>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Option<Result<Vec<Recording>, DecodeError>> {
+        let AnsweringTarget { mut answers, vocab_size, .. } = target;
+        let (capacity, num_slots) = (answers.context(), answers.num_slots());
+        let head = self.head.as_ref();
+        let mut draft = SeparateDraft::new(&self.model, head, vocab_size, capacity, num_slots);
+        Some(record(&mut answers, &mut draft, options, requests, observe))
     }
 }

@@ -14,7 +14,7 @@ use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
 
 /// A target that answered elsewhere, with the local layers that a self-draft reads.
 #[derive(Debug)]
-pub struct ServedTarget<'m, 'a> {
+pub(crate) struct ServedTarget<'m, 'a> {
     layers: ModelSession<'m>,
     answers: ResponseTarget<'a>,
 }
@@ -24,7 +24,7 @@ impl<'m, 'a> ServedTarget<'m, 'a> {
     ///
     /// # Panics
     /// If `layers` ends at the exit.
-    pub fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
+    pub(crate) fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
         let (capacity, num_slots) = (answers.context(), answers.num_slots());
         let mut layers = ModelSession::with_slots(layers, capacity, num_slots, "target");
         layers.set_layers(&TargetLayers::exit(exit_layer));

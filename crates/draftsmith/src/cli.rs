@@ -440,12 +440,11 @@ impl Setup<'_> {
         incomplete: Incomplete,
         job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
     ) -> Result<()> {
-        let Models { target, draft, small_draft, chat_template, .. } = &recipe.models;
+        let Models { target, chat_template, .. } = &recipe.models;
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
-        let (draft, template) = (draft.as_deref(), chat_template.as_deref());
+        let (drafts, template) = (recipe.drafters.models(), chat_template.as_deref());
         let mut workspace =
-            Workspace::open(target, served_as, draft, template, devices, self.console)?
-                .with_small_draft(small_draft.as_deref())?;
+            Workspace::open(target, served_as, &drafts, template, devices, self.console)?;
         workspace.num_first_layers = recipe.num_first_layers();
         workspace.ends = recipe.models.ends();
         workspace.dtype = self.common.dtype;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
-    DraftStep, Drafter, DrafterParts, Drafters, Drafting, Generation, Limits, Logits,
+    DraftStep, Drafter, Drafters, Drafting, Generation, Limits, Logits,
     LookupFirstDraft, ModelDrafter, ModelSession, NoDrafter, RecordOptions, RecordRequest, Request,
-    RoundTokens, Target, TreeDraft, Verification, decode_many, record,
+    RoundTokens, Sizes, Target, TreeDraft, Verification, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
@@ -15,12 +15,12 @@ use draftsmith_theory::{
 };
 
 use crate::exports::calibration::HeadCalibration;
-use crate::exports::{Exports, HeadExport};
+use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::pair::Pair;
 use crate::results::{DecodingName, DrafterName, tokens_per_second};
 
 /// The reason why a drafter cannot be recorded.
-const NO_STEPS: &str = "it has no model, and so no probabilities to record";
+pub(crate) const NO_STEPS: &str = "it has no model, and so no probabilities to record";
 
 /// The reason why a drafter cannot propose trees.
 pub(crate) const NO_TREE: &str =
@@ -46,30 +46,28 @@ pub(crate) struct Decoders<'m> {
 
 impl<'m> Decoders<'m> {
     /// Sessions for one sequence, with the pair's whole context.
-    pub(crate) fn new(pair: &'m Pair, exports: &'m Exports, max_new_tokens: usize) -> Self {
-        Self::with_slots(pair, exports, max_new_tokens, 1)
+    pub(crate) fn new(
+        pair: &'m Pair,
+        drafters: &'m LoadedDrafters,
+        max_new_tokens: usize,
+    ) -> Self {
+        Self::with_slots(pair, drafters, max_new_tokens, 1)
     }
 
     /// Sessions for `num_slots` sequences side by side.
     pub(crate) fn with_slots(
         pair: &'m Pair,
-        exports: &'m Exports,
+        drafters: &'m LoadedDrafters,
         max_new_tokens: usize,
         num_slots: usize,
     ) -> Self {
-        let parts = drafters_of(pair, exports);
+        let sizes = Sizes { target: &pair.target, capacity: pair.text.context, num_slots };
+        let calibration =
+            |it: &'m LoadedDrafter| Some((it.id(), &it.head.as_ref()?.calibration));
         Self {
             dtype: pair.target.dtype(),
-            calibrations: parts
-                .iter()
-                .filter_map(|(parts, head)| Some((parts.id(), &(*head)?.calibration)))
-                .collect(),
-            drafters: Drafters::new(
-                &pair.target,
-                parts.into_iter().map(|(parts, _)| parts),
-                pair.text.context,
-                num_slots,
-            ),
+            calibrations: drafters.iter().filter_map(calibration).collect(),
+            drafters: Drafters::new(drafters.iter().map(|it| &it.parts), sizes),
             limits: pair.text.limits(max_new_tokens),
             num_slots,
         }
@@ -275,8 +273,8 @@ const NUM_TIMED_TOKENS: usize = 16;
 /// # Errors
 /// If the prompt does not fit, or the model fails.
 pub(crate) fn target_speed(pair: &Pair, prompt_ids: &[u32]) -> Result<f64> {
-    let exports = Exports::default();
-    let mut decoders = Decoders::new(pair, &exports, NUM_TIMED_TOKENS);
+    let none = LoadedDrafters::default();
+    let mut decoders = Decoders::new(pair, &none, NUM_TIMED_TOKENS);
     let mut answer = || {
         let draws = &mut SeededDraws::new(0, &["speed"]);
         decoders.decode(DrafterName::None, None, &Decoding::GREEDY, prompt_ids, draws)
@@ -313,39 +311,4 @@ pub(crate) fn proposing<'m, R>(
             decode(&mut LookupFirstDraft::new(drafter, first, num_slots))
         }
     }
-}
-
-/// The parts of a pair's drafters, each with its head.
-pub(crate) fn drafters_of<'m>(
-    pair: &'m Pair,
-    exports: &'m Exports,
-) -> Vec<(DrafterParts<'m>, Option<&'m HeadExport>)> {
-    let of_draft = pair.draft.iter().map(|model| {
-        let head = exports.head.as_ref();
-        let parts = DrafterParts::Draft { model, head: head.map(|head| &head.head) };
-        (parts, head)
-    });
-    let of_adapters = exports.adapters.iter().map(|export| {
-        let head = export.head.as_ref();
-        let parts = DrafterParts::SelfDraft {
-            exit_layer: export.config.exit_layer,
-            adapter: &export.adapter,
-            head: head.map(|head| &head.head),
-        };
-        (parts, head)
-    });
-    let of_lookup = exports.lookup.iter().map(|lookup| (lookup.parts(), None));
-    let mut all: Vec<_> = of_draft.chain(of_adapters).chain(of_lookup).collect();
-    let small = exports.small_draft.iter();
-    let small = small.map(|model| DrafterParts::SmallDraft { model, head: None });
-    match &exports.cascades {
-        // The small draft takes part in cascades only, each of which has a separate cache.
-        Some(cascades) => {
-            let others: Vec<DrafterParts<'m>> =
-                all.iter().map(|(parts, _)| parts.clone()).chain(small).collect();
-            all.extend(cascades.parts(&others).into_iter().map(|parts| (parts, None)));
-        }
-        None => all.extend(small.map(|parts| (parts, None))),
-    }
-    all
 }

@@ -1,304 +1,70 @@
-//! Reads heads and adapters that a recipe names or trains.
+//! Reads heads and adapters, the exports of trainings.
 //!
-//! Every export is checked against the models at hand, and messages name each difference.
+//! Each is checked against the models at hand, and messages name each difference.
 
 pub(crate) mod calibration;
-pub(crate) mod cascades;
 pub(crate) mod config_keys;
 pub(crate) mod draft_model;
 mod kind;
-pub(crate) mod lookup;
 pub(crate) mod tuned;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use draftsmith_data::hash_bytes;
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm};
+use anyhow::{Result, bail};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelConfig};
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
 use self::calibration::HeadCalibration;
-use self::cascades::Cascades;
 pub(crate) use self::kind::ExportKind;
-use self::lookup::Lookup;
-use crate::names::DrafterName;
-use crate::recipe::{EvaluateRecipe, Recipe};
+use crate::kinds::head_within;
+use crate::results::ModelSummary;
 use crate::workspace::Workspace;
-
-/// Heads and adapters of a pair of models, and what else its drafters need.
-#[derive(Default)]
-pub(crate) struct Exports {
-    pub(crate) head: Option<HeadExport>,
-    /// Sorted by exit layer.
-    pub(crate) adapters: Vec<AdapterExport>,
-    /// The second, smaller draft, if a cascade uses it.
-    pub(crate) small_draft: Option<CausalLm>,
-    /// Prompt lookup as a drafter, if it is measured.
-    pub(crate) lookup: Option<Lookup>,
-    /// Cascades and merged drafts, if there are any.
-    pub(crate) cascades: Option<Cascades>,
-}
-
-impl Exports {
-    /// Reads the head and the adapters that the recipe's evaluation names, or those that it trains.
-    ///
-    /// # Errors
-    /// If one is missing or invalid, or belongs to other models than the workspace's.
-    pub(crate) fn read(
-        recipe: &Recipe,
-        evaluate: &EvaluateRecipe,
-        workspace: &Workspace,
-    ) -> Result<Self> {
-        let head = read_head(recipe, evaluate, workspace)?;
-        let dirs = adapter_dirs(recipe, evaluate);
-        for dir in &dirs {
-            need_adapter_head(recipe, evaluate, dir)?;
-        }
-        let adapters = read_adapters(&dirs, workspace)?;
-        Ok(Self { head, adapters, ..Self::default() })
-    }
-
-    /// Adds the evaluation's prompt lookup, cascades, merged drafts and small draft.
-    ///
-    /// # Errors
-    /// If a cascade or merged draft names a missing drafter, or a file cannot be read.
-    pub(crate) fn with_others(
-        self,
-        evaluate: &EvaluateRecipe,
-        workspace: &Workspace,
-    ) -> Result<Self> {
-        self.check_drafters(evaluate, workspace)?;
-        let read = || Lookup::of_recipe(evaluate, workspace);
-        let lookup = evaluate.max_gram.as_ref().map(|_| read()).transpose()?;
-        let (head, adapters) = (self.head.as_ref(), &self.adapters[..]);
-        let asked = (&evaluate.cascades[..], &evaluate.merged[..]);
-        let shared = || lookup.clone().map_or_else(read, Ok);
-        let cascades = Cascades::read(asked, shared, head, adapters, workspace)?;
-        let merged = evaluate.merged.iter().flat_map(|it| &it.drafters);
-        let drafters = evaluate.cascades.iter().flat_map(|it| &it.drafters).chain(merged);
-        Self { lookup, cascades, ..self }.with_small_draft(drafters, workspace)
-    }
-
-    /// Checks that the drafters of cascades and merged drafts exist.
-    ///
-    /// # Errors
-    /// If one does not exist.
-    fn check_drafters(&self, evaluate: &EvaluateRecipe, workspace: &Workspace) -> Result<()> {
-        let of_cascades = evaluate.cascades.iter().map(|it| ("evaluate.cascades", &it.drafters));
-        let of_merged = evaluate.merged.iter().map(|it| ("evaluate.merged", &it.drafters));
-        let all = of_cascades.chain(of_merged);
-        let named = || all.clone().flat_map(|(key, ids)| ids.iter().map(move |id| (key, *id)));
-        if let Some((key, _)) = named().find(|(_, id)| *id == DrafterId::Draft)
-            && workspace.draft_dir().is_none()
-        {
-            bail!(
-                "key `{key}` has the drafter `draft`; hint: set `models.draft` to its checkpoint \
-                 directory"
-            );
-        }
-        let mut exits = named().filter_map(|(key, id)| Some((key, id.exit_layer()?)));
-        if let Some((key, exit_layer)) =
-            exits.find(|(_, exit_layer)| self.adapter_at(*exit_layer).is_none())
-        {
-            bail!(
-                "key `{key}` has the drafter `self_draft_{exit_layer}`, but there is no adapter after \
-                 layer {exit_layer}; hint: name its directory in `evaluate.adapters`"
-            );
-        }
-        Ok(())
-    }
-
-    /// The adapter after this number of the target's layers.
-    fn adapter_at(&self, exit_layer: usize) -> Option<&AdapterExport> {
-        self.adapters.iter().find(|adapter| adapter.config.exit_layer == exit_layer)
-    }
-
-    /// Adds the small draft if it is one of `drafters`.
-    ///
-    /// # Errors
-    /// If it cannot be read, or has another tokenizer.
-    pub(crate) fn with_small_draft<'d>(
-        self,
-        mut drafters: impl Iterator<Item = &'d DrafterId>,
-        workspace: &Workspace,
-    ) -> Result<Self> {
-        let takes_part = drafters.any(|id| *id == DrafterId::SmallDraft);
-        let small_draft = takes_part.then(|| workspace.small_draft().cloned()).transpose()?;
-        Ok(Self { small_draft, ..self })
-    }
-
-    /// Reads the head or adapter in `dir`.
-    ///
-    /// # Errors
-    /// If it is invalid, or belongs to other models than the workspace's.
-    pub(crate) fn read_export(kind: ExportKind, dir: &Path, workspace: &Workspace) -> Result<Self> {
-        Ok(match kind {
-            ExportKind::Head => {
-                let head = read_draft_head(dir, workspace)?;
-                Self { head: Some(head), ..Self::default() }
-            }
-            ExportKind::Adapter => {
-                let adapters = read_adapters(&[dir.to_path_buf()], workspace)?;
-                Self { adapters, ..Self::default() }
-            }
-        })
-    }
-
-    /// The heads of all drafters.
-    pub(crate) fn heads(&self) -> impl Iterator<Item = &HeadExport> {
-        let of_adapters = self.adapters.iter().filter_map(|adapter| adapter.head.as_ref());
-        self.head.iter().chain(of_adapters)
-    }
-
-    /// A hash of the weights of the target and a drafter.
-    ///
-    /// # Errors
-    /// If a file cannot be read.
-    pub(crate) fn models_hash(&self, drafter: DrafterId, workspace: &Workspace) -> Result<String> {
-        let target = workspace.target_hash()?;
-        let hash = match drafter {
-            DrafterId::SelfDraft { exit_layer } => self
-                .adapter_at(exit_layer)
-                .map(|it| workspace.adapter_hash(&it.dir, &it.config))
-                .transpose()?,
-            _ => workspace.draft_hash()?.map(str::to_owned),
-        };
-        let all = [target.to_owned(), hash.unwrap_or_default()];
-        Ok(hash_bytes(all.join(" ").as_bytes()))
-    }
-
-    /// The directory whose `config.json` holds a drafter's tuned rule: the head's, or the adapter's if it
-    /// has no head.
-    pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
-        match drafter {
-            DrafterName::Of(DrafterId::Draft) => self.head.as_ref().map(|head| head.dir.clone()),
-            DrafterName::Of(DrafterId::SelfDraft { exit_layer }) => {
-                let found = self.adapter_at(exit_layer);
-                found.map(|adapter| adapter.tuned_dir().to_path_buf())
-            }
-            // Other drafters are not tuned.
-            _ => None,
-        }
-    }
-}
-
-/// The directories of the evaluated adapters.
-pub(crate) fn adapter_dirs(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Vec<PathBuf> {
-    match &evaluate.adapters {
-        Some(dirs) => dirs.clone(),
-        None => recipe.adapter_dirs().into_iter().map(|(_, dir)| dir).collect(),
-    }
-}
-
-/// The directory of the evaluated head, if there is one.
-pub(crate) fn head_dir(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Option<PathBuf> {
-    let own = recipe.head.as_ref().map(|_| recipe.head_dir());
-    evaluate.head.clone().or(own)
-}
 
 /// An adapter and its directory.
 pub(crate) struct AdapterExport {
     pub(crate) adapter: Adapter,
     pub(crate) config: AdapterConfig,
     pub(crate) dir: PathBuf,
-    /// The adapter's acceptance head, if it has one.
-    pub(crate) head: Option<HeadExport>,
 }
 
 impl AdapterExport {
-    /// Reads the adapter in a directory without its head, and checks that it was trained for the target.
+    /// Reads the adapter in a directory, and checks that it was trained for the target.
     ///
     /// # Errors
     /// If it is invalid, or belongs to another target.
-    pub(crate) fn without_head(dir: &Path, workspace: &Workspace) -> Result<Self> {
+    pub(crate) fn read(dir: &Path, workspace: &Workspace) -> Result<Self> {
         need_export(ExportKind::Adapter, dir)?;
         let (config, adapter) = workspace.adapter_in(dir, workspace.dtype)?;
         let target = ("target", &config.target_hash, workspace.target_hash()?);
         check_models("adapter", dir, &[target])?;
         check_text("adapter", dir, &config.training, workspace)?;
-        Ok(Self { adapter, config, dir: dir.to_path_buf(), head: None })
-    }
-
-    /// The self-draft at the adapter's exit layer.
-    pub(crate) fn drafter(&self) -> DrafterId {
-        DrafterId::SelfDraft { exit_layer: self.config.exit_layer }
-    }
-
-    fn tuned_dir(&self) -> &Path {
-        self.head.as_ref().map_or(&self.dir, |head| &head.dir)
+        Ok(Self { adapter, config, dir: dir.to_path_buf() })
     }
 }
 
-/// The directory for an adapter's head, inside the adapter's.
-pub(crate) fn adapter_head_dir(adapter_dir: &Path) -> PathBuf {
-    adapter_dir.join("head")
+/// The directory of the head of the adapter in `dir`, if it has one there.
+pub(crate) fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
+    Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
-/// The directory of an adapter's head, if it has one.
-pub(crate) fn found_adapter_head(adapter_dir: &Path) -> Option<PathBuf> {
-    Some(adapter_head_dir(adapter_dir)).filter(|dir| dir.join("config.json").is_file())
-}
-
-/// Reads the head of the adapter in `dir`, if it has one.
+/// Reads a head in `dir` of the adapter in `adapter_dir`.
 ///
 /// # Errors
 /// If it is invalid, or belongs to another adapter or target.
 pub(crate) fn read_adapter_head(
     dir: &Path,
+    adapter_dir: &Path,
     config: &AdapterConfig,
     workspace: &Workspace,
-) -> Result<Option<HeadExport>> {
-    let Some(head_dir) = found_adapter_head(dir) else {
-        return Ok(None);
-    };
-    let head = HeadExport::read(&head_dir, config.model.shape.hidden_size, workspace)?;
-    let adapter_hash = workspace.adapter_hash(dir, config)?;
+) -> Result<HeadExport> {
+    let head = HeadExport::read(dir, config.model.shape.hidden_size, workspace)?;
+    let adapter_hash = workspace.adapter_hash(adapter_dir, config)?;
     let adapter = ("adapter", &head.config.draft_hash, adapter_hash.as_str());
     let target = ("target", &head.config.target_hash, workspace.target_hash()?);
-    check_models("head", &head_dir, &[adapter, target])?;
-    check_text("head", &head_dir, &head.config.training, workspace)?;
-    Ok(Some(head))
-}
-
-/// Checks that the adapter in `dir` has a head, if the recipe trains heads for its adapters.
-///
-/// # Errors
-/// If it has none.
-pub(crate) fn need_adapter_head(
-    recipe: &Recipe,
-    evaluate: &EvaluateRecipe,
-    dir: &Path,
-) -> Result<()> {
-    let is_own = recipe.adapter_head.is_some() && evaluate.adapters.is_none();
-    need_export(ExportKind::Adapter, dir)?;
-    if !is_own || found_adapter_head(dir).is_some() {
-        return Ok(());
-    }
-    bail!(
-        "there is no acceptance head in `{}`; hint: run `draftsmith train-adapter` with this \
-         recipe first, which has a section `[adapter_head]`",
-        adapter_head_dir(dir).display()
-    )
-}
-
-/// Reads adapters with their heads, and checks that their exit layers differ.
-fn read_adapters(dirs: &[PathBuf], workspace: &Workspace) -> Result<Vec<AdapterExport>> {
-    let mut adapters: Vec<AdapterExport> = Vec::with_capacity(dirs.len());
-    for dir in dirs {
-        let mut adapter = AdapterExport::without_head(dir, workspace)?;
-        adapter.head = read_adapter_head(dir, &adapter.config, workspace)?;
-        if adapters.iter().any(|other| other.config.exit_layer == adapter.config.exit_layer) {
-            bail!(
-                "two adapters have the exit layer {}, the second in `{}`; hint: evaluate one at a time",
-                adapter.config.exit_layer,
-                dir.display()
-            );
-        }
-        adapters.push(adapter);
-    }
-    adapters.sort_by_key(|adapter| adapter.config.exit_layer);
-    Ok(adapters)
+    check_models("head", dir, &[adapter, target])?;
+    check_text("head", dir, &head.config.training, workspace)?;
+    Ok(head)
 }
 
 /// A head and its directory.
@@ -321,19 +87,6 @@ impl HeadExport {
     }
 }
 
-/// Reads the head that the recipe names or trains.
-fn read_head(
-    recipe: &Recipe,
-    evaluate: &EvaluateRecipe,
-    workspace: &Workspace,
-) -> Result<Option<HeadExport>> {
-    let Some(dir) = head_dir(recipe, evaluate) else {
-        return Ok(None);
-    };
-    need_export(ExportKind::Head, &dir)?;
-    read_draft_head(&dir, workspace).map(Some)
-}
-
 /// Checks that `dir` contains an export of this kind.
 ///
 /// # Errors
@@ -342,13 +95,13 @@ pub(crate) fn need_export(kind: ExportKind, dir: &Path) -> Result<()> {
     if dir.join("config.json").is_file() {
         return Ok(());
     }
-    let (what, command, key) = match kind {
-        ExportKind::Head => ("acceptance head", "train-head", "evaluate.head"),
-        ExportKind::Adapter => ("adapter", "train-adapter", "evaluate.adapters"),
+    let (what, command) = match kind {
+        ExportKind::Head => ("acceptance head", "train-head"),
+        ExportKind::Adapter => ("adapter", "train-adapter"),
     };
     bail!(
         "there is no {what} in `{}`, which has no `config.json`; \
-         hint: run `draftsmith {command}` with this recipe first, or set `{key}`",
+         hint: run `draftsmith {command}` with this recipe first, or name a trained one with `path`",
         dir.display()
     )
 }
@@ -367,23 +120,27 @@ fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]
     Ok(())
 }
 
-/// Reads the draft's head in a directory, and checks that it was trained with this draft and target.
+/// Reads the head of a draft model in a directory, and checks that it was trained with this draft, and with a
+/// reviewer of this hash if one is given.
 ///
 /// # Errors
-/// If it is missing or invalid, or belongs to another draft or target.
-pub(crate) fn read_draft_head(dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
-    const NO_DRAFT: &str =
-        "an acceptance head needs its draft; hint: set `models.draft`, or drop the head";
-    let draft = workspace.draft_shape()?.context(NO_DRAFT)?;
-    let head = HeadExport::read(dir, draft.hidden_size, workspace)?;
+/// If it is missing or invalid, or belongs to another draft or reviewer.
+pub(crate) fn read_model_head(
+    dir: &Path,
+    draft: DrafterId,
+    reviewer: Option<&str>,
+    workspace: &Workspace,
+) -> Result<HeadExport> {
+    let hidden_size = workspace.draft_model_config(draft)?.shape.hidden_size;
+    let head = HeadExport::read(dir, hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
     // Heads from elsewhere have no hashes. A model is hashed only for a comparison.
     if draft_hash.is_some() {
-        let draft = ("draft", draft_hash, workspace.draft_hash()?.context(NO_DRAFT)?);
+        let draft = ("draft", draft_hash, workspace.draft_model_hash(draft)?);
         check_models("head", dir, &[draft])?;
     }
-    if target_hash.is_some() {
-        check_models("head", dir, &[("target", target_hash, workspace.target_hash()?)])?;
+    if let (Some(_), Some(reviewer)) = (target_hash, reviewer) {
+        check_models("head", dir, &[("target", target_hash, reviewer)])?;
     }
     check_text("head", dir, training, workspace)?;
     Ok(head)
@@ -414,4 +171,52 @@ fn check_text(
         );
     }
     Ok(())
+}
+
+pub(crate) fn describe_head(config: &AcceptanceHeadConfig) -> String {
+    let kind = if config.tied { "tied" } else { "untied" };
+    let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };
+    let inputs = config.reads.inputs().iter();
+    let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();
+    format!(
+        "acceptance head{form}, {} {kind} blocks of width {}{more}",
+        config.num_layers, config.hidden_size
+    )
+}
+
+pub(crate) fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
+    let mut text = format!(
+        "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
+        config.exit_layer,
+        config.model.shape.num_layers,
+        config.architecture,
+        adapter.num_parameters() as f64 / 1e6,
+    );
+    if let Some(vocabulary) = &config.draft_vocabulary {
+        text += &format!(", draws {} tokens", vocabulary.ids().len());
+        if let Some(coverage) = config.vocabulary_coverage() {
+            text += &format!(" ({:.1} % of those in held-out responses)", coverage * 100.0);
+        }
+    }
+    text
+}
+
+pub(crate) fn summary_of(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
+    let shape = &config.shape;
+    ModelSummary {
+        role: role.to_owned(),
+        name: dir.display().to_string(),
+        description: format!(
+            "{} architecture, {} layers, hidden {}, {} heads ({} key/value), vocabulary {}, \
+             {:.1} M parameters",
+            config.architecture.name(),
+            shape.num_layers,
+            shape.hidden_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.vocab_size,
+            config.num_parameters() as f64 / 1e6
+        ),
+        hash: hash.to_owned(),
+    }
 }

@@ -18,6 +18,7 @@ mod devices;
 mod exports;
 mod hub;
 mod judging;
+mod kinds;
 mod labels;
 mod lock;
 mod names;

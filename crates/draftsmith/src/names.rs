@@ -9,8 +9,8 @@ use draftsmith_theory::{
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A drafter; the order is that of tables. In files it is a string: `none`, or the drafter's name such as
-/// `self_draft_1`, with the shape of its trees as in `draft_tree_3-2x2x8`, or with the lookup before it as
-/// in `draft_lookup_2x4`.
+/// `draft`, with the shape of its trees as in `draft+tree_3-2x2x8`, or with the lookup before it as in
+/// `draft+lookup_2x4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DrafterName {
     /// No drafter: the target decodes without drafts.
@@ -19,7 +19,7 @@ pub(crate) enum DrafterName {
     Of(DrafterId),
     /// A drafter that proposes trees.
     Tree(DrafterId, TreeShape),
-    /// A drafter that runs if prompt lookup finds nothing. With [`DrafterId::MaxGram`], nothing runs then.
+    /// A drafter that runs if prompt lookup finds nothing. With [`DrafterId::LOOK_UP`], nothing runs then.
     After(LookupFirst, DrafterId),
 }
 
@@ -33,33 +33,9 @@ pub(crate) enum DecodingName {
     Sampled,
 }
 
-/// Kinds of drafters, by the files that serving needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Road {
-    /// A second, smaller model.
-    SeparateDraft,
-    /// The target's first layers and an adapter, at any exit layer.
-    SelfDraft,
-    /// Prompt lookup, which needs no files.
-    Lookup,
-    /// Several drafters together.
-    Several,
-}
-
 impl From<DrafterId> for DrafterName {
     fn from(id: DrafterId) -> Self {
         Self::Of(id)
-    }
-}
-
-impl From<DrafterId> for Road {
-    fn from(id: DrafterId) -> Self {
-        match id {
-            DrafterId::Draft | DrafterId::SmallDraft => Self::SeparateDraft,
-            DrafterId::SelfDraft { .. } => Self::SelfDraft,
-            DrafterId::MaxGram => Self::Lookup,
-            DrafterId::Cascade { .. } | DrafterId::Merged { .. } => Self::Several,
-        }
     }
 }
 
@@ -90,12 +66,12 @@ impl DrafterName {
 
     /// Prompt lookup with these settings and no other drafter.
     pub(crate) fn look_ups_alone(first: LookupFirst) -> Self {
-        Self::After(first, DrafterId::MaxGram)
+        Self::After(first, DrafterId::LOOK_UP)
     }
 
     /// The look-ups, if they are the only drafter.
     pub(crate) fn as_look_ups_alone(self) -> Option<LookupFirst> {
-        self.lookup_first().filter(|_| self.id() == Some(DrafterId::MaxGram))
+        self.lookup_first().filter(|_| self.id() == Some(DrafterId::LOOK_UP))
     }
 
     /// The tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
@@ -112,22 +88,18 @@ impl DrafterName {
         if let Some(first) = self.as_look_ups_alone() {
             return Some(format!("lookup {first} by itself"));
         }
-        let of_drafter = self.id().and_then(DrafterId::prefix);
+        // The usual name says nothing.
+        let of_drafter = self.id().filter(|id| *id != DrafterId::DRAFT).map(|id| id.to_string());
         let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
         (!parts.is_empty()).then(|| parts.join(", "))
     }
 
-    /// The kind of drafter; `None` without one.
-    pub(crate) fn road(self) -> Option<Road> {
-        self.id().map(Road::from)
-    }
-
-    /// The drafter in words: `separate draft`, `self-draft, exit 1`; empty without one.
+    /// The drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
     pub(crate) fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
             return format!("prompt lookup {first} by itself");
         }
-        let mut text = self.id().map(DrafterId::text).unwrap_or_default();
+        let mut text = self.id().map(|id| id.to_string()).unwrap_or_default();
         if let Some(addition) = self.addition() {
             text += &format!(", {addition}");
         }
@@ -150,8 +122,8 @@ pub(crate) fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfi
 }
 
 const NONE: &str = "none";
-const TREE: &str = "_tree_";
-const LOOKUP: &str = "_lookup_";
+const TREE: &str = "+tree_";
+const LOOKUP: &str = "+lookup_";
 
 impl fmt::Display for DrafterName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -176,10 +148,15 @@ impl<'de> Deserialize<'de> for DrafterName {
         if name == NONE {
             return Ok(Self::None);
         }
+        // Look-ups by themselves have a name that no recipe can use.
+        let id = |name: &str| match name == DrafterId::LOOK_UP.as_str() {
+            true => Ok(DrafterId::LOOK_UP),
+            false => name.parse(),
+        };
         let read = || match (name.split_once(TREE), name.split_once(LOOKUP)) {
-            (Some((id, shape)), _) => Ok(Self::Tree(id.parse()?, shape.parse()?)),
-            (_, Some((id, first))) => Ok(Self::After(first.parse()?, id.parse()?)),
-            (None, None) => name.parse().map(Self::Of),
+            (Some((name, shape)), _) => Ok(Self::Tree(id(name)?, shape.parse()?)),
+            (_, Some((name, first))) => Ok(Self::After(first.parse()?, id(name)?)),
+            (None, None) => id(&name).map(Self::Of),
         };
         read().map_err(|error: TheoryError| de::Error::custom(error))
     }

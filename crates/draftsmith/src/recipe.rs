@@ -3,13 +3,11 @@
 //! A recipe is read once and checked as a whole, before any work starts. It is written beside every
 //! output with defaults filled in and overrides applied. Paths are relative to the working directory.
 
-mod cascades;
 mod costs;
 mod data;
 #[cfg(test)]
 mod documented;
 mod evaluate;
-mod merged;
 mod overrides;
 mod prompts;
 mod rules;
@@ -21,19 +19,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{Notation, plain_problem, write_whole};
-use draftsmith_model::AdapterConfig;
-use draftsmith_train::{
-    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, InitialWeights, OptimizerSettings,
-    Section,
-};
+use draftsmith_theory::DrafterId;
+use draftsmith_train::{AdapterTraining, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
 pub(crate) use self::costs::GivenCosts;
-pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
-pub(crate) use self::evaluate::{EvaluateRecipe, MaxGramRecipe};
-pub(crate) use self::merged::MergedRecipe;
+pub(crate) use self::data::{DataRecipe, Responses, decoding, one, sampling};
+pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
 pub(crate) use self::rules::AskedRule;
@@ -45,6 +38,7 @@ pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
+use crate::kinds::{DrafterRecipe, DrafterRecipes, head_within};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
 
@@ -60,18 +54,14 @@ pub(crate) struct Recipe {
     pub(crate) seed: u64,
     /// The models.
     pub(crate) models: Models,
+    /// The drafters by name, each of a kind.
+    #[serde(default)]
+    pub(crate) drafters: DrafterRecipes,
     /// Shares of the splits of prompt files.
     #[serde(default)]
     pub(crate) splits: Splits,
     /// Stage build-data.
     pub(crate) data: Option<DataRecipe>,
-    /// Stage train-head.
-    pub(crate) head: Option<HeadTraining>,
-    /// Stage train-adapter.
-    pub(crate) adapter: Option<AdapterTraining>,
-    /// Training of an acceptance head for each adapter: the keys of `[head]`, with labels from rollouts
-    /// and without a sweep.
-    pub(crate) adapter_head: Option<HeadTraining>,
     /// Whether a malformed record in a prompt file is an error even if `data.strict` is false.
     #[serde(skip)]
     pub(crate) is_strict: bool,
@@ -81,16 +71,12 @@ pub(crate) struct Recipe {
     pub(crate) evaluate: Option<EvaluateRecipe>,
 }
 
-/// Models: checkpoint directories in Hugging Face's format, or names on its Hub, `org/name@revision`.
+/// The target: a checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Models {
     /// The model whose output is reproduced.
     pub(crate) target: PathBuf,
-    /// The separate draft.
-    pub(crate) draft: Option<PathBuf>,
-    /// A second, smaller draft for cascades.
-    pub(crate) small_draft: Option<PathBuf>,
     /// Replaces the target's chat template: `vicuna`, `llama-2`, `alpaca`, the path of a Jinja file, or
     /// `none` for only the last user message.
     pub(crate) chat_template: Option<String>,
@@ -164,43 +150,62 @@ impl Recipe {
         Path::new("checkpoints").join(&self.name)
     }
 
-    /// The output directory of train-head.
-    pub(crate) fn head_dir(&self) -> PathBuf {
-        self.checkpoint_dir().join("head")
+    /// The directory of what a drafter's training exports: the one that the recipe names, or else
+    /// `checkpoints/NAME/<drafter>`.
+    pub(crate) fn export_dir(&self, id: DrafterId) -> PathBuf {
+        let given = self.drafters.get(id).and_then(|it| it.kind.path());
+        given.map_or_else(|| self.checkpoint_dir().join(id.as_str()), Path::to_path_buf)
     }
 
-    /// The output directory for the heads of a sweep.
-    pub(crate) fn sweep_dir(&self) -> PathBuf {
-        self.checkpoint_dir().join("sweep")
+    /// The directory of a drafter's head, if the recipe names or trains one.
+    pub(crate) fn head_dir(&self, id: DrafterId) -> Option<PathBuf> {
+        let head = self.drafters.get(id)?.head.as_ref()?;
+        Some(head.path().map_or_else(|| head_within(&self.export_dir(id)), Path::to_path_buf))
     }
 
-    /// The output directory of train-adapter.
-    pub(crate) fn adapter_root(&self) -> PathBuf {
-        self.checkpoint_dir().join("adapter")
+    /// The draft model whose candidates and labels the data has, and its training of a head.
+    pub(crate) fn trained_head(&self) -> Option<(DrafterId, &HeadTraining)> {
+        let (id, _) = self.draft()?;
+        Some((id, self.drafters.get(id)?.head_training()?))
     }
 
-    /// The exit layers and directories of the recipe's adapters. A single adapter is in
-    /// [`Recipe::adapter_root`], several are in subdirectories.
-    pub(crate) fn adapter_dirs(&self) -> Vec<(usize, PathBuf)> {
-        let root = self.adapter_root();
-        match self.adapter.as_ref().map(|adapter| &adapter.exit_layer) {
-            None => Vec::new(),
-            Some(ExitLayers::One(exit_layer)) => vec![(*exit_layer, root)],
-            Some(ExitLayers::Many(exit_layers)) => exit_layers
-                .iter()
-                .map(|exit_layer| (*exit_layer, root.join(format!("exit-{exit_layer}"))))
-                .collect(),
-        }
+    /// The first draft model, whose candidates and labels the data has.
+    pub(crate) fn draft(&self) -> Option<(DrafterId, &Path)> {
+        self.drafters.models().first().copied()
+    }
+
+    /// The adapters that the recipe trains.
+    pub(crate) fn trained_adapters(&self) -> Vec<(DrafterId, &AdapterTraining)> {
+        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
+    }
+
+    /// The drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
+    pub(crate) fn evaluated(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
+        let asked = self.evaluate.as_ref().and_then(|evaluate| evaluate.drafters.as_ref());
+        self.drafters.iter().filter(move |(id, _)| asked.is_none_or(|asked| asked.contains(id)))
+    }
+
+    /// The same recipe with only this drafter, and those that it is made of.
+    #[must_use]
+    pub(crate) fn with_only(&self, id: DrafterId, drafter: DrafterRecipe) -> Self {
+        let evaluate = self.evaluate.clone();
+        let evaluate = evaluate.map(|evaluate| EvaluateRecipe { drafters: None, ..evaluate });
+        Self { drafters: DrafterRecipes::one(id, drafter), evaluate, ..self.clone() }
+    }
+
+    /// The directory of the heads of a draft's sweep.
+    pub(crate) fn sweep_dir(&self, id: DrafterId) -> PathBuf {
+        self.export_dir(id).join("sweep")
     }
 
     /// The share of the built data's conversations that no training used. Each training holds out the
     /// same conversations first, so this is the smallest of their shares.
     pub(crate) fn held_out_share(&self) -> f64 {
-        let head = self.head.as_ref().map(|head| head.optimizer);
-        let adapter = self.adapter.as_ref().map(|adapter| adapter.optimizer);
-        let adapter_head = self.adapter_head.as_ref().map(|head| head.optimizer);
-        let all = [head, adapter, adapter_head].into_iter().flatten();
-        let fractions = all.map(|optimizer| optimizer.validation_fraction);
+        let trainings = self.drafters.iter().flat_map(|(_, it)| {
+            let head = it.head_training().map(|head| head.optimizer);
+            [head, it.kind.training().map(|adapter| adapter.optimizer)].into_iter().flatten()
+        });
+        let fractions = trainings.map(|optimizer| optimizer.validation_fraction);
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
     }
 
@@ -234,16 +239,7 @@ impl Recipe {
     /// The number of the target's first layers that adapters need: the layers before an exit, and layers
     /// that initialise an adapter. Covers the recipe's adapters and those of its evaluation.
     pub(crate) fn num_first_layers(&self) -> usize {
-        let own = self.adapter.as_ref().map_or(0, |adapter| {
-            let copied = match adapter.initial {
-                InitialWeights::Target => adapter.num_layers,
-                InitialWeights::Random => 0,
-            };
-            adapter.exit_layer.to_vec().into_iter().max().unwrap_or(0) + copied
-        });
-        let named = self.evaluate.as_ref().and_then(|evaluate| evaluate.adapters.as_ref());
-        let exits = named.into_iter().flatten().filter_map(|dir| AdapterConfig::from_dir(dir).ok());
-        exits.map(|config| config.exit_layer).max().unwrap_or(0).max(own)
+        self.drafters.iter().map(|(_, it)| it.kind.num_first_layers()).max().unwrap_or(0)
     }
 
     /// The output directory of evaluate.
@@ -260,10 +256,13 @@ impl Recipe {
         }
     }
 
-    /// The draft's directory, for stages that need one.
-    pub(crate) fn need_draft(&self, stage: &str) -> Result<&Path> {
-        self.models.draft.as_deref().with_context(|| {
-            format!("{stage} needs a draft; hint: set `models.draft` to its checkpoint directory")
+    /// The first draft model, for stages that need one.
+    pub(crate) fn need_draft(&self, stage: &str) -> Result<(DrafterId, &Path)> {
+        self.draft().with_context(|| {
+            format!(
+                "{stage} needs a draft; hint: add a table `[drafters.draft]` with `kind = \"model\"` and `model`, \
+                 its checkpoint directory"
+            )
         })
     }
 
@@ -271,6 +270,14 @@ impl Recipe {
     pub(crate) fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
         Ok(write_whole(&dir.join("recipe.toml"), text)?)
+    }
+
+    /// Writes the recipe with only one drafter beside what a training of it exports.
+    pub(crate) fn write_of(&self, id: DrafterId, dir: &Path) -> Result<()> {
+        match self.drafters.get(id) {
+            Some(drafter) => self.with_only(id, drafter.clone()).write_beside(dir),
+            None => self.write_beside(dir),
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -287,30 +294,9 @@ impl Recipe {
             check_without_weights(self)?;
         }
         self.splits.check()?;
-        self.head.iter().try_for_each(|head| head.validate(Section::Head))?;
-        self.adapter.iter().try_for_each(AdapterTraining::validate)?;
-        self.adapter_head.iter().try_for_each(|head| self.check_adapter_head(head))?;
+        self.drafters.check()?;
         self.tune.iter().try_for_each(TuneRecipe::check)?;
-        self.evaluate.iter().try_for_each(EvaluateRecipe::check)
-    }
-
-    fn check_adapter_head(&self, head: &HeadTraining) -> Result<()> {
-        head.validate(Section::AdapterHead)?;
-        require(
-            self.adapter.is_some(),
-            "adapter_head",
-            "is set without a section `[adapter]`: it trains heads of adapters",
-        )?;
-        require(
-            head.labels == HeadLabels::Rollouts,
-            "adapter_head.labels",
-            "is not `rollouts`: the candidates in the data come from the draft, not from an adapter",
-        )?;
-        require(
-            head.sweep.is_none(),
-            "adapter_head.sweep",
-            "is set: only the draft's heads can be swept",
-        )
+        self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))
     }
 }
 
@@ -318,7 +304,7 @@ impl Recipe {
 ///
 /// # Errors
 /// If it does not hold; the message names the key and says the problem.
-fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
+pub(crate) fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
 }
 

@@ -11,8 +11,7 @@ use std::ops::ControlFlow;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::FinishReason;
 use draftsmith_decode::{
-    Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget, SelfDraft, SeparateDraft,
-    ServedTarget, record,
+    AnsweringTarget, Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget,
 };
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
@@ -20,14 +19,14 @@ use rayon::prelude::*;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::conversation::{SetPrompt, Turn, answer_batched};
-use crate::decoders::Decoders;
+use crate::decoders::{Decoders, NO_STEPS};
 use crate::device::DeviceChoice;
-use crate::exports::Exports;
+use crate::kinds::loaded::LoadedDrafters;
 use crate::labels::LabelModels;
 use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
-use crate::results::{DecodingName, DrafterName};
+use crate::results::DecodingName;
 use crate::served::{Served, ServedResponse, ServerAccess};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
@@ -112,8 +111,8 @@ pub(crate) struct ResponseToRecord<'a> {
 
 /// A drafter of `exports`, recorded along responses of one way of decoding.
 pub(crate) struct RecordedDrafter<'a> {
-    pub(crate) exports: &'a Exports,
-    pub(crate) name: DrafterName,
+    pub(crate) drafters: &'a LoadedDrafters,
+    pub(crate) id: DrafterId,
     pub(crate) decoding: Decoding,
 }
 
@@ -143,7 +142,7 @@ impl Recorder<'_> {
         drafter: &RecordedDrafter<'_>,
         answers: impl IntoIterator<Item = &'a Answer>,
     ) -> Result<Vec<(String, Recording)>> {
-        let name = drafter.name.to_string();
+        let name = drafter.id.to_string();
         let how = DecodingName::of(&drafter.decoding).text();
         let to_record = |answer: &'a Answer| ResponseToRecord {
             prompt_ids: &answer.prompt_ids,
@@ -170,12 +169,12 @@ impl Recorder<'_> {
         let recorded: Vec<Vec<Recording>> = match &self.models {
             RecordedModels::Pair(pair) => {
                 let decoders =
-                    || Decoders::with_slots(pair, drafter.exports, self.max_new_tokens, at_once);
+                    || Decoders::with_slots(pair, drafter.drafters, self.max_new_tokens, at_once);
                 let record = |decoders: &mut Decoders<'_>, some: &mut [ResponseToRecord<'_>]| {
-                    let has_head = decoders.has_head_for(drafter.name);
+                    let has_head = decoders.has_head_for(drafter.id.into());
                     let options = self.options(drafter.decoding, has_head, true);
                     self.record_watched(some, |requests, observe| {
-                        decoders.record(drafter.name, &options, requests, observe)
+                        decoders.record(drafter.id.into(), &options, requests, observe)
                     })
                 };
                 // On a device one thread records everything, and a free slot takes the next response.
@@ -213,34 +212,20 @@ impl Recorder<'_> {
         responses: &mut [ResponseToRecord<'_>],
     ) -> Result<Vec<Recording>> {
         let ServedPair { models, workspace, .. } = served;
-        let LabelModels { draft, context, vocab_size, .. } = *models;
-        let exports = drafter.exports;
-        let known: Vec<KnownResponse<'_>> = responses
+        let LabelModels { context, vocab_size, .. } = *models;
+        let loaded = drafter.drafters.get(drafter.id)?;
+        let parts = &loaded.parts.parts;
+        let known = responses
             .iter()
-            .map(|to| KnownResponse { response: to.response_ids, probs: to.probs })
-            .collect();
-        let num_slots = known.len();
-        let mut answers = ResponseTarget::new(known, vocab_size, context, num_slots);
-        let options = |has_head| self.options(drafter.decoding, has_head, false);
-        if let DrafterName::Of(DrafterId::SelfDraft { exit_layer }) = drafter.name {
-            let export = exports.adapters.iter().find(|one| one.config.exit_layer == exit_layer);
-            let export = export.context("an adapter that is recorded was read")?;
-            let head = export.head.as_ref().map(|head| &head.head);
-            let options = options(head.is_some());
-            let layers = workspace.target_of_adapters(workspace.dtype)?;
-            let adapter = &export.adapter;
-            let mut drafter = SelfDraft::new(layers, adapter, exit_layer, head, context, num_slots);
-            let mut target = ServedTarget::new(layers, exit_layer, answers);
-            return self.record_watched(responses, |requests, observe| {
-                Ok(record(&mut target, &mut drafter, &options, requests, observe)?)
-            });
-        }
-        let draft = draft.context("a served target needs a draft to be recorded along it")?;
-        let head = exports.head.as_ref().map(|head| &head.head);
-        let options = options(head.is_some());
-        let mut drafter = SeparateDraft::new(draft, head, vocab_size, context, num_slots);
+            .map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
+        let answers = ResponseTarget::new(known, vocab_size, context, responses.len());
+        let has_exit = parts.target_layers().exit.is_some();
+        let layers = has_exit.then(|| workspace.target_of_adapters(workspace.dtype)).transpose()?;
+        let target = AnsweringTarget { answers, layers, vocab_size };
+        let options = self.options(drafter.decoding, loaded.head.is_some(), false);
         self.record_watched(responses, |requests, observe| {
-            Ok(record(&mut answers, &mut drafter, &options, requests, observe)?)
+            let recorded = parts.record_elsewhere(target, &options, requests, observe);
+            Ok(recorded.context(NO_STEPS)??)
         })
     }
 

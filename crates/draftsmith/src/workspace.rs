@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::{
     ChatFormat, DataError, DataSet, Incomplete, PromptFile, Provenance, StopStrings, TextTokenizer,
@@ -24,6 +24,7 @@ use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, ModelConfig,
     ModelShape, WeightDtype, hash_first_layers, hash_model_dir, weight_files,
 };
+use draftsmith_theory::DrafterId;
 use serde::Serialize;
 
 pub(crate) use self::model_dir::hash_dir;
@@ -42,8 +43,8 @@ pub(crate) struct Workspace {
     /// The dtype that models compute in. A training may use another.
     pub(crate) dtype: WeightDtype,
     target: ModelDir,
-    draft: Option<ModelDir>,
-    small_draft: Option<ModelDir>,
+    /// Draft models. The first one's candidates and labels are in the data.
+    drafts: Vec<(DrafterId, ModelDir)>,
     /// A chat template that replaces the target's.
     chat_template: Option<String>,
     /// What the user chose to end answers.
@@ -92,11 +93,16 @@ type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
 
 impl Workspace {
     /// Models in directories, without reading them yet. There must be at least one device.
-    pub(crate) fn new(target: &Path, draft: Option<&Path>, devices: Vec<Device>) -> Self {
+    pub(crate) fn new(
+        target: &Path,
+        drafts: &[(DrafterId, &Path)],
+        devices: Vec<Device>,
+    ) -> Self {
+        let draft = |(id, dir): &(DrafterId, &Path)| (*id, ModelDir::new(&id.to_string(), dir));
         Self {
             devices,
             target: ModelDir::new("target", target),
-            draft: draft.map(|dir| ModelDir::new("draft", dir)),
+            drafts: drafts.iter().map(draft).collect(),
             first_layers: ModelDir::new("first layers of the target", target),
             console: Console::silent(),
             ..Self::default()
@@ -112,29 +118,21 @@ impl Workspace {
     pub(crate) fn open(
         target: &Path,
         served_as: Option<&str>,
-        draft: Option<&Path>,
+        drafts: &[(DrafterId, &Path)],
         chat_template: Option<&str>,
         devices: Vec<Device>,
         console: &Console,
     ) -> Result<Self> {
         let target = model_dir(target, served_as.is_none(), console)?;
-        let draft = draft.map(|draft| model_dir(draft, true, console)).transpose()?;
+        let local = |(id, dir): &(DrafterId, &Path)| Ok((*id, model_dir(dir, true, console)?));
+        let drafts: Vec<(DrafterId, PathBuf)> = drafts.iter().map(local).collect::<Result<_>>()?;
+        let drafts: Vec<(DrafterId, &Path)> = drafts.iter().map(|(id, dir)| (*id, &**dir)).collect();
         Ok(Self {
             served_as: served_as.map(str::to_owned),
             chat_template: chat_template.map(str::to_owned),
             console: console.clone(),
-            ..Self::new(&target, draft.as_deref(), devices)
+            ..Self::new(&target, &drafts, devices)
         })
-    }
-
-    /// Adds a second, smaller draft for cascades, if one is named.
-    ///
-    /// # Errors
-    /// If a model on the Hub cannot be downloaded.
-    pub(crate) fn with_small_draft(self, dir: Option<&Path>) -> Result<Self> {
-        let dir = dir.map(|dir| model_dir(dir, true, &self.console)).transpose()?;
-        let small_draft = dir.map(|dir| ModelDir::new("small draft", &dir));
-        Ok(Self { small_draft, ..self })
     }
 
     /// The device of everything but trainings.
@@ -161,7 +159,7 @@ impl Workspace {
     pub(crate) fn text_side(&self) -> Result<&TextSide> {
         get_or_read(&self.text_side, || {
             let text = self.target_text()?.clone();
-            if let Some(draft) = &self.draft {
+            if let Some(draft) = self.draft() {
                 self.check_tokenizer(draft)?;
             }
             Ok(TextSide { context: self.context()?, ..text })
@@ -233,30 +231,60 @@ impl Workspace {
     /// # Errors
     /// If a file is missing or broken.
     pub(crate) fn draft_in(&self, dtype: WeightDtype) -> Result<Option<&CausalLm>> {
-        self.draft.as_ref().map(|draft| self.model(draft, dtype)).transpose()
+        self.draft().map(|draft| self.model(draft, dtype)).transpose()
     }
 
-    /// The small draft, after a check that its tokenizer is the target's and its context is not shorter.
+    /// The first draft model.
+    fn draft(&self) -> Option<&ModelDir> {
+        self.drafts.first().map(|(_, draft)| draft)
+    }
+
+    fn draft_dir_of(&self, id: DrafterId) -> Result<&ModelDir> {
+        let found = self.drafts.iter().find(|(own, _)| *own == id).map(|(_, draft)| draft);
+        found.with_context(|| format!("the draft model `{id}` was not opened"))
+    }
+
+    /// A draft model, after a check that its tokenizer is the target's and its context is not shorter than the
+    /// first draft's.
     ///
     /// # Errors
-    /// If there is none, a file is missing or broken, or a check fails.
-    pub(crate) fn small_draft(&self) -> Result<&CausalLm> {
-        let Some(small) = &self.small_draft else {
-            bail!(
-                "a cascade has the drafter `small_draft`; hint: set `models.small_draft` to its \
-                 checkpoint directory"
-            );
-        };
-        self.check_tokenizer(small)?;
-        let (context, needed) = (small.config()?.shape.context, self.context()?);
+    /// If a file is missing or broken, or a check fails.
+    pub(crate) fn draft_model(&self, id: DrafterId) -> Result<&CausalLm> {
+        let draft = self.draft_dir_of(id)?;
+        self.check_tokenizer(draft)?;
+        let (context, needed) = (draft.config()?.shape.context, self.context()?);
         if context < needed {
             bail!(
-                "the small draft `{}` has a context of {context} tokens, but a cascade needs that of \
-                 the other models, {needed}",
-                small.dir.display()
+                "the draft model `{id}` in `{}` has a context of {context} tokens, but that of the other models \
+                 is {needed}",
+                draft.dir.display()
             );
         }
-        self.model(small, self.dtype)
+        self.draft_model_in(id, self.dtype)
+    }
+
+    /// A draft model, computing in `dtype`.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub(crate) fn draft_model_in(&self, id: DrafterId, dtype: WeightDtype) -> Result<&CausalLm> {
+        self.model(self.draft_dir_of(id)?, dtype)
+    }
+
+    /// The `config.json` of a draft model.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub(crate) fn draft_model_config(&self, id: DrafterId) -> Result<&ModelConfig> {
+        self.draft_dir_of(id)?.config()
+    }
+
+    /// The hash of a draft model.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn draft_model_hash(&self, id: DrafterId) -> Result<&str> {
+        self.model_hash(self.draft_dir_of(id)?, hash_model_dir)
     }
 
     fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {
@@ -271,7 +299,7 @@ impl Workspace {
     /// # Errors
     /// If it is missing or broken.
     pub(crate) fn draft_config(&self) -> Result<Option<&ModelConfig>> {
-        self.draft.as_ref().map(ModelDir::config).transpose()
+        self.draft().map(ModelDir::config).transpose()
     }
 
     /// The draft's shape, if there is a draft.
@@ -280,6 +308,14 @@ impl Workspace {
     /// If its `config.json` is missing or broken.
     pub(crate) fn draft_shape(&self) -> Result<Option<&ModelShape>> {
         Ok(self.draft_config()?.map(|config| &config.shape))
+    }
+
+    /// The target's `config.json`.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub(crate) fn target_config(&self) -> Result<&ModelConfig> {
+        self.target.config()
     }
 
     /// The target's shape.
@@ -316,7 +352,7 @@ impl Workspace {
     }
 
     pub(crate) fn draft_dir(&self) -> Option<&Path> {
-        self.draft.as_ref().map(|draft| draft.dir.as_path())
+        self.draft().map(|draft| draft.dir.as_path())
     }
 
     /// The target's hash, for provenance. For a served target, it covers only the files present.
@@ -335,15 +371,7 @@ impl Workspace {
     /// # Errors
     /// If a file cannot be read.
     pub(crate) fn draft_hash(&self) -> Result<Option<&str>> {
-        self.draft.as_ref().map(|draft| self.model_hash(draft, hash_model_dir)).transpose()
-    }
-
-    /// The small draft's hash, if there is a small draft.
-    ///
-    /// # Errors
-    /// If a file cannot be read.
-    pub(crate) fn small_draft_hash(&self) -> Result<Option<&str>> {
-        self.small_draft.as_ref().map(|small| self.model_hash(small, hash_model_dir)).transpose()
+        self.draft().map(|draft| self.model_hash(draft, hash_model_dir)).transpose()
     }
 
     fn model_hash<'w>(&self, model: &'w ModelDir, hash: HashModel) -> Result<&'w str> {

@@ -75,7 +75,7 @@ pub(crate) enum Responses {
     Server,
 }
 
-pub(super) fn one() -> f64 {
+pub(crate) fn one() -> f64 {
     1.0
 }
 

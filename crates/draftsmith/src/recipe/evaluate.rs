@@ -4,16 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
-    Bounds, Decoding, LookupFirst, MaxGramConfig, Sampling, SearchedText, StopRuleConfig,
+    Decoding, DrafterId, LookupFirst, Sampling,
 };
 use serde::{Deserialize, Serialize};
 
-use super::cascades::CascadeRecipe;
-use super::merged::MergedRecipe;
 use super::prompts::Split;
 use super::require;
 use super::rules::RulesRecipe;
 use super::trees::TreesRecipe;
+use crate::kinds::DrafterRecipes;
 use crate::names::DecodingName;
 
 /// The largest batch. Each sequence in it has its own cache.
@@ -48,28 +47,14 @@ pub(crate) struct EvaluateRecipe {
     pub(crate) min_p: Option<f64>,
     /// Repetition penalty of greedy and sampled decoding, for target and drafters; 1 has no effect.
     pub(crate) repetition_penalty: f64,
-    /// The most candidates per round of a separate draft, under every rule except a fixed length.
-    pub(crate) max_candidate_length: usize,
-    /// The head's directory; the one that this recipe trains if absent.
-    pub(crate) head: Option<PathBuf>,
-    /// Directories of self-draft adapters; those that this recipe trains if absent.
-    pub(crate) adapters: Option<Vec<PathBuf>>,
-    /// The most candidates per round of a self-draft, under every rule except a fixed length.
-    pub(crate) max_self_draft_length: usize,
+    /// The drafters to record, tune and measure; all if absent.
+    pub(crate) drafters: Option<Vec<DrafterId>>,
     /// Prompt lookup before each drafter that has a model.
     pub(crate) lookup_first: Vec<LookupFirst>,
     /// Settings of stop rules.
     pub(crate) rules: RulesRecipe,
-    /// Settings of stop rules for self-drafts, instead of those in `rules`.
-    pub(crate) adapter_rules: RulesRecipe,
     /// Trees of candidates, measured if the table is present.
     pub(crate) trees: Option<TreesRecipe>,
-    /// Prompt lookup as the only drafter, measured if the table is present.
-    pub(crate) max_gram: Option<MaxGramRecipe>,
-    /// Cascades of drafters.
-    pub(crate) cascades: Vec<CascadeRecipe>,
-    /// Drafters whose chains are merged into one tree.
-    pub(crate) merged: Vec<MergedRecipe>,
 }
 
 impl Default for EvaluateRecipe {
@@ -87,18 +72,10 @@ impl Default for EvaluateRecipe {
             top_k: None,
             min_p: None,
             repetition_penalty: 1.0,
-            max_candidate_length: 20,
-            head: None,
-            adapters: None,
-            // Kangaroo's γ.
-            max_self_draft_length: 6,
+            drafters: None,
             lookup_first: Vec::new(),
             rules: RulesRecipe::default(),
-            adapter_rules: RulesRecipe::default(),
             trees: None,
-            max_gram: None,
-            cascades: Vec::new(),
-            merged: Vec::new(),
         }
     }
 }
@@ -118,23 +95,12 @@ impl EvaluateRecipe {
         decoding.penalising(self.repetition_penalty)
     }
 
-    /// Every setting of the rules for separate drafts or self-drafts, see [`RulesRecipe::configs`].
-    pub(crate) fn stop_rules(
-        &self,
-        is_self_draft: bool,
-        has_head: bool,
-        bounds: Bounds,
-    ) -> Vec<StopRuleConfig> {
-        let own = is_self_draft.then_some(&self.adapter_rules);
-        self.rules.configs(own, is_self_draft, has_head, bounds)
-    }
-
     /// Whether `tune` searches for a static tree of each drafter under a way of decoding.
     pub(crate) fn tunes_trees(&self, decoding: DecodingName) -> bool {
         self.trees.as_ref().is_some_and(|trees| trees.is_tuned(decoding))
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub(super) fn check(&self, drafters: &DrafterRecipes) -> Result<()> {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
         require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
         require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
@@ -145,59 +111,17 @@ impl EvaluateRecipe {
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.rules.check("evaluate.rules")?;
-        self.adapter_rules.check("evaluate.adapter_rules")?;
         self.trees.iter().try_for_each(|trees| trees.check(&self.decodings))?;
-        self.max_gram.iter().try_for_each(MaxGramRecipe::check)?;
-        self.cascades.iter().try_for_each(|cascade| cascade.check("evaluate.cascades"))?;
-        self.merged.iter().try_for_each(MergedRecipe::check)?;
-        Bounds::new(1, self.max_self_draft_length)
-            .context("key `evaluate.max_self_draft_length`")?;
+        for id in self.drafters.iter().flatten() {
+            require(
+                drafters.get(*id).is_some(),
+                "evaluate.drafters",
+                &format!("names the drafter `{id}`; hint: add a table `[drafters.{id}]`"),
+            )?;
+        }
         for name in &self.decodings {
             self.decoding(*name).validate().context("section `evaluate`")?;
         }
-        Bounds::new(1, self.max_candidate_length).context("key `evaluate.max_candidate_length`")?;
         Ok(())
-    }
-}
-
-/// The table `[evaluate.max_gram]`: prompt lookup as a drafter without a model.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct MaxGramRecipe {
-    /// The most candidates per round; each length is measured.
-    pub(crate) lengths: Vec<usize>,
-    /// Text that is searched for the sequence's suffix.
-    pub(crate) searched: SearchedText,
-    /// The fewest tokens in a match.
-    pub(crate) min_match: usize,
-    /// A table of bigrams that continues rounds where lookup finds nothing more; none if absent.
-    pub(crate) bigrams: Option<PathBuf>,
-}
-
-impl Default for MaxGramRecipe {
-    fn default() -> Self {
-        let MaxGramConfig { searched, min_match } = MaxGramConfig::default();
-        // The paper's 10, and shorter ones for machines where verifying more rows takes longer.
-        Self { lengths: vec![2, 4, 6, 10], searched, min_match, bigrams: None }
-    }
-}
-
-impl MaxGramRecipe {
-    /// The decoder's settings.
-    pub(crate) fn config(&self) -> MaxGramConfig {
-        MaxGramConfig { searched: self.searched, min_match: self.min_match }
-    }
-
-    pub(super) fn check(&self) -> Result<()> {
-        require(
-            !self.lengths.is_empty() && !self.lengths.contains(&0),
-            "evaluate.max_gram.lengths",
-            "is empty or has a 0: give numbers of candidates",
-        )?;
-        require(
-            self.min_match > 0,
-            "evaluate.max_gram.min_match",
-            "is 0: a match has at least one token",
-        )
     }
 }

@@ -4,8 +4,7 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 
-/// Sections with a key `dtype`.
-const TRAININGS: [&str; 3] = ["head", "adapter", "adapter_head"];
+use crate::kinds::default_dtype;
 
 /// The command line's changes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,12 +25,10 @@ impl Overrides<'_> {
         for given in self.keys {
             set(table, given)?;
         }
-        if !self.dtype.is_f32() {
-            for section in TRAININGS {
-                if let Some(keys) = table.get_mut(section).and_then(toml::Value::as_table_mut) {
-                    keys.entry("dtype").or_insert_with(|| self.dtype.name().into());
-                }
-            }
+        if !self.dtype.is_f32()
+            && let Some(drafters) = table.get_mut("drafters").and_then(toml::Value::as_table_mut)
+        {
+            default_dtype(drafters, self.dtype.name());
         }
         Ok(!self.keys.is_empty() || !self.dtype.is_f32())
     }
@@ -44,7 +41,7 @@ const MOST_PARTS: usize = 16;
 /// Sets `a.b=value` in a table. The value is TOML; anything else is taken as a string.
 fn set(table: &mut toml::Table, given: &str) -> Result<()> {
     let (key, value) = given.split_once('=').with_context(|| {
-        format!("`--set {given}`: expected KEY=VALUE, as in `head.num_layers=2`")
+        format!("`--set {given}`: expected KEY=VALUE, as in `drafters.draft.head.num_layers=2`")
     })?;
     let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
         .ok()

@@ -8,7 +8,7 @@ use draftsmith_data::{
     PromptFile, Provenance, RolloutHead, RolloutProvenance, hash_bytes, read_rollouts,
     rollouts_path, write_rollouts,
 };
-use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
+use draftsmith_model::AcceptanceHeadConfig;
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};
 use serde::Serialize;
 use serde_json::json;
@@ -16,9 +16,8 @@ use serde_json::json;
 use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use crate::built_data::{built_data, changes_text};
-use crate::exports::{
-    ExportKind, adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_export,
-};
+use crate::kinds::loaded::Loading;
+use crate::kinds::{DrafterRecipe, Role};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
@@ -77,7 +76,7 @@ impl<'a> RolloutFiles<'a> {
             evaluate,
             tune,
             responses,
-            drafters: drafters(recipe, evaluate, workspace)?,
+            drafters: drafters(recipe, workspace)?,
             validation_prompts: match &tune.prompts {
                 Some(paths) => workspace.prompt_files(paths)?,
                 None => vec![held_out_prompts(recipe, workspace)?],
@@ -203,38 +202,17 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
 
-fn drafters(
-    recipe: &Recipe,
-    evaluate: &EvaluateRecipe,
-    workspace: &Workspace,
-) -> Result<Vec<HashedDrafter>> {
-    let rollout_head = |dir: &Path| rollout_head(dir, workspace);
-    let mut drafters = Vec::new();
-    if let Some(hash) = workspace.draft_hash()? {
-        let head_dir = head_dir(recipe, evaluate);
-        head_dir.as_deref().map(|dir| need_export(ExportKind::Head, dir)).transpose()?;
-        drafters.push(HashedDrafter {
-            name: DrafterName::Of(DrafterId::Draft),
-            hash: hash.to_owned(),
-            head: head_dir.as_deref().map(rollout_head).transpose()?,
-            head_dir,
-        });
-    }
-    for dir in adapter_dirs(recipe, evaluate) {
-        need_adapter_head(recipe, evaluate, &dir)?;
-        let config = AdapterConfig::from_dir(&dir)?;
-        let head_dir = found_adapter_head(&dir);
-        drafters.push(HashedDrafter {
-            name: DrafterName::Of(DrafterId::SelfDraft { exit_layer: config.exit_layer }),
-            hash: workspace.export_hash(
-                &dir,
-                &format!("{} {}", config.exit_layer, config.model.to_json("float32")),
-            )?,
-            head: head_dir.as_deref().map(rollout_head).transpose()?,
-            head_dir,
-        });
-    }
-    Ok(drafters)
+/// The drafters that draft step by step, and the hashes of what they draft with.
+fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>> {
+    let recorded = recipe.evaluated().filter(|(_, it)| it.kind.role() == Role::Steps);
+    let hashed = |(id, drafter): (DrafterId, &DrafterRecipe)| {
+        let loading = Loading { id, recipe, workspace };
+        let hash = drafter.kind.recorded_hash(&loading)?;
+        let head_dir = loading.head_dir()?;
+        let head = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
+        Ok(HashedDrafter { name: DrafterName::Of(id), hash, head, head_dir })
+    };
+    recorded.map(hashed).collect()
 }
 
 /// The provenance of the head in a directory.

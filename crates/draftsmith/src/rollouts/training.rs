@@ -20,7 +20,8 @@ use super::rows::rows_of;
 use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::device::on_pool;
-use crate::exports::{AdapterExport, Exports};
+use crate::kinds::DrafterRecipe;
+use crate::kinds::loaded::LoadedDrafters;
 use crate::recipe::{Recipe, decoding};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
 use crate::served::ServerAccess;
@@ -62,8 +63,8 @@ impl TrainingRollouts {
 /// Records the rollouts of one drafter along a recipe's built data.
 pub(crate) struct TrainingRecorder<'a> {
     pub(crate) recipe: &'a Recipe,
-    /// The adapter that drafts; the draft model if `None`.
-    pub(crate) adapter_dir: Option<&'a Path>,
+    /// The drafter whose head is trained.
+    pub(crate) id: DrafterId,
     pub(crate) data: &'a DataSet,
     /// The provenance of the data, with the hash of the drafter.
     pub(crate) provenance: &'a Provenance,
@@ -89,19 +90,14 @@ impl TrainingRecorder<'_> {
                 recipe.data_dir().display()
             );
         }
-        let models = match self.adapter_dir {
-            Some(_) if recipe.target_elsewhere().is_none() => {
-                RecordedModels::Pair(workspace.target_alone()?)
-            }
-            _ => RecordedModels::of(recipe, workspace)?,
+        let drafter = recipe.drafters.get(self.id).context("the recipe has the drafter")?;
+        let models = match drafter.kind.has_exit() && recipe.target_elsewhere().is_none() {
+            true => RecordedModels::Pair(workspace.target_alone()?),
+            false => RecordedModels::of(recipe, workspace)?,
         };
-        let adapter = self.adapter_dir.map(|dir| AdapterExport::without_head(dir, workspace));
-        let adapters = adapter.transpose()?.into_iter().collect();
-        let exports = Exports { adapters, ..Exports::default() };
-        let drafter = exports.adapters.first().map_or(DrafterId::Draft, AdapterExport::drafter);
         let expected = RolloutProvenance {
             responses: provenance.clone(),
-            drafter: drafter.to_string(),
+            drafter: self.id.to_string(),
             set: SET.to_owned(),
             head: None,
             max_length: self.max_length as u32,
@@ -112,7 +108,7 @@ impl TrainingRecorder<'_> {
         let rows = match self.kept(&path, &expected)? {
             Some(rows) => rows,
             None => {
-                let rows = self.record(models, &exports, drafter, expected.decoding())?;
+                let rows = self.record(models, expected.decoding())?;
                 write_rollouts(&path, &rows, &expected)?;
                 rows
             }
@@ -138,8 +134,6 @@ impl TrainingRecorder<'_> {
     fn record(
         &self,
         models: RecordedModels<'_>,
-        exports: &Exports,
-        drafter: DrafterId,
         stored_decoding: &str,
     ) -> Result<Vec<RolloutRow>> {
         let Provenance { temperature, top_p, min_p, repetition_penalty, .. } = *self.provenance;
@@ -157,7 +151,7 @@ impl TrainingRecorder<'_> {
             _ => vec![None; responses.len()],
         };
         let progress = Progress::new(self.console, "rollouts", "responses", responses.len() as u64);
-        progress.message(drafter.to_string());
+        progress.message(self.id.to_string());
         let recorder = Recorder {
             models,
             max_new_tokens: max_new_tokens as usize,
@@ -181,7 +175,11 @@ impl TrainingRecorder<'_> {
                 }
             })
             .collect();
-        let drafter = RecordedDrafter { exports, name: drafter.into(), decoding };
+        // Its head is not trained yet.
+        let own = self.recipe.drafters.get(self.id).context("the recipe has the drafter")?;
+        let recipe = self.recipe.with_only(self.id, DrafterRecipe { head: None, ..own.clone() });
+        let drafters = &LoadedDrafters::read(&recipe, self.workspace, false)?;
+        let drafter = RecordedDrafter { drafters, id: self.id, decoding };
         let recorded = on_pool(|| recorder.record(&drafter, &mut to_record))?;
         progress.clear();
         let rows = responses.iter().zip(&recorded);

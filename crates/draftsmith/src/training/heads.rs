@@ -1,11 +1,12 @@
 //! Trains the acceptance heads of a draft model or an adapter. Heads that share a mixing ratio are trained
 //! together, and finished heads are kept.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
+use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
 use serde_json::json;
 
@@ -13,6 +14,8 @@ use super::export_job::{ExportJob, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
+use crate::kinds::loaded::Loading;
+use crate::kinds::{DrafterRecipe, head_within};
 use crate::recipe::Recipe;
 use crate::rollouts::{TrainingRecorder, TrainingRollouts};
 use crate::workspace::Workspace;
@@ -23,9 +26,8 @@ pub(crate) struct HeadTrainer<'a> {
     pub(crate) workspace: &'a Workspace,
     /// The command, for notes.
     pub(crate) command: &'static str,
-    /// The adapter's directory and exit layer, for a self-draft; `None` for a separate draft model.
-    pub(crate) adapter: Option<(&'a Path, usize)>,
-    pub(crate) head_dir: PathBuf,
+    /// The drafter whose head is trained.
+    pub(crate) id: DrafterId,
     /// The directory of the training's state.
     pub(crate) training_dir: PathBuf,
     /// Whether the recipe sweeps the head's settings.
@@ -65,8 +67,8 @@ impl HeadTrainer<'_> {
 
     fn planned(&self, settings: &HeadTraining) -> Result<Planned> {
         let dir = match self.is_swept {
-            true => self.recipe.sweep_dir().join(settings.name()),
-            false => self.head_dir.clone(),
+            true => self.recipe.sweep_dir(self.id).join(settings.name()),
+            false => head_within(&self.recipe.export_dir(self.id)),
         };
         // The fingerprint covers settings, seed, and the data with its provenance. It is the same for a single
         // head and in a sweep, because the weights are.
@@ -93,13 +95,11 @@ impl HeadTrainer<'_> {
         let rollouts = self.rollouts(first)?;
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
         let data = HeadData { rows: &self.data.rows, rollouts: recorded };
-        let frozen = self.drafter(first.dtype)?;
+        let frozen = self.frozen(first.dtype)?;
         let draft = self.provenance.draft.as_deref().unwrap_or_default();
-        let (feature_name, target) = match self.adapter {
-            None => ("draft".to_owned(), ""),
-            Some((_, exit_layer)) => {
-                (format!("self-draft-{exit_layer}"), self.workspace.target_hash()?)
-            }
+        let target = match self.drafter()?.kind.has_exit() {
+            true => self.workspace.target_hash()?,
+            false => "",
         };
         let job = ExportJob {
             recipe: self.recipe,
@@ -111,7 +111,7 @@ impl HeadTrainer<'_> {
             training_dir,
             num_epochs: first.optimizer.num_epochs,
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
-            feature_name,
+            feature_name: self.id.to_string(),
             feature_models: format!("{draft} {target} {}", first.dtype.name()),
         };
         let written =
@@ -132,7 +132,7 @@ impl HeadTrainer<'_> {
         }
         let recorder = TrainingRecorder {
             recipe: self.recipe,
-            adapter_dir: self.adapter.map(|(dir, _)| dir),
+            id: self.id,
             data: self.data,
             provenance: &self.provenance,
             max_length: settings.rollout_length,
@@ -142,14 +142,14 @@ impl HeadTrainer<'_> {
         recorder.read_or_record().map(Some)
     }
 
-    /// The model whose hidden states heads read, computing in `dtype`.
-    fn drafter(&self, dtype: WeightDtype) -> Result<DrafterModel> {
-        let Some((dir, exit_layer)) = self.adapter else {
-            return Ok(self.workspace.draft_in(dtype)?.context("there is a draft")?.into());
-        };
-        let (_, adapter) = self.workspace.adapter_in(dir, dtype)?;
-        let target = self.workspace.target_of_adapters(dtype)?.clone();
-        Ok(DrafterModel::self_draft(target, adapter, exit_layer))
+    fn drafter(&self) -> Result<&DrafterRecipe> {
+        self.recipe.drafters.get(self.id).context("the recipe has the drafter")
+    }
+
+    /// The model whose hidden states the head reads.
+    fn frozen(&self, dtype: WeightDtype) -> Result<DrafterModel> {
+        let Self { id, recipe, workspace, .. } = *self;
+        self.drafter()?.kind.frozen(&Loading { id, recipe, workspace }, dtype)
     }
 
     fn note(&self, text: String) {

@@ -3,13 +3,14 @@
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::HeadScores;
+use draftsmith_theory::{DrafterId, HeadScores};
 use draftsmith_train::HeadTraining;
 use serde_json::Value;
 
 use super::export_job::{Planned, SCORES};
 use super::head_outcome::{ExportedHead, HeadOutcome, SweptHead};
 use crate::console::Console;
+use crate::kinds::head_within;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
@@ -18,12 +19,12 @@ const ROWS: &str = "sweep.json";
 
 /// Copies the best head to the recipe's head directory, and writes and returns the rows of all heads.
 pub(crate) fn finish(
-    recipe: &Recipe,
+    (recipe, id): (&Recipe, DrafterId),
     workspace: &Workspace,
     heads: Vec<(HeadTraining, ExportedHead)>,
     console: &Console,
 ) -> Result<HeadOutcome> {
-    let path = recipe.sweep_dir().join(ROWS);
+    let path = recipe.sweep_dir(id).join(ROWS);
     // The rows of an earlier run; none if they have another format.
     let before: Vec<SweptHead> =
         serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
@@ -51,7 +52,7 @@ pub(crate) fn finish(
     let (_, mut head) = heads.into_iter().nth(best).context("the best is one of them")?;
     let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
     let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
-    let planned = Planned { dir: recipe.head_dir(), fingerprint };
+    let planned = Planned { dir: head_within(&recipe.export_dir(id)), fingerprint };
     // An existing copy may have been tuned since, so we keep it.
     if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
         workspace.forget(&planned.dir);
@@ -64,7 +65,7 @@ pub(crate) fn finish(
             let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
             write_whole(&planned.dir.join(name), bytes)?;
         }
-        recipe.write_beside(&planned.dir)?;
+        recipe.write_of(id, &planned.dir)?;
     }
     console.note(format!("train-head: the sweep is in `{}`", path.display()));
     head.dir = planned.dir;

@@ -13,7 +13,7 @@ use crate::console::progress::Progress;
 #[derive(Default)]
 pub(super) struct ModelDir {
     /// What messages call the model, such as `target`.
-    pub(super) role: &'static str,
+    pub(super) role: String,
     pub(super) dir: PathBuf,
     config: OnceLock<ModelConfig>,
     /// The hash of weights and `config.json`.
@@ -23,8 +23,8 @@ pub(super) struct ModelDir {
 }
 
 impl ModelDir {
-    pub(super) fn new(role: &'static str, dir: &Path) -> Self {
-        Self { role, dir: dir.to_path_buf(), ..Self::default() }
+    pub(super) fn new(role: &str, dir: &Path) -> Self {
+        Self { role: role.to_owned(), dir: dir.to_path_buf(), ..Self::default() }
     }
 
     /// Checks that the directory exists.

@@ -151,34 +151,6 @@ fn machine() -> String {
     )
 }
 
-fn describe_head(config: &AcceptanceHeadConfig) -> String {
-    let kind = if config.tied { "tied" } else { "untied" };
-    let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };
-    let inputs = config.reads.inputs().iter();
-    let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();
-    format!(
-        "acceptance head{form}, {} {kind} blocks of width {}{more}",
-        config.num_layers, config.hidden_size
-    )
-}
-
-fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
-    let mut text = format!(
-        "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
-        config.exit_layer,
-        config.model.shape.num_layers,
-        config.architecture,
-        adapter.num_parameters() as f64 / 1e6,
-    );
-    if let Some(vocabulary) = &config.draft_vocabulary {
-        text += &format!(", draws {} tokens", vocabulary.ids().len());
-        if let Some(coverage) = config.vocabulary_coverage() {
-            text += &format!(" ({:.1} % of those in held-out responses)", coverage * 100.0);
-        }
-    }
-    text
-}
-
 /// A promise and the measured gain, in a line.
 fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
     let Estimate { value, low, high } = promise.measured_gain;
@@ -198,22 +170,3 @@ fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
     )
 }
 
-fn summary_of(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
-    let shape = &config.shape;
-    ModelSummary {
-        role: role.to_owned(),
-        name: dir.display().to_string(),
-        description: format!(
-            "{} architecture, {} layers, hidden {}, {} heads ({} key/value), vocabulary {}, \
-             {:.1} M parameters",
-            config.architecture.name(),
-            shape.num_layers,
-            shape.hidden_size,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.vocab_size,
-            config.num_parameters() as f64 / 1e6
-        ),
-        hash: hash.to_owned(),
-    }
-}

@@ -1,26 +1,26 @@
-//! The tables `[[evaluate.cascades]]`: drafters that review each other's candidates, or take turns
-//! (CS-Drafting).
+//! The kind `cascade` (CS-Drafting): drafters that review each other's candidates, or take turns.
 
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_decode::{CascadeConfig, CascadeLengths};
+use draftsmith_decode::{CascadeConfig, CascadeLengths, CascadeParts, NamedParts};
 use draftsmith_theory::{
-    Bounds, DrafterId, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry, StopRuleName,
+    Bounds, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry, StopRuleName,
 };
 use serde::{Deserialize, Serialize};
 
-use super::data::one;
-use super::{require, toml_error};
+use super::loaded::{LoadedDrafter, Loading};
+use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
 use crate::names::DecodingName;
+use crate::recipe::{one, require};
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CascadeRecipe {
-    /// The drafters, largest first: `draft`, `small_draft`, `self_draft_N`, `max_gram`.
+pub(crate) struct CascadeKind {
+    /// The drafters, largest first; prompt lookup comes last.
     pub(crate) drafters: Vec<DrafterId>,
     /// The matrix K: a row for the target and for each drafter except the last, a column for each
     /// drafter. Row i gives the number of candidates from each drafter in the chain that i reviews.
@@ -77,7 +77,7 @@ impl Lengths {
     }
 }
 
-impl CascadeRecipe {
+impl CascadeKind {
     /// The decoder's settings.
     ///
     /// # Errors
@@ -121,55 +121,21 @@ impl CascadeRecipe {
         self.longest_chain(self.lengths.of(decoding), 0)
     }
 
-    /// [`CascadeRecipe::longest`] for the chain of one reviewer.
+    /// [`CascadeKind::longest`] for the chain of one reviewer.
     fn longest_chain(&self, lengths: &CascadeLengths, reviewer: usize) -> usize {
         let Some(row) = lengths.get(reviewer) else { return 0 };
         let (mut requested, mut longest) = (0, 0);
         for (drafter, length) in row.iter().enumerate().skip(reviewer).filter(|(_, it)| **it > 0) {
             requested += length;
-            let beyond = match self.drafters[drafter] {
-                DrafterId::MaxGram => 0,
-                _ => self.longest_chain(lengths, drafter + 1),
-            };
-            longest = longest.max(requested + beyond);
+            longest = longest.max(requested + self.longest_chain(lengths, drafter + 1));
         }
         longest
     }
 
-    /// Checks the table; messages name it `key`.
-    pub(super) fn check(&self, key: &str) -> Result<()> {
-        let check = |holds, problem| require(holds, key, problem);
-        let drafters = &self.drafters;
-        let is_one =
-            |id: &DrafterId| !matches!(id, DrafterId::Cascade { .. } | DrafterId::Merged { .. });
-        check(
-            (1..=MAX_DRAFTERS).contains(&drafters.len()) && drafters.iter().all(is_one),
-            "has a cascade whose `drafters` are empty, more than four, or cascades: name `draft`, \
-             `small_draft`, `self_draft_N` or `max_gram`",
-        )?;
-        let num_distinct =
-            (0..drafters.len()).filter(|at| !drafters[..*at].contains(&drafters[*at]));
-        check(num_distinct.count() == drafters.len(), "has a cascade that names a drafter twice")?;
-        let num_self_drafts = drafters.iter().filter(|id| id.exit_layer().is_some()).count();
-        check(
-            num_self_drafts <= 1,
-            "has a cascade of two self-drafts: the target can exit at only one layer",
-        )?;
-        let before_last = &drafters[..drafters.len() - 1];
-        check(
-            !before_last.contains(&DrafterId::MaxGram),
-            "has a cascade with a drafter after `max_gram`, which reviews nothing: put it last",
-        )?;
-        for lengths in self.lengths.all() {
-            self.check_lengths(lengths, key)?;
-        }
-        check(
-            !self.lenient_lookup || (self.lenience > 1.0 && drafters.contains(&DrafterId::MaxGram)),
-            "has a cascade with `lenient_lookup` but without `max_gram`, or without a `lenience` above 1: \
-             leave it out",
-        )?;
-        self.check_rules(key)?;
-        self.config().map(drop).with_context(|| format!("key `{key}`"))
+    /// Whether the last drafter looks tokens up; the others cannot.
+    fn has_look_ups(&self, all: &DrafterRecipes) -> bool {
+        let last = self.drafters.last().and_then(|id| all.get(*id));
+        last.is_some_and(|it| it.kind.role() == Role::LookUp)
     }
 
     fn check_lengths(&self, lengths: &CascadeLengths, key: &str) -> Result<()> {
@@ -177,46 +143,47 @@ impl CascadeRecipe {
         let num_drafters = self.drafters.len();
         check(
             lengths.len() == num_drafters && lengths.iter().all(|row| row.len() == num_drafters),
-            "has a cascade whose `lengths` are not a matrix with a row and a column for each drafter",
+            "has `lengths` that are not a matrix with a row and a column for each drafter",
         )?;
         let mut rows = lengths.iter().enumerate();
         check(
             rows.all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
-            "has a cascade with `lengths` below the diagonal: a drafter reviews only smaller ones",
+            "has `lengths` below the diagonal: a drafter reviews only smaller ones",
         )?;
         check(
             lengths[0].iter().any(|length| *length > 0),
-            "has a cascade whose first row of `lengths` is 0: the target would review nothing",
+            "has a first row of `lengths` that is 0: the target would review nothing",
         )
     }
 
-    fn check_rules(&self, key: &str) -> Result<()> {
+    fn check_rules(&self, key: &str, has_look_ups: bool) -> Result<()> {
         let check = |holds, problem| require(holds, key, problem);
+        let last = self.drafters.last();
         for (at, rule) in self.rules.iter().enumerate() {
             check(
                 self.row_of(rule).is_some(),
-                "has a cascade with a rule whose `reviewer` reviews no chain: name a drafter that is not \
+                "has a rule whose `reviewer` reviews no chain: name a drafter that is not \
                  the last, or leave it out for the target",
             )?;
             check(
                 self.rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
-                "has a cascade with two rules for one reviewer",
+                "has two rules for one reviewer",
             )?;
             let needs = rule.config(1).with_context(|| format!("key `{key}`"))?.needs();
             let drafters = self.drafters_of(rule);
             check(
-                needs.is_nothing() || !drafters.contains(&DrafterId::MaxGram),
-                "has a cascade with a rule that reads probabilities for a chain with looked-up \
-                 tokens, which have none: use `fixed_length`, or 0 in the column of `max_gram`",
+                needs.is_nothing() || !has_look_ups || !drafters.iter().any(|id| Some(id) == last),
+                "has a rule that reads probabilities for a chain with looked-up \
+                 tokens, which have none: use `fixed_length`, or 0 in the column of the look-ups",
             )?;
             check(
                 !needs.acceptance_prob || drafters.len() == 1,
-                "has a cascade with a rule that reads a head for a chain of several drafters: give \
+                "has a rule that reads a head for a chain of several drafters: give \
                  the chain one drafter",
             )?;
             check(
                 needs.acceptance_prob || rule.head.is_none(),
-                "has a cascade with a `head` for a rule that reads none",
+                "has a `head` for a rule that reads none",
             )?;
         }
         Ok(())
@@ -240,16 +207,21 @@ pub(crate) struct ChainRuleRecipe {
 }
 
 impl ChainRuleRecipe {
+    /// Whether the rule reads an acceptance head.
+    fn reads_head(&self) -> bool {
+        self.stop_rule.entry().is_some_and(|entry| !entry.heads.is_empty())
+    }
+
     /// The rule for chains of up to `max` tokens.
     ///
     /// # Errors
     /// If the rule has no listed parameter, or `setting` is outside its range.
     fn config(&self, max: usize) -> Result<StopRuleConfig> {
         let Some(grid) = self.stop_rule.entry().and_then(StopRuleEntry::grid) else {
-            bail!("has a cascade with a rule that is fitted to rollouts: name one with a threshold")
+            bail!("has a rule that is fitted to rollouts: name one with a threshold")
         };
         if let Some(problem) = grid.values.problem(self.setting) {
-            bail!("has a cascade with a rule whose `setting` {problem}");
+            bail!("has a rule whose `setting` {problem}");
         }
         let config = grid.at(self.setting, Bounds { min: 1, max: max.max(1) });
         config.init()?;
@@ -257,27 +229,88 @@ impl ChainRuleRecipe {
     }
 }
 
-/// Reads the keys of the table from one line, the value of `--cascade`.
-impl FromStr for CascadeRecipe {
-    type Err = anyhow::Error;
+impl DrafterKind for CascadeKind {
+    fn text(&self) -> String {
+        "cascade".to_owned()
+    }
 
-    fn from_str(text: &str) -> Result<Self> {
-        #[derive(Deserialize)]
-        struct Line {
-            cascade: CascadeRecipe,
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
+        let drafters = &self.drafters;
+        let of_drafters = format!("{key}.drafters");
+        require(
+            (1..=MAX_DRAFTERS).contains(&drafters.len()),
+            &of_drafters,
+            "is empty or names more than four drafters",
+        )?;
+        const NO_PART: &str = "names a drafter that can be no part of a cascade, or prompt lookup before the last \
+                               place: it reviews nothing";
+        let (_, others) = drafters.split_last().context("there is a drafter")?;
+        check_members(&of_drafters, drafters, all, |role| role != Role::Neither, NO_PART)?;
+        check_members(&of_drafters, others, all, |role| role == Role::Steps, NO_PART)?;
+        for lengths in self.lengths.all() {
+            self.check_lengths(lengths, key)?;
         }
-        let line = toml::from_str(&format!("cascade = {{ {text} }}")).map_err(|e| toml_error(&e));
-        let Line { cascade } = line?;
-        cascade.check("--cascade")?;
-        Ok(cascade)
+        let has_look_ups = self.has_look_ups(all);
+        require(
+            !self.lenient_lookup || (self.lenience > 1.0 && has_look_ups),
+            key,
+            "has `lenient_lookup` but no prompt lookup, or no `lenience` above 1: leave it out",
+        )?;
+        self.check_rules(key, has_look_ups)?;
+        self.config().map(drop).with_context(|| format!("key `{key}`"))
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let members = self.drafters.iter().map(|id| loading.member(*id));
+        let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
+        let mut drafters: Vec<NamedParts> = members.iter().map(|it| it.parts.clone()).collect();
+        for rule in &self.rules {
+            let ids = self.drafters_of(rule);
+            let [id] = ids[..] else { continue };
+            let at = self.drafters.iter().position(|it| *it == id).context("it is a member")?;
+            match &rule.head {
+                Some(dir) => {
+                    let reviewer = match rule.reviewer {
+                        None => loading.workspace.target_hash()?.to_owned(),
+                        Some(id) => {
+                            let reviewer = loading.of(id);
+                            reviewer.drafter().kind.recorded_hash(&reviewer)?
+                        }
+                    };
+                    let member = loading.of(id);
+                    drafters[at] = member.drafter().kind.with_head(&member, dir, Some(&reviewer))?;
+                }
+                None if rule.reads_head()
+                    && (members[at].head.is_none() || rule.reviewer.is_some()) =>
+                {
+                    bail!(
+                        "it has a rule that reads an acceptance head of `{id}`, but there is none for its \
+                         reviewer; hint: train one with the two as draft and target, and name its directory in \
+                         the rule's `head`"
+                    );
+                }
+                None => {}
+            }
+        }
+        let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
+        Ok(LoadedDrafter {
+            parts: NamedParts { id: loading.id, parts },
+            text: self.text(),
+            summaries: vec![loading.plain_summary(self.to_string())],
+            ..LoadedDrafter::new(loading.id, None)
+        })
+    }
+
+    /// Its longest round.
+    fn own_rule(&self, decoding: DecodingName) -> Option<StopRuleConfig> {
+        Some(FixedLengthConfig { candidate_length: self.longest(decoding) }.into())
     }
 }
 
 /// The description in results and in the report.
-impl fmt::Display for CascadeRecipe {
+impl fmt::Display for CascadeKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let drafters: Vec<String> = self.drafters.iter().map(DrafterId::to_string).collect();
-        write!(formatter, "{}; lengths ", drafters.join(", "))?;
+        write!(formatter, "{}; lengths ", names_text(&self.drafters))?;
         match &self.lengths {
             Lengths::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
             Lengths::Each(each) => {
@@ -299,7 +332,7 @@ impl fmt::Display for CascadeRecipe {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> CascadeRecipe {
+    fn read(text: &str) -> CascadeKind {
         toml::from_str(text).expect("TOML")
     }
 
@@ -307,7 +340,7 @@ mod tests {
     fn a_matrix_is_for_both_decodings_or_for_each() {
         let lengths = |text: &str| -> Result<Lengths, toml::de::Error> {
             let keys = format!("drafters = ['draft']\nlengths = {text}");
-            toml::from_str::<CascadeRecipe>(&keys).map(|cascade| cascade.lengths)
+            toml::from_str::<CascadeKind>(&keys).map(|cascade| cascade.lengths)
         };
         let same = lengths("[[2, 1], [0, 3]]").expect("a matrix");
         let two = vec![vec![2, 1], vec![0, 3]];
@@ -405,12 +438,12 @@ mod tests {
     #[test]
     fn a_flag_holds_the_keys_on_one_line() {
         let keys = "drafters = ['draft', 'max_gram'], lengths = [[4, 6], [0, 8]], lenience = 2.0";
-        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
+        let cascade: CascadeKind = keys.parse().expect("a cascade");
         assert_eq!(cascade.to_string(), "draft, max_gram; lengths [[4, 6], [0, 8]], lenience 2");
         let lenience = Lenience::new(2.0).expect("1 or more");
         assert_eq!(cascade.config().expect("valid").lenience, lenience);
         let keys = format!("{keys}, lenient_lookup = true");
-        let cascade: CascadeRecipe = keys.parse().expect("a cascade");
+        let cascade: CascadeKind = keys.parse().expect("a cascade");
         assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
         for (keys, problem) in [
@@ -419,7 +452,7 @@ mod tests {
             ("drafters = ['draft', 'max_gram'], lengths = 'tuned'", "expected a matrix"),
             ("draft, max_gram", "cascade"),
         ] {
-            let message = format!("{:#}", keys.parse::<CascadeRecipe>().expect_err("refused"));
+            let message = format!("{:#}", keys.parse::<CascadeKind>().expect_err("refused"));
             assert!(message.contains(problem), "{message}");
         }
     }

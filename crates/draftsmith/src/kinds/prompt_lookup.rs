@@ -1,16 +1,21 @@
-//! Prompt lookup as a drafter, with its optional table of bigrams.
+//! The kind `prompt-lookup` (Max-Gram): looks tokens up in the sequence itself, with an optional table of
+//! bigrams.
 //!
 //! `train-bigram` writes the table. Token ids depend on the tokenizer, so the file names its tokenizer by
 //! a hash, and a table of another tokenizer is refused.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_decode::DrafterParts;
+use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
-use draftsmith_theory::{Bigrams, MaxGramConfig};
+use draftsmith_theory::{Bigrams, MaxGramConfig, SearchedText};
+use serde::{Deserialize, Serialize};
 
-use crate::recipe::{EvaluateRecipe, MaxGramRecipe};
+use super::loaded::{LoadedDrafter, Loading};
+use super::{DrafterKind, DrafterRecipes, Role};
+use crate::recipe::require;
 use crate::workspace::Workspace;
 
 /// The lists in the file: ascending tokens, and the most frequent next token of each.
@@ -19,41 +24,46 @@ const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
 const TOKENIZER: &str = "tokenizer";
 const COUNTED: &str = "counted";
 
-/// The settings and data of prompt lookup.
-#[derive(Debug, Clone)]
-pub(crate) struct Lookup {
-    config: MaxGramConfig,
-    /// Continues rounds where lookup finds nothing.
-    bigrams: Option<Bigrams>,
+/// The settings.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PromptLookupKind {
+    /// Text that is searched for the sequence's suffix.
+    pub(crate) searched: SearchedText,
+    /// The fewest tokens in a match.
+    pub(crate) min_match: usize,
+    /// A table of bigrams that continues rounds where lookup finds nothing more; none if absent.
+    pub(crate) bigrams: Option<PathBuf>,
 }
 
-impl Lookup {
-    /// Prompt lookup with a recipe's settings.
-    ///
-    /// # Errors
-    /// As [`Lookup::read`].
-    pub(crate) fn of_recipe(evaluate: &EvaluateRecipe, workspace: &Workspace) -> Result<Self> {
-        let keys = evaluate.max_gram.as_ref();
-        let config = keys.map(MaxGramRecipe::config).unwrap_or_default();
-        Self::read(config, keys.and_then(|keys| keys.bigrams.as_deref()), workspace)
+impl Default for PromptLookupKind {
+    fn default() -> Self {
+        let MaxGramConfig { searched, min_match } = MaxGramConfig::default();
+        Self { searched, min_match, bigrams: None }
+    }
+}
+
+impl DrafterKind for PromptLookupKind {
+    fn text(&self) -> String {
+        "prompt lookup (Max-Gram)".to_owned()
     }
 
-    /// Prompt lookup with these settings, and the table of bigrams in a file if one is given.
-    ///
-    /// # Errors
-    /// If the table cannot be read, or belongs to another tokenizer.
-    pub(crate) fn read(
-        config: MaxGramConfig,
-        bigrams: Option<&Path>,
-        workspace: &Workspace,
-    ) -> Result<Self> {
-        let bigrams = bigrams.map(|path| read_bigrams(path, workspace)).transpose()?;
-        Ok(Self { config, bigrams })
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let key = format!("{key}.min_match");
+        require(self.min_match > 0, &key, "is 0: a match has at least one token")
     }
 
-    /// The drafter's parts.
-    pub(crate) fn parts(&self) -> DrafterParts<'_> {
-        DrafterParts::MaxGram { config: self.config, bigrams: self.bigrams.as_ref() }
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let Loading { id, workspace, .. } = *loading;
+        let Self { searched, min_match, bigrams } = self;
+        let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
+        let config = MaxGramConfig { searched: *searched, min_match: *min_match };
+        let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
+        Ok(LoadedDrafter { parts, text: self.text(), ..LoadedDrafter::new(id, None) })
+    }
+
+    fn role(&self) -> Role {
+        Role::LookUp
     }
 }
 

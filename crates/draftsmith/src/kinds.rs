@@ -1,0 +1,417 @@
+//! Drafters of a recipe, `[drafters.NAME]`: named instances of kinds.
+//!
+//! A kind is an entry of [`Kind`] and a file: its settings, what it loads, what it can be part of, which rules
+//! it is measured under and what its forwards read. Everything else goes by the drafter's name and asks the
+//! kind through [`DrafterKind`]; only this file and the kinds' own match on kinds.
+
+pub(crate) mod adapter;
+pub(crate) mod cascade;
+pub(crate) mod loaded;
+pub(crate) mod merged;
+pub(crate) mod model;
+pub(crate) mod origin;
+pub(crate) mod prompt_lookup;
+
+use std::fmt;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use draftsmith_decode::NamedParts;
+use draftsmith_model::{DrafterModel, WeightDtype};
+use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
+use draftsmith_train::{AdapterTraining, HeadLabels, HeadTraining, Section};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use self::adapter::AdapterKind;
+use self::cascade::CascadeKind;
+use self::loaded::{LoadedDrafter, Loading};
+use self::merged::MergedKind;
+use self::model::ModelKind;
+use self::origin::Origin;
+use self::prompt_lookup::PromptLookupKind;
+use crate::names::DecodingName;
+use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
+
+/// The settings of a drafter, by kind.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// A separate draft model.
+    Model(ModelKind),
+    /// Kangaroo: the target's first layers and an adapter.
+    Adapter(AdapterKind),
+    /// Max-Gram: prompt lookup, without a model.
+    PromptLookup(PromptLookupKind),
+    /// CS-Drafting: drafters that review each other's candidates, or take turns.
+    Cascade(CascadeKind),
+    /// SpecInfer: several drafters' chains, merged into one tree.
+    Merged(MergedKind),
+}
+
+impl Deref for Kind {
+    type Target = dyn DrafterKind;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Model(kind) => kind,
+            Self::Adapter(kind) => kind,
+            Self::PromptLookup(kind) => kind,
+            Self::Cascade(kind) => kind,
+            Self::Merged(kind) => kind,
+        }
+    }
+}
+
+/// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
+pub(crate) trait DrafterKind: fmt::Debug {
+    /// The drafter in words: `separate draft`, `self-draft, exit 2`.
+    fn text(&self) -> String;
+
+    /// Checks the settings. Messages name the drafter's table, `key`.
+    ///
+    /// # Errors
+    /// If a setting is invalid, or names a drafter that `all` lacks or that cannot take part.
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()>;
+
+    /// Reads what the drafter needs.
+    ///
+    /// # Errors
+    /// If something is missing or invalid, or belongs to other models.
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter>;
+
+    /// What it can be inside another drafter. Drafters with steps are recorded and tuned, and may have a head.
+    fn role(&self) -> Role {
+        Role::Neither
+    }
+
+    /// Its checkpoint directory, or name on the Hub, if it is a model.
+    fn model(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The directory that it is read from, if that is not the one that its recipe trains it into.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Its training, if its recipe trains it.
+    fn training(&self) -> Option<&AdapterTraining> {
+        None
+    }
+
+    /// The number of the target's first layers that it needs for drafting and training.
+    fn num_first_layers(&self) -> usize {
+        0
+    }
+
+    /// Whether it runs the target's first layers ahead of the others. A target can do that after one layer.
+    fn has_exit(&self) -> bool {
+        false
+    }
+
+    /// The most candidates of a round, under every rule except a fixed length.
+    fn max_candidate_length(&self) -> usize {
+        20
+    }
+
+    /// The only rule that it is measured under; `None` for those of the recipe.
+    fn own_rule(&self, _decoding: DecodingName) -> Option<StopRuleConfig> {
+        None
+    }
+
+    /// The hash by which recordings name it, without its head.
+    ///
+    /// # Errors
+    /// If it cannot be recorded, or a file cannot be read.
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
+    }
+
+    /// The model whose hidden states its head reads, for training the head.
+    ///
+    /// # Errors
+    /// If it has no model, or a file is missing or broken.
+    fn frozen(&self, loading: &Loading<'_>, _dtype: WeightDtype) -> Result<DrafterModel> {
+        bail!("the drafter `{}` has no hidden states that a head could read", loading.id)
+    }
+
+    /// Its parts inside a cascade whose chain's rule reads the head in a directory. That head was trained for a
+    /// reviewer with this hash.
+    ///
+    /// # Errors
+    /// If it cannot have another head, or the head belongs to other models.
+    fn with_head(
+        &self,
+        _loading: &Loading<'_>,
+        _dir: &Path,
+        _reviewer: Option<&str>,
+    ) -> Result<NamedParts> {
+        bail!(
+            "a rule of a chain can name only the head of a separate draft: an adapter's head is used if the \
+             target reviews its chain"
+        )
+    }
+}
+
+/// What a drafter can be inside another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It drafts step by step.
+    Steps,
+    /// It looks tokens up.
+    LookUp,
+    /// It cannot be part of another.
+    Neither,
+}
+
+/// A drafter: its kind with settings, and what drafters of all kinds may have.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "toml::Table", into = "toml::Table")]
+pub(crate) struct DrafterRecipe {
+    pub(crate) kind: Kind,
+    /// Its acceptance head: how it is trained, or its directory.
+    pub(crate) head: Option<Origin<HeadTraining>>,
+    /// Settings of stop rules, instead of those of `[evaluate.rules]`.
+    pub(crate) rules: RulesRecipe,
+    /// The most candidates of a round, under every rule except a fixed length; the kind's if absent.
+    pub(crate) max_candidate_length: Option<usize>,
+}
+
+impl DrafterRecipe {
+    /// A drafter of a kind, without a head.
+    pub(crate) fn new(kind: Kind) -> Self {
+        Self { kind, head: None, rules: RulesRecipe::default(), max_candidate_length: None }
+    }
+
+    /// The training of its head, if its recipe trains one.
+    pub(crate) fn head_training(&self) -> Option<&HeadTraining> {
+        self.head.as_ref().and_then(Origin::training)
+    }
+
+    /// The stop rules that it is measured under.
+    pub(crate) fn stop_rules(
+        &self,
+        evaluate: &EvaluateRecipe,
+        decoding: DecodingName,
+        has_head: bool,
+    ) -> Vec<StopRuleConfig> {
+        if let Some(rule) = self.kind.own_rule(decoding) {
+            return vec![rule];
+        }
+        let max = self.max_candidate_length.unwrap_or(self.kind.max_candidate_length());
+        let bounds = Bounds { min: 1, max };
+        let (rules, is_self_draft) = (&evaluate.rules, self.kind.has_exit());
+        let mut all = rules.configs(Some(&self.rules), is_self_draft, has_head, bounds);
+        if self.kind.role() == Role::LookUp {
+            all.retain(|rule| rule.needs().is_nothing());
+        }
+        all
+    }
+
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
+        self.rules.check(&format!("{key}.rules"))?;
+        let max = self.max_candidate_length.unwrap_or(1);
+        Bounds::new(1, max).with_context(|| format!("key `{key}.max_candidate_length`"))?;
+        self.kind.check(key, all)?;
+        let key = format!("{key}.head");
+        require(
+            self.head.is_none() || self.kind.role() == Role::Steps,
+            &key,
+            "is set for a drafter without a model: only one that drafts step by step can have a head",
+        )?;
+        let Some(head) = self.head_training() else { return Ok(()) };
+        if self.kind.model().is_some() {
+            return Ok(head.validate(Section::Head)?);
+        }
+        head.validate(Section::AdapterHead)?;
+        require(
+            head.labels == HeadLabels::Rollouts,
+            &format!("{key}.labels"),
+            "is not `rollouts`: the candidates in the data come from the draft model, not from this drafter",
+        )?;
+        require(
+            head.sweep.is_none(),
+            &format!("{key}.sweep"),
+            "is set: only the draft model's heads can be swept",
+        )
+    }
+}
+
+impl TryFrom<toml::Table> for DrafterRecipe {
+    type Error = String;
+
+    fn try_from(mut table: toml::Table) -> Result<Self, String> {
+        fn take<T: de::DeserializeOwned + Default>(
+            table: &mut toml::Table,
+            key: &str,
+        ) -> Result<T, String> {
+            let value = table.remove(key).map(T::deserialize).transpose();
+            value.map(Option::unwrap_or_default).map_err(|e| format!("`{key}`: {}", e.message()))
+        }
+        Ok(Self {
+            head: take(&mut table, "head")?,
+            rules: take(&mut table, "rules")?,
+            max_candidate_length: take(&mut table, "max_candidate_length")?,
+            kind: Kind::deserialize(table).map_err(|e| e.message().to_owned())?,
+        })
+    }
+}
+
+impl From<DrafterRecipe> for toml::Table {
+    fn from(drafter: DrafterRecipe) -> Self {
+        const TOML: &str = "settings are TOML";
+        let mut table = Self::try_from(&drafter.kind).expect(TOML);
+        if let Some(most) = drafter.max_candidate_length {
+            table.insert("max_candidate_length".to_owned(), (most as i64).into());
+        }
+        if drafter.rules != RulesRecipe::default() {
+            let rules = toml::Value::try_from(&drafter.rules).expect(TOML);
+            table.insert("rules".to_owned(), rules);
+        }
+        if let Some(head) = drafter.head {
+            table.insert("head".to_owned(), toml::Value::try_from(head).expect(TOML));
+        }
+        table
+    }
+}
+
+/// The drafters of a recipe, in its order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DrafterRecipes(Vec<(DrafterId, DrafterRecipe)>);
+
+impl DrafterRecipes {
+    /// One drafter.
+    pub(crate) fn one(id: DrafterId, drafter: DrafterRecipe) -> Self {
+        Self(vec![(id, drafter)])
+    }
+
+    /// The drafters, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
+        self.0.iter().map(|(id, drafter)| (*id, drafter))
+    }
+
+    /// The drafter with this name.
+    pub(crate) fn get(&self, id: DrafterId) -> Option<&DrafterRecipe> {
+        self.iter().find(|(name, _)| *name == id).map(|(_, drafter)| drafter)
+    }
+
+    /// Changes every drafter.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (DrafterId, &mut DrafterRecipe)> {
+        self.0.iter_mut().map(|(id, drafter)| (*id, drafter))
+    }
+
+    /// Adds a drafter.
+    pub(crate) fn push(&mut self, id: DrafterId, drafter: DrafterRecipe) {
+        self.0.push((id, drafter));
+    }
+
+    /// The models among them with their checkpoint directories. The first is the draft whose candidates and
+    /// labels `build-data` writes.
+    pub(crate) fn models(&self) -> Vec<(DrafterId, &Path)> {
+        self.iter().filter_map(|(id, it)| Some((id, it.kind.model()?))).collect()
+    }
+
+    /// Checks every drafter.
+    ///
+    /// # Errors
+    /// If a setting is invalid.
+    pub(crate) fn check(&self) -> Result<()> {
+        let draft = self.models().first().map(|(id, _)| *id);
+        for (id, drafter) in self.iter() {
+            let key = format!("drafters.{id}");
+            drafter.check(&key, self)?;
+            require(
+                drafter.kind.model().is_none() || draft == Some(id) || drafter.head_training().is_none(),
+                &format!("{key}.head"),
+                "trains a head of another draft than the first, whose candidates the data has: put this \
+                 drafter first, or name a trained head with `path`",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for DrafterRecipes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for DrafterRecipes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(RecipesVisitor)
+    }
+}
+
+struct RecipesVisitor;
+
+impl<'de> Visitor<'de> for RecipesVisitor {
+    type Value = DrafterRecipes;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a table of drafters by name, such as `[drafters.draft]`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DrafterRecipes, A::Error> {
+        let mut all = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let id = name.parse().map_err(de::Error::custom)?;
+            all.push((id, map.next_value()?));
+        }
+        Ok(DrafterRecipes(all))
+    }
+}
+
+/// Gives the trainings in a table of drafters this `dtype`, unless they have one.
+pub(crate) fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
+    let tables = drafters.iter_mut().filter_map(|(_, it)| it.as_table_mut());
+    for table in tables {
+        let set = |table: &mut toml::Table| {
+            if !table.contains_key("path") {
+                table.entry("dtype").or_insert_with(|| dtype.into());
+            }
+        };
+        if let Some(head) = table.get_mut("head").and_then(toml::Value::as_table_mut) {
+            set(head);
+        }
+        if table.get("kind").and_then(toml::Value::as_str) == Some(AdapterKind::NAME) {
+            set(table);
+        }
+    }
+}
+
+/// The names of `members` that `all` lacks, or which cannot take part, as an error.
+pub(crate) fn check_members(
+    key: &str,
+    members: &[DrafterId],
+    all: &DrafterRecipes,
+    is_allowed: impl Fn(Role) -> bool,
+    problem: &str,
+) -> Result<()> {
+    for id in members {
+        let Some(member) = all.get(*id) else {
+            bail!("key `{key}` names the drafter `{id}`; hint: add a table `[drafters.{id}]`")
+        };
+        require(is_allowed(member.kind.role()), key, problem)?;
+    }
+    let is_twice = (1..members.len()).any(|at| members[..at].contains(&members[at]));
+    require(!is_twice, key, "names a drafter twice")?;
+    let num_exits = members.iter().filter_map(|id| all.get(*id)).filter(|it| it.kind.has_exit());
+    require(
+        num_exits.count() <= 1,
+        key,
+        "names two self-drafts: the target can exit at only one layer",
+    )
+}
+
+/// The names of a list, separated by commas.
+pub(crate) fn names_text(ids: &[DrafterId]) -> String {
+    ids.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The directory of a drafter's head inside its own.
+pub(crate) fn head_within(dir: &Path) -> PathBuf {
+    dir.join("head")
+}
