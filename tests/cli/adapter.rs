@@ -15,7 +15,7 @@ fn adapter_place() -> Place {
              [adapter]\nexit_layer = [1, 3]\n[adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\n\
              validation_fraction = 0.3\n\
              [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 16\n\
-             self_draft_lengths = [1, 4]\nconfidence_thresholds = [0.5]\n",
+             rules.fixed = [1, 4]\nrules.confidence = [0.5]\n",
             model("target").display()
         ),
     );
@@ -54,7 +54,7 @@ fn adapters_need_no_draft_and_do_not_change_the_output() {
     let shown = place.run(&["inspect", adapter, "--json"]).json();
     assert_eq!((&shown["kind"], &shown["exit_layer"]), (&"self-draft adapter".into(), &3.into()));
     let plain = generate(&place, &["--json"]).json();
-    for extra in [&["--candidate-length", "3"][..], &["--confidence-threshold", "0.6"]] {
+    for extra in [&["--rule", "fixed=3"][..], &["--rule", "confidence=0.6"]] {
         let mut arguments = vec!["--json", "--adapter", adapter];
         arguments.extend(extra);
         let drafted = generate(&place, &arguments).json();
@@ -121,9 +121,9 @@ fn contradictory_and_invalid_adapter_flags_are_refused() {
     let place = Place::new();
     let draft = model("draft").display().to_string();
     generate(&place, &["--adapter", "a", "--draft", &draft]).fails_naming(&["--adapter"]);
-    generate(&place, &["--confidence-threshold", "0.5"]).fails_naming(&["--adapter"]);
-    generate(&place, &["--adapter", "a", "--confidence-threshold", "1.5"])
-        .fails_naming(&["--confidence-threshold"]);
+    generate(&place, &["--rule", "confidence=0.5"]).fails_naming(&["--adapter"]);
+    generate(&place, &["--adapter", "a", "--rule", "confidence=1.5"])
+        .fails_naming(&["--rule", "`confidence`"]);
     generate(&place, &["--adapter", "absent"]).fails_naming(&["absent"]);
 }
 
@@ -132,7 +132,7 @@ fn an_adapters_head_works_in_every_stage() {
     let place = adapter_place();
     let path = place.path("road.toml");
     let text = std::fs::read_to_string(&path).unwrap().replace("[1, 3]", "3");
-    let more = "decodings = ['greedy']\nstop_thresholds = [0.3, 0.6]\n\
+    let more = "decodings = ['greedy']\nrules.head = [0.3, 0.6]\n\
                 [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n[adapter_head.optimizer]\nnum_epochs = 1\n\
                 learning_rate = 1e-3\nvalidation_fraction = 0.3\nbatch_size = 2\n\
                 gradient_accumulation = 1\n\
@@ -178,7 +178,7 @@ fn an_adapters_head_works_in_every_stage() {
         generate(&place, &arguments).json()["token_ids"].clone()
     };
     let plain = tokens(&[]);
-    for rule in [&[][..], &["--stop-threshold", "0.2"], &["--stop-threshold", "0.8"]] {
+    for rule in [&[][..], &["--rule", "head=0.2"], &["--rule", "head=0.8"]] {
         assert_eq!(tokens(&[&["--adapter", adapter], rule].concat()), plain, "{rule:?}");
     }
     place.run(&["evaluate", "road.toml"]).ok();
@@ -211,5 +211,7 @@ fn an_adapters_head_works_in_every_stage() {
 #[test]
 fn a_stop_threshold_without_a_head_is_refused() {
     let place = Place::new();
-    generate(&place, &["--stop-threshold", "0.5"]).fails_naming(&["--stop-threshold", "--head"]);
+    let draft = model("draft").display().to_string();
+    generate(&place, &["--draft", &draft, "--rule", "head=0.5"])
+        .fails_naming(&["--rule", "`head`", "--head"]);
 }

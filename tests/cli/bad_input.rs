@@ -405,7 +405,7 @@ fn invalid_flags_and_missing_paths_are_named() {
     };
     generate(&["--temperature", "-1"]).fails_naming(&["temperature"]);
     generate(&["--temperature", "1", "--top-p", "0"]).fails_naming(&["top_p"]);
-    generate(&["--draft", &draft, "--candidate-length", "0"]).fails_naming(&["--candidate-length"]);
+    generate(&["--draft", &draft, "--rule", "fixed=0"]).fails_naming(&["--rule", "`fixed`"]);
     generate(&["--head", "x"]).fails_naming(&["--draft"]);
     generate(&["--draft", "nowhere"]).fails_naming(&["nowhere"]);
     generate(&["--draft", &draft, "--head", "nowhere"]).fails_naming(&["nowhere"]);
@@ -455,7 +455,8 @@ fn a_huge_token_limit_means_the_context() {
         let arguments =
             ["generate", "--target", &small, "--prompt", "Convert 3 km to m.", "--max-new-tokens"];
         place.run(&[&arguments[..], &[length]].concat()).ok();
-        let draft = ["--draft", &small, "--candidate-length", &most];
+        let rule = ["--rule", "confidence=0", "--max-candidate-length", &most];
+        let draft = [&["--draft", &small][..], &rule].concat();
         place.run(&[&arguments[..], &[length], &draft].concat()).ok();
     }
 }

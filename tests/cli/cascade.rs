@@ -10,7 +10,7 @@ fn write_recipe(place: &Place, models: &str, more: &str) -> String {
     place.write_prompts("test.jsonl", 4);
     let recipe = format!(
         "[models]\ntarget = '{}'\n{models}\
-         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\ncandidate_lengths = [3]\n{more}",
+         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\nrules.fixed = [3]\n{more}",
         model("target").display()
     );
     place.write("mine.toml", recipe).display().to_string()

@@ -20,7 +20,7 @@ fn adapter_place(more: &str) -> Place {
              [adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
              [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 5\n\
              [evaluate]\nprompts = ['test.jsonl']\ndecodings = ['greedy']\nmax_new_tokens = 16\n\
-             self_draft_lengths = [2]\nmax_self_draft_length = 5\n",
+             rules.fixed = [2]\nmax_self_draft_length = 5\n",
             model("target").display()
         ),
     );
@@ -34,7 +34,7 @@ fn adapter_place(more: &str) -> Place {
 fn generate(place: &Place, drafter: [&str; 2]) -> Value {
     let target = model("target").display().to_string();
     let mut arguments = vec!["generate", "--json", "--target", &target, "--max-new-tokens", "40"];
-    arguments.extend(["--prompt", "What is 47 + 85? Show the steps.", "--candidate-length", "3"]);
+    arguments.extend(["--prompt", "What is 47 + 85? Show the steps.", "--rule", "fixed=3"]);
     arguments.extend(drafter);
     place.run(&arguments).json()
 }
@@ -222,7 +222,7 @@ fn heads_are_exported_for_the_authors_class_and_for_transformers() {
         let (target, draft) = (model("target"), model("draft"));
         let [target, draft] = [&target, &draft].map(|path| path.display().to_string());
         let mut arguments = vec!["generate", "--json", "--target", &target, "--draft", &draft];
-        arguments.extend(["--head", head, "--stop-threshold", "0.4", "--max-new-tokens", "40"]);
+        arguments.extend(["--head", head, "--rule", "head=0.4", "--max-new-tokens", "40"]);
         arguments.extend(["--prompt", "What is 47 + 85? Show the steps."]);
         rounds(&place.run(&arguments).json())
     };

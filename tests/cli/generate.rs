@@ -29,7 +29,8 @@ fn greedy_speculative_output_is_plain_greedy_output() {
         assert!(!plain["text"].as_str().unwrap().is_empty());
         for draft in [&draft, &small] {
             for length in ["1", "3", "8"] {
-                let speculative = generate(&["--draft", draft, "--candidate-length", length]);
+                let rule = format!("fixed={length}");
+                let speculative = generate(&["--draft", draft, "--rule", &rule]);
                 assert_eq!(speculative["token_ids"], plain["token_ids"], "{prompt}");
                 assert_eq!(speculative["prompt_ids"], plain["prompt_ids"]);
                 let rounds = speculative["rounds"].as_array().unwrap();
@@ -55,10 +56,10 @@ fn a_head_changes_the_rounds_but_not_the_text() {
         place.run(&arguments).json()
     };
     let plain = generate(&[]);
-    let head = ["--draft", &draft, "--head", "checkpoints/small/head", "--stop-threshold"];
-    for threshold in ["0.2", "0.9"] {
+    let head = ["--draft", &draft, "--head", "checkpoints/small/head", "--rule"];
+    for rule in ["head=0.2", "head=0.9", "head-without-lag=0.5"] {
         let mut extra = head.to_vec();
-        extra.push(threshold);
+        extra.push(rule);
         assert_eq!(generate(&extra)["token_ids"], plain["token_ids"]);
     }
 }
@@ -83,7 +84,7 @@ fn a_repetition_penalty_has_the_same_effect_with_every_drafter() {
                 &["--draft", &draft],
                 &["--prompt-lookup"],
                 &["--draft", &draft, "--tree", "3-2x4x12"],
-                &["--draft", &draft, "--candidate-length", "9"],
+                &["--draft", &draft, "--rule", "fixed=9"],
             ];
             for drafter in drafters {
                 let found = generate(prompt, penalty, drafter);
@@ -126,7 +127,7 @@ fn stop_strings_and_end_tokens_work_with_every_drafter() {
             }
             let drafters: [&[&str]; 5] = [
                 &["--draft", &draft],
-                &["--draft", &draft, "--candidate-length", "12"],
+                &["--draft", &draft, "--rule", "fixed=12"],
                 &["--prompt-lookup"],
                 &["--draft", &draft, "--lookup-first"],
                 &["--draft", &draft, "--tree", "3-2x4x12"],
@@ -236,7 +237,8 @@ fn prompt_lookup_copies_repeated_text_and_changes_no_token() {
     };
     let plain = generate(&[]).json();
     for length in ["1", "4", "16"] {
-        let found = generate(&["--prompt-lookup", "--candidate-length", length]).json();
+        let rule = format!("fixed={length}");
+        let found = generate(&["--prompt-lookup", "--rule", &rule]).json();
         assert_eq!(found["token_ids"], plain["token_ids"]);
         let rounds = found["rounds"].as_array().unwrap();
         let most = |key: &str| rounds.iter().filter_map(|round| round[key].as_u64()).max().unwrap();
@@ -245,8 +247,9 @@ fn prompt_lookup_copies_repeated_text_and_changes_no_token() {
         assert_eq!(most("num_drafted").to_string(), length);
     }
     generate(&["--prompt-lookup", "--draft", &draft]).fails_naming(&["--prompt-lookup", "--draft"]);
-    generate(&["--prompt-lookup", "--stop-threshold", "0.5"])
-        .fails_naming(&["--prompt-lookup", "--stop-threshold"]);
+    for rule in ["head=0.5", "confidence=0.5", "entropy=0.5"] {
+        generate(&["--prompt-lookup", "--rule", rule]).fails_naming(&["--prompt-lookup", "--rule"]);
+    }
 }
 
 #[test]
@@ -261,7 +264,7 @@ fn the_draft_runs_if_lookup_finds_nothing_and_changes_no_token() {
         place.run(&arguments)
     };
     let plain = generate(&["--greedy"]).json();
-    let drafted = ["--draft", &draft, "--candidate-length", "1"];
+    let drafted = ["--draft", &draft, "--rule", "fixed=1"];
     let longest = |found: &serde_json::Value| {
         let rounds = found["rounds"].as_array().unwrap();
         rounds.iter().map(|round| round["num_drafted"].as_u64().unwrap()).max().unwrap()
@@ -294,7 +297,7 @@ fn trees_accept_more_than_their_chain_and_change_no_token() {
         place.run(&arguments)
     };
     let generate = |extra: &[&str]| generate_from(PROMPTS[0], extra);
-    let drafted = ["--draft", &draft, "--candidate-length", "3"];
+    let drafted = ["--draft", &draft, "--rule", "fixed=3"];
     let num_rounds = |tree: &[&str]| -> usize {
         let of_prompt = |prompt: &&str| {
             let plain = generate_from(prompt, &["--greedy"]).json();
@@ -398,6 +401,6 @@ fn a_cascade_changes_the_rounds_but_not_the_text() {
     let of_adapter = "drafters = ['self_draft_2', 'max_gram'], lengths = [[2, 0], [0, 4]]";
     refused(&["--draft", &draft, "--cascade", of_adapter], &["`self_draft_2`", "`--adapter`"]);
     refused(&["--draft", &draft, "--cascade", "drafters = ['draft']"], &["--cascade", "lengths"]);
-    let short = ["--draft", &draft, "--cascade", vertical, "--candidate-length", "3"];
-    refused(&short, &["--cascade", "--candidate-length"]);
+    let short = ["--draft", &draft, "--cascade", vertical, "--rule", "fixed=3"];
+    refused(&short, &["--cascade", "--rule"]);
 }

@@ -137,8 +137,8 @@ fn an_interrupted_evaluation_keeps_complete_prompts_separately() {
     place.write_small_recipe();
     place.write_prompts("test.jsonl", 1000);
     let settings = [
-        "evaluate.candidate_lengths=[1, 2, 3, 4, 5, 6, 7]",
-        "evaluate.stop_thresholds=[]",
+        "evaluate.rules.fixed=[1, 2, 3, 4, 5, 6, 7]",
+        "evaluate.rules.head=[]",
         "evaluate.decodings=['greedy']",
     ];
     let text = std::fs::read_to_string(place.path("small.toml")).unwrap();

@@ -241,7 +241,7 @@ fn changes_of_the_text_side_make_outputs_stale() {
     let at = |part: &str| recipe.find(part).unwrap();
     let sections = [0..at("[head]"), at("[evaluate]")..at("[adapter]"), at("[tune]")..recipe.len()];
     let sections: String = sections.map(|section| &recipe[section]).concat();
-    place.write("small.toml", sections.replace("stop_thresholds = [0.5]\n", ""));
+    place.write("small.toml", sections.replace("rules.head = [0.5]\n", ""));
     record(&own).ok();
     eos(&place.path("target/generation_config.json"));
     let again = record(&own);

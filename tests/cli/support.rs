@@ -124,7 +124,7 @@ impl Place {
                  [head]\nnum_layers = 1\n\
                  [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
                  [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 12\n\
-                 candidate_lengths = [1, 4]\nstop_thresholds = [0.5]\n",
+                 rules.fixed = [1, 4]\nrules.head = [0.5]\n",
                 model("target").display(),
                 model("draft").display()
             ),

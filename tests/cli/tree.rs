@@ -10,7 +10,7 @@ fn write_recipe(place: &Place, decodings: &str, more: &str) -> String {
     let [target, draft] = ["target", "draft-small"].map(|name| model(name).display().to_string());
     let recipe = format!(
         "[models]\ntarget = '{target}'\ndraft = '{draft}'\n\
-         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\ncandidate_lengths = [3]\n\
+         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\nrules.fixed = [3]\n\
          decodings = {decodings}\n[evaluate.trees]\nshapes = ['2-1', 'tuned']\n\
          [tune]\nprompts = ['test.jsonl']\nmax_length = 6\nlookup_first = false\n{more}"
     );

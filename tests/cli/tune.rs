@@ -87,7 +87,7 @@ fn the_best_rule_is_written_used_and_checked() {
     assert_eq!(place.json(&format!("{HEAD}/config.json")), config, "{again}");
 
     // Greedy output is the target's under the tuned rule.
-    let fixed = generate(&place, &["--candidate-length", "2"]);
+    let fixed = generate(&place, &["--rule", "fixed=2"]);
     assert_eq!(generate(&place, &[])["token_ids"], fixed["token_ids"]);
 
     let replayed = place.run(&["replay", "small.toml", "--json"]).json();
@@ -179,8 +179,8 @@ fn predictions_are_calibrated_as_the_recipe_says() {
     assert_eq!(inspected["calibration"]["sampled"], Value::Null);
 
     // Calibration does not change greedy output.
-    let fixed = generate(&place, &["--candidate-length", "2"]);
-    assert_eq!(generate(&place, &["--stop-threshold", "0.5"])["token_ids"], fixed["token_ids"]);
+    let fixed = generate(&place, &["--rule", "fixed=2"]);
+    assert_eq!(generate(&place, &["--rule", "head=0.5"])["token_ids"], fixed["token_ids"]);
 
     assert_eq!(shown.matches("chosen").count(), 2, "a form, and a rule");
     let refused = place.run(&["tune", "small.toml", "--set", "tune.calibration=isotonic"]);
@@ -214,11 +214,15 @@ fn tune_and_replay_need_their_inputs() {
         ("tune.num_prompts=0", "tune.num_prompts"),
         ("tune.lengths=3", "lengths"),
         ("tune.calibration=beta", "beta"),
-        ("evaluate.entropy_thresholds=[-1]", "evaluate.entropy_thresholds"),
-        ("evaluate.entropy_scale=0", "evaluate.entropy_scale"),
-        ("evaluate.entropy_check_interval=0", "evaluate.entropy_check_interval"),
-        ("evaluate.candidate_prob_thresholds=[2]", "evaluate.candidate_prob_thresholds"),
-        ("evaluate.initial_lengths=[0]", "evaluate.initial_lengths"),
+        ("evaluate.rules.entropy=[-1]", "`evaluate.rules.entropy`"),
+        ("evaluate.rules.entropy={values=[],scale=0}", "`evaluate.rules.entropy.scale`"),
+        (
+            "evaluate.rules.entropy={values=[],check_interval=0}",
+            "`evaluate.rules.entropy.check_interval`",
+        ),
+        ("evaluate.rules.candidate-prob=[2]", "`evaluate.rules.candidate-prob`"),
+        ("evaluate.adapter_rules.heuristic=[0]", "`evaluate.adapter_rules.heuristic`"),
+        ("evaluate.rules.heuristics=[1]", "unknown stop rule `heuristics`"),
     ] {
         place.run(&["tune", "small.toml", "--set", set]).fails_naming(&[key]);
     }

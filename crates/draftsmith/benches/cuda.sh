@@ -42,7 +42,7 @@ status=0
 for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.' \
     'Reverse this list: lamp, cup, chair, box, spoon.'; do
     expected="$(tokens cpu --prompt "$prompt")"
-    for extra in '' '--draft models/draft --candidate-length 4' \
+    for extra in '' '--draft models/draft --rule fixed=4' \
         '--adapter checkpoints/cpu/adapter'; do
         # shellcheck disable=SC2086
         found="$(tokens cuda --prompt "$prompt" $extra)"

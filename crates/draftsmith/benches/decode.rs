@@ -213,7 +213,7 @@ fn cold_start(bencher: Bencher) {
     bencher.bench_local(|| {
         let mut process = Command::new(env!("CARGO_BIN_EXE_draftsmith"))
             .args(["generate", "--greedy", "--quiet", "--prompt", "Add 3, 4 and 5."])
-            .args(["--max-new-tokens", "1", "--candidate-length", "1"])
+            .args(["--max-new-tokens", "1", "--rule", "fixed=1"])
             .args([
                 Path::new("--target"),
                 &dir_of("target"),

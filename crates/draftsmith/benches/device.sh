@@ -86,10 +86,12 @@ num_prompts = 2
 prompts = ["test.jsonl"]
 max_new_tokens = 16
 decodings = ["greedy"]
-candidate_lengths = [3]
-stop_thresholds = [0.5]
-self_draft_lengths = [2]
-confidence_thresholds = [0.6]
+[evaluate.rules]
+fixed = [3]
+head = [0.5]
+[evaluate.adapter_rules]
+fixed = [2]
+confidence = [0.6]
 END
     for stage in build-data train-head train-adapter record evaluate; do
         begun=$SECONDS

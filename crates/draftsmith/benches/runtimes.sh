@@ -91,11 +91,11 @@ rounds() { # DRAFT ARGUMENTS...
 for name in paper ahead; do
     run export --for transformers "checkpoints/$name/head" "$name-draft" --stop-threshold 0.5 > /dev/null
     check "transformers, the draft with its $name head" rounds "$name-draft" --draft "$draft" \
-        --head "checkpoints/$name/head" --stop-threshold 0.5
+        --head "checkpoints/$name/head" --rule head=0.5
 done
 run export --for transformers $adapter adapter-draft --stop-threshold 0.5 > /dev/null
 check 'transformers, the draft model of an adapter with its head' rounds adapter-draft --adapter $adapter \
-    --stop-threshold 0.5
+    --rule head=0.5 --max-candidate-length 20
 run record paper.toml > /dev/null
 run tune --for draft-model paper.toml > /dev/null
 run export --for draft-model $adapter draft-model > /dev/null
@@ -106,7 +106,7 @@ keys = json.load(open(path)) | {"num_assistant_tokens": int(sys.argv[2]), "assis
 json.dump(keys, open(path, "w"))
 PY
 check 'transformers, the draft model of an adapter' rounds draft-model --adapter $adapter --max-candidate-length 5 \
-    --confidence-threshold 0.6
+    --rule confidence=0.6
 check 'transformers, its logits' "$python" "$checks/transformers_logits.py" $target $adapter draft-model
 run train-adapter paper.toml --set 'adapter.architecture="attention"' > /dev/null
 run export --for kangaroo $adapter kangaroo > /dev/null
@@ -122,7 +122,7 @@ if [ -n "$vllm_python" ]; then
         run export --for vllm "checkpoints/$name/head" "vllm_$name" --stop-threshold 0.5 > /dev/null
         check "vLLM, the draft with its $name head" "${vllm[@]}" "$checks/vllm_rounds.py" "$binary" $target \
             "vllm_$name" $prompts 20 -- --target $target --draft "$draft" --head "checkpoints/$name/head" \
-            --stop-threshold 0.5
+            --rule head=0.5
     done
     check 'vLLM, the draft with its ahead head, sampled' "${vllm[@]}" "$checks/vllm_sampled.py" "$binary" $target \
         vllm_ahead 'Tell me.' 300

@@ -30,7 +30,7 @@ impl CandidateProbThresholdConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            doc: "transformers' `assistant_confidence_threshold`",
+            doc: "transformers' `assistant_confidence_threshold`, for the candidate's own probability",
             values: SettingKind::Probability,
             default: &[],
             self_draft_default: &[],

@@ -40,7 +40,7 @@ impl ConfidenceThresholdConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            doc: "Kangaroo's η: the largest probability at which a round ends",
+            doc: "Kangaroo's η: a round ends when the largest probability is at most this",
             values: SettingKind::Probability,
             default: &[],
             self_draft_default: &[0.2, 0.4, 0.6, 0.8],

@@ -22,7 +22,7 @@ impl FixedLengthConfig {
         family: RuleFamily::Length,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            doc: "the number of candidates K",
+            doc: "the number of candidates, K",
             values: SettingKind::Length,
             default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0],
             self_draft_default: &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0],

@@ -29,7 +29,7 @@ impl HeuristicConfig {
         family: RuleFamily::Length,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            doc: "the first length of transformers' heuristic",
+            doc: "the number in the first round of transformers' heuristic",
             values: SettingKind::Length,
             default: &[],
             self_draft_default: &[],

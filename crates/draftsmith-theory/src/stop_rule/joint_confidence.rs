@@ -26,7 +26,7 @@ impl JointConfidenceConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            doc: "a threshold of the product of a round's confidences",
+            doc: "a round ends when the product of its largest probabilities is at most this",
             values: SettingKind::Probability,
             default: &[],
             self_draft_default: &[],

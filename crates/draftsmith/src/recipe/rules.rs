@@ -210,26 +210,28 @@ mod tests {
         for (entry, grid) in listed() {
             let name = entry.file_name;
             let value = number(|number| grid.values.problem(number));
-            let numbers: Vec<f64> =
-                grid.options.iter().map(|it| number(|number| it.values.problem(number))).collect();
-            let options = grid.options.iter().zip(&numbers);
-            let options: String =
-                options.map(|(option, number)| format!(", {} = {number}", option.name)).collect();
+            let given = |option: &RuleOption| number(|number| option.values.problem(number));
+            let all: Vec<f64> = grid.options.iter().map(given).collect();
+            // Tables are written in alphabetical order.
+            let mut options: Vec<String> =
+                grid.options.iter().map(|it| format!("{} = {}", it.name, given(it))).collect();
+            options.sort();
+            let line = |option: &String| format!("{option}\n");
+            let lines: String = options.iter().map(line).collect();
             for (text, numbers) in [
-                (format!("{name} = [{value}]\n"), self::options(grid, None)),
-                (format!("[{name}]\nvalues = [{value}]{}\n", options.replace(", ", "\n")), numbers),
+                (format!("{name} = [{value}]\n"), &self::options(grid, None)),
+                (format!("[{name}]\nvalues = [{value}]\n{lines}"), &all),
             ] {
                 let rules = read(&text);
                 rules.check("evaluate.rules").expect("valid");
                 assert_eq!(toml::to_string(&rules).expect("TOML"), text);
                 let configs = rules.configs(None, false, true, BOUNDS);
-                assert!(configs.contains(&(grid.config)(value, &numbers, BOUNDS)), "{configs:?}");
+                assert!(configs.contains(&(grid.config)(value, numbers, BOUNDS)), "{configs:?}");
             }
-            let asked: AskedRule =
-                format!("{name}={value}{}", options.replace(' ', "")).parse().expect("a rule");
-            assert_eq!(asked.config(BOUNDS), (grid.config)(value, &numbers, BOUNDS));
-            let asked: AskedRule = format!("{name}={value}").parse().expect("a rule");
-            assert_eq!(asked.config(BOUNDS), grid.at(value, BOUNDS));
+            let asked = |text: String| text.parse::<AskedRule>().expect("a rule").config(BOUNDS);
+            let with_options = [&[format!("{name}={value}")], &options[..]].concat().join(",");
+            assert_eq!(asked(with_options), (grid.config)(value, &all, BOUNDS));
+            assert_eq!(asked(format!("{name}={value}")), grid.at(value, BOUNDS));
         }
     }
 
