@@ -64,6 +64,11 @@ impl Deref for Kind {
     }
 }
 
+/// Why there is nothing to record, tune or measure.
+pub(crate) const NOTHING_DRAFTS: &str =
+    "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
+     checkpoint directory `model`, or `adapter` and its `exit_layer`";
+
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub(crate) trait DrafterKind: fmt::Debug {
     /// The drafter in words: `separate draft`, `self-draft, exit 2`.

@@ -193,6 +193,11 @@ impl Recipe {
         Self { drafters: DrafterRecipes::one(id, drafter), evaluate, ..self.clone() }
     }
 
+    /// The directory of the state of a head's training.
+    pub(crate) fn head_training_dir(&self, id: DrafterId) -> PathBuf {
+        self.checkpoint_dir().join(format!("{id}-head-training"))
+    }
+
     /// The directory of the heads of a draft's sweep.
     pub(crate) fn sweep_dir(&self, id: DrafterId) -> PathBuf {
         self.export_dir(id).join("sweep")

@@ -6,14 +6,15 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_files::{check_room, in_bytes};
 use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::conversation::SetPrompt;
-use crate::exports::{Exports, adapter_dirs};
+use crate::kinds::loaded::LoadedDrafters;
+use crate::kinds::{NOTHING_DRAFTS, Role};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
 use crate::results::DecodingName;
@@ -44,13 +45,13 @@ pub(crate) fn run(
     console: &Console,
 ) -> Result<Vec<RecordedFile>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
-    if adapter_dirs(recipe, evaluate).is_empty() {
-        recipe.need_draft("record, where there is no adapter,")?;
+    if !recipe.evaluated().any(|(_, it)| it.kind.role() == Role::Steps) {
+        bail!("{NOTHING_DRAFTS}");
     }
     let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, console)?));
     let sets = [prompts(PromptSet::Validation)?, prompts(PromptSet::Test)?];
     let models = RecordedModels::of(recipe, workspace)?;
-    let exports = Exports::read(recipe, evaluate, workspace)?;
+    let drafters = LoadedDrafters::read(recipe, workspace, false)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let groups = plan(&files, evaluate, &sets, console)?;
     let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();
@@ -95,8 +96,8 @@ pub(crate) fn run(
                         }
                     };
                     progress.message(format!("{}, {set}, {how}", key.drafter));
-                    let drafter =
-                        RecordedDrafter { exports: &exports, name: key.drafter, decoding };
+                    let id = key.drafter.id().context("a recorded drafter has a name")?;
+                    let drafter = RecordedDrafter { drafters: &drafters, id, decoding };
                     let recorded = recorder.record_answers(&drafter, &*answers)?;
                     files.write(key, &recorded)?.summary()
                 }

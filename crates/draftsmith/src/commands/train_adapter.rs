@@ -1,20 +1,25 @@
-//! `train-adapter`: trains self-draft adapters on built data, one for each exit layer, into
-//! `checkpoints/<recipe>/adapter/`. Missing adapters are trained together. With `[adapter_head]`, each then
-//! gets an acceptance head in its directory `head/`.
+//! `train-adapter`: trains self-draft adapters on built data, into
+//! `checkpoints/<recipe>/<drafter>/`. Missing adapters with equal settings are trained together. One with a table
+//! `head` then gets an acceptance head in its directory `head/`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AdapterArchitecture, AdapterConfig};
-use draftsmith_train::{AdapterScores, AdapterTraining, ExitLayers, Section, train_adapters};
+use draftsmith_theory::DrafterId;
+use draftsmith_train::{
+    AdapterScores, AdapterTraining, ExitLayers, HeadTraining, Section, train_adapters,
+};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
 use crate::devices::check_devices;
-use crate::exports::adapter_head_dir;
+use crate::kinds::DrafterRecipe;
+use crate::kinds::adapter::exit_layer;
+use crate::kinds::loaded::one_of;
 use crate::recipe::Recipe;
 use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
@@ -26,6 +31,8 @@ const COMMAND: &str = "train-adapter";
 /// An adapter in the document of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct AdapterOutcome {
+    /// The drafter's name.
+    pub(crate) drafter: DrafterId,
     pub(crate) adapter_dir: PathBuf,
     /// The number of the target's layers that run before it.
     pub(crate) exit_layer: usize,
@@ -48,25 +55,35 @@ pub(crate) struct AdapterOutcome {
 /// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
+    asked: Option<DrafterId>,
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<AdapterOutcome>> {
-    let settings = recipe
-        .adapter
-        .as_ref()
-        .context("the recipe has no section `[adapter]`: it says how adapters are trained")?;
-    let (section, optimizer) = (Section::Adapter, &settings.optimizer);
-    check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
+    let trained: Vec<(DrafterId, &AdapterTraining)> = recipe.trained_adapters();
+    let ids = trained.iter().map(|(id, _)| *id).collect();
+    if let Some(asked) = asked {
+        one_of(ids, Some(asked), "adapter to train")?;
+    } else if trained.is_empty() {
+        bail!(
+            "the recipe trains no adapter; hint: add a table `[drafters.NAME]` with `kind = \"adapter\"` and its \
+             `exit_layer`"
+        );
+    }
     let data = built_data(recipe, workspace, workspace.target_shape()?.vocab_size)?;
-    let stage = Stage { recipe, settings, workspace, data: &data, console };
-    let mut outcomes = stage.adapters()?;
-    if recipe.adapter_head.is_some() {
-        for outcome in &mut outcomes {
-            console.note(format!(
-                "{COMMAND}: an acceptance head for the adapter behind layer {}",
-                outcome.exit_layer
-            ));
-            outcome.head = stage.head(&outcome.adapter_dir)?;
+    let mut outcomes = Vec::new();
+    for (ids, settings) in passes(&trained, asked) {
+        let (section, optimizer) = (Section::Adapter, &settings.optimizer);
+        check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
+        let stage = Stage { recipe, settings, workspace, data: &data, console };
+        outcomes.extend(stage.adapters(&ids)?);
+    }
+    outcomes.sort_by_key(|outcome| trained.iter().position(|(id, _)| *id == outcome.drafter));
+    for outcome in &mut outcomes {
+        let drafter = recipe.drafters.get(outcome.drafter);
+        if let Some(settings) = drafter.and_then(DrafterRecipe::head_training) {
+            console.note(format!("{COMMAND}: an acceptance head for `{}`", outcome.drafter));
+            let head = HeadStage { recipe, settings, workspace, data: &data, console };
+            outcome.head = head.train(outcome.drafter)?;
         }
     }
     outcomes.iter().try_for_each(|outcome| outcome.tell(console))?;
@@ -74,6 +91,27 @@ pub(crate) fn run(
     Ok(outcomes)
 }
 
+/// Adapters whose settings differ only in the exit layer, which one pass over the data trains, with those
+/// settings.
+fn passes<'a>(
+    trained: &[(DrafterId, &'a AdapterTraining)],
+    asked: Option<DrafterId>,
+) -> Vec<(Vec<DrafterId>, &'a AdapterTraining)> {
+    let alike = |settings: &AdapterTraining| {
+        let any = AdapterTraining { exit_layer: ExitLayers::One(0), ..settings.clone() };
+        serde_json::to_string(&any).unwrap_or_default()
+    };
+    let mut passes: Vec<(Vec<DrafterId>, &AdapterTraining)> = Vec::new();
+    for (id, settings) in trained.iter().filter(|(id, _)| asked.is_none_or(|asked| asked == *id)) {
+        match passes.iter_mut().find(|(_, own)| alike(own) == alike(settings)) {
+            Some((ids, _)) => ids.push(*id),
+            None => passes.push((vec![*id], settings)),
+        }
+    }
+    passes
+}
+
+/// What adapters with equal settings are trained from.
 struct Stage<'a> {
     recipe: &'a Recipe,
     settings: &'a AdapterTraining,
@@ -83,31 +121,30 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// The adapters of all exit layers. Missing ones are trained side by side, in one pass of the target over
-    /// the data.
-    fn adapters(&self) -> Result<Vec<AdapterOutcome>> {
+    /// The outcomes of adapters; those that are missing are trained.
+    fn adapters(&self, ids: &[DrafterId]) -> Result<Vec<AdapterOutcome>> {
         let mut outcomes = Vec::new();
         let (mut exit_layers, mut missing) = (Vec::new(), Vec::new());
-        for (exit_layer, dir) in self.recipe.adapter_dirs() {
-            let planned = Planned { fingerprint: self.fingerprint(exit_layer)?, dir };
+        for id in ids {
+            let training = self.recipe.drafters.get(*id).and_then(|it| it.kind.training());
+            let exit_layer = exit_layer(training.context("it is trained")?);
+            let (id, dir) = (*id, self.recipe.export_dir(*id));
+            let planned = Planned { id, fingerprint: self.fingerprint(exit_layer)?, dir };
             let Some(found) = planned.found(AdapterConfig::from_dir) else {
                 exit_layers.push(exit_layer);
                 missing.push(planned);
                 continue;
             };
             self.console.note(format!("{COMMAND}: `{}` is there, {KEPT}", planned.dir.display()));
-            outcomes.push(AdapterOutcome::of(found));
+            outcomes.push(AdapterOutcome::of(id, found));
         }
         outcomes.extend(self.train(&missing, exit_layers)?);
-        let dirs = self.recipe.adapter_dirs();
-        outcomes.sort_by_key(|outcome| dirs.iter().position(|(n, _)| *n == outcome.exit_layer));
         Ok(outcomes)
     }
 
+    /// Trains adapters behind these layers, in one pass over the data.
     fn train(&self, missing: &[Planned], exit_layers: Vec<usize>) -> Result<Vec<AdapterOutcome>> {
-        if missing.is_empty() {
-            return Ok(Vec::new());
-        }
+        let Some(first) = missing.first() else { return Ok(Vec::new()) };
         let settings = self.settings;
         let target = self.workspace.target_of_adapters(settings.dtype)?;
         self.console.note(format!("{COMMAND}: {}", behind(&exit_layers)));
@@ -118,7 +155,7 @@ impl Stage<'_> {
             command: COMMAND,
             data: self.data,
             provenance: &self.data.provenance,
-            training_dir: self.recipe.adapter_root().with_file_name("adapter-training"),
+            training_dir: self.recipe.checkpoint_dir().join(format!("{}-training", first.id)),
             num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
             feature_name: "target".to_owned(),
@@ -132,10 +169,11 @@ impl Stage<'_> {
         if written.interrupted {
             return Err(Interrupted.into());
         }
-        Ok(written.exports.into_iter().map(AdapterOutcome::of).collect())
+        let outcomes = missing.iter().zip(written.exports);
+        Ok(outcomes.map(|(planned, export)| AdapterOutcome::of(planned.id, export)).collect())
     }
 
-    /// The hash of everything that an adapter depends on: its settings, the seed, and its data.
+    /// Identifies an adapter's training.
     fn fingerprint(&self, exit_layer: usize) -> Result<String> {
         let mut settings = serde_json::to_value(self.settings)?;
         // An adapter does not depend on those that are trained beside it.
@@ -147,27 +185,35 @@ impl Stage<'_> {
         }
         fingerprint(settings, self.data, &self.data.provenance)
     }
+}
 
-    /// The head of the adapter in `dir`, if the recipe's `[adapter_head]` asks for one.
-    fn head(&self, dir: &Path) -> Result<Option<HeadOutcome>> {
-        let Self { recipe, workspace, data, console, .. } = *self;
-        let Some(settings) = &recipe.adapter_head else { return Ok(None) };
+/// What the head of an adapter is trained from.
+struct HeadStage<'a> {
+    recipe: &'a Recipe,
+    settings: &'a HeadTraining,
+    workspace: &'a Workspace,
+    data: &'a DataSet,
+    console: &'a Console,
+}
+
+impl HeadStage<'_> {
+    fn train(&self, id: DrafterId) -> Result<Option<HeadOutcome>> {
+        let Self { recipe, settings, workspace, data, console } = *self;
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
         check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
-        let config = AdapterConfig::from_dir(dir)?;
-        let states = recipe.adapter_root().with_file_name("adapter-head-training");
+        let dir = recipe.export_dir(id);
+        let config = AdapterConfig::from_dir(&dir)?;
         let trainer = HeadTrainer {
             recipe,
             workspace,
             command: COMMAND,
-            adapter: Some((dir, config.exit_layer)),
-            head_dir: adapter_head_dir(dir),
-            training_dir: states.join(format!("exit-{}", config.exit_layer)),
+            id,
+            training_dir: recipe.head_training_dir(id),
             is_swept: false,
             data,
             // Labels come from rollouts of the adapter, not of the data's draft.
             provenance: Provenance {
-                draft: Some(workspace.adapter_hash(dir, &config)?),
+                draft: Some(workspace.adapter_hash(&dir, &config)?),
                 ..data.provenance.clone()
             },
             console,
@@ -178,8 +224,9 @@ impl Stage<'_> {
 }
 
 impl AdapterOutcome {
-    fn of(adapter: Exported<AdapterConfig, AdapterScores>) -> Self {
+    fn of(drafter: DrafterId, adapter: Exported<AdapterConfig, AdapterScores>) -> Self {
         Self {
+            drafter,
             adapter_dir: adapter.dir,
             exit_layer: adapter.config.exit_layer,
             architecture: adapter.config.architecture,
@@ -205,8 +252,9 @@ impl AdapterOutcome {
             _ => String::new(),
         };
         console.text(format!(
-            "adapter behind layer {}: {}\n{}, {} parameters{vocabulary}\nvalidation over {} tokens: \
+            "{}, behind layer {}: {}\n{}, {} parameters{vocabulary}\nvalidation over {} tokens: \
              cross-entropy {:.4} (the target's own {:.4}), agreement {:.4}, overlap {:.4}\n",
+            self.drafter,
             self.exit_layer,
             self.adapter_dir.display(),
             self.architecture,

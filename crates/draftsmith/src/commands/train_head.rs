@@ -1,10 +1,11 @@
-//! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/head/`.
+//! `train-head`: an acceptance head from built data, into `checkpoints/<recipe>/<drafter>/head/`.
 //!
-//! With `[head.sweep]` it trains every head of the sweep into `checkpoints/<recipe>/sweep/NAME/`, those with
+//! With a table `sweep` it trains every head of the sweep into `checkpoints/<recipe>/<drafter>/sweep/NAME/`, those with
 //! the same mixing ratio side by side, and copies the best one into `head/`, where the other stages look for
 //! it. A head that exists is kept: heads that are trained side by side do not depend on each other.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use draftsmith_theory::DrafterId;
 use draftsmith_train::Section;
 
 use crate::built_data::built_data;
@@ -20,23 +21,29 @@ use crate::workspace::Workspace;
 /// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
+    asked: Option<DrafterId>,
     workspace: &Workspace,
     console: &Console,
 ) -> Result<HeadOutcome> {
-    let settings = recipe.head.as_ref().context(
-        "the recipe has no section `[head]`: it says how the acceptance head is trained",
+    let (id, settings) = recipe.trained_head().context(
+        "the recipe's first draft model has no table `head`: it says how the acceptance head is trained; \
+         hint: add `[drafters.draft.head]`, or run `draftsmith train-adapter` for an adapter's head",
     )?;
+    if asked.is_some_and(|asked| asked != id) {
+        bail!(
+            "`train-head` trains the head of `{id}`, the first draft model, whose candidates the data has; \
+             `train-adapter` trains those of adapters"
+        );
+    }
     let (section, optimizer) = (Section::Head, &settings.optimizer);
     check_devices(console, "train-head", section, &workspace.devices, settings.dtype, optimizer)?;
-    recipe.need_draft("train-head")?;
     let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
     let trainer = HeadTrainer {
         recipe,
         workspace,
         command: "train-head",
-        adapter: None,
-        head_dir: recipe.head_dir(),
-        training_dir: recipe.head_dir().with_file_name("head-training"),
+        id,
+        training_dir: recipe.head_training_dir(id),
         is_swept: settings.sweep.is_some(),
         data: &data,
         provenance: data.provenance.clone(),
@@ -48,7 +55,7 @@ pub(crate) fn run(
         heads.extend(pass.into_iter().zip(exported));
     }
     let outcome = match settings.sweep {
-        Some(_) => sweep::finish(recipe, workspace, heads, console)?,
+        Some(_) => sweep::finish((recipe, id), workspace, heads, console)?,
         None => HeadOutcome::of(heads.remove(0).1, None),
     };
     console.document(&outcome)?;

@@ -28,11 +28,11 @@ use crate::console::Console;
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs};
 use crate::decoders::Decoders;
-use crate::exports::Exports;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
+use crate::kinds::loaded::LoadedDrafters;
 use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::prompts::spread;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
@@ -103,7 +103,7 @@ pub(crate) fn run_within(
     console: &Console,
 ) -> Result<Vec<Tuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
-    let exports = Exports::read(recipe, evaluate, workspace)?;
+    let drafters = LoadedDrafters::read(recipe, workspace, false)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let num_measurements = (files.drafters().len() * evaluate.decodings.len()).max(1) as u32;
     let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
@@ -112,14 +112,14 @@ pub(crate) fn run_within(
         tune,
         evaluate,
         workspace,
-        exports: &exports,
+        loaded: &drafters,
         files: &files,
         time_limit: share.min(COSTS_TIME_LIMIT),
         given: given_costs(tune.costs.as_ref(), &files.drafters())?,
         measuring: match recipe.target_elsewhere() {
             Some(_) => None,
             None => Some((
-                Decoders::new(workspace.pair()?, &exports, evaluate.max_new_tokens),
+                Decoders::new(workspace.pair()?, &drafters, evaluate.max_new_tokens),
                 cost_prompts(recipe, workspace, console)?,
             )),
         },
@@ -143,7 +143,7 @@ pub(crate) fn run_within(
             console.text(show::tuning(&tuning, console.width())?)?;
             tunings.push(tuning);
         }
-        if let Some(dir) = exports.export_of(drafter) {
+        if let Some(dir) = drafters.export_of(drafter) {
             // Written together: the rule was chosen for calibrated predictions.
             let mut keys = Vec::new();
             if let Some(calibration) = calibration {
@@ -186,7 +186,7 @@ struct Tuner<'a> {
     tune: &'a TuneRecipe,
     evaluate: &'a EvaluateRecipe,
     workspace: &'a Workspace,
-    exports: &'a Exports,
+    loaded: &'a LoadedDrafters,
     files: &'a RolloutFiles<'a>,
     /// The time limit of each measurement of costs.
     time_limit: Duration,
@@ -233,15 +233,15 @@ impl Tuner<'_> {
         let rule = baseline.tuned_rule(best)?;
         let (tree, trees_tried) = match self.evaluate.tunes_trees(name) {
             true => {
-                let models = self.exports.models_hash(recordings.drafter, self.workspace)?;
+                let models = self.loaded.models_hash(recordings.drafter, self.workspace)?;
                 let (tree, tried) = baseline.best_tree(models)?;
                 (Some(tree), tried)
             }
             false => (None, Vec::new()),
         };
-        let runtimes = match recordings.drafter {
-            DrafterId::Draft => runtimes::best_settings(&recordings, decoding, costs, fixed, seed)?,
-            _ => Vec::new(),
+        let runtimes = match self.loaded.get(recordings.drafter)?.is_draft_model {
+            true => runtimes::best_settings(&recordings, decoding, costs, fixed, seed)?,
+            false => Vec::new(),
         };
         let tuning = Tuning {
             calibration,
@@ -253,7 +253,7 @@ impl Tuner<'_> {
             runtimes,
             tree,
             trees_tried,
-            export: self.exports.export_of(drafter),
+            export: self.loaded.export_of(drafter),
             basis: TuningBasis {
                 drafter,
                 decoding: name,

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow};
 use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_files::{in_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
+use draftsmith_theory::DrafterId;
 use draftsmith_train::renderer::{EndRenderer, ListeningRenderer};
 use draftsmith_train::{
     Ending, FeatureDir, Interrupter, Resumption, TrainError, Trained, TrainingRun, TrainingSize,
@@ -35,6 +36,8 @@ pub(crate) const KEPT: &str = "trained with these settings on this data";
 /// An export to find or train.
 #[derive(Debug)]
 pub(crate) struct Planned {
+    /// The drafter.
+    pub(crate) id: DrafterId,
     pub(crate) dir: PathBuf,
     /// A hash of everything that it depends on.
     pub(crate) fingerprint: String,
@@ -275,7 +278,7 @@ impl ExportJob<'_> {
         trained: Trained<C::Model, C, S>,
         interrupted: bool,
     ) -> Result<Exported<C, S>> {
-        let Planned { dir, fingerprint } = planned;
+        let Planned { id, dir, fingerprint } = planned;
         let speed = Speed {
             seconds: trained.duration.as_secs_f64(),
             supervised_per_second: trained.supervised_per_second(),
@@ -290,7 +293,7 @@ impl ExportJob<'_> {
         self.workspace.forget(dir);
         remove_head(dir)?;
         config.write(&model, dir)?;
-        self.recipe.write_beside(dir)?;
+        self.recipe.write_of(*id, dir)?;
         let scores_text = serde_json::to_string_pretty(&scores)?;
         write_whole(&dir.join(SCORES), format!("{scores_text}\n"))?;
         Ok(Exported { dir: dir.clone(), config, scores, best_epoch, speed: Some(speed) })

@@ -52,7 +52,7 @@ pub(crate) fn finish(
     let (_, mut head) = heads.into_iter().nth(best).context("the best is one of them")?;
     let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
     let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
-    let planned = Planned { dir: head_within(&recipe.export_dir(id)), fingerprint };
+    let planned = Planned { id, dir: head_within(&recipe.export_dir(id)), fingerprint };
     // An existing copy may have been tuned since, so we keep it.
     if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
         workspace.forget(&planned.dir);

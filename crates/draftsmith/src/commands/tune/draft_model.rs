@@ -19,7 +19,8 @@ use crate::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
 use crate::decoders::Decoders;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
-use crate::exports::{AdapterExport, Exports};
+use crate::exports::AdapterExport;
+use crate::kinds::loaded::LoadedDrafters;
 use crate::pair::Pair;
 use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{DrafterName, Estimate};
@@ -47,27 +48,29 @@ pub(crate) fn run_for_draft_model(
     console: &Console,
 ) -> Result<()> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
-    let exports = Exports::read(recipe, evaluate, workspace)?;
-    if exports.adapters.is_empty() {
+    let loaded = LoadedDrafters::read(recipe, workspace, false)?;
+    let adapters: Vec<(DrafterId, &AdapterExport)> =
+        loaded.iter().filter_map(|it| Some((it.id(), it.adapter.as_deref()?))).collect();
+    if adapters.is_empty() {
         bail!(
-            "the recipe has no adapters to run as draft models; \
-             hint: give it a section `[adapter]`, or leave out `--for`"
+            "the recipe has no adapters to run as draft models; hint: add a table `[drafters.NAME]` with `kind = \
+             \"adapter\"`, or leave out `--for`"
         );
     }
     let files = RolloutFiles::of(recipe, workspace)?;
     let prompts = cost_prompts(recipe, workspace, console)?;
-    let nothing_trained = Exports::default();
-    let drafters: Vec<DrafterName> =
-        exports.adapters.iter().map(|adapter| adapter.drafter().into()).collect();
+    let drafters: Vec<DrafterName> = adapters.iter().map(|(id, _)| (*id).into()).collect();
     let given = given_costs(costs.or(tune.costs.as_ref()), &drafters)?;
     let mut tunings = Vec::new();
-    for adapter in &exports.adapters {
-        let id = adapter.drafter();
+    for (id, adapter) in adapters {
         let is_given = given.iter().any(|costs| costs.drafter == id);
         let pair = (!is_given).then(|| pair_with(adapter, workspace)).transpose()?;
+        let as_draft = pair.as_ref().and_then(|pair| pair.draft.as_ref());
+        let as_draft = as_draft.map(|model| LoadedDrafters::of_model(model, None));
         let mut decoders = pair
             .as_ref()
-            .map(|pair| Decoders::new(pair, &nothing_trained, evaluate.max_new_tokens));
+            .zip(as_draft.as_ref())
+            .map(|(pair, as_draft)| Decoders::new(pair, as_draft, evaluate.max_new_tokens));
         let mut tuned = TunedDraftModel { dtype: workspace.dtype, ..TunedDraftModel::default() };
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
@@ -79,7 +82,7 @@ pub(crate) fn run_for_draft_model(
                 let name = name.text();
                 console.note(format!("tune: measuring costs, {id} as a draft model, {name}"));
                 let decoders = decoders.as_mut().context("models to measure are loaded")?;
-                let (drafter, prompts) = (DrafterId::Draft, &prompts);
+                let (drafter, prompts) = (DrafterId::DRAFT, &prompts);
                 let time_limit = COSTS_TIME_LIMIT;
                 let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, console };
                 probe.measure(&|costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?))
