@@ -222,7 +222,7 @@ fn tune_and_replay_need_their_inputs() {
         ),
         ("evaluate.rules.candidate-prob=[2]", "`evaluate.rules.candidate-prob`"),
         ("evaluate.adapter_rules.heuristic=[0]", "`evaluate.adapter_rules.heuristic`"),
-        ("evaluate.rules.heuristics=[1]", "unknown stop rule `heuristics`"),
+        ("evaluate.rules.heuristics=[1]", "`evaluate.rules.heuristics`"),
     ] {
         place.run(&["tune", "small.toml", "--set", set]).fails_naming(&[key]);
     }

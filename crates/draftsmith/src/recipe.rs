@@ -31,8 +31,6 @@ pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
 pub(crate) use self::rules::AskedRule;
 #[cfg(test)]
-pub(crate) use self::rules::RulesRecipe;
-#[cfg(test)]
 pub(crate) use self::server::ServerLabels;
 pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;

@@ -21,7 +21,7 @@ use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
-use crate::recipe::{Recipe, RulesRecipe};
+use crate::recipe::Recipe;
 use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopRuleName};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::workspace::Workspace;
@@ -67,10 +67,6 @@ fn recipe(dir: &Path) -> Recipe {
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join("out").display().to_string();
     recipe
-}
-
-fn rules(keys: &str) -> RulesRecipe {
-    toml::from_str(keys).expect("rules")
 }
 
 fn workspace(recipe: &Recipe) -> Workspace {
@@ -228,10 +224,10 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
     head.labels = HeadLabels::Rollouts;
     let evaluate = recipe.evaluate.as_mut().expect("a section");
-    evaluate.rules = rules(
-        "fixed = [1, 3, 8]\nheuristic = [2, 5]\nhead = [0.3, 0.6]\n\
-                            head-without-lag = [0.3, 0.6]",
-    );
+    evaluate.rules = toml::from_str(
+        "fixed = [1, 3, 8]\nheuristic = [2, 5]\nhead = [0.3, 0.6]\nhead-without-lag = [0.3, 0.6]",
+    )
+    .expect("rules");
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
     let trained = train_head::run(&recipe, &workspace, &console).expect("a head");
@@ -428,8 +424,8 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
     let evaluate = recipe.evaluate.as_mut().expect("a section");
     (evaluate.max_new_tokens, evaluate.decodings) = (12, vec![DecodingName::Greedy]);
-    evaluate.rules = rules("fixed = [1, 3, 8]\nhead = [0.3, 0.6]");
-    evaluate.adapter_rules = rules("fixed = [2, 8]\nconfidence = []");
+    evaluate.rules = toml::from_str("fixed = [1, 3, 8]\nhead = [0.3, 0.6]").expect("rules");
+    evaluate.adapter_rules = toml::from_str("fixed = [2, 8]\nconfidence = []").expect("rules");
     let console = Console::silent();
     let workspace = |dtype| {
         let mut workspace = workspace(&recipe);

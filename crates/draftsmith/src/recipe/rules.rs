@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{
-    Bounds, Grid, RuleOption, StopRuleConfig, StopRuleEntry, StopRuleName, stop_rules,
-};
+use draftsmith_theory::{Bounds, Grid, StopRuleConfig, StopRuleEntry, stop_rules};
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
@@ -16,14 +14,9 @@ use super::require;
 /// The settings of each rule that a recipe names: `fixed = [1, 2]`. Written as given, without defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct RulesRecipe(BTreeMap<ListedRule, RuleRecipe>);
+pub(crate) struct RulesRecipe(BTreeMap<String, RuleRecipe>);
 
-/// A rule whose settings can be listed; in files its short name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-struct ListedRule(StopRuleName);
-
-/// The values of a rule's parameter, with its options by name unless they have their defaults.
+/// The values of a rule's parameter, with those of its options that differ from their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -44,13 +37,17 @@ fn listed() -> impl Iterator<Item = (&'static StopRuleEntry, &'static Grid)> {
     stop_rules().filter_map(|entry| Some((entry, entry.grid()?)))
 }
 
+fn quoted(names: impl Iterator<Item = &'static str>) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
 impl RulesRecipe {
-    /// Checks the options and numbers of every rule. Messages call the table `key_prefix`.
+    /// Checks every rule's name, options and numbers. Messages call the table `key_prefix`.
     pub(super) fn check(&self, key_prefix: &str) -> Result<()> {
-        let check = |(rule, settings): (&ListedRule, &RuleRecipe)| {
-            settings.check(rule.grid(), &format!("{key_prefix}.{}", rule.0.file_name()))
-        };
-        self.0.iter().try_for_each(check)
+        let mut rules = self.0.iter();
+        rules.try_for_each(|(name, rule)| {
+            rule.check(name, &format!("{key_prefix}.{name}")).map(drop)
+        })
     }
 
     /// Every setting of the rules of a drafter, within `bounds`: those in `over`, else those in this
@@ -66,80 +63,57 @@ impl RulesRecipe {
         let readable = listed().filter(|(entry, _)| has_head || entry.heads.is_empty());
         let configs = readable.flat_map(|(entry, grid)| {
             let mut tables = over.into_iter().chain([self]);
-            let given = tables.find_map(|table| table.0.get(&ListedRule(entry.name)));
+            let given = tables.find_map(|table| table.0.get(entry.file_name));
             let default = if is_self_draft { grid.self_draft_default } else { grid.default };
-            let values = given.map_or(default.to_vec(), |settings| settings.values().collect());
-            let options = options(grid, given);
+            let (values, options) =
+                given.map_or_else(|| (default.to_vec(), BTreeMap::new()), |rule| rule.numbers());
+            let options = all_options(grid, &options);
             values.into_iter().map(move |value| (grid.config)(value, &options, bounds))
         });
         configs.collect()
     }
 }
 
-impl ListedRule {
-    fn grid(self) -> &'static Grid {
-        self.0.entry().and_then(StopRuleEntry::grid).expect("only rules with a grid are listed")
-    }
-}
-
-impl TryFrom<String> for ListedRule {
-    type Error = anyhow::Error;
-
-    fn try_from(name: String) -> Result<Self> {
-        let found = listed().find(|(entry, _)| entry.file_name == name);
-        found.map(|(entry, _)| Self(entry.name)).with_context(|| {
-            let known = listed().map(|(entry, _)| entry.file_name);
-            format!("unknown stop rule `{name}`, expected one of {}", quoted(known))
-        })
-    }
-}
-
-impl From<ListedRule> for String {
-    fn from(rule: ListedRule) -> Self {
-        rule.0.file_name().into()
-    }
+/// A number for each option of a rule: the given one, else the default.
+fn all_options(grid: &Grid, given: &BTreeMap<&str, f64>) -> Vec<f64> {
+    let options = grid.options.iter();
+    options.map(|option| *given.get(option.name).unwrap_or(&option.default)).collect()
 }
 
 impl RuleRecipe {
-    fn values(&self) -> impl Iterator<Item = f64> {
-        let (Self::List(values) | Self::WithOptions { values, .. }) = self;
-        values.iter().filter_map(Number::as_f64)
-    }
-
-    fn given_options(&self) -> impl Iterator<Item = (&str, f64)> {
-        let options = match self {
-            Self::List(_) => None,
-            Self::WithOptions { options, .. } => Some(options),
+    /// The values of the parameter, and the given options.
+    fn numbers(&self) -> (Vec<f64>, BTreeMap<&str, f64>) {
+        let (values, options) = match self {
+            Self::List(values) => (values, None),
+            Self::WithOptions { values, options } => (values, Some(options)),
         };
-        let options = options.into_iter().flatten();
-        options.filter_map(|(name, number)| Some((name.as_str(), number.as_f64()?)))
+        let number = |number: &Number| number.as_f64().unwrap_or(f64::NAN);
+        let options = options.into_iter().flatten().map(|(name, it)| (name.as_str(), number(it)));
+        (values.iter().map(number).collect(), options.collect())
     }
 
-    fn check(&self, grid: &Grid, key: &str) -> Result<()> {
-        let problem = self.values().find_map(|value| grid.values.problem(value));
+    /// Checks the settings as those of the rule `name`, which is returned.
+    fn check(&self, name: &str, key: &str) -> Result<&'static Grid> {
+        let named = listed().find(|(entry, _)| entry.file_name == name);
+        let (_, grid) = named.with_context(|| {
+            let known = quoted(listed().map(|(entry, _)| entry.file_name));
+            format!("key `{key}` is no stop rule, expected one of {known}")
+        })?;
+        let (values, options) = self.numbers();
+        let problem = values.into_iter().find_map(|value| grid.values.problem(value));
         require(problem.is_none(), key, problem.unwrap_or_default())?;
-        for (name, number) in self.given_options() {
-            let known = || grid.options.iter().map(|option| option.name);
-            let problem = match grid.options.iter().find(|option| option.name == name) {
-                Some(option) => option.values.problem(number).unwrap_or_default().to_owned(),
-                None if grid.options.is_empty() => "is unknown: the rule has no options".to_owned(),
-                None => format!("is unknown: the rule's options are {}", quoted(known())),
-            };
-            require(problem.is_empty(), &format!("{key}.{name}"), &problem)?;
+        for (name, number) in options {
+            let key = format!("{key}.{name}");
+            let named = grid.options.iter().find(|option| option.name == name);
+            let option = named.with_context(|| {
+                let known = quoted(grid.options.iter().map(|option| option.name));
+                format!("key `{key}` is not one of the rule's options: [{known}]")
+            })?;
+            let problem = option.values.problem(number);
+            require(problem.is_none(), &key, problem.unwrap_or_default())?;
         }
-        Ok(())
+        Ok(grid)
     }
-}
-
-/// A number for each option of a rule: the given one, else the default.
-fn options(grid: &Grid, given: Option<&RuleRecipe>) -> Vec<f64> {
-    let given = |name| given?.given_options().find(|(option, _)| *option == name);
-    let number = |option: &RuleOption| given(option.name).map_or(option.default, |(_, it)| it);
-    grid.options.iter().map(number).collect()
-}
-
-fn quoted(names: impl Iterator<Item = &'static str>) -> String {
-    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 /// A rule at one setting, written `fixed=4` or `entropy=0.3,check_interval=2`.
@@ -151,6 +125,8 @@ pub(crate) struct AskedRule {
 }
 
 impl AskedRule {
+    const EXPECTED: &str = "expected NAME=NUMBER, then options: `entropy=0.3,check_interval=2`";
+
     /// The rule within `bounds`.
     pub(crate) fn config(&self, bounds: Bounds) -> StopRuleConfig {
         (self.grid.config)(self.value, &self.options, bounds)
@@ -161,28 +137,23 @@ impl FromStr for AskedRule {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let parts = text.split(',').map(|part| {
-            let (name, number) = part.split_once('=')?;
-            let number = Number::from_f64(number.trim().parse().ok()?)?;
-            Some((name.trim().to_owned(), number))
+        let mut parts = text.split(',').map(|part| {
+            let (name, number) = part.split_once('=').context(Self::EXPECTED)?;
+            let number = number.trim().parse().ok().and_then(Number::from_f64);
+            Ok((name.trim().to_owned(), number.context(Self::EXPECTED)?))
         });
-        let parts: Option<Vec<(String, Number)>> = parts.collect();
-        let mut parts = parts.context(EXPECTED)?.into_iter();
-        let (name, value) = parts.next().context(EXPECTED)?;
-        let grid = ListedRule::try_from(name.clone())?.grid();
-        let values = vec![value];
-        let settings = RuleRecipe::WithOptions { values, options: parts.collect() };
-        settings.check(grid, &name)?;
-        let value = settings.values().next().context(EXPECTED)?;
-        Ok(Self { grid, value, options: options(grid, Some(&settings)) })
+        let (name, value) = parts.next().context(Self::EXPECTED)??;
+        let options = parts.collect::<Result<_>>()?;
+        let rule = RuleRecipe::WithOptions { values: vec![value], options };
+        let grid = rule.check(&name, &name)?;
+        let (values, options) = rule.numbers();
+        Ok(Self { grid, value: values[0], options: all_options(grid, &options) })
     }
 }
 
-const EXPECTED: &str = "expected NAME=NUMBER, options after commas: `entropy=0.3,check_interval=2`";
-
 #[cfg(test)]
 mod tests {
-    use draftsmith_theory::EntropyThresholdConfig;
+    use draftsmith_theory::{EntropyThresholdConfig, RuleOption};
 
     use super::*;
 
@@ -219,7 +190,7 @@ mod tests {
             let line = |option: &String| format!("{option}\n");
             let lines: String = options.iter().map(line).collect();
             for (text, numbers) in [
-                (format!("{name} = [{value}]\n"), &self::options(grid, None)),
+                (format!("{name} = [{value}]\n"), &all_options(grid, &BTreeMap::new())),
                 (format!("[{name}]\nvalues = [{value}]\n{lines}"), &all),
             ] {
                 let rules = read(&text);
@@ -293,15 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_rule_is_named_with_its_line_and_all_known_rules() {
-        let refused = |keys: &str| toml::from_str::<RulesRecipe>(keys).expect_err("refused");
-        let message = refused("fixed = [1]\nheads = [0.5]").to_string();
-        for part in ["line 2", "unknown stop rule `heads`", "`head`", "`candidate-prob`"] {
+    fn settings_that_are_no_list_are_refused_with_their_line() {
+        let refused =
+            toml::from_str::<RulesRecipe>("head = [0.5]\nfixed = 3").expect_err("refused");
+        let message = refused.to_string();
+        for part in ["line 2", "fixed = 3", "expected a list", "OPTION"] {
             assert!(message.contains(part), "`{part}` is not in: {message}");
         }
-        assert!(!message.contains("`cost-head`"), "{message}");
-        let message = refused("fixed = 3").to_string();
-        assert!(message.contains("fixed = 3") && message.contains("expected a list"), "{message}");
     }
 
     #[test]
@@ -311,6 +280,11 @@ mod tests {
                 "fixed = [1.5]",
                 "`rules.fixed` has a length that is not a whole number from 1 to 256",
             ),
+            (
+                "heads = [0.5]",
+                "`rules.heads` is no stop rule, expected one of `fixed`, `heuristic`",
+            ),
+            ("cost-head = [0.5]", "`rules.cost-head` is no stop rule"),
             ("head = [2]", "`rules.head` has a threshold outside 0 to 1"),
             ("entropy = [-1]", "`rules.entropy` has a threshold below 0"),
             (
@@ -321,8 +295,8 @@ mod tests {
                 "entropy = { values = [], check_interval = 0 }",
                 "`rules.entropy.check_interval` is not",
             ),
-            ("entropy = { values = [], step = 2 }", "options are `scale`, `check_interval`"),
-            ("head = { values = [], scale = 2 }", "`rules.head.scale` is unknown: the rule has no"),
+            ("entropy = { values = [], step = 2 }", "options: [`scale`, `check_interval`]"),
+            ("head = { values = [], scale = 2 }", "`rules.head.scale` is not one of the rule's"),
         ] {
             let message = read(keys).check("rules").expect_err("refused").to_string();
             assert!(message.contains(problem), "{message}");
@@ -330,10 +304,10 @@ mod tests {
         for (text, problem) in [
             ("head=1.5", "`head` has a threshold outside 0 to 1"),
             ("entropy=0.3,scale=0", "`entropy.scale` is not a positive number"),
-            ("heads=0.5", "unknown stop rule `heads`, expected one of `fixed`"),
-            ("head", EXPECTED),
-            ("head=NaN", EXPECTED),
-            ("head=0.5,", EXPECTED),
+            ("heads=0.5", "`heads` is no stop rule, expected one of `fixed`"),
+            ("head", AskedRule::EXPECTED),
+            ("head=NaN", AskedRule::EXPECTED),
+            ("head=0.5,", AskedRule::EXPECTED),
         ] {
             let message = text.parse::<AskedRule>().expect_err("refused").to_string();
             assert!(message.contains(problem), "{message}");

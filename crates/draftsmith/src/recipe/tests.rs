@@ -122,8 +122,12 @@ fn messages_name_misspelt_missing_and_invalid_keys() {
     let fixed = message(RECIPE, &["evaluate.rules.fixed=[0]"]);
     assert!(fixed.contains("`evaluate.rules.fixed`"), "{fixed}");
     let unknown = message(RECIPE, &["evaluate.rules.lengths=[1]"]);
-    assert!(unknown.contains("`lengths`") && unknown.contains("`fixed`"), "{unknown}");
-    assert!(message(RECIPE, &["evaluate.num_prompt=1"]).contains("`num_prompts`"));
+    assert!(
+        unknown.contains("`evaluate.rules.lengths`") && unknown.contains("`fixed`"),
+        "{unknown}"
+    );
+    let unknown = message(RECIPE, &["evaluate.num_prompt=1"]);
+    assert!(unknown.contains("line ") && unknown.contains("`num_prompts`"), "{unknown}");
     assert!(message(RECIPE, &["name=../x"]).contains("`name`"));
     assert!(message(RECIPE, &["seed"]).contains("KEY=VALUE"));
     assert!(message(RECIPE, &["seed.x=1"]).len() > 5);

@@ -1,7 +1,5 @@
 //! The stop rule that `generate` decodes with.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{Bounds, Decoding, FixedLengthConfig, LookupFirst, StopRuleConfig};
@@ -76,8 +74,9 @@ pub(super) fn asked_for(
              hint: give a number of candidates, `--rule fixed=4`"
         );
     }
-    let has_head = || arguments.head.is_some() || head_of_adapter(arguments).is_some();
-    if needs.acceptance_prob && !has_head() {
+    let adapter = arguments.adapter.as_deref();
+    let has_head = arguments.head.is_some() || adapter.and_then(found_adapter_head).is_some();
+    if needs.acceptance_prob && !has_head {
         bail!(
             "flag `--rule`: `{name}` needs an acceptance head; hint: give `--head DIR`, or an adapter \
              whose directory has a `head` in it"
@@ -90,11 +89,6 @@ pub(super) fn asked_for(
     Ok(chosen(config))
 }
 
-/// The directory of the head that belongs to the adapter.
-fn head_of_adapter(arguments: &GenerateArguments) -> Option<PathBuf> {
-    arguments.adapter.as_deref().and_then(found_adapter_head)
-}
-
 /// The rule that was tuned for the head or adapter, with its look-ups, or else the default rule.
 ///
 /// # Errors
@@ -105,7 +99,7 @@ pub(super) fn tuned(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<ChosenRule> {
-    let head_of_adapter = head_of_adapter(arguments);
+    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
     let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
     let export = head.or(arguments.adapter.as_ref());
     let tuned = export.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
