@@ -24,7 +24,11 @@ impl<'m, 'a> ServedTarget<'m, 'a> {
     ///
     /// # Panics
     /// If `layers` ends at the exit.
-    pub(crate) fn new(layers: &'m CausalLm, exit_layer: usize, answers: ResponseTarget<'a>) -> Self {
+    pub(crate) fn new(
+        layers: &'m CausalLm,
+        exit_layer: usize,
+        answers: ResponseTarget<'a>,
+    ) -> Self {
         let (capacity, num_slots) = (answers.context(), answers.num_slots());
         let mut layers = ModelSession::with_slots(layers, capacity, num_slots, "target");
         layers.set_layers(&TargetLayers::exit(exit_layer));

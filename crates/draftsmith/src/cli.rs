@@ -12,6 +12,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
+use draftsmith_theory::DrafterId;
 
 use crate::commands;
 use crate::commands::build_data::Building;
@@ -74,9 +75,9 @@ enum Command {
     /// Generate responses with the target, and label them with target and draft.
     BuildData(BuildDataArguments),
     /// Train an acceptance head on the built data.
-    TrainHead(ReadingData<TrainingArguments>),
+    TrainHead(ReadingData<DrafterTraining>),
     /// Train self-draft adapters on the built data, with acceptance heads if the recipe has them.
-    TrainAdapter(ReadingData<TrainingArguments>),
+    TrainAdapter(ReadingData<DrafterTraining>),
     /// Find the most frequent successor of each token, which prompt lookup proposes if the text has no
     /// match.
     TrainBigram(ReadingData<TrainBigramArguments>),
@@ -128,7 +129,7 @@ impl Command {
 struct RecipeArguments {
     /// The recipe, a TOML file.
     recipe: PathBuf,
-    /// Override a key of the recipe, as in `--set head.num_layers=2`; may be repeated.
+    /// Override a key of the recipe, as in `--set evaluate.num_prompts=20`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Fail at the first malformed record of a prompt file, like `data.strict`, instead of skipping it with
@@ -198,6 +199,15 @@ struct TrainingArguments {
     /// Stop after H hours, as in `--hours 0.5`; run again to resume.
     #[arg(long, value_name = "H", value_parser = hours)]
     hours: Option<Duration>,
+}
+
+/// Arguments of commands that train drafters.
+#[derive(Debug, Args)]
+struct DrafterTraining {
+    #[command(flatten)]
+    training: TrainingArguments,
+    /// The drafter to train, by its name in the recipe; all of this command's if absent.
+    drafter: Option<DrafterId>,
 }
 
 /// Arguments of commands that read built data.
@@ -345,10 +355,16 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             setup.build_data(&RecipeLock::take(&recipe, try_lock)?, &recipe, building)
         }
         Command::TrainHead(a) => {
-            setup.train(&a.arguments, a.incomplete(), commands::train_head::run)
+            let DrafterTraining { training, drafter } = &a.arguments;
+            setup.train(training, a.incomplete(), |recipe, workspace, console| {
+                commands::train_head::run(recipe, *drafter, workspace, console)
+            })
         }
         Command::TrainAdapter(a) => {
-            setup.train(&a.arguments, a.incomplete(), commands::train_adapter::run)
+            let DrafterTraining { training, drafter } = &a.arguments;
+            setup.train(training, a.incomplete(), |recipe, workspace, console| {
+                commands::train_adapter::run(recipe, *drafter, workspace, console)
+            })
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;

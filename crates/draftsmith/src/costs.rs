@@ -77,7 +77,7 @@ impl Costs {
         let Some(rows_ms) = given.rows_ms() else { return Ok(None) };
         let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
         let rounds = RoundCosts::new([].into(), rows)?;
-        Ok(Some(Self::of_all(DrafterId::Draft, rounds)))
+        Ok(Some(Self::of_all(DrafterId::DRAFT, rounds)))
     }
 
     /// The costs of the target's forwards, measured in seconds by rows, without the price of a drafter.
@@ -85,7 +85,7 @@ impl Costs {
     /// # Errors
     /// If there are none.
     pub(crate) fn of_target(points: Vec<(usize, f64)>) -> Result<Self, TheoryError> {
-        Ok(Self::of_all(DrafterId::Draft, RoundCosts::from_points([].into(), points)?))
+        Ok(Self::of_all(DrafterId::DRAFT, RoundCosts::from_points([].into(), points)?))
     }
 
     /// The same costs for all rounds, with free signals.
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn prices_are_kept_by_the_names_of_drafters() {
-        let exit = DrafterId::SelfDraft { exit_layer: 2 };
+        let exit = DrafterId::named("exit2");
         let costs = Costs::paper(exit);
         let mut json = serde_json::to_value(&costs).expect("serializes");
         assert_eq!(json["drafter"], "self_draft_2");
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn given_costs_are_in_milliseconds_for_the_drafters_that_they_name() {
-        let exit = DrafterId::SelfDraft { exit_layer: 2 };
+        let exit = DrafterId::named("exit2");
         let given = |text: &str| toml::from_str::<GivenCosts>(text).expect("reads");
         let free_rows = given("draft_ms = 31.25\ntarget_ms = 125");
         let costs = Costs::given(&free_rows, exit, 1).expect("one").expect("given");
@@ -196,12 +196,12 @@ mod tests {
         for (rows, ms) in [(1, 8.0), (2, 9.0), (3, 12.0), (4, 14.0)] {
             assert!((costs.rounds.verify_seconds(rows) * 1e3 - ms).abs() < 1e-12);
         }
-        assert_eq!(Costs::given(&rows, DrafterId::Draft, 2).expect("not named"), None);
+        assert_eq!(Costs::given(&rows, DrafterId::DRAFT, 2).expect("not named"), None);
     }
 
     #[test]
     fn rows_of_a_drafter_cost_what_was_measured_or_the_same_share_as_the_targets() {
-        let drafter = DrafterId::Draft;
+        let drafter = DrafterId::DRAFT;
         let given: GivenCosts =
             toml::from_str("draft_ms = 2\nrows_ms = [8, 10, 12]").expect("reads");
         let costs = Costs::given(&given, drafter, 1).expect("one").expect("given");
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn only_rules_that_read_a_signal_pay_for_it() {
-        let drafter = DrafterId::Draft;
+        let drafter = DrafterId::DRAFT;
         let costs = Costs { entropy_seconds: 0.5, head_seconds: 0.25, ..Costs::paper(drafter) };
         let price = |needs| costs.of_needs(needs).draft_seconds(drafter).expect("a price");
         let none = SignalNeeds::default();

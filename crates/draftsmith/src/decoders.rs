@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use draftsmith_decode::{
-    DraftStep, Drafter, Drafters, Drafting, Generation, Limits, Logits,
-    LookupFirstDraft, ModelDrafter, ModelSession, NoDrafter, RecordOptions, RecordRequest, Request,
-    RoundTokens, Sizes, Target, TreeDraft, Verification, decode_many, record,
+    DraftStep, Drafter, Drafters, Drafting, Generation, Limits, Logits, LookupFirstDraft,
+    ModelDrafter, ModelSession, NoDrafter, RecordOptions, RecordRequest, Request, RoundTokens,
+    Sizes, Target, TreeDraft, Verification, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
@@ -46,11 +46,7 @@ pub(crate) struct Decoders<'m> {
 
 impl<'m> Decoders<'m> {
     /// Sessions for one sequence, with the pair's whole context.
-    pub(crate) fn new(
-        pair: &'m Pair,
-        drafters: &'m LoadedDrafters,
-        max_new_tokens: usize,
-    ) -> Self {
+    pub(crate) fn new(pair: &'m Pair, drafters: &'m LoadedDrafters, max_new_tokens: usize) -> Self {
         Self::with_slots(pair, drafters, max_new_tokens, 1)
     }
 
@@ -62,8 +58,7 @@ impl<'m> Decoders<'m> {
         num_slots: usize,
     ) -> Self {
         let sizes = Sizes { target: &pair.target, capacity: pair.text.context, num_slots };
-        let calibration =
-            |it: &'m LoadedDrafter| Some((it.id(), &it.head.as_ref()?.calibration));
+        let calibration = |it: &'m LoadedDrafter| Some((it.id(), &it.head.as_ref()?.calibration));
         Self {
             dtype: pair.target.dtype(),
             calibrations: drafters.iter().filter_map(calibration).collect(),

@@ -31,7 +31,7 @@ use self::merged::MergedKind;
 use self::model::ModelKind;
 use self::origin::Origin;
 use self::prompt_lookup::PromptLookupKind;
-use crate::names::DecodingName;
+use crate::names::{DecodingName, Road};
 use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
 
 /// The settings of a drafter, by kind.
@@ -65,14 +65,16 @@ impl Deref for Kind {
 }
 
 /// Why there is nothing to record, tune or measure.
-pub(crate) const NOTHING_DRAFTS: &str =
-    "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
+pub(crate) const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
      checkpoint directory `model`, or `adapter` and its `exit_layer`";
 
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub(crate) trait DrafterKind: fmt::Debug {
     /// The drafter in words: `separate draft`, `self-draft, exit 2`.
     fn text(&self) -> String;
+
+    /// What reports compare it by.
+    fn road(&self) -> Road;
 
     /// Checks the settings. Messages name the drafter's table, `key`.
     ///
@@ -328,7 +330,9 @@ impl DrafterRecipes {
             let key = format!("drafters.{id}");
             drafter.check(&key, self)?;
             require(
-                drafter.kind.model().is_none() || draft == Some(id) || drafter.head_training().is_none(),
+                drafter.kind.model().is_none()
+                    || draft == Some(id)
+                    || drafter.head_training().is_none(),
                 &format!("{key}.head"),
                 "trains a head of another draft than the first, whose candidates the data has: put this \
                  drafter first, or name a trained head with `path`",

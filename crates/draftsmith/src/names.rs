@@ -33,6 +33,20 @@ pub(crate) enum DecodingName {
     Sampled,
 }
 
+/// What drafters are compared by in reports: the files that serving them needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Road {
+    /// A second, smaller model.
+    SeparateDraft,
+    /// The target's own layers, and what was trained on them.
+    SelfDraft,
+    /// Prompt lookup, which needs no files.
+    Lookup,
+    /// Several drafters together.
+    Several,
+}
+
 impl From<DrafterId> for DrafterName {
     fn from(id: DrafterId) -> Self {
         Self::Of(id)

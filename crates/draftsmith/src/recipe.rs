@@ -29,7 +29,7 @@ pub(crate) use self::data::{DataRecipe, Responses, decoding, one, sampling};
 pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
-pub(crate) use self::rules::AskedRule;
+pub(crate) use self::rules::{AskedRule, RulesRecipe};
 #[cfg(test)]
 pub(crate) use self::server::ServerLabels;
 pub(crate) use self::server::ServerRecipe;
@@ -119,6 +119,26 @@ impl Recipe {
         recipe.is_strict = overrides.is_strict;
         recipe.check().with_context(named)?;
         Ok(recipe)
+    }
+
+    /// A recipe without stages, of drafters that flags name.
+    pub(crate) fn of_drafters(
+        target: PathBuf,
+        chat_template: Option<String>,
+        drafters: DrafterRecipes,
+    ) -> Self {
+        let (eos_token_ids, stop_strings) = (None, Vec::new());
+        Self {
+            name: String::new(),
+            seed: 0,
+            models: Models { target, chat_template, eos_token_ids, stop_strings },
+            drafters,
+            splits: Splits::default(),
+            data: None,
+            is_strict: false,
+            tune: None,
+            evaluate: None,
+        }
     }
 
     /// The recipe of an export: `given`, or the one that training wrote into `dir`.

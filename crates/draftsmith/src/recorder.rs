@@ -215,9 +215,8 @@ impl Recorder<'_> {
         let LabelModels { context, vocab_size, .. } = *models;
         let loaded = drafter.drafters.get(drafter.id)?;
         let parts = &loaded.parts.parts;
-        let known = responses
-            .iter()
-            .map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
+        let known =
+            responses.iter().map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
         let answers = ResponseTarget::new(known, vocab_size, context, responses.len());
         let has_exit = parts.target_layers().exit.is_some();
         let layers = has_exit.then(|| workspace.target_of_adapters(workspace.dtype)).transpose()?;

@@ -69,6 +69,8 @@ pub(crate) struct ResultRow {
     pub(crate) category: String,
     /// The drafter.
     pub(crate) drafter: DrafterName,
+    /// What reports compare the drafter by; null for the target alone.
+    pub(crate) road: Option<Road>,
     /// The stop rule.
     pub(crate) stop_rule: StopRuleName,
     /// The stop rule's parameter: K, the heuristic's first K, a threshold, or the least worth of a draft
@@ -146,6 +148,8 @@ pub(crate) struct RowContext {
     pub(crate) category: String,
     /// See [`ResultRow::drafter`].
     pub(crate) drafter: DrafterName,
+    /// See [`ResultRow::road`].
+    pub(crate) road: Option<Road>,
     /// See [`ResultRow::stop_rule`].
     pub(crate) stop_rule: StopRuleName,
     /// See [`ResultRow::setting`].
@@ -185,6 +189,7 @@ impl ResultRow {
             dataset: context.dataset,
             category: context.category,
             drafter: context.drafter,
+            road: context.road,
             stop_rule: context.stop_rule,
             setting: context.setting,
             is_tuned: context.is_tuned,

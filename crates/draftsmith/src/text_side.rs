@@ -96,6 +96,15 @@ impl EndArguments {
         let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
         Ends { eos_token_ids, stop_strings, only_answers: true }
     }
+
+    /// What the flags choose, or else `others`.
+    pub(crate) fn or(&self, others: Ends) -> Ends {
+        let is_given = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
+        match is_given || (others.eos_token_ids.is_none() && others.stop_strings.is_empty()) {
+            true => self.ends(),
+            false => others,
+        }
+    }
 }
 
 /// Stop strings as decoding checks them.

@@ -93,11 +93,7 @@ type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
 
 impl Workspace {
     /// Models in directories, without reading them yet. There must be at least one device.
-    pub(crate) fn new(
-        target: &Path,
-        drafts: &[(DrafterId, &Path)],
-        devices: Vec<Device>,
-    ) -> Self {
+    pub(crate) fn new(target: &Path, drafts: &[(DrafterId, &Path)], devices: Vec<Device>) -> Self {
         let draft = |(id, dir): &(DrafterId, &Path)| (*id, ModelDir::new(&id.to_string(), dir));
         Self {
             devices,
@@ -126,7 +122,8 @@ impl Workspace {
         let target = model_dir(target, served_as.is_none(), console)?;
         let local = |(id, dir): &(DrafterId, &Path)| Ok((*id, model_dir(dir, true, console)?));
         let drafts: Vec<(DrafterId, PathBuf)> = drafts.iter().map(local).collect::<Result<_>>()?;
-        let drafts: Vec<(DrafterId, &Path)> = drafts.iter().map(|(id, dir)| (*id, &**dir)).collect();
+        let drafts: Vec<(DrafterId, &Path)> =
+            drafts.iter().map(|(id, dir)| (*id, &**dir)).collect();
         Ok(Self {
             served_as: served_as.map(str::to_owned),
             chat_template: chat_template.map(str::to_owned),
@@ -351,8 +348,9 @@ impl Workspace {
         &self.target.dir
     }
 
-    pub(crate) fn draft_dir(&self) -> Option<&Path> {
-        self.draft().map(|draft| draft.dir.as_path())
+    /// The first draft model's name and directory.
+    pub(crate) fn draft_dir(&self) -> Option<(DrafterId, &Path)> {
+        self.drafts.first().map(|(id, draft)| (*id, draft.dir.as_path()))
     }
 
     /// The target's hash, for provenance. For a served target, it covers only the files present.

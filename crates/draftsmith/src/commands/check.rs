@@ -15,14 +15,15 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, LookupFirst, Sampling, StopRuleConfig};
+use draftsmith_theory::{LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
 use crate::console::Console;
 use crate::console::progress::Progress;
+use crate::exports::ExportKind;
 use crate::exports::tuned::Tuned;
-use crate::exports::{AdapterExport, ExportKind, Exports};
+use crate::kinds::loaded::LoadedDrafters;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{Recipe, Split};
 use crate::results::{DecodingName, DrafterName, Estimate};
@@ -165,13 +166,19 @@ pub(crate) fn run(
     let dir = &arguments.export;
     let kind = ExportKind::of(dir)?;
     let recipe = Recipe::of_export(dir, arguments.recipe.as_deref(), seed)?;
-    let draft = kind.draft_in(&recipe)?;
+    let (id, recipe) = kind.alone_in(&recipe, dir)?;
     let (files, split) = prompt_files(arguments, &recipe)?;
     let sources = read_sources(&files, &recipe.reading(split))?;
     let template = recipe.models.chat_template.as_deref();
     let devices = vec![device.clone()];
-    let mut workspace =
-        Workspace::open(&recipe.models.target, None, draft, template, devices, console)?;
+    let mut workspace = Workspace::open(
+        &recipe.models.target,
+        None,
+        &recipe.drafters.models(),
+        template,
+        devices,
+        console,
+    )?;
     (workspace.ends, workspace.dtype) = (recipe.models.ends(), dtype);
     let pair = workspace.pair()?;
     let choice = PromptChoice {
@@ -179,18 +186,18 @@ pub(crate) fn run(
         skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
     };
     let prompts = choice.of_all(&sources, &pair.text, console)?;
-    let exports = Exports::read_export(kind, dir, &workspace)?;
-    let drafter = exports.adapters.first().map_or(DrafterId::Draft, AdapterExport::drafter);
-    let drafter = DrafterName::Of(drafter);
-    let tuned_dir = exports.export_of(drafter).context("it was read just now")?;
-    let tuned = Tuned::read_for(&tuned_dir, dtype, None, console)?;
-    let has_head = exports.heads().next().is_some();
-    let rule = |name| CheckedRule::new(&tuned, name, drafter, has_head, &tuned_dir);
+    let drafters = LoadedDrafters::read(&recipe, &workspace, false)?;
+    let loaded = drafters.get(id)?;
+    let drafter = DrafterName::Of(id);
+    let tuned_dir = loaded.tuned_dir().context("it was read just now")?;
+    let tuned = Tuned::read_for(tuned_dir, dtype, None, console)?;
+    let has_head = loaded.head.is_some();
+    let rule = |name| CheckedRule::new(&tuned, name, drafter, has_head, tuned_dir);
     let (mut greedy, mut sampled) = (rule(DecodingName::Greedy)?, rule(DecodingName::Sampled)?);
     let of_evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);
     let of_data = recipe.data.as_ref().map(|data| data.max_new_tokens);
     let max_new_tokens = of_evaluate.or(of_data).unwrap_or(MAX_NEW_TOKENS);
-    let mut bench = Bench::new(pair, &exports, drafter, max_new_tokens, recipe.seed);
+    let mut bench = Bench::new(pair, &drafters, drafter, max_new_tokens, recipe.seed);
     bench.warm_up(&prompts[0], &mut greedy)?;
     let progress = Progress::new(console, "check", "prompts", prompts.len() as u64);
     for prompt in &prompts {

@@ -10,12 +10,11 @@ mod promise;
 mod settings;
 mod write;
 
-use std::iter;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::Prompt;
-use draftsmith_theory::{Decoding, DrafterId};
+use draftsmith_theory::Decoding;
 use serde::Serialize;
 
 use self::group::{EvaluationResults, Group};
@@ -26,7 +25,8 @@ use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
 use crate::decoders::Decoders;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::exports::{AdapterExport, Exports, adapter_dirs};
+use crate::kinds::NOTHING_DRAFTS;
+use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::pair::Pair;
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe};
@@ -60,20 +60,17 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
-    let has_others =
-        evaluate.max_gram.is_some() || !evaluate.cascades.is_empty() || !evaluate.merged.is_empty();
-    if adapter_dirs(recipe, evaluate).is_empty() && !has_others {
-        recipe.need_draft("evaluate, where there is neither an adapter nor prompt lookup,")?;
+    if recipe.evaluated().next().is_none() {
+        bail!("{NOTHING_DRAFTS}");
     }
     let pair = workspace.pair()?;
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, console)?;
-    let exports = Exports::read(recipe, evaluate, workspace)?;
-    let trees = TunedTrees::read(recipe, evaluate, &exports, workspace)?;
+    let drafters = LoadedDrafters::read(recipe, workspace, true)?;
+    let trees = TunedTrees::read(recipe, evaluate, &drafters, workspace)?;
     let evaluate = &trees.evaluate;
-    let exports = exports.with_others(evaluate, workspace)?;
-    let models = MeasuredModels { recipe, evaluate, workspace, pair, exports: &exports, console };
+    let models = MeasuredModels { recipe, evaluate, workspace, pair, drafters: &drafters, console };
     let plans = evaluate.decodings.iter().map(|name| models.plan(*name, &trees));
     let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
     let begun = ProcessorTime::now();
@@ -111,7 +108,7 @@ struct MeasuredModels<'a> {
     evaluate: &'a EvaluateRecipe,
     workspace: &'a Workspace,
     pair: &'a Pair,
-    exports: &'a Exports,
+    drafters: &'a LoadedDrafters,
     console: &'a Console,
 }
 
@@ -121,19 +118,16 @@ impl MeasuredModels<'_> {
         let tuned = self.tuned_rules(&decoding)?;
         let promised = tuned.iter().filter_map(Promise::of_rule);
         let promised: Vec<Promise> = promised.chain(trees.promises(name)).collect();
-        let has_draft = self.pair.draft.is_some();
-        let settings = Setting::all(self.evaluate, name, has_draft, self.exports, &promised);
+        let settings = Setting::all(self.recipe, self.evaluate, name, self.drafters, &promised);
         Ok(Plan { decoding, promised, settings })
     }
 
     /// The rules that `tune` wrote into the exports for a way of decoding.
     fn tuned_rules(&self, decoding: &Decoding) -> Result<Vec<TunedRule>> {
-        let adapters = self.exports.adapters.iter().map(AdapterExport::drafter);
-        let drafters = iter::once(DrafterId::Draft).chain(adapters);
         let mut rules = Vec::new();
-        for dir in drafters.filter_map(|drafter| self.exports.export_of(drafter.into())) {
+        for dir in self.drafters.iter().filter_map(LoadedDrafter::tuned_dir) {
             let dtype = self.workspace.dtype;
-            let tuned = Tuned::read_for(&dir, dtype, Some(decoding), self.console)?;
+            let tuned = Tuned::read_for(dir, dtype, Some(decoding), self.console)?;
             rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
         }
         Ok(rules)
@@ -141,9 +135,9 @@ impl MeasuredModels<'_> {
 
     /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
     fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
-        let Self { recipe, evaluate, pair, exports, console, .. } = *self;
+        let Self { recipe, evaluate, pair, drafters, console, .. } = *self;
         let EvaluateRecipe { max_new_tokens, batch_size, .. } = *evaluate;
-        let decoders = Decoders::with_slots(pair, exports, max_new_tokens, batch_size);
+        let decoders = Decoders::with_slots(pair, drafters, max_new_tokens, batch_size);
         let mut bench = Bench { pair, decoders, seed: recipe.seed };
         for plan in plans {
             bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
@@ -160,8 +154,10 @@ impl MeasuredModels<'_> {
         ));
         let num_runs = (num_prompts * num_settings) as u64;
         let progress = Progress::new(console, "evaluate", "runs", num_runs);
-        let cost_by_size = cost_ratios::cost_by_size(pair, exports);
-        let mut evaluated = EvaluationResults { cost_by_size, ..EvaluationResults::default() };
+        let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
+        let roads = drafters.iter().map(|drafter| (drafter.id(), drafter.road)).collect();
+        let mut evaluated =
+            EvaluationResults { cost_by_size, roads, ..EvaluationResults::default() };
         'all: for dataset in datasets {
             for plan in plans {
                 let runs = vec![Vec::new(); plan.settings.len()];

@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
         let target = &recipe.models.target;
-        let workspace = Workspace::open(target, None, None, None, vec![device.clone()], console)?;
+        let workspace = Workspace::open(target, None, &[], None, vec![device.clone()], console)?;
         let written = data::specdec_pp(arguments, workspace.tokenizer()?)?;
         return print(arguments, &written, console);
     }
@@ -98,11 +98,11 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     }
     let workspace = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
-        let template = recipe.models.chat_template.as_deref();
-        let draft = kind.draft_in(&recipe)?;
+        let (_, recipe) = kind.alone_in(&recipe, source)?;
+        let (template, drafts) = (recipe.models.chat_template.as_deref(), recipe.drafters.models());
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
-        let mut workspace = Workspace::open(target, None, draft, template, devices, console)?;
+        let mut workspace = Workspace::open(target, None, &drafts, template, devices, console)?;
         workspace.ends = recipe.models.ends();
         Ok(workspace)
     };

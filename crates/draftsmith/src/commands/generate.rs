@@ -1,5 +1,5 @@
-//! `generate`: streams text from a target without a drafter, or with a draft, an adapter, prompt lookup or a
-//! cascade.
+//! `generate`: streams text from a target without a drafter, or with a draft, an adapter, prompt lookup or any
+//! drafter of a recipe.
 
 mod rule;
 mod show;
@@ -10,40 +10,48 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use clap::{ArgGroup, Args};
+use clap::Args;
 use draftsmith_data::{Message, TextStream};
 use draftsmith_decode::{
-    DrafterParts, Drafters, Finish, Generation, Request, RoundTokens, decode_plain,
-    decode_speculative,
+    Drafters, Finish, Generation, Request, RoundTokens, Sizes, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{
-    DrafterId, LookupFirst, MaxGramConfig, Round, SeededDraws, StopRuleConfig, TreeShape,
-};
+use draftsmith_theory::{DrafterId, LookupFirst, Round, SeededDraws, StopRuleConfig, TreeShape};
 use serde::Serialize;
 
-use self::rule::RuleSource;
+use self::rule::{ChosenRule, RuleSource};
 use crate::console::{Console, Interrupted};
-use crate::decoders::{NO_TREE, drafters_of, proposing};
+use crate::decoders::{NO_TREE, proposing};
 use crate::decoding_arguments::DecodingArguments;
-use crate::exports::cascades::Cascades;
-use crate::exports::lookup::Lookup;
-use crate::exports::{
-    AdapterExport, ExportKind, Exports, HeadExport, read_adapter_head, read_draft_head,
-};
+use crate::exports::ExportKind;
+use crate::kinds::adapter::AdapterKind;
+use crate::kinds::loaded::{LoadedDrafter, Loading};
+use crate::kinds::model::ModelKind;
+use crate::kinds::origin::Origin;
+use crate::kinds::prompt_lookup::PromptLookupKind;
+use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS, names_text};
 use crate::pair::Pair;
-use crate::recipe::{AskedRule, CascadeRecipe};
+use crate::recipe::{AskedRule, Overrides, Recipe};
 use crate::results::{DecodingName, DrafterName};
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("looks_up").args(["prompt_lookup", "cascade"]))]
 pub(crate) struct GenerateArguments {
     /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
-    #[arg(long, value_name = "MODEL")]
-    target: PathBuf,
+    #[arg(long, value_name = "MODEL", required_unless_present = "recipe")]
+    target: Option<PathBuf>,
+    /// Instead: a recipe, whose target and drafters of any kind are used.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["target", "draft", "head", "adapter", "prompt_lookup", "chat_template"]
+    )]
+    recipe: Option<PathBuf>,
+    /// With a recipe: the drafter's name; the first one's if absent.
+    #[arg(long, value_name = "NAME", requires = "recipe")]
+    drafter: Option<DrafterId>,
     /// A draft, likewise, for speculative decoding.
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
@@ -68,23 +76,6 @@ pub(crate) struct GenerateArguments {
         conflicts_with_all = ["prompt_lookup", "tree"]
     )]
     lookup_first: Option<LookupFirst>,
-    /// Combine drafters, by the keys of a recipe's `[[evaluate.cascades]]`:
-    /// `drafters = ["draft", "max_gram"], lengths = [[4, 6], [0, 8]]`. The matrix sets the lengths of
-    /// rounds; `lenience = 2` lets drafters accept less probable candidates, looked-up ones only with
-    /// `lenient_lookup = true`.
-    #[arg(
-        long,
-        value_name = "KEYS",
-        conflicts_with_all = ["lookup_first", "tree", "rule"]
-    )]
-    cascade: Option<CascadeRecipe>,
-    /// A second, smaller draft for a cascade.
-    #[arg(long, value_name = "MODEL", requires = "cascade")]
-    small_draft: Option<PathBuf>,
-    /// With prompt lookup, also in a cascade: a table of bigrams, the `bigrams.safetensors` of
-    /// `train-bigram`, that continues where the text has no match.
-    #[arg(long, value_name = "FILE", requires = "looks_up")]
-    bigrams: Option<PathBuf>,
     /// Propose trees of candidates. `3-2x4x12`: three children of the root, two of every other node; a
     /// draft forward reads four nodes; at most twelve nodes beside the chain. `3-2.0.1`: the root's three
     /// children have two, no and one child. With the suffix `-drawn`, children of sampled text are drawn
@@ -159,18 +150,21 @@ pub(crate) fn run(
 ) -> Result<()> {
     let decoding = arguments.decoding.decoding()?;
     check_flags(arguments)?;
-    let rule = rule::asked_for(arguments, DecodingName::of(&decoding))?;
-    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
+    let recipe = recipe_of(arguments, seed)?;
+    let asked = arguments.drafter.or_else(|| recipe.drafters.iter().next().map(|(id, _)| id));
+    let name = DecodingName::of(&decoding);
+    let rule = asked.map(|id| rule::asked_for(arguments, &recipe, id, name)).transpose()?;
+    let (drafts, template) = (recipe.drafters.models(), recipe.models.chat_template.as_deref());
     let devices = vec![device.clone()];
     let mut workspace =
-        Workspace::open(&arguments.target, None, draft, template, devices, console)?
-            .with_small_draft(arguments.small_draft.as_deref())?;
-    (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
+        Workspace::open(&recipe.models.target, None, &drafts, template, devices, console)?;
+    (workspace.ends, workspace.dtype) = (arguments.ends.or(recipe.models.ends()), dtype);
     let pair = workspace.pair()?;
-    let exports = read_exports(arguments, &workspace)?;
-    let chosen = match rule {
-        Some(rule) => rule,
-        None => rule::tuned(arguments, &decoding, dtype, console)?,
+    let loaded = asked.map(|id| load(&recipe, id, &workspace)).transpose()?;
+    let chosen = match (rule.flatten(), &loaded) {
+        (Some(rule), _) => rule,
+        (None, Some(loaded)) => rule::tuned(loaded, &decoding, dtype, console)?,
+        (None, None) => ChosenRule::by_default(false),
     };
     let mut rule = chosen.config.init()?;
     let prompt_ids = if arguments.raw {
@@ -186,21 +180,19 @@ pub(crate) fn run(
         rule: Some(rule.as_mut()),
         draws: &mut SeededDraws::new(seed, &["generate"]),
     };
-    // The draft is the first drafter, and drafts if there is no other.
-    let drafter = drafters_of(pair, &exports).pop();
-    let is_speculative = drafter.is_some();
-    let has_head = drafter.as_ref().is_some_and(|(_, head)| head.is_some());
-    let name = drafter.as_ref().map_or(DrafterName::None, |(parts, _)| {
+    let is_speculative = loaded.is_some();
+    let has_head = loaded.as_ref().is_some_and(|loaded| loaded.head.is_some());
+    let name = asked.map_or(DrafterName::None, |id| {
         match (arguments.tree, arguments.lookup_first.or(chosen.lookup_first)) {
-            (Some(shape), _) => DrafterName::Tree(parts.id(), shape),
-            (_, Some(first)) => DrafterName::After(first, parts.id()),
-            (None, None) => DrafterName::Of(parts.id()),
+            (Some(shape), _) => DrafterName::Tree(id, shape),
+            (_, Some(first)) => DrafterName::After(first, id),
+            (None, None) => DrafterName::Of(id),
         }
     });
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);
     let mut printer = Printer { console, stream, is_marked, failure: None };
-    let (generation, seconds) = decode(pair, drafter, request, name, &mut printer)?;
+    let (generation, seconds) = decode(pair, loaded.as_ref(), request, name, &mut printer)?;
     printer.finish()?;
     console.document(&GeneratedText {
         prompt_ids: &prompt_ids,
@@ -231,7 +223,7 @@ fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     ] {
         dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
     }
-    if arguments.draft.is_none() && arguments.adapter.is_none() {
+    if arguments.draft.is_none() && arguments.adapter.is_none() && arguments.recipe.is_none() {
         if arguments.rule.is_some() && !arguments.prompt_lookup {
             bail!(
                 "flag `--rule` needs a drafter; hint: give `--draft`, `--adapter` or `--prompt-lookup`"
@@ -250,53 +242,66 @@ fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     Ok(())
 }
 
-/// Reads what the flags name: a head, an adapter, prompt lookup, or the drafters of a cascade.
-fn read_exports(arguments: &GenerateArguments, workspace: &Workspace) -> Result<Exports> {
-    let head = arguments.head.as_deref().map(|dir| read_draft_head(dir, workspace)).transpose()?;
-    let mut adapters = Vec::new();
-    if let Some(dir) = &arguments.adapter {
-        let mut adapter = AdapterExport::without_head(dir, workspace)?;
-        adapter.head = read_adapter_head(dir, &adapter.config, workspace)?;
-        adapters.push(adapter);
-    }
-    let read_lookup =
-        || Lookup::read(MaxGramConfig::default(), arguments.bigrams.as_deref(), workspace);
-    let lookup = arguments.prompt_lookup.then(read_lookup).transpose()?;
-    let cascades = match &arguments.cascade {
-        None => None,
-        Some(cascade) => {
-            check_named(cascade, arguments, &adapters)?;
-            let asked = (std::slice::from_ref(cascade), &[][..]);
-            Cascades::read(asked, read_lookup, head.as_ref(), &adapters, workspace)?
+/// The recipe that is given, or one of the models and drafters that flags name.
+fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Recipe> {
+    if let Some(path) = &arguments.recipe {
+        let recipe = Recipe::read(path, &Overrides { seed: Some(seed), ..Overrides::default() })?;
+        if recipe.drafters.iter().next().is_none() {
+            bail!("{NOTHING_DRAFTS}");
         }
-    };
-    let drafters = arguments.cascade.iter().flat_map(|cascade| &cascade.drafters);
-    let exports = Exports { head, adapters, lookup, cascades, ..Exports::default() };
-    exports.with_small_draft(drafters, workspace)
+        if let Some(id) = arguments.drafter.filter(|id| recipe.drafters.get(*id).is_none()) {
+            let known: Vec<DrafterId> = recipe.drafters.iter().map(|(id, _)| id).collect();
+            bail!("the recipe has no drafter `{id}`; hint: it has {}", names_text(&known));
+        }
+        return Ok(recipe);
+    }
+    let target = arguments.target.clone().context("a target is given without a recipe")?;
+    let mut drafters = DrafterRecipes::default();
+    if let Some(model) = &arguments.draft {
+        let kind = Kind::Model(ModelKind { model: model.clone() });
+        let head = arguments.head.clone().map(Origin::Path);
+        drafters.push(DrafterId::DRAFT, DrafterRecipe { head, ..DrafterRecipe::new(kind) });
+    }
+    if let Some(dir) = &arguments.adapter {
+        let kind = Kind::Adapter(AdapterKind::in_dir(dir));
+        drafters.push(DrafterId::named("adapter"), DrafterRecipe::new(kind));
+    }
+    if arguments.prompt_lookup {
+        let kind = Kind::PromptLookup(PromptLookupKind::default());
+        drafters.push(DrafterId::named("lookup"), DrafterRecipe::new(kind));
+    }
+    Ok(Recipe::of_drafters(target, arguments.chat_template.clone(), drafters))
+}
+
+fn load(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<LoadedDrafter> {
+    let loading = Loading { id, recipe, workspace };
+    loading.drafter().kind.load(&loading)
 }
 
 /// Decodes with a drafter, or plainly, and returns the seconds that it took.
 fn decode(
     pair: &Pair,
-    drafter: Option<(DrafterParts<'_>, Option<&HeadExport>)>,
+    drafter: Option<&LoadedDrafter>,
     request: Request<'_>,
     name: DrafterName,
     printer: &mut Printer<'_>,
 ) -> Result<(Generation, f64)> {
     let (prompt, decoding, limits) = (request.prompt, request.decoding, request.limits);
     let longest = prompt.len().saturating_add(limits.max_new_tokens).saturating_add(1);
-    let parts = drafter.iter().map(|(parts, _)| parts.clone());
-    let mut drafters = Drafters::new(&pair.target, parts, longest.min(pair.text.context), 1);
+    let capacity = longest.min(pair.text.context);
+    let sizes = Sizes { target: &pair.target, capacity, num_slots: 1 };
+    let mut drafters = Drafters::new(drafter.map(|it| &it.parts), sizes);
     let mut observe = |round: RoundTokens<'_>| printer.observe(&round);
     let begun = Instant::now();
-    let Some((parts, head)) = drafter else {
+    let Some(loaded) = drafter else {
         let target = drafters.target();
         let plain = decode_plain(target, &decoding, prompt, limits, request.draws, &mut observe)?;
         return Ok((plain, begun.elapsed().as_secs_f64()));
     };
-    let (target, drafter) = drafters.drafting(parts.id()).context("the drafter was built")?;
-    drafter
-        .set_calibration(head.and_then(|head| head.calibration.map(DecodingName::of(&decoding))));
+    let (target, drafter) = drafters.drafting(loaded.id()).context("the drafter was built")?;
+    let calibration =
+        loaded.head.as_ref().and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
+    drafter.set_calibration(calibration);
     let generation = proposing(drafter, name, 1, |drafter| {
         Ok(decode_speculative(target, drafter, request, &mut observe)?)
     })?;
@@ -349,29 +354,6 @@ impl Printer<'_> {
         }
         self.console.text("\n")
     }
-}
-
-/// Checks that the drafters of a cascade were given.
-fn check_named(
-    cascade: &CascadeRecipe,
-    arguments: &GenerateArguments,
-    adapters: &[AdapterExport],
-) -> Result<()> {
-    for id in &cascade.drafters {
-        let (is_given, flag) = match id {
-            DrafterId::Draft => (arguments.draft.is_some(), "--draft"),
-            DrafterId::SmallDraft => (arguments.small_draft.is_some(), "--small-draft"),
-            id => {
-                let exit = id.exit_layer();
-                let is_it = |it: &AdapterExport| Some(it.config.exit_layer) == exit;
-                (exit.is_none() || adapters.iter().any(is_it), "--adapter")
-            }
-        };
-        if !is_given {
-            bail!("flag `--cascade` has the drafter `{id}`; hint: give it with `{flag}`");
-        }
-    }
-    Ok(())
 }
 
 fn finish_reason(finish: Finish) -> &'static str {

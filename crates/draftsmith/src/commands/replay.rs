@@ -15,7 +15,7 @@ use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
 use crate::results::{
     CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, LookUps,
-    Replay, ReplayGroup, ReplayedTree,
+    Replay, ReplayGroup, ReplayedTree, Road,
 };
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
@@ -39,6 +39,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     }
     let mut replay = Replay { dtype: workspace.dtype, ..Replay::default() };
     for drafter in files.drafters() {
+        let kind = drafter.id().and_then(|id| recipe.drafters.get(id));
+        let road = kind.map_or(Road::SelfDraft, |it| it.kind.road());
         let calibration = match files.head_dir(drafter) {
             Some(dir) => HeadCalibration::read(dir)?,
             None => HeadCalibration::default(),
@@ -63,6 +65,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
             for (source, costs) in own.into_iter().chain([paper]) {
                 let sets = ReplaySets {
+                    road,
                     validation: &validation,
                     test: &test,
                     costs,
@@ -107,6 +110,8 @@ fn predictions(
 
 /// The recordings that rules are chosen and judged on.
 struct ReplaySets<'a> {
+    /// What reports compare the drafter by.
+    road: Road,
     validation: &'a Recordings,
     test: &'a Recordings,
     costs: Costs,
@@ -130,6 +135,7 @@ impl ReplaySets<'_> {
         let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
             drafter,
+            road: self.road,
             decoding,
             cost_source,
             costs: self.costs.rounds.line(self.costs.drafter)?,

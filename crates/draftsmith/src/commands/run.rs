@@ -12,16 +12,18 @@ use crate::commands::build_data::Building;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::device::on_pool;
+use crate::kinds::head_within;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
-    let trains = recipe.head.is_some() || recipe.adapter.is_some();
+    let (head, adapters) = (recipe.trained_head(), recipe.trained_adapters());
+    let trains = head.is_some() || !adapters.is_empty();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
         bail!(
-            "the recipe has no stage; hint: give it a section `[data]`, `[head]`, `[adapter]` or \
-             `[evaluate]`"
+            "the recipe has no stage; hint: give it a section `[data]` or `[evaluate]`, or drafters that are \
+             trained"
         );
     }
     let begun = Instant::now();
@@ -32,13 +34,13 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         Some(_) => Some(build_data::run(recipe, Building::ALL, workspace, &quiet_stages)?),
         None => None,
     };
-    let head = match recipe.head {
-        Some(_) => Some(train_head::run(recipe, workspace, &quiet_stages)?),
+    let head = match head {
+        Some(_) => Some(train_head::run(recipe, None, workspace, &quiet_stages)?),
         None => None,
     };
-    let adapters = match recipe.adapter {
-        Some(_) => Some(train_adapter::run(recipe, workspace, &quiet_stages)?),
-        None => None,
+    let adapters = match adapters.is_empty() {
+        false => Some(train_adapter::run(recipe, None, workspace, &quiet_stages)?),
+        true => None,
     };
     let recorded = match recipe.tune {
         Some(_) => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
@@ -85,17 +87,17 @@ fn next_commands(recipe: &Recipe) -> String {
         format!("draftsmith generate --target {target} {rest} --prompt TEXT")
     };
     let mut lines = Vec::new();
-    if let (Some(_), Some(draft)) = (&recipe.head, &models.draft) {
-        let head = quoted(&recipe.head_dir());
+    if let (Some((id, _)), Some((_, draft))) = (recipe.trained_head(), recipe.draft()) {
+        let head = quoted(&head_within(&recipe.export_dir(id)));
         lines.push(format!("draftsmith check {head}"));
         lines.push(generate(format!("--draft {} --head {head}", quoted(draft))));
-        lines.push(format!("draftsmith export --for transformers {head} exported/draft"));
+        lines.push(format!("draftsmith export --for transformers {head} exported/{id}"));
     }
-    for (exit_layer, dir) in recipe.adapter_dirs() {
-        let dir = quoted(&dir);
+    for (id, _) in recipe.trained_adapters() {
+        let dir = quoted(&recipe.export_dir(id));
         lines.push(format!("draftsmith check {dir}"));
         lines.push(generate(format!("--adapter {dir}")));
-        lines.push(format!("draftsmith export --for draft-model {dir} exported/exit-{exit_layer}"));
+        lines.push(format!("draftsmith export --for draft-model {dir} exported/{id}"));
     }
     match lines.is_empty() {
         true => String::new(),
@@ -127,21 +129,23 @@ mod tests {
     #[test]
     fn a_recipe_that_trains_nothing_has_no_next_command() {
         let read = |text: &str| -> Recipe { toml::from_str(text).expect("a recipe") };
-        let models = "name = 'a'\n[models]\ntarget = 't'\ndraft = 'd'\n";
+        let models =
+            "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
         assert_eq!(next_commands(&read(models)), "");
-        let text =
-            next_commands(&read(&format!("{models}[head]\n[adapter]\nexit_layer = [1, 2]\n")));
+        let adapter = |nth| format!("[drafters.exit{nth}]\nkind = 'adapter'\nexit_layer = {nth}\n");
+        let trained = format!("{models}[drafters.draft.head]\n{}{}", adapter(1), adapter(2));
+        let text = next_commands(&read(&trained));
         insta::assert_snapshot!(text, @r#"
         next:
-          draftsmith check checkpoints/a/head
-          draftsmith generate --target t --draft d --head checkpoints/a/head --prompt TEXT
-          draftsmith export --for transformers checkpoints/a/head exported/draft
-          draftsmith check checkpoints/a/adapter/exit-1
-          draftsmith generate --target t --adapter checkpoints/a/adapter/exit-1 --prompt TEXT
-          draftsmith export --for draft-model checkpoints/a/adapter/exit-1 exported/exit-1
-          draftsmith check checkpoints/a/adapter/exit-2
-          draftsmith generate --target t --adapter checkpoints/a/adapter/exit-2 --prompt TEXT
-          draftsmith export --for draft-model checkpoints/a/adapter/exit-2 exported/exit-2
+          draftsmith check checkpoints/a/draft/head
+          draftsmith generate --target t --draft d --head checkpoints/a/draft/head --prompt TEXT
+          draftsmith export --for transformers checkpoints/a/draft/head exported/draft
+          draftsmith check checkpoints/a/exit1
+          draftsmith generate --target t --adapter checkpoints/a/exit1 --prompt TEXT
+          draftsmith export --for draft-model checkpoints/a/exit1 exported/exit1
+          draftsmith check checkpoints/a/exit2
+          draftsmith generate --target t --adapter checkpoints/a/exit2 --prompt TEXT
+          draftsmith export --for draft-model checkpoints/a/exit2 exported/exit2
         "#);
     }
 }

@@ -19,14 +19,14 @@ mod tests;
 mod verdict;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::Decoding;
+use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
 use self::pair::PairSurvey;
@@ -153,10 +153,12 @@ fn survey(
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
     let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
-    let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
+    let template = arguments.chat_template.as_deref();
+    let drafts = arguments.draft.as_deref().map(|dir| (DrafterId::DRAFT, dir));
+    let drafts: Vec<(DrafterId, &Path)> = drafts.into_iter().collect();
     let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));
     let mut workspace =
-        Workspace::open(&arguments.target, served_as, draft, template, devices, console)?;
+        Workspace::open(&arguments.target, served_as, &drafts, template, devices, console)?;
     (workspace.ends, workspace.dtype) = (arguments.ends.ends(), dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {

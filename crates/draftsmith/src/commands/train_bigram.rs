@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::built_data::built_data;
 use crate::console::Console;
-use crate::exports::lookup::write_bigrams;
+use crate::kinds::prompt_lookup::write_bigrams;
 use crate::recipe::Recipe;
 use crate::workspace::Workspace;
 

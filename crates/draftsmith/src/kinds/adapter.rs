@@ -15,6 +15,7 @@ use super::{DrafterKind, DrafterRecipes, Role};
 use crate::exports::{
     AdapterExport, ExportKind, HeadExport, describe_adapter, need_export, read_adapter_head,
 };
+use crate::names::Road;
 
 /// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -46,6 +47,10 @@ impl DrafterKind for AdapterKind {
         format!("self-draft{}", exit.unwrap_or_default())
     }
 
+    fn road(&self) -> Road {
+        Road::SelfDraft
+    }
+
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let Origin::Training(training) = &self.0 else { return Ok(()) };
         if let ExitLayers::Many(layers) = &training.exit_layer {
@@ -66,7 +71,6 @@ impl DrafterKind for AdapterKind {
             None => None,
         };
         let mut loaded = LoadedDrafter::of_adapter(loading, export, head)?;
-        loaded.text = self.text();
         loaded.hash = workspace.adapter_hash(&dir, &loaded.adapter_config().clone())?;
         loaded.add_head_summary(loading)?;
         Ok(loaded)

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths, CascadeParts, NamedParts};
 use draftsmith_theory::{
-    Bounds, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry, StopRuleName,
+    Bounds, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry,
+    StopRuleName,
 };
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
-use crate::names::DecodingName;
+use crate::names::{DecodingName, Road};
 use crate::recipe::{one, require};
 
 /// A cascade.
@@ -234,6 +235,10 @@ impl DrafterKind for CascadeKind {
         "cascade".to_owned()
     }
 
+    fn road(&self) -> Road {
+        Road::Several
+    }
+
     fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
         let drafters = &self.drafters;
         let of_drafters = format!("{key}.drafters");
@@ -278,7 +283,8 @@ impl DrafterKind for CascadeKind {
                         }
                     };
                     let member = loading.of(id);
-                    drafters[at] = member.drafter().kind.with_head(&member, dir, Some(&reviewer))?;
+                    drafters[at] =
+                        member.drafter().kind.with_head(&member, dir, Some(&reviewer))?;
                 }
                 None if rule.reads_head()
                     && (members[at].head.is_none() || rule.reviewer.is_some()) =>
@@ -295,8 +301,9 @@ impl DrafterKind for CascadeKind {
         let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
         Ok(LoadedDrafter {
             parts: NamedParts { id: loading.id, parts },
-            text: self.text(),
+
             summaries: vec![loading.plain_summary(self.to_string())],
+            sizes_of_members: members.iter().flat_map(LoadedDrafter::sizes).collect(),
             ..LoadedDrafter::new(loading.id, None)
         })
     }

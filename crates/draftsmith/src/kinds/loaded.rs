@@ -8,10 +8,12 @@ use draftsmith_decode::NamedParts;
 use draftsmith_model::{CausalLm, ModelConfig};
 use draftsmith_theory::DrafterId;
 
-use super::{DrafterKind, DrafterRecipe, Role, head_within};
+use super::{DrafterRecipe, Role, head_within};
 use crate::console::Console;
-use crate::exports::{AdapterExport, ExportKind, HeadExport, describe_head, need_export, summary_of};
-use crate::names::DrafterName;
+use crate::exports::{
+    AdapterExport, ExportKind, HeadExport, describe_head, need_export, summary_of,
+};
+use crate::names::{DrafterName, Road};
 use crate::recipe::Recipe;
 use crate::results::ModelSummary;
 use crate::workspace::{Workspace, hash_dir};
@@ -31,8 +33,8 @@ pub(crate) struct Loading<'a> {
 pub(crate) struct LoadedDrafter {
     /// What sessions are built from.
     pub(crate) parts: NamedParts,
-    /// The drafter in words.
-    pub(crate) text: String,
+    /// What reports compare it by.
+    pub(crate) road: Road,
     /// Its acceptance head.
     pub(crate) head: Option<HeadExport>,
     /// Its adapter, which runtimes may load as a draft model.
@@ -45,6 +47,8 @@ pub(crate) struct LoadedDrafter {
     pub(crate) hash: String,
     /// The parameters that one of its forwards reads; 0 for look-ups.
     pub(crate) num_read: f64,
+    /// The same for the drafters that it is made of, whose forwards are counted instead of its own.
+    pub(crate) sizes_of_members: Vec<(DrafterId, f64)>,
     /// What a report says about its files.
     pub(crate) summaries: Vec<ModelSummary>,
 }
@@ -58,13 +62,14 @@ impl LoadedDrafter {
         });
         Self {
             parts: NamedParts { id, parts },
-            text: String::new(),
+            road: Road::SeparateDraft,
             head,
             adapter: None,
             is_draft_model: false,
             has_steps: false,
             hash: String::new(),
             num_read: 0.0,
+            sizes_of_members: Vec::new(),
             summaries: Vec::new(),
         }
     }
@@ -72,6 +77,14 @@ impl LoadedDrafter {
     /// The drafter's name.
     pub(crate) fn id(&self) -> DrafterId {
         self.parts.id
+    }
+
+    /// The parameters that forwards read, by the drafter that they are counted for.
+    pub(crate) fn sizes(&self) -> Vec<(DrafterId, f64)> {
+        match self.sizes_of_members.is_empty() {
+            true => vec![(self.id(), self.num_read)],
+            false => self.sizes_of_members.clone(),
+        }
     }
 
     /// The directory whose `config.json` holds the tuned rule: the head's, or the adapter's without a head.
@@ -84,7 +97,8 @@ impl LoadedDrafter {
     pub(super) fn add_head_summary(&mut self, loading: &Loading<'_>) -> Result<()> {
         let Some(head) = &self.head else { return Ok(()) };
         let description = describe_head(&head.config);
-        let summary = loading.dir_summary(&format!("head of {}", loading.id), &head.dir, description);
+        let summary =
+            loading.dir_summary(&format!("head of {}", loading.id), &head.dir, description);
         self.summaries.push(summary?);
         Ok(())
     }
@@ -158,7 +172,8 @@ impl LoadedDrafters {
         let wanted = recipe.evaluated().filter(|(_, it)| all || it.kind.role() == Role::Steps);
         let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
             let loaded = drafter.kind.load(&Loading { id, recipe, workspace });
-            loaded.with_context(|| format!("the drafter `{id}`"))
+            let loaded = loaded.with_context(|| format!("the drafter `{id}`"))?;
+            Ok(LoadedDrafter { road: drafter.kind.road(), ..loaded })
         };
         Ok(Self(wanted.map(read).collect::<Result<_>>()?))
     }
@@ -215,9 +230,8 @@ pub(crate) fn one_of(
         ),
         (None, [id]) => Ok(*id),
         (None, []) => bail!("the recipe has no {what}"),
-        (None, several) => bail!(
-            "the recipe has several: {}; hint: name the {what}",
-            super::names_text(several)
-        ),
+        (None, several) => {
+            bail!("the recipe has several: {}; hint: name the {what}", super::names_text(several))
+        }
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
+use crate::names::Road;
 use crate::recipe::require;
 
 /// The settings.
@@ -25,6 +26,10 @@ pub(crate) struct MergedKind {
 impl DrafterKind for MergedKind {
     fn text(&self) -> String {
         "merged drafts".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::Several
     }
 
     fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
@@ -53,8 +58,9 @@ impl DrafterKind for MergedKind {
         let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
         Ok(LoadedDrafter {
             parts: NamedParts { id: loading.id, parts },
-            text: self.text(),
+
             summaries: vec![loading.plain_summary(self.to_string())],
+            sizes_of_members: members.iter().flat_map(LoadedDrafter::sizes).collect(),
             ..LoadedDrafter::new(loading.id, None)
         })
     }

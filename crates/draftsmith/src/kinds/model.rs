@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role};
 use crate::exports::{HeadExport, read_model_head};
+use crate::names::Road;
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -26,6 +27,10 @@ impl DrafterKind for ModelKind {
         "separate draft".to_owned()
     }
 
+    fn road(&self) -> Road {
+        Road::SeparateDraft
+    }
+
     fn check(&self, _key: &str, _all: &DrafterRecipes) -> Result<()> {
         Ok(())
     }
@@ -33,12 +38,11 @@ impl DrafterKind for ModelKind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let Loading { id, workspace, .. } = *loading;
         let model = workspace.draft_model(id)?;
-        let head = loading.head_dir()?.map(|dir| {
-            read_model_head(&dir, id, Some(workspace.target_hash()?), workspace)
-        });
+        let head = loading
+            .head_dir()?
+            .map(|dir| read_model_head(&dir, id, Some(workspace.target_hash()?), workspace));
         let mut loaded = LoadedDrafter::of_model(id, model, head.transpose()?);
         loaded.hash = workspace.draft_model_hash(id)?.to_owned();
-        loaded.text = self.text();
         loaded.summaries.push(loading.summary(&self.model, model.config(), &loaded.hash));
         loaded.add_head_summary(loading)?;
         Ok(loaded)

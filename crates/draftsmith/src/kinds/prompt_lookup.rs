@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role};
+use crate::names::Road;
 use crate::recipe::require;
 use crate::workspace::Workspace;
 
@@ -48,6 +49,10 @@ impl DrafterKind for PromptLookupKind {
         "prompt lookup (Max-Gram)".to_owned()
     }
 
+    fn road(&self) -> Road {
+        Road::Lookup
+    }
+
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let key = format!("{key}.min_match");
         require(self.min_match > 0, &key, "is 0: a match has at least one token")
@@ -59,7 +64,7 @@ impl DrafterKind for PromptLookupKind {
         let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
         let config = MaxGramConfig { searched: *searched, min_match: *min_match };
         let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
-        Ok(LoadedDrafter { parts, text: self.text(), ..LoadedDrafter::new(id, None) })
+        Ok(LoadedDrafter { parts, ..LoadedDrafter::new(id, None) })
     }
 
     fn role(&self) -> Role {

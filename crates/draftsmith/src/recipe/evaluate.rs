@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{
-    Decoding, DrafterId, LookupFirst, Sampling,
-};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Sampling};
 use serde::{Deserialize, Serialize};
 
 use super::prompts::Split;

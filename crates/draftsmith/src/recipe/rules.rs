@@ -43,7 +43,7 @@ fn quoted(names: impl Iterator<Item = &'static str>) -> String {
 
 impl RulesRecipe {
     /// Checks every rule's name, options and numbers. Messages call the table `key_prefix`.
-    pub(super) fn check(&self, key_prefix: &str) -> Result<()> {
+    pub(crate) fn check(&self, key_prefix: &str) -> Result<()> {
         let mut rules = self.0.iter();
         rules.try_for_each(|(name, rule)| {
             rule.check(name, &format!("{key_prefix}.{name}")).map(drop)

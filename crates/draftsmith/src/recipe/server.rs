@@ -161,21 +161,22 @@ fn check_url(url: &str) -> Result<()> {
 pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
     const WEIGHTS: &str =
         "the target's weights, which are not read where `data.server.labels` is `server`";
-    let teacher = recipe.adapter.as_ref().map(|adapter| adapter.teacher);
-    require(
-        teacher != Some(Teaching::Target),
-        "adapter.teacher",
-        &format!(
-            "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit"
-        ),
-    )?;
-    let heads = [("head", &recipe.head), ("adapter_head", &recipe.adapter_head)];
+    for (id, training) in recipe.trained_adapters() {
+        require(
+            training.teacher != Teaching::Target,
+            &format!("drafters.{id}.teacher"),
+            &format!(
+                "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit"
+            ),
+        )?;
+    }
     let is_greedy = recipe.data.as_ref().is_some_and(|data| data.decoding().is_greedy());
-    for (section, head) in heads {
-        let Some(HeadTraining { labels, rollout_length: length, .. }) = head else { continue };
+    for (id, drafter) in recipe.drafters.iter() {
+        let Some(head) = drafter.head_training() else { continue };
+        let HeadTraining { labels, rollout_length: length, .. } = head;
         require(
             is_greedy || *labels != HeadLabels::Rollouts || *length == 1,
-            &format!("{section}.rollout_length"),
+            &format!("drafters.{id}.head.rollout_length"),
             &format!("is {length}, and labels after a rejected candidate need {WEIGHTS}"),
         )?;
     }

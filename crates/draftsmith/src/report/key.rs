@@ -9,7 +9,7 @@ use minijinja::{Value, context};
 
 use super::axis::tenth;
 use super::text::sentence_case;
-use crate::results::{DrafterName, Group, ResultRow, Road, StopRuleName};
+use crate::results::{Group, ResultRow, Road, StopRuleName};
 
 /// Height of a line of the key.
 const LINE: f64 = 19.0;
@@ -111,20 +111,14 @@ pub(super) fn family_of(rule: StopRuleName) -> Option<RuleFamily> {
 impl Look {
     /// The look of `row`'s drafter and stop rule in `group`.
     pub(super) fn of(row: &ResultRow, group: &Group<'_>) -> Self {
-        let road = row.drafter.road();
-        let first = group.drafters().into_iter().find(|drafter| drafter.road() == road);
-        let is_other = first.is_some_and(|first| first != row.drafter);
-        Self { is_other, ..Self::of_only(row.drafter, row.stop_rule) }
+        let first = group.pooled().find(|other| other.road == row.road);
+        let is_other = first.is_some_and(|first| first.drafter != row.drafter);
+        Self { is_other, ..Self::of_only(row.road, row.stop_rule) }
     }
 
-    /// The look of a drafter and stop rule in a group with one exit layer.
-    pub(super) fn of_only(drafter: DrafterName, rule: StopRuleName) -> Self {
-        Self {
-            road: drafter.road(),
-            family: family_of(rule),
-            filling: Filling::of(rule),
-            is_other: false,
-        }
+    /// The look of a stop rule with the only drafter of its road.
+    pub(super) fn of_only(road: Option<Road>, rule: StopRuleName) -> Self {
+        Self { road, family: family_of(rule), filling: Filling::of(rule), is_other: false }
     }
 
     /// The classes of the style sheet, for the attribute `class`.

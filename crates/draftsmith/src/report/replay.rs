@@ -178,7 +178,7 @@ fn picture(replay: &ReplayGroup, name: &str, frame: Frame) -> Option<Value> {
 
 /// The bar of a row around the height `middle`, with its whisker and ceiling.
 fn bar(replay: &ReplayGroup, row: &ReplayRow, is_best: bool, x: &Axis, middle: f64) -> Value {
-    let look = Look::of_only(replay.drafter, row.stop_rule);
+    let look = Look::of_only(Some(replay.road), row.stop_rule);
     let place = |gain: f64| x.place(100.0 * if gain.is_finite() { gain } else { 0.0 });
     let span = |gain: f64| {
         let (zero, end) = (x.place(0.0), place(gain));

@@ -239,9 +239,7 @@ pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Va
 pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     let promise = |promise: &PromiseSummary| {
         let drafter = promise.drafter.text();
-        let is_one_of_several =
-            known.promises.len() > 1 || promise.drafter.road() == Some(Road::Several);
-        let drafter_text = if is_one_of_several { drafter + ", " } else { String::new() };
+        let drafter_text = if known.promises.len() > 1 { drafter + ", " } else { String::new() };
         let rule = on_a_page(promise.stop_rule.symbol().unwrap_or_default());
         let outcome_text = promise.outcome.text();
         context! { drafter_text, rule, outcome_text, ..Serde(promise) }

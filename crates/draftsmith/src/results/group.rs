@@ -119,7 +119,7 @@ impl<'a> Group<'a> {
 
     /// The widest set in which `row` is the fastest; None if there is none, or the row is for a category.
     pub(crate) fn standing(&self, row: &ResultRow) -> Option<Standing> {
-        let road = row.drafter.road().filter(|_| row.is_pooled())?;
+        let road = row.road.filter(|_| row.is_pooled())?;
         let is = |best: Option<&ResultRow>| best.is_some_and(|best| best.same_setting(row));
         if is(self.best()) {
             Some(Standing::All)
@@ -165,7 +165,7 @@ impl<'a> Group<'a> {
     }
 
     fn of_road(&self, road: Road) -> impl Iterator<Item = &'a ResultRow> + '_ {
-        self.drafted().filter(move |row| row.drafter.road() == Some(road))
+        self.drafted().filter(move |row| row.road == Some(road))
     }
 
     fn best_of_rule(&self, drafter: DrafterName, rule: StopRuleName) -> Option<&'a ResultRow> {

@@ -11,7 +11,7 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::names::{CostSource, DecodingName, DrafterName, rule_label, times_text};
+use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label, times_text};
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -60,6 +60,8 @@ pub(crate) struct JudgedHead {
 pub(crate) struct ReplayGroup {
     /// The drafter.
     pub(crate) drafter: DrafterName,
+    /// What reports compare it by.
+    pub(crate) road: Road,
     /// Greedy or sampled decoding.
     pub(crate) decoding: DecodingName,
     /// The source of the costs.

@@ -131,11 +131,7 @@ impl TrainingRecorder<'_> {
         Ok(None)
     }
 
-    fn record(
-        &self,
-        models: RecordedModels<'_>,
-        stored_decoding: &str,
-    ) -> Result<Vec<RolloutRow>> {
+    fn record(&self, models: RecordedModels<'_>, stored_decoding: &str) -> Result<Vec<RolloutRow>> {
         let Provenance { temperature, top_p, min_p, repetition_penalty, .. } = *self.provenance;
         let Provenance { seed, max_new_tokens, top_k, .. } = *self.provenance;
         let top_k = top_k.map(|top_k| top_k as usize);

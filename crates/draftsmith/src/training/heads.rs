@@ -73,7 +73,11 @@ impl HeadTrainer<'_> {
         // The fingerprint covers settings, seed, and the data with its provenance. It is the same for a single
         // head and in a sweep, because the weights are.
         let settings = json!({ "head": settings, "seed": self.recipe.seed });
-        Ok(Planned { id: self.id, dir, fingerprint: fingerprint(settings, self.data, &self.provenance)? })
+        Ok(Planned {
+            id: self.id,
+            dir,
+            fingerprint: fingerprint(settings, self.data, &self.provenance)?,
+        })
     }
 
     /// Trains heads together.

@@ -15,8 +15,8 @@ use super::{
 use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
-use crate::exports::Exports;
 use crate::exports::tuned::{Tuned, default_rule};
+use crate::kinds::loaded::LoadedDrafters;
 use crate::pair::Pair;
 use crate::recipe::sampling;
 use crate::results::{DecodingName, DrafterName, Estimate, waiting_time};
@@ -127,14 +127,14 @@ impl CheckedRule {
 impl<'m> Bench<'m> {
     pub(super) fn new(
         pair: &'m Pair,
-        exports: &'m Exports,
+        drafters: &'m LoadedDrafters,
         drafter: DrafterName,
         max_new_tokens: usize,
         seed: u64,
     ) -> Self {
         Self {
             pair,
-            decoders: Decoders::new(pair, exports, max_new_tokens),
+            decoders: Decoders::new(pair, drafters, max_new_tokens),
             drafter,
             seed,
             test: LosslessnessTest::default(),

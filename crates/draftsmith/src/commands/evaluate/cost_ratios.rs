@@ -4,41 +4,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use draftsmith_model::{CausalLm, ModelConfig};
 use draftsmith_theory::{DrafterId, Round, RoundCosts};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
-use crate::exports::{AdapterExport, Exports};
+use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::pair::Pair;
 use crate::results::{CostRatios, DrafterName, StopRuleName};
 
-/// The parameters that a forward of each drafter reads, over those of the target; 0 for prompt lookup.
-pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {
-    let parameters = |model: &CausalLm| model.config().num_parameters() as f64;
-    let target = parameters(&pair.target);
-    let small = exports.small_draft.as_ref();
-    let models = [(DrafterId::Draft, pair.draft.as_ref()), (DrafterId::SmallDraft, small)];
-    let models = models.into_iter().filter_map(|(id, model)| Some((id, parameters(model?))));
-    let adapters = exports.adapters.iter().map(|export| {
-        let exit_layer = export.config.exit_layer;
-        let read = read_by_self_draft(pair.target.config(), export);
-        (DrafterId::SelfDraft { exit_layer }, read)
-    });
-    let looked_up = std::iter::once((DrafterId::MaxGram, 0.0));
-    models.chain(adapters).chain(looked_up).map(|(id, read)| (id, read / target)).collect()
-}
-
-/// The parameters of a self-draft: the target's first layers, the adapter, and the LM head's rows of the
-/// draft vocabulary.
-fn read_by_self_draft(config: &ModelConfig, export: &AdapterExport) -> f64 {
-    let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
-    let mut layers = config.clone().with_tied_embeddings(true);
-    layers.shape.num_layers = export.config.exit_layer;
-    // The parameters of an adapter include those of a separate LM head.
-    let has_head = export.adapter.own_head().is_some();
-    layers.shape.vocab_size = if has_head { 0 } else { drawn.unwrap_or(config.shape.vocab_size) };
-    (layers.num_parameters() + export.adapter.num_parameters()) as f64
+/// The parameters that a forward of each drafter reads, over those of the target; 0 for look-ups.
+pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {
+    let target = pair.target.config().num_parameters() as f64;
+    let read = drafters.iter().flat_map(LoadedDrafter::sizes);
+    read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
 }
 
 /// The time of a forward of each drafter over that of a target forward of one row. It is measured in rounds

@@ -1,11 +1,11 @@
 //! The runs of one dataset under one way of decoding, and their results: rows, a cost model, answers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_theory::{
-    CostFit, CostModel, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
+    CostFit, CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
     TimedCounts, Trace,
 };
 
@@ -20,7 +20,7 @@ use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 use crate::results::{
     ALL_CATEGORIES, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
-    PromiseOutcome, PromiseSummary, ResultRow, RowContext, tokens_per_second, waiting_time,
+    PromiseOutcome, PromiseSummary, ResultRow, Road, RowContext, tokens_per_second, waiting_time,
 };
 use crate::statistics::shown_interval;
 
@@ -143,6 +143,7 @@ impl Group<'_> {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
                 drafter: setting.drafter,
+                road: costs.road_of(setting.drafter),
                 stop_rule: setting.stop_rule(),
                 setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 is_tuned: self.plan.is_tuned(setting),
@@ -189,10 +190,20 @@ impl Group<'_> {
 
 /// The costs of forwards and rounds in a group.
 struct GroupCosts<'a> {
+    roads: &'a BTreeMap<DrafterId, Road>,
     /// The costs of rounds, by setting.
     of_rounds: &'a [Option<RoundCosts>],
     by_size: &'a CostRatios,
     by_time: &'a CostRatios,
+}
+
+impl GroupCosts<'_> {
+    fn road_of(&self, drafter: DrafterName) -> Option<Road> {
+        match drafter.as_look_ups_alone() {
+            Some(_) => Some(Road::Lookup),
+            None => drafter.id().and_then(|id| self.roads.get(&id).copied()),
+        }
+    }
 }
 
 /// The 95 % interval of a speed-up, over prompts.
@@ -234,6 +245,8 @@ fn question_id(prompt: &Prompt) -> QuestionId {
 #[derive(Default)]
 pub(super) struct EvaluationResults {
     pub(super) cost_by_size: CostRatios,
+    /// What reports compare each drafter by.
+    pub(super) roads: BTreeMap<DrafterId, Road>,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
     /// File name and text of each answers file.
@@ -254,7 +267,8 @@ impl EvaluationResults {
         let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
-        let costs = GroupCosts { of_rounds: &of_rounds, by_size, by_time: &by_time };
+        let roads = &self.roads;
+        let costs = GroupCosts { roads, of_rounds: &of_rounds, by_size, by_time: &by_time };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use draftsmith_theory::{DrafterId, StopRuleConfig};
 
 use crate::exports::tuned::TunedRule;
-use crate::exports::{AdapterExport, Exports};
+use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
 use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
@@ -65,7 +65,7 @@ impl TunedTrees {
     pub(super) fn read(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
-        exports: &Exports,
+        drafters: &LoadedDrafters,
         workspace: &Workspace,
     ) -> Result<Self> {
         let mut evaluate = evaluate.clone();
@@ -86,15 +86,14 @@ impl TunedTrees {
                 )
             })?;
             ensure!(
-                tuned.models == exports.models_hash(drafter, workspace)?,
+                tuned.models == drafters.models_hash(drafter, workspace)?,
                 "key `evaluate.trees.shapes` has \"tuned\", and that of `{drafter}` was tuned for other \
                  models; hint: run `draftsmith tune` again"
             );
             Ok(Promise::of_tree(tuned))
         };
-        let draft = workspace.draft_dir().map(|_| DrafterId::Draft);
-        let drafters = draft.into_iter().chain(exports.adapters.iter().map(AdapterExport::drafter));
-        let promises = drafters.map(promise).collect::<Result<_>>()?;
+        let with_steps = drafters.iter().filter(|it| it.has_steps).map(LoadedDrafter::id);
+        let promises = with_steps.map(promise).collect::<Result<_>>()?;
         Ok(Self { evaluate, promises })
     }
 

@@ -1,16 +1,15 @@
-//! The settings that are compared: plain decoding; the separate draft and each adapter with chains, trees and
-//! preceding look-ups, under every rule of the recipe whose signals the drafter has; the same look-ups alone;
-//! prompt lookup in fixed lengths; cascades, with their longest round as the length.
+//! The settings that are compared: plain decoding; every drafter under each of its stop rules, and one that drafts
+//! step by step also with trees and after look-ups; the same look-ups alone.
 
 use std::iter;
 
-use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
+use draftsmith_theory::{FixedLengthConfig, StopRuleConfig};
 
 use super::promise::Promise;
-use crate::exports::Exports;
-use crate::exports::cascades::{numbered, numbered_merged};
-use crate::recipe::{EvaluateRecipe, TreesRecipe};
-use crate::results::{DecodingName, DrafterName, Road, StopRuleName, in_order};
+use crate::kinds::Role;
+use crate::kinds::loaded::LoadedDrafters;
+use crate::recipe::{EvaluateRecipe, Recipe, TreesRecipe};
+use crate::results::{DecodingName, DrafterName, StopRuleName, in_order};
 
 /// A drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,21 +23,21 @@ impl Setting {
     /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
     /// tuned rule, and the fixed length that the rule promises to beat.
     pub(crate) fn all(
+        recipe: &Recipe,
         evaluate: &EvaluateRecipe,
         decoding: DecodingName,
-        has_draft: bool,
-        exports: &Exports,
+        drafters: &LoadedDrafters,
         promised: &[Promise],
     ) -> Vec<Self> {
         let mut all = vec![Self { drafter: DrafterName::None, rule: None }];
-        let mut add = |drafter: DrafterName, has_head: bool, max: usize| {
-            let is_self_draft = drafter.road() == Some(Road::SelfDraft);
-            let bounds = Bounds { min: 1, max };
-            let mut rules = evaluate.stop_rules(is_self_draft, has_head, bounds);
-            let id = drafter.id().expect("a drafter with a model");
+        for (id, drafter) in recipe.evaluated() {
+            let loaded = drafters.get(id).ok();
+            let has_head = loaded.is_some_and(|loaded| loaded.head.is_some());
+            let has_steps = drafter.kind.role() == Role::Steps;
+            let mut rules = drafter.stop_rules(evaluate, decoding, has_head);
             for promised in promised.iter().filter(|promised| promised.over == id) {
                 let fixed = FixedLengthConfig { candidate_length: promised.best_fixed_length };
-                let own = (promised.drafter == drafter).then(|| promised.config.clone());
+                let own = (promised.drafter == id.into()).then(|| promised.config.clone());
                 for rule in iter::once(fixed.into()).chain(own) {
                     if !rules.contains(&rule) {
                         rules.push(rule);
@@ -48,7 +47,8 @@ impl Setting {
             let trees = evaluate.trees.iter().flat_map(TreesRecipe::given);
             let trees = trees.map(|shape| DrafterName::Tree(id, shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
-            for drafter in iter::once(drafter).chain(after).chain(trees) {
+            let others = after.chain(trees).filter(|_| has_steps);
+            for drafter in iter::once(DrafterName::Of(id)).chain(others) {
                 let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };
                 all.extend(rules.iter().map(of));
             }
@@ -58,16 +58,6 @@ impl Setting {
                     all.push(own);
                 }
             }
-        };
-        if has_draft {
-            add(
-                DrafterName::Of(DrafterId::Draft),
-                exports.head.is_some(),
-                evaluate.max_candidate_length,
-            );
-        }
-        for adapter in &exports.adapters {
-            add(adapter.drafter().into(), adapter.head.is_some(), evaluate.max_self_draft_length);
         }
         // Beside a drafter after look-ups, the look-ups alone show what the drafter adds.
         let firsts = in_order(all.iter().filter_map(|setting| setting.drafter.lookup_first()));
@@ -75,26 +65,6 @@ impl Setting {
             let rule = FixedLengthConfig { candidate_length: first.most };
             Self { drafter: DrafterName::look_ups_alone(first), rule: Some(rule.into()) }
         }));
-        if let Some(lookup) = &evaluate.max_gram {
-            all.extend(lookup.lengths.iter().map(|candidate_length| {
-                let rule = FixedLengthConfig { candidate_length: *candidate_length };
-                Self { drafter: DrafterName::Of(DrafterId::MaxGram), rule: Some(rule.into()) }
-            }));
-        }
-        all.extend(numbered(&evaluate.cascades).map(|(id, cascade)| {
-            let rule = FixedLengthConfig { candidate_length: cascade.longest(decoding) };
-            Self { drafter: DrafterName::Of(id), rule: Some(rule.into()) }
-        }));
-        for (id, merged) in numbered_merged(&evaluate.merged) {
-            let is_self_draft = merged.drafters.iter().any(|id| id.exit_layer().is_some());
-            let max = match is_self_draft {
-                true => evaluate.max_self_draft_length,
-                false => evaluate.max_candidate_length,
-            };
-            let rules = evaluate.stop_rules(is_self_draft, false, Bounds { min: 1, max });
-            let of = |rule| Self { drafter: DrafterName::Of(id), rule: Some(rule) };
-            all.extend(rules.into_iter().map(of));
-        }
         all
     }
 

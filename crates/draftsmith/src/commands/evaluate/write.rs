@@ -1,18 +1,14 @@
 //! The files of an evaluation: answers, the report, the summary and, last, `results.json`. Each is written
 //! completely or not at all.
 
-use std::path::Path;
-
 use anyhow::Result;
 use draftsmith_files::write_whole;
-use draftsmith_model::{AcceptanceHeadConfig, ModelConfig};
 
 use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
 use crate::agreement::rounding;
 use crate::device::DeviceChoice;
-use crate::exports::AdapterExport;
-use crate::exports::cascades::{numbered, numbered_merged};
+use crate::exports::summary_of;
 use crate::prompts::Dataset;
 use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::report::render_html;
@@ -21,7 +17,6 @@ use crate::results::{
     ModelSummary, PromiseSummary, Replay, Version, results_to_json, sort_rows, summary_to_json,
 };
 use crate::tuning::TuningFile;
-use crate::workspace::hash_dir;
 
 impl MeasuredModels<'_> {
     /// Writes the files, and prints the table of results.
@@ -103,37 +98,9 @@ impl MeasuredModels<'_> {
 
     /// The models, heads, adapters and cascades.
     fn summaries(&self) -> Result<Vec<ModelSummary>> {
-        let Self { recipe, evaluate, workspace, pair, exports, console } = *self;
-        let paths = &recipe.models;
-        let hash = workspace.target_hash()?;
-        let mut all = vec![summary_of("target", &paths.target, pair.target.config(), hash)];
-        if let (Some(draft), Some(path), Some(hash)) =
-            (&pair.draft, &paths.draft, workspace.draft_hash()?)
-        {
-            all.push(summary_of("draft", path, draft.config(), hash));
-        }
-        let of_dir = |role: &str, dir: &Path, description: String| -> Result<ModelSummary> {
-            let (role, name) = (role.to_owned(), dir.display().to_string());
-            Ok(ModelSummary { role, name, description, hash: hash_dir(dir, console)? })
-        };
-        if let Some(head) = &exports.head {
-            all.push(of_dir("head", &head.dir, describe_head(&head.config))?);
-        }
-        for export in &exports.adapters {
-            all.push(of_dir("adapter", &export.dir, describe_adapter(export))?);
-        }
-        if let (Some(small), Some(path)) = (&exports.small_draft, &paths.small_draft) {
-            let hash = hash_dir(path, console)?;
-            all.push(summary_of("small draft", path, small.config(), &hash));
-        }
-        let cascades = numbered(&evaluate.cascades).map(|(id, it)| (id, it.to_string()));
-        let merged = numbered_merged(&evaluate.merged).map(|(id, it)| (id, it.to_string()));
-        all.extend(cascades.chain(merged).map(|(id, description)| ModelSummary {
-            role: id.text(),
-            name: id.to_string(),
-            description,
-            hash: String::new(),
-        }));
+        let (hash, path) = (self.workspace.target_hash()?, &self.recipe.models.target);
+        let mut all = vec![summary_of("target", path, self.pair.target.config(), hash)];
+        all.extend(self.drafters.iter().flat_map(|drafter| drafter.summaries.iter().cloned()));
         Ok(all)
     }
 }
@@ -169,4 +136,3 @@ fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
         promise.outcome.text(),
     )
 }
-

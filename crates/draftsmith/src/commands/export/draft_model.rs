@@ -19,7 +19,7 @@ const MADE_OF: &str = "draftsmith";
 /// Writes the draft model of the adapter in `source`.
 pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<Written> {
     let ExportArguments { source, out, .. } = export;
-    let adapter = AdapterExport::without_head(source, workspace)?;
+    let adapter = AdapterExport::read(source, workspace)?;
     let tuned = TunedDraftModel::read(source)?;
     let dir = OutDir::begin(out)?;
     let model = write_draft_model(&adapter, workspace, dir.path())?;
@@ -45,7 +45,7 @@ pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<
 
 /// Writes an adapter's draft model with the target's tokenizer and chat template.
 pub(super) fn write_draft_model(
-    AdapterExport { adapter, config, dir: source, .. }: &AdapterExport,
+    AdapterExport { adapter, config, dir: source }: &AdapterExport,
     workspace: &Workspace,
     out: &Path,
 ) -> Result<CausalLm> {

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
 use super::{ExportArguments, Written};
 use crate::exports::tuned::{Tuned, default_rule};
-use crate::exports::{AdapterExport, ExportKind, HeadExport, read_adapter_head, read_draft_head};
+use crate::exports::{
+    AdapterExport, ExportKind, HeadExport, found_adapter_head, read_adapter_head, read_model_head,
+};
 use crate::out_dir::{OutDir, copy_if_there};
 use crate::results::DecodingName;
 use crate::workspace::Workspace;
@@ -66,21 +68,21 @@ pub(super) fn write_with_head(
     let source = &export.source;
     let (head, draft) = match kind {
         ExportKind::Head => {
-            let head = read_draft_head(source, workspace)?;
-            let both = workspace.draft_dir().zip(workspace.draft_config()?);
-            let (dir, config) = both.context("a head has a draft")?;
+            let (id, dir) = workspace.draft_dir().context("a head has a draft")?;
+            let head = read_model_head(source, id, Some(workspace.target_hash()?), workspace)?;
             copy_model(dir, out)?;
-            (head, config.clone())
+            (head, workspace.draft_model_config(id)?.clone())
         }
         ExportKind::Adapter => {
-            let adapter = AdapterExport::without_head(source, workspace)?;
-            let Some(head) = read_adapter_head(source, &adapter.config, workspace)? else {
+            let adapter = AdapterExport::read(source, workspace)?;
+            let Some(head) = found_adapter_head(source) else {
                 bail!(
-                    "the adapter in `{}` has no acceptance head; hint: train one with a section \
-                     `[adapter_head]`, or export it with `--for draft-model`",
+                    "the adapter in `{}` has no acceptance head; hint: train one with a table `head` of \
+                     its drafter, or export it with `--for draft-model`",
                     source.display()
                 );
             };
+            let head = read_adapter_head(&head, source, &adapter.config, workspace)?;
             ignored.extend(vocabulary_ignored(&adapter.config));
             let draft = write_draft_model(&adapter, workspace, out)?;
             (head, draft.config().clone())

@@ -2,13 +2,16 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Bounds, Decoding, FixedLengthConfig, LookupFirst, StopRuleConfig};
+use draftsmith_theory::{Bounds, Decoding, DrafterId, LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
 use super::GenerateArguments;
 use crate::console::Console;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::{Tuned, default_rule};
+use crate::kinds::Role;
+use crate::kinds::loaded::LoadedDrafter;
+use crate::recipe::Recipe;
 use crate::results::DecodingName;
 
 /// A rule, and who chose it.
@@ -33,6 +36,12 @@ pub(super) enum RuleSource {
 }
 
 impl ChosenRule {
+    /// The rule of a drafter that was not tuned.
+    pub(super) fn by_default(has_head: bool) -> Self {
+        let config = default_rule(has_head);
+        Self { config, lookup_first: None, chosen_by: RuleSource::Default }
+    }
+
     /// The rule and who chose it, and whether it leaves a head unused: `K = 1, tuned; the head is not used`.
     pub(super) fn text(&self, has_head: bool) -> String {
         let by = match self.chosen_by {
@@ -48,35 +57,39 @@ impl ChosenRule {
     }
 }
 
-/// The rule that flags ask for, if any.
+/// The rule that flags ask for, or the only one of the drafter, if any.
 ///
 /// # Errors
 /// If a bound is invalid, or the drafter lacks what the rule reads.
 pub(super) fn asked_for(
     arguments: &GenerateArguments,
+    recipe: &Recipe,
+    id: DrafterId,
     decoding: DecodingName,
 ) -> Result<Option<ChosenRule>> {
-    let chosen =
-        |config| Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag });
-    if let Some(cascade) = &arguments.cascade {
-        let longest = FixedLengthConfig { candidate_length: cascade.longest(decoding) };
-        return Ok(chosen(longest.into()));
+    let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
+    let own = drafter.kind.own_rule(decoding);
+    let Some(asked) = &arguments.rule else {
+        return Ok(own.map(|config| ChosenRule { config, ..ChosenRule::by_default(false) }));
+    };
+    if own.is_some() {
+        bail!(
+            "flag `--rule`: the rounds of `{id}` have the lengths of its own settings; leave it out"
+        );
     }
-    let Some(asked) = &arguments.rule else { return Ok(None) };
-    let most = if arguments.adapter.is_some() { 6 } else { 20 };
+    let most = drafter.max_candidate_length.unwrap_or(drafter.kind.max_candidate_length());
     let bounds = Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
         .context("flag `--max-candidate-length`")?;
     let config = asked.config(bounds);
     let (name, needs) = (config.name().file_name(), config.needs());
-    if !needs.is_nothing() && arguments.prompt_lookup {
+    if !needs.is_nothing() && drafter.kind.role() != Role::Steps {
         bail!(
-            "flag `--rule`: `{name}` reads the drafter's predictions, and `--prompt-lookup` has none; \
-             hint: give a number of candidates, `--rule fixed=4`"
+            "flag `--rule`: `{name}` reads the drafter's predictions, and `{id}` has none; hint: give a \
+             number of candidates, `--rule fixed=4`"
         );
     }
-    let adapter = arguments.adapter.as_deref();
-    let has_head = arguments.head.is_some() || adapter.and_then(found_adapter_head).is_some();
-    if needs.acceptance_prob && !has_head {
+    let beside = || drafter.kind.path().and_then(found_adapter_head);
+    if needs.acceptance_prob && recipe.head_dir(id).or_else(beside).is_none() {
         bail!(
             "flag `--rule`: `{name}` needs an acceptance head; hint: give `--head DIR`, or an adapter \
              whose directory has a `head` in it"
@@ -86,23 +99,21 @@ pub(super) fn asked_for(
     if arguments.max_candidate_length.is_some() && rule.bounds() != bounds {
         bail!("flag `--max-candidate-length` does not apply to the rule `{name}`: leave it out");
     }
-    Ok(chosen(config))
+    Ok(Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag }))
 }
 
-/// The rule that was tuned for the head or adapter, with its look-ups, or else the default rule.
+/// The rule that was tuned for the drafter's head or adapter, with its look-ups, or else the default rule.
 ///
 /// # Errors
 /// If the tuned rule cannot be read.
 pub(super) fn tuned(
-    arguments: &GenerateArguments,
+    drafter: &LoadedDrafter,
     decoding: &Decoding,
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<ChosenRule> {
-    let head_of_adapter = arguments.adapter.as_deref().and_then(found_adapter_head);
-    let head = arguments.head.as_ref().or(head_of_adapter.as_ref());
-    let export = head.or(arguments.adapter.as_ref());
-    let tuned = export.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
+    let dir = drafter.tuned_dir();
+    let tuned = dir.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
     let tuned = tuned.transpose()?.unwrap_or_default();
     Ok(match tuned.rule(DecodingName::of(decoding)) {
         Some(tuned) => ChosenRule {
@@ -110,10 +121,6 @@ pub(super) fn tuned(
             lookup_first: tuned.drafter.lookup_first(),
             chosen_by: RuleSource::Tuning,
         },
-        None => ChosenRule {
-            config: default_rule(head.is_some()),
-            lookup_first: None,
-            chosen_by: RuleSource::Default,
-        },
+        None => ChosenRule::by_default(drafter.head.is_some()),
     })
 }

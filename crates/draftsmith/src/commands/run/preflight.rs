@@ -4,18 +4,18 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::in_bytes;
-use draftsmith_model::AdapterConfig;
-use draftsmith_theory::{Bounds, DrafterId};
+use draftsmith_theory::DrafterId;
 use draftsmith_train::TrainError;
 
 use crate::commands::build_data::BYTES_PER_TOKEN;
 use crate::console::Console;
 use crate::decoders::target_speed;
-use crate::exports::adapter_dirs;
+use crate::kinds::adapter::exit_layer;
+use crate::kinds::{DrafterRecipe, Role};
 use crate::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
-use crate::results::DrafterName;
+use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{PromptSet, set_prompts};
 use crate::table::duration_text;
 use crate::tuning::given_costs;
@@ -37,18 +37,21 @@ pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -
 }
 
 fn check_exit_layers(recipe: &Recipe, workspace: &Workspace) -> Result<()> {
-    let Some(adapter) = &recipe.adapter else { return Ok(()) };
     let num_layers = workspace.target_shape()?.num_layers;
-    match adapter.exit_layer.to_vec().into_iter().find(|exit| *exit >= num_layers) {
-        Some(exit_layer) => Err(TrainError::ExitLayer { exit_layer, num_layers }.into()),
-        None => Ok(()),
+    for (_, training) in recipe.trained_adapters() {
+        let exit_layer = exit_layer(training);
+        if exit_layer >= num_layers {
+            return Err(TrainError::ExitLayer { exit_layer, num_layers }.into());
+        }
     }
+    Ok(())
 }
 
 /// Checks that given costs name their drafters, and that none is missing where it cannot be measured.
 fn check_costs(recipe: &Recipe) -> Result<()> {
-    let (Some(tune), Some(evaluate)) = (&recipe.tune, &recipe.evaluate) else { return Ok(()) };
-    let drafters = planned_drafters(recipe, evaluate)?;
+    let Some(tune) = &recipe.tune else { return Ok(()) };
+    let with_steps = recipe.evaluated().filter(|(_, it)| it.kind.role() == Role::Steps);
+    let drafters: Vec<DrafterName> = with_steps.map(|(id, _)| id.into()).collect();
     let given = given_costs(tune.costs.as_ref(), &drafters).context("section `[tune.costs]`")?;
     let missing =
         |drafter: &&DrafterName| !given.iter().any(|costs| drafter.id() == Some(costs.drafter));
@@ -61,20 +64,6 @@ fn check_costs(recipe: &Recipe) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// The drafters that later stages record: the draft, and every adapter that is trained or given.
-fn planned_drafters(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<Vec<DrafterName>> {
-    let draft = recipe.models.draft.as_ref().map(|_| DrafterId::Draft);
-    let exits: Vec<usize> = match &evaluate.adapters {
-        Some(_) => {
-            let dirs = adapter_dirs(recipe, evaluate).into_iter();
-            dirs.map(|dir| Ok(AdapterConfig::from_dir(&dir)?.exit_layer)).collect::<Result<_>>()?
-        }
-        None => recipe.adapter_dirs().into_iter().map(|(exit_layer, _)| exit_layer).collect(),
-    };
-    let exits = exits.into_iter().map(|exit_layer| DrafterId::SelfDraft { exit_layer });
-    Ok(draft.into_iter().chain(exits).map(DrafterName::from).collect())
 }
 
 /// The prompts to evaluate, which must exist and fit.
@@ -123,13 +112,14 @@ fn note_work(
         parts.push(format!("{num_tokens} tokens of data ({bytes})"));
         num_decoded += num_tokens;
     }
-    let num_heads = recipe.head.iter().flat_map(|head| head.passes()).map(|pass| pass.len());
+    let head = recipe.trained_head();
+    let num_heads = head.iter().flat_map(|(_, head)| head.passes()).map(|pass| pass.len());
     let num_heads: usize = num_heads.sum();
     if num_heads > 1 {
         parts.push(format!("{num_heads} heads in all"));
     }
     if let Some(evaluate) = &recipe.evaluate {
-        let num_settings = num_settings(recipe, evaluate)? * evaluate.decodings.len();
+        let num_settings = num_settings(recipe, evaluate) * evaluate.decodings.len();
         let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
         let num_turns: usize = prompts.map(|prompt| prompt.turns.len()).sum();
         let num_tokens = num_turns * num_settings * evaluate.max_new_tokens.min(text.context);
@@ -153,20 +143,13 @@ fn note_work(
 }
 
 /// About how many settings an evaluation measures under one way of decoding.
-fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> Result<usize> {
+fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
     let num_trees = evaluate.trees.iter().flat_map(TreesRecipe::given).count();
     let variants = 1 + num_trees + evaluate.lookup_first.len();
-    let of_drafter = |drafter: &DrafterName| {
-        let is_self_draft = *drafter != DrafterName::Of(DrafterId::Draft);
-        let has_head = match is_self_draft {
-            true => recipe.adapter_head.is_some(),
-            false => recipe.head.is_some() || evaluate.head.is_some(),
-        };
-        let bounds = Bounds { min: 1, max: evaluate.max_candidate_length };
-        evaluate.stop_rules(is_self_draft, has_head, bounds).len() * variants
+    let of_drafter = |(_, drafter): (DrafterId, &DrafterRecipe)| {
+        let has_head = drafter.head.is_some();
+        let rules = drafter.stop_rules(evaluate, DecodingName::Greedy, has_head).len();
+        rules * if drafter.kind.role() == Role::Steps { variants } else { 1 }
     };
-    let drafters = planned_drafters(recipe, evaluate)?;
-    let num_lookups = evaluate.max_gram.as_ref().map_or(0, |lookup| lookup.lengths.len());
-    let others = num_lookups + evaluate.cascades.len() + evaluate.lookup_first.len();
-    Ok(1 + drafters.iter().map(of_drafter).sum::<usize>() + others)
+    1 + recipe.evaluated().map(of_drafter).sum::<usize>() + evaluate.lookup_first.len()
 }

@@ -8,7 +8,7 @@ use draftsmith_theory::{DrafterId, Recordings};
 use super::{MAX_LENGTH, Surveyor};
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
 use crate::decoders::Decoders;
-use crate::exports::Exports;
+use crate::kinds::loaded::LoadedDrafters;
 use crate::prompts::spread;
 use crate::results::CostSource;
 use crate::statistics::median_of;
@@ -25,15 +25,15 @@ impl Surveyor<'_> {
     /// The costs of the separate draft.
     pub(super) fn draft_costs(
         &self,
-        exports: &Exports,
+        drafters: &LoadedDrafters,
         recordings: &Recordings,
     ) -> Result<(CostSource, Costs)> {
-        let given = self.given.map(|given| Costs::given(given, DrafterId::Draft, 1)).transpose()?;
+        let given = self.given.map(|given| Costs::given(given, DrafterId::DRAFT, 1)).transpose()?;
         if let Some(costs) = given.flatten() {
             return Ok((CostSource::Given, costs));
         }
         self.console.note("survey: measuring costs, separate draft");
-        let mut decoders = Decoders::new(self.workspace.pair()?, exports, self.max_new_tokens);
+        let mut decoders = Decoders::new(self.workspace.pair()?, drafters, self.max_new_tokens);
         let lengths = |costs: &Costs| lengths_under(recordings, costs);
         Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
     }
@@ -45,8 +45,8 @@ impl Surveyor<'_> {
             return Ok((CostSource::Given, costs));
         }
         self.console.note("survey: measuring costs, target alone");
-        let exports = Exports::default();
-        let mut decoders = Decoders::new(self.workspace.pair()?, &exports, self.max_new_tokens);
+        let none = LoadedDrafters::default();
+        let mut decoders = Decoders::new(self.workspace.pair()?, &none, self.max_new_tokens);
         let rows: Vec<usize> = (1..=MAX_LENGTH + 1).collect();
         let mut times: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
         for prompt in self.cost_prompts(NUM_PROMPTS_ALONE) {
@@ -76,7 +76,7 @@ impl Surveyor<'_> {
         let prompts = self.cost_prompts(num_prompts);
         let measured = CostProbe {
             decoders,
-            drafter: DrafterId::Draft,
+            drafter: DrafterId::DRAFT,
             decoding: self.decoding,
             prompts: &prompts,
             time_limit: COSTS_TIME_LIMIT,

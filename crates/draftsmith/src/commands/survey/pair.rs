@@ -16,8 +16,8 @@ use super::verdict::{HeadOutlook, Verdict};
 use super::{MAX_LENGTH, Surveyor};
 use crate::console::progress::Progress;
 use crate::costs::Costs;
-use crate::exports::Exports;
 use crate::judging::{Judging, over, speedup};
+use crate::kinds::loaded::LoadedDrafters;
 use crate::labels::Labels;
 use crate::recorder::{RecordedDrafter, RecordedModels};
 use crate::results::{CostSource, Estimate, LookUps, ReplayRow, acceptance_by_position};
@@ -97,7 +97,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let (agreement, overlap) = agreement(surveyor, &progress)?;
     let recorded = PairRecordings::record(surveyor, &progress)?;
     progress.clear();
-    let (cost_source, costs) = surveyor.draft_costs(&recorded.exports, &recorded.whole)?;
+    let (cost_source, costs) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
     console.note("survey: replaying every rule");
     let judged = recorded.with_heads.as_ref().unwrap_or(&recorded.halves);
     let judging = judging(judged, &costs, seed)?;
@@ -145,25 +145,24 @@ struct PairRecordings {
     /// Each half with the head that was trained on the other half, if there were enough answers.
     with_heads: Option<Halves>,
     /// One of those heads.
-    exports: Exports,
+    drafters: LoadedDrafters,
 }
 
 impl PairRecordings {
     fn record(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<Self> {
         let Surveyor { ref answers, decoding, .. } = *surveyor;
         let recorder = surveyor.recorder(progress);
-        let drafter =
-            |exports| RecordedDrafter { exports, name: DrafterId::Draft.into(), decoding };
+        let drafter = |drafters| RecordedDrafter { drafters, id: DrafterId::DRAFT, decoding };
         let recordings = |responses: Vec<Recording>, head| Recordings {
-            drafter: DrafterId::Draft,
+            drafter: DrafterId::DRAFT,
             max_length: MAX_LENGTH,
             eos_token_ids: surveyor.models.text().eos_token_ids.clone(),
             head,
             responses,
         };
         progress.message("draft");
-        let none = Exports::default();
-        let recorded = recorder.record_answers(&drafter(&none), answers)?;
+        let without_head = surveyor.draft(None)?;
+        let recorded = recorder.record_answers(&drafter(&without_head), answers)?;
         let numbers = surveyor.halves();
         let half = |half: &Vec<usize>| {
             recordings(half.iter().map(|nth| recorded[*nth].1.clone()).collect(), None)
@@ -175,9 +174,9 @@ impl PairRecordings {
         let probes = [surveyor.probe(other, &recorded)?, surveyor.probe(one, &recorded)?];
         let mut with_heads = Vec::new();
         for (half, probe) in numbers.iter().zip(&probes) {
-            let Some(exports) = probe else { continue };
+            let Some(probed) = probe else { continue };
             let some = half.iter().map(|nth| &answers[*nth]);
-            let recorded = recorder.record_answers(&drafter(exports), some)?;
+            let recorded = recorder.record_answers(&drafter(probed), some)?;
             let responses = recorded.into_iter().map(|(_, recording)| recording).collect();
             with_heads.push(recordings(responses, Some(HeadTiming::AtDraw)));
         }
@@ -185,7 +184,7 @@ impl PairRecordings {
             whole: recordings(recorded.into_iter().map(|(_, recording)| recording).collect(), None),
             halves,
             with_heads: <[_; 2]>::try_from(with_heads).ok().map(Halves),
-            exports: probes.into_iter().flatten().next().unwrap_or_default(),
+            drafters: probes.into_iter().flatten().next().unwrap_or(without_head),
         })
     }
 

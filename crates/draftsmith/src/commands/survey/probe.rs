@@ -16,7 +16,8 @@ use draftsmith_train::{
 
 use super::Surveyor;
 use crate::console::Interrupted;
-use crate::exports::{Exports, HeadExport};
+use crate::exports::HeadExport;
+use crate::kinds::loaded::LoadedDrafters;
 use crate::rollouts::TrainingRollouts;
 
 /// The settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
@@ -46,7 +47,7 @@ impl Surveyor<'_> {
         &self,
         some: &[usize],
         recorded: &[(String, Recording)],
-    ) -> Result<Option<Exports>> {
+    ) -> Result<Option<LoadedDrafters>> {
         let settings = settings();
         let draft = self.workspace.draft_in(settings.dtype)?.context("there is a draft")?;
         let rows: Vec<ResponseRow> = some.iter().map(|nth| self.row(*nth)).collect();
@@ -70,7 +71,13 @@ impl Surveyor<'_> {
         let head_dir = dir.path().join("head");
         trained.model.write_dir(&head_dir, &trained.config)?;
         let head = HeadExport::read(&head_dir, draft.shape().hidden_size, self.workspace)?;
-        Ok(Some(Exports { head: Some(head), ..Exports::default() }))
+        self.draft(Some(head)).map(Some)
+    }
+
+    /// The draft, with a head if one is given.
+    pub(super) fn draft(&self, head: Option<HeadExport>) -> Result<LoadedDrafters> {
+        let draft = self.workspace.draft_in(self.workspace.dtype)?.context("there is a draft")?;
+        Ok(LoadedDrafters::of_model(draft, head))
     }
 
     /// An answer as a row of data, without the target's probabilities.

@@ -77,7 +77,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     progress.clear();
     let (cost_source, base) = surveyor.target_costs()?;
     let exits = read_outs.into_iter().map(|read_out| {
-        let id = DrafterId::SelfDraft { exit_layer: read_out.exit_layer };
+        let id = format!("exit{}", read_out.exit_layer).parse::<DrafterId>()?;
         let given = surveyor.given.map(|given| Costs::given(given, id, exit_layers.len()));
         let costs = match given.transpose()?.flatten() {
             Some(costs) => costs,
