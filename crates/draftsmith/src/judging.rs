@@ -242,7 +242,7 @@ mod tests {
         };
         let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
         Recordings {
-            drafter: DrafterId::Draft,
+            drafter: DrafterId::DRAFT,
             max_length: 8,
             eos_token_ids: vec![0],
             head: None,
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn each_half_is_judged_with_the_settings_of_the_other() {
         let (often, seldom) = (recordings(20, 0.95, "often"), recordings(20, 0.3, "seldom"));
-        let costs = Costs::paper(DrafterId::Draft);
+        let costs = Costs::paper(DrafterId::DRAFT);
         let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);
         let folds = [fold(&often, &seldom).expect("rules"), fold(&seldom, &often).expect("rules")];
         let lengths = folds

@@ -304,11 +304,6 @@ impl DrafterRecipes {
         self.iter().find(|(name, _)| *name == id).map(|(_, drafter)| drafter)
     }
 
-    /// Changes every drafter.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (DrafterId, &mut DrafterRecipe)> {
-        self.0.iter_mut().map(|(id, drafter)| (*id, drafter))
-    }
-
     /// Adds a drafter.
     pub(crate) fn push(&mut self, id: DrafterId, drafter: DrafterRecipe) {
         self.0.push((id, drafter));
@@ -339,6 +334,36 @@ impl DrafterRecipes {
             )?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl DrafterRecipes {
+    /// The drafter with this name, to change it.
+    pub(crate) fn of(&mut self, name: &str) -> &mut DrafterRecipe {
+        let found = self.0.iter_mut().find(|(id, _)| id.as_str() == name);
+        &mut found.expect("the recipe has the drafter").1
+    }
+
+    /// The training of a drafter's head, to change it.
+    pub(crate) fn head_of(&mut self, name: &str) -> &mut HeadTraining {
+        match &mut self.of(name).head {
+            Some(Origin::Training(training)) => training,
+            _ => panic!("the head of `{name}` is trained"),
+        }
+    }
+
+    /// The training of an adapter, to change it.
+    pub(crate) fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining {
+        match &mut self.of(name).kind {
+            Kind::Adapter(kind) => kind.training_mut(),
+            other => panic!("`{name}` is {other:?}"),
+        }
+    }
+
+    /// Keeps only these drafters.
+    pub(crate) fn keep(&mut self, names: &[&str]) {
+        self.0.retain(|(id, _)| names.contains(&id.as_str()));
     }
 }
 
@@ -423,4 +448,83 @@ pub(crate) fn names_text(ids: &[DrafterId]) -> String {
 /// The directory of a drafter's head inside its own.
 pub(crate) fn head_within(dir: &Path) -> PathBuf {
     dir.join("head")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Drafters of every kind, and `it` of this kind with these keys.
+    pub(super) fn recipes(kind: &str, keys: &str) -> DrafterRecipes {
+        let text = format!(
+            "[it]\nkind = '{kind}'\n{keys}\n[draft]\nkind = 'model'\nmodel = 'd'\n\
+             [small]\nkind = 'model'\nmodel = 's'\n[lookup]\nkind = 'prompt-lookup'\n\
+             [exit1]\nkind = 'adapter'\nexit_layer = 1\n[exit2]\nkind = 'adapter'\nexit_layer = 2\n\
+             [mix]\nkind = 'cascade'\ndrafters = ['draft', 'lookup']\nlengths = [[2, 2], [0, 2]]\n"
+        );
+        toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Why `it` is refused.
+    pub(super) fn message(kind: &str, keys: &str) -> String {
+        format!("{:#}", recipes(kind, keys).check().expect_err("refused"))
+    }
+
+    fn unreadable(text: &str) -> String {
+        toml::from_str::<DrafterRecipes>(text).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn drafters_read_back_as_they_are_written() {
+        let keys = "exit_layer = 3\nmax_candidate_length = 5\nrules = { fixed = [1, 2] }\n\
+                    head = { labels = 'rollouts' }\noptimizer = { num_epochs = 2 }";
+        let all = recipes("adapter", keys);
+        all.check().expect("valid");
+        let text = toml::to_string(&all).expect("TOML");
+        let again: DrafterRecipes = toml::from_str(&text).expect("reads back");
+        assert_eq!(toml::to_string(&again).expect("TOML"), text);
+        let names: Vec<String> = again.iter().map(|(id, _)| id.to_string()).collect();
+        assert_eq!(names, ["it", "draft", "small", "lookup", "exit1", "exit2", "mix"]);
+        assert_eq!(again.models().len(), 2);
+        let it = again.get(DrafterId::named("it")).expect("it is there");
+        assert_eq!(it.kind.text(), "self-draft, exit 3");
+        assert_eq!(it.head_training().expect("trained").labels, HeadLabels::Rollouts);
+    }
+
+    #[test]
+    fn messages_name_what_a_drafter_lacks_or_has_too_much() {
+        let unknown = unreadable("[a]\nkind = 'medusa'\n");
+        assert!(unknown.contains("medusa") && unknown.contains("prompt-lookup"), "{unknown}");
+        assert!(unreadable("[a]\nmodel = 'x'\n").contains("kind"));
+        assert!(unreadable("[a]\nkind = 'model'\nmodels = 'x'\n").contains("models"));
+        assert!(unreadable("['a b']\nkind = 'model'\nmodel = 'x'\n").contains("`a b`"));
+        let head = unreadable("[a]\nkind = 'model'\nmodel = 'x'\nhead = { layers = 2 }\n");
+        assert!(head.contains("`head`") && head.contains("layers"), "{head}");
+        let both = "[a]\nkind = 'adapter'\npath = 'x'\nexit_layer = 2\n";
+        assert!(unreadable(both).contains("no other keys"));
+        for (kind, keys, problem) in [
+            ("prompt-lookup", "head = { path = 'x' }", "`drafters.it.head`"),
+            ("prompt-lookup", "min_match = 0", "`drafters.it.min_match`"),
+            ("adapter", "exit_layer = [1, 2]", "`drafters.it.exit_layer`"),
+            (
+                "adapter",
+                "exit_layer = 1\nhead = { labels = 'sampled' }",
+                "`drafters.it.head.labels`",
+            ),
+            (
+                "adapter",
+                "exit_layer = 1\nmax_candidate_length = 0",
+                "`drafters.it.max_candidate_length`",
+            ),
+            ("model", "model = 'x'\nrules = { fixed = [0] }", "`drafters.it.rules.fixed`"),
+        ] {
+            let message = message(kind, keys);
+            assert!(message.contains(problem), "{message}");
+        }
+        let second = toml::from_str::<DrafterRecipes>(
+            "[a]\nkind = 'model'\nmodel = 'x'\n[b]\nkind = 'model'\nmodel = 'y'\nhead = {}\n",
+        );
+        let message = second.expect("reads").check().expect_err("refused").to_string();
+        assert!(message.contains("`drafters.b.head`") && message.contains("first"), "{message}");
+    }
 }

@@ -121,6 +121,20 @@ impl DrafterName {
     }
 }
 
+#[cfg(test)]
+impl DrafterName {
+    /// What reports compare the drafters of tests by.
+    pub(crate) fn road_in_tests(self) -> Option<Road> {
+        let id = self.id()?;
+        Some(match id.as_str().trim_end_matches(|c: char| c.is_ascii_digit()) {
+            "draft" => Road::SeparateDraft,
+            "exit" => Road::SelfDraft,
+            "lookup" | "look-up" => Road::Lookup,
+            _ => Road::Several,
+        })
+    }
+}
+
 /// A ratio of speeds: `1.15x`.
 pub(crate) fn times_text(ratio: f64) -> String {
     format!("{ratio:.2}x")

@@ -279,16 +279,6 @@ impl Recipe {
         }
     }
 
-    /// The first draft model, for stages that need one.
-    pub(crate) fn need_draft(&self, stage: &str) -> Result<(DrafterId, &Path)> {
-        self.draft().with_context(|| {
-            format!(
-                "{stage} needs a draft; hint: add a table `[drafters.draft]` with `kind = \"model\"` and `model`, \
-                 its checkpoint directory"
-            )
-        })
-    }
-
     /// Writes the complete recipe into an output directory.
     pub(crate) fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;

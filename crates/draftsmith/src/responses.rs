@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn batching_does_not_change_a_response() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny/draft");
-        let workspace = Workspace::new(&dir, None, vec![Device::flex()]);
+        let workspace = Workspace::new(&dir, &[], vec![Device::flex()]);
         let pair = workspace.target_alone().expect("it is committed");
         let sampling = Sampling { temperature: 1.0, top_p: 0.95, top_k: None, min_p: None };
         // More than one batch, with lengths that end at different times.

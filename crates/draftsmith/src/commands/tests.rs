@@ -12,7 +12,7 @@ use draftsmith_theory::{
     DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
     JointConfidenceConfig, Recordings, RejectionThresholdConfig, StopRuleConfig,
 };
-use draftsmith_train::{ExitLayers, HeadLabels, HeadTraining};
+use draftsmith_train::{HeadLabels, HeadTraining};
 use serde_json::json;
 
 use super::build_data::Building;
@@ -21,6 +21,7 @@ use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
+use crate::kinds::origin::Origin;
 use crate::recipe::Recipe;
 use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopRuleName};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
@@ -44,21 +45,29 @@ fn recipe(dir: &Path) -> Recipe {
     let conversation = r#"{"turns": ["What is 47 + 85?", "And twice that?"]}"#;
     let test = format!("{}\n{}\n{conversation}\n", lines[0], lines[7]);
     std::fs::write(dir.join("test.jsonl"), test).expect("written");
+    let adapter = |exit_layer: usize| {
+        format!(
+            "[drafters.exit{exit_layer}]\nkind = 'adapter'\nexit_layer = {exit_layer}\n\
+             max_candidate_length = {MOST}\n\
+             rules = {{ fixed = [2, 8], confidence = [0.3, 0.6] }}\n\
+             optimizer = {{ num_epochs = 1, learning_rate = 3e-3, validation_fraction = 0.2 }}\n"
+        )
+    };
+    let adapters = adapter(2) + &adapter(5);
     let text = format!(
-        "[models]\ntarget = '{}'\ndraft = '{}'\n\
+        "[models]\ntarget = '{}'\n\
+         [drafters.draft]\nkind = 'model'\nmodel = '{}'\nmax_candidate_length = {MOST}\n\
+         [drafters.draft.head]\nnum_layers = 1\n\
+         [drafters.draft.head.optimizer]\n\
+         num_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
+         {adapters}\
          [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n\
-         [head]\nnum_layers = 1\n\
-         [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
-         [adapter]\nexit_layer = [2, 5]\n\
-         [adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 3e-3\nvalidation_fraction = 0.2\n\
          [tune]\nnum_prompts = 2\nmax_length = {MOST}\n\
          [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 40\n\
-         max_candidate_length = {MOST}\nmax_self_draft_length = {MOST}\n\
          [evaluate.rules]\nfixed = [1, 3, 8]\nheuristic = [2, 5]\n\
          head = [0.3, 0.6]\nhead-without-lag = [0.3, 0.6]\n\
          confidence = [0.5, 0.8]\ncandidate-prob = [0.4]\n\
-         joint-confidence = [0.3]\nentropy = [0.3]\n\
-         [evaluate.adapter_rules]\nfixed = [2, 8]\nconfidence = [0.3, 0.6]\n",
+         joint-confidence = [0.3]\nentropy = [0.3]\n",
         model("target").display(),
         model("draft").display(),
         train = dir.join("train.jsonl").display(),
@@ -70,8 +79,12 @@ fn recipe(dir: &Path) -> Recipe {
 }
 
 fn workspace(recipe: &Recipe) -> Workspace {
-    let models = &recipe.models;
-    Workspace::new(&models.target, models.draft.as_deref(), vec![Device::flex()])
+    Workspace::new(&recipe.models.target, &recipe.drafters.models(), vec![Device::flex()])
+}
+
+/// The directory of the draft's head.
+fn head_dir(recipe: &Recipe) -> PathBuf {
+    recipe.head_dir(DrafterId::DRAFT).expect("it has one")
 }
 
 /// The rule of a row of results.
@@ -149,8 +162,8 @@ fn replay_counts_what_evaluation_counts() {
     let recipe = recipe(dir.path());
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
-    train_head::run(&recipe, &workspace, &console).expect("a head");
-    train_adapter::run(&recipe, &workspace, &console).expect("adapters");
+    train_head::run(&recipe, None, &workspace, &console).expect("a head");
+    train_adapter::run(&recipe, None, &workspace, &console).expect("adapters");
     let calibration = calibrate(&recipe);
     let files = record::run(&recipe, &workspace, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
@@ -168,7 +181,7 @@ fn replay_counts_what_evaluation_counts() {
         assert_eq!(test.ids.len(), 4, "two prompts and two turns");
         assert_eq!(
             test.recordings.head.is_some(),
-            row.drafter == DrafterName::Of(DrafterId::Draft)
+            row.drafter == DrafterName::Of(DrafterId::DRAFT)
         );
         let replayed = |recordings: &Recordings| -> Counts {
             recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum()
@@ -189,7 +202,7 @@ fn replay_counts_what_evaluation_counts() {
             .expect("reads");
         let summary = set.summary();
         // An adapter of one epoch may never agree with the target.
-        let least = if file.key.drafter == DrafterName::Of(DrafterId::Draft) { 0.5 } else { 0.0 };
+        let least = if file.key.drafter == DrafterName::Of(DrafterId::DRAFT) { 0.5 } else { 0.0 };
         assert!(summary.num_rollouts > 0 && summary.share_accepted >= Some(least), "{summary:?}");
         if file.key.set == PromptSet::Validation {
             assert_eq!(set.ids.len(), 2);
@@ -210,7 +223,7 @@ fn calibrate(recipe: &Recipe) -> Calibration {
     });
     let fitted = json!({ "map": map, "num_prompts": 1, "before": scores, "after": scores });
     let calibration = json!({ "greedy": fitted, "sampled": null });
-    write_keys(&recipe.head_dir(), vec![(HeadCalibration::KEY, calibration)]).expect("written");
+    write_keys(&head_dir(recipe), vec![(HeadCalibration::KEY, calibration)]).expect("written");
     map
 }
 
@@ -218,8 +231,8 @@ fn calibrate(recipe: &Recipe) -> Calibration {
 fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
-    recipe.adapter = None;
-    let head = recipe.head.as_mut().expect("a section");
+    recipe.drafters.keep(&["draft"]);
+    let head = recipe.drafters.head_of("draft");
     head.form = HeadForm::LookAhead;
     head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
     head.labels = HeadLabels::Rollouts;
@@ -230,7 +243,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     .expect("rules");
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
-    let trained = train_head::run(&recipe, &workspace, &console).expect("a head");
+    let trained = train_head::run(&recipe, None, &workspace, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     assert_eq!((provenance.head, provenance.max_length), (None, 1));
@@ -242,18 +255,18 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let changed = |path: &Path| path.metadata().expect("a file").modified().expect("a time");
     let written = changed(&path);
     let mut other = recipe.clone();
-    other.head.as_mut().expect("a section").rejection_weight = 2.0;
-    train_head::run(&other, &workspace, &console).expect("another head");
+    other.drafters.head_of("draft").rejection_weight = 2.0;
+    train_head::run(&other, None, &workspace, &console).expect("another head");
     assert_eq!(changed(&path), written);
-    other.head.as_mut().expect("a section").rollout_length = 2;
-    train_head::run(&other, &workspace, &console).expect("another head");
+    other.drafters.head_of("draft").rollout_length = 2;
+    train_head::run(&other, None, &workspace, &console).expect("another head");
     let (longer, _) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     let longest = longer.iter().filter(|row| !row.is_response);
     assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
 
     record::run(&other, &workspace, &console).expect("recorded");
     let rows = evaluate::run(&other, &workspace, &console).expect("results").rows;
-    let drafter = DrafterName::Of(DrafterId::Draft);
+    let drafter = DrafterName::Of(DrafterId::DRAFT);
     let num_compared = assert_greedy_is_replayed(&other, drafter, HeadTiming::AtDraw, &rows);
     assert_eq!(num_compared, 3 + 2 + 2 + 2);
 }
@@ -285,7 +298,8 @@ fn assert_greedy_is_replayed(
 fn heads_of_both_drafters_replay_as_they_decode() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
-    let head = recipe.head.as_mut().expect("a section");
+    recipe.drafters.keep(&["draft", "exit2"]);
+    let head = recipe.drafters.head_of("draft");
     head.inputs = vec![HeadInput::Entropy, HeadInput::TopProb];
     let of_adapter = HeadTraining {
         form: HeadForm::LookAhead,
@@ -293,18 +307,17 @@ fn heads_of_both_drafters_replay_as_they_decode() {
         labels: HeadLabels::Rollouts,
         ..head.clone()
     };
-    recipe.adapter_head = Some(of_adapter);
-    recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
+    recipe.drafters.of("exit2").head = Some(Origin::Training(Box::new(of_adapter)));
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
-    train_head::run(&recipe, &workspace, &console).expect("a head");
-    train_adapter::run(&recipe, &workspace, &console).expect("an adapter");
+    train_head::run(&recipe, None, &workspace, &console).expect("a head");
+    train_adapter::run(&recipe, None, &workspace, &console).expect("an adapter");
     record::run(&recipe, &workspace, &console).expect("recorded");
     let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
     assert!(rows.iter().all(|row| row.lossless != Some(false)));
     let drafters = [
-        (DrafterId::Draft, HeadTiming::AfterRead),
-        (DrafterId::SelfDraft { exit_layer: 2 }, HeadTiming::AtDraw),
+        (DrafterId::DRAFT, HeadTiming::AfterRead),
+        (DrafterId::named("exit2"), HeadTiming::AtDraw),
     ];
     for (drafter, timing) in drafters {
         let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(drafter), timing, &rows);
@@ -316,7 +329,7 @@ fn heads_of_both_drafters_replay_as_they_decode() {
 fn a_run_reads_and_hashes_each_model_once() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
-    recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
+    recipe.drafters.keep(&["draft", "exit2"]);
     // Measuring costs takes longer on a busy machine.
     recipe.tune = None;
     recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
@@ -350,10 +363,8 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
             assert!(error.contains(part), "`{part}` is not in: {error}");
         }
     };
-    let (draft, early) = (
-        DrafterName::Of(DrafterId::Draft),
-        DrafterName::Of(DrafterId::SelfDraft { exit_layer: 2 }),
-    );
+    let (draft, early) =
+        (DrafterName::Of(DrafterId::DRAFT), DrafterName::Of(DrafterId::named("exit2")));
     let again = "run `draftsmith record` with this recipe again";
     let changed = |change: fn(&mut Recipe)| {
         let mut recipe = recipe.clone();
@@ -369,8 +380,7 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     refused(&longer, draft, &["`max_length` = 8", again]);
     let fewer = changed(|r| r.tune.as_mut().expect("a section").num_prompts = Some(1));
     refused(&fewer, draft, &["`limit` = 2", again]);
-    let share =
-        changed(|r| r.adapter.as_mut().expect("a section").optimizer.validation_fraction = 0.1);
+    let share = changed(|r| r.drafters.adapter_of("exit2").optimizer.validation_fraction = 0.1);
     refused(&share, draft, &["`prompts[0]` = ", again]);
     let cooler = changed(|r| r.evaluate.as_mut().expect("a section").temperature = 0.5);
     refused(&cooler, draft, &["`temperature` = 1.0", again]);
@@ -381,15 +391,11 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     let fewer = changed(|r| r.evaluate.as_mut().expect("a section").top_k = Some(3));
     refused(&fewer, draft, &["`top_k` = null", "3 now", again]);
     greedy(&fewer).expect("greedy decoding has no top-k");
-    refused(
-        &recipe,
-        DrafterName::Of(DrafterId::SelfDraft { exit_layer: 3 }),
-        &["no drafter `self_draft_3`"],
-    );
+    refused(&recipe, DrafterName::Of(DrafterId::named("exit3")), &["no drafter `exit3`"]);
     refused(&changed(|r| r.tune = None), draft, &["`[tune]`"]);
 
     // Keys beside the weights invalidate no rollout; other weights do.
-    let head = recipe.head_dir();
+    let head = head_dir(&recipe);
     let config = std::fs::read_to_string(head.join("config.json")).expect("a config");
     let tuned = config.replacen('{', "{\"tuned\": {\"greedy\": null},", 1);
     std::fs::write(head.join("config.json"), tuned).expect("written");
@@ -421,11 +427,12 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let mut recipe = recipe(dir.path());
     let data = recipe.data.as_mut().expect("a section");
     (data.num_prompts, data.max_new_tokens) = (Some(12), 6);
-    recipe.adapter.as_mut().expect("a section").exit_layer = ExitLayers::One(2);
+    recipe.drafters.keep(&["draft", "exit2"]);
     let evaluate = recipe.evaluate.as_mut().expect("a section");
     (evaluate.max_new_tokens, evaluate.decodings) = (12, vec![DecodingName::Greedy]);
     evaluate.rules = toml::from_str("fixed = [1, 3, 8]\nhead = [0.3, 0.6]").expect("rules");
-    evaluate.adapter_rules = toml::from_str("fixed = [2, 8]\nconfidence = []").expect("rules");
+    recipe.drafters.of("exit2").rules =
+        toml::from_str("fixed = [2, 8]\nconfidence = []").expect("rules");
     let console = Console::silent();
     let workspace = |dtype| {
         let mut workspace = workspace(&recipe);
@@ -441,17 +448,17 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let data = reduced.data(&recipe.data_dir()).expect("it was built");
     assert_eq!(data.provenance.dtype, "bf16");
     refused(build_data::run(&recipe, Building::ALL, &full, &console).map(drop));
-    refused(train_head::run(&recipe, &full, &console).map(drop));
+    refused(train_head::run(&recipe, None, &full, &console).map(drop));
     // The dtype of trainings comes from the recipe.
-    let head = train_head::run(&recipe, &reduced, &console).expect("a head");
-    train_adapter::run(&recipe, &reduced, &console).expect("an adapter");
+    let head = train_head::run(&recipe, None, &reduced, &console).expect("a head");
+    train_adapter::run(&recipe, None, &reduced, &console).expect("an adapter");
     let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
     let config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["training"]["dtype"], "f32");
     assert_eq!(config["training"]["data"]["dtype"], "bf16");
 
     record::run(&recipe, &reduced, &console).expect("rollouts");
-    let (drafter, decoding) = (DrafterName::Of(DrafterId::Draft), DecodingName::Greedy);
+    let (drafter, decoding) = (DrafterName::Of(DrafterId::DRAFT), DecodingName::Greedy);
     let key = RolloutKey { drafter, set: PromptSet::Test, decoding };
     let read = |workspace| RolloutFiles::of(&recipe, workspace).and_then(|files| files.read(key));
     read(&reduced).expect("recorded");

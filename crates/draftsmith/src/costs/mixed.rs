@@ -119,7 +119,7 @@ mod tests {
         Round {
             num_drafted,
             depth: num_drafted,
-            forwards: Forwards::of(DrafterId::Draft, num_drafted),
+            forwards: Forwards::of(DrafterId::DRAFT, num_drafted),
             num_accepted: 0,
             draft_time: Duration::from_micros(draft_micros),
             verify_time: Duration::from_micros(verify_micros),
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn rare_lengths_are_scaled_like_the_others() {
         let alone = (1..=14).map(|rows| rows as f64 * 100e-6).collect();
-        let drafter = DrafterId::Draft;
+        let drafter = DrafterId::DRAFT;
         let alone = RoundCosts::new([(drafter, 20e-6)].into(), alone).expect("times");
         let mut mixed_rounds = vec![round(2, 40, 330); MIN_ROUNDS];
         mixed_rounds.extend(vec![round(5, 100, 9000); MIN_ROUNDS - 1]);

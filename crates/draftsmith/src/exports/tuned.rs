@@ -184,7 +184,7 @@ mod tests {
     fn rule(temperature: f64) -> TunedRule {
         let estimate = |value: f64| Estimate { value, low: value - 0.125, high: value + 0.25 };
         TunedRule {
-            drafter: DrafterName::Of(DrafterId::Draft),
+            drafter: DrafterName::Of(DrafterId::DRAFT),
             config: default_rule(true),
             temperature,
             top_p: 1.0,

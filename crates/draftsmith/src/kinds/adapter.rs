@@ -32,6 +32,16 @@ impl AdapterKind {
     }
 }
 
+#[cfg(test)]
+impl AdapterKind {
+    pub(super) fn training_mut(&mut self) -> &mut AdapterTraining {
+        match &mut self.0 {
+            Origin::Training(training) => training,
+            Origin::Path(dir) => panic!("`{}` is not trained", dir.display()),
+        }
+    }
+}
+
 /// The only exit layer of a training.
 pub(crate) fn exit_layer(training: &AdapterTraining) -> usize {
     training.exit_layer.to_vec().into_iter().next().unwrap_or_default()

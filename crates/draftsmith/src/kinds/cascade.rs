@@ -337,6 +337,7 @@ impl fmt::Display for CascadeKind {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{message, recipes};
     use super::*;
 
     fn read(text: &str) -> CascadeKind {
@@ -363,15 +364,15 @@ mod tests {
     #[test]
     fn the_longest_round_includes_what_the_last_review_accepts() {
         let longest = |names: &str, lengths: &str| {
-            let cascade = read(&format!("drafters = {names}\nlengths = {lengths}"));
-            cascade.check("evaluate.cascades").expect("a cascade");
-            cascade.longest(DecodingName::Greedy)
+            let keys = format!("drafters = {names}\nlengths = {lengths}");
+            recipes("cascade", &keys).check().expect("a cascade");
+            read(&keys).longest(DecodingName::Greedy)
         };
-        let two = "['draft', 'max_gram']";
+        let two = "['draft', 'lookup']";
         assert_eq!(longest(two, "[[2, 10], [0, 10]]"), 12);
         assert_eq!(longest(two, "[[5, 0], [0, 10]]"), 15);
         assert_eq!(longest(two, "[[0, 7], [0, 0]]"), 7);
-        let three = "['draft', 'small_draft', 'max_gram']";
+        let three = "['draft', 'small', 'lookup']";
         assert_eq!(longest(three, "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]"), 29);
         assert_eq!(longest(three, "[[1, 0, 0], [0, 2, 0], [0, 0, 4]]"), 7);
         assert_eq!(longest("['draft']", "[[3]]"), 3);
@@ -380,31 +381,31 @@ mod tests {
     #[test]
     fn messages_name_the_key_of_an_invalid_cascade() {
         for (keys, problem) in [
-            ("drafters = []\nlengths = []", "are empty"),
-            ("drafters = ['cascade_1']\nlengths = [[1]]", "or cascades"),
+            ("drafters = []\nlengths = []", "is empty"),
+            ("drafters = ['mix']\nlengths = [[1]]", "no part of a cascade"),
             ("drafters = ['draft', 'draft']\nlengths = [[1, 1], [0, 1]]", "twice"),
-            ("drafters = ['self_draft_1', 'self_draft_2']\nlengths = [[1, 1], [0, 1]]", "two self"),
-            ("drafters = ['max_gram', 'draft']\nlengths = [[1, 1], [0, 1]]", "put it last"),
-            ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1]]", "not a matrix"),
-            ("drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
-            ("drafters = ['draft', 'max_gram']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
+            ("drafters = ['exit1', 'exit2']\nlengths = [[1, 1], [0, 1]]", "two self"),
+            ("drafters = ['lookup', 'draft']\nlengths = [[1, 1], [0, 1]]", "before the last place"),
+            ("drafters = ['draft', 'lookup']\nlengths = [[1, 1]]", "not a matrix"),
+            ("drafters = ['draft', 'lookup']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
+            ("drafters = ['draft', 'lookup']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
             ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
             ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
             (
-                "drafters = ['draft', 'max_gram']\nlengths = [[1, 1], [0, 1]]\nlenient_lookup = true",
+                "drafters = ['draft', 'lookup']\nlengths = [[1, 1], [0, 1]]\nlenient_lookup = true",
                 "a `lenience` above 1",
             ),
             (
                 "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
-                "max_gram",
+                "no prompt lookup",
             ),
             (
-                "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
-              [{ reviewer = 'max_gram', stop_rule = 'fixed_length', setting = 2 }]",
+                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nrules = \
+              [{ reviewer = 'lookup', stop_rule = 'fixed_length', setting = 2 }]",
                 "reviews no chain",
             ),
             (
-                "drafters = ['draft', 'max_gram']\nlengths = [[2, 0], [0, 4]]\nrules = \
+                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nrules = \
               [{ reviewer = 'draft', stop_rule = 'joint_confidence', setting = 0.5 }]",
                 "have none",
             ),
@@ -424,7 +425,7 @@ mod tests {
                 "reads none",
             ),
             (
-                "drafters = ['draft', 'small_draft']\nlengths = [[4, 2], [0, 2]]\nrules = \
+                "drafters = ['draft', 'small']\nlengths = [[4, 2], [0, 2]]\nrules = \
               [{ stop_rule = 'rejection_threshold', setting = 0.5 }]",
                 "several drafters",
             ),
@@ -435,32 +436,21 @@ mod tests {
                 "two rules",
             ),
         ] {
-            let message =
-                format!("{:#}", read(keys).check("evaluate.cascades").expect_err("refused"));
-            assert!(message.contains("`evaluate.cascades`"), "{message}");
+            let message = message("cascade", keys);
+            assert!(message.contains("`drafters.it"), "{message}");
             assert!(message.contains(problem), "{message}");
         }
     }
 
     #[test]
-    fn a_flag_holds_the_keys_on_one_line() {
-        let keys = "drafters = ['draft', 'max_gram'], lengths = [[4, 6], [0, 8]], lenience = 2.0";
-        let cascade: CascadeKind = keys.parse().expect("a cascade");
-        assert_eq!(cascade.to_string(), "draft, max_gram; lengths [[4, 6], [0, 8]], lenience 2");
+    fn it_describes_itself() {
+        let keys = "drafters = ['draft', 'lookup']\nlengths = [[4, 6], [0, 8]]\nlenience = 2.0";
+        let cascade = read(keys);
+        assert_eq!(cascade.to_string(), "draft, lookup; lengths [[4, 6], [0, 8]], lenience 2");
         let lenience = Lenience::new(2.0).expect("1 or more");
         assert_eq!(cascade.config().expect("valid").lenience, lenience);
-        let keys = format!("{keys}, lenient_lookup = true");
-        let cascade: CascadeKind = keys.parse().expect("a cascade");
+        let cascade = read(&format!("{keys}\nlenient_lookup = true"));
         assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
-        for (keys, problem) in [
-            ("drafters = ['draft']", "lengths"),
-            ("drafters = ['draft'], lengths = [[0]]", "`--cascade`"),
-            ("drafters = ['draft', 'max_gram'], lengths = 'tuned'", "expected a matrix"),
-            ("draft, max_gram", "cascade"),
-        ] {
-            let message = format!("{:#}", keys.parse::<CascadeKind>().expect_err("refused"));
-            assert!(message.contains(problem), "{message}");
-        }
     }
 }

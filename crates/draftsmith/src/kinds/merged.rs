@@ -76,26 +76,25 @@ impl fmt::Display for MergedKind {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::tests::{message, recipes};
 
     #[test]
     fn messages_name_the_key_of_an_invalid_merge() {
-        let read = |keys: &str| toml::from_str::<MergedRecipe>(keys).expect("TOML");
         for (keys, problem) in [
-            ("drafters = []", "are empty"),
-            ("drafters = ['max_gram', 'draft']", "without a model"),
-            ("drafters = ['cascade_1', 'draft']", "without a model"),
+            ("drafters = []", "is empty"),
+            ("drafters = ['lookup', 'draft']", "draft step by step"),
+            ("drafters = ['mix', 'draft']", "draft step by step"),
+            ("drafters = ['draft', 'nobody']", "`[drafters.nobody]`"),
             ("drafters = ['draft', 'draft']", "twice"),
-            ("drafters = ['draft', 'self_draft_1']", "put it first"),
-            ("drafters = ['self_draft_2', 'self_draft_1']", "put it first"),
-            ("drafters = ['draft']", "of one drafter"),
+            ("drafters = ['draft', 'exit1']", "put it first"),
+            ("drafters = ['exit2', 'exit1']", "two self-drafts"),
+            ("drafters = ['draft']", "names one drafter"),
         ] {
-            let message = format!("{:#}", read(keys).check().expect_err("refused"));
-            assert!(message.contains("`evaluate.merged`"), "{message}");
+            let message = message("merged", keys);
+            assert!(message.contains("`drafters.it.drafters`"), "{message}");
             assert!(message.contains(problem), "{message}");
         }
-        let all = read("drafters = ['self_draft_1', 'draft', 'small_draft']\nlookup = '2x4'");
-        all.check().expect("they go together");
-        assert_eq!(all.to_string(), "self_draft_1, draft, small_draft, lookup 2x4");
+        let all = "drafters = ['exit1', 'draft', 'small']\nlookup = '2x4'";
+        recipes("merged", all).check().expect("they go together");
     }
 }

@@ -15,7 +15,7 @@ use super::{read_keys, require};
 #[serde(deny_unknown_fields)]
 pub(crate) struct GivenCosts {
     /// Time of a draft forward: a number if there is one drafter, or a table by drafter such as
-    /// `{ draft = 1.5, self_draft_2 = 0.8 }`. Drafters that are left out are measured.
+    /// `{ draft = 1.5, exit2 = 0.8 }`. Drafters that are left out are measured.
     pub(crate) draft_ms: Option<DraftMs>,
     /// Time of a target forward with any number of rows.
     pub(crate) target_ms: Option<f64>,
@@ -116,13 +116,13 @@ mod tests {
 
     #[test]
     fn one_number_needs_one_drafter_and_a_table_names_drafters() {
-        let (draft, exit) = (DrafterId::Draft, DrafterId::SelfDraft { exit_layer: 2 });
+        let (draft, exit) = (DrafterId::DRAFT, DrafterId::named("exit2"));
         let one = read("draft_ms = 1.5\nrows_ms = [20, 21.5, 22]").expect("reads");
         assert_eq!(one.rows_ms(), Some(vec![20.0, 21.5, 22.0]));
         assert_eq!(one.draft_ms(exit, 1).expect("the only one"), Some(1.5));
         let refused = one.draft_ms(draft, 2).expect_err("whose?").to_string();
         assert!(refused.contains("`draft_ms`") && refused.contains("{ draft = 1.5 }"), "{refused}");
-        let each = read("draft_ms = { self_draft_2 = 0.5 }\ntarget_ms = 20").expect("reads");
+        let each = read("draft_ms = { exit2 = 0.5 }\ntarget_ms = 20").expect("reads");
         assert_eq!(each.rows_ms(), Some(vec![20.0]));
         assert_eq!(each.draft_ms(exit, 2).expect("named"), Some(0.5));
         assert_eq!(each.draft_ms(draft, 2).expect("not named"), None);

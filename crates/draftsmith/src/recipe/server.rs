@@ -258,7 +258,7 @@ mod tests {
     fn keys_that_need_weights_are_refused() {
         let refused = |more: &str, expected: &str| {
             let text = format!(
-                "name = 'a'\n[models]\ntarget = 't'\ndraft = 'd'\n[data]\nprompts = ['p']\n\
+                "name = 'a'\n[models]\ntarget = 't'\n[data]\nprompts = ['p']\n\
                  responses = 'server'\n[data.server]\nurls = ['http://a/v1']\nmodel = 'm'\n{more}"
             );
             let recipe: Recipe = toml::from_str(&text).expect("a recipe");
@@ -266,10 +266,13 @@ mod tests {
             let names = message.contains(expected) && message.contains("`data.server.labels`");
             assert!(names, "{message}");
         };
-        refused("[adapter]\n", "`adapter.teacher` is `target`");
-        let of_adapter = "[adapter]\nteacher = 'response'\n[adapter_head]\nlabels = 'rollouts'\n";
-        refused(&format!("{of_adapter}rollout_length = 2\n"), "`adapter_head.rollout_length` is 2");
-        let rollouts = "[head]\nlabels = 'rollouts'\nrollout_length = 3\n";
-        refused(rollouts, "`head.rollout_length` is 3");
+        let adapter = "[drafters.a]\nkind = 'adapter'\nexit_layer = 1\n";
+        refused(adapter, "`drafters.a.teacher` is `target`");
+        let head =
+            "teacher = 'response'\n[drafters.a.head]\nlabels = 'rollouts'\nrollout_length = 2\n";
+        refused(&format!("{adapter}{head}"), "`drafters.a.head.rollout_length` is 2");
+        let rollouts = "[drafters.d]\nkind = 'model'\nmodel = 'd'\n[drafters.d.head]\n\
+                        labels = 'rollouts'\nrollout_length = 3\n";
+        refused(rollouts, "`drafters.d.head.rollout_length` is 3");
     }
 }

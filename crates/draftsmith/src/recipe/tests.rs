@@ -1,16 +1,16 @@
 //! Defaults, overrides and what is refused.
 
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Decoding, TokenChoice};
+use draftsmith_theory::{Decoding, DrafterId, TokenChoice};
 use draftsmith_train::Clipping;
 
 use crate::names::DecodingName;
 
 use super::*;
 
-const RECIPE: &str = "[models]\ntarget = 't'\ndraft = 'd'\n\
-                      [data]\nprompts = ['p.jsonl']\n\
-                      [head]\n[evaluate]\nprompts = ['q.jsonl']\n";
+const RECIPE: &str = "[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n\
+                      [drafters.draft.head]\n[data]\nprompts = ['p.jsonl']\n\
+                      [evaluate]\nprompts = ['q.jsonl']\n";
 
 fn read(text: &str, overrides: &[&str]) -> Result<Recipe> {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -27,26 +27,31 @@ fn message(text: &str, overrides: &[&str]) -> String {
 #[test]
 fn defaults_and_overrides_resolve() {
     let recipe =
-        read(RECIPE, &["head.num_layers=2", "seed=7", "models.draft=other"]).expect("reads");
+        read(RECIPE, &["drafters.draft.head.num_layers=2", "seed=7", "drafters.draft.model=other"])
+            .expect("reads");
     assert_eq!(recipe.name, "mine");
     assert_eq!(recipe.seed, 7);
-    assert_eq!(recipe.head.as_ref().expect("a head").num_layers, 2);
-    assert_eq!(recipe.models.draft.as_deref(), Some(Path::new("other")));
-    assert_eq!(recipe.evaluate.expect("a section").max_candidate_length, 20);
+    assert_eq!(recipe.trained_head().expect("a head").1.num_layers, 2);
+    assert_eq!(recipe.draft(), Some((DrafterId::DRAFT, Path::new("other"))));
+    assert_eq!(recipe.head_dir(DrafterId::DRAFT), Some("checkpoints/mine/draft/head".into()));
 }
 
 #[test]
-fn an_adapters_head_learns_only_from_rollouts() {
-    let head = ["adapter.exit_layer=1", "adapter_head.labels=rollouts"];
-    let with = |more: &'static str| [head[0], head[1], more];
-    read(RECIPE, &head).expect("reads");
-    assert!(message(RECIPE, &head[1..]).contains("`[adapter]`"));
-    let sampled = with("adapter_head.labels=sampled");
-    assert!(message(RECIPE, &sampled).contains("`adapter_head.labels` is not `rollouts`"));
-    let bad = message(RECIPE, &with("adapter_head.num_layers=65"));
-    assert!(bad.contains("`adapter_head.num_layers` is 65"), "{bad}");
-    let sweep = with("adapter_head.sweep.num_layers=[0, 1]");
-    assert!(message(RECIPE, &sweep).contains("`adapter_head.sweep`"));
+fn only_evaluated_drafters_are_measured_and_an_exports_recipe_has_one() {
+    let more = "[drafters.exit2]\nkind = 'adapter'\nexit_layer = 2\n";
+    let both = format!("{RECIPE}{more}");
+    let ids = |recipe: &Recipe| -> Vec<String> {
+        recipe.evaluated().map(|(id, _)| id.to_string()).collect()
+    };
+    assert_eq!(ids(&read(&both, &[]).expect("reads")), ["draft", "exit2"]);
+    let asked = read(&both, &["evaluate.drafters=['exit2']"]).expect("reads");
+    assert_eq!(ids(&asked), ["exit2"]);
+    assert!(message(RECIPE, &["evaluate.drafters=['exit2']"]).contains("`[drafters.exit2]`"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    asked.write_of(DrafterId::named("exit2"), dir.path()).expect("written");
+    let alone = Recipe::read(&dir.path().join("recipe.toml"), &Overrides::default());
+    let alone = alone.expect("reads");
+    assert_eq!((ids(&alone), alone.drafters.models().len()), (vec!["exit2".to_owned()], 0));
 }
 
 #[test]
@@ -68,32 +73,35 @@ fn evaluate_decides_how_stages_sample() {
 fn the_command_lines_dtype_applies_to_trainings_without_one() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("mine.toml");
-    let adapters = "[adapter]\nexit_layer = 1\n[adapter_head]\nlabels = 'rollouts'\n\
-                    dtype = 'f32'\n";
+    let adapters = "[drafters.exit1]\nkind = 'adapter'\nexit_layer = 1\n[drafters.exit1.head]\n\
+                    labels = 'rollouts'\ndtype = 'f32'\n";
     std::fs::write(&path, format!("{RECIPE}{adapters}")).expect("written");
     let dtypes = |dtype, keys: &[String]| {
         let recipe = Recipe::read(&path, &Overrides { keys, dtype, ..Overrides::default() });
-        let Recipe { head, adapter, adapter_head, .. } = recipe.expect("reads");
-        let [head, adapter_head] = [head, adapter_head].map(|it| it.expect("a section").dtype);
-        [head, adapter.expect("a section").dtype, adapter_head]
+        let mut drafters = recipe.expect("reads").drafters;
+        let [head, of_adapter] = ["draft", "exit1"].map(|name| drafters.head_of(name).dtype);
+        [head, drafters.adapter_of("exit1").dtype, of_adapter]
     };
     use WeightDtype::{Bf16, F32};
     assert_eq!(dtypes(F32, &[]), [F32; 3]);
     assert_eq!(dtypes(Bf16, &[]), [Bf16, Bf16, F32]);
-    assert_eq!(dtypes(Bf16, &["adapter.dtype=f32".to_owned()]), [Bf16, F32, F32]);
-    assert_eq!(dtypes(F32, &["head.dtype=bf16".to_owned()]), [Bf16, F32, F32]);
+    assert_eq!(dtypes(Bf16, &["drafters.exit1.dtype=f32".to_owned()]), [Bf16, F32, F32]);
+    assert_eq!(dtypes(F32, &["drafters.draft.head.dtype=bf16".to_owned()]), [Bf16, F32, F32]);
     // It adds no section.
     std::fs::write(&path, RECIPE).expect("written");
     let recipe = Recipe::read(&path, &Overrides { dtype: Bf16, ..Overrides::default() });
-    assert!(recipe.expect("reads").adapter.is_none());
+    assert!(recipe.expect("reads").trained_adapters().is_empty());
 }
 
 #[test]
 fn the_written_recipe_reads_back() {
-    let overrides =
-        ["data.top_k=5", "head.optimizer.clipping.value=0.5", "head.optimizer.schedule=linear"];
+    let overrides = [
+        "data.top_k=5",
+        "drafters.draft.head.optimizer.clipping.value=0.5",
+        "drafters.draft.head.optimizer.schedule=linear",
+    ];
     let recipe = read(RECIPE, &overrides).expect("reads");
-    assert_eq!(recipe.head.as_ref().expect("a head").optimizer.clipping, Clipping::Value(0.5));
+    assert_eq!(recipe.trained_head().expect("a head").1.optimizer.clipping, Clipping::Value(0.5));
     let dir = tempfile::tempdir().expect("a temporary directory");
     recipe.write_beside(dir.path()).expect("written");
     let again = Recipe::read(&dir.path().join("recipe.toml"), &Overrides::default());
@@ -107,16 +115,16 @@ fn messages_name_misspelt_missing_and_invalid_keys() {
     assert!(message(&misspelt, &[]).contains("`prompt`"));
     let missing = RECIPE.replace("target = 't'\n", "");
     assert!(message(&missing, &[]).contains("`target`"));
-    assert!(message(RECIPE, &["head.layers=2"]).contains("`layers`"));
-    assert!(message(RECIPE, &["head.optimizer.rate=2"]).contains("`rate`"));
-    assert!(message(RECIPE, &["head.learning_rate=1"]).contains("`learning_rate`"));
+    assert!(message(RECIPE, &["drafters.draft.head.layers=2"]).contains("`layers`"));
+    assert!(message(RECIPE, &["drafters.draft.head.optimizer.rate=2"]).contains("`rate`"));
+    assert!(message(RECIPE, &["drafters.draft.head.learning_rate=1"]).contains("`learning_rate`"));
     assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
     for section in ["data", "evaluate"] {
         let none = message(RECIPE, &[&format!("{section}.top_k=0")]);
         assert!(none.contains(&format!("`{section}`")) && none.contains("top_k"), "{none}");
     }
     assert!(
-        message(RECIPE, &["head.optimizer.clipping.norm=0"])
+        message(RECIPE, &["drafters.draft.head.optimizer.clipping.norm=0"])
             .contains("`head.optimizer.clipping.norm`")
     );
     let fixed = message(RECIPE, &["evaluate.rules.fixed=[0]"]);

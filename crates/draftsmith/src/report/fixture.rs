@@ -26,7 +26,7 @@ const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };
 /// A self-draft's forward runs layers of the target.
 const SELF_DRAFT_SECONDS: f64 = 0.0014;
-const SELF_DRAFT: DrafterName = DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 });
+const SELF_DRAFT: DrafterName = DrafterName::Of(DrafterId::named("exit1"));
 const NUM_TOKENS: usize = 96;
 
 const DATASETS: [(&str, &[&str], f64); 2] = [
@@ -42,7 +42,7 @@ static EVALUATION: LazyLock<(Vec<ResultRow>, EvaluationSummary)> = LazyLock::new
 
 /// The setting that tuning chose.
 const TUNED: Setting =
-    (DrafterName::Of(DrafterId::Draft), StopRuleName::CostOptimalConfidence, Some(0.1874236));
+    (DrafterName::Of(DrafterId::DRAFT), StopRuleName::CostOptimalConfidence, Some(0.1874236));
 
 type Setting = (DrafterName, StopRuleName, Option<f64>);
 
@@ -52,21 +52,21 @@ fn settings() -> Vec<Setting> {
     const PROBS: [f64; 5] = [0.3, 0.5, 0.6, 0.7, 0.8];
     const WORTHS: [f64; 3] = [0.08, 0.1874236, 0.45];
     let sweeps: [(DrafterName, StopRuleName, &[f64]); 19] = [
-        (DrafterName::Of(DrafterId::Draft), Rule::FixedLength, &LENGTHS),
-        (DrafterName::Of(DrafterId::Draft), Rule::Heuristic, &[1.0, 5.0]),
-        (DrafterName::Of(DrafterId::Draft), Rule::RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::FixedLength, &LENGTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::Heuristic, &[1.0, 5.0]),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::RejectionThreshold, &[0.1, 0.3, 0.5, 0.7, 0.9]),
         (
-            DrafterName::Of(DrafterId::Draft),
+            DrafterName::Of(DrafterId::DRAFT),
             Rule::RejectionThresholdWithoutLag,
             &[0.1, 0.3, 0.5, 0.7, 0.9],
         ),
-        (DrafterName::Of(DrafterId::Draft), Rule::ConfidenceThreshold, &PROBS),
-        (DrafterName::Of(DrafterId::Draft), Rule::CandidateProbThreshold, &PROBS[..3]),
-        (DrafterName::Of(DrafterId::Draft), Rule::JointConfidence, &[0.05, 0.2, 0.4, 0.6]),
-        (DrafterName::Of(DrafterId::Draft), Rule::EntropyThreshold, &[0.2, 0.3, 0.35, 0.4]),
-        (DrafterName::Of(DrafterId::Draft), Rule::CostOptimalHead, &WORTHS),
-        (DrafterName::Of(DrafterId::Draft), Rule::CostOptimalConfidence, &WORTHS),
-        (DrafterName::Of(DrafterId::Draft), Rule::CostOptimalEntropy, &WORTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::ConfidenceThreshold, &PROBS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CandidateProbThreshold, &PROBS[..3]),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::JointConfidence, &[0.05, 0.2, 0.4, 0.6]),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::EntropyThreshold, &[0.2, 0.3, 0.35, 0.4]),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CostOptimalHead, &WORTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CostOptimalConfidence, &WORTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CostOptimalEntropy, &WORTHS),
         (SELF_DRAFT, Rule::FixedLength, &LENGTHS[..6]),
         (SELF_DRAFT, Rule::Heuristic, &[2.0]),
         (SELF_DRAFT, Rule::ConfidenceThreshold, &PROBS),
@@ -102,7 +102,7 @@ pub(crate) fn summary() -> EvaluationSummary {
 
 /// The price of a forward of either drafter.
 fn costs(cost_ratio: f64) -> CostRatios {
-    [DrafterName::Of(DrafterId::Draft), SELF_DRAFT]
+    [DrafterName::Of(DrafterId::DRAFT), SELF_DRAFT]
         .into_iter()
         .filter_map(|drafter| Some((drafter.id()?, cost_ratio)))
         .collect()
@@ -124,7 +124,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                     (setting, categories.collect())
                 })
                 .collect();
-            let fits = [DrafterName::Of(DrafterId::Draft), SELF_DRAFT].map(|drafter| {
+            let fits = [DrafterName::Of(DrafterId::DRAFT), SELF_DRAFT].map(|drafter| {
                 let of_drafter =
                     |setting: &Setting| [DrafterName::None, drafter].contains(&setting.0);
                 let runs: Vec<TimedCounts> = traces
@@ -141,7 +141,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 num_forgiven_ties: usize::from(decoding.is_greedy()),
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
                 promises: vec![PromiseSummary {
-                    drafter: DrafterName::Of(DrafterId::Draft),
+                    drafter: DrafterName::Of(DrafterId::DRAFT),
                     stop_rule: StopRuleName::CostOptimalConfidence,
                     best_fixed_length: 3,
                     expected_gain: Estimate { value: 0.114, low: 0.1, high: 0.127 },
@@ -164,6 +164,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         dataset: dataset.into(),
                         category: category.into(),
                         drafter,
+                        road: drafter.road_in_tests(),
                         stop_rule,
                         setting,
                         is_tuned: (drafter, stop_rule, setting) == TUNED,
@@ -245,7 +246,7 @@ fn decode(
         rounds.push(Round {
             num_drafted,
             depth: num_drafted,
-            forwards: Forwards::of(DrafterId::Draft, num_draft_forwards),
+            forwards: Forwards::of(DrafterId::DRAFT, num_draft_forwards),
             num_accepted,
             draft_time: Duration::from_secs_f64(seconds * jitter(draws)),
             verify_time: Duration::from_secs_f64(verify_seconds * jitter(draws)),

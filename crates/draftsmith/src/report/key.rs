@@ -266,21 +266,15 @@ pub(super) fn key<'a>(
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_theory::DrafterId;
-
     use super::*;
 
     #[test]
     fn all_looks_differ_both_in_colour_and_in_outline() {
-        let drafters = [
-            DrafterName::Of(DrafterId::Draft),
-            DrafterName::Of(DrafterId::SelfDraft { exit_layer: 1 }),
-        ];
-        let of_models = drafters
+        let of_models = [Road::SeparateDraft, Road::SelfDraft]
             .into_iter()
-            .flat_map(|drafter| stop_rules().map(move |rule| Look::of_only(drafter, rule.name)));
-        let others = [DrafterId::MaxGram, DrafterId::Cascade { number: 1 }];
-        let others = others.map(|id| Look::of_only(DrafterName::Of(id), StopRuleName::FixedLength));
+            .flat_map(|road| stop_rules().map(move |rule| Look::of_only(Some(road), rule.name)));
+        let others = [Road::Lookup, Road::Several];
+        let others = others.map(|road| Look::of_only(Some(road), StopRuleName::FixedLength));
         let looks: Vec<Look> = of_models.chain(others).collect();
         for (index, look) in looks.iter().enumerate() {
             for other in &looks[..index] {

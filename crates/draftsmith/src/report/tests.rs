@@ -167,9 +167,8 @@ fn missing_values_are_left_out() {
     let without = |rule| -> Vec<ResultRow> {
         rows.iter().filter(|row| row.stop_rule != rule).cloned().collect()
     };
-    let without_road = |road| -> Vec<ResultRow> {
-        rows.iter().filter(|row| row.drafter.road() != road).cloned().collect()
-    };
+    let without_road =
+        |road| -> Vec<ResultRow> { rows.iter().filter(|row| row.road != road).cloned().collect() };
     let mut unmeasured = rows.clone();
     for row in &mut unmeasured {
         (row.tokens_per_second, row.speedup, row.modelled_speedup) = (f64::NAN, None, None);
@@ -222,9 +221,9 @@ fn findings_name_losing_rules_and_differing_settings() {
 fn kinds_of_drafters_and_exit_layers_look_different() {
     let (mut rows, summary) = (fixture::rows(), fixture::summary());
     let self_drafts: Vec<ResultRow> =
-        rows.iter().filter(|row| row.drafter.road() == Some(Road::SelfDraft)).cloned().collect();
+        rows.iter().filter(|row| row.road == Some(Road::SelfDraft)).cloned().collect();
     rows.extend(self_drafts.into_iter().map(|row| ResultRow {
-        drafter: DrafterName::Of(DrafterId::SelfDraft { exit_layer: 2 }),
+        drafter: DrafterName::Of(DrafterId::named("exit2")),
         tokens_per_second: 0.9 * row.tokens_per_second,
         speedup: row.speedup.map(|speedup| 0.9 * speedup),
         discard_rate: 1.1 * row.discard_rate,

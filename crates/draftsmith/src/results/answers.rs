@@ -120,7 +120,7 @@ mod tests {
             .map(|&num_accepted| Round {
                 num_drafted: 4,
                 depth: 4,
-                forwards: Forwards::of(DrafterId::Draft, 4),
+                forwards: Forwards::of(DrafterId::DRAFT, 4),
                 num_accepted,
                 draft_time: Duration::from_millis(125),
                 verify_time: Duration::from_millis(250),

@@ -88,7 +88,7 @@ impl Loopback {
     /// Serves the embedded target. `deed` decides how to treat each request, given its number.
     pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Self {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
-        let workspace = Workspace::new(&dir.join("target"), None, vec![Device::flex()]);
+        let workspace = Workspace::new(&dir.join("target"), &[], vec![Device::flex()]);
         let text = workspace.text_side().expect("it is committed").clone();
         let target = workspace.target_alone().expect("it is committed").target.clone();
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");

@@ -27,7 +27,8 @@ fn root() -> PathBuf {
 
 fn workspace() -> Workspace {
     let model = |name: &str| root().join("checkpoints/tiny").join(name);
-    Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()])
+    let drafts = [(draftsmith_theory::DrafterId::DRAFT, &*model("draft"))];
+    Workspace::new(&model("target"), &drafts, vec![Device::flex()])
 }
 
 fn prompts(num: usize) -> Vec<Prompt> {

@@ -6,7 +6,8 @@ fn workspace() -> Workspace {
     let model = |name: &str| {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
     };
-    Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()])
+    let drafts = [(DrafterId::DRAFT, &*model("draft"))];
+    Workspace::new(&model("target"), &drafts, vec![Device::flex()])
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn rewritten_exports_are_read_again() {
 
 #[test]
 fn a_missing_directory_is_named_with_its_role() {
-    let workspace = Workspace::new(Path::new("nowhere"), None, vec![Device::flex()]);
+    let workspace = Workspace::new(Path::new("nowhere"), &[], vec![Device::flex()]);
     let error = workspace.pair().expect_err("refused").to_string();
     assert!(error.starts_with("the target `nowhere` is not a directory; hint:"), "{error}");
 }

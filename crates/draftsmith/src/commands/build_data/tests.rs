@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use draftsmith_data::{DataSet, DraftColumns, Incomplete, ResponseRow, read_dir};
 use draftsmith_decode::KnownResponse;
-use draftsmith_theory::{Draws, SeededDraws};
+use draftsmith_theory::{DrafterId, Draws, SeededDraws};
 use serde_json::Value;
 
 use super::*;
@@ -34,7 +34,18 @@ fn model(name: &str) -> PathBuf {
 }
 
 /// A recipe with every stage that works without the target's weights, with outputs in `dir`.
-fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
+fn recipe(dir: &Path, name: &str, target: &Path, data: &str, of_head: &str) -> Recipe {
+    let drafters = format!(
+        "[drafters.draft]\nkind = 'model'\nmodel = '{}'\nmax_candidate_length = 6\n\
+         [drafters.draft.head]\nnum_layers = 1\nform = 'look-ahead'\n{of_head}\n\
+         optimizer = {{ num_epochs = 1, learning_rate = 1e-3, validation_fraction = 0.3 }}\n",
+        model("draft").display()
+    );
+    of_drafters(dir, name, target, data, &drafters)
+}
+
+/// The same with other drafters.
+fn of_drafters(dir: &Path, name: &str, target: &Path, data: &str, drafters: &str) -> Recipe {
     let prompts = model("../../data/tiny/prompts/train.jsonl");
     let lines = fs::read_to_string(prompts).expect("the embedded prompts are there");
     let lines: Vec<&str> = lines.lines().take(36).collect();
@@ -43,14 +54,11 @@ fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Reci
     fs::write(dir.join("test.jsonl"), format!("{}\n{talk}\n", lines[3..7].join("\n")))
         .expect("written");
     let text = format!(
-        "seed = {SEED}\n[models]\ntarget = '{}'\ndraft = '{}'\n\
+        "seed = {SEED}\n[models]\ntarget = '{}'\n{drafters}\n\
          [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n{data}\n\
-         [head]\nnum_layers = 1\nform = 'look-ahead'\n{more}\n\
-         [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
          [tune]\nnum_prompts = 6\nmax_length = 6\n[tune.costs]\ndraft_ms = 1\ntarget_ms = 4\n\
-         [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 24\nmax_candidate_length = 6\n",
+         [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 24\n",
         target.display(),
-        model("draft").display(),
         train = dir.join("train.jsonl").display(),
         test = dir.join("test.jsonl").display(),
     );
@@ -60,10 +68,10 @@ fn recipe(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Reci
 }
 
 fn workspace(recipe: &Recipe) -> Workspace {
-    let (target, draft) = (&recipe.models.target, recipe.models.draft.as_deref());
+    let (target, drafts) = (&recipe.models.target, recipe.drafters.models());
     let served_as = recipe.target_elsewhere().map(|server| &*server.model);
     let (devices, console) = (vec![Device::flex()], Console::silent());
-    let workspace = Workspace::open(target, served_as, draft, None, devices, &console);
+    let workspace = Workspace::open(target, served_as, &drafts, None, devices, &console);
     let mut workspace = workspace.expect("local");
     workspace.num_first_layers = recipe.num_first_layers();
     workspace
@@ -92,8 +100,9 @@ fn built(recipe: &Recipe) -> DataSet {
 /// The results of every stage after the data, without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    train_head::run(recipe, &workspace, &console).expect("trains");
-    let head = fs::read(recipe.head_dir().join("model.safetensors")).expect("a head");
+    train_head::run(recipe, None, &workspace, &console).expect("trains");
+    let head = fs::read(recipe.export_dir(DrafterId::DRAFT).join("head/model.safetensors"))
+        .expect("a head");
     record::run(recipe, &workspace, &console).expect("records");
     let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
         .expect("JSON");
@@ -147,7 +156,8 @@ fn greedy_data_and_results_equal_those_from_the_weights() {
 
 /// The labels of a row's response from the weights, with the same draws.
 fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColumns) {
-    let pair = Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()]);
+    let drafts = [(DrafterId::DRAFT, &*model("draft"))];
+    let pair = Workspace::new(&model("target"), &drafts, vec![Device::flex()]);
     let pair = pair.pair().expect("it is committed");
     let decoding = recipe.data.as_ref().expect("a section").decoding();
     let mut draws = SeededDraws::new(SEED, &[&row.id, "draft tokens"]);
@@ -285,7 +295,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
     assert!(groups > 0, "the rest is recorded, tuned and replayed");
     let nothing = Loopback::serve(move |_, _| Deed::Change(filter));
     let none = recipe(dir.path(), "all", &target, &data_of(&nothing), "");
-    train_head::run(&none, &workspace(&none), &Console::silent()).expect("trains");
+    train_head::run(&none, None, &workspace(&none), &Console::silent()).expect("trains");
     let recorded = record::run(&none, &workspace(&none), &Console::silent());
     let error = recorded.expect_err("nothing to record").to_string();
     assert!(error.contains("content filter stopped all 6 responses; hint: "), "{error}");
@@ -329,7 +339,7 @@ fn stages_that_need_weights_say_so() {
     recipe.tune.as_mut().expect("a section").costs = None;
     built(&recipe);
     let console = Console::silent();
-    train_head::run(&recipe, &workspace(&recipe), &console).expect("trains");
+    train_head::run(&recipe, None, &workspace(&recipe), &console).expect("trains");
     record::run(&recipe, &workspace(&recipe), &console).expect("records");
     let error = tune::run(&recipe, &workspace(&recipe), &console).expect_err("no costs");
     assert!(error.to_string().contains("`[tune.costs]` `draft_ms` and `target_ms`"), "{error}");

@@ -47,23 +47,23 @@ fn first_layers(dir: &Path) -> PathBuf {
 
 /// A recipe that only trains an adapter, for a served or a local target.
 fn of_adapter(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
-    let optimizer = "num_epochs = 2\nlearning_rate = 1e-3\nvalidation_fraction = 0.3";
+    let optimizer = "num_epochs = 2, learning_rate = 1e-3, validation_fraction = 0.3";
     let adapter = format!(
-        "[adapter]\nexit_layer = {EXIT}\nteacher = 'response'\n[adapter.optimizer]\n{optimizer}\n{more}"
+        "[drafters.adapter]\nkind = 'adapter'\nexit_layer = {EXIT}\nteacher = 'response'\n\
+         optimizer = {{ {optimizer} }}\n{more}"
     );
-    let mut recipe = recipe(dir, name, target, data, &adapter);
-    (recipe.models.draft, recipe.head) = (None, None);
-    recipe
+    of_drafters(dir, name, target, data, &adapter)
 }
 
-const WITH_HEAD: &str = "[adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n\
-                         [adapter_head.optimizer]\nnum_epochs = 1\nvalidation_fraction = 0.3";
+const WITH_HEAD: &str = "[drafters.adapter.head]\nlabels = 'rollouts'\nnum_layers = 1\n\
+                         optimizer = { num_epochs = 1, validation_fraction = 0.3 }";
+const ADAPTER: DrafterId = DrafterId::named("adapter");
 
 /// The adapter's weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    train_adapter::run(recipe, &workspace, &console).expect("trains");
-    let dir = recipe.adapter_root();
+    train_adapter::run(recipe, None, &workspace, &console).expect("trains");
+    let dir = recipe.export_dir(ADAPTER);
     let weights = ["model.safetensors", "head/model.safetensors"].map(|name| dir.join(name));
     let weights = weights.iter().filter(|path| path.exists());
     let weights = weights.map(|path| fs::read(path).expect("weights")).collect();
@@ -115,7 +115,7 @@ fn greedy_adapters_and_results_equal_those_of_the_whole_target() {
         assert_eq!(of_served.2, of_local.2, "{which}");
         assert_eq!(of_served.3, of_local.3, "{which}");
         // The hash of the whole target is unknown here.
-        let config = draftsmith_model::AdapterConfig::from_dir(&served.adapter_root());
+        let config = draftsmith_model::AdapterConfig::from_dir(&served.export_dir(ADAPTER));
         assert_eq!(config.expect("an adapter").target_hash, None);
     }
 }
@@ -146,12 +146,12 @@ fn missing_layers_are_named() {
     let recipe = of_adapter(dir.path(), "a", &target, &data, "");
     built(&recipe);
     let train = |recipe: &Recipe| {
-        let trained = train_adapter::run(recipe, &workspace(recipe), &Console::silent());
+        let trained = train_adapter::run(recipe, None, &workspace(recipe), &Console::silent());
         format!("{:#}", trained.expect_err("refused"))
     };
     // Initialising from the target takes one layer more than there is.
     let mut deeper = of_adapter(dir.path(), "a", &target, &data, "");
-    deeper.adapter.as_mut().expect("a section").initial = draftsmith_train::InitialWeights::Target;
+    deeper.drafters.adapter_of("adapter").initial = draftsmith_train::InitialWeights::Target;
     let error = train(&deeper);
     assert!(error.contains("adapters need the target's first 3 layers"), "{error}");
     fs::remove_file(target.join("model-0.safetensors")).expect("it was there");
