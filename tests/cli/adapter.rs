@@ -12,14 +12,23 @@ fn adapter_place() -> Place {
         format!(
             "[models]\ntarget = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
-             [adapter]\nexit_layer = [1, 3]\n[adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\n\
-             validation_fraction = 0.3\n\
+             {}{}\
              [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 16\n\
              rules.fixed = [1, 4]\nrules.confidence = [0.5]\n",
-            model("target").display()
+            model("target").display(),
+            adapter("exit1", 1),
+            adapter("exit3", 3)
         ),
     );
     place
+}
+
+/// An adapter in a recipe.
+fn adapter(name: &str, exit_layer: usize) -> String {
+    format!(
+        "[drafters.{name}]\nkind = 'adapter'\nexit_layer = {exit_layer}\n\
+         optimizer = {{ num_epochs = 1, learning_rate = 1e-3, validation_fraction = 0.3 }}\n"
+    )
 }
 
 fn generate(place: &Place, extra: &[&str]) -> Ran {
@@ -35,22 +44,25 @@ fn adapters_need_no_draft_and_do_not_change_the_output() {
     let place = adapter_place();
     let stdout = place.run(&["run", "road.toml"]).ok();
     let after = |heading: &str| stdout.split_once(heading).expect(heading).1.to_owned();
-    assert!(after("exit 1").contains("K = 4"), "{stdout}");
-    assert!(after("exit 3").contains("K = 1"), "{stdout}");
+    assert!(after("exit1").contains("K = 4"), "{stdout}");
+    assert!(after("exit3").contains("K = 1"), "{stdout}");
     let rows = place.results("road");
     // Plain decoding, and two lengths and a threshold for each of two exits, greedy and sampled.
     assert_eq!(rows.len(), 2 * 7);
-    assert!(rows.iter().any(|row| row["drafter"] == "self_draft_3"));
+    assert!(rows.iter().any(|row| row["drafter"] == "exit3"));
 
     // A second run trains nothing; another setting trains again.
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
     assert_eq!((&again[0]["kept"], &again[1]["kept"]), (&true.into(), &true.into()));
-    let other =
-        ["train-adapter", "road.toml", "--json", "--set", "adapter.optimizer.learning_rate=2e-3"];
-    assert_eq!(place.run(&other).json()[0]["kept"], false);
+    let other = ["train-adapter", "road.toml", "exit1", "--json", "--set"];
+    let other = [&other[..], &["drafters.exit1.optimizer.learning_rate=2e-3"]].concat();
+    let trained = place.run(&other).json();
+    assert_eq!((&trained[0]["drafter"], &trained[0]["kept"]), (&"exit1".into(), &false.into()));
+    assert_eq!(trained.as_array().unwrap().len(), 1);
+    place.run(&["train-adapter", "road.toml", "exit2"]).fails_naming(&["`exit2`", "exit1, exit3"]);
 
     // The adapters can be inspected and used for decoding.
-    let adapter = "checkpoints/road/adapter/exit-3";
+    let adapter = "checkpoints/road/exit3";
     let shown = place.run(&["inspect", adapter, "--json"]).json();
     assert_eq!((&shown["kind"], &shown["exit_layer"]), (&"self-draft adapter".into(), &3.into()));
     let plain = generate(&place, &["--json"]).json();
@@ -73,16 +85,16 @@ fn adapters_need_no_draft_and_do_not_change_the_output() {
 fn adapters_of_other_models_are_refused() {
     let place = adapter_place();
     place.run(&["build-data", "road.toml"]).ok();
-    place.run(&["evaluate", "road.toml"]).fails_naming(&["adapter/exit-1", "train-adapter"]);
-    let exits = |layers: &str| format!("adapter.exit_layer={layers}");
+    place.run(&["evaluate", "road.toml"]).fails_naming(&["road/exit1", "train-adapter"]);
+    let exits = |layers: &str| format!("drafters.exit1.exit_layer={layers}");
     for layers in ["-1", "8", "[2, 9]", "[]", "[2, 2]"] {
         place.run(&["train-adapter", "road.toml", "--set", &exits(layers)]).fails_naming(&["exit"]);
     }
     place
-        .run(&["train-adapter", "road.toml", "--set", "adapter.optimizer.batch_size=0"])
+        .run(&["train-adapter", "road.toml", "--set", "drafters.exit1.optimizer.batch_size=0"])
         .fails_naming(&["adapter.optimizer.batch_size"]);
-    place.run(&["train-adapter", "road.toml", "--set", &exits("2")]).ok();
-    let adapter = "checkpoints/road/adapter";
+    place.run(&["train-adapter", "road.toml", "exit1", "--set", &exits("2")]).ok();
+    let adapter = "checkpoints/road/exit1";
     generate(&place, &["--adapter", adapter]).ok();
 
     // Another target of the same shape, one of another shape, and one with a missing tensor.
@@ -131,9 +143,10 @@ fn contradictory_and_invalid_adapter_flags_are_refused() {
 fn an_adapters_head_works_in_every_stage() {
     let place = adapter_place();
     let path = place.path("road.toml");
-    let text = std::fs::read_to_string(&path).unwrap().replace("[1, 3]", "3");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let text = text.replace(&adapter("exit1", 1), "").replace("drafters.exit3", "drafters.adapter");
     let more = "decodings = ['greedy']\nrules.head = [0.3, 0.6]\n\
-                [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n[adapter_head.optimizer]\nnum_epochs = 1\n\
+                [drafters.adapter.head]\nlabels = 'rollouts'\nnum_layers = 1\n[drafters.adapter.head.optimizer]\nnum_epochs = 1\n\
                 learning_rate = 1e-3\nvalidation_fraction = 0.3\nbatch_size = 2\n\
                 gradient_accumulation = 1\n\
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 6\n";
@@ -146,18 +159,18 @@ fn an_adapters_head_works_in_every_stage() {
     assert_eq!(trained[0]["head"]["head_dir"], head);
     assert_eq!(trained[0]["head"]["kept"], false);
     assert!(trained[0]["head"]["scores"]["num_labels"].as_u64().unwrap() > 20, "{trained}");
-    assert!(place.path("data/road/rollouts-self_draft_3-training-sampled.parquet").is_file());
+    assert!(place.path("data/road/rollouts-adapter-training-sampled.parquet").is_file());
     let again = place.run(&["train-adapter", "road.toml", "--json"]).json();
     assert_eq!((&again[0]["kept"], &again[0]["head"]["kept"]), (&true.into(), &true.into()));
     let hot = [
         "--set",
-        "adapter_head.optimizer.learning_rate=1e38",
+        "drafters.adapter.head.optimizer.learning_rate=1e38",
         "--set",
-        "adapter_head.optimizer.warmup_ratio=0",
+        "drafters.adapter.head.optimizer.warmup_ratio=0",
     ];
     place
         .run(&[&["train-adapter", "road.toml"], &hot[..]].concat())
-        .fails_naming(&["not finite in epoch 1", "`adapter_head.optimizer.learning_rate`"]);
+        .fails_naming(&["not finite in epoch 1", "`head.optimizer.learning_rate`"]);
 
     // Rollouts have its predictions, and replay compares it with a perfect head.
     for stage in ["record", "tune"] {
@@ -167,7 +180,7 @@ fn an_adapters_head_works_in_every_stage() {
     assert!(config["tuned"]["greedy"].is_object() && config["calibration"].is_object(), "{config}");
     assert!(json(&format!("{adapter}/config.json"))["tuned"].is_null());
     let replayed = place.run(&["replay", "road.toml", "--json"]).json();
-    assert_eq!(replayed["predictions"][0]["drafter"], "self_draft_3");
+    assert_eq!(replayed["predictions"][0]["drafter"], "adapter");
     let rows = replayed["groups"][0]["rows"].as_array().unwrap();
     let rule = rows.iter().find(|row| row["stop_rule"] == "rejection_threshold").expect("a rule");
     assert!(rule["ceiling"]["value"].is_number(), "{rule}");
@@ -185,7 +198,7 @@ fn an_adapters_head_works_in_every_stage() {
     let rows = place.results("road");
     let of_head = rows.iter().filter(|row| row["stop_rule"] == "rejection_threshold");
     // The tuned rule may have prompt lookup before the drafter.
-    let alone = of_head.clone().filter(|row| row["drafter"] == "self_draft_3");
+    let alone = of_head.clone().filter(|row| row["drafter"] == "adapter");
     assert_eq!(alone.count(), 2, "{rows:?}");
     assert!(of_head.clone().count() <= 3, "{rows:?}");
     let checked =
@@ -200,8 +213,13 @@ fn an_adapters_head_works_in_every_stage() {
     let hash = config["draft_hash"].as_str().unwrap();
     std::fs::write(place.path(head).join("config.json"), spoilt.replace(hash, "other")).unwrap();
     generate(&place, &["--adapter", adapter]).fails_naming(&[head, "another adapter"]);
-    let other =
-        ["train-adapter", "road.toml", "--set", "adapter.optimizer.learning_rate=2e-3", "--json"];
+    let other = [
+        "train-adapter",
+        "road.toml",
+        "--set",
+        "drafters.adapter.optimizer.learning_rate=2e-3",
+        "--json",
+    ];
     let trained = place.run(&other).json();
     assert_eq!(trained[0]["head"]["kept"], false);
     assert_ne!(json(&format!("{head}/config.json"))["draft_hash"], hash);

@@ -38,21 +38,21 @@ fn a_missing_misspelt_or_incomplete_recipe_is_named() {
     place.run(&["run", "small.toml"]).fails_naming(&["small.toml"]);
     let place = with_recipe(|text| text);
     place
-        .run(&["run", "small.toml", "--set", "head.mixing_ratio=2"])
+        .run(&["run", "small.toml", "--set", "drafters.draft.head.mixing_ratio=2"])
         .fails_naming(&["head.mixing_ratio"]);
-    place.run(&["run", "small.toml", "--set", "head.dtype=f8"]).fails_naming(&["`f8`", "`bf16`"]);
-    place.run(&["train-head", "small.toml", "--set", "head.dtype=bf16"]).fails_naming(&[
-        "head.dtype",
-        "--device cpu",
-        "--device cuda",
-    ]);
+    place
+        .run(&["run", "small.toml", "--set", "drafters.draft.head.dtype=f8"])
+        .fails_naming(&["`f8`", "`bf16`"]);
+    place
+        .run(&["train-head", "small.toml", "--set", "drafters.draft.head.dtype=bf16"])
+        .fails_naming(&["head.dtype", "--device cpu", "--device cuda"]);
     for command in
         ["run", "build-data", "train-head", "train-adapter", "record", "tune", "evaluate"]
     {
         let parts = ["`--dtype bf16`", "the CPU keeps weights", "computes in f32", "--device cuda"];
         place.run(&[command, "small.toml", "--dtype", "bf16"]).fails_naming(&parts);
     }
-    place.run(&["run", "small.toml", "--set", "head.x=2"]).fails_naming(&["`x`"]);
+    place.run(&["run", "small.toml", "--set", "drafters.draft.head.x=2"]).fails_naming(&["`x`"]);
     place.run(&["frobnicate"]).fails_naming(&["frobnicate"]);
     left_nothing(&place);
 }
@@ -61,23 +61,26 @@ fn a_missing_misspelt_or_incomplete_recipe_is_named() {
 fn stages_without_a_section_or_data_say_so() {
     let place = with_recipe(|text| text);
     place.run(&["train-head", "small.toml"]).fails_naming(&["data/small", "build-data"]);
-    place.run(&["evaluate", "small.toml"]).fails_naming(&["checkpoints/small/head", "train-head"]);
+    place
+        .run(&["evaluate", "small.toml"])
+        .fails_naming(&["checkpoints/small/draft/head", "train-head"]);
     let place = with_recipe(|text| text[..text.find("[data]").unwrap()].to_owned());
     place.run(&["build-data", "small.toml"]).fails_naming(&["[data]"]);
     place.run(&["run", "small.toml"]).fails_naming(&["no stage"]);
     let place = with_recipe(|text| {
-        let lines = text.lines().filter(|line| !line.starts_with("draft ="));
-        lines.map(|line| format!("{line}\n")).collect()
+        let draft = text.find("[drafters.draft]").unwrap()..text.find("[data]").unwrap();
+        let head = text.find("[drafters.draft.head]").unwrap()..text.find("[evaluate]").unwrap();
+        text.replace(&text[draft], "").replace(&text[head], "")
     });
     place.run(&["build-data", "small.toml"]).ok();
-    place.run(&["train-head", "small.toml"]).fails_naming(&["models.draft"]);
+    place.run(&["train-head", "small.toml"]).fails_naming(&["[drafters.draft.head]"]);
 }
 
 #[test]
 fn different_tokenizers_of_target_and_draft_fail() {
     let place = with_recipe(|text| {
         let own = model("draft").display().to_string();
-        text.replace(&format!("draft = '{own}'"), "draft = 'other'")
+        text.replace(&format!("model = '{own}'"), "model = 'other'")
     });
     let other = place.copy_model("draft", "other");
     let path = other.join("tokenizer.json");
@@ -219,7 +222,9 @@ fn truncated_parquet_and_other_files_fail() {
 
 #[test]
 fn data_with_tokens_outside_the_vocabulary_fails() {
-    let place = with_recipe(|text| text + "[adapter]\nexit_layer = 2\n[tune]\nnum_prompts = 2\n");
+    let place = with_recipe(|text| {
+        text + "[drafters.adapter]\nkind = 'adapter'\nexit_layer = 2\n[tune]\nnum_prompts = 2\n"
+    });
     place.run(&["build-data", "small.toml"]).ok();
     let shard = place.path("data/small/responses-00001.parquet");
     let (rows, provenance) = draftsmith_data::read_shard(&shard, None).unwrap();
@@ -285,15 +290,15 @@ fn a_head_for_another_width_or_draft_fails() {
             "--draft",
             &small,
             "--head",
-            "checkpoints/small/head",
+            "checkpoints/small/draft/head",
             "--prompt",
             "x",
         ])
-        .fails_naming(&["checkpoints/small/head/config.json", "hidden_size"]);
-    let other = format!("models.draft={small}");
+        .fails_naming(&["checkpoints/small/draft/head/config.json", "hidden_size"]);
+    let other = format!("drafters.draft.model={small}");
     place
         .run(&["evaluate", "small.toml", "--set", &other])
-        .fails_naming(&["checkpoints/small/head/config.json", "hidden_size"]);
+        .fails_naming(&["checkpoints/small/draft/head/config.json", "hidden_size"]);
     place.run(&["train-head", "small.toml", "--set", &other]).fails_naming(&["data/small"]);
     assert!(place.names("checkpoints/small/evaluation").is_empty());
 }
@@ -309,7 +314,7 @@ struct Export {
 const EXPORTS: [Export; 2] = [
     Export {
         command: "train-head",
-        dir: "checkpoints/small/head",
+        dir: "checkpoints/small/draft/head",
         flags: &["--draft", "draft", "--head"],
         tensor: "model.0.linear.weight",
     },
@@ -325,7 +330,7 @@ const EXPORTS: [Export; 2] = [
 fn spoilt_exports_are_named() {
     let place = with_recipe(|text| {
         text.replace(&model("draft").display().to_string(), "draft")
-            + "[adapter]\nexit_layer = 2\noptimizer.num_epochs = 1\n"
+            + "[drafters.adapter]\nkind = 'adapter'\nexit_layer = 2\noptimizer.num_epochs = 1\n"
     });
     place.copy_model("draft", "draft");
     place.run(&["build-data", "small.toml"]).ok();
@@ -497,14 +502,16 @@ fn keys_of_the_wrong_type_are_explained() {
     }
     let place = with_recipe(|text| text);
     let parts = ["is \"two\", expected a whole number, 0 or more"];
-    place.run(&["run", "small.toml", "--set", "head.num_layers='two'"]).fails_naming(&parts);
+    place
+        .run(&["run", "small.toml", "--set", "drafters.draft.head.num_layers='two'"])
+        .fails_naming(&parts);
     let parts = ["is a table, expected a string"];
     place.run(&["run", "small.toml", "--set", "models.target={}"]).fails_naming(&parts);
 }
 
 #[test]
 fn exports_in_the_wrong_place_are_named() {
-    let place = with_recipe(|text| text + "[adapter]\nexit_layer = 8\n");
+    let place = with_recipe(|text| text + "[drafters.adapter]\nkind = 'adapter'\nexit_layer = 8\n");
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-adapter", "small.toml"]).fails_naming(&[
         "`adapter.exit_layer` is 8",

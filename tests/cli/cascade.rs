@@ -5,39 +5,43 @@ use serde_json::Value;
 
 use crate::support::{Place, model};
 
-/// A recipe that needs no training, with `more` in `[evaluate]`.
-fn write_recipe(place: &Place, models: &str, more: &str) -> String {
+/// A recipe that needs no training, with `more` in `[evaluate]`, and drafters.
+fn write_recipe(place: &Place, drafters: &str, more: &str) -> String {
     place.write_prompts("test.jsonl", 4);
     let recipe = format!(
-        "[models]\ntarget = '{}'\n{models}\
-         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\nrules.fixed = [3]\n{more}",
+        "[models]\ntarget = '{}'\n\
+         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\n{more}\
+         rules.fixed = [3]\n{drafters}",
         model("target").display()
     );
     place.write("mine.toml", recipe).display().to_string()
 }
 
 fn drafts() -> String {
-    let [draft, small] = ["draft", "draft-small"].map(|name| model(name).display().to_string());
-    format!("draft = '{draft}'\nsmall_draft = '{small}'\n")
+    let drafts = [("draft", "draft"), ("small", "draft-small")].map(|(name, dir)| {
+        format!("[drafters.{name}]\nkind = 'model'\nmodel = '{}'\n", model(dir).display())
+    });
+    let lookup = "[drafters.lookup]\nkind = 'prompt-lookup'\nrules.fixed = [4]\n";
+    drafts.concat() + lookup
 }
 
 #[test]
 fn cascades_are_measured_and_change_no_token() {
     let place = Place::new();
-    let cascades = "[evaluate.max_gram]\nlengths = [4]\n\
-        [[evaluate.cascades]]\ndrafters = ['draft', 'max_gram']\nlengths = [[3, 2], [0, 4]]\n\
-        [[evaluate.cascades]]\ndrafters = ['draft', 'small_draft', 'max_gram']\n\
+    let cascades = "[drafters.two]\nkind = 'cascade'\ndrafters = ['draft', 'lookup']\n\
+        lengths = [[3, 2], [0, 4]]\n\
+        [drafters.three]\nkind = 'cascade'\ndrafters = ['draft', 'small', 'lookup']\n\
         lengths = [[2, 1, 0], [0, 2, 0], [0, 0, 3]]\nlenience = 3.0\nlenient_lookup = true\n";
-    let recipe = write_recipe(&place, &drafts(), cascades);
+    let recipe = write_recipe(&place, &(drafts() + cascades), "");
     place.run(&["evaluate", &recipe]).ok();
     let all = place.json("checkpoints/mine/evaluation/results.json");
     let rows: Vec<&Value> = all.as_array().unwrap().iter().collect();
     for (drafter, setting) in [
         ("none", None),
         ("draft", Some(3.0)),
-        ("max_gram", Some(4.0)),
-        ("cascade_1", Some(7.0)),
-        ("cascade_2", Some(7.0)),
+        ("lookup", Some(4.0)),
+        ("two", Some(7.0)),
+        ("three", Some(7.0)),
     ] {
         for decoding in ["greedy", "sampled"] {
             let row =
@@ -47,7 +51,7 @@ fn cascades_are_measured_and_change_no_token() {
             if decoding == "greedy" {
                 assert_eq!(row["lossless"], true, "{row}");
             }
-            if drafter.starts_with("cascade") {
+            if ["two", "three"].contains(&drafter) {
                 // A reviewer's forward reads the candidates of smaller drafters, so there are draft
                 // forwards of several drafters.
                 assert!(row["num_draft_forwards"].as_u64() > row["num_drafted"].as_u64(), "{row}");
@@ -60,12 +64,12 @@ fn cascades_are_measured_and_change_no_token() {
         let models = summary["models"].as_array().unwrap();
         models.iter().find(|it| it["role"] == role).unwrap()["description"].to_string()
     };
-    assert!(described("small draft").contains("layers"));
-    assert!(described("cascade 2").contains("draft, small_draft, max_gram; lengths [[2, 1, 0]"));
-    assert!(described("cascade 2").contains("lenience 3 for look-ups too"));
+    assert!(described("small").contains("layers"));
+    assert!(described("three").contains("draft, small, lookup; lengths [[2, 1, 0]"));
+    assert!(described("three").contains("lenience 3 for look-ups too"));
 
     // Prompts in a batch share forwards and have the same rounds as alone.
-    let recipe = write_recipe(&place, &drafts(), &format!("batch_size = 3\n{cascades}"));
+    let recipe = write_recipe(&place, &(drafts() + cascades), "batch_size = 3\n");
     place.run(&["evaluate", &recipe]).ok();
     let batched = place.json("checkpoints/mine/evaluation/results.json");
     let counts = |rows: &Value| -> Vec<String> {
@@ -82,25 +86,22 @@ fn cascades_are_measured_and_change_no_token() {
 #[test]
 fn a_cascade_with_missing_drafters_is_refused() {
     let place = Place::new();
-    let evaluate = |models: &str, drafters: &str, lengths: &str| {
-        let cascade =
-            format!("[[evaluate.cascades]]\ndrafters = {drafters}\nlengths = {lengths}\n");
-        place.run(&["evaluate", &write_recipe(&place, models, &cascade)])
+    let evaluate = |drafters: &str, lengths: &str| {
+        let cascade = format!(
+            "[drafters.mix]\nkind = 'cascade'\ndrafters = {drafters}\nlengths = {lengths}\n"
+        );
+        place.run(&["evaluate", &write_recipe(&place, &(drafts() + &cascade), "")])
     };
     let two = "[[2, 0], [0, 2]]";
-    evaluate("", "['draft', 'max_gram']", two)
-        .fails_naming(&["`evaluate.cascades`", "`models.draft`"]);
-    evaluate("", "['small_draft', 'max_gram']", two)
-        .fails_naming(&["`small_draft`", "`models.small_draft`"]);
-    evaluate("", "['self_draft_2', 'max_gram']", two)
-        .fails_naming(&["`self_draft_2`", "`evaluate.adapters`"]);
-    evaluate("", "['max_gram', 'draft']", two)
-        .fails_naming(&["`evaluate.cascades`", "put it last"]);
-    evaluate("", "['medusa']", "[[2]]").fails_naming(&["drafters", "medusa"]);
-    let drafters = "['draft', 'max_gram']";
-    evaluate(&drafts(), drafters, "'tuned'").fails_naming(&["lengths", "expected a matrix"]);
-    evaluate(&drafts(), drafters, &format!("{two}\nlenient_lookup = true")).fails_naming(&[
-        "`evaluate.cascades`",
+    evaluate("['nobody', 'lookup']", two)
+        .fails_naming(&["`drafters.mix.drafters`", "`[drafters.nobody]`"]);
+    evaluate("['lookup', 'draft']", two)
+        .fails_naming(&["`drafters.mix.drafters`", "before the last place"]);
+    evaluate("['not a name']", "[[2]]").fails_naming(&["drafters", "`not a name`"]);
+    let drafters = "['draft', 'lookup']";
+    evaluate(drafters, "'tuned'").fails_naming(&["lengths", "expected a matrix"]);
+    evaluate(drafters, &format!("{two}\nlenient_lookup = true")).fails_naming(&[
+        "`drafters.mix`",
         "`lenient_lookup`",
         "`lenience` above 1",
     ]);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Place, model};
 
-const HEAD: &str = "checkpoints/small/head";
+const HEAD: &str = "checkpoints/small/draft/head";
 const ADAPTER: &str = "checkpoints/small/adapter";
 
 /// A directory with a briefly trained head.
@@ -126,10 +126,10 @@ fn a_good_head_passes_and_a_broken_promise_is_reported() {
 fn an_export_that_slows_decoding_down_fails_unless_that_is_allowed() {
     let place = head_place();
     let target = model("target").display().to_string();
-    let draft = format!("models.draft='{target}'");
+    let draft = format!("drafters.draft.model='{target}'");
     place.run(&["build-data", "small.toml", "--set", "name=own", "--set", &draft]).ok();
     place.run(&["train-head", "small.toml", "--set", "name=own", "--set", &draft]).ok();
-    let head = "checkpoints/own/head";
+    let head = "checkpoints/own/draft/head";
     // Every candidate is accepted, but rounds have one.
     edit(&place.path(head).join("config.json"), |config| {
         let mut rule = tuned("draft", 0.0, WIDE);
@@ -156,16 +156,18 @@ fn random_weights_change_rounds_but_never_the_output() {
             "train-adapter",
             "small.toml",
             "--set",
-            "adapter.exit_layer=2",
+            "drafters.adapter.kind=adapter",
             "--set",
-            "adapter.optimizer.num_epochs=1",
+            "drafters.adapter.exit_layer=2",
+            "--set",
+            "drafters.adapter.optimizer.num_epochs=1",
         ])
         .ok();
     let trained = place.run(&["check", "--allow-slower", ADAPTER, "--json"]).json();
     make_noise(&place.path(ADAPTER));
     let noisy = place.run(&["check", "--allow-slower", ADAPTER, "--json"]).json();
     for checked in [&trained, &noisy] {
-        assert_eq!(checked["drafter"], "self_draft_2");
+        assert_eq!(checked["drafter"], "adapter");
         assert_eq!(checked["passed"], true);
         assert_eq!(checked["greedy"]["num_tokens"], trained["greedy"]["num_tokens"]);
     }
@@ -174,12 +176,12 @@ fn random_weights_change_rounds_but_never_the_output() {
 
     // A rule for another drafter.
     edit(&place.path(ADAPTER).join("config.json"), |config| {
-        config["tuned"] = json!({ "greedy": tuned("self_draft_3", 0.0, WIDE), "sampled": null });
+        config["tuned"] = json!({ "greedy": tuned("exit3", 0.0, WIDE), "sampled": null });
     });
     place.run(&["check", "--allow-slower", ADAPTER]).fails_naming(&[
         "config.json",
-        "self_draft_3",
-        "self_draft_2",
+        "exit3",
+        "adapter",
     ]);
 }
 
@@ -221,8 +223,9 @@ fn missing_invalid_and_foreign_files_are_named() {
     std::fs::write(other.join("config.json"), format!("{text}\n")).unwrap();
     std::fs::write(&beside, recipe.replace(&target, "other-target")).unwrap();
     place.run(&["check", "--allow-slower", HEAD]).fails_naming(&[HEAD, "another target"]);
-    std::fs::write(&beside, recipe.replace(&format!("draft = \"{own}\""), "")).unwrap();
-    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["models.draft"]);
+    let without = &recipe[..recipe.find("[drafters.draft]").unwrap()];
+    std::fs::write(&beside, without).unwrap();
+    place.run(&["check", "--allow-slower", HEAD]).fails_naming(&["0 drafters", "[drafters.NAME]"]);
     std::fs::write(&beside, &recipe).unwrap();
 
     // Invalid tuned rules.
@@ -233,7 +236,7 @@ fn missing_invalid_and_foreign_files_are_named() {
         (json!({ "greedy": null, "sampled": good }), "sampled.temperature"),
         (json!({ "greedy": tuned("draft", 0.0, [0.5, 0.6, 0.7]) }), "expected_acceptance_rate"),
         (json!({ "greedy": tuned("drafts", 0.0, WIDE) }), "`drafts`"),
-        (json!({ "greedy": tuned("self_draft_1", 0.0, WIDE) }), "self_draft_1"),
+        (json!({ "greedy": tuned("adapter", 0.0, WIDE) }), "adapter"),
     ] {
         edit(&config, |config| config["tuned"] = spoilt);
         place.run(&["check", "--allow-slower", HEAD]).fails_naming(&[

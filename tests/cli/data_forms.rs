@@ -50,16 +50,16 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
 
     // Without a draft there are no labels.
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
-    let alone: Vec<&str> = recipe.lines().filter(|line| !line.starts_with("draft =")).collect();
-    let alone = alone.join("\n").replace("[head]\nnum_layers = 1\n", "");
-    let alone =
-        alone.split("[head").next().unwrap().replace("[models]", "name = 'alone'\n[models]");
+    let draft = recipe.find("[drafters.draft]").unwrap()..recipe.find("[data]").unwrap();
+    let alone = recipe.replace(&recipe[draft], "");
+    let alone = alone.split("[drafters.draft.head]").next().unwrap();
+    let alone = alone.replace("[models]", "name = 'alone'\n[models]");
     place.write("alone.toml", alone);
     place.run(&["build-data", "alone.toml"]).ok();
     place.run(&["export", "--for", "specdec-pp", "data/alone", "none.json"]).fails_naming(&[
         "`train#0`",
         "no labels",
-        "`models.draft`",
+        "a draft model",
     ]);
     assert!(!place.path("none.json").exists());
 }
@@ -107,15 +107,18 @@ fn specdec_pp_data_round_trips_and_trains_the_same_head() {
         place.run(&["train-head", recipe]).ok();
     }
     let weights = |recipe: &str| {
-        std::fs::read(place.path(&format!("checkpoints/{recipe}/head/model.safetensors"))).unwrap()
+        std::fs::read(place.path(&format!("checkpoints/{recipe}/draft/head/model.safetensors")))
+            .unwrap()
     };
     assert!(weights("small") == weights("back"));
 
     // Labels at another temperature are noted as different.
     place.write("warm.toml", {
         let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
-        recipe
-            .replace("max_new_tokens = 12\n[head]", "max_new_tokens = 5\ntemperature = 3.0\n[head]")
+        recipe.replace(
+            "max_new_tokens = 12\n[drafters.draft.head]",
+            "max_new_tokens = 5\ntemperature = 3.0\n[drafters.draft.head]",
+        )
     });
     let warm = ["import", "--from", "specdec-pp", "--recipe", "warm.toml", "labels.json", "data/w"];
     let ran = place.run(&warm);

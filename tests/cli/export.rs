@@ -16,11 +16,11 @@ fn adapter_place(more: &str) -> Place {
         format!(
             "[models]\ntarget = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
-             [adapter]\nexit_layer = 2\n{more}\
-             [adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
+             [drafters.adapter]\nkind = 'adapter'\nexit_layer = 2\nmax_candidate_length = 5\n{more}\
+             [drafters.adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
              [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 5\n\
              [evaluate]\nprompts = ['test.jsonl']\ndecodings = ['greedy']\nmax_new_tokens = 16\n\
-             rules.fixed = [2]\nmax_self_draft_length = 5\n",
+             rules.fixed = [2]\n",
             model("target").display()
         ),
     );
@@ -104,7 +104,7 @@ fn promises_follow_given_costs(place: &Place) {
     let tune =
         |more: &[&str]| place.run(&[&["tune", "--for", "draft-model", "road.toml"], more].concat());
     place.write("free.toml", "draft_ms = 0.001\ntarget_ms = 10\n");
-    place.write("dear.toml", "draft_ms = { self_draft_2 = 9.0 }\nrows_ms = [10, 15]\n");
+    place.write("dear.toml", "draft_ms = { adapter = 9.0 }\nrows_ms = [10, 15]\n");
     let [free, dear] = ["free.toml", "dear.toml"].map(|file| {
         let ran = tune(&["--costs", file, "--json"]);
         assert!(!ran.stderr.contains("measuring"), "{}", ran.stderr);
@@ -153,8 +153,9 @@ fn unsupported_exports_as_draft_models_are_named() {
     };
     export(ADAPTER, &[]).fails_naming(&["`mlp-only`", "decoder-layer"]);
     assert!(!place.path("out").exists());
-    let narrow = ["train-adapter", "road.toml", "--set", "adapter.architecture=\"attention\""];
-    place.run(&[&narrow[..], &["--set", "adapter.draft_vocabulary=200"]].concat()).ok();
+    let narrow =
+        ["train-adapter", "road.toml", "--set", "drafters.adapter.architecture=\"attention\""];
+    place.run(&[&narrow[..], &["--set", "drafters.adapter.draft_vocabulary=200"]].concat()).ok();
     let message = export(ADAPTER, &[]).ok();
     assert!(message.contains("the draft vocabulary: "), "{message}");
     let drafted = generate(&place, ["--draft", "out"]);
@@ -210,8 +211,8 @@ fn heads_are_exported_for_the_authors_class_and_for_transformers() {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
-    place.run(&["train-head", "small.toml", "--set", "head.num_layers=2"]).ok();
-    const HEAD: &str = "checkpoints/small/head";
+    place.run(&["train-head", "small.toml", "--set", "drafters.draft.head.num_layers=2"]).ok();
+    const HEAD: &str = "checkpoints/small/draft/head";
     let message = place.run(&["export", "--for", "specdec-pp", HEAD, "theirs"]).ok();
     assert!(message.contains("from_pretrained(\"theirs\")"), "{message}");
     let draft = place.json(&format!("{HEAD}/config.json"))["hidden_size"].clone();
@@ -257,9 +258,13 @@ fn heads_are_exported_for_the_authors_class_and_for_transformers() {
 
     // A head that the class cannot compute.
     for (keys, named) in [
-        (&["head.form=\"look-ahead\"", "head.labels=\"overlap\""][..], "looks ahead"),
-        (&["head.inputs=[\"entropy\"]"], "`inputs`"),
-        (&["head.num_layers=2", "head.tied=false"], "untied"),
+        (
+            &["drafters.draft.head.form=\"look-ahead\"", "drafters.draft.head.labels=\"overlap\""]
+                [..],
+            "looks ahead",
+        ),
+        (&["drafters.draft.head.inputs=[\"entropy\"]"], "`inputs`"),
+        (&["drafters.draft.head.num_layers=2", "drafters.draft.head.tied=false"], "untied"),
     ] {
         let mut arguments = vec!["train-head", "small.toml"];
         arguments.extend(keys.iter().flat_map(|key| ["--set", key]));
@@ -275,7 +280,7 @@ fn a_named_pipe_or_a_number_that_is_not_finite_is_no_checkpoint() {
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml"]).ok();
-    let head = place.path("checkpoints/small/head");
+    let head = place.path("checkpoints/small/draft/head");
     let path = head.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let len = bytes.len();
@@ -285,8 +290,8 @@ fn a_named_pipe_or_a_number_that_is_not_finite_is_no_checkpoint() {
     let mut config: Value = serde_json::from_str(&config).unwrap();
     config.as_object_mut().unwrap().remove("weights_hash");
     std::fs::write(head.join("config.json"), config.to_string()).unwrap();
-    let import = ["import", "--from", "specdec-pp", "checkpoints/small/head", "imported"];
-    place.run(&import).fails_naming(&["checkpoints/small/head", "tensor `", "NaN"]);
+    let import = ["import", "--from", "specdec-pp", "checkpoints/small/draft/head", "imported"];
+    place.run(&import).fails_naming(&["checkpoints/small/draft/head", "tensor `", "NaN"]);
     assert!(!place.path("imported").exists());
 
     let kangaroo = place.path("kangaroo");

@@ -12,17 +12,25 @@ fn built_place() -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
     let optimizer = "num_epochs = 2\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n";
+    let adapter = |exit_layer: usize| {
+        let name = format!("drafters.exit{exit_layer}");
+        format!(
+            "[{name}]\nkind = 'adapter'\nexit_layer = {exit_layer}\n[{name}.optimizer]\n{optimizer}\
+             [{name}.head]\nlabels = 'rollouts'\nnum_layers = 1\n[{name}.head.optimizer]\n{optimizer}"
+        )
+    };
     place.write(
         "kept.toml",
         format!(
-            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+            "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
-             [head]\nnum_layers = 1\nlabels = 'rollouts'\nform = 'look-ahead'\n\
-             inputs = ['entropy']\n[head.optimizer]\n{optimizer}\
-             [adapter]\nexit_layer = [1, 3]\n[adapter.optimizer]\n{optimizer}\
-             [adapter_head]\nlabels = 'rollouts'\nnum_layers = 1\n[adapter_head.optimizer]\n{optimizer}",
+             [drafters.draft.head]\nnum_layers = 1\nlabels = 'rollouts'\nform = 'look-ahead'\n\
+             inputs = ['entropy']\n[drafters.draft.head.optimizer]\n{optimizer}\
+             {}{}",
             model("target").display(),
-            model("draft").display()
+            model("draft").display(),
+            adapter(1),
+            adapter(3)
         ),
     );
     place.run(&["build-data", "kept.toml"]).ok();
@@ -40,13 +48,17 @@ fn kept(place: &Place) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-const CACHED: [&str; 6] = [
+const CACHED: [&str; 10] = [
     "--set",
-    "head.features=cache",
+    "drafters.draft.head.features=cache",
     "--set",
-    "adapter.features=cache",
+    "drafters.exit1.features=cache",
     "--set",
-    "adapter_head.features=cache",
+    "drafters.exit3.features=cache",
+    "--set",
+    "drafters.exit1.head.features=cache",
+    "--set",
+    "drafters.exit3.head.features=cache",
 ];
 
 #[test]
@@ -58,7 +70,7 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     let weights = |name: &str| {
         std::fs::read(place.path(&format!("checkpoints/kept/{name}/model.safetensors"))).unwrap()
     };
-    let trained = ["head", "adapter/exit-1", "adapter/exit-3", "adapter/exit-3/head"];
+    let trained = ["draft/head", "exit1", "exit3", "exit3/head"];
     let train = |more: &[&str]| {
         let ran = ["train-head", "train-adapter"].map(|command| {
             let ran = place.run(&[&[command, "kept.toml"], more].concat());
@@ -76,8 +88,8 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
     let expected = [
         "features-draft.bin",
-        "features-self-draft-1.bin",
-        "features-self-draft-3.bin",
+        "features-exit1.bin",
+        "features-exit3.bin",
         "features-target-final.bin",
         "features-target-layer-1.bin",
         "features-target-layer-3.bin",
@@ -86,7 +98,7 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     // f16 has 11 bits of precision.
     for (name, exact) in trained.iter().zip(&exact) {
         let found = scores("kept", name);
-        let loss = if name.starts_with("adapter/") && !name.ends_with("head") {
+        let loss = if name.starts_with("exit") && !name.ends_with("head") {
             "cross_entropy"
         } else {
             "bce"
@@ -127,7 +139,8 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
     assert!(kept(&place) == files);
 
     // Int8 needs about half the space; other settings are another training.
-    let int8 = ["--set", "adapter.features_format=int8"];
+    let int8 = ["exit1", "exit3"].map(|id| format!("drafters.{id}.features_format=int8"));
+    let int8 = ["--set", &int8[0], "--set", &int8[1]];
     let log = train(&[&CACHED[..], &int8].concat());
     assert!(log.contains("features-target*.bin"), "{log}");
     let smaller = kept(&place)["features-target-final.bin"].len();
@@ -139,11 +152,17 @@ fn hidden_states_are_stored_for_trainings_on_the_same_text() {
 fn states_that_change_with_the_epoch_are_not_stored() {
     let place = built_place();
     for labels in ["sampled", "overlap", "greedy"] {
-        let labels = format!("head.labels={labels}");
-        let arguments =
-            ["train-head", "kept.toml", "--set", &labels, "--set", "head.features=cache"];
+        let labels = format!("drafters.draft.head.labels={labels}");
+        let arguments = [
+            "train-head",
+            "kept.toml",
+            "--set",
+            &labels,
+            "--set",
+            "drafters.draft.head.features=cache",
+        ];
         place.run(&arguments).fails_naming(&["`head.features` is `cache`", "each epoch mixes"]);
     }
-    let wrong = ["train-head", "kept.toml", "--set", "head.features=keep"];
+    let wrong = ["train-head", "kept.toml", "--set", "drafters.draft.head.features=keep"];
     place.run(&wrong).fails_naming(&["features", "`recompute`", "`cache`"]);
 }

@@ -56,7 +56,7 @@ fn a_head_changes_the_rounds_but_not_the_text() {
         place.run(&arguments).json()
     };
     let plain = generate(&[]);
-    let head = ["--draft", &draft, "--head", "checkpoints/small/head", "--rule"];
+    let head = ["--draft", &draft, "--head", "checkpoints/small/draft/head", "--rule"];
     for rule in ["head=0.2", "head=0.9", "head-without-lag=0.5"] {
         let mut extra = head.to_vec();
         extra.push(rule);
@@ -342,15 +342,18 @@ fn bigrams_continue_lookups_and_belong_to_their_tokenizer() {
     assert!(counted["num_pairs"].as_u64().unwrap() > 20 * counted["num_tokens"].as_u64().unwrap());
     let table = place.path("checkpoints/mine/bigrams.safetensors").display().to_string();
 
-    let generate = |target: &str, extra: &[&str]| {
-        let mut arguments = vec!["generate", "--target", target, "--prompt", PROMPTS[0], "--json"];
-        arguments.extend(["--greedy", "--max-new-tokens", "60"]);
-        arguments.extend(extra);
-        place.run(&arguments)
+    let generate = |from: [&str; 2], extra: &[&str]| {
+        let arguments = ["generate", "--prompt", PROMPTS[0], "--json", "--greedy"];
+        place.run(&[&arguments[..], &["--max-new-tokens", "60"], &from, extra].concat())
     };
-    let plain = generate(&target, &[]).json();
-    let lookup = generate(&target, &["--prompt-lookup"]).json();
-    let filled = generate(&target, &["--prompt-lookup", "--bigrams", &table]).json();
+    let with_table = |target: &str, table: &str| {
+        let lookup = format!("[drafters.lookup]\nkind = 'prompt-lookup'\nbigrams = '{table}'\n");
+        place.write("filled.toml", format!("[models]\ntarget = '{target}'\n{lookup}"));
+        generate(["--recipe", "filled.toml"], &[])
+    };
+    let plain = generate(["--target", &target], &[]).json();
+    let lookup = generate(["--target", &target], &["--prompt-lookup"]).json();
+    let filled = with_table(&target, &table).json();
     for found in [&lookup, &filled] {
         assert_eq!(found["token_ids"], plain["token_ids"]);
     }
@@ -363,44 +366,55 @@ fn bigrams_continue_lookups_and_belong_to_their_tokenizer() {
     let other = place.copy_model("target", "other");
     let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
     std::fs::write(other.join("tokenizer.json"), tokenizer + "\n").unwrap();
-    generate(&other.display().to_string(), &["--prompt-lookup", "--bigrams", &table])
-        .fails_naming(&["bigrams.safetensors", "tokenizer", "draftsmith train-bigram"]);
-    generate(&target, &["--prompt-lookup", "--bigrams", "no.safetensors"])
+    with_table(&other.display().to_string(), &table).fails_naming(&[
+        "bigrams.safetensors",
+        "tokenizer",
+        "draftsmith train-bigram",
+    ]);
+    with_table(&target, "no.safetensors")
         .fails_naming(&["no.safetensors", "draftsmith train-bigram"]);
-    generate(&target, &["--bigrams", &table]).fails_naming(&["--prompt-lookup"]);
 }
 
 #[test]
-fn a_cascade_changes_the_rounds_but_not_the_text() {
+fn any_drafter_of_a_recipe_changes_the_rounds_but_not_the_text() {
     let place = Place::new();
     let [target, draft, small] = paths();
+    place.write(
+        "mine.toml",
+        format!(
+            "[models]\ntarget = '{target}'\n[drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
+             [drafters.small]\nkind = 'model'\nmodel = '{small}'\n\
+             [drafters.lookup]\nkind = 'prompt-lookup'\n\
+             [drafters.vertical]\nkind = 'cascade'\ndrafters = ['draft', 'lookup']\n\
+             lengths = [[3, 2], [0, 4]]\n\
+             [drafters.nested]\nkind = 'cascade'\ndrafters = ['draft', 'small', 'lookup']\n\
+             lengths = [[2, 0, 2], [0, 3, 0], [0, 0, 2]]\nlenience = 2.0\n\
+             [drafters.both]\nkind = 'merged'\ndrafters = ['draft', 'small']\n"
+        ),
+    );
     let generate = |prompt: &str, extra: &[&str]| {
-        let arguments = ["generate", "--target", &target, "--prompt", prompt, "--json"];
+        let arguments = ["generate", "--recipe", "mine.toml", "--prompt", prompt, "--json"];
         place.run(&[&arguments[..], &["--max-new-tokens", "60"], extra].concat())
     };
-    let vertical = "drafters = ['draft', 'max_gram'], lengths = [[3, 2], [0, 4]]";
-    let nested = "drafters = ['draft', 'small_draft', 'max_gram'], lenience = 2.0, \
-                  lengths = [[2, 0, 2], [0, 3, 0], [0, 0, 2]]";
     for prompt in PROMPTS {
-        let plain = generate(prompt, &[]).json();
-        let models = ["--draft", &draft, "--small-draft", &small];
-        for cascade in [vertical, nested] {
-            let found = generate(prompt, &[&models[..], &["--cascade", cascade]].concat()).json();
-            assert_eq!(found["token_ids"], plain["token_ids"], "{cascade}");
+        let plain = ["generate", "--target", &target, "--prompt", prompt, "--json"];
+        let plain = place.run(&[&plain[..], &["--max-new-tokens", "60"]].concat()).json();
+        for drafter in ["draft", "small", "lookup", "vertical", "nested", "both"] {
+            let found = generate(prompt, &["--drafter", drafter]).json();
+            assert_eq!(found["drafter"], drafter);
+            assert_eq!(found["token_ids"], plain["token_ids"], "{drafter}");
             let rounds = found["rounds"].as_array().unwrap();
             let drafted = |round: &serde_json::Value| round["num_drafted"].as_u64().unwrap();
-            assert!(rounds.iter().all(|round| drafted(round) <= 7), "{rounds:?}");
+            assert!(rounds.iter().all(|round| drafted(round) <= 10), "{rounds:?}");
             assert!(rounds.len() < plain["token_ids"].as_array().unwrap().len());
         }
+        assert_eq!(generate(prompt, &[]).json()["drafter"], "draft");
     }
-    let sampled = ["--draft", &draft, "--cascade", vertical, "--temperature", "1"];
+    let sampled = ["--drafter", "vertical", "--temperature", "1"];
     assert!(!generate(PROMPTS[0], &sampled).json()["text"].as_str().unwrap().is_empty());
     let refused = |extra: &[&str], named: &[&str]| generate("x", extra).fails_naming(named);
-    refused(&["--cascade", vertical], &["`--cascade`", "`draft`", "`--draft`"]);
-    refused(&["--draft", &draft, "--cascade", nested], &["`small_draft`", "`--small-draft`"]);
-    let of_adapter = "drafters = ['self_draft_2', 'max_gram'], lengths = [[2, 0], [0, 4]]";
-    refused(&["--draft", &draft, "--cascade", of_adapter], &["`self_draft_2`", "`--adapter`"]);
-    refused(&["--draft", &draft, "--cascade", "drafters = ['draft']"], &["--cascade", "lengths"]);
-    let short = ["--draft", &draft, "--cascade", vertical, "--rule", "fixed=3"];
-    refused(&short, &["--cascade", "--rule"]);
+    refused(&["--drafter", "nobody"], &["`nobody`", "draft, small, lookup"]);
+    refused(&["--drafter", "vertical", "--rule", "fixed=3"], &["`--rule`", "`vertical`"]);
+    refused(&["--drafter", "lookup", "--rule", "confidence=0.5"], &["`--rule`", "`lookup`"]);
+    refused(&["--drafter", "draft", "--target", &target], &["--target"]);
 }

@@ -46,14 +46,14 @@ fn place_to_train() -> (Place, [&'static str; 4]) {
     let place = Place::new();
     place.write_small_recipe();
     place.run(&["build-data", "small.toml"]).ok();
-    (place, ["train-head", "small.toml", "--set", "head.optimizer.num_epochs=40"])
+    (place, ["train-head", "small.toml", "--set", "drafters.draft.head.optimizer.num_epochs=40"])
 }
 
 #[test]
 fn a_closed_or_full_stderr_loses_no_work() {
     let place = Place::new();
     place.write_small_recipe();
-    let head = place.path("checkpoints/small/head/model.safetensors");
+    let head = place.path("checkpoints/small/draft/head/model.safetensors");
     let mut heads = Vec::new();
     for stream in [Stdio::null, closed, full] {
         let mut command = place.command(&["run", "small.toml"]);
@@ -247,7 +247,7 @@ fn stopping_a_training_restores_the_terminal() {
         (Stop::Keys(b"q", Some(("[s]", b"s"))), 130),
     ] {
         assert_eq!(stopped_at_a_terminal(&place, &arguments, &stop), Some(code), "{stop:?}");
-        let left = place.names("checkpoints/small/head-training/checkpoint");
+        let left = place.names("checkpoints/small/draft-head-training/checkpoint");
         assert_eq!(left.len(), 1, "{stop:?}: {left:?}");
         std::fs::remove_dir_all(place.path("checkpoints")).unwrap();
     }
@@ -260,8 +260,12 @@ fn a_full_disk_names_the_file() {
     // Files are first written under a temporary name.
     let cases = [
         ("build-data", "data/small/.responses-00000.parquet.tmp", "responses-00000.parquet"),
-        ("train-head", "checkpoints/small/head/.model.safetensors.tmp", "head/model.safetensors"),
-        ("train-head", "checkpoints/small/head/.scores.json.tmp", "head/scores.json"),
+        (
+            "train-head",
+            "checkpoints/small/draft/head/.model.safetensors.tmp",
+            "head/model.safetensors",
+        ),
+        ("train-head", "checkpoints/small/draft/head/.scores.json.tmp", "head/scores.json"),
         ("evaluate", "checkpoints/small/evaluation/.results.json.tmp", "results.json"),
         ("evaluate", "checkpoints/small/evaluation/.report.html.tmp", "report.html"),
     ];
@@ -271,7 +275,7 @@ fn a_full_disk_names_the_file() {
         assert!(!place.path(filled).is_symlink(), "a failed write leaves its temporary file");
         place.run(&[command, "small.toml"]).ok();
         if named == "head/model.safetensors" {
-            std::fs::remove_dir_all(place.path("checkpoints/small/head")).unwrap();
+            std::fs::remove_dir_all(place.path("checkpoints/small/draft/head")).unwrap();
         }
     }
     // Limit the size of all files, including logs and states.
@@ -321,7 +325,7 @@ fn a_damaged_training_state_is_an_error_until_it_is_deleted() {
     let (place, arguments) = place_to_train();
     let steps = [&arguments[..], &["--steps", "2"]].concat();
     assert_eq!(place.run(&steps).code, Some(130));
-    let states = "checkpoints/small/head-training/checkpoint";
+    let states = "checkpoints/small/draft-head-training/checkpoint";
     let state = place.names(states).pop().unwrap();
     change(&place, &format!("{states}/{state}/optimizer.bpk"));
     let expected = [state.as_str(), "optimizer.bpk`", "checksum", "hint: delete"];
@@ -335,13 +339,13 @@ fn readers_name_changed_weights_of_an_export() {
     let place = Place::new();
     place.write_small_recipe();
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
-    let adapter = "[adapter]\nexit_layer = 2\n[adapter.optimizer]\nnum_epochs = 1\n";
+    let adapter = "[drafters.adapter]\nkind = 'adapter'\nexit_layer = 2\n[drafters.adapter.optimizer]\nnum_epochs = 1\n";
     place.write("small.toml", recipe + "[tune]\nprompts = ['test.jsonl']\n" + adapter);
     for command in ["build-data", "train-head", "train-adapter"] {
         place.run(&[command, "small.toml"]).ok();
     }
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
-    let head = "checkpoints/small/head";
+    let head = "checkpoints/small/draft/head";
     let generate = ["generate", "--target", &target, "--prompt", "x", "--max-new-tokens", "2"];
     let with_head = [&generate[..], &["--draft", &draft, "--head", head]].concat();
     let adapter = "checkpoints/small/adapter";

@@ -8,9 +8,11 @@ use crate::support::{Place, model, send_signal};
 fn place() -> Place {
     let place = Place::new();
     let path = place.write_small_recipe();
+    // The rollouts' length.
     let text = std::fs::read_to_string(&path).unwrap();
+    let text = text.replace("kind = 'model'\n", "kind = 'model'\nmax_candidate_length = 6\n");
     let tune = "[tune]\nmax_length = 6\nnum_prompts = 5\n";
-    std::fs::write(&path, text + "max_candidate_length = 6\n" + tune).unwrap();
+    std::fs::write(&path, text + tune).unwrap();
     place
 }
 
@@ -129,7 +131,7 @@ fn separate_tuning_prompts_need_no_data_and_no_head() {
     place.write_prompts("choose.jsonl", 4);
     place.write_prompts("test.jsonl", 2);
     let text = format!(
-        "[models]\ntarget = '{}'\ndraft = '{}'\n[tune]\nprompts = ['choose.jsonl']\nmax_length = 3\n\
+        "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n[tune]\nprompts = ['choose.jsonl']\nmax_length = 3\n\
          [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 10\ndecodings = ['greedy']\n",
         model("target").display(),
         model("draft").display()
@@ -160,9 +162,10 @@ fn missing_inputs_of_record_are_named() {
     let place = place();
     place.run(&["record", "small.toml"]).fails_naming(&["data/small", "build-data"]);
     place.run(&["build-data", "small.toml"]).ok();
-    place.run(&["record", "small.toml"]).fails_naming(&["small/head", "train-head"]);
+    place.run(&["record", "small.toml"]).fails_naming(&["small/draft/head", "train-head"]);
     let head = |value: &str| format!("evaluate.head='{value}'");
-    let none = ["record", "small.toml", "--set", "head.optimizer.validation_fraction=1e-9"];
+    let none =
+        ["record", "small.toml", "--set", "drafters.draft.head.optimizer.validation_fraction=1e-9"];
     place.run(&["train-head", "small.toml"]).ok();
     place.run(&none).fails_naming(&["held out none", "tune.prompts"]);
     place.run(&["record", "small.toml", "--set", &head("nowhere")]).fails_naming(&["nowhere"]);
@@ -177,13 +180,13 @@ fn missing_inputs_of_record_are_named() {
     without.replace_range(evaluate, "");
     place.write("unevaluated.toml", without);
     place.run(&["record", "unevaluated.toml"]).fails_naming(&["[evaluate]"]);
-    let without: String = recipe
-        .lines()
-        .filter(|line| !line.starts_with("draft ="))
-        .map(|line| format!("{line}\n"))
-        .collect();
+    let drafters = recipe.find("[drafters.draft]").unwrap()..recipe.find("[data]").unwrap();
+    let mut without = recipe.clone();
+    without.replace_range(drafters, "");
+    let head = without.find("[drafters.draft.head]").unwrap()..without.find("[evaluate]").unwrap();
+    without.replace_range(head, "");
     place.write("small.toml", without);
-    place.run(&["record", "small.toml"]).fails_naming(&["record", "models.draft"]);
+    place.run(&["record", "small.toml"]).fails_naming(&["no drafter", "[drafters.NAME]"]);
 }
 
 #[cfg(unix)]

@@ -8,7 +8,7 @@ use crate::support::{Place, Ran, model, wait};
 #[cfg(unix)]
 use crate::support::{Running, hangups_heard};
 
-const HEAD: &str = "checkpoints/steps/head";
+const HEAD: &str = "checkpoints/steps/draft/head";
 const ADAPTER: &str = "checkpoints/steps/adapter";
 
 /// A place with built data and a recipe of three epochs, for a head and an adapter.
@@ -18,11 +18,11 @@ fn place() -> Place {
     place.write(
         "steps.toml",
         format!(
-            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+            "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n\
-             [head]\nnum_layers = 1\n[head.optimizer]\nnum_epochs = 3\nlearning_rate = 1e-3\n\
+             [drafters.draft.head]\nnum_layers = 1\n[drafters.draft.head.optimizer]\nnum_epochs = 3\nlearning_rate = 1e-3\n\
              batch_size = 2\ngradient_accumulation = 2\nvalidation_fraction = 0.3\n\
-             [adapter]\nexit_layer = 1\n[adapter.optimizer]\nnum_epochs = 3\nlearning_rate = 1e-3\n\
+             [drafters.adapter]\nkind = 'adapter'\nexit_layer = 1\n[drafters.adapter.optimizer]\nnum_epochs = 3\nlearning_rate = 1e-3\n\
              batch_size = 2\ngradient_accumulation = 3\nvalidation_fraction = 0.3\n",
             model("target").display(),
             model("draft").display()
@@ -49,7 +49,7 @@ fn uninterrupted(place: &Place) -> [Vec<(&'static str, Vec<u8>)>; 2] {
     place.run(&["train-head", "steps.toml"]).ok();
     place.run(&["train-adapter", "steps.toml"]).ok();
     let exports = [export(place, HEAD), export(place, ADAPTER)];
-    for training in ["head-training", "adapter-training"] {
+    for training in ["draft-head-training", "adapter-training"] {
         let left = place.names(&format!("checkpoints/steps/{training}"));
         assert!(!left.contains(&"checkpoint".to_owned()), "{left:?}");
     }
@@ -75,8 +75,14 @@ fn training_a_few_steps_at_a_time_gives_the_same_bytes() {
     assert!(first.stderr.contains("train-head: stopped after step 4 of "), "{}", first.stderr);
     assert!(!place.path(HEAD).exists(), "no epoch was whole");
     // A training with other settings starts over and replaces this one.
-    let other =
-        ["train-head", "steps.toml", "--steps", "2", "--set", "head.optimizer.learning_rate=2e-3"];
+    let other = [
+        "train-head",
+        "steps.toml",
+        "--steps",
+        "2",
+        "--set",
+        "drafters.draft.head.optimizer.learning_rate=2e-3",
+    ];
     let other = place.run(&other);
     was_stopped(&other);
     assert!(other.stderr.contains("starting over"), "{}", other.stderr);
@@ -124,7 +130,7 @@ fn a_training_stopped_by_hours_resumes_to_the_same_bytes() {
 /// Kills the process `delay` after it begins to save a state; false if it ended earlier.
 fn kill_after(mut child: Child, place: &Place, delay: Duration) -> bool {
     let begun = Instant::now();
-    let states = "checkpoints/steps/head-training/checkpoint";
+    let states = "checkpoints/steps/draft-head-training/checkpoint";
     while child.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it never ends");
         if !place.names(states).is_empty() {
@@ -156,7 +162,8 @@ fn a_training_killed_at_any_moment_resumes_to_the_same_bytes() {
 fn a_signal_leaves_a_state_to_resume_from() {
     let place = place();
     // Enough epochs that it cannot end between its first line and the signal.
-    let arguments = ["train-head", "steps.toml", "--set", "head.optimizer.num_epochs=40"];
+    let arguments =
+        ["train-head", "steps.toml", "--set", "drafters.draft.head.optimizer.num_epochs=40"];
     place.run(&arguments).ok();
     let head = export(&place, HEAD);
     for (name, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
@@ -171,7 +178,7 @@ fn a_signal_leaves_a_state_to_resume_from() {
         let ran = training.end();
         assert_eq!(ran.code, Some(code), "{name}: {}", ran.stderr);
         assert!(ran.stderr.contains("run the same command again"), "{name}: {}", ran.stderr);
-        let left = place.names("checkpoints/steps/head-training/checkpoint");
+        let left = place.names("checkpoints/steps/draft-head-training/checkpoint");
         assert_eq!(left.len(), 1, "{name}: {left:?}");
         let resumed = place.run(&arguments);
         assert!(!resumed.stderr.contains("epoch 1/40"), "it started over: {}", resumed.stderr);
@@ -183,13 +190,17 @@ fn a_signal_leaves_a_state_to_resume_from() {
 #[test]
 fn a_loss_that_is_not_finite_ends_training_and_saves_the_batch() {
     let place = place();
-    let hot =
-        ["--set", "head.optimizer.learning_rate=1e38", "--set", "head.optimizer.warmup_ratio=0"];
+    let hot = [
+        "--set",
+        "drafters.draft.head.optimizer.learning_rate=1e38",
+        "--set",
+        "drafters.draft.head.optimizer.warmup_ratio=0",
+    ];
     let mut arguments = vec!["train-head", "steps.toml"];
     arguments.extend(hot);
     let ran = place.run(&arguments);
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
-    let batch = "checkpoints/steps/head-training/not-finite.parquet";
+    let batch = "checkpoints/steps/draft-head-training/not-finite.parquet";
     ran.fails_naming(&["not finite in epoch 1", "`train#", "head.optimizer.learning_rate", batch]);
     let shown = place.run(&["inspect", batch, "--json"]).json();
     assert_eq!(shown["kind"], "responses");

@@ -47,19 +47,20 @@ fn the_pipeline_turns_prompts_into_a_report() {
 
     // A second run builds and trains nothing.
     let before = shards(&place);
-    let head = std::fs::read(place.path("checkpoints/small/head/model.safetensors")).unwrap();
+    let head = std::fs::read(place.path("checkpoints/small/draft/head/model.safetensors")).unwrap();
     let again = place.run(&["run", "small.toml", "--json"]).json();
     assert_eq!(again["build_data"]["num_shards_kept"], again["build_data"]["num_shards"]);
     assert_eq!(again["build_data"]["num_new_tokens"], 0);
     assert_eq!(again["train_head"]["kept"], true);
     assert_eq!(shards(&place), before);
     assert_eq!(
-        std::fs::read(place.path("checkpoints/small/head/model.safetensors")).unwrap(),
+        std::fs::read(place.path("checkpoints/small/draft/head/model.safetensors")).unwrap(),
         head
     );
 
     // The results can be inspected.
-    for (path, kind) in [("checkpoints/small/head", "acceptance head"), ("data/small", "responses")]
+    for (path, kind) in
+        [("checkpoints/small/draft/head", "acceptance head"), ("data/small", "responses")]
     {
         let shown = place.run(&["inspect", path, "--json"]).json();
         assert_eq!(shown["kind"], kind);

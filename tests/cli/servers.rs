@@ -69,7 +69,7 @@ fn build(place: &Place, server: &CannedServer, keys: &str) -> Ran {
     place.write(
         "served.toml",
         format!(
-            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+            "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\ntemperature = 0\n\
              responses = 'server'\n\
              [data.server]\nurls = ['{}']\nmodel = 'tiny'\napi_key_env = 'SERVER_TOKEN'\n\

@@ -22,9 +22,9 @@ fn place() -> Place {
     place.write(
         "many.toml",
         format!(
-            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+            "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n\
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 3\n\
-             [head]\nnum_layers = 1\n[head.optimizer]\nnum_epochs = 1\n",
+             [drafters.draft.head]\nnum_layers = 1\n[drafters.draft.head.optimizer]\nnum_epochs = 1\n",
             model("target").display(),
             model("draft-small").display()
         ),

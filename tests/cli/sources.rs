@@ -230,7 +230,7 @@ fn splits_of_one_file_never_overlap() {
     place.write(
         "small.toml",
         format!(
-            "[models]\ntarget = '{}'\ndraft = '{}'\n\
+            "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n\
              [splits]\ntrain = 0.5\ntune = 0.25\ntest = 0.25\n\
              [data]\nprompts = ['all.jsonl']\nsplit = 'train'\nkeep_duplicates = true\nmax_new_tokens = 2\n\
              [tune]\nprompts = ['all.jsonl']\nsplit = 'tune'\nmax_length = 2\n\

@@ -20,7 +20,7 @@ fn place() -> Place {
         place.copy_model(role, role);
         text = text.replace(&model(role).display().to_string(), role);
     }
-    text += "[adapter]\nexit_layer = 2\noptimizer.num_epochs = 1\n\
+    text += "[drafters.adapter]\nkind = 'adapter'\nexit_layer = 2\noptimizer.num_epochs = 1\n\
              optimizer.validation_fraction = 0.3\n[tune]\nnum_prompts = 3\n";
     std::fs::write(path, text).unwrap();
     place.run(&["build-data", "small.toml"]).ok();
@@ -66,7 +66,7 @@ fn missing_shards_fail_unless_incomplete_data_is_allowed() {
 
     // Training works with a flag, and the head records it.
     let trained_on =
-        || place.json("checkpoints/small/head/config.json")["training"]["data"].clone();
+        || place.json("checkpoints/small/draft/head/config.json")["training"]["data"].clone();
     assert!(!is_kept(&place, &["--incomplete-data"]));
     let part = trained_on();
     assert_eq!((&part["num_shards"], &part["num_shards_planned"]), (&json!(2), &json!(3)));
@@ -86,7 +86,7 @@ fn missing_shards_fail_unless_incomplete_data_is_allowed() {
 #[test]
 fn a_stopped_training_does_not_resume_with_other_rows() {
     let place = place();
-    let long = ["--set", "head.optimizer.num_epochs=9"];
+    let long = ["--set", "drafters.draft.head.optimizer.num_epochs=9"];
     let stopped = [&["train-head", "small.toml", "--steps", "2"], &long[..]].concat();
     assert_eq!(place.run(&stopped).code, Some(130));
     // The same ids with different responses.
@@ -162,7 +162,7 @@ fn changed_settings_of_data_are_named() {
             "data.prompts=['more/train.jsonl']",
             "`prompts[0]` = {\"name\":\"train.jsonl\",\"hash\":\"",
         ),
-        ("models.draft=small", "`draft` = \""),
+        ("drafters.draft.model=small", "`draft` = \""),
         ("models.target=other", "`target` = \""),
     ];
     for (set, difference) in cases {
@@ -194,7 +194,7 @@ fn changes_of_the_text_side_make_outputs_stale() {
         let arguments = ["generate", "--target", "target", "--prompt", "x"];
         place.run(&[&arguments[..], export].concat())
     };
-    let head = ["--draft", "draft", "--head", "checkpoints/small/head"];
+    let head = ["--draft", "draft", "--head", "checkpoints/small/draft/head"];
     let adapter = ["--adapter", "checkpoints/small/adapter"];
     generate(&head).ok();
     generate(&adapter).ok();
@@ -223,13 +223,13 @@ fn changes_of_the_text_side_make_outputs_stale() {
         for command in READERS.into_iter().chain(["build-data"]) {
             place.run(&[command, "small.toml"]).fails_naming(&["data/small", difference, "hint: "]);
         }
-        for export in ["head", "adapter"] {
+        for export in ["draft/head", "adapter"] {
             let dir = format!("checkpoints/small/{export}");
             let named = [dir.as_str(), difference, "train it again"];
             place.run(&["check", &dir]).fails_naming(&named);
-            generate(if export == "head" { &head } else { &adapter }).fails_naming(&named);
+            generate(if export == "draft/head" { &head } else { &adapter }).fails_naming(&named);
         }
-        place.run(&["evaluate", "small.toml"]).fails_naming(&["small/head", difference]);
+        place.run(&["evaluate", "small.toml"]).fails_naming(&["small/draft/head", difference]);
         std::fs::write(&path, before).unwrap();
     }
     // Everything is restored.
@@ -239,7 +239,11 @@ fn changes_of_the_text_side_make_outputs_stale() {
     let own = ["--set", "tune.prompts=['test.jsonl']"];
     let recipe = text(&place.path("small.toml"));
     let at = |part: &str| recipe.find(part).unwrap();
-    let sections = [0..at("[head]"), at("[evaluate]")..at("[adapter]"), at("[tune]")..recipe.len()];
+    let sections = [
+        0..at("[drafters.draft.head]"),
+        at("[evaluate]")..at("[drafters.adapter]"),
+        at("[tune]")..recipe.len(),
+    ];
     let sections: String = sections.map(|section| &recipe[section]).concat();
     place.write("small.toml", sections.replace("rules.head = [0.5]\n", ""));
     record(&own).ok();
@@ -276,7 +280,7 @@ fn weights_behind_links_are_part_of_the_model() {
     place.run(&["train-head", "small.toml"]).ok();
     change_weight(&blob);
     place.run(&["train-head", "small.toml"]).fails_naming(&named);
-    place.run(&["evaluate", "small.toml"]).fails_naming(&["small/head", "another target"]);
+    place.run(&["evaluate", "small.toml"]).fails_naming(&["small/draft/head", "another target"]);
 }
 
 #[test]
@@ -284,7 +288,7 @@ fn a_head_fails_with_a_changed_draft_or_target() {
     let place = place();
     place.run(&["train-head", "small.toml"]).ok();
     let generate = |target: &str, draft: &str| {
-        let head = ["--head", "checkpoints/small/head", "--prompt", "x"];
+        let head = ["--head", "checkpoints/small/draft/head", "--prompt", "x"];
         place.run(&[&["generate", "--target", target, "--draft", draft], &head[..]].concat())
     };
     let evaluate = |set: &str| place.run(&["evaluate", "small.toml", "--set", set]);
@@ -294,13 +298,13 @@ fn a_head_fails_with_a_changed_draft_or_target() {
     for other in ["target", "draft"] {
         change_weight(&place.path(&format!("other-{other}/model.safetensors")));
     }
-    let named = |what| ["checkpoints/small/head", what, "hint: "];
+    let named = |what| ["checkpoints/small/draft/head", what, "hint: "];
     generate("target", "other-draft").fails_naming(&named("another draft"));
     generate("other-target", "draft").fails_naming(&named("another target"));
-    evaluate("models.draft=other-draft").fails_naming(&named("another draft"));
+    evaluate("drafters.draft.model=other-draft").fails_naming(&named("another draft"));
     evaluate("models.target=other-target").fails_naming(&named("another target"));
     // A head that names no models, like the authors', fits any.
-    edit(&place.path("checkpoints/small/head/config.json"), |config| {
+    edit(&place.path("checkpoints/small/draft/head/config.json"), |config| {
         let config = config.as_object_mut().unwrap();
         for key in ["draft_hash", "target_hash"] {
             config.remove(key).unwrap();

@@ -119,10 +119,10 @@ impl Place {
         self.write(
             "small.toml",
             format!(
-                "[models]\ntarget = '{}'\ndraft = '{}'\n\
+                "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n\
                  [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n\
-                 [head]\nnum_layers = 1\n\
-                 [head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
+                 [drafters.draft.head]\nnum_layers = 1\n\
+                 [drafters.draft.head.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
                  [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 12\n\
                  rules.fixed = [1, 4]\nrules.head = [0.5]\n",
                 model("target").display(),

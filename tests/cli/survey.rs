@@ -49,7 +49,7 @@ fn a_pairs_figures_match_record_and_replay() {
 
     // The same prompts for choosing and judging.
     let recipe = format!(
-        "[models]\ntarget = '{}'\ndraft = '{draft}'\n\
+        "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
          [tune]\nprompts = ['prompts.jsonl']\nmax_length = 10\n[tune.costs]\n{COSTS}\
          [evaluate]\nprompts = ['prompts.jsonl']\nmax_new_tokens = 40\ndecodings = ['greedy']\n",
         model("target").display()
@@ -136,7 +136,7 @@ fn without_a_draft_every_layer_of_the_target_is_tried() {
     let shares: Vec<f64> = exits.iter().map(|exit| exit["draft_share"].as_f64().unwrap()).collect();
     assert!(shares.is_sorted() && shares[6] == 1.0, "{shares:?}");
     // If draft forwards cost almost nothing, every layer pays.
-    place.write("free.toml", "draft_ms = { self_draft_2 = 0.01 }\ntarget_ms = 10\n");
+    place.write("free.toml", "draft_ms = { exit2 = 0.01 }\ntarget_ms = 10\n");
     let free = run(&place, &["--costs", "free.toml", "--json"]).json();
     assert_eq!(free["best_exit_layer"], 2);
     assert_eq!(free["verdict"]["advice"], "train_adapter", "{}", free["verdict"]);
@@ -160,7 +160,7 @@ fn invalid_input_of_a_survey_is_reported() {
     place.write("bad.toml", "target = 3\n");
     fails(&["--costs", "bad.toml"], &["bad.toml", "unknown field `target`"]);
     place.write("one.toml", "draft_ms = 1\ntarget_ms = 3\n");
-    fails(&["--costs", "one.toml"], &["`draft_ms`", "7 drafters", "self_draft_1"]);
+    fails(&["--costs", "one.toml"], &["`draft_ms`", "7 drafters", "exit1"]);
     place.run(&["survey", "--target", "t", "--prompts", "absent.jsonl"]).fails_naming(&["absent"]);
 }
 

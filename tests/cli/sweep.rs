@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::support::{Place, model};
 
-const BASE: &str = "[head.optimizer]\nnum_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
+const BASE: &str = "[drafters.draft.head.optimizer]\nnum_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
                     gradient_accumulation = 2\nvalidation_fraction = 0.3\n";
 
 /// A directory with built data, a recipe of a sweep, and a recipe of one of its heads.
@@ -13,12 +13,12 @@ fn place(sweep: &str) -> Place {
     let place = Place::new();
     place.write_prompts("train.jsonl", 40);
     let models = format!(
-        "name = 'swept'\n[models]\ntarget = '{}'\ndraft = '{}'\n",
+        "name = 'swept'\n[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n",
         model("target").display(),
         model("draft").display()
     );
     let data = "[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 12\n";
-    place.write("sweep.toml", format!("{models}{data}{BASE}[head.sweep]\n{sweep}"));
+    place.write("sweep.toml", format!("{models}{data}{BASE}[drafters.draft.head.sweep]\n{sweep}"));
     place.write("one.toml", format!("{models}{data}{BASE}"));
     place.run(&["build-data", "sweep.toml"]).ok();
     place
@@ -46,7 +46,7 @@ fn every_head_equals_a_single_training_and_the_best_is_exported() {
 
     let outcome = place.run(&["train-head", "sweep.toml", "--json"]).json();
     assert_eq!(outcome["kept"], true);
-    let rows = std::fs::read(place.path("checkpoints/swept/sweep/sweep.json")).unwrap();
+    let rows = std::fs::read(place.path("checkpoints/swept/draft/sweep/sweep.json")).unwrap();
     let rows: serde_json::Value = serde_json::from_slice(&rows).unwrap();
     assert_eq!(rows, outcome["sweep"]);
     let rows = rows.as_array().unwrap();
@@ -62,24 +62,38 @@ fn every_head_equals_a_single_training_and_the_best_is_exported() {
     assert!(exported == bytes(&place, &best), "`head` is not the best");
 
     for (name, settings) in [
-        ("d0-w6-r0.15", ["head.num_layers=0", "head.rejection_weight=6", "head.mixing_ratio=0.15"]),
-        ("d2-w1-r0.4", ["head.num_layers=2", "head.rejection_weight=1", "head.mixing_ratio=0.4"]),
+        (
+            "d0-w6-r0.15",
+            [
+                "drafters.draft.head.num_layers=0",
+                "drafters.draft.head.rejection_weight=6",
+                "drafters.draft.head.mixing_ratio=0.15",
+            ],
+        ),
+        (
+            "d2-w1-r0.4",
+            [
+                "drafters.draft.head.num_layers=2",
+                "drafters.draft.head.rejection_weight=1",
+                "drafters.draft.head.mixing_ratio=0.4",
+            ],
+        ),
     ] {
         let swept = bytes(&place, &format!("sweep/{name}"));
         let mut arguments = vec!["train-head", "one.toml"];
         settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-        std::fs::remove_dir_all(place.path("checkpoints/swept/head")).unwrap();
+        std::fs::remove_dir_all(place.path("checkpoints/swept/draft/head")).unwrap();
         place.run(&arguments).ok();
         assert!(bytes(&place, "head") == swept, "{name} is another than alone");
     }
     // The best is exported again, and a larger sweep trains only the added heads.
-    let larger = "head.sweep.num_layers=[0, 1, 2]";
+    let larger = "drafters.draft.head.sweep.num_layers=[0, 1, 2]";
     let ran = place.run(&["train-head", "sweep.toml", "--json", "--set", larger]);
     assert!(ran.stderr.contains("keeping 4 heads of the sweep"), "{}", ran.stderr);
     assert!(ran.stderr.contains("training 2 heads"), "{}", ran.stderr);
     let outcome = ran.json();
     assert_eq!(outcome["sweep"].as_array().unwrap().len(), 12);
-    assert!(place.path("checkpoints/swept/sweep/d1-w6-r0.4/model.safetensors").exists());
+    assert!(place.path("checkpoints/swept/draft/sweep/d1-w6-r0.4/model.safetensors").exists());
 }
 
 #[test]
@@ -97,7 +111,7 @@ fn an_interrupted_sweep_resumes_to_the_same_bytes() {
             break;
         }
         assert_eq!(ran.code, Some(130), "{}", ran.stderr);
-        assert!(!place.path("checkpoints/swept/head").exists(), "not all are trained");
+        assert!(!place.path("checkpoints/swept/draft/head").exists(), "not all are trained");
         num_runs += 1;
         assert!(num_runs < 30, "it never ends");
     }
@@ -111,9 +125,9 @@ fn an_invalid_sweep_is_refused() {
     let place = Place::new();
     place.write_small_recipe();
     for (setting, named) in [
-        ("head.sweep.num_layers=[]", "head.sweep.num_layers"),
-        ("head.sweep.rejection_weight=[1, 1]", "head.sweep.rejection_weight"),
-        ("head.sweep.depth=[1]", "`depth`"),
+        ("drafters.draft.head.sweep.num_layers=[]", "head.sweep.num_layers"),
+        ("drafters.draft.head.sweep.rejection_weight=[1, 1]", "head.sweep.rejection_weight"),
+        ("drafters.draft.head.sweep.depth=[1]", "`depth`"),
     ] {
         place.run(&["train-head", "small.toml", "--set", setting]).fails_naming(&[named]);
     }

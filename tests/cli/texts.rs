@@ -56,7 +56,7 @@ fn errors() {
     place.write("odd.jsonl", "{\"prompt\": \"fine\"}\n{\"nothing\": \"known\"}\n");
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
     let trees = format!(
-        "[models]\ntarget = '{target}'\ndraft = '{draft}'\n\
+        "[models]\ntarget = '{target}'\n[drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
          [evaluate]\nprompts = ['train.jsonl']\n[evaluate.trees]\nshapes = ['tuned']\n"
     );
     place.write("trees.toml", trees);
@@ -77,12 +77,12 @@ fn errors() {
         output_of(&place, &["run", "misspelt.toml"]),
         output_of(&place, &["run", "untargeted.toml"]),
         output_of(&place, &["run", "broken.toml"]),
-        small("run", "head.layers=2"),
+        small("run", "drafters.draft.head.layers=2"),
         small("run", "seed"),
-        small("run", "head.learning_rate=1e-3"),
-        small("run", "head.mixing_ratio=2"),
-        small("run", "head.dtype=f8"),
-        small("run", "adapter.loss=mse"),
+        small("run", "drafters.draft.head.learning_rate=1e-3"),
+        small("run", "drafters.draft.head.mixing_ratio=2"),
+        small("run", "drafters.draft.head.dtype=f8"),
+        small("run", "drafters.adapter.loss=mse"),
         small("evaluate", "evaluate.rules.head=[2]"),
         small("evaluate", "evaluate.rules.heads=[0.5]"),
         small("evaluate", ""),
@@ -94,7 +94,7 @@ fn errors() {
             &["build-data", "small.toml", "--strict", "--set", "data.prompts=['odd.jsonl']"],
         ),
         small("build-data", "models.target=nowhere"),
-        small("train-adapter", "adapter.exit_layer=[2, 2]"),
+        small("train-adapter", "drafters.adapter.exit_layer=[2, 2]"),
         output_of(&place, &["check", "nowhere"]),
         output_of(&place, &["check", &draft]),
         output_of(&place, &["inspect", "notes.txt"]),

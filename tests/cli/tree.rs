@@ -9,7 +9,7 @@ fn write_recipe(place: &Place, decodings: &str, more: &str) -> String {
     place.write_prompts("test.jsonl", 4);
     let [target, draft] = ["target", "draft-small"].map(|name| model(name).display().to_string());
     let recipe = format!(
-        "[models]\ntarget = '{target}'\ndraft = '{draft}'\n\
+        "[models]\ntarget = '{target}'\n[drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
          [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 24\nrules.fixed = [3]\n\
          decodings = {decodings}\n[evaluate.trees]\nshapes = ['2-1', 'tuned']\n\
          [tune]\nprompts = ['test.jsonl']\nmax_length = 6\nlookup_first = false\n{more}"
@@ -69,12 +69,12 @@ fn tune_finds_a_static_tree_and_decoding_counts_what_replay_counted() {
 
     // Decoding the same prompts gives the same rounds as replay.
     place.run(&["evaluate", &recipe]).ok();
-    let drafter = format!("draft_tree_{shape}");
+    let drafter = format!("draft+tree_{shape}");
     let decoded = row(&place, &drafter, "greedy").expect("it is measured");
     assert_eq!(decoded["lossless"], true);
     assert_counts(&decoded, tree);
     assert!(row(&place, &drafter, "sampled").is_none() || shape == "2-1");
-    assert!(row(&place, "draft_tree_2-1", "sampled").is_some());
+    assert!(row(&place, "draft+tree_2-1", "sampled").is_some());
     // Given costs make no promise for this machine.
     let summary = place.json("checkpoints/mine/evaluation/summary.json");
     assert_eq!(summary["groups"][0]["promises"], Value::Array(Vec::new()));
@@ -103,7 +103,7 @@ fn a_tree_with_measured_costs_makes_a_promise_that_is_judged() {
     assert_eq!(rows.as_array().unwrap().len(), 65, "{rows}");
     assert!(tuned["costs"]["draft_rows"].is_object());
     place.run(&["evaluate", &recipe]).ok();
-    let drafter = format!("draft_tree_{}", tuned["tree"]["shape"].as_str().unwrap());
+    let drafter = format!("draft+tree_{}", tuned["tree"]["shape"].as_str().unwrap());
     assert_counts(&row(&place, &drafter, "greedy").unwrap(), &tuned["tree"]);
     let summary = place.json("checkpoints/mine/evaluation/summary.json");
     let mut promises = summary["groups"][0]["promises"].as_array().unwrap().iter();

@@ -4,14 +4,15 @@ use serde_json::Value;
 
 use crate::support::{Place, model};
 
-const HEAD: &str = "checkpoints/small/head";
+const HEAD: &str = "checkpoints/small/draft/head";
 
 /// A directory in which everything before tuning is done, only for greedy decoding.
 fn recorded() -> Place {
     let place = Place::new();
     let path = place.write_small_recipe();
     let text = std::fs::read_to_string(&path).unwrap();
-    let more = "decodings = ['greedy']\nmax_candidate_length = 6\n\
+    let text = text.replace("kind = 'model'\n", "kind = 'model'\nmax_candidate_length = 6\n");
+    let more = "decodings = ['greedy']\n\
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n";
     std::fs::write(&path, text + more).unwrap();
     for stage in ["build-data", "train-head", "record"] {
@@ -64,7 +65,7 @@ fn the_best_rule_is_written_used_and_checked() {
     };
     let fastest = all.clone().find(is_chosen).unwrap();
     let drafter = match fastest["lookup_first"].as_str() {
-        Some(first) => format!("draft_lookup_{first}"),
+        Some(first) => format!("draft+lookup_{first}"),
         None => "draft".to_owned(),
     };
     assert_eq!(tuned["drafter"], drafter.as_str());
@@ -221,7 +222,7 @@ fn tune_and_replay_need_their_inputs() {
             "`evaluate.rules.entropy.check_interval`",
         ),
         ("evaluate.rules.candidate-prob=[2]", "`evaluate.rules.candidate-prob`"),
-        ("evaluate.adapter_rules.heuristic=[0]", "`evaluate.adapter_rules.heuristic`"),
+        ("drafters.draft.rules.heuristic=[0]", "`drafters.draft.rules.heuristic`"),
         ("evaluate.rules.heuristics=[1]", "`evaluate.rules.heuristics`"),
     ] {
         place.run(&["tune", "small.toml", "--set", set]).fails_naming(&[key]);
@@ -232,11 +233,14 @@ fn tune_and_replay_need_their_inputs() {
 fn given_costs_replace_measurements() {
     let place = Place::new();
     let path = place.write_small_recipe();
-    let text = std::fs::read_to_string(&path).unwrap().replace("[head]\nnum_layers = 1\n", "");
-    let head = text.find("[head.optimizer]").unwrap();
+    let text = std::fs::read_to_string(&path)
+        .unwrap()
+        .replace("[drafters.draft.head]\nnum_layers = 1\n", "");
+    let text = text.replace("kind = 'model'\n", "kind = 'model'\nmax_candidate_length = 6\n");
+    let head = text.find("[drafters.draft.head.optimizer]").unwrap();
     let evaluate = text.find("[evaluate]").unwrap();
     // The paper's costs, whose results replay shows as well.
-    let more = "decodings = ['greedy']\nmax_candidate_length = 6\n\
+    let more = "decodings = ['greedy']\n\
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n\
                 [tune.costs]\ndraft_ms = 23.4\ntarget_ms = 112\n";
     std::fs::write(&path, text[..head].to_owned() + &text[evaluate..] + more).unwrap();
@@ -262,7 +266,7 @@ fn given_costs_replace_measurements() {
     let set = |key: &str| place.run(&["replay", "small.toml", "--set", key]);
     set("tune.costs.draft_ms=-1").fails_naming(&["`tune.costs.draft_ms`", "not above 0"]);
     set("tune.costs.target_ms=-1").fails_naming(&["`tune.costs.target_ms`"]);
-    let other = set("tune.costs.draft_ms={ self_draft_1 = 2.0 }");
+    let other = set("tune.costs.draft_ms={ adapter = 2.0 }");
     assert!(other.stderr.contains("costs are unknown"), "{}", other.stderr);
     assert_eq!(other.code, Some(0));
     let of_one_token =
@@ -284,7 +288,7 @@ fn a_penalty_and_stop_strings_apply_to_every_stage() {
     let data = place.run(&["inspect", "data/small", "--json"]).json();
     assert_eq!(data["provenance"]["repetition_penalty"], 1.2);
     assert_eq!(data["provenance"]["stop_strings"], serde_json::json!([".", " is"]));
-    let tuned = place.json("checkpoints/small/head/config.json")["tuned"].clone();
+    let tuned = place.json("checkpoints/small/draft/head/config.json")["tuned"].clone();
     for decoding in ["greedy", "sampled"] {
         assert_eq!(tuned[decoding]["repetition_penalty"], 1.2, "{tuned}");
     }
@@ -292,13 +296,13 @@ fn a_penalty_and_stop_strings_apply_to_every_stage() {
         assert!(row["decoding"] != "greedy" || row["lossless"] == true, "{row}");
     }
     let checked =
-        place.run(&["check", "--allow-slower", "checkpoints/small/head", "--json"]).json();
+        place.run(&["check", "--allow-slower", "checkpoints/small/draft/head", "--json"]).json();
     assert_eq!(checked["greedy"]["repetition_penalty"], 1.2);
     assert_eq!(checked["passed"], true, "{checked}");
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
     let generate = |extra: &[&str]| {
         let arguments = ["generate", "--target", &target, "--draft", &draft, "--prompt", "x"];
-        let head = ["--head", "checkpoints/small/head", "--max-new-tokens", "9"];
+        let head = ["--head", "checkpoints/small/draft/head", "--max-new-tokens", "9"];
         place.run(&[&arguments[..], &head, extra].concat())
     };
     let note = "was tuned for a repetition penalty of 1.2, and is left out for one of 1";

@@ -68,12 +68,12 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
         "{stdout}"
     );
     for command in
-        ["draftsmith check checkpoints/small/head", "draftsmith export --for transformers"]
+        ["draftsmith check checkpoints/small/draft/head", "draftsmith export --for transformers"]
     {
         assert!(stdout.contains(command), "{stdout}");
     }
     // The look-ups of a drafter are measured alone too, with the target's tokens.
-    let alone = rows.iter().filter(|row| row["drafter"] == "max_gram_lookup_1x2");
+    let alone = rows.iter().filter(|row| row["drafter"] == "look-up+lookup_1x2");
     assert_eq!(alone.count(), 2);
     assert!(stdout.contains("prompt lookup 1x2 by itself"), "{stdout}");
 
@@ -106,7 +106,7 @@ fn a_drafter_that_is_never_accepted_gets_advice_and_a_report() {
     let costs = "draft_ms = 2.0\ntarget_ms = 5.0\n";
     place.write("costs.toml", costs);
     let tune = format!("tune={{ costs={{ {} }} }}", costs.trim().replace('\n', ", "));
-    let keys = ["--set", "models.draft='useless'", "--set", &tune, "--set"];
+    let keys = ["--set", "drafters.draft.model='useless'", "--set", &tune, "--set"];
     let greedy = ["evaluate.decodings=['greedy']"];
     let ran = place.run(&[&["run", "small.toml"], &keys[..], &greedy[..]].concat());
     let stdout = ran.ok();
@@ -133,9 +133,9 @@ fn run_refuses_what_a_later_stage_would_refuse() {
         ran.fails_naming(named);
         assert_eq!(place.names("data/small"), Vec::<String>::new(), "nothing was built");
     };
-    refused(&["adapter.exit_layer=99"], &["adapter.exit_layer", "99"]);
+    refused(&["drafters.adapter.exit_layer=99"], &["adapter.exit_layer", "99"]);
     let costs = "tune.costs={draft_ms=1.0,target_ms=5.0}";
-    refused(&["adapter.exit_layer=1", costs], &["tune.costs", "draft_ms", "2 drafters"]);
+    refused(&["drafters.adapter.exit_layer=1", costs], &["tune.costs", "draft_ms", "2 drafters"]);
     refused(&["evaluate.prompts=['absent.jsonl']"], &["absent.jsonl"]);
     refused(&["tune.prompts=['absent.jsonl']"], &["absent.jsonl"]);
 }
@@ -147,7 +147,7 @@ fn generate_names_its_drafter_its_rule_and_why_it_ended() {
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml"]).ok();
     let [target, draft] = [model("target"), model("draft")].map(|it| it.display().to_string());
-    let head = "checkpoints/small/head";
+    let head = "checkpoints/small/draft/head";
     let generate = |more: &[&str]| {
         let models = ["generate", "--target", &target, "--prompt", "What is 2 + 2?", "--json"];
         place.run(&[&models[..], &["--max-new-tokens", "3"], more].concat())

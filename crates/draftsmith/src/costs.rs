@@ -169,8 +169,8 @@ mod tests {
         let exit = DrafterId::named("exit2");
         let costs = Costs::paper(exit);
         let mut json = serde_json::to_value(&costs).expect("serializes");
-        assert_eq!(json["drafter"], "self_draft_2");
-        assert_eq!(json["rounds"]["draft_seconds"]["self_draft_2"], 0.0234);
+        assert_eq!(json["drafter"], "exit2");
+        assert_eq!(json["rounds"]["draft_seconds"]["exit2"], 0.0234);
         assert_eq!(serde_json::from_value::<Costs>(json.clone()).expect("reads back"), costs);
         // A price of another drafter is refused when it is needed.
         json["drafter"] = "draft".into();
@@ -191,7 +191,7 @@ mod tests {
             costs.of_needs(SignalNeeds { entropy: true, ..SignalNeeds::default() }),
             costs.rounds
         );
-        let rows = given("draft_ms = { self_draft_2 = 1 }\nrows_ms = [8, 9, 12]");
+        let rows = given("draft_ms = { exit2 = 1 }\nrows_ms = [8, 9, 12]");
         let costs = Costs::given(&rows, exit, 2).expect("named").expect("given");
         for (rows, ms) in [(1, 8.0), (2, 9.0), (3, 12.0), (4, 14.0)] {
             assert!((costs.rounds.verify_seconds(rows) * 1e3 - ms).abs() < 1e-12);

@@ -120,8 +120,8 @@ fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]
     Ok(())
 }
 
-/// Reads the head of a draft model in a directory, and checks that it was trained with this draft, and with a
-/// reviewer of this hash if one is given.
+/// Reads the head of a draft model in a directory, and checks that it was trained with this draft and a reviewer
+/// of this hash, or with the target if `None`.
 ///
 /// # Errors
 /// If it is missing or invalid, or belongs to another draft or reviewer.
@@ -139,7 +139,8 @@ pub(crate) fn read_model_head(
         let draft = ("draft", draft_hash, workspace.draft_model_hash(draft)?);
         check_models("head", dir, &[draft])?;
     }
-    if let (Some(_), Some(reviewer)) = (target_hash, reviewer) {
+    if target_hash.is_some() {
+        let reviewer = reviewer.map_or_else(|| workspace.target_hash(), Ok)?;
         check_models("head", dir, &[("target", target_hash, reviewer)])?;
     }
     check_text("head", dir, training, workspace)?;

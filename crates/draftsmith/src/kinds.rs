@@ -145,7 +145,7 @@ pub(crate) trait DrafterKind: fmt::Debug {
     }
 
     /// Its parts inside a cascade whose chain's rule reads the head in a directory. That head was trained for a
-    /// reviewer with this hash.
+    /// reviewer with this hash; for the target if `None`.
     ///
     /// # Errors
     /// If it cannot have another head, or the head belongs to other models.

@@ -97,7 +97,7 @@ impl DrafterName {
         }
     }
 
-    /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`, `lookup 2x4 by itself`.
+    /// The prefix of its settings' labels: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`, `lookup 2x4 by itself`.
     pub(crate) fn prefix(self) -> Option<String> {
         if let Some(first) = self.as_look_ups_alone() {
             return Some(format!("lookup {first} by itself"));

@@ -233,7 +233,7 @@ impl ResultRow {
         }
     }
 
-    /// The label of drafter and setting: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
+    /// The label of drafter and setting: `target alone`, `K = 6`, `h = 0.7`, `exit1, eta = 0.6`.
     pub(crate) fn label(&self) -> String {
         match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),

@@ -1,7 +1,7 @@
 //! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json`
 //! and `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, TreeShape};
@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, MeasuredCosts};
+use crate::kinds::names_text;
 use crate::recipe::{GivenCosts, Recipe};
 use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 
@@ -33,6 +34,12 @@ pub(crate) fn given_costs(
 ) -> Result<Vec<Costs>> {
     let Some(given) = given else { return Ok(Vec::new()) };
     let ids = drafters.iter().filter_map(|drafter| drafter.id());
+    if let Some(unknown) = given.names().find(|name| !ids.clone().any(|id| id == *name)) {
+        bail!(
+            "key `draft_ms` of the costs names `{unknown}`, which is no drafter that is tuned; hint: those are {}",
+            names_text(&ids.collect::<Vec<_>>())
+        );
+    }
     let of_each = ids.map(|id| Costs::given(given, id, drafters.len()));
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
@@ -42,7 +49,7 @@ pub(crate) fn given_costs(
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TunedTree {
     pub(crate) drafter: DrafterId,
-    /// The models that it was tuned with ([`Exports::models_hash`](crate::exports::Exports::models_hash)).
+    /// The models that it was tuned with ([`LoadedDrafters::models_hash`](crate::kinds::loaded::LoadedDrafters::models_hash)).
     pub(crate) models: String,
     /// The dtype they computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]

@@ -5,6 +5,7 @@ use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap};
 use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
+use crate::drafter::NoDrafter;
 use crate::lookup_first::LookupFirstDraft;
 use crate::session::tests::{greedy, greedy_plain};
 
@@ -23,6 +24,21 @@ fn assert_exact(case: &Case, first: &str, rule: &dyn Fn() -> Box<dyn StopRule>) 
     let advancing = before(Advancing::from(&case.draft), first);
     let advanced = Advanced::from(&case.target);
     assert_same_distribution(&case.output_distribution(&advanced, &advancing, rule), &expected);
+}
+
+#[test]
+fn look_ups_by_themselves_leave_the_targets_distribution() {
+    let stopping = STOPS.map(|stop| Case::new(2, 6, None, 2060).stopping(stop));
+    let warped = warped().map(|decoding| Case { decoding, ..Case::new(2, 6, Some(1), 2050) });
+    let plain = [None, Some(1)].map(|eos| Case::new(3, 5, eos, 2000));
+    for case in plain.into_iter().chain(warped).chain(stopping) {
+        for first in FIRSTS {
+            let alone = before(NoDrafter, first);
+            let rule = || Box::new(StopMap::new(2, 2, 0)) as Box<dyn StopRule>;
+            let found = case.output_distribution(&case.target, &alone, &rule);
+            assert_same_distribution(&found, &case.target_distribution());
+        }
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(crate) struct CascadeKind {
     pub(crate) lenient_lookup: bool,
     /// Rules that can end a chain before its length, at most one per reviewer.
     #[serde(default)]
-    pub(crate) rules: Vec<ChainRuleRecipe>,
+    pub(crate) chain_rules: Vec<ChainRuleRecipe>,
 }
 
 /// The matrix K: a row for each reviewer and a column for each drafter.
@@ -87,7 +87,7 @@ impl CascadeKind {
         let of_models = Lenience::new(self.lenience)?;
         let lenience = if self.lenient_lookup { of_models.with_look_ups() } else { of_models };
         let mut rules = vec![None; self.drafters.len()];
-        for rule in &self.rules {
+        for rule in &self.chain_rules {
             let row = self.row_of(rule).context("names a reviewer")?;
             let [greedy, sampled] =
                 self.lengths.all().map(|lengths| self.longest_chain(lengths, row));
@@ -160,14 +160,14 @@ impl CascadeKind {
     fn check_rules(&self, key: &str, has_look_ups: bool) -> Result<()> {
         let check = |holds, problem| require(holds, key, problem);
         let last = self.drafters.last();
-        for (at, rule) in self.rules.iter().enumerate() {
+        for (at, rule) in self.chain_rules.iter().enumerate() {
             check(
                 self.row_of(rule).is_some(),
                 "has a rule whose `reviewer` reviews no chain: name a drafter that is not \
                  the last, or leave it out for the target",
             )?;
             check(
-                self.rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
+                self.chain_rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
                 "has two rules for one reviewer",
             )?;
             let needs = rule.config(1).with_context(|| format!("key `{key}`"))?.needs();
@@ -269,7 +269,7 @@ impl DrafterKind for CascadeKind {
         let members = self.drafters.iter().map(|id| loading.member(*id));
         let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
         let mut drafters: Vec<NamedParts> = members.iter().map(|it| it.parts.clone()).collect();
-        for rule in &self.rules {
+        for rule in &self.chain_rules {
             let ids = self.drafters_of(rule);
             let [id] = ids[..] else { continue };
             let at = self.drafters.iter().position(|it| *it == id).context("it is a member")?;
@@ -326,7 +326,7 @@ impl fmt::Display for CascadeKind {
         }
         let of_look_ups = if self.lenient_lookup { " for look-ups too" } else { "" };
         write!(formatter, "lenience {}{of_look_ups}", self.lenience)?;
-        for rule in &self.rules {
+        for rule in &self.chain_rules {
             let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
             write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
@@ -400,37 +400,37 @@ mod tests {
                 "no prompt lookup",
             ),
             (
-                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nrules = \
+                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nchain_rules = \
               [{ reviewer = 'lookup', stop_rule = 'fixed_length', setting = 2 }]",
                 "reviews no chain",
             ),
             (
-                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nrules = \
+                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nchain_rules = \
               [{ reviewer = 'draft', stop_rule = 'joint_confidence', setting = 0.5 }]",
                 "have none",
             ),
             (
-                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
               [{ stop_rule = 'joint_confidence', setting = 2.0 }]",
                 "outside 0 to 1",
             ),
             (
-                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
               [{ stop_rule = 'cost_optimal_confidence', setting = 0.5 }]",
                 "fitted",
             ),
             (
-                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
               [{ stop_rule = 'joint_confidence', setting = 0.5, head = 'x' }]",
                 "reads none",
             ),
             (
-                "drafters = ['draft', 'small']\nlengths = [[4, 2], [0, 2]]\nrules = \
+                "drafters = ['draft', 'small']\nlengths = [[4, 2], [0, 2]]\nchain_rules = \
               [{ stop_rule = 'rejection_threshold', setting = 0.5 }]",
                 "several drafters",
             ),
             (
-                "drafters = ['draft']\nlengths = [[4]]\nrules = \
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
               [{ stop_rule = 'joint_confidence', setting = 0.5 }, \
               { stop_rule = 'joint_confidence', setting = 0.6 }]",
                 "two rules",

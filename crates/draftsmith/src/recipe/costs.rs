@@ -46,6 +46,15 @@ impl GivenCosts {
         read_keys("costs", path, |costs: &Self| costs.check(""))
     }
 
+    /// The drafters that the table names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = DrafterId> {
+        let each = match &self.draft_ms {
+            Some(DraftMs::Each(all)) => Some(all.keys().copied()),
+            Some(DraftMs::One(_)) | None => None,
+        };
+        each.into_iter().flatten()
+    }
+
     /// Times of verifications of 1, 2, 3 … rows, in milliseconds. A single time holds for any number of
     /// rows.
     pub(crate) fn rows_ms(&self) -> Option<Vec<f64>> {
@@ -139,7 +148,7 @@ mod tests {
             ("draft_ms = 1", "say what a forward of the target takes"),
             ("draft_ms = 1\ntarget_ms = 3\nrows_ms = [4, 5]", "not the first of `rows_ms`"),
             ("draft_ms = 'x'\ntarget_ms = 3", "expected milliseconds"),
-            ("draft_ms = { drft = 1 }\ntarget_ms = 3", "expected milliseconds"),
+            ("draft_ms = { 'a b' = 1 }\ntarget_ms = 3", "expected milliseconds"),
             ("target = 3", "unknown field `target`"),
         ] {
             let message = format!("{:#}", read(text).expect_err("refused"));

@@ -231,7 +231,7 @@ fn kinds_of_drafters_and_exit_layers_look_different() {
     }));
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     tags(&page);
-    for heading in ["Separate draft", "Self-draft, exit 1", "Self-draft, exit 2"] {
+    for heading in ["Draft", "Exit1", "Exit2"] {
         assert!(page.contains(&format!("<span>{heading}</span>")), "{heading}");
     }
     for entry in ["lagless h", "joint \u{3b7}", "worth(H)"] {
@@ -267,7 +267,7 @@ fn replays_show_ceilings_and_intervals() {
     assert_eq!(page.matches(r#"class="whisker""#).count(), 10 * 2);
     assert!(page.contains("oracle +31.2\u{a0}%"));
     assert!(page.contains(r#"<td class="slower">"#) && page.contains(r#"<td class="faster">"#));
-    assert!(page.contains("<h3>Separate draft, greedy</h3>"));
+    assert!(page.contains("<h3>Draft, greedy</h3>"));
     assert!(!page_of(&replays[4..]).contains(r#"class="ceiling""#), "self-drafts have no head");
 
     // A distant oracle does not compress the bars.

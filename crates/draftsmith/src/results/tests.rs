@@ -13,6 +13,7 @@ const COLUMNS: [&str; 29] = [
     "dataset",
     "category",
     "drafter",
+    "road",
     "stop_rule",
     "setting",
     "is_tuned",
@@ -382,10 +383,7 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
     );
     assert_eq!(marks[8], "", "a row by category");
     assert_eq!(label(groups[0].best()).as_deref(), Some("h = 0.7"));
-    assert_eq!(
-        label(groups[0].best_of_road(Road::SelfDraft)).as_deref(),
-        Some("exit 1, eta = 0.6")
-    );
+    assert_eq!(label(groups[0].best_of_road(Road::SelfDraft)).as_deref(), Some("exit1, eta = 0.6"));
     assert_eq!(groups[0].best_of_rules().len(), 4);
     assert_eq!(groups[0].in_category("coding", &rows[1]), Some(&rows[8]));
     assert_eq!(best_by(&groups[1], FixedLength).as_deref(), Some("K = 2"));

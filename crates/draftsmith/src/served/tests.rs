@@ -366,7 +366,8 @@ fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     let talk = r#"{"turns": ["What is 47 + 85?", "And twice that?"]}"#;
     fs::write(dir.join("set.jsonl"), format!("{}\n{talk}\n", lines.join("\n"))).expect("written");
     let text = format!(
-        "seed = 5\n[models]\ntarget = '{}'\ndraft = '{}'\n[data]\nprompts = ['{}']\n\
+        "seed = 5\n[models]\ntarget = '{}'\n\
+         [drafters.draft]\nkind = 'model'\nmodel = '{}'\n[data]\nprompts = ['{}']\n\
          max_new_tokens = 24\n{more}",
         model("target"),
         model("draft"),

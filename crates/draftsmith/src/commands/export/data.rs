@@ -70,7 +70,7 @@ pub(super) fn specdec_pp(
     let labelled = rows.iter().map(|row| {
         let draft = row.draft.as_ref().with_context(|| {
             format!(
-                "row `{}` of `{}` has no labels; hint: build the data with `models.draft`",
+                "row `{}` of `{}` has no labels; hint: build the data with a draft model in the recipe",
                 row.id,
                 source.display()
             )

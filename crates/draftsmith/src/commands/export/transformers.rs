@@ -69,7 +69,7 @@ pub(super) fn write_with_head(
     let (head, draft) = match kind {
         ExportKind::Head => {
             let (id, dir) = workspace.draft_dir().context("a head has a draft")?;
-            let head = read_model_head(source, id, Some(workspace.target_hash()?), workspace)?;
+            let head = read_model_head(source, id, None, workspace)?;
             copy_model(dir, out)?;
             (head, workspace.draft_model_config(id)?.clone())
         }
