@@ -121,7 +121,7 @@ impl TargetLayers {
         Self { exit: layer.into(), kept: Vec::new() }
     }
 
-    /// The layers that either of two drafters reads, of which at most one has an exit.
+    /// The layers that either of two drafters reads. At most one of the two has an exit.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.exit = self.exit.or(other.exit);

@@ -1,7 +1,7 @@
 //! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json`
 //! and `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, TreeShape};

@@ -275,16 +275,14 @@ impl DrafterKind for CascadeKind {
             let at = self.drafters.iter().position(|it| *it == id).context("it is a member")?;
             match &rule.head {
                 Some(dir) => {
-                    let reviewer = match rule.reviewer {
-                        None => loading.workspace.target_hash()?.to_owned(),
-                        Some(id) => {
-                            let reviewer = loading.of(id);
-                            reviewer.drafter().kind.recorded_hash(&reviewer)?
-                        }
+                    let hash_of = |id| {
+                        let reviewer = loading.of(id);
+                        reviewer.drafter().kind.recorded_hash(&reviewer)
                     };
+                    let reviewer = rule.reviewer.map(hash_of).transpose()?;
                     let member = loading.of(id);
-                    drafters[at] =
-                        member.drafter().kind.with_head(&member, dir, Some(&reviewer))?;
+                    let kind = &member.drafter().kind;
+                    drafters[at] = kind.with_head(&member, dir, reviewer.as_deref())?;
                 }
                 None if rule.reads_head()
                     && (members[at].head.is_none() || rule.reviewer.is_some()) =>

@@ -200,7 +200,7 @@ impl LoadedDrafters {
     /// A hash of the weights of the target and a drafter.
     ///
     /// # Errors
-    /// If there is no such drafter, or a file cannot be read.
+    /// If the drafter is unknown, or a file cannot be read.
     pub(crate) fn models_hash(&self, id: DrafterId, workspace: &Workspace) -> Result<String> {
         let all = [workspace.target_hash()?, &*self.get(id)?.hash];
         Ok(draftsmith_data::hash_bytes(all.join(" ").as_bytes()))

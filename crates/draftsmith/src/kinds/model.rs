@@ -40,7 +40,7 @@ impl DrafterKind for ModelKind {
         let model = workspace.draft_model(id)?;
         let head = loading
             .head_dir()?
-            .map(|dir| read_model_head(&dir, id, Some(workspace.target_hash()?), workspace));
+            .map(|dir| read_model_head(&dir, id, None, workspace));
         let mut loaded = LoadedDrafter::of_model(id, model, head.transpose()?);
         loaded.hash = workspace.draft_model_hash(id)?.to_owned();
         loaded.summaries.push(loading.summary(&self.model, model.config(), &loaded.hash));

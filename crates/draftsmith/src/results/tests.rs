@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 29] = [
+const COLUMNS: [&str; 30] = [
     "dataset",
     "category",
     "drafter",
