@@ -17,8 +17,8 @@ const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['require
                       [drafters.adapter]\nkind = 'adapter'\n[tune.costs]\n[evaluate]\n\
                       prompts = ['required']\n[evaluate.trees]\n";
 
-/// Keys of drafters begin with the name of their table instead of the drafter's: `head`, `adapter`, `lookup`.
-/// Of those, tables with a table `optimizer`, in the order of its columns in the README.
+/// Trainings with a table `optimizer`, in the order of its columns in the README. Keys of drafters begin with
+/// `head`, `adapter` or `lookup` there, instead of the drafter's name.
 const OPTIMIZERS: [&str; 2] = ["head", "adapter"];
 
 /// Values by full key.
