@@ -66,7 +66,7 @@ for name in cuda cuda-bf16; do
             exit !(settings && !different)
         }' "$results" || status=1
 done
-for export in head adapter; do
+for export in draft/head adapter; do
     "$binary" check "checkpoints/cuda-bf16/$export" --device cuda --dtype bf16 || status=1
 done
 
@@ -80,7 +80,7 @@ fi
 
 echo "== speed in each type"
 for dtype in f32 bf16; do
-    for extra in '' '--draft models/draft --head checkpoints/cuda/head'; do
+    for extra in '' '--draft models/draft --head checkpoints/cuda/draft/head'; do
         # shellcheck disable=SC2086
         "$binary" generate --device cuda --dtype "$dtype" --max-new-tokens 200 \
             --target models/target --prompt 'What is 47 + 85? Show the steps.' $extra \

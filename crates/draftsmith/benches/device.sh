@@ -64,20 +64,24 @@ for name in cpu "$device"; do
 name = "$name"
 [models]
 target = "models/target"
-draft = "models/draft"
 [data]
 prompts = ["train.jsonl"]
 max_new_tokens = 24
-[head]
+[drafters.draft]
+kind = "model"
+model = "models/draft"
+[drafters.draft.head]
 num_layers = 1
-[head.optimizer]
+[drafters.draft.head.optimizer]
 num_epochs = 2
 gradient_accumulation = 2
 validation_fraction = 0.2
-[adapter]
+[drafters.adapter]
+kind = "adapter"
 exit_layer = 2
 draft_vocabulary = 512
-[adapter.optimizer]
+rules = { fixed = [2], confidence = [0.6] }
+[drafters.adapter.optimizer]
 num_epochs = 2
 validation_fraction = 0.2
 [tune]
@@ -89,9 +93,6 @@ decodings = ["greedy"]
 [evaluate.rules]
 fixed = [3]
 head = [0.5]
-[evaluate.adapter_rules]
-fixed = [2]
-confidence = [0.6]
 END
     for stage in build-data train-head train-adapter record evaluate; do
         begun=$SECONDS
@@ -100,7 +101,7 @@ END
     done
 done
 compared 'responses and labels' "$differences" "data/$device" data/cpu "$labels"
-for part in head adapter; do
+for part in draft/head adapter; do
     compared "the $part" "$differences" {"checkpoints/$device",checkpoints/cpu}/"$part"/model.safetensors "$weights"
 done
 for rollouts in data/cpu/rollouts-*.parquet; do
@@ -114,7 +115,7 @@ compared 'what the evaluation counts' equal "$(counts cpu)" "$(counts "$device")
 
 echo '== generation'
 for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.'; do
-    for with in '' '--draft models/draft' '--draft models/draft --head checkpoints/cpu/head' \
+    for with in '' '--draft models/draft' '--draft models/draft --head checkpoints/cpu/draft/head' \
         '--adapter checkpoints/cpu/adapter'; do
         # shellcheck disable=SC2086
         same_tokens "${with:-alone}: $prompt" --target models/target --prompt "$prompt" --max-new-tokens 60 $with

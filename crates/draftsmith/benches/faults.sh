@@ -27,18 +27,21 @@ head -n 6 "$root/data/tiny/prompts/test.jsonl" > test.jsonl
 cat > faults.toml <<'RECIPE'
 [models]
 target = "models/target"
-draft = "models/draft"
 [data]
 prompts = ["train.jsonl"]
 max_new_tokens = 16
-[head]
+[drafters.draft]
+kind = "model"
+model = "models/draft"
+[drafters.draft.head]
 num_layers = 1
-[head.optimizer]
+[drafters.draft.head.optimizer]
 num_epochs = 1
 validation_fraction = 0.2
-[adapter]
+[drafters.adapter]
+kind = "adapter"
 exit_layer = 2
-[adapter.optimizer]
+[drafters.adapter.optimizer]
 num_epochs = 1
 validation_fraction = 0.2
 [tune]
@@ -70,8 +73,8 @@ tree > "$work.tree"
 
 readers=("train-head faults.toml" "train-adapter faults.toml" "record faults.toml" "replay faults.toml")
 builder="build-data faults.toml"
-head_users=("generate --target models/target --draft models/draft --head checkpoints/faults/head --prompt x"
-    "check checkpoints/faults/head" "evaluate faults.toml")
+head_users=("generate --target models/target --draft models/draft --head checkpoints/faults/draft/head --prompt x"
+    "check checkpoints/faults/draft/head" "evaluate faults.toml")
 adapter_users=("generate --target models/target --adapter checkpoints/faults/adapter --prompt x"
     "check checkpoints/faults/adapter")
 commands=0
@@ -212,12 +215,14 @@ for ((n = 0; n < faults; n++)); do
             ;;
         pair)
             pair=(target draft)
-            which=${pair[$((RANDOM % 2))]}
+            keys=(models.target drafters.draft.model)
+            at=$((RANDOM % 2))
+            which=${pair[$at]} key=${keys[$at]}
             flip_weight "other-$which/model.safetensors"
             for command in "${readers[@]}" "$builder"; do
-                refused "$command --set models.$which=other-$which" "\`$which\` = "
+                refused "$command --set $key=other-$which" "\`$which\` = "
             done
-            refused "evaluate faults.toml --set models.$which=other-$which" "another $which"
+            refused "evaluate faults.toml --set $key=other-$which" "another $which"
             ;;
     esac
     tree > after

@@ -101,7 +101,7 @@ fn recordings() -> Recordings {
         responses.push(Recording::new(Vec::new(), places, RESPONSE_LEN));
     }
     Recordings {
-        drafter: DrafterId::Draft,
+        drafter: DrafterId::DRAFT,
         max_length: MAX_LENGTH,
         eos_token_ids: Vec::new(),
         head: Some(HeadTiming::AfterRead),

@@ -31,30 +31,34 @@ name = "$1"
 seed = 42
 [models]
 target = "$target"
-draft = "$draft"
 [data]
 prompts = ["data/tiny/prompts/train.jsonl"]
 num_prompts = 400
 temperature = 1.0
 max_new_tokens = 96
-[head]
+[drafters.draft]
+kind = "model"
+model = "$draft"
+[drafters.draft.head]
 $2
-[head.optimizer]
+[drafters.draft.head.optimizer]
 learning_rate = 4e-3
 num_epochs = 2
-[adapter]
+[drafters.adapter]
+kind = "adapter"
 exit_layer = 2
 architecture = "decoder-layer"
 initial = "target"
-[adapter.optimizer]
+max_candidate_length = 8
+[drafters.adapter.optimizer]
 learning_rate = 4e-3
 num_epochs = 2
-[adapter_head]
+[drafters.adapter.head]
 form = "look-ahead"
 inputs = ["entropy", "top_prob"]
 labels = "rollouts"
 num_layers = 1
-[adapter_head.optimizer]
+[drafters.adapter.head.optimizer]
 learning_rate = 4e-3
 num_epochs = 2
 [tune]
@@ -63,7 +67,6 @@ num_prompts = 20
 prompts = ["$prompts"]
 num_prompts = 20
 decodings = ["greedy"]
-max_self_draft_length = 8
 TOML
 }
 run() { "$binary" --quiet "$@"; }
@@ -89,9 +92,9 @@ rounds() { # DRAFT ARGUMENTS...
     "$python" "$checks/transformers_rounds.py" "$binary" "$target" "$exported" "$prompts" 20 -- --target "$target" "$@"
 }
 for name in paper ahead; do
-    run export --for transformers "checkpoints/$name/head" "$name-draft" --stop-threshold 0.5 > /dev/null
+    run export --for transformers "checkpoints/$name/draft/head" "$name-draft" --stop-threshold 0.5 > /dev/null
     check "transformers, the draft with its $name head" rounds "$name-draft" --draft "$draft" \
-        --head "checkpoints/$name/head" --rule head=0.5
+        --head "checkpoints/$name/draft/head" --rule head=0.5
 done
 run export --for transformers $adapter adapter-draft --stop-threshold 0.5 > /dev/null
 check 'transformers, the draft model of an adapter with its head' rounds adapter-draft --adapter $adapter \
@@ -108,20 +111,20 @@ PY
 check 'transformers, the draft model of an adapter' rounds draft-model --adapter $adapter --max-candidate-length 5 \
     --rule confidence=0.6
 check 'transformers, its logits' "$python" "$checks/transformers_logits.py" $target $adapter draft-model
-run train-adapter paper.toml --set 'adapter.architecture="attention"' > /dev/null
+run train-adapter paper.toml --set 'drafters.adapter.architecture="attention"' > /dev/null
 run export --for kangaroo $adapter kangaroo > /dev/null
-run train-head paper.toml --set head.inputs=[] > /dev/null
-run export --for specdec-pp checkpoints/paper/head specdec_pp > /dev/null
-check "torch, the authors' forms" "$python" "$checks/authors_forms.py" $adapter kangaroo checkpoints/paper/head specdec_pp
+run train-head paper.toml --set drafters.draft.head.inputs=[] > /dev/null
+run export --for specdec-pp checkpoints/paper/draft/head specdec_pp > /dev/null
+check "torch, the authors' forms" "$python" "$checks/authors_forms.py" $adapter kangaroo checkpoints/paper/draft/head specdec_pp
 if [ -n "$vllm_python" ]; then
     # Runs vLLM's engine in the observing process, on the CPU, with a cache of 1 GB.
     vllm=(env PYTHONPATH="$place" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
         "$vllm_python")
     run train-head paper.toml > /dev/null
     for name in paper ahead; do
-        run export --for vllm "checkpoints/$name/head" "vllm_$name" --stop-threshold 0.5 > /dev/null
+        run export --for vllm "checkpoints/$name/draft/head" "vllm_$name" --stop-threshold 0.5 > /dev/null
         check "vLLM, the draft with its $name head" "${vllm[@]}" "$checks/vllm_rounds.py" "$binary" $target \
-            "vllm_$name" $prompts 20 -- --target $target --draft "$draft" --head "checkpoints/$name/head" \
+            "vllm_$name" $prompts 20 -- --target $target --draft "$draft" --head "checkpoints/$name/draft/head" \
             --rule head=0.5
     done
     check 'vLLM, the draft with its ahead head, sampled' "${vllm[@]}" "$checks/vllm_sampled.py" "$binary" $target \

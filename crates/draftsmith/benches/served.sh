@@ -54,7 +54,9 @@ name = "$1"
 seed = 7
 [models]
 target = "target"
-draft = "$model"
+[drafters.draft]
+kind = "model"
+model = "$model"
 [data]
 prompts = ["$prompts"]
 num_prompts = $num

@@ -70,6 +70,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
                 seeds.push(Seed::new(Form::Toml, format!("{OVERRIDES}{text}")));
                 seeds.push(Seed::new(Form::Toml, text));
             }
+            seeds.push(file(Form::Toml, &root.join("recipes/cascades.toml"))?);
             seeds
         }
         "head" => heads(),
@@ -116,7 +117,8 @@ fn words(reader: &Reader) -> &'static str {
     }
 }
 
-const OVERRIDES: &str = "#set head.num_layers=2\n#set data.top_k=3\n#set name=other\n";
+const OVERRIDES: &str =
+    "#set drafters.draft.head.num_layers=2\n#set data.top_k=3\n#set name=other\n";
 
 const MESSAGES: &str = r#"{"role": "system", "content": "Be brief."}
 {"role": "user", "content": "<think>2 + 2?</think> Tell me."}
@@ -424,6 +426,6 @@ fn adapters() -> Result<Vec<Seed>> {
     let kangaroo = Seed::new(Form::Json, config.to_string());
     config["architecture"] = json!("attention");
     config["training"] = json!({ "loss": "cross-entropy" });
-    config["tuned"] = tuned("self_draft_1");
+    config["tuned"] = tuned("exit1");
     Ok(vec![kangaroo, Seed::new(Form::Json, config.to_string())])
 }

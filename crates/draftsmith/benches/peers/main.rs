@@ -13,6 +13,7 @@ mod peak;
 mod table;
 mod theirs;
 mod timed;
+mod trainings;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

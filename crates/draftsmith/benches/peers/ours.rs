@@ -18,9 +18,9 @@ use draftsmith_train::{
     train_adapters, train_heads,
 };
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
+use crate::trainings::{adapter_training, head_training};
 use crate::{CANDIDATE_LENGTH, EXIT_LAYER, Measurement, NUM_THREADS};
 
 /// The recipe whose prompts, sizes and rates both sides use; `common.py` names it too.
@@ -191,7 +191,7 @@ impl Ours {
             command.args(["--set", &format!("{key}={value}")]);
         };
         set("models.target", self.target_dir.display().to_string().into());
-        set("models.draft", self.draft_dir.display().to_string().into());
+        set("drafters.draft.model", self.draft_dir.display().to_string().into());
         set("data.prompts", vec![path("data/tiny/prompts/train.jsonl")].into());
         if let Some(num_prompts) = num_prompts {
             set("name", "label".into());
@@ -216,7 +216,7 @@ impl Ours {
             form: HeadForm::Candidate,
             inputs: Vec::new(),
             labels: HeadLabels::Sampled,
-            ..self.section("head")?
+            ..head_training(&self.recipe)?
         };
         one_epoch(&mut training.optimizer);
         Ok(training)
@@ -225,7 +225,7 @@ impl Ours {
     /// Settings of adapter training.
     pub(crate) fn adapter_training(&self) -> Result<AdapterTraining> {
         let exit_layer = ExitLayers::One(EXIT_LAYER);
-        let mut training = AdapterTraining { exit_layer, ..self.section("adapter")? };
+        let mut training = AdapterTraining { exit_layer, ..adapter_training(&self.recipe)? };
         one_epoch(&mut training.optimizer);
         Ok(training)
     }
@@ -255,13 +255,6 @@ impl Ours {
         let trained = train_adapters(&self.target, rows, &training, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
-    }
-
-    /// A section of the recipe.
-    fn section<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let section = self.recipe.get(name).cloned();
-        let section = section.with_context(|| format!("the recipe has no `[{name}]`"))?;
-        Ok(section.try_into()?)
     }
 }
 

@@ -8,6 +8,7 @@
 
 #[path = "../../src/allocator.rs"]
 mod allocator;
+mod trainings;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -26,8 +27,9 @@ use draftsmith_train::{
     train_heads,
 };
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+
+use self::trainings::{adapter_training, head_training};
 
 /// The largest number of threads on either side.
 const NUM_THREADS: usize = 2;
@@ -42,7 +44,7 @@ struct Arguments {
     /// A Python with torch, transformers, safetensors, numpy and pyarrow.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// The recipe whose `[head]` and `[adapter]` are trained.
+    /// The recipe whose first draft model gives the head's training, and first adapter the adapter's.
     #[arg(long, value_name = "FILE", default_value = "recipes/tiny.toml")]
     recipe: PathBuf,
     /// Directory of its data.
@@ -124,12 +126,12 @@ fn main() -> Result<ExitCode> {
     let wanted = |what| arguments.only.is_none_or(|only| only == what);
     let mut is_same = true;
     if wanted(What::Head) {
-        let training: HeadTraining = section(&recipe, "head")?;
+        let training = head_training(&recipe)?;
         let dir = from_root(&arguments.draft);
         is_same &= head(&dir, &rows, &training, seed, python, arguments.rounds)?;
     }
     if wanted(What::Adapter) {
-        let training: AdapterTraining = section(&recipe, "adapter")?;
+        let training = adapter_training(&recipe)?;
         let dir = from_root(&arguments.target);
         is_same &= adapter(&dir, &rows, &training, seed, python, arguments.rounds)?;
     }
@@ -322,11 +324,4 @@ fn step_losses(state: &Path) -> Result<Vec<f64>> {
     }
     let text = std::fs::read_to_string(state.join("metrics.jsonl"))?;
     text.lines().map(|line| Ok(serde_json::from_str::<Line>(line)?.loss)).collect()
-}
-
-/// A section of the recipe.
-fn section<T: DeserializeOwned>(recipe: &toml::Table, name: &str) -> Result<T> {
-    let section = recipe.get(name).cloned();
-    let section = section.with_context(|| format!("the recipe has no `[{name}]`"))?;
-    Ok(section.try_into()?)
 }

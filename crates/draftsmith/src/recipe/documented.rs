@@ -6,16 +6,19 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::Recipe;
+use crate::kinds::prompt_lookup::PromptLookupKind;
 
 const README: &str = include_str!("../../../../recipes/README.md");
 
 /// A recipe with every section and every key that has no default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
                       [data.server]\nurls = ['required']\nmodel = 'required'\n\
-                      [head.sweep]\n[adapter]\n[tune.costs]\n[evaluate]\nprompts = ['required']\n\
-                      [evaluate.trees]\n[evaluate.max_gram]\n";
+                      [drafters.draft]\nkind = 'model'\nmodel = 'required'\n[drafters.draft.head.sweep]\n\
+                      [drafters.adapter]\nkind = 'adapter'\n[tune.costs]\n[evaluate]\n\
+                      prompts = ['required']\n[evaluate.trees]\n";
 
-/// Sections with a table `optimizer`, in the order of its columns in the README.
+/// Trainings with a table `optimizer`, in the order of its columns in the README. Keys of drafters begin with
+/// `head`, `adapter` or `lookup` there, instead of the drafter's name.
 const OPTIMIZERS: [&str; 2] = ["head", "adapter"];
 
 /// Values by full key.
@@ -79,8 +82,21 @@ fn documented() -> Keys {
 #[test]
 fn the_readme_lists_every_key_with_its_default() {
     let recipe: Recipe = toml::from_str(RECIPE).expect("every section has defaults");
+    let mut sections = serde_json::to_value(&recipe).expect("a recipe is JSON");
+    // Drafters are written as TOML, which leaves out absent keys, so we take each table by itself.
+    sections.as_object_mut().expect("it has sections").remove("drafters").expect("it is written");
+    let head = recipe.trained_head().map(|(_, training)| serde_json::to_value(training));
+    let adapter =
+        recipe.trained_adapters().pop().map(|(_, training)| serde_json::to_value(training));
     let mut keys = Keys::new();
-    add(&mut keys, "", serde_json::to_value(recipe).expect("a recipe is JSON"));
+    add(&mut keys, "", sections);
+    for (table, value) in [
+        ("head", head.expect("the draft has a head")),
+        ("adapter", adapter.expect("there is an adapter")),
+        ("lookup", serde_json::to_value(PromptLookupKind::default())),
+    ] {
+        add(&mut keys, table, value.expect("settings are JSON"));
+    }
     let mut documented = documented();
     let mut problems = String::new();
     for (key, value) in keys {
