@@ -33,6 +33,7 @@ mod report;
 mod responses;
 mod results;
 mod rollouts;
+#[path = "../../draftsmith-served/src/served.rs"]
 mod served;
 mod shard;
 mod statistics;

@@ -12,6 +12,7 @@ mod evaluate;
 mod merged;
 mod overrides;
 mod prompts;
+#[path = "../../draftsmith-served/src/settings.rs"]
 mod server;
 mod stop_rules;
 mod trees;

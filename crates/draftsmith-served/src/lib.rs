@@ -1,0 +1,1 @@
+//! Responses of a target that servers run.
