@@ -16,14 +16,13 @@ use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Unusable, most_bytes, read};
 use super::response::Received;
 use super::secret::Secret;
-use crate::recipe::ServerRecipe;
-use crate::text_side::TextSide;
+use crate::settings::ServerRecipe;
+use crate::{HELD, TargetSettings};
 
 /// Most bytes that we read of an answer that is an error.
 const ERROR_BYTES: u64 = 4096;
 /// Longest sleep between checks whether to stop waiting.
 const TICK: Duration = Duration::from_millis(50);
-const HELD: &str = "nobody panics while holding it";
 
 /// Longest wait after a server's first failure, doubled after each further one. Tests wait less.
 const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 500 });
@@ -135,7 +134,7 @@ impl Servers {
         &self,
         ask: &Ask,
         terms: &Terms,
-        text: &TextSide,
+        target: &TargetSettings,
     ) -> Result<Received, String> {
         let mut draws = SeededDraws::new(ask.seed.into(), &[&ask.id, "waiting"]);
         let mut num_failures = 0;
@@ -145,13 +144,13 @@ impl Servers {
             };
             let begun = Instant::now();
             let mut result = match wants_text {
-                true => self.send_text(&url, ask, terms, text),
-                false => self.send(&url, ask, terms, text, json!(ask.prompt_ids)),
+                true => self.send_text(&url, ask, terms, target),
+                false => self.send(&url, ask, terms, target, json!(ask.prompt_ids)),
             };
             let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
             if !wants_text && result.as_ref().is_err_and(is_unreadable) {
                 // The server may not read token ids. If text fails too, the first error counts.
-                let as_text = self.send_text(&url, ask, terms, text);
+                let as_text = self.send_text(&url, ask, terms, target);
                 if as_text.is_ok() {
                     self.update(number, |server| server.wants_text = true);
                     result = as_text;
@@ -228,14 +227,14 @@ impl Servers {
         url: &str,
         ask: &Ask,
         terms: &Terms,
-        text: &TextSide,
+        target: &TargetSettings,
     ) -> Result<Received, Failure> {
-        let prompt = text.tokenizer.decode(&ask.prompt_ids, false).map_err(|error| Failure {
+        let prompt = target.tokenizer.decode(&ask.prompt_ids, false).map_err(|error| Failure {
             why: format!("reads no token ids, and the prompt has no text: {error}"),
             hint: NOT_UNDERSTOOD,
             kind: FailureKind::Unreadable,
         })?;
-        self.send(url, ask, terms, text, json!(prompt))
+        self.send(url, ask, terms, target, json!(prompt))
     }
 
     fn send(
@@ -243,7 +242,7 @@ impl Servers {
         url: &str,
         ask: &Ask,
         terms: &Terms,
-        text: &TextSide,
+        target: &TargetSettings,
         prompt: Value,
     ) -> Result<Received, Failure> {
         let body = terms.body(ask, prompt);
@@ -261,7 +260,7 @@ impl Servers {
         if (200..=299).contains(&status) {
             let mut body = BoundedBody::new(reader, most_bytes(ask, terms));
             let received = read(&mut body, ask, terms)
-                .and_then(|completion| Received::of(completion, ask, terms, text));
+                .and_then(|completion| Received::of(completion, ask, terms, target));
             return received.map_err(|problem| self.unusable(problem, &body, ask));
         }
         // The status says enough, even if the rest does not arrive.

@@ -12,17 +12,17 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use anyhow::{Context, Result};
 use draftsmith_data::FinishReason;
+use draftsmith_files::FileError;
 use serde::{Deserialize, Serialize};
 
+use super::HELD;
 use super::known::{KnownTokens, SLACK};
 
 /// The prefix and suffix of journals' names.
 const NAMES: (&str, &str) = ("served", ".jsonl");
 /// The reason of a response that the server's content filter stopped.
 const FILTERED: &str = "content_filter";
-const HELD: &str = "nobody panics while holding it";
 
 /// A response in a journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -87,27 +87,26 @@ impl Journal {
     ///
     /// # Errors
     /// If a journal cannot be read, or this one cannot be written.
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let dir = path.parent().context("a journal is in a directory")?;
-        std::fs::create_dir_all(dir)
-            .with_context(|| format!("cannot create `{}`", dir.display()))?;
-        let cannot = |what: &str| format!("cannot {what} `{}`", path.display());
+    pub(super) fn open(path: &Path) -> Result<Self, FileError> {
+        let dir = path.parent().expect("a journal is in a directory");
+        std::fs::create_dir_all(dir).map_err(|error| FileError::new("create", dir, error))?;
+        let cannot = |what| move |error| FileError::new(what, path, error);
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
-        let mut file = options.open(path).with_context(|| cannot("open"))?;
+        let mut file = options.open(path).map_err(cannot("open"))?;
         let mut journal = Self { path: path.to_path_buf(), ..Self::default() };
         let is_whole = journal.read(&mut file, path)?;
-        journal.len = file.seek(SeekFrom::End(0)).with_context(|| cannot("read"))?;
+        journal.len = file.seek(SeekFrom::End(0)).map_err(cannot("read"))?;
         if !is_whole {
             // The next entry must start on a new line.
-            file.write_all(b"\n").with_context(|| cannot("write"))?;
+            file.write_all(b"\n").map_err(cannot("write"))?;
             journal.len += 1;
         }
         journal.files.push(Mutex::new(file));
-        let cannot = || format!("cannot read `{}`", dir.display());
+        let cannot = |error| FileError::new("read", dir, error);
         let mut others = Vec::new();
-        for entry in std::fs::read_dir(dir).with_context(cannot)? {
-            let other = entry.with_context(cannot)?.path();
+        for entry in std::fs::read_dir(dir).map_err(cannot)? {
+            let other = entry.map_err(cannot)?.path();
             let name = other.file_name().unwrap_or_default().to_string_lossy();
             if other != path && name.starts_with(NAMES.0) && name.ends_with(NAMES.1) {
                 others.push(other);
@@ -116,7 +115,7 @@ impl Journal {
         others.sort();
         for other in others {
             let mut file =
-                File::open(&other).with_context(|| format!("cannot read `{}`", other.display()))?;
+                File::open(&other).map_err(|error| FileError::new("read", &other, error))?;
             journal.read(&mut file, &other)?;
             journal.files.push(Mutex::new(file));
         }
@@ -124,7 +123,7 @@ impl Journal {
     }
 
     /// Indexes the lines of the next file. Returns whether the last line is complete.
-    fn read(&mut self, file: &mut File, path: &Path) -> Result<bool> {
+    fn read(&mut self, file: &mut File, path: &Path) -> Result<bool, FileError> {
         let number = self.files.len();
         let (mut at, mut line) = (0, Vec::new());
         let mut reader = BufReader::new(file);
@@ -133,7 +132,7 @@ impl Journal {
             line.clear();
             let num_bytes = reader
                 .read_until(b'\n', &mut line)
-                .with_context(|| format!("cannot read `{}`", path.display()))?;
+                .map_err(|error| FileError::new("read", path, error))?;
             if num_bytes == 0 {
                 return Ok(is_whole);
             }
@@ -154,11 +153,11 @@ impl Journal {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(super) fn append(&mut self, entry: &Entry) -> Result<()> {
-        let mut line = serde_json::to_vec(entry)?;
+    pub(super) fn append(&mut self, entry: &Entry) -> Result<(), FileError> {
+        let mut line = serde_json::to_vec(entry).expect("an entry is JSON");
         line.push(b'\n');
         let mut file = self.files[0].lock().expect(HELD);
-        file.write_all(&line).with_context(|| format!("cannot write `{}`", self.path.display()))?;
+        file.write_all(&line).map_err(|error| FileError::new("write", &self.path, error))?;
         self.lines.insert(entry.request.clone(), (0, self.len, line.len()));
         self.len += line.len() as u64;
         Ok(())
@@ -168,14 +167,13 @@ impl Journal {
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub(super) fn get(&self, request: &str) -> Result<Option<Entry>> {
+    pub(super) fn get(&self, request: &str) -> Result<Option<Entry>, FileError> {
         let Some(&(number, at, num_bytes)) = self.lines.get(request) else { return Ok(None) };
         let mut line = vec![0; num_bytes];
         let mut file = self.files[number].lock().expect(HELD);
         let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut line));
-        let cannot = || format!("cannot read `{}`", self.path.display());
-        read.with_context(cannot)?;
-        serde_json::from_slice(&line).map(Some).with_context(cannot)
+        let entry = read.and_then(|()| Ok(serde_json::from_slice(&line)?));
+        entry.map(Some).map_err(|error| FileError::new("read", &self.path, error))
     }
 }
 

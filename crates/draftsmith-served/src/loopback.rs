@@ -1,5 +1,5 @@
-//! A test server on loopback. It answers in a real server's format and decodes with the embedded target; the
-//! test decides how it treats each request.
+//! A test server on loopback. It answers in a real server's format; the test gives the target that decodes,
+//! and decides how the server treats each request. The tests of `draftsmith` include this file too.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,20 +9,12 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use burn::tensor::Device;
-use draftsmith_decode::{Finish, RoundTokens};
-use draftsmith_theory::{Decoding, Sampling, SeededDraws, log_softmax};
+use draftsmith_data::TextTokenizer;
 use serde_json::{Value, json};
-
-use crate::console::Console;
-use crate::pair::Pair;
-use crate::recipe::decoding;
-use crate::responses::Responder;
-use crate::workspace::Workspace;
 
 /// How to treat a request.
 #[derive(Clone, Copy)]
-pub(crate) enum Deed {
+pub enum Deed {
     /// Answer in vLLM's format.
     Answer,
     /// Answer in llama.cpp's format.
@@ -43,26 +35,30 @@ pub(crate) enum Deed {
 
 /// An answer in bytes.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Pour {
-    pub(crate) begin: &'static [u8],
+pub struct Pour {
+    /// What comes first.
+    pub begin: &'static [u8],
     /// What follows again and again, until the client is gone.
-    pub(crate) again: &'static [u8],
+    pub again: &'static [u8],
     /// The wait after each.
-    pub(crate) pause: Duration,
+    pub pause: Duration,
 }
 
 /// A received request.
 #[derive(Debug, Clone)]
-pub(crate) struct Request {
-    pub(crate) path: String,
+pub struct Request {
+    /// The path of its address.
+    pub path: String,
     /// The `authorization` header.
-    pub(crate) authorization: Option<String>,
-    pub(crate) body: Value,
+    pub authorization: Option<String>,
+    /// Its JSON.
+    pub body: Value,
 }
 
 /// A server on loopback that runs until it is dropped.
-pub(crate) struct Loopback {
-    pub(crate) url: String,
+pub struct Loopback {
+    /// Its base URL, up to `/v1`.
+    pub url: String,
     requests: Arc<Mutex<Vec<Request>>>,
     most_at_once: Arc<AtomicUsize>,
     is_over: Arc<AtomicBool>,
@@ -72,11 +68,29 @@ pub(crate) struct Loopback {
 }
 
 /// The log-probabilities of a token, and of the most probable tokens at its position.
-type LogProbs = (f32, Vec<(u32, f32)>);
+pub type LogProbs = (f32, Vec<(u32, f32)>);
+
+/// What a target decodes.
+pub struct Decoded {
+    /// The response's token ids.
+    pub ids: Vec<u32>,
+    /// Whether the last one is an end token.
+    pub is_ended: bool,
+    /// As many as tokens.
+    pub log_probs: Vec<LogProbs>,
+}
+
+/// A target: its tokenizer, and what it decodes after a prompt, given the request's body.
+pub struct LoopbackTarget<T> {
+    /// The tokenizer.
+    pub tokenizer: Arc<TextTokenizer>,
+    /// Decodes.
+    pub decode: T,
+}
 
 /// The state that all connections share.
-struct Shared<F> {
-    pair: Pair,
+struct Shared<F, T> {
+    target: LoopbackTarget<T>,
     deed: F,
     requests: Arc<Mutex<Vec<Request>>>,
     num_running: AtomicUsize,
@@ -85,18 +99,17 @@ struct Shared<F> {
 }
 
 impl Loopback {
-    /// Serves the embedded target. `deed` decides how to treat each request, given its number.
-    pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Self {
-        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
-        let workspace = Workspace::new(&dir.join("target"), None, vec![Device::flex()]);
-        let text = workspace.text_side().expect("it is committed").clone();
-        let target = workspace.target_alone().expect("it is committed").target.clone();
+    /// Serves a target. `deed` decides how to treat each request, given its number.
+    pub fn serve(
+        target: LoopbackTarget<impl Fn(&[u32], &Value) -> Decoded + Send + Sync + 'static>,
+        deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
         let address = listener.local_addr().expect("it is bound");
         let (ends, at_end) = mpsc::channel();
         let (requests, most_at_once) = (Arc::default(), Arc::default());
         let shared = Arc::new(Shared {
-            pair: Pair { target, draft: None, text },
+            target,
             deed,
             requests: Arc::clone(&requests),
             num_running: AtomicUsize::new(0),
@@ -120,12 +133,12 @@ impl Loopback {
     }
 
     /// The requests so far, in order.
-    pub(crate) fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("nobody panics").clone()
     }
 
     /// The greatest number of concurrent requests so far.
-    pub(crate) fn most_at_once(&self) -> usize {
+    pub fn most_at_once(&self) -> usize {
         self.most_at_once.load(Ordering::SeqCst)
     }
 }
@@ -142,7 +155,7 @@ impl Drop for Loopback {
     }
 }
 
-impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
+impl<F: Fn(usize, &Request) -> Deed, T: Fn(&[u32], &Value) -> Decoded> Shared<F, T> {
     fn meet(&self, mut stream: TcpStream) -> std::io::Result<()> {
         let request = read_request(&stream)?;
         let number = {
@@ -192,36 +205,15 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
 
     /// The target's completion.
     fn completion(&self, body: &Value, deed: Deed) -> Value {
-        let text = &self.pair.text;
+        let tokenizer = &self.target.tokenizer;
         let prompt_ids: Vec<u32> = match &body["prompt"] {
-            Value::String(prompt) => text.tokenizer.encode(prompt, false).expect("a text"),
+            Value::String(prompt) => tokenizer.encode(prompt, false).expect("a text"),
             ids => serde_json::from_value(ids.clone()).expect("token ids"),
         };
-        let limits = text.limits(body["max_tokens"].as_u64().expect("a number") as usize);
-        let console = Console::silent();
-        let responder = Responder {
-            target: &self.pair.target,
-            context: text.context,
-            decoding: decoding_of(body),
-            limits,
-            console: &console,
-        };
-        let seed = body["seed"].as_u64().expect("a number");
-        let mut prompts = [(&prompt_ids[..], SeededDraws::new(seed, &["served"]))];
-        let vocab_size = self.pair.target.shape().vocab_size;
-        let num = body["logprobs"].as_u64().unwrap_or(0) as usize;
-        let mut known: Vec<LogProbs> = Vec::new();
-        let note = |_: usize, tokens: RoundTokens<'_>| {
-            for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
-                let own = log_softmax(logits)[*id as usize] as f32;
-                known.push((own, most_probable(logits, num)));
-            }
-        };
-        let generation = responder.respond(&mut prompts, note).expect("it fits").remove(0);
-        let ids = generation.token_ids;
-        let finish_reason = if generation.finish == Finish::Eos { "stop" } else { "length" };
+        let Decoded { ids, is_ended, log_probs: known } = (self.target.decode)(&prompt_ids, body);
+        let finish_reason = if is_ended { "stop" } else { "length" };
         let usage = json!({ "prompt_tokens": prompt_ids.len(), "completion_tokens": ids.len() });
-        let words = text.tokenizer.decode(&ids, true).expect("known tokens");
+        let words = tokenizer.decode(&ids, true).expect("known tokens");
         let mut choice = json!({ "index": 0, "text": words, "finish_reason": finish_reason });
         let mut answer = json!({ "object": "text_completion", "usage": usage });
         match deed {
@@ -256,27 +248,6 @@ impl<F: Fn(usize, &Request) -> Deed> Shared<F> {
         }
         answer
     }
-}
-
-/// The most probable tokens at temperature 1.
-fn most_probable(logits: &[f32], num: usize) -> Vec<(u32, f32)> {
-    let log_probs = log_softmax(logits);
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    ids.sort_by(|one, other| log_probs[*other as usize].total_cmp(&log_probs[*one as usize]));
-    ids.truncate(num);
-    ids.into_iter().map(|id| (id, log_probs[id as usize] as f32)).collect()
-}
-
-/// The decoding that a request asks for.
-fn decoding_of(body: &Value) -> Decoding {
-    let number = |key: &str| body[key].as_f64().expect("a number");
-    let sampling = Sampling {
-        temperature: number("temperature"),
-        top_p: number("top_p"),
-        top_k: usize::try_from(body["top_k"].as_i64().expect("a number")).ok(),
-        min_p: Some(number("min_p")).filter(|min_p| *min_p > 0.0),
-    };
-    decoding(sampling).penalising(number("repetition_penalty"))
 }
 
 fn read_request(stream: &TcpStream) -> std::io::Result<Request> {

@@ -1,16 +1,14 @@
 //! Builds requests: OpenAI's `/completions` with the extensions of vLLM, SGLang and llama.cpp.
-//! `served/reply.rs` reads what they answer.
+//! `reply.rs` reads what they answer.
 //!
 //! All servers get the same request and ignore keys that they do not know. The prompt is token ids; TGI
 //! rejects those and then gets text. vLLM and SGLang return ids in `token_ids` (`return_token_ids`),
 //! llama.cpp in `__verbose.tokens` (`verbose` and `return_tokens`). vLLM (`return_tokens_as_token_ids`) and
-//! llama.cpp return log-probabilities by id, which `served/known.rs` reads.
+//! llama.cpp return log-probabilities by id, which `known.rs` reads.
 
 use draftsmith_data::hash_bytes;
 use draftsmith_theory::{Decoding, Sampling};
 use serde_json::{Value, json};
-
-use crate::recipe::sampling;
 
 /// A request for a completion.
 #[derive(Debug, Clone)]
@@ -41,7 +39,7 @@ pub(super) struct Terms {
 impl Terms {
     /// The request's body, with the prompt as token ids or text.
     pub(super) fn body(&self, ask: &Ask, prompt: Value) -> Vec<u8> {
-        let Sampling { temperature, top_p, top_k, min_p } = sampling(&self.decoding);
+        let Sampling { temperature, top_p, top_k, min_p } = self.decoding.sampling();
         let penalty = self.decoding.repetition_penalty;
         let mut body = json!({
             "model": self.model,

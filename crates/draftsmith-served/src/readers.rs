@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
+use draftsmith_files::FileError;
 use draftsmith_theory::{Decoding, Sampling};
 
 use super::journal::{Entry, Journal};
@@ -21,26 +21,27 @@ const LOG_PROBS: usize = 4;
 ///
 /// # Errors
 /// If it cannot be read, or has no response.
-pub fn journal(path: &Path) -> Result<()> {
-    let journal = Journal::open(path)?;
+pub fn journal(path: &Path) -> Result<(), String> {
+    let said = |error: FileError| error.to_string();
+    let journal = Journal::open(path).map_err(said)?;
     let requests: Vec<String> = journal.requests().map(str::to_owned).collect();
     let mut num_sound = 0;
     for request in requests {
-        let entry = journal.get(&request)?.context("the journal lists it")?;
+        let entry = journal.get(&request).map_err(said)?.ok_or("the journal lists it")?;
         if entry.is_sound(VOCAB_SIZE) {
             num_sound += 1;
             let Entry { response_ids, known, .. } = entry;
             check_probs(&response_ids, known.unwrap_or_default());
         }
     }
-    (num_sound > 0).then_some(()).context("a journal without a response")
+    (num_sound > 0).then_some(()).ok_or_else(|| "a journal without a response".to_owned())
 }
 
 /// Reads a server's answer to a greedy and to a sampled request.
 ///
 /// # Errors
 /// If it is invalid for both.
-pub fn answer(bytes: &[u8]) -> Result<()> {
+pub fn answer(bytes: &[u8]) -> Result<(), String> {
     let terms = |decoding, log_probs| Terms {
         model: "m".to_owned(),
         decoding,
@@ -58,10 +59,10 @@ pub fn answer(bytes: &[u8]) -> Result<()> {
         check_probs(ids, known.clone());
     }
     greedy.or(sampled).map(drop).map_err(|problem| match problem {
-        Unusable::Broken(error) => error.into(),
-        Unusable::Foreign(what) => anyhow!(what),
-        Unusable::Invalid(what) => anyhow!(what),
-        Unusable::CutShort(num) => anyhow!("{num} of {MAX_TOKENS} tokens"),
+        Unusable::Broken(error) => error.to_string(),
+        Unusable::Foreign(what) => what.to_owned(),
+        Unusable::Invalid(what) => what,
+        Unusable::CutShort(num) => format!("{num} of {MAX_TOKENS} tokens"),
     })
 }
 

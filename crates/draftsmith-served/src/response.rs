@@ -1,13 +1,12 @@
 //! Makes a response of a completion: tokenises text, and cuts where local decoding would end.
 
 use draftsmith_data::FinishReason;
-use draftsmith_theory::TextEnd;
 
 use super::journal::Entry;
 use super::known::KnownTokens;
 use super::protocol::{Ask, Terms};
 use super::reply::{Completion, Ending, Tokens, Unusable};
-use crate::text_side::TextSide;
+use crate::TargetSettings;
 
 /// A response with what the answer said about itself.
 pub(super) struct Received {
@@ -29,14 +28,14 @@ impl Received {
         completion: Completion,
         ask: &Ask,
         terms: &Terms,
-        text: &TextSide,
+        target: &TargetSettings,
     ) -> Result<Self, Unusable> {
         let Completion { tokens, mut known, ending, ended_by, num_tokens, .. } = completion;
         let is_text = matches!(tokens, Tokens::Text(_));
         let ids = match tokens {
             Tokens::Ids(ids) => ids,
             Tokens::Text(words) => {
-                let ids = text.tokenizer.encode(&words, false);
+                let ids = target.tokenizer.encode(&words, false);
                 let ids = ids.map_err(|error| Unusable::Invalid(format!("a text: {error}")))?;
                 // The target may have chosen more tokens for the same text, but not twice as many.
                 if ending == Ending::Length
@@ -54,7 +53,7 @@ impl Received {
             let end =
                 (ending == Ending::Stop).then(|| ended_by.or(terms.eos_token_ids.first().copied()));
             let (response_ids, finish) =
-                cut_at_end(ask, text, ids.into_iter().chain(end.flatten()));
+                cut_at_end(ask, target, ids.into_iter().chain(end.flatten()));
             if let Some(known) = &mut known {
                 // Nothing is known about an end token that the server left out.
                 known.resize(response_ids.len(), KnownTokens::new());
@@ -88,10 +87,10 @@ impl Received {
 /// limit.
 fn cut_at_end(
     ask: &Ask,
-    text: &TextSide,
+    target: &TargetSettings,
     received: impl Iterator<Item = u32>,
 ) -> (Vec<u32>, FinishReason) {
-    let TextSide { eos_token_ids, text_end, .. } = text;
+    let TargetSettings { eos_token_ids, text_end, .. } = target;
     let mut ids = ask.prompt_ids.clone();
     let mut finish = FinishReason::Length;
     for id in received.take(ask.max_tokens) {

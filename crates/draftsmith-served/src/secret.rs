@@ -1,7 +1,6 @@
 //! The servers' bearer token, and the only way to quote what a server or the HTTP library said: on one
 //! line, shortened, and without the token.
 
-use anyhow::{Context, Result};
 use ureq::http::HeaderValue;
 
 /// Most characters that we quote of one text, and of a whole message.
@@ -19,35 +18,15 @@ const LEAST_BASE64: usize = 8;
 
 /// A bearer token; the default is none. It must not implement `Debug`.
 #[derive(Default)]
-pub(super) struct Secret {
+pub struct Secret {
     header: Option<HeaderValue>,
     /// The token, and what base64 makes of it after 0, 1 and 2 other bytes.
     hidden: Vec<Vec<u8>>,
 }
 
 impl Secret {
-    /// Reads the token from an environment variable.
-    ///
-    /// # Errors
-    /// If it is not set, or not a token.
-    pub(super) fn read(variable: &str) -> Result<Self> {
-        let token = std::env::var(variable).ok().map(|token| token.trim().to_owned());
-        let named = format!(
-            "the environment variable `{variable}`, which `data.server.api_key_env` names,"
-        );
-        let token = token
-            .filter(|token| !token.is_empty())
-            .with_context(|| format!("{named} is not set; hint: set it to the servers' token"))?;
-        Self::new(&token).with_context(|| {
-            format!(
-                "{named} has a character that no HTTP header can have, such as a line break; hint: set it \
-                 to the servers' token and nothing else"
-            )
-        })
-    }
-
     /// A token; `None` if it cannot be sent.
-    pub(super) fn new(token: &str) -> Option<Self> {
+    pub fn new(token: &str) -> Option<Self> {
         let header = HeaderValue::from_str(&format!("Bearer {token}")).ok();
         let mut header = header.filter(|header| header.to_str().is_ok())?;
         header.set_sensitive(true);

@@ -1,153 +1,104 @@
 //! Responses of a target that servers run: requested, written to a journal, and looked up.
 //!
-//! A few threads send requests (`served/client.rs`), read the answers (`served/reply.rs`) and make responses
-//! of them (`served/response.rs`). An answer that gives no response of the target is a failed request. The
+//! A few threads send requests (`client.rs`), read the answers (`reply.rs`) and make responses
+//! of them (`response.rs`). An answer that gives no response of the target is a failed request. The
 //! calling thread walks through the conversations and appends each response to the journal
-//! (`served/journal.rs`) before anything uses it. Each response ends its conversation or moves it to the
+//! (`journal.rs`) before anything uses it. Each response ends its conversation or moves it to the
 //! next turn, so a conversation has no more responses than turns. Texts of servers are printed only after
-//! `served/secret.rs` has removed the bearer token.
+//! `secret.rs` has removed the bearer token.
 
-mod client;
-mod journal;
-mod known;
-#[cfg(test)]
-pub(crate) mod loopback;
-mod protocol;
-pub(crate) mod readers;
-mod reply;
-mod response;
-mod secret;
-#[cfg(test)]
-mod tests;
-
-use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use draftsmith_data::{FinishReason, Prompt, hash_bytes};
-use draftsmith_theory::{Decoding, TopProbs};
-use indicatif::HumanDuration;
+use draftsmith_data::{FinishReason, TextTokenizer, hash_bytes};
+use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
-use self::client::Servers;
-use self::journal::{Entry, Journal};
-use self::known::{KnownTokens, top_probs};
-use self::protocol::{Ask, Terms};
-use self::response::Received;
-use self::secret::Secret;
-use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
-use crate::conversation::{SetPrompt, next_turn};
-use crate::recipe::{DataRecipe, Recipe, ServerRecipe};
-use crate::shard::Shard;
-use crate::text_side::TextSide;
-use crate::workspace::Workspace;
+use super::client::Servers;
+use super::journal::{Entry, Journal};
+use super::known::{KnownTokens, top_probs};
+use super::protocol::{Ask, Terms};
+use super::response::Received;
+use super::{HELD, Secret, ServedError, ServerRecipe};
 
 /// How often to check for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
-/// A wait for servers that is worth a line.
-const LONG_WAIT: Duration = Duration::from_secs(10);
 /// The number of other models that notes name.
 const MOST_MODELS: usize = 3;
-const HELD: &str = "nobody panics while holding it";
 
-/// A recipe's servers, and the journal of their responses.
-#[derive(Clone)]
-pub(crate) struct ServerAccess<'a> {
-    pub(crate) server: &'a ServerRecipe,
-    pub(crate) seed: u64,
-    /// The journal that this process writes. It also reads the journals in the same directory.
-    pub(crate) journal: PathBuf,
+/// The target as this machine knows it, and how it decodes.
+#[derive(Debug, Clone)]
+pub struct TargetSettings {
+    /// The target's tokenizer.
+    pub tokenizer: Arc<TextTokenizer>,
+    /// The tokens that end a response.
+    pub eos_token_ids: Vec<u32>,
+    /// The strings that end one.
+    pub stop_strings: Vec<String>,
+    /// Finds `stop_strings` in token ids, if there are any.
+    pub text_end: Option<Arc<dyn TextEnd + Send + Sync>>,
+    /// The target's vocabulary size.
+    pub vocab_size: usize,
+    /// The longest sequence, in tokens, that all models can read.
+    pub context: usize,
+    /// How the servers are to decode.
+    pub decoding: Decoding,
+    /// The most tokens of a response.
+    pub max_new_tokens: usize,
+    /// The seed of sampled responses.
+    pub seed: u64,
 }
 
-impl<'a> ServerAccess<'a> {
-    /// A recipe's servers.
-    ///
-    /// # Errors
-    /// If the recipe has none.
-    pub(crate) fn of(recipe: &'a Recipe, shard: Shard) -> Result<Self> {
-        let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
-        Ok(Self {
-            server: server.context("`data.responses` is `server`")?,
-            seed: recipe.seed,
-            journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
-        })
-    }
+/// Shows a job's user what servers do, and says when to stop.
+pub trait Listener {
+    /// Whether to stop. What was requested by then is still awaited and kept.
+    fn is_interrupted(&self) -> bool;
+    /// All responses to another prompt are there.
+    fn advance(&self);
+    /// A line for the user.
+    fn note(&self, line: &str);
+    /// All requests wait for a server; `None` once they go on.
+    fn wait(&self, wait: Option<Wait>);
+}
 
-    /// Opens the target that the servers run, with the responses in the journals.
-    ///
-    /// # Errors
-    /// If the bearer token is not set, or a journal cannot be read.
-    pub(crate) fn open(
-        &self,
-        workspace: &Workspace,
-        decoding: Decoding,
-        max_new_tokens: usize,
-        console: &Console,
-    ) -> Result<Served> {
-        let secret = self.server.api_key_env.as_deref().map(Secret::read).transpose()?;
-        let secret = secret.unwrap_or_default();
-        self.open_with(secret, workspace, decoding, max_new_tokens, console)
-    }
+/// A wait of all requests.
+#[derive(Debug, Clone)]
+pub struct Wait {
+    /// The failure before it, without the bearer token.
+    pub why: String,
+    /// Until the next request.
+    pub length: Duration,
+    /// The wait that the server requested, if it is longer than `data.server.timeout_s`.
+    pub requested: Option<Duration>,
+}
 
-    fn open_with(
-        &self,
-        secret: Secret,
-        workspace: &Workspace,
-        decoding: Decoding,
-        max_new_tokens: usize,
-        console: &Console,
-    ) -> Result<Served> {
-        let text = workspace.text_side()?;
-        let journal = Journal::open(&self.journal)?;
-        if journal.num_broken > 0 {
-            console.note(format!(
-                "{} lines of the journals beside `{}` cannot be read; their responses are requested \
-                 again",
-                journal.num_broken,
-                self.journal.display()
-            ));
-        }
-        let terms = Terms {
-            model: self.server.model.clone(),
-            decoding,
-            eos_token_ids: text.eos_token_ids.clone(),
-            stop_strings: workspace.ends.stop_strings.clone(),
-            vocab_size: workspace.target_shape()?.vocab_size,
-            log_probs: self.server.log_probs(&decoding),
-        };
-        Ok(Served {
-            text: text.clone(),
-            terms: Arc::new(terms),
-            max_new_tokens,
-            seed: self.seed,
-            concurrency: self.server.concurrency,
-            servers: Arc::new(Servers::new(self.server, secret)),
-            journal,
-            filtered: HashSet::new(),
-        })
-    }
+/// A turn of a conversation, to be answered.
+#[derive(Debug, Clone)]
+pub struct ServedTurn {
+    /// The id of its row.
+    pub id: String,
+    /// The token ids of the conversation up to where the answer begins.
+    pub prompt_ids: Vec<u32>,
 }
 
 /// A served target's response.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ServedResponse {
-    pub(crate) ids: Vec<u32>,
-    pub(crate) finish: FinishReason,
+pub struct ServedResponse {
+    /// Its token ids.
+    pub ids: Vec<u32>,
+    /// Why it ends.
+    pub finish: FinishReason,
     /// The known part of each token's distribution, if log-probabilities were requested.
-    pub(crate) probs: Option<Vec<TopProbs>>,
+    pub probs: Option<Vec<TopProbs>>,
 }
 
 /// A target that servers run, with its responses so far.
-pub(crate) struct Served {
-    text: TextSide,
+pub struct Served {
+    target: Arc<TargetSettings>,
     terms: Arc<Terms>,
-    max_new_tokens: usize,
-    seed: u64,
     concurrency: usize,
     servers: Arc<Servers>,
     journal: Journal,
@@ -156,8 +107,8 @@ pub(crate) struct Served {
 }
 
 /// A prompt that is being answered, and the answers so far.
-struct OpenConversation<'p> {
-    prompt: Cow<'p, SetPrompt>,
+struct OpenConversation<P> {
+    prompt: P,
     texts: Vec<String>,
     /// Whether a content filter stopped the last answer.
     is_over: bool,
@@ -175,26 +126,67 @@ struct RequestThreads {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What `answer` was given, with the channel to its threads.
+struct Job<'a, L, N> {
+    next: N,
+    listener: &'a L,
+    sender: &'a Sender<Sent>,
+}
+
 impl Served {
-    /// Requests all responses that the journals lack and writes them down. Prompts are read as they are
-    /// sent. `progress` counts completed prompts.
+    /// Opens the target that servers run, with the responses in the journal and in those beside it.
     ///
     /// # Errors
-    /// If a prompt cannot be read or does not fit, a request fails after all retries, the journal cannot
-    /// be written, or the job is interrupted.
-    pub(crate) fn answer<'p>(
+    /// If a journal cannot be read, or this one cannot be written.
+    pub fn open(
+        server: &ServerRecipe,
+        secret: Secret,
+        target: TargetSettings,
+        journal: &Path,
+    ) -> Result<Self, ServedError> {
+        let terms = Terms {
+            model: server.model.clone(),
+            decoding: target.decoding,
+            eos_token_ids: target.eos_token_ids.clone(),
+            stop_strings: target.stop_strings.clone(),
+            vocab_size: target.vocab_size,
+            log_probs: server.log_probs(&target.decoding),
+        };
+        Ok(Self {
+            target: Arc::new(target),
+            terms: Arc::new(terms),
+            concurrency: server.concurrency,
+            servers: Arc::new(Servers::new(server, secret)),
+            journal: Journal::open(journal)?,
+            filtered: HashSet::new(),
+        })
+    }
+
+    /// The number of lines of the journals that cannot be read. Their responses are requested again.
+    pub fn num_broken(&self) -> usize {
+        self.journal.num_broken
+    }
+
+    /// Requests all responses that the journals lack and writes them down. Prompts are read as they are
+    /// sent. `next` returns a prompt's turn after those with the given answers, or `None` at its end.
+    ///
+    /// # Errors
+    /// If a prompt is an error, `next` fails, a request fails after all retries, the journal cannot be
+    /// written, or the job is interrupted.
+    pub fn answer<P, E: From<ServedError>>(
         &mut self,
-        all: impl IntoIterator<Item = Result<Cow<'p, SetPrompt>>>,
-        console: &Console,
-        progress: &Progress,
-    ) -> Result<()> {
+        all: impl IntoIterator<Item = Result<P, E>>,
+        next: impl Fn(&P, &[String]) -> Result<Option<ServedTurn>, E>,
+        listener: &impl Listener,
+    ) -> Result<(), E> {
         let requests = self.start_threads();
-        let tally = self.answer_through(all.into_iter(), &requests, console, progress);
+        let job = Job { next, listener, sender: &requests.sender };
+        let tally = self.answer_through(all.into_iter(), &requests, &job);
         self.servers.give_up();
-        tally?.note(console);
+        tally?.note(listener);
         let num_filtered = self.filtered.len();
         if num_filtered > 0 {
-            console.note(format!(
+            listener.note(&format!(
                 "the servers' content filter stopped {num_filtered} responses, which are left out with \
                  the turns that follow them"
             ));
@@ -209,28 +201,28 @@ impl Served {
         // A thread that waits for a stalled request is abandoned: requests cannot be cancelled.
         let start = |_| {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
-            let (jobs, done, text) = (jobs.clone(), done.clone(), self.text.clone());
-            std::thread::spawn(move || send_all(&servers, &terms, &text, &jobs, &done))
+            let (jobs, done, target) = (jobs.clone(), done.clone(), self.target.clone());
+            std::thread::spawn(move || send_all(&servers, &terms, &target, &jobs, &done))
         };
         RequestThreads { sender, results, threads: (0..self.concurrency).map(start).collect() }
     }
 
-    fn answer_through<'p>(
+    fn answer_through<P, E: From<ServedError>>(
         &mut self,
-        all: impl Iterator<Item = Result<Cow<'p, SetPrompt>>>,
+        all: impl Iterator<Item = Result<P, E>>,
         requests: &RequestThreads,
-        console: &Console,
-        progress: &Progress,
-    ) -> Result<Tally> {
+        job: &Job<'_, impl Listener, impl Fn(&P, &[String]) -> Result<Option<ServedTurn>, E>>,
+    ) -> Result<Tally, E> {
         let (mut tally, mut told) = (Tally::default(), None);
         let mut waiting = all.enumerate();
-        let mut running: HashMap<usize, OpenConversation<'_>> = HashMap::new();
+        let mut running: HashMap<usize, OpenConversation<P>> = HashMap::new();
+        let is_interrupted = || job.listener.is_interrupted();
         loop {
-            while running.len() < self.concurrency && !console.is_interrupted() {
+            while running.len() < self.concurrency && !is_interrupted() {
                 let Some((number, prompt)) = waiting.next() else { break };
                 let prompt = prompt?;
                 let conversation = OpenConversation { prompt, texts: Vec::new(), is_over: false };
-                self.send_next(number, conversation, &mut running, &requests.sender, progress)?;
+                self.send_next(number, conversation, &mut running, job)?;
             }
             if running.is_empty() {
                 break;
@@ -238,165 +230,138 @@ impl Served {
             let (number, id, received) = match requests.results.recv_timeout(TICK) {
                 Ok(received) => received,
                 Err(RecvTimeoutError::Timeout) => {
-                    if console.is_interrupted() {
+                    if is_interrupted() {
                         self.servers.give_up();
                     }
                     if requests.threads.iter().any(JoinHandle::is_finished) {
-                        bail!("a request thread panicked");
+                        return Err(ServedError::Panicked.into());
                     }
-                    self.tell_wait(&mut told, progress);
+                    self.tell_wait(&mut told, job.listener);
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("the request threads ended"),
+                Err(RecvTimeoutError::Disconnected) => return Err(ServedError::Panicked.into()),
             };
-            let mut conversation = running.remove(&number).context("it was running")?;
+            let mut conversation = running.remove(&number).expect("it was running");
             match received {
                 Ok(received) => {
-                    tally.count(&received, &self.terms.model, progress);
-                    self.journal.append(&received.entry)?;
+                    tally.count(&received, &self.terms.model, job.listener);
+                    self.journal.append(&received.entry).map_err(ServedError::from)?;
                     self.advance(&mut conversation, &received.entry)?;
                 }
-                Err(_) if console.is_interrupted() => {}
-                Err(why) => bail!("prompt `{id}`: {why}; earlier responses are kept"),
+                Err(_) if is_interrupted() => {}
+                Err(problem) => return Err(ServedError::NoResponse { id, problem }.into()),
             }
-            if !console.is_interrupted() {
-                self.send_next(number, conversation, &mut running, &requests.sender, progress)?;
+            if !is_interrupted() {
+                self.send_next(number, conversation, &mut running, job)?;
             }
         }
-        if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(tally) }
+        if is_interrupted() { Err(ServedError::Interrupted.into()) } else { Ok(tally) }
     }
 
-    /// Says that all requests wait for a server, and how long. `told` is the end of the last wait that was
-    /// said.
-    fn tell_wait(&self, told: &mut Option<Instant>, progress: &Progress) {
+    /// Says that all requests wait for a server. `told` is the end of the last wait that was said.
+    fn tell_wait(&self, told: &mut Option<Instant>, listener: &impl Listener) {
         let Some(rest) = self.servers.waiting() else {
             if told.take().is_some() {
-                progress.message("");
+                listener.wait(None);
             }
             return;
         };
-        if told.replace(rest.until) == Some(rest.until) {
-            return;
-        }
-        let wait = rest.until.saturating_duration_since(Instant::now());
-        progress.message(format!("waiting {} for the servers", HumanDuration(wait)));
-        if wait >= LONG_WAIT || rest.requested.is_some() {
-            let requested = rest.requested.map_or_else(String::new, |requested| {
-                format!(
-                    " and requested a wait of {}, more than `data.server.timeout_s`",
-                    HumanDuration(requested)
-                )
-            });
-            progress.print(&format!(
-                "{}{requested}; the next request follows in {}",
-                rest.why,
-                HumanDuration(wait)
-            ));
+        if told.replace(rest.until) != Some(rest.until) {
+            let length = rest.until.saturating_duration_since(Instant::now());
+            listener.wait(Some(Wait { why: rest.why, length, requested: rest.requested }));
         }
     }
 
     /// Sends a conversation's next request, if there is one.
-    fn send_next<'p>(
+    fn send_next<P, E: From<ServedError>>(
         &mut self,
         number: usize,
-        mut conversation: OpenConversation<'p>,
-        running: &mut HashMap<usize, OpenConversation<'p>>,
-        sender: &Sender<Sent>,
-        progress: &Progress,
-    ) -> Result<()> {
-        match self.next_ask(&mut conversation)? {
+        mut conversation: OpenConversation<P>,
+        running: &mut HashMap<usize, OpenConversation<P>>,
+        job: &Job<'_, impl Listener, impl Fn(&P, &[String]) -> Result<Option<ServedTurn>, E>>,
+    ) -> Result<(), E> {
+        match self.next_ask(&mut conversation, &job.next)? {
             Some(ask) => {
                 // Cannot fail: `answer` holds the receiver too.
-                let _ = sender.send((number, ask));
+                let _ = job.sender.send((number, ask));
                 running.insert(number, conversation);
             }
-            None => progress.advance(1),
+            None => job.listener.advance(),
         }
         Ok(())
     }
 
-    /// A conversation's next request that the journals do not answer; `None` if all its turns that fit the
-    /// context are answered.
-    fn next_ask(&mut self, conversation: &mut OpenConversation<'_>) -> Result<Option<Ask>> {
-        loop {
-            let OpenConversation { prompt, texts, is_over } = &*conversation;
-            let number = texts.len();
-            let turn = match &**prompt {
-                _ if *is_over => None,
-                SetPrompt::Conversation(prompt) if number < prompt.turns.len() => {
-                    next_turn(&self.text, prompt, texts)?.map(|turn| (turn.id, turn.prompt_ids))
-                }
-                SetPrompt::HeldOut { id, prompt_ids } if number == 0 => {
-                    Some((id.clone(), prompt_ids.clone()))
-                }
-                _ => None,
-            };
-            let Some((id, prompt_ids)) = turn else { return Ok(None) };
+    /// A conversation's next request that the journals do not answer; `None` if all its turns are
+    /// answered.
+    fn next_ask<P, E: From<ServedError>>(
+        &mut self,
+        conversation: &mut OpenConversation<P>,
+        next: impl Fn(&P, &[String]) -> Result<Option<ServedTurn>, E>,
+    ) -> Result<Option<Ask>, E> {
+        while !conversation.is_over
+            && let Some(turn) = next(&conversation.prompt, &conversation.texts)?
+        {
+            let ServedTurn { id, prompt_ids } = turn;
             let ask = self.ask(&id, &prompt_ids);
             let Some(entry) = self.written(&ask)? else { return Ok(Some(ask)) };
             self.advance(conversation, &Entry { id, ..entry })?;
         }
+        Ok(None)
     }
 
     /// Moves a conversation to the turn after a response, or ends it.
-    fn advance(&mut self, conversation: &mut OpenConversation<'_>, entry: &Entry) -> Result<()> {
+    fn advance<P>(
+        &mut self,
+        conversation: &mut OpenConversation<P>,
+        entry: &Entry,
+    ) -> Result<(), ServedError> {
         if entry.is_filtered() {
             self.filtered.insert(entry.id.clone());
             conversation.is_over = true;
         } else {
-            conversation.texts.push(self.text.tokenizer.decode(&entry.response_ids, true)?);
+            conversation.texts.push(self.target.tokenizer.decode(&entry.response_ids, true)?);
         }
         Ok(())
     }
 
     /// The number of responses that a content filter stopped.
-    pub(crate) fn num_filtered(&self) -> usize {
+    pub fn num_filtered(&self) -> usize {
         self.filtered.len()
     }
 
-    /// A prompt without its turns from the first on whose response a content filter stopped; `None` if no
-    /// turn is left.
-    pub(crate) fn unfiltered(&self, prompt: &Prompt) -> Option<Prompt> {
-        let is_kept = |turn: &usize| !self.filtered.contains(&prompt.row_id(*turn));
-        let num_turns = (0..prompt.turns.len()).take_while(is_kept).count();
-        let turns = prompt.turns[..num_turns].to_vec();
-        (num_turns > 0).then(|| Prompt { turns, ..prompt.clone() })
-    }
-
-    /// Likewise for a prompt of a set.
-    pub(crate) fn unfiltered_of_set(&self, prompt: &SetPrompt) -> Option<SetPrompt> {
-        match prompt {
-            SetPrompt::Conversation(prompt) => self.unfiltered(prompt).map(SetPrompt::Conversation),
-            SetPrompt::HeldOut { id, .. } => (!self.filtered.contains(id)).then(|| prompt.clone()),
-        }
+    /// Whether a content filter stopped the response to a row.
+    pub fn is_filtered(&self, id: &str) -> bool {
+        self.filtered.contains(id)
     }
 
     /// The journals' response to a request. Edited entries that the target cannot have produced are
     /// ignored, so that we request them again.
-    fn written(&self, ask: &Ask) -> Result<Option<Entry>> {
+    fn written(&self, ask: &Ask) -> Result<Option<Entry>, ServedError> {
         let entry = self.journal.get(&self.terms.identity(ask))?;
         Ok(entry.filter(|entry| entry.is_sound(self.terms.vocab_size)))
     }
 
     fn ask(&self, id: &str, prompt_ids: &[u32]) -> Ask {
-        let room = self.text.context.saturating_sub(prompt_ids.len());
+        let room = self.target.context.saturating_sub(prompt_ids.len());
         // Non-negative in 32 bits, which every server accepts.
-        let hash = hash_bytes(format!("{} {id} served", self.seed).as_bytes());
+        let hash = hash_bytes(format!("{} {id} served", self.target.seed).as_bytes());
         let seed = u32::from_str_radix(&hash[..8], 16).expect("it is hex") >> 1;
         let (id, prompt_ids) = (id.to_owned(), prompt_ids.to_vec());
-        Ask { id, prompt_ids, max_tokens: room.min(self.max_new_tokens), seed }
+        Ask { id, prompt_ids, max_tokens: room.min(self.target.max_new_tokens), seed }
     }
 
     /// The response to a turn.
     ///
     /// # Errors
     /// If it was never requested, or cannot be read back.
-    pub(crate) fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse> {
+    pub fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse, ServedError> {
         let entry = self.written(&self.ask(id, prompt_ids))?;
-        let Entry { response_ids: ids, finish_reason, known, .. } =
-            entry.with_context(|| format!("the journals have no response to `{id}`"))?;
-        let finish = FinishReason::parse(&finish_reason);
-        let finish = finish.with_context(|| format!("a journal says `{finish_reason}`"))?;
+        let finished = entry.and_then(|entry| {
+            let finish = FinishReason::parse(&entry.finish_reason)?;
+            Some((finish, entry.response_ids, entry.known))
+        });
+        let (finish, ids, known) =
+            finished.ok_or_else(|| ServedError::NotRequested { id: id.to_owned() })?;
         let num_requested = self.terms.log_probs.unwrap_or(0);
         let probs_at = |(id, known): (&u32, KnownTokens)| top_probs(*id, known, num_requested);
         let probs = known.map(|known| ids.iter().zip(known).map(probs_at).collect());
@@ -416,7 +381,7 @@ struct Tally {
 
 impl Tally {
     /// Counts a response, and notes a model's name that differs from the requested one.
-    fn count(&mut self, received: &Received, model: &str, progress: &Progress) {
+    fn count(&mut self, received: &Received, model: &str, listener: &impl Listener) {
         self.num_new += 1;
         self.num_texts += usize::from(received.is_text);
         self.num_other_prompts += usize::from(received.has_other_prompt);
@@ -424,7 +389,7 @@ impl Tally {
             && self.other_models.len() < MOST_MODELS
             && !self.other_models.contains(other)
         {
-            progress.print(&format!(
+            listener.note(&format!(
                 "a server calls its model `{other}`, and `{model}` was requested; check that it is \
                  `models.target`"
             ));
@@ -432,16 +397,16 @@ impl Tally {
         }
     }
 
-    fn note(&self, console: &Console) {
+    fn note(&self, listener: &impl Listener) {
         let Self { num_new, num_texts, num_other_prompts, .. } = self;
         if *num_texts > 0 {
-            console.note(format!(
+            listener.note(&format!(
                 "{num_texts} of {num_new} responses arrived as text and were tokenised here, so some \
                  tokens may differ from the target's; vLLM, SGLang and llama.cpp return token ids"
             ));
         }
         if *num_other_prompts > 0 {
-            console.note(format!(
+            listener.note(&format!(
                 "the servers counted another number of tokens in {num_other_prompts} of {num_new} \
                  prompts: their tokenizer differs from that of `models.target`, or adds tokens"
             ));
@@ -453,14 +418,14 @@ impl Tally {
 fn send_all(
     servers: &Servers,
     terms: &Terms,
-    text: &TextSide,
+    target: &TargetSettings,
     jobs: &Mutex<Receiver<Sent>>,
     done: &Sender<Returned>,
 ) {
     loop {
         let next = jobs.lock().expect(HELD).recv();
         let Ok((number, ask)) = next else { return };
-        let received = servers.complete(&ask, terms, text);
+        let received = servers.complete(&ask, terms, target);
         // Fails only if the receiver has given up.
         let _ = done.send((number, ask.id, received));
     }

@@ -1,33 +1,89 @@
-//! Served responses equal those of the target run locally, and each is requested once even if requests
-//! fail.
+//! Served responses equal those that the target gives, and each is requested once even if requests fail.
 
 mod hostile;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
-use draftsmith_data::{DataSet, Incomplete, Prompt, Prompts, read_dir};
-use draftsmith_theory::SeededDraws;
+use draftsmith_data::{ChatFormat, Prompt, Prompts, TextTokenizer};
+use draftsmith_theory::Decoding;
 use serde_json::{Value, json};
 
-use super::loopback::{Deed, Loopback, Request};
+use super::loopback::{Decoded, Deed, Loopback, LoopbackTarget, Request};
 use super::*;
-use crate::commands::build_data::{self, Building};
-use crate::recipe::{Recipe, ServerLabels};
-use crate::responses::Responder;
-use crate::workspace::Workspace;
 
 const MAX_NEW_TOKENS: usize = 12;
+/// The target's end token.
+const EOS: u32 = 1;
+/// What the target answers; some are longer than the most tokens.
+const ANSWERS: [&str; 3] = [
+    "Answer: 820",
+    "The item with the weight 97 is the clock.",
+    "The wide basket is under the white hammer, and the vase is behind the wide bowl.",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn workspace() -> Workspace {
-    let model = |name: &str| root().join("checkpoints/tiny").join(name);
-    Workspace::new(&model("target"), Some(&model("draft")), vec![Device::flex()])
+fn target_dir() -> PathBuf {
+    root().join("checkpoints/tiny/target")
+}
+
+fn target() -> TargetSettings {
+    let tokenizer = TextTokenizer::from_model_dir(&target_dir()).expect("it is committed");
+    TargetSettings {
+        vocab_size: tokenizer.vocab_size(),
+        tokenizer: Arc::new(tokenizer),
+        eos_token_ids: vec![EOS],
+        stop_strings: Vec::new(),
+        text_end: None,
+        context: 256,
+        decoding: Decoding::GREEDY,
+        max_new_tokens: MAX_NEW_TOKENS,
+        seed: 3,
+    }
+}
+
+/// The target's response: one of the answers.
+fn respond(tokenizer: &TextTokenizer, prompt_ids: &[u32]) -> Vec<u32> {
+    let answer = ANSWERS[prompt_ids.iter().sum::<u32>() as usize % ANSWERS.len()];
+    let mut ids = tokenizer.encode(answer, false).expect("a text");
+    ids.push(EOS);
+    ids.truncate(MAX_NEW_TOKENS);
+    ids
+}
+
+/// Serves the target. `deed` decides how to treat each request, given its number.
+fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Loopback {
+    let tokenizer = target().tokenizer;
+    let shared = tokenizer.clone();
+    let decode = move |prompt_ids: &[u32], body: &Value| {
+        assert_eq!(body["max_tokens"], MAX_NEW_TOKENS, "all prompts leave room");
+        let ids = respond(&shared, prompt_ids);
+        let log_probs = vec![(-0.5, Vec::new()); ids.len()];
+        Decoded { is_ended: ids.last() == Some(&EOS), ids, log_probs }
+    };
+    Loopback::serve(LoopbackTarget { tokenizer, decode }, deed)
+}
+
+/// A listener that shows nothing.
+struct Silent {
+    is_interrupted: bool,
+}
+
+impl Listener for Silent {
+    fn is_interrupted(&self) -> bool {
+        self.is_interrupted
+    }
+
+    fn advance(&self) {}
+
+    fn note(&self, _: &str) {}
+
+    fn wait(&self, _: Option<Wait>) {}
 }
 
 fn prompts(num: usize) -> Vec<Prompt> {
@@ -50,43 +106,42 @@ fn servers(urls: &[&str]) -> ServerRecipe {
 }
 
 /// A served target that decodes greedily, with its journal in `dir`.
-fn served(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
-    served_with(Secret::default(), server, workspace, dir)
+fn served(server: &ServerRecipe, dir: &Path) -> Served {
+    served_with(Secret::default(), server, target(), dir)
 }
 
-fn served_with(secret: Secret, server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Served {
-    let journal = dir.join("served.jsonl");
-    let access = ServerAccess { server, seed: 3, journal };
-    let (decoding, console) = (Decoding::GREEDY, Console::silent());
-    access.open_with(secret, workspace, decoding, MAX_NEW_TOKENS, &console).expect("opens")
+fn served_with(
+    secret: Secret,
+    server: &ServerRecipe,
+    target: TargetSettings,
+    dir: &Path,
+) -> Served {
+    Served::open(server, secret, target, &dir.join("served.jsonl")).expect("opens")
 }
 
-fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
-    let console = Console::silent();
-    let progress = Progress::new(&console, "servers", "prompts", prompts.len() as u64);
-    served.answer(prompts.iter().map(conversation), &console, &progress)
+/// The next turn of a conversation.
+fn next(prompt: &Prompt, texts: &[String]) -> Result<Option<ServedTurn>, ServedError> {
+    let number = texts.len();
+    if number == prompt.turns.len() {
+        return Ok(None);
+    }
+    let format = ChatFormat::choose(&target_dir(), None)?;
+    let prompt_ids = target().tokenizer.encode_chat(&format, &prompt.messages(number, texts))?;
+    Ok(Some(ServedTurn { id: prompt.row_id(number), prompt_ids }))
 }
 
-fn conversation(prompt: &Prompt) -> Result<Cow<'_, SetPrompt>> {
-    Ok(Cow::Owned(SetPrompt::Conversation(prompt.clone())))
+fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<(), ServedError> {
+    let all = prompts.iter().map(Ok);
+    served.answer(all, |prompt, texts| next(prompt, texts), &Silent { is_interrupted: false })
 }
 
 /// Checks that the responses to first turns equal the target's.
-fn check_responses(served: &Served, workspace: &Workspace, prompts: &[Prompt]) {
-    let (pair, console) = (workspace.target_alone().expect("there"), Console::silent());
-    let responder = Responder {
-        target: &pair.target,
-        context: workspace.context().expect("there"),
-        decoding: Decoding::GREEDY,
-        limits: pair.text.limits(MAX_NEW_TOKENS),
-        console: &console,
-    };
+fn check_responses(served: &Served, prompts: &[Prompt]) {
     for prompt in prompts {
-        let ids = pair.text.encode(&prompt.messages(0, &[])).expect("a text");
-        let mut one = [(&ids[..], SeededDraws::new(0, &[]))];
-        let local = responder.respond(&mut one, |_, _| ()).expect("it fits").remove(0);
-        let response = served.response(&prompt.row_id(0), &ids).expect("in the journal");
-        assert_eq!(response.ids, local.token_ids, "{}", prompt.id);
+        let turn = next(prompt, &[]).expect("a text").expect("a turn");
+        let expected = respond(&target().tokenizer, &turn.prompt_ids);
+        let response = served.response(&turn.id, &turn.prompt_ids).expect("in the journal");
+        assert_eq!(response.ids, expected, "{}", prompt.id);
     }
 }
 
@@ -99,7 +154,7 @@ fn cut_short(answer: &mut Value) {
 
 #[test]
 fn failed_requests_are_retried() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let other = r#"{"choices":[{"token_ids":[9999999],"finish_reason":"stop"}]}"#;
     let deeds = [
         Deed::Say(429, "retry-after: 0", "busy"),
@@ -113,12 +168,11 @@ fn failed_requests_are_retried() {
         Deed::Change(cut_short),
     ];
     let num_deeds = deeds.len();
-    let loopback =
-        Loopback::serve(move |number, _| deeds.get(number).copied().unwrap_or(Deed::Answer));
+    let loopback = serve(move |number, _| deeds.get(number).copied().unwrap_or(Deed::Answer));
     let recipe = ServerRecipe { concurrency: 1, retries: num_deeds, ..servers(&[&loopback.url]) };
-    let (prompts, mut served) = (prompts(3), served(&recipe, &workspace, dir.path()));
+    let (prompts, mut served) = (prompts(3), served(&recipe, dir.path()));
     answer(&mut served, &prompts).expect("answers in the end");
-    check_responses(&served, &workspace, &prompts);
+    check_responses(&served, &prompts);
     let requests = loopback.requests();
     assert_eq!(requests.len(), num_deeds + prompts.len());
     assert!(requests.iter().all(|request| request.path == "/v1/completions"));
@@ -127,15 +181,14 @@ fn failed_requests_are_retried() {
 
 #[test]
 fn a_lasting_failure_is_one_error_with_a_hint() {
-    let workspace = workspace();
     let check = |deed: Deed, change: fn(&mut ServerRecipe), expected: &[&str], num: usize| {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let loopback = Loopback::serve(move |_, _| deed);
+        let loopback = serve(move |_, _| deed);
         let mut recipe = ServerRecipe { retries: 2, ..servers(&[&loopback.url]) };
         change(&mut recipe);
-        let mut served = served(&recipe, &workspace, dir.path());
+        let mut served = served(&recipe, dir.path());
         let prompts = prompts(1);
-        let error = format!("{:#}", answer(&mut served, &prompts).expect_err("no answer"));
+        let error = answer(&mut served, &prompts).expect_err("no answer").to_string();
         let begins = format!("prompt `{}`: the server `{}` ", prompts[0].id, loopback.url);
         assert!(error.starts_with(&begins), "{error}");
         assert!(error.contains("; hint: ") && !error.contains('\n'), "{error}");
@@ -176,25 +229,25 @@ fn a_lasting_failure_is_one_error_with_a_hint() {
 
 #[test]
 fn a_refused_connection_is_reported_with_the_address() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
     let url = format!("http://{}/v1", listener.local_addr().expect("it is bound"));
     drop(listener);
     let recipe = ServerRecipe { retries: 1, ..servers(&[&url]) };
-    let error = answer(&mut served(&recipe, &workspace, dir.path()), &prompts(1));
-    let error = format!("{:#}", error.expect_err("nobody answers"));
+    let error = answer(&mut served(&recipe, dir.path()), &prompts(1));
+    let error = error.expect_err("nobody answers").to_string();
     assert!(error.contains(&format!("the server `{url}` refuses connections")), "{error}");
 }
 
 #[test]
 fn a_failing_server_is_avoided() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    let bad = Loopback::serve(|_, _| Deed::Say(500, "", "broken"));
-    let good = Loopback::serve(|_, _| Deed::Answer);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let bad = serve(|_, _| Deed::Say(500, "", "broken"));
+    let good = serve(|_, _| Deed::Answer);
     let recipe = ServerRecipe { concurrency: 3, ..servers(&[&bad.url, &good.url]) };
-    let (prompts, mut served) = (prompts(20), served(&recipe, &workspace, dir.path()));
+    let (prompts, mut served) = (prompts(20), served(&recipe, dir.path()));
     answer(&mut served, &prompts).expect("one of them answers");
-    check_responses(&served, &workspace, &prompts);
+    check_responses(&served, &prompts);
     assert_eq!(good.requests().len(), prompts.len());
     assert!(!bad.requests().is_empty());
     assert!(good.most_at_once() <= 3);
@@ -202,63 +255,54 @@ fn a_failing_server_is_avoided() {
 
 #[test]
 fn received_responses_are_not_requested_again() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let prompts = prompts(6);
     let fails = |number: usize, _: &Request| match number {
         0..4 => Deed::Answer,
         _ => Deed::Say(401, "", "no more"),
     };
-    let first = Loopback::serve(fails);
+    let first = serve(fails);
     let recipe = ServerRecipe { concurrency: 1, ..servers(&[&first.url]) };
-    let mut begun = served(&recipe, &workspace, dir.path());
+    let mut begun = served(&recipe, dir.path());
     answer(&mut begun, &prompts).expect_err("it stops half way");
     drop(begun);
     // As if the process had been killed during a write.
     let path = dir.path().join("served.jsonl");
     let lines = fs::read(&path).expect("there is a journal");
     fs::write(&path, &lines[..lines.len() - 5]).expect("written");
-    let second = Loopback::serve(|_, _| Deed::AnswerAsLlamaCpp);
+    let second = serve(|_, _| Deed::AnswerAsLlamaCpp);
     for expected in [3, 3] {
-        let mut resumed = served(&servers(&[&second.url]), &workspace, dir.path());
+        let mut resumed = served(&servers(&[&second.url]), dir.path());
         answer(&mut resumed, &prompts).expect("answers");
-        check_responses(&resumed, &workspace, &prompts);
+        check_responses(&resumed, &prompts);
         assert_eq!(second.requests().len(), expected, "each once");
     }
     // An edited entry that the target cannot have produced is requested again.
     let lines = fs::read_to_string(&path).expect("there is a journal");
     let (first, rest) = lines.split_once("\"response_ids\":[").expect("a response");
     fs::write(&path, format!("{first}\"response_ids\":[4294967295,{rest}")).expect("written");
-    let mut resumed = served(&servers(&[&second.url]), &workspace, dir.path());
+    let mut resumed = served(&servers(&[&second.url]), dir.path());
     answer(&mut resumed, &prompts).expect("answers");
-    check_responses(&resumed, &workspace, &prompts);
+    check_responses(&resumed, &prompts);
     assert_eq!(second.requests().len(), 4);
 }
 
 #[test]
 fn the_bearer_token_is_sent_and_never_written() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    // Every process has this variable.
-    let (name, value) = ("PATH", std::env::var("PATH").expect("it is set"));
-    let expected = format!("Bearer {}", value.trim());
-    let loopback = Loopback::serve(move |number, request| {
-        match request.authorization.as_deref() == Some(&*expected) && number > 0 {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let token = "sk-0123456789";
+    let loopback = serve(move |number, request| {
+        let expected = format!("Bearer {token}");
+        match request.authorization.as_ref() == Some(&expected) && number > 0 {
             true => Deed::Answer,
             false => Deed::Say(500, "", "again"),
         }
     });
-    let api_key_env = Some(name.to_owned());
-    let recipe = ServerRecipe { api_key_env, ..servers(&[&loopback.url]) };
-    let secret = Secret::read(name).expect("it is set");
-    let mut served = served_with(secret, &recipe, &workspace, dir.path());
+    let (recipe, secret) = (servers(&[&loopback.url]), Secret::new(token).expect("a token"));
+    let mut served = served_with(secret, &recipe, target(), dir.path());
     answer(&mut served, &prompts(2)).expect("answers");
     let journal = fs::read_to_string(dir.path().join("served.jsonl")).expect("there");
-    assert!(journal.lines().count() == 2 && !journal.contains(value.trim()));
-    let missing = ServerRecipe { api_key_env: Some("NO_SUCH_VARIABLE".to_owned()), ..recipe };
-    let access =
-        ServerAccess { server: &missing, seed: 3, journal: dir.path().join("served.jsonl") };
-    let opened = access.open(&workspace, Decoding::GREEDY, MAX_NEW_TOKENS, &Console::silent());
-    let error = opened.err().expect("it is not set").to_string();
-    assert!(error.contains("`NO_SUCH_VARIABLE`, which `data.server.api_key_env`"), "{error}");
+    assert!(journal.lines().count() == 2 && !journal.contains(token));
 }
 
 #[test]
@@ -269,11 +313,10 @@ fn no_tokens_are_a_failed_request_unless_an_end_token_can_stand_for_them() {
     };
     for (ends, num_requests) in [(vec![], 3), (vec![2], 1)] {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let loopback = Loopback::serve(move |_, _| Deed::Change(no_tokens));
-        let mut workspace = workspace();
-        workspace.ends.eos_token_ids = Some(ends.clone());
+        let loopback = serve(move |_, _| Deed::Change(no_tokens));
+        let target = TargetSettings { eos_token_ids: ends.clone(), ..target() };
         let recipe = ServerRecipe { retries: 2, ..servers(&[&loopback.url]) };
-        let mut served = served(&recipe, &workspace, dir.path());
+        let mut served = served_with(Secret::default(), &recipe, target, dir.path());
         let answered = answer(&mut served, &prompts(1));
         assert_eq!(loopback.requests().len(), num_requests);
         let journal = fs::read_to_string(dir.path().join("served.jsonl")).expect("there");
@@ -290,7 +333,7 @@ fn no_tokens_are_a_failed_request_unless_an_end_token_can_stand_for_them() {
 
 #[test]
 fn a_filtered_response_ends_its_conversation_and_is_not_requested_again() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let mut prompts = prompts(3);
     for prompt in &mut prompts {
         prompt.turns = vec![prompt.turns[0].clone(); 3];
@@ -300,30 +343,32 @@ fn a_filtered_response_ends_its_conversation_and_is_not_requested_again() {
         let choice = &mut answer["choices"][0];
         (choice["text"], choice["finish_reason"]) = (json!(""), json!("content_filter"));
     };
-    let loopback = Loopback::serve(move |number, _| match number {
+    let loopback = serve(move |number, _| match number {
         1 | 2 => Deed::Change(filter),
         _ => Deed::Answer,
     });
     let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
     for _ in 0..2 {
-        let mut served = served(&recipe, &workspace, dir.path());
+        let mut served = served(&recipe, dir.path());
         answer(&mut served, &prompts).expect("answers");
         assert_eq!(loopback.requests().len(), 2 + 1 + 3);
         assert_eq!(served.num_filtered(), 2);
-        let num_turns = |prompt| served.unfiltered(prompt).map(|prompt| prompt.turns.len());
-        assert_eq!(prompts.iter().map(num_turns).collect::<Vec<_>>(), [Some(1), None, Some(3)]);
-        check_responses(&served, &workspace, &[prompts[0].clone(), prompts[2].clone()]);
+        let is_filtered = |number: usize, turn| served.is_filtered(&prompts[number].row_id(turn));
+        let filtered =
+            [(0, 0), (0, 1), (1, 0), (2, 0)].map(|(number, turn)| is_filtered(number, turn));
+        assert_eq!(filtered, [false, true, true, false]);
+        check_responses(&served, &[prompts[0].clone(), prompts[2].clone()]);
     }
 }
 
 #[test]
 fn a_wait_that_a_server_requests_is_no_longer_than_the_timeout() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let ages = "retry-after: 1000000000000000000";
-    let loopback = Loopback::serve(|_, _| Deed::Say(429, ages, "later"));
+    let loopback = serve(|_, _| Deed::Say(429, ages, "later"));
     let recipe = ServerRecipe { retries: 2, timeout_s: 0.5, ..servers(&[&loopback.url]) };
     let begun = Instant::now();
-    let error = answer(&mut served(&recipe, &workspace, dir.path()), &prompts(1));
+    let error = answer(&mut served(&recipe, dir.path()), &prompts(1));
     assert!(error.expect_err("no answer").to_string().contains("the last of 3 times"));
     let waited = begun.elapsed().as_secs_f64();
     assert!((1.0..20.0).contains(&waited), "twice half a second: {waited}");
@@ -331,13 +376,13 @@ fn a_wait_that_a_server_requests_is_no_longer_than_the_timeout() {
 
 #[test]
 fn a_server_of_text_gets_prompts_as_text() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    let loopback = Loopback::serve(|_, _| Deed::AnswerByText);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let loopback = serve(|_, _| Deed::AnswerByText);
     let recipe = ServerRecipe { concurrency: 1, ..servers(&[&loopback.url]) };
-    let (prompts, mut served) = (prompts(3), served(&recipe, &workspace, dir.path()));
+    let (prompts, mut served) = (prompts(3), served(&recipe, dir.path()));
     answer(&mut served, &prompts).expect("answers");
     // Tokenising this target's text gives back its tokens, so they can be compared.
-    check_responses(&served, &workspace, &prompts);
+    check_responses(&served, &prompts);
     let is_text: Vec<bool> =
         loopback.requests().iter().map(|request| request.body["prompt"].is_string()).collect();
     assert_eq!(is_text, [false, true, true, true], "ids are tried once");
@@ -345,61 +390,13 @@ fn a_server_of_text_gets_prompts_as_text() {
 
 #[test]
 fn nothing_is_sent_after_an_interrupt() {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
-    let mut served = served(&servers(&[&loopback.url]), &workspace, dir.path());
-    let mut console = Console::silent();
-    console.deadline = Some(Instant::now());
-    let progress = Progress::new(&console, "servers", "prompts", 1);
-    let prompts = prompts(1);
-    let error = served.answer([conversation(&prompts[0])], &console, &progress);
-    assert!(error.expect_err("stopped").is::<Interrupted>());
-    assert!(loopback.requests().is_empty());
-}
-
-/// Builds a recipe's data; `more` sets where responses come from.
-fn built(dir: &Path, name: &str, more: &str) -> DataSet {
-    let model = |name: &str| root().join("checkpoints/tiny").join(name).display().to_string();
-    let lines = fs::read_to_string(root().join("data/tiny/prompts/test.jsonl")).expect("there");
-    let lines: Vec<&str> = lines.lines().take(40).collect();
-    let talk = r#"{"turns": ["What is 47 + 85?", "And twice that?"]}"#;
-    fs::write(dir.join("set.jsonl"), format!("{}\n{talk}\n", lines.join("\n"))).expect("written");
-    let text = format!(
-        "seed = 5\n[models]\ntarget = '{}'\ndraft = '{}'\n[data]\nprompts = ['{}']\n\
-         max_new_tokens = 24\n{more}",
-        model("target"),
-        model("draft"),
-        dir.join("set.jsonl").display(),
-    );
-    let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
-    recipe.name = dir.join(name).display().to_string();
-    build_data::run(&recipe, Building::ALL, &workspace(), &Console::silent()).expect("built");
-    read_dir(&dir.join(name), Incomplete::Refused).expect("whole")
-}
-
-#[test]
-fn greedy_data_is_the_same_from_a_server_and_from_weights() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let loopback = Loopback::serve(|number, _| match number % 7 {
-        3 => Deed::BreakOff,
-        5 => Deed::AnswerAsLlamaCpp,
-        _ => Deed::Answer,
-    });
-    let server = format!(
-        "temperature = 0\nresponses = 'server'\n[data.server]\nurls = ['{}']\nmodel = 'tiny'\n\
-         labels = 'weights'\n",
-        loopback.url
-    );
-    let served = built(dir.path(), "served", &server);
-    let local = built(dir.path(), "local", "temperature = 0\n");
-    assert_eq!(served.rows, local.rows);
-    assert_eq!(served.rows.len(), 42, "one row per assistant turn");
-    assert_eq!(served.provenance.served_model.as_deref(), Some("tiny"));
-    // A deleted shard is built again from the journal.
-    let num_requests = loopback.requests().len();
-    let shard = fs::read(dir.path().join("served/responses-00000.parquet")).expect("there");
-    fs::remove_file(dir.path().join("served/responses-00000.parquet")).expect("removed");
-    built(dir.path(), "served", &server);
-    assert_eq!(loopback.requests().len(), num_requests);
-    assert!(fs::read(dir.path().join("served/responses-00000.parquet")).expect("there") == shard);
+    let loopback = serve(|_, _| Deed::Answer);
+    let mut served = served(&servers(&[&loopback.url]), dir.path());
+    let prompts = prompts(1);
+    let listener = Silent { is_interrupted: true };
+    let answered =
+        served.answer(prompts.iter().map(Ok), |prompt, texts| next(prompt, texts), &listener);
+    assert!(matches!(answered, Err(ServedError::Interrupted)));
+    assert!(loopback.requests().is_empty());
 }

@@ -20,6 +20,8 @@ mod hub;
 mod judging;
 mod labels;
 mod lock;
+#[cfg(test)]
+pub mod loopback;
 mod names;
 mod out_dir;
 mod pair;
@@ -33,8 +35,7 @@ mod report;
 mod responses;
 mod results;
 mod rollouts;
-#[path = "../../draftsmith-served/src/served.rs"]
-mod served;
+mod server_access;
 mod shard;
 mod statistics;
 mod sweep;

@@ -12,7 +12,6 @@ mod evaluate;
 mod merged;
 mod overrides;
 mod prompts;
-#[path = "../../draftsmith-served/src/settings.rs"]
 mod server;
 mod stop_rules;
 mod trees;
@@ -23,6 +22,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{Notation, plain_problem, write_whole};
 use draftsmith_model::AdapterConfig;
+use draftsmith_served::ServerRecipe;
 use draftsmith_train::{
     AdapterTraining, ExitLayers, HeadLabels, HeadTraining, InitialWeights, OptimizerSettings,
     Section,
@@ -32,15 +32,13 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cascades::{CascadeRecipe, ChainRuleRecipe};
 pub(crate) use self::costs::GivenCosts;
-pub(crate) use self::data::{DataRecipe, Responses, decoding, sampling};
+pub(crate) use self::data::{DataRecipe, Responses, decoding};
 pub(crate) use self::evaluate::{EvaluateRecipe, MaxGramRecipe};
 pub(crate) use self::merged::MergedRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
-#[cfg(test)]
-pub(crate) use self::server::ServerLabels;
-pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
+pub(crate) use self::server::read_server;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 use crate::prompt_files::Reading;

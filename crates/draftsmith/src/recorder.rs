@@ -14,6 +14,7 @@ use draftsmith_decode::{
     Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget, SelfDraft, SeparateDraft,
     ServedTarget, record,
 };
+use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
@@ -28,7 +29,7 @@ use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
 use crate::results::{DecodingName, DrafterName};
-use crate::served::{Served, ServedResponse, ServerAccess};
+use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -305,9 +306,9 @@ impl Recorder<'_> {
         prompts: &[SetPrompt],
     ) -> Result<Vec<Answer>> {
         let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
-        served.answer(all, self.console, self.progress)?;
+        ask_servers(&mut served, all, text, self.console, self.progress)?;
         let prompts: Vec<SetPrompt> =
-            prompts.iter().filter_map(|prompt| served.unfiltered_of_set(prompt)).collect();
+            prompts.iter().filter_map(|prompt| unfiltered_of_set(&served, prompt)).collect();
         if prompts.is_empty() && served.num_filtered() > 0 {
             bail!(
                 "the servers' content filter stopped all {} responses; hint: turn it off, or use other \

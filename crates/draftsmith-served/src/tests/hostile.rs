@@ -21,11 +21,11 @@ struct Trial {
 
 /// Asks a server that treats every request alike, and checks what any answer must leave true.
 fn trial(deed: Deed, timeout_s: f64) -> Trial {
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    let loopback = Loopback::serve(move |_, _| deed);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let loopback = serve(move |_, _| deed);
     let recipe = ServerRecipe { retries: 1, timeout_s, ..servers(&[&loopback.url]) };
     let secret = Secret::new(TOKEN).expect("a token");
-    let mut served = served_with(secret, &recipe, &workspace, dir.path());
+    let mut served = served_with(secret, &recipe, target(), dir.path());
     let begun = Instant::now();
     let error = answer(&mut served, &prompts(1)).expect_err("no response").to_string();
     let elapsed = begun.elapsed().as_secs_f64();
@@ -206,13 +206,13 @@ fn keys_of_wrong_types_are_errors() {
     let answers: Vec<String> =
         keys.iter().flat_map(|key| values.iter().map(|value| one(key, value))).collect();
     // Each request gets another answer, and none of them is a response.
-    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let dir = tempfile::tempdir().expect("a temporary directory");
     let num_answers = answers.len();
     let all: Vec<&'static str> = answers.into_iter().map(|text| &*text.leak()).collect();
-    let loopback = Loopback::serve(move |number, _| Deed::Say(200, "", all[number % all.len()]));
+    let loopback = serve(move |number, _| Deed::Say(200, "", all[number % all.len()]));
     let recipe = ServerRecipe { retries: num_answers, ..servers(&[&loopback.url]) };
     let secret = Secret::new(TOKEN).expect("a token");
-    let mut served = served_with(secret, &recipe, &workspace, dir.path());
+    let mut served = served_with(secret, &recipe, target(), dir.path());
     let error = answer(&mut served, &prompts(1)).expect_err("no response").to_string();
     assert_eq!(loopback.requests().len(), num_answers + 1, "{error}");
 }

@@ -26,6 +26,7 @@ use burn::tensor::Device;
 use clap::Args;
 use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
+use draftsmith_served::ServerRecipe;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
@@ -38,9 +39,9 @@ use crate::decoders::target_speed;
 use crate::decoding_arguments::DecodingArguments;
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::{GivenCosts, ServerRecipe};
+use crate::recipe::{GivenCosts, read_server};
 use crate::recorder::{Answer, RecordedModels, Recorder};
-use crate::served::ServerAccess;
+use crate::server_access::ServerAccess;
 use crate::table::duration_text;
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
@@ -151,7 +152,7 @@ fn survey(
     let decoding = arguments.decoding.decoding()?;
     let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
-    let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
+    let server = arguments.server.as_deref().map(read_server).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
     let (draft, template) = (arguments.draft.as_deref(), arguments.chat_template.as_deref());
     let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));

@@ -23,7 +23,7 @@ use crate::device::on_pool;
 use crate::exports::{AdapterExport, Exports};
 use crate::recipe::{Recipe, decoding};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
-use crate::served::ServerAccess;
+use crate::server_access::ServerAccess;
 use crate::shard::Shard;
 use crate::workspace::Workspace;
 

@@ -18,7 +18,6 @@ use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::pair::Pair;
-use crate::recipe::sampling;
 use crate::results::{DecodingName, DrafterName, Estimate, waiting_time};
 use crate::statistics::{promise_interval, shown_interval};
 
@@ -110,7 +109,7 @@ impl CheckedRule {
             lookup_first: self.drafter.lookup_first(),
             stop_rule: self.config,
             is_tuned: self.promised.is_some(),
-            sampling: sampling(&self.decoding),
+            sampling: self.decoding.sampling(),
             repetition_penalty: self.decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,

@@ -12,7 +12,6 @@ use serde::Serialize;
 use crate::costs::Costs;
 use crate::exports::tuned::TunedRule;
 use crate::judging::{over, speedup};
-use crate::recipe::sampling;
 use crate::results::{CostSource, DrafterName, Estimate, LookUps, StopRuleName};
 use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::static_trees::{fastest_tree, judge_trees};
@@ -90,7 +89,7 @@ impl Baseline<'_> {
             some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
         };
         let num_prompts = spent.len();
-        let Sampling { temperature, top_p, top_k, min_p } = sampling(&self.decoding);
+        let Sampling { temperature, top_p, top_k, min_p } = self.decoding.sampling();
         Ok(TunedRule {
             drafter: DrafterName::from(self.recordings.drafter).with_lookup(choice.lookup_first),
             config: choice.config.clone(),
