@@ -22,7 +22,6 @@ mod labels;
 mod lock;
 #[cfg(test)]
 pub mod loopback;
-mod names;
 mod out_dir;
 mod pair;
 mod prompt_files;
@@ -31,18 +30,19 @@ mod prompts;
 pub mod readers;
 mod recipe;
 mod recorder;
-mod report;
 mod responses;
-mod results;
 mod rollouts;
 mod server_access;
 mod shard;
-mod statistics;
 mod sweep;
-mod table;
 mod text_side;
 mod training;
 mod tuning;
 mod workspace;
+
+#[path = "../../draftsmith-report/src/moved.rs"]
+mod moved;
+
+use moved::{names, report, results, statistics, table};
 
 pub use cli::run;

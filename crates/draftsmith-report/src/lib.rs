@@ -1,0 +1,1 @@
+//! Results of measurements: their files, terminal tables and HTML pages.
