@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// `self_draft_1`, with the shape of its trees as in `draft_tree_3-2x2x8`, or with the lookup before it as
 /// in `draft_lookup_2x4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum DrafterName {
+pub enum DrafterName {
     /// No drafter: the target decodes without drafts.
     None,
     /// A drafter that proposes chains.
@@ -26,7 +26,7 @@ pub(crate) enum DrafterName {
 /// A way of decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum DecodingName {
+pub enum DecodingName {
     /// The most probable token.
     Greedy,
     /// A token drawn from the distribution.
@@ -35,7 +35,7 @@ pub(crate) enum DecodingName {
 
 /// Kinds of drafters, by the files that serving needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Road {
+pub enum Road {
     /// A second, smaller model.
     SeparateDraft,
     /// The target's first layers and an adapter, at any exit layer.
@@ -65,7 +65,7 @@ impl From<DrafterId> for Road {
 
 impl DrafterName {
     /// The drafter, if there is one.
-    pub(crate) fn id(self) -> Option<DrafterId> {
+    pub fn id(self) -> Option<DrafterId> {
         match self {
             Self::None => None,
             Self::Of(id) | Self::Tree(id, _) | Self::After(_, id) => Some(id),
@@ -73,7 +73,7 @@ impl DrafterName {
     }
 
     /// The prompt lookup before it, if there is one.
-    pub(crate) fn lookup_first(self) -> Option<LookupFirst> {
+    pub fn lookup_first(self) -> Option<LookupFirst> {
         match self {
             Self::After(first, _) => Some(first),
             Self::None | Self::Of(_) | Self::Tree(..) => None,
@@ -81,7 +81,7 @@ impl DrafterName {
     }
 
     /// The drafter with prompt lookup before it, if one is given.
-    pub(crate) fn with_lookup(self, first: Option<LookupFirst>) -> Self {
+    pub fn with_lookup(self, first: Option<LookupFirst>) -> Self {
         match (first, self.id()) {
             (Some(first), Some(id)) => Self::After(first, id),
             _ => self,
@@ -89,12 +89,12 @@ impl DrafterName {
     }
 
     /// Prompt lookup with these settings and no other drafter.
-    pub(crate) fn look_ups_alone(first: LookupFirst) -> Self {
+    pub fn look_ups_alone(first: LookupFirst) -> Self {
         Self::After(first, DrafterId::MaxGram)
     }
 
     /// The look-ups, if they are the only drafter.
-    pub(crate) fn as_look_ups_alone(self) -> Option<LookupFirst> {
+    pub fn as_look_ups_alone(self) -> Option<LookupFirst> {
         self.lookup_first().filter(|_| self.id() == Some(DrafterId::MaxGram))
     }
 
@@ -108,7 +108,7 @@ impl DrafterName {
     }
 
     /// The prefix of its settings' labels: `exit 1`, `tree 3-2x2x8`, `exit 1, lookup 2x4`, `lookup 2x4 by itself`.
-    pub(crate) fn prefix(self) -> Option<String> {
+    pub fn prefix(self) -> Option<String> {
         if let Some(first) = self.as_look_ups_alone() {
             return Some(format!("lookup {first} by itself"));
         }
@@ -118,12 +118,12 @@ impl DrafterName {
     }
 
     /// The kind of drafter; `None` without one.
-    pub(crate) fn road(self) -> Option<Road> {
+    pub fn road(self) -> Option<Road> {
         self.id().map(Road::from)
     }
 
     /// The drafter in words: `separate draft`, `self-draft, exit 1`; empty without one.
-    pub(crate) fn text(self) -> String {
+    pub fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
             return format!("prompt lookup {first} by itself");
         }
@@ -136,12 +136,12 @@ impl DrafterName {
 }
 
 /// A ratio of speeds: `1.15x`.
-pub(crate) fn times_text(ratio: f64) -> String {
+pub fn times_text(ratio: f64) -> String {
     format!("{ratio:.2}x")
 }
 
 /// The label of a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
-pub(crate) fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
+pub fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {
         None => label,
@@ -187,7 +187,7 @@ impl<'de> Deserialize<'de> for DrafterName {
 
 impl DecodingName {
     /// The name of a way of decoding.
-    pub(crate) fn of(decoding: &Decoding) -> Self {
+    pub fn of(decoding: &Decoding) -> Self {
         match decoding.choice {
             TokenChoice::Greedy => Self::Greedy,
             TokenChoice::Sampled(_) => Self::Sampled,
@@ -195,7 +195,7 @@ impl DecodingName {
     }
 
     /// The way of decoding in words.
-    pub(crate) fn text(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             Self::Greedy => "greedy",
             Self::Sampled => "sampled",
@@ -206,7 +206,7 @@ impl DecodingName {
 /// The source of costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum CostSource {
+pub enum CostSource {
     /// Measured on this machine.
     #[default]
     Machine,
@@ -218,12 +218,12 @@ pub(crate) enum CostSource {
 
 impl CostSource {
     /// Whether the costs were measured on this machine, the default in files.
-    pub(crate) fn is_machine(&self) -> bool {
+    pub fn is_machine(&self) -> bool {
         *self == Self::Machine
     }
 
     /// The source in words.
-    pub(crate) fn text(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             Self::Machine => "costs of this machine",
             Self::Given => "costs as given",

@@ -22,7 +22,6 @@ mod replay;
 mod sections;
 mod text;
 
-use anyhow::{Context, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
@@ -30,6 +29,7 @@ use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 use self::text::{
     counted, gain, group_id, label, number, percent, rule_label, sentence_case, thousands, times,
 };
+use crate::error::Result;
 use crate::results::{DrafterName, EvaluationSummary, Group, Replay, ResultRow, groups};
 
 /// The size of a picture in CSS pixels. Every picture is drawn in two sizes, and the style sheet shows
@@ -55,7 +55,7 @@ const SHORT_TABLE: usize = 30;
 ///
 /// # Errors
 /// Never because of the data, as the template belongs to the program.
-pub(crate) fn render_html(
+pub fn render_html(
     rows: &[ResultRow],
     summary: &EvaluationSummary,
     replay: &Replay,
@@ -88,7 +88,7 @@ pub(crate) fn render_html(
     };
     let environment = environment()?;
     let template = environment.get_template("page.html")?;
-    template.render(page).context("the report's template does not fit its data")
+    Ok(template.render(page)?)
 }
 
 fn environment() -> Result<Environment<'static>> {

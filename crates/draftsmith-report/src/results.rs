@@ -18,30 +18,29 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use draftsmith_files::parse_json;
+use draftsmith_files::{FileError, parse_json};
 use draftsmith_theory::{
     Counts, Decoding, DrafterId, Round, Sampling, TokenChoice, Trace, setting_text,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub(crate) use draftsmith_theory::StopRuleName;
+pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
 pub(crate) use group::{Group, Standing, groups};
-pub(crate) use replay::{
+pub use replay::{
     FittedCalibration, HeadPredictions, JudgedHead, LookUps, Replay, ReplayGroup, ReplayRow,
     ReplayedTree,
 };
-pub(crate) use summary::{
+pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
     PromiseSummary, Version, summary_to_json,
 };
-pub(crate) use verdict::{Conclusion, DeployAdvice, GroupVerdict};
+pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
 
-pub(crate) use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
-pub(crate) use draftsmith_theory::Estimate;
+use crate::error::{ReportError, Result};
+pub(crate) use crate::names::{DecodingName, DrafterName, Road};
 
 /// The category of rows over all prompts of a dataset.
-pub(crate) const ALL_CATEGORIES: &str = "all";
+pub const ALL_CATEGORIES: &str = "all";
 
 /// The length of `ctar`.
 const CTAR_LEN: usize = 10;
@@ -56,125 +55,125 @@ const NUM_UNCONDITIONAL: usize = 30;
 const MIN_JUDGED: usize = 20;
 
 /// Cost of a forward of each drafter, in forwards of the target.
-pub(crate) type CostRatios = BTreeMap<DrafterId, f64>;
+pub type CostRatios = BTreeMap<DrafterId, f64>;
 
 /// A row of `results.json`: the results on a dataset and category under one setting.
 ///
 /// Rates are relative to the tokens kept. Fields are in the order of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ResultRow {
+pub struct ResultRow {
     /// The prompt file's name without extension.
-    pub(crate) dataset: String,
+    pub dataset: String,
     /// The prompts' category, or [`ALL_CATEGORIES`].
-    pub(crate) category: String,
+    pub category: String,
     /// The drafter.
-    pub(crate) drafter: DrafterName,
+    pub drafter: DrafterName,
     /// The stop rule.
-    pub(crate) stop_rule: StopRuleName,
+    pub stop_rule: StopRuleName,
     /// The stop rule's parameter: K, the heuristic's first K, a threshold, or the least worth of a draft
     /// forward in tokens; null without a rule.
     #[serde(serialize_with = "integer_if_whole")]
-    pub(crate) setting: Option<f64>,
+    pub setting: Option<f64>,
     /// Whether `tune` chose the setting.
-    pub(crate) is_tuned: bool,
+    pub is_tuned: bool,
     /// Greedy or sampled decoding.
-    pub(crate) decoding: DecodingName,
+    pub decoding: DecodingName,
     /// Sampling temperature; 0 for greedy decoding.
-    pub(crate) temperature: f64,
+    pub temperature: f64,
     /// Number of prompts.
-    pub(crate) num_prompts: usize,
+    pub num_prompts: usize,
     /// N: new tokens kept.
-    pub(crate) num_tokens: usize,
+    pub num_tokens: usize,
     /// N_target: target forwards.
-    pub(crate) num_target_forwards: usize,
+    pub num_target_forwards: usize,
     /// N_draft: draft forwards.
-    pub(crate) num_draft_forwards: usize,
+    pub num_draft_forwards: usize,
     /// Candidates drafted.
-    pub(crate) num_drafted: usize,
+    pub num_drafted: usize,
     /// Candidates accepted.
-    pub(crate) num_accepted: usize,
+    pub num_accepted: usize,
     /// N_discarded: candidates rejected, and tokens cut at the end of the text.
-    pub(crate) num_discarded: usize,
+    pub num_discarded: usize,
     /// Target forwards per token.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) verification_rate: f64,
+    pub verification_rate: f64,
     /// Discarded candidates per token.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) discard_rate: f64,
+    pub discard_rate: f64,
     /// Tokens per target forward.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) compression_rate: f64,
+    pub compression_rate: f64,
     /// CTAR(w) for w = 1 to 10: the share of rounds that yield more than w tokens. Empty without rounds.
-    pub(crate) ctar: Vec<f64>,
+    pub ctar: Vec<f64>,
     /// For each position of a round up to 10: the accepted share of the candidates whose predecessors
     /// were all accepted. It ends before the first position with fewer than 20 such candidates.
-    pub(crate) acceptance_by_position: Vec<f64>,
+    pub acceptance_by_position: Vec<f64>,
     /// For each position i of a round up to 30: among the rounds with at least i candidates, the share in
     /// which the first i were accepted; in trees, candidates on the longest path. It ends before the
     /// first position with fewer than 20 rounds.
-    pub(crate) unconditional_acceptance: Vec<f64>,
+    pub unconditional_acceptance: Vec<f64>,
     /// Tokens kept per second of prefill and decoding.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) tokens_per_second: f64,
+    pub tokens_per_second: f64,
     /// `tokens_per_second` relative to plain decoding; null if that was not measured.
-    pub(crate) speedup: Option<f64>,
+    pub speedup: Option<f64>,
     /// The 95 % interval of `speedup`, bootstrapped over prompts.
-    pub(crate) speedup_interval: Option<[f64; 2]>,
+    pub speedup_interval: Option<[f64; 2]>,
     /// The speed-up of these rounds at the average costs over all settings: of draft forwards, and of
     /// verifications by their number of rows. Both sides include the measured prefill; null if nothing
     /// was timed.
-    pub(crate) modelled_speedup: Option<f64>,
+    pub modelled_speedup: Option<f64>,
     /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts by the
     /// share of the target's parameters that it reads; null if a share is unknown.
-    pub(crate) improvement_by_size: Option<f64>,
+    pub improvement_by_size: Option<f64>,
     /// The standardised improvement where a draft forward counts by its time relative to a target forward
     /// of one row.
-    pub(crate) improvement_by_time: Option<f64>,
+    pub improvement_by_time: Option<f64>,
     /// Whether all tokens equal those of plain decoding, except after forgiven ties; null if not checked.
-    pub(crate) lossless: Option<bool>,
+    pub lossless: Option<bool>,
     /// Number of prompts whose tokens first differ from plain decoding at a tie: a position where the
     /// logits of both tokens are the greatest up to rounding.
-    pub(crate) num_forgiven_ties: usize,
+    pub num_forgiven_ties: usize,
 }
 
 /// The part of a row that its trace does not contain.
 #[derive(Debug, Clone)]
-pub(crate) struct RowContext {
+pub struct RowContext {
     /// See [`ResultRow::dataset`].
-    pub(crate) dataset: String,
+    pub dataset: String,
     /// See [`ResultRow::category`].
-    pub(crate) category: String,
+    pub category: String,
     /// See [`ResultRow::drafter`].
-    pub(crate) drafter: DrafterName,
+    pub drafter: DrafterName,
     /// See [`ResultRow::stop_rule`].
-    pub(crate) stop_rule: StopRuleName,
+    pub stop_rule: StopRuleName,
     /// See [`ResultRow::setting`].
-    pub(crate) setting: Option<f64>,
+    pub setting: Option<f64>,
     /// See [`ResultRow::is_tuned`].
-    pub(crate) is_tuned: bool,
+    pub is_tuned: bool,
     /// The decoding, with sampling settings.
-    pub(crate) decoding: Decoding,
+    pub decoding: Decoding,
     /// See [`ResultRow::num_prompts`].
-    pub(crate) num_prompts: usize,
+    pub num_prompts: usize,
     /// Speed of plain decoding on the same prompts; None if it was not run.
-    pub(crate) plain_tokens_per_second: Option<f64>,
+    pub plain_tokens_per_second: Option<f64>,
     /// See [`ResultRow::speedup_interval`].
-    pub(crate) speedup_interval: Option<[f64; 2]>,
+    pub speedup_interval: Option<[f64; 2]>,
     /// See [`ResultRow::modelled_speedup`].
-    pub(crate) modelled_speedup: Option<f64>,
+    pub modelled_speedup: Option<f64>,
     /// Costs of draft forwards by size.
-    pub(crate) cost_by_size: CostRatios,
+    pub cost_by_size: CostRatios,
     /// Costs of draft forwards by time.
-    pub(crate) cost_by_time: CostRatios,
+    pub cost_by_time: CostRatios,
     /// See [`ResultRow::lossless`].
-    pub(crate) lossless: Option<bool>,
+    pub lossless: Option<bool>,
     /// See [`ResultRow::num_forgiven_ties`].
-    pub(crate) num_forgiven_ties: usize,
+    pub num_forgiven_ties: usize,
 }
 
 impl ResultRow {
     /// The row for the concatenated `trace` of its prompts.
-    pub(crate) fn new(context: RowContext, trace: &Trace) -> Self {
+    pub fn new(context: RowContext, trace: &Trace) -> Self {
         let counts = trace.counts();
         let tokens_per_second = tokens_per_second(trace);
         let speedup = context.plain_tokens_per_second.map(|plain| tokens_per_second / plain);
@@ -217,7 +216,7 @@ impl ResultRow {
     }
 
     /// The row's counts.
-    pub(crate) fn counts(&self) -> Counts {
+    pub fn counts(&self) -> Counts {
         Counts {
             num_tokens: self.num_tokens,
             num_target_forwards: self.num_target_forwards,
@@ -229,7 +228,7 @@ impl ResultRow {
     }
 
     /// The label of drafter and setting: `target alone`, `K = 6`, `h = 0.7`, `exit 1, eta = 0.6`.
-    pub(crate) fn label(&self) -> String {
+    pub fn label(&self) -> String {
         match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
             None => self.rule_label(),
@@ -237,12 +236,12 @@ impl ResultRow {
     }
 
     /// E[L]: mean tokens per round, before any cut. NaN without rounds.
-    pub(crate) fn tokens_per_round(&self) -> f64 {
+    pub fn tokens_per_round(&self) -> f64 {
         1.0 + self.num_accepted as f64 / self.num_target_forwards as f64
     }
 
     /// The label without the drafter.
-    pub(crate) fn rule_label(&self) -> String {
+    pub fn rule_label(&self) -> String {
         self.stop_rule.label(self.setting)
     }
 
@@ -264,18 +263,18 @@ impl ResultRow {
 }
 
 /// The time of prefill and decoding, which a user waits for.
-pub(crate) fn waiting_time(trace: &Trace) -> Duration {
+pub fn waiting_time(trace: &Trace) -> Duration {
     trace.prefill_time + trace.decode_time()
 }
 
 /// Tokens kept per second of [`waiting_time`]. NaN if both are 0.
-pub(crate) fn tokens_per_second(trace: &Trace) -> f64 {
+pub fn tokens_per_second(trace: &Trace) -> f64 {
     trace.num_tokens as f64 / waiting_time(trace).as_secs_f64()
 }
 
 /// The accepted share at each position of a round, among the candidates whose predecessors were all
 /// accepted. Later candidates are discarded without being judged.
-pub(crate) fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
+pub fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     let is_judged = |round: &Round, position: usize| {
         round.depth >= position && round.num_accepted >= position - 1
     };
@@ -313,7 +312,7 @@ fn temperature(decoding: &Decoding) -> f64 {
 
 /// Sorts rows for display: by dataset in order of appearance, greedy before sampled decoding, all prompts
 /// before categories in order of appearance, then by drafter, stop rule and setting. The sort is stable.
-pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
+pub fn sort_rows(rows: &mut [ResultRow]) {
     let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
     let categories = in_order(rows.iter().map(|row| row.category.clone()));
     let place =
@@ -332,7 +331,7 @@ pub(crate) fn sort_rows(rows: &mut [ResultRow]) {
 }
 
 /// The distinct names, in order of appearance.
-pub(crate) fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
+pub fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for name in names {
         if !distinct.contains(&name) {
@@ -346,7 +345,7 @@ pub(crate) fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<
 ///
 /// # Errors
 /// Never for rows, which are always valid JSON.
-pub(crate) fn results_to_json(rows: &[ResultRow]) -> Result<String> {
+pub fn results_to_json(rows: &[ResultRow]) -> Result<String> {
     let lines: Vec<String> = rows.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     Ok(format!("[\n{}\n]\n", lines.join(",\n")))
 }
@@ -355,14 +354,10 @@ pub(crate) fn results_to_json(rows: &[ResultRow]) -> Result<String> {
 ///
 /// # Errors
 /// If the file cannot be read, or is not a list of rows.
-pub(crate) fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
-    parse_json(path, text.as_bytes()).with_context(|| {
-        format!(
-            "`{shown}` is not a list of result rows; hint: run `draftsmith evaluate` to write it again"
-        )
-    })
+pub fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
+    let text = std::fs::read(path).map_err(|error| FileError::new("read", path, error))?;
+    parse_json(path, &text)
+        .map_err(|source| ReportError::NotRows { path: path.to_path_buf(), source })
 }
 
 /// Writes 6 instead of 6.0.

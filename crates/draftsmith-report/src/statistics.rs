@@ -13,7 +13,7 @@ const PROMISE_LEVEL: f64 = 0.9999;
 const NUM_PROMISE_RESAMPLES: usize = 100_000;
 
 /// A statistic over prompts with its 95 % interval.
-pub(crate) fn shown_interval(
+pub fn shown_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
@@ -22,7 +22,7 @@ pub(crate) fn shown_interval(
 }
 
 /// A statistic over prompts with its 99.99 % interval.
-pub(crate) fn promise_interval(
+pub fn promise_interval(
     num_prompts: usize,
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
@@ -31,7 +31,7 @@ pub(crate) fn promise_interval(
 }
 
 /// The median; None without values.
-pub(crate) fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+pub fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

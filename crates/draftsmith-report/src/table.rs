@@ -14,8 +14,10 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, Table};
 
 use crate::results::{Conclusion, DrafterName, Group, ResultRow, Standing, groups};
 
-pub(crate) use heads::{calibration_text, render_predictions, render_scores, render_sweep_table};
-pub(crate) use replay::{render_replay_table, render_rules};
+pub use heads::{
+    SweptHead, calibration_text, render_predictions, render_scores, render_sweep_table,
+};
+pub use replay::{render_replay_table, render_rules};
 
 /// Width of explanations if the terminal's width is unknown.
 const WIDTH: usize = 80;
@@ -52,7 +54,7 @@ enum TableLine<'a, Row> {
 }
 
 /// An evaluation as text: its conclusion, the tables of rows, and the path of the report.
-pub(crate) fn render_evaluation(
+pub fn render_evaluation(
     rows: &[ResultRow],
     conclusion: &Conclusion,
     report: &Path,
@@ -69,7 +71,7 @@ pub(crate) fn render_evaluation(
 /// break.
 ///
 /// The least important columns are dropped until lines fit into `width`, if it is given.
-pub(crate) fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
+pub fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
     let mut tables = Vec::new();
     for group in groups(rows) {
         let lines = group_lines(&group);
@@ -113,7 +115,7 @@ const WORDS: [(&str, &str); 13] = [
 ];
 
 /// The meanings of the words that a table's text contains, on wrapped lines.
-pub(crate) fn explained(text: &str, width: Option<usize>) -> Option<String> {
+pub fn explained(text: &str, width: Option<usize>) -> Option<String> {
     let named = |word: &str| word.trim_end_matches(['=', '(', ' ']).to_owned();
     let words = WORDS.iter().filter(|(word, _)| text.contains(word));
     let words: Vec<String> =
@@ -217,7 +219,7 @@ fn aligned<Row>(
 }
 
 /// The text of a table with some columns aligned at their right.
-pub(crate) fn table_text(mut table: Table, at_right: &[usize]) -> String {
+pub fn table_text(mut table: Table, at_right: &[usize]) -> String {
     for column in at_right {
         if let Some(column) = table.column_mut(*column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -233,12 +235,12 @@ fn speedup_interval(row: &ResultRow) -> String {
 }
 
 /// `1 prompt`, `2 prompts`.
-pub(crate) fn counted(count: usize, what: &str) -> String {
+pub fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// `text` wrapped at words to fit into `width`, or into [`WIDTH`] if it is unknown.
-pub(crate) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let width = width.unwrap_or(WIDTH);
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -254,7 +256,7 @@ pub(crate) fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
 }
 
 /// A duration in words: `40 s`, `12 min` or `3.5 h`.
-pub(crate) fn duration_text(seconds: f64) -> String {
+pub fn duration_text(seconds: f64) -> String {
     match seconds {
         ..120.0 => format!("{seconds:.0} s"),
         ..7200.0 => format!("{:.0} min", seconds / 60.0),

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_data::hash_bytes;
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm};
+use draftsmith_report::DrafterName;
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
@@ -22,7 +23,6 @@ use self::calibration::HeadCalibration;
 use self::cascades::Cascades;
 pub(crate) use self::kind::ExportKind;
 use self::lookup::Lookup;
-use crate::names::DrafterName;
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::workspace::Workspace;
 

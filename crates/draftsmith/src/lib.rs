@@ -1,4 +1,4 @@
-//! draftsmith's command line: recipes, subcommands and reports.
+//! draftsmith's command line: recipes and subcommands.
 //!
 //! Only this crate prints, parses arguments and chooses devices. `commands/` has one file per subcommand;
 //! shared code is beside it.
@@ -39,10 +39,5 @@ mod text_side;
 mod training;
 mod tuning;
 mod workspace;
-
-#[path = "../../draftsmith-report/src/moved.rs"]
-mod moved;
-
-use moved::{names, report, results, statistics, table};
 
 pub use cli::run;

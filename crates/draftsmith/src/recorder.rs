@@ -14,6 +14,7 @@ use draftsmith_decode::{
     Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget, SelfDraft, SeparateDraft,
     ServedTarget, record,
 };
+use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
@@ -28,7 +29,6 @@ use crate::labels::LabelModels;
 use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
-use crate::results::{DecodingName, DrafterName};
 use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
 use crate::shard::Shard;
 use crate::text_side::TextSide;

@@ -4,13 +4,13 @@
 use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, TreeShape};
+use draftsmith_report::{CostSource, DecodingName, DrafterName};
+use draftsmith_theory::{DrafterId, Estimate, TreeShape};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, MeasuredCosts};
 use crate::recipe::{GivenCosts, Recipe};
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 
 /// An entry of `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

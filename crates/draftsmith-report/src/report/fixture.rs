@@ -9,9 +9,9 @@ mod replays;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
-    CostModel, Decoding, DrafterId, Forwards, Round, Sampling, SeededDraws, TimedCounts, Trace,
+    CostModel, Decoding, DrafterId, Forwards, Round, Rounding, Sampling, SeededDraws, TimedCounts,
+    Trace,
 };
 
 use crate::results::{
@@ -302,7 +302,7 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
         conclusion: Conclusion::default(),
         version: "0.1.0".into(),
         device: "cpu".into(),
-        dtype: WeightDtype::F32,
+        dtype: Rounding::F32,
         machine: "8 cores, 32 GiB, Linux x86_64".into(),
         foreign_load: Some(0.02),
         versions: vec![version("burn", "0.22.1"), version("rustc", "1.95.0")],

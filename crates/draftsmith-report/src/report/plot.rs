@@ -26,45 +26,50 @@ const LOOKS: [&str; 6] = [
 
 /// A picture.
 #[derive(Debug, Clone)]
-pub(crate) struct Plot {
+pub struct Plot {
     /// Unique on the page: letters and dashes.
-    pub(crate) id: &'static str,
-    pub(crate) title: String,
+    pub id: &'static str,
+    /// The title.
+    pub title: String,
     /// The text after the title.
-    pub(crate) caption: String,
-    pub(crate) x_name: &'static str,
-    pub(crate) y_name: &'static str,
-    pub(crate) content: PlotContent,
+    pub caption: String,
+    /// The name of the horizontal axis.
+    pub x_name: &'static str,
+    /// The name of the vertical axis.
+    pub y_name: &'static str,
+    /// What is drawn.
+    pub content: PlotContent,
 }
 
 /// The content of a picture.
 #[derive(Debug, Clone)]
-pub(crate) enum PlotContent {
+pub enum PlotContent {
     /// Named lines through points (x, y).
     Lines(Vec<(String, Vec<(f64, f64)>)>),
     /// A histogram: the edges of adjacent bins, and the share in each.
     Bars {
         /// One more than there are shares.
         edges: Vec<f64>,
+        /// The share in each bin.
         shares: Vec<f64>,
     },
 }
 
 /// The edges of about `num_bins` bins of a round width, from 0 to a last bin with `most`.
-pub(crate) fn bins(most: f64, num_bins: usize, least_width: f64) -> Vec<f64> {
+pub fn bins(most: f64, num_bins: usize, least_width: f64) -> Vec<f64> {
     let width = round_step((most / num_bins as f64).max(least_width));
     let num_bins = (most / width).floor() as usize + 1;
     (0..=num_bins).map(|bin| bin as f64 * width).collect()
 }
 
 /// The index of a value's bin; the last edge belongs to the last bin.
-pub(crate) fn bin_of(edges: &[f64], value: f64) -> usize {
+pub fn bin_of(edges: &[f64], value: f64) -> usize {
     edges.partition_point(|edge| *edge <= value).clamp(1, edges.len() - 1) - 1
 }
 
 impl PlotContent {
     /// The shares of `values` in the bins between `edges`.
-    pub(crate) fn histogram(edges: Vec<f64>, values: impl Iterator<Item = f64>) -> Self {
+    pub fn histogram(edges: Vec<f64>, values: impl Iterator<Item = f64>) -> Self {
         let mut counts = vec![0usize; edges.len() - 1];
         values.for_each(|value| counts[bin_of(&edges, value)] += 1);
         let all = counts.iter().sum::<usize>().max(1) as f64;

@@ -7,7 +7,6 @@ use minijinja::value::Serde;
 use minijinja::{Value, context};
 
 use super::text::{counted, gain, group_id, label, number, on_a_page, rule_label, symbol, times};
-use crate::agreement::rounding;
 use crate::results::{
     Conclusion, CostSummary, DecodingName, DeployAdvice, EvaluationSummary, Group, GroupSummary,
     GroupVerdict, PromiseSummary, ResultRow, Road, StopRuleName, in_order,
@@ -258,7 +257,7 @@ pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec
             text += &format!(
                 " {} forgiven, where both tokens\u{2019} logits were within {} of the greatest.",
                 counted(forgiven, "mismatch").replace("mismatchs", "mismatches"),
-                rounding(summary.dtype).tie_text()
+                summary.dtype.tie_text()
             );
         }
         context! { name => group.name(), verdict, text }

@@ -1,31 +1,32 @@
 //! Answers in Spec-Bench's format, for its evaluation scripts: a JSON line for each prompt. The `evaluate`
 //! command decodes and writes the file.
 
-use anyhow::Result;
 use draftsmith_theory::Trace;
 use serde::{Deserialize, Serialize};
 
+use crate::error::Result;
+
 /// The answer to one prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub struct Answer {
     /// The prompt's id.
-    pub(crate) question_id: QuestionId,
+    pub question_id: QuestionId,
     /// The prompt's category.
-    pub(crate) category: String,
+    pub category: String,
     /// `model_id#question_id`. Spec-Bench draws a random id; ours is reproducible.
-    pub(crate) answer_id: String,
+    pub answer_id: String,
     /// Models and setting.
-    pub(crate) model_id: String,
+    pub model_id: String,
     /// An answer for each seed.
-    pub(crate) choices: Vec<Choice>,
+    pub choices: Vec<Choice>,
     /// Unix time in seconds; always 0, so that files are reproducible.
-    pub(crate) tstamp: f64,
+    pub tstamp: f64,
 }
 
 /// A prompt's id with its type in the prompt file, so that answers can be joined with questions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum QuestionId {
+pub enum QuestionId {
     /// A JSON number.
     Number(serde_json::Number),
     /// A JSON string.
@@ -34,24 +35,24 @@ pub(crate) enum QuestionId {
 
 /// One answer to all turns of a prompt.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct Choice {
+pub struct Choice {
     /// The index of the answer, from 0.
-    pub(crate) index: usize,
+    pub index: usize,
     /// Texts of the turns.
-    pub(crate) turns: Vec<String>,
+    pub turns: Vec<String>,
     /// Target forwards of each turn.
-    pub(crate) decoding_steps: Vec<usize>,
+    pub decoding_steps: Vec<usize>,
     /// New tokens of each turn.
-    pub(crate) new_tokens: Vec<usize>,
+    pub new_tokens: Vec<usize>,
     /// Seconds of each turn, including prefill.
-    pub(crate) wall_time: Vec<f64>,
+    pub wall_time: Vec<f64>,
     /// Tokens from each target forward, over all turns; they sum to the total of `new_tokens`.
-    pub(crate) accept_lengths: Vec<usize>,
+    pub accept_lengths: Vec<usize>,
 }
 
 impl Answer {
     /// An answer with its id.
-    pub(crate) fn new(
+    pub fn new(
         question_id: QuestionId,
         category: impl Into<String>,
         model_id: impl Into<String>,
@@ -65,7 +66,7 @@ impl Answer {
 
 impl Choice {
     /// Adds a turn with the text and trace of its decoding.
-    pub(crate) fn push_turn(&mut self, text: impl Into<String>, trace: &Trace) {
+    pub fn push_turn(&mut self, text: impl Into<String>, trace: &Trace) {
         self.turns.push(text.into());
         self.decoding_steps.push(trace.rounds.len());
         self.new_tokens.push(trace.num_tokens);
@@ -96,7 +97,7 @@ impl std::fmt::Display for QuestionId {
 ///
 /// # Errors
 /// Never for answers, which are always valid JSON.
-pub(crate) fn answers_to_jsonl(answers: &[Answer]) -> Result<String> {
+pub fn answers_to_jsonl(answers: &[Answer]) -> Result<String> {
     let mut text = String::new();
     for answer in answers {
         text += &serde_json::to_string(answer)?;

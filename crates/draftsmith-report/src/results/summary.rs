@@ -1,15 +1,14 @@
 //! The schema of `summary.json`: program, machine, models, prompts and cost models of the rows in
 //! `results.json`. The `evaluate` command fills it in.
 
-use anyhow::Result;
-use draftsmith_model::WeightDtype;
-use draftsmith_theory::{CostFit, Decoding};
+use draftsmith_theory::{CostFit, Decoding, Rounding};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Conclusion, DecodingName, DrafterName, Estimate, Group, ResultRow, StopRuleName, groups,
     nan_if_null, temperature,
 };
+use crate::error::Result;
 
 /// A cost model that explains less of the variance is doubtful.
 const MIN_R_SQUARED: f64 = 0.9;
@@ -18,108 +17,109 @@ const MAX_FOREIGN_LOAD: f64 = 0.1;
 
 /// The content of `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EvaluationSummary {
+pub struct EvaluationSummary {
     /// The recipe's name.
-    pub(crate) recipe: String,
+    pub recipe: String,
     /// What to deploy, and what makes the measurements doubtful.
-    pub(crate) conclusion: Conclusion,
+    pub conclusion: Conclusion,
     /// The version of this program.
-    pub(crate) version: String,
+    pub version: String,
     /// The device: `cpu`, `cuda:0`.
-    pub(crate) device: String,
+    pub device: String,
     /// The type that models compute in.
-    pub(crate) dtype: WeightDtype,
+    pub dtype: Rounding,
     /// The machine, in words: processor, cores, memory, operating system.
-    pub(crate) machine: String,
+    pub machine: String,
     /// The share of all processors that other programs used during the measurement, from 0 to 1; null if
     /// it is unknown.
-    pub(crate) foreign_load: Option<f64>,
+    pub foreign_load: Option<f64>,
     /// Versions of libraries and drivers, in display order.
-    pub(crate) versions: Vec<Version>,
+    pub versions: Vec<Version>,
     /// Target, draft, head and adapters, in this order.
-    pub(crate) models: Vec<ModelSummary>,
+    pub models: Vec<ModelSummary>,
     /// The most tokens of an answer.
-    pub(crate) max_new_tokens: usize,
+    pub max_new_tokens: usize,
     /// The number of prompts answered at the same time.
-    pub(crate) batch_size: usize,
+    pub batch_size: usize,
     /// Seeds of sampled decoding.
-    pub(crate) seeds: Vec<u64>,
+    pub seeds: Vec<u64>,
     /// The prompts.
-    pub(crate) datasets: Vec<DatasetSummary>,
+    pub datasets: Vec<DatasetSummary>,
     /// An entry for each dataset and way of decoding.
-    pub(crate) groups: Vec<GroupSummary>,
+    pub groups: Vec<GroupSummary>,
 }
 
 /// A library or driver and its version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Version {
+pub struct Version {
     /// The name.
-    pub(crate) name: String,
+    pub name: String,
     /// The version.
-    pub(crate) version: String,
+    pub version: String,
 }
 
 /// A model, head or adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ModelSummary {
+pub struct ModelSummary {
     /// `target`, `draft`, `head`, `adapter`.
-    pub(crate) role: String,
+    pub role: String,
     /// The name in the recipe.
-    pub(crate) name: String,
+    pub name: String,
     /// Architecture, layers, sizes and parameters, in words.
-    pub(crate) description: String,
+    pub description: String,
     /// The hash of its files; empty if there is none.
-    pub(crate) hash: String,
+    pub hash: String,
 }
 
 /// A set of prompts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DatasetSummary {
+pub struct DatasetSummary {
     /// The prompt file's name, as in the rows.
-    pub(crate) name: String,
+    pub name: String,
     /// The number of prompts.
-    pub(crate) num_prompts: usize,
+    pub num_prompts: usize,
     /// The number of its prompts that the recipe's training data was built from, compared by content;
     /// null if the recipe builds no data, or its prompts cannot be read.
-    pub(crate) num_in_data: Option<usize>,
+    pub num_in_data: Option<usize>,
 }
 
 /// A dataset under one way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct GroupSummary {
+pub struct GroupSummary {
     /// The dataset, as in the rows.
-    pub(crate) dataset: String,
+    pub dataset: String,
     /// The decoding, with all sampling settings.
-    pub(crate) decoding: Decoding,
+    pub decoding: Decoding,
     /// Forgiven mismatches with plain greedy decoding, over all settings: both tokens' logits were the
     /// greatest up to rounding. 0 for sampled decoding.
-    pub(crate) num_forgiven_ties: usize,
+    pub num_forgiven_ties: usize,
     /// The fitted cost models, in the order of drafters, without those that could not be fitted.
-    pub(crate) costs: Vec<CostSummary>,
+    pub costs: Vec<CostSummary>,
     /// Promised and measured gains of tuned rules.
-    pub(crate) promises: Vec<PromiseSummary>,
+    pub promises: Vec<PromiseSummary>,
 }
 
 /// The promised and measured gains of a tuned rule over the best fixed length, without prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct PromiseSummary {
+pub struct PromiseSummary {
     /// The drafter.
-    pub(crate) drafter: DrafterName,
+    pub drafter: DrafterName,
     /// The tuned rule.
-    pub(crate) stop_rule: StopRuleName,
+    pub stop_rule: StopRuleName,
     /// The fixed length that it is compared with.
-    pub(crate) best_fixed_length: usize,
+    pub best_fixed_length: usize,
     /// The gain in the replay of validation prompts.
-    pub(crate) expected_gain: Estimate,
+    pub expected_gain: Estimate,
     /// The gain on the evaluated prompts.
-    pub(crate) measured_gain: Estimate,
-    pub(crate) outcome: PromiseOutcome,
+    pub measured_gain: Estimate,
+    /// Whether the promise was kept.
+    pub outcome: PromiseOutcome,
 }
 
 /// Whether a promise was kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum PromiseOutcome {
+pub enum PromiseOutcome {
     /// The measured gain is at least the promised one, or consistent with it within both intervals.
     Held,
     /// It is smaller.
@@ -130,7 +130,7 @@ pub(crate) enum PromiseOutcome {
 
 impl PromiseOutcome {
     /// Compares a promised gain with a measured one.
-    pub(crate) fn of(expected: &Estimate, measured: &Estimate) -> Self {
+    pub fn of(expected: &Estimate, measured: &Estimate) -> Self {
         let contains = |gain: f64| (measured.low..=measured.high).contains(&gain);
         if contains(0.0) && contains(expected.value) {
             Self::TooUncertain
@@ -142,7 +142,7 @@ impl PromiseOutcome {
     }
 
     /// The outcome in words.
-    pub(crate) fn text(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             Self::Held => "held",
             Self::NotHeld => "not held",
@@ -153,29 +153,29 @@ impl PromiseOutcome {
 
 /// The cost model fitted to plain decoding and all settings of one drafter, and its errors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct CostSummary {
+pub struct CostSummary {
     /// The drafter.
-    pub(crate) drafter: DrafterName,
+    pub drafter: DrafterName,
     /// t_draft: seconds per draft forward.
-    pub(crate) draft_seconds: f64,
+    pub draft_seconds: f64,
     /// t_target: seconds per target forward.
-    pub(crate) target_seconds: f64,
+    pub target_seconds: f64,
     /// t_row: seconds per verified row; null if it cannot be separated from the other two.
-    pub(crate) row_seconds: Option<f64>,
+    pub row_seconds: Option<f64>,
     /// Centred R² of the fit.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) r_squared: f64,
+    pub r_squared: f64,
     /// Mean relative error of a prompt's time.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) mean_relative_error: f64,
+    pub mean_relative_error: f64,
     /// Greatest relative error of a prompt's time.
     #[serde(deserialize_with = "nan_if_null")]
-    pub(crate) max_relative_error: f64,
+    pub max_relative_error: f64,
 }
 
 impl CostSummary {
     /// The model of `fit` over the settings of `drafter`.
-    pub(crate) fn new(drafter: DrafterName, fit: &CostFit) -> Self {
+    pub fn new(drafter: DrafterName, fit: &CostFit) -> Self {
         Self {
             drafter,
             draft_seconds: fit.model.draft_seconds,
@@ -198,7 +198,7 @@ impl GroupSummary {
 impl EvaluationSummary {
     /// The summary with its conclusion from the rows.
     #[must_use]
-    pub(crate) fn concluded(self, rows: &[ResultRow]) -> Self {
+    pub fn concluded(self, rows: &[ResultRow]) -> Self {
         let groups = groups(rows);
         Self { conclusion: Conclusion::of(&groups, self.doubts(&groups)), ..self }
     }
@@ -250,6 +250,6 @@ impl EvaluationSummary {
 ///
 /// # Errors
 /// Never for a summary, which is always valid JSON.
-pub(crate) fn summary_to_json(summary: &EvaluationSummary) -> Result<String> {
+pub fn summary_to_json(summary: &EvaluationSummary) -> Result<String> {
     Ok(serde_json::to_string_pretty(summary)? + "\n")
 }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use draftsmith_model::WeightDtype;
-use draftsmith_theory::{CostFit, CostModel, DrafterId, Forwards, LookupFirst};
+use draftsmith_theory::{CostFit, CostModel, DrafterId, Forwards, LookupFirst, Rounding};
 use serde_json::{Value, json};
 
 use super::*;
@@ -242,9 +241,10 @@ fn an_invalid_results_file_is_named() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("results.json");
     std::fs::write(&path, "[{}]").expect("writable");
-    let error = format!("{:#}", read_results(&path).expect_err("columns are missing"));
-    assert!(error.contains("is not a list of result rows; hint:"), "{error}");
-    assert!(error.contains("key `[0].dataset` is missing"), "{error}");
+    let error = read_results(&path).expect_err("columns are missing");
+    assert!(error.to_string().contains("is not a list of result rows; hint:"), "{error}");
+    let cause = std::error::Error::source(&error).expect("the key").to_string();
+    assert!(cause.contains("key `[0].dataset` is missing"), "{cause}");
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn summaries_read_back() {
         conclusion: Conclusion::default(),
         version: "0.1.0".into(),
         device: "cuda:0".into(),
-        dtype: WeightDtype::Bf16,
+        dtype: Rounding::Bf16,
         machine: "8 cores".into(),
         foreign_load: Some(0.25),
         versions: vec![Version { name: "burn".into(), version: "0.22.1".into() }],

@@ -12,7 +12,7 @@ use crate::names::times_text;
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum DeployAdvice {
+pub enum DeployAdvice {
     /// The tuned setting is faster than plain decoding.
     Deploy,
     /// The tuned setting is slower.
@@ -25,33 +25,35 @@ pub(crate) enum DeployAdvice {
 
 /// A measured setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct MeasuredSetting {
+pub struct MeasuredSetting {
     /// The label of drafter and rule, as in tables.
-    pub(crate) label: String,
+    pub label: String,
     /// Speed over plain decoding.
-    pub(crate) speedup: f64,
+    pub speedup: f64,
     /// Its 95 % interval.
-    pub(crate) interval: Option<[f64; 2]>,
+    pub interval: Option<[f64; 2]>,
 }
 
 /// The conclusion for a dataset and way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct GroupVerdict {
+pub struct GroupVerdict {
     /// The dataset and the way of decoding, in words.
-    pub(crate) group: String,
-    pub(crate) advice: DeployAdvice,
+    pub group: String,
+    /// What to do.
+    pub advice: DeployAdvice,
     /// The fastest of the settings that `tune` chose; null if none was measured.
-    pub(crate) tuned: Option<MeasuredSetting>,
+    pub tuned: Option<MeasuredSetting>,
     /// The fastest setting of the sweep, if it is another; null if nothing was drafted.
-    pub(crate) fastest: Option<MeasuredSetting>,
+    pub fastest: Option<MeasuredSetting>,
 }
 
 /// The conclusion of an evaluation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Conclusion {
-    pub(crate) verdicts: Vec<GroupVerdict>,
+pub struct Conclusion {
+    /// One for each dataset and way of decoding.
+    pub verdicts: Vec<GroupVerdict>,
     /// Reasons to doubt the measurements, as sentences.
-    pub(crate) doubts: Vec<String>,
+    pub doubts: Vec<String>,
 }
 
 impl MeasuredSetting {
@@ -88,7 +90,7 @@ impl GroupVerdict {
 
     /// The verdict as sentences: `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h =
     /// 0.3, 1.40x (1.29 to 1.52).`
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let tuned = self.tuned.as_ref().map(|tuned| (&tuned.label, tuned.speed_text()));
         let mut text = match (self.advice, tuned) {
             (DeployAdvice::Deploy, Some((label, speed))) => format!("Deploy {label}: {speed}."),
@@ -118,7 +120,7 @@ impl Conclusion {
     }
 
     /// The conclusion as lines for a terminal.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         let verdicts = self.verdicts.iter().map(|it| format!("{}: {}", it.group, it.text()));
         let doubts = self.doubts.iter().map(|doubt| format!("Doubtful: {doubt}"));
         verdicts.chain(doubts).collect()

@@ -1,13 +1,15 @@
 //! Text tables about acceptance heads: scores of their predictions, and the heads of a sweep.
 
+use std::path::PathBuf;
+
 use draftsmith_theory::{Calibration, HeadScores};
+use serde::{Deserialize, Serialize};
 
 use super::{Column, TableLine, counted, fitted, number};
 use crate::results::HeadPredictions;
-use crate::training::head_outcome::SweptHead;
 
 /// A calibration in words: `platt, scale 0.930, bias +1.104`, or `none`.
-pub(crate) fn calibration_text(calibration: Option<&Calibration>) -> String {
+pub fn calibration_text(calibration: Option<&Calibration>) -> String {
     calibration.map_or_else(
         || "none".to_owned(),
         |map| format!("platt, scale {}, bias {:+.3}", number(map.scale(), 3), map.bias()),
@@ -15,7 +17,7 @@ pub(crate) fn calibration_text(calibration: Option<&Calibration>) -> String {
 }
 
 /// A table of the head's scores on test prompts for each way of decoding; empty without a head.
-pub(crate) fn render_predictions(predictions: &[HeadPredictions]) -> String {
+pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &HeadPredictions| {
         let map = one.calibration.as_ref().map(|fitted| &fitted.map);
         let heading = format!(
@@ -42,12 +44,36 @@ const SCORES: [Column<HeadScores>; 6] = [
 ];
 
 /// A table of scores with a final line break. A row has a name, scores and a mark, which may be empty.
-pub(crate) fn render_scores(heading: &str, rows: &[(&str, &HeadScores, &str)]) -> String {
+pub fn render_scores(heading: &str, rows: &[(&str, &HeadScores, &str)]) -> String {
     let lines = rows.iter().map(|(name, row, mark)| {
         let mark = Some(*mark).filter(|mark| !mark.is_empty());
         TableLine::Row { name: (*name).to_owned(), mark, is_wrong: false, row: *row }
     });
     fitted(heading, &lines.collect::<Vec<_>>(), &SCORES, None, false).join("\n") + "\n"
+}
+
+/// A head of a sweep, which is a row of `sweep.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SweptHead {
+    /// Its settings, as in `d3-w6-r0.15`.
+    pub name: String,
+    /// Its number of layers.
+    pub num_layers: usize,
+    /// The loss weight of rejected candidates.
+    pub rejection_weight: f64,
+    /// The share of the target's tokens in its training input.
+    pub mixing_ratio: f64,
+    /// Whether it is the one in `head/`, which has the lowest `unshifted_kl`.
+    pub best: bool,
+    /// The epoch of its weights.
+    pub best_epoch: usize,
+    /// Its scores on the validation rows.
+    pub scores: HeadScores,
+    /// Duration of the run that trained it, possibly with others; null if unknown.
+    pub seconds: Option<f64>,
+    /// Its directory.
+    pub dir: PathBuf,
 }
 
 const SWEPT: [Column<SweptHead>; 6] = [
@@ -64,7 +90,7 @@ const SWEPT: [Column<SweptHead>; 6] = [
 /// The heads of a sweep as a text table with a final line break.
 ///
 /// The least important columns are dropped until lines fit into `width`, if it is given.
-pub(crate) fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
+pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
     let lines = rows.iter().map(|row| TableLine::Row {
         name: row.name.clone(),
         mark: row.best.then_some("best"),

@@ -16,11 +16,7 @@ const BEST_MARK: &str = "*";
 /// The groups as text tables with a final line break; empty without groups.
 ///
 /// The least important columns are dropped until lines fit into `width`, if it is given.
-pub(crate) fn render_replay_table(
-    groups: &[ReplayGroup],
-    width: Option<usize>,
-    colour: bool,
-) -> String {
+pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour: bool) -> String {
     let tables = groups.iter().map(|group| {
         let (drafter, decoding) = (group.drafter.text(), group.decoding.text());
         let heading = [
@@ -47,7 +43,7 @@ pub(crate) fn render_replay_table(
 
 /// The rules of one group as a text table with a legend and a final line break, with the columns of
 /// [`render_replay_table`].
-pub(crate) fn render_rules(
+pub fn render_rules(
     rows: &[ReplayRow],
     oracle: Option<Estimate>,
     width: Option<usize>,

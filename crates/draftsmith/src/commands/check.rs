@@ -15,7 +15,8 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, LookupFirst, Sampling, StopRuleConfig};
+use draftsmith_report::{DecodingName, DrafterName};
+use draftsmith_theory::{DrafterId, Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
@@ -25,7 +26,6 @@ use crate::exports::tuned::Tuned;
 use crate::exports::{AdapterExport, ExportKind, Exports};
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{Recipe, Split};
-use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
 /// The significance level of the test of sampled output.

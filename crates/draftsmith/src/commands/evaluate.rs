@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
+use draftsmith_report::{Conclusion, DecodingName, ResultRow, render_evaluation};
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
@@ -30,8 +31,6 @@ use crate::exports::{AdapterExport, Exports, adapter_dirs};
 use crate::pair::Pair;
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::{Conclusion, DecodingName, ResultRow};
-use crate::table::render_evaluation;
 use crate::workspace::Workspace;
 
 /// The result of an evaluation.

@@ -18,6 +18,7 @@ use draftsmith_decode::{
     decode_speculative,
 };
 use draftsmith_model::WeightDtype;
+use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_theory::{
     DrafterId, LookupFirst, MaxGramConfig, Round, SeededDraws, StopRuleConfig, TreeShape,
 };
@@ -34,7 +35,6 @@ use crate::exports::{
 };
 use crate::pair::Pair;
 use crate::recipe::CascadeRecipe;
-use crate::results::{DecodingName, DrafterName};
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use draftsmith_files::{check_room, in_bytes};
+use draftsmith_report::DecodingName;
 use serde::Serialize;
 
 use crate::console::Console;
@@ -16,7 +17,6 @@ use crate::conversation::SetPrompt;
 use crate::exports::{Exports, adapter_dirs};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
-use crate::results::DecodingName;
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };

@@ -26,6 +26,7 @@ use burn::tensor::Device;
 use clap::Args;
 use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
+use draftsmith_report::duration_text;
 use draftsmith_served::ServerRecipe;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
@@ -42,7 +43,6 @@ use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{GivenCosts, read_server};
 use crate::recorder::{Answer, RecordedModels, Recorder};
 use crate::server_access::ServerAccess;
-use crate::table::duration_text;
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 

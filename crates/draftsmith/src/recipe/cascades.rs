@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths};
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{
     Bounds, DrafterId, Lenience, MAX_DRAFTERS, RuleSettings, StopRuleConfig, StopRuleName,
 };
@@ -14,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::data::one;
 use super::{require, toml_error};
-use crate::names::DecodingName;
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{
     Bounds, Decoding, EntropyThresholdConfig, LookupFirst, MaxGramConfig, Sampling, SearchedText,
 };
@@ -16,7 +17,6 @@ use super::merged::MergedRecipe;
 use super::prompts::Split;
 use super::require;
 use super::trees::TreesRecipe;
-use crate::names::DecodingName;
 
 /// The largest batch. Each sequence in it has its own cache.
 const MAX_BATCH_SIZE: usize = 1024;

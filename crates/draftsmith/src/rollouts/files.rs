@@ -9,6 +9,7 @@ use draftsmith_data::{
     rollouts_path, write_rollouts,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig};
+use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};
 use serde::Serialize;
 use serde_json::json;
@@ -20,7 +21,6 @@ use crate::exports::{
     ExportKind, adapter_dirs, found_adapter_head, head_dir, need_adapter_head, need_export,
 };
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
-use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
 
 /// One file of rollouts.

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use draftsmith_data::Prompt;
+use draftsmith_report::{
+    DecodingName, DrafterName, promise_interval, shown_interval, waiting_time,
+};
 use draftsmith_theory::{
-    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, StopRuleConfig,
-    TokenChoice, Trace,
+    Counts, Decoding, Estimate, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule,
+    StopRuleConfig, TokenChoice, Trace,
 };
 
 use super::{
@@ -18,8 +21,6 @@ use crate::decoders::Decoders;
 use crate::exports::Exports;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::pair::Pair;
-use crate::results::{DecodingName, DrafterName, Estimate, waiting_time};
-use crate::statistics::{promise_interval, shown_interval};
 
 /// The rounding tolerance in f32 of nucleus masses and logits, for tokens at the edge of what is sampled.
 const EDGE: f64 = 1e-4;

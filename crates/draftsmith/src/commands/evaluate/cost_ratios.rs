@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use draftsmith_model::{CausalLm, ModelConfig};
-use draftsmith_theory::{DrafterId, Round, RoundCosts};
+use draftsmith_report::{CostRatios, DrafterName};
+use draftsmith_theory::{DrafterId, Round, RoundCosts, StopRuleName};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
 use crate::exports::{AdapterExport, Exports};
 use crate::pair::Pair;
-use crate::results::{CostRatios, DrafterName, StopRuleName};
 
 /// The parameters that a forward of each drafter reads, over those of the target; 0 for prompt lookup.
 pub(super) fn cost_by_size(pair: &Pair, exports: &Exports) -> CostRatios {

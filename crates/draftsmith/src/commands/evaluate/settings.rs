@@ -4,13 +4,13 @@
 
 use std::iter;
 
-use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig};
+use draftsmith_report::{DecodingName, DrafterName, Road, in_order};
+use draftsmith_theory::{Bounds, DrafterId, FixedLengthConfig, StopRuleConfig, StopRuleName};
 
 use super::promise::Promise;
 use crate::exports::Exports;
 use crate::exports::cascades::{numbered, numbered_merged};
 use crate::recipe::{EvaluateRecipe, TreesRecipe};
-use crate::results::{DecodingName, DrafterName, Road, StopRuleName, in_order};
 
 /// A drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]

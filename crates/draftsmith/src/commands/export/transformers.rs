@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
 use draftsmith_model::{ModelConfig, weight_files};
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
@@ -14,7 +15,6 @@ use super::{ExportArguments, Written};
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::exports::{AdapterExport, ExportKind, HeadExport, read_adapter_head, read_draft_head};
 use crate::out_dir::{OutDir, copy_if_there};
-use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
 /// The custom `generate`.

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, LookupFirst,
     RejectionThresholdConfig, StopRuleConfig,
@@ -12,7 +13,6 @@ use super::GenerateArguments;
 use crate::console::Console;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::{Tuned, default_rule};
-use crate::results::DecodingName;
 
 /// A rule, and who chose it.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_files::in_bytes;
 use draftsmith_model::AdapterConfig;
+use draftsmith_report::{DrafterName, duration_text};
 use draftsmith_theory::{Bounds, DrafterId};
 use draftsmith_train::TrainError;
 
@@ -15,9 +16,7 @@ use crate::exports::adapter_dirs;
 use crate::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
-use crate::results::DrafterName;
 use crate::rollouts::{PromptSet, set_prompts};
-use crate::table::duration_text;
 use crate::tuning::given_costs;
 use crate::workspace::Workspace;
 
