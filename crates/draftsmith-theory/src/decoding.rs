@@ -83,6 +83,14 @@ impl Decoding {
         Self { repetition_penalty, ..self }
     }
 
+    /// The sampling settings; greedy has temperature 0.
+    pub fn sampling(&self) -> Sampling {
+        match self.choice {
+            TokenChoice::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },
+            TokenChoice::Sampled(sampling) => sampling,
+        }
+    }
+
     /// Whether decoding is greedy.
     pub fn is_greedy(&self) -> bool {
         self.choice == TokenChoice::Greedy

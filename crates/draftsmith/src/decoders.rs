@@ -10,6 +10,7 @@ use draftsmith_decode::{
     Sizes, Target, TreeDraft, Verification, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
+use draftsmith_report::{DecodingName, DrafterName, tokens_per_second};
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Proposal, Recording, SeededDraws, SignalNeeds, StopRule,
 };
@@ -17,7 +18,6 @@ use draftsmith_theory::{
 use crate::exports::calibration::HeadCalibration;
 use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::pair::Pair;
-use crate::results::{DecodingName, DrafterName, tokens_per_second};
 
 /// The reason why a drafter cannot be recorded.
 pub(crate) const NO_STEPS: &str = "it has no model, and so no probabilities to record";

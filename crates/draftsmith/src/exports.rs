@@ -18,8 +18,8 @@ use serde_json::{Map, Value};
 use self::calibration::HeadCalibration;
 pub(crate) use self::kind::ExportKind;
 use crate::kinds::head_within;
-use crate::results::ModelSummary;
 use crate::workspace::Workspace;
+use draftsmith_report::ModelSummary;
 
 /// An adapter and its directory.
 pub(crate) struct AdapterExport {

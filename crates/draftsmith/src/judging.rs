@@ -8,11 +8,10 @@
 use std::borrow::Cow;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Counts, Recordings, TimedCounts};
+use draftsmith_report::{ReplayRow, shown_interval};
+use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts};
 
 use crate::costs::Costs;
-use crate::results::{Estimate, ReplayRow};
-use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_fixed, best_of, cheapest, per_token};
 
 /// The settings that were chosen on some recordings, and the recordings that judge them.
@@ -215,11 +214,10 @@ pub(crate) fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -
 mod tests {
     use draftsmith_theory::{
         DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
-        StopRuleConfig,
+        StopRuleConfig, StopRuleName,
     };
 
     use super::*;
-    use crate::results::StopRuleName;
     use crate::sweep::best_unread;
 
     /// Responses whose tokens are drafted with a chance.

@@ -31,8 +31,8 @@ use self::merged::MergedKind;
 use self::model::ModelKind;
 use self::origin::Origin;
 use self::prompt_lookup::PromptLookupKind;
-use crate::names::{DecodingName, Road};
 use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
+use draftsmith_report::{DecodingName, Road};
 
 /// The settings of a drafter, by kind.
 #[derive(Debug, Clone, Serialize, Deserialize)]

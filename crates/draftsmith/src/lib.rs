@@ -1,4 +1,4 @@
-//! draftsmith's command line: recipes, subcommands and reports.
+//! draftsmith's command line: recipes and subcommands.
 //!
 //! Only this crate prints, parses arguments and chooses devices. `commands/` has one file per subcommand;
 //! shared code is beside it.
@@ -21,7 +21,8 @@ mod judging;
 mod kinds;
 mod labels;
 mod lock;
-mod names;
+#[cfg(test)]
+pub mod loopback;
 mod out_dir;
 mod pair;
 mod prompt_files;
@@ -30,15 +31,11 @@ mod prompts;
 pub mod readers;
 mod recipe;
 mod recorder;
-mod report;
 mod responses;
-mod results;
 mod rollouts;
-mod served;
+mod server_access;
 mod shard;
-mod statistics;
 mod sweep;
-mod table;
 mod text_side;
 mod training;
 mod tuning;

@@ -3,12 +3,27 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 
 use crate::commands::inspect;
 use crate::console::Console;
 use crate::recipe::{Overrides, Recipe};
-pub use crate::served::readers::{answer, journal};
+
+/// Reads all sound responses of a journal.
+///
+/// # Errors
+/// If it cannot be read, or has no response.
+pub fn journal(path: &Path) -> Result<()> {
+    draftsmith_served::readers::journal(path).map_err(Error::msg)
+}
+
+/// Reads a server's answer to a greedy and to a sampled request.
+///
+/// # Errors
+/// If it is invalid for both.
+pub fn answer(bytes: &[u8]) -> Result<()> {
+    draftsmith_served::readers::answer(bytes).map_err(Error::msg)
+}
 
 /// Reads a recipe with the `KEY=VALUE` overrides of a command line.
 ///

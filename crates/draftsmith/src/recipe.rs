@@ -15,6 +15,7 @@ mod server;
 mod trees;
 mod tune;
 
+use draftsmith_served::ServerRecipe;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -25,15 +26,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::costs::GivenCosts;
-pub(crate) use self::data::{DataRecipe, Responses, decoding, one, sampling};
+pub(crate) use self::data::{DataRecipe, Responses, decoding, one};
 pub(crate) use self::evaluate::EvaluateRecipe;
 pub(crate) use self::overrides::Overrides;
 pub(crate) use self::prompts::{PromptSource, Split, Splits};
 pub(crate) use self::rules::{AskedRule, RulesRecipe};
-#[cfg(test)]
-pub(crate) use self::server::ServerLabels;
-pub(crate) use self::server::ServerRecipe;
 use self::server::check_without_weights;
+pub(crate) use self::server::read_server;
 pub(crate) use self::trees::{AskedShape, TreesRecipe};
 pub(crate) use self::tune::{CalibrationChoice, TuneRecipe};
 use crate::kinds::{DrafterRecipe, DrafterRecipes, head_within};

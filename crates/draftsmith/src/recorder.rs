@@ -13,6 +13,8 @@ use draftsmith_data::FinishReason;
 use draftsmith_decode::{
     AnsweringTarget, Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget,
 };
+use draftsmith_report::DecodingName;
+use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
@@ -26,8 +28,7 @@ use crate::labels::LabelModels;
 use crate::pair::Pair;
 use crate::recipe::Recipe;
 use crate::responses::{Responder, sequences_at_once};
-use crate::results::DecodingName;
-use crate::served::{Served, ServedResponse, ServerAccess};
+use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -289,9 +290,9 @@ impl Recorder<'_> {
         prompts: &[SetPrompt],
     ) -> Result<Vec<Answer>> {
         let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
-        served.answer(all, self.console, self.progress)?;
+        ask_servers(&mut served, all, text, self.console, self.progress)?;
         let prompts: Vec<SetPrompt> =
-            prompts.iter().filter_map(|prompt| served.unfiltered_of_set(prompt)).collect();
+            prompts.iter().filter_map(|prompt| unfiltered_of_set(&served, prompt)).collect();
         if prompts.is_empty() && served.num_filtered() > 0 {
             bail!(
                 "the servers' content filter stopped all {} responses; hint: turn it off, or use other \

@@ -5,12 +5,12 @@ pub(crate) mod static_trees;
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,
-    StopRuleConfig, StopRuleEntry, Sweep, TimedCounts, cost_optimal, seconds_per_token, stop_rules,
+    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, TimedCounts, cost_optimal,
+    seconds_per_token, stop_rules,
 };
 use rayon::prelude::*;
 
 use crate::costs::Costs;
-use crate::results::StopRuleName;
 
 /// The greatest candidate lengths that are tried, besides the recorded one.
 const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];

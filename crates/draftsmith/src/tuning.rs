@@ -4,14 +4,14 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, TreeShape};
+use draftsmith_report::{CostSource, DecodingName, DrafterName};
+use draftsmith_theory::{DrafterId, Estimate, TreeShape};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, MeasuredCosts};
 use crate::kinds::names_text;
 use crate::recipe::{GivenCosts, Recipe};
-use crate::results::{CostSource, DecodingName, DrafterName, Estimate};
 
 /// An entry of `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -12,8 +12,11 @@
 //! losslessness is reported, and speculative output is compared only with plain decoding of the same
 //! type.
 
+use serde::{Deserialize, Serialize};
+
 /// The number type that a model computes in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Rounding {
     /// 24 significant bits.
     #[default]
@@ -38,6 +41,19 @@ const F32_TIE: f32 = 1e-5;
 const BF16_UNITS: f32 = 2.0;
 
 impl Rounding {
+    /// Whether it is f32, which files leave out.
+    pub fn is_f32(&self) -> bool {
+        *self == Self::F32
+    }
+
+    /// The name in files: `f32` or `bf16`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// The maximum gap between two tied logits, if the larger in magnitude is `logit`.
     pub fn allowance(self, logit: f32) -> f32 {
         match self {

@@ -18,6 +18,7 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{Prompt, Provenance, ShardPlace, hash_bytes, shard_path, write_shard};
 use draftsmith_files::{check_room, in_bytes};
+use draftsmith_served::Served;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
@@ -35,7 +36,7 @@ use crate::lock::SharedSettings;
 use crate::prompts::chosen::ChosenPrompts;
 use crate::prompts::for_data::choose_prompts;
 use crate::recipe::{DataRecipe, Recipe, Responses};
-use crate::served::{Served, ServerAccess};
+use crate::server_access::{self, ServerAccess};
 use crate::shard::Shard;
 use crate::text_side::TextSide;
 use crate::workspace::Workspace;
@@ -209,7 +210,8 @@ impl Job<'_> {
         let progress = Progress::new(console, "servers", "prompts", num_prompts);
         let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
         let all = prompts.map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt?))));
-        served.answer(all, console, &progress)?;
+        let text = self.workspace.text_side()?;
+        server_access::ask_servers(&mut served, all, text, console, &progress)?;
         progress.finish();
         Ok(served)
     }

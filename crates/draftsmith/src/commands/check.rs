@@ -8,6 +8,7 @@
 mod measure;
 mod show;
 
+use draftsmith_report::{DecodingName, DrafterName};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{LookupFirst, Sampling, StopRuleConfig};
+use draftsmith_theory::{Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
@@ -26,7 +27,6 @@ use crate::exports::tuned::Tuned;
 use crate::kinds::loaded::LoadedDrafters;
 use crate::prompts::{PromptChoice, read_sources};
 use crate::recipe::{Recipe, Split};
-use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::workspace::Workspace;
 
 /// The significance level of the test of sampled output.

@@ -10,6 +10,7 @@ mod promise;
 mod settings;
 mod write;
 
+use draftsmith_report::{Conclusion, DecodingName, ResultRow, render_evaluation};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -30,8 +31,6 @@ use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::pair::Pair;
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::{Conclusion, DecodingName, ResultRow};
-use crate::table::render_evaluation;
 use crate::workspace::Workspace;
 
 /// The result of an evaluation.

@@ -32,9 +32,9 @@ use crate::kinds::prompt_lookup::PromptLookupKind;
 use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS, names_text};
 use crate::pair::Pair;
 use crate::recipe::{AskedRule, Overrides, Recipe};
-use crate::results::{DecodingName, DrafterName};
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
+use draftsmith_report::{DecodingName, DrafterName};
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]

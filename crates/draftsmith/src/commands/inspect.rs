@@ -11,6 +11,7 @@ use draftsmith_data::{
     is_rollouts_path, read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
+use draftsmith_report::{read_results, render_table};
 use serde_json::{Map, Number, Value, json};
 
 use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
@@ -18,9 +19,7 @@ use crate::console::Console;
 use crate::exports::calibration::HeadCalibration;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::Tuned;
-use crate::results;
 use crate::rollouts::RecordedSet;
-use crate::table::render_table;
 use crate::workspace::hash_dir;
 
 pub(crate) use page::PageArguments;
@@ -37,7 +36,7 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     let is_json = || path.is_file() && path.extension().is_some_and(|e| e == "json");
     if path.join("results.json").is_file() || is_json() {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };
-        let rows = results::read_results(&file)?;
+        let rows = read_results(&file)?;
         console.document(&rows)?;
         return console.text(render_table(&rows, console.width(), console.colour()));
     }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{check_room, in_bytes};
+use draftsmith_report::DecodingName;
 use serde::Serialize;
 
 use crate::console::Console;
@@ -17,7 +18,6 @@ use crate::kinds::loaded::LoadedDrafters;
 use crate::kinds::{NOTHING_DRAFTS, Role};
 use crate::recipe::{EvaluateRecipe, Recipe};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
-use crate::results::DecodingName;
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };

@@ -6,21 +6,21 @@
 //! calibrated as in its export, and are judged on the test prompts before and after calibration.
 
 use anyhow::Result;
+use draftsmith_report::{
+    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, LookUps,
+    Replay, ReplayGroup, ReplayedTree, Road, render_predictions, render_replay_table,
+};
 use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
 
+use crate::agreement::rounding;
 use crate::console::Console;
 use crate::costs::Costs;
 use crate::exports::calibration::HeadCalibration;
 use crate::judging::{Fold, Judging, over};
 use crate::recipe::Recipe;
-use crate::results::{
-    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, LookUps,
-    Replay, ReplayGroup, ReplayedTree, Road,
-};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::sweep::{best_look_ups_alone, best_of_all};
-use crate::table::{render_predictions, render_replay_table};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use crate::workspace::Workspace;
 
@@ -37,7 +37,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut replay = Replay { dtype: workspace.dtype, ..Replay::default() };
+    let mut replay = Replay { dtype: rounding(workspace.dtype), ..Replay::default() };
     for drafter in files.drafters() {
         let kind = drafter.id().and_then(|id| recipe.drafters.get(id));
         let road = kind.map_or(Road::SelfDraft, |it| it.kind.road());

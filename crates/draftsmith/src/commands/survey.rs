@@ -18,6 +18,8 @@ mod target_alone;
 mod tests;
 mod verdict;
 
+use draftsmith_report::duration_text;
+use draftsmith_served::ServerRecipe;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -38,10 +40,9 @@ use crate::decoders::target_speed;
 use crate::decoding_arguments::DecodingArguments;
 use crate::prompt_files::Reading;
 use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::{GivenCosts, ServerRecipe};
+use crate::recipe::{GivenCosts, read_server};
 use crate::recorder::{Answer, RecordedModels, Recorder};
-use crate::served::ServerAccess;
-use crate::table::duration_text;
+use crate::server_access::ServerAccess;
 use crate::text_side::EndArguments;
 use crate::workspace::Workspace;
 
@@ -151,7 +152,7 @@ fn survey(
     let decoding = arguments.decoding.decoding()?;
     let given = arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&arguments.prompts, &Reading::default())?;
-    let server = arguments.server.as_deref().map(ServerRecipe::read).transpose()?;
+    let server = arguments.server.as_deref().map(read_server).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
     let template = arguments.chat_template.as_deref();
     let drafts = arguments.draft.as_deref().map(|dir| (DrafterId::DRAFT, dir));

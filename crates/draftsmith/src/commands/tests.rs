@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use burn::tensor::Device;
 use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
+use draftsmith_report::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow};
 use draftsmith_theory::{
     Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
     DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
-    JointConfidenceConfig, Recordings, RejectionThresholdConfig, StopRuleConfig,
+    JointConfidenceConfig, Recordings, RejectionThresholdConfig, StopRuleConfig, StopRuleName,
 };
 use draftsmith_train::{HeadLabels, HeadTraining};
 use serde_json::json;
@@ -23,7 +24,6 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::kinds::origin::Origin;
 use crate::recipe::Recipe;
-use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopRuleName};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::workspace::Workspace;
 

@@ -5,6 +5,7 @@
 //! it. A head that exists is kept: heads that are trained side by side do not depend on each other.
 
 use anyhow::{Context, Result, bail};
+use draftsmith_report::render_sweep_table;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::Section;
 
@@ -12,7 +13,6 @@ use crate::built_data::built_data;
 use crate::console::Console;
 use crate::devices::check_devices;
 use crate::recipe::Recipe;
-use crate::table::render_sweep_table;
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
 use crate::training::sweep;

@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings};
+use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings, StopRuleName};
 use serde::Serialize;
 
 use self::baseline::{Baseline, RuleGain, TriedTree};
@@ -36,7 +37,6 @@ use crate::kinds::loaded::LoadedDrafters;
 use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::prompts::spread;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
-use crate::results::{CostSource, DecodingName, DrafterName, LookUps, StopRuleName};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};

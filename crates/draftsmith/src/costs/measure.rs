@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use draftsmith_report::{DrafterName, median_of};
 use draftsmith_theory::{
     Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule, Trace,
 };
@@ -18,8 +19,6 @@ use super::{Costs, LENGTHS};
 use crate::console::Console;
 use crate::console::progress::Progress;
 use crate::decoders::Decoders;
-use crate::results::DrafterName;
-use crate::statistics::median_of;
 
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;

@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use draftsmith_report::median_of;
 use draftsmith_theory::{
     Bounds, DraftSignals, DrafterId, Round, RoundCosts, SignalNeeds, StopRule,
 };
 
 use super::LENGTHS;
-use crate::statistics::median_of;
 
 /// The fewest rounds of one length, among rounds of changing lengths, from which its cost is measured. With
 /// fewer it is estimated from all rounds.

@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_report::{DrafterName, median_of};
 use draftsmith_theory::{
     Decoding, DrafterId, FixedLengthConfig, RoundCosts, SeededDraws, StopRuleConfig, TreeShape,
 };
 
 use super::{Costs, LENGTHS};
 use crate::decoders::Decoders;
-use crate::results::DrafterName;
-use crate::statistics::median_of;
 
 /// Rows of a drafter's forward that are timed.
 const DRAFT_ROWS: [usize; 8] = [1, 2, 3, 4, 5, 7, 9, 11];

@@ -7,12 +7,11 @@
 use std::path::Path;
 
 use anyhow::Result;
+use draftsmith_report::{DecodingName, FittedCalibration};
 use draftsmith_theory::Calibration;
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::read_key;
-use crate::names::DecodingName;
-use crate::results::FittedCalibration;
 
 /// The calibrations of one head.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

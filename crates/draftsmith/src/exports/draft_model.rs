@@ -10,12 +10,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_model::WeightDtype;
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{Estimate, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::exports::config_keys::{named, read_key};
-use crate::names::DecodingName;
 
 /// The best setting that a runtime supports.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
+use draftsmith_report::{CostSource, DecodingName, DrafterName};
 use draftsmith_theory::{
     Bounds, CostModel, Decoding, Estimate, FixedLengthConfig, RejectionThresholdConfig, Sampling,
     StopRuleConfig,
@@ -16,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::console::Console;
 use crate::exports::config_keys::{named, read_key};
-use crate::names::{CostSource, DecodingName, DrafterName};
 use crate::recipe::decoding;
 
 /// The tuned rules of a head or adapter.

@@ -15,7 +15,7 @@ use super::{DrafterKind, DrafterRecipes, Role};
 use crate::exports::{
     AdapterExport, ExportKind, HeadExport, describe_adapter, need_export, read_adapter_head,
 };
-use crate::names::Road;
+use draftsmith_report::Road;
 
 /// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
-use crate::names::{DecodingName, Road};
 use crate::recipe::{one, require};
+use draftsmith_report::{DecodingName, Road};
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -13,10 +13,9 @@ use crate::console::Console;
 use crate::exports::{
     AdapterExport, ExportKind, HeadExport, describe_head, need_export, summary_of,
 };
-use crate::names::{DrafterName, Road};
 use crate::recipe::Recipe;
-use crate::results::ModelSummary;
 use crate::workspace::{Workspace, hash_dir};
+use draftsmith_report::{DrafterName, ModelSummary, Road};
 
 /// What a drafter is read from.
 #[derive(Clone, Copy)]

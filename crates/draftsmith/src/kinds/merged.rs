@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
-use crate::names::Road;
 use crate::recipe::require;
+use draftsmith_report::Road;
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role};
 use crate::exports::{HeadExport, read_model_head};
-use crate::names::Road;
+use draftsmith_report::Road;
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -38,9 +38,7 @@ impl DrafterKind for ModelKind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let Loading { id, workspace, .. } = *loading;
         let model = workspace.draft_model(id)?;
-        let head = loading
-            .head_dir()?
-            .map(|dir| read_model_head(&dir, id, None, workspace));
+        let head = loading.head_dir()?.map(|dir| read_model_head(&dir, id, None, workspace));
         let mut loaded = LoadedDrafter::of_model(id, model, head.transpose()?);
         loaded.hash = workspace.draft_model_hash(id)?.to_owned();
         loaded.summaries.push(loading.summary(&self.model, model.config(), &loaded.hash));

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role};
-use crate::names::Road;
 use crate::recipe::require;
 use crate::workspace::Workspace;
+use draftsmith_report::Road;
 
 /// The lists in the file: ascending tokens, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];

@@ -2,12 +2,12 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::LengthBounds;
-use draftsmith_theory::{Decoding, Sampling, TokenChoice};
+use draftsmith_served::{ServerLabels, ServerRecipe};
+use draftsmith_theory::{Decoding, Sampling};
 use serde::{Deserialize, Serialize};
 
 use super::prompts::{PromptSource, Split, check_sources};
 use super::require;
-use super::server::{ServerLabels, ServerRecipe};
 
 /// How responses are made and labelled.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -170,12 +170,4 @@ impl DataRecipe {
 /// A decoding from sampling settings; temperature 0 is greedy.
 pub(crate) fn decoding(sampling: Sampling) -> Decoding {
     if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
-}
-
-/// The sampling settings of a decoding; greedy has temperature 0.
-pub(crate) fn sampling(decoding: &Decoding) -> Sampling {
-    match decoding.choice {
-        TokenChoice::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },
-        TokenChoice::Sampled(sampling) => sampling,
-    }
 }

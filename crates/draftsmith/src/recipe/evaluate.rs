@@ -11,7 +11,7 @@ use super::require;
 use super::rules::RulesRecipe;
 use super::trees::TreesRecipe;
 use crate::kinds::DrafterRecipes;
-use crate::names::DecodingName;
+use draftsmith_report::DecodingName;
 
 /// The largest batch. Each sequence in it has its own cache.
 const MAX_BATCH_SIZE: usize = 1024;

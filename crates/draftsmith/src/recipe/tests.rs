@@ -1,10 +1,9 @@
 //! Defaults, overrides and what is refused.
 
 use draftsmith_model::WeightDtype;
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{Decoding, DrafterId, TokenChoice};
 use draftsmith_train::Clipping;
-
-use crate::names::DecodingName;
 
 use super::*;
 

@@ -4,12 +4,12 @@
 use std::fmt;
 
 use anyhow::Result;
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{TreeChildren, TreeShape};
 use serde::de::value::SeqAccessDeserializer;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::require;
-use crate::names::DecodingName;
 
 /// Which trees are measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]

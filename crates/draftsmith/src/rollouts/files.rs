@@ -1,6 +1,7 @@
 //! The rollouts files of a recipe: their paths, and whether they match the models, prompts and settings at
 //! hand.
 
+use draftsmith_report::{DecodingName, DrafterName};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -19,7 +20,6 @@ use crate::built_data::{built_data, changes_text};
 use crate::kinds::loaded::Loading;
 use crate::kinds::{DrafterRecipe, Role};
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
-use crate::results::{DecodingName, DrafterName};
 use crate::workspace::Workspace;
 
 /// One file of rollouts.

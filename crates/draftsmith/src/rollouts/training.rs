@@ -24,7 +24,7 @@ use crate::kinds::DrafterRecipe;
 use crate::kinds::loaded::LoadedDrafters;
 use crate::recipe::{Recipe, decoding};
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
-use crate::served::ServerAccess;
+use crate::server_access::ServerAccess;
 use crate::shard::Shard;
 use crate::workspace::Workspace;
 

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use draftsmith_model::AcceptanceHeadConfig;
+use draftsmith_report::SweptHead;
 use draftsmith_theory::HeadScores;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::export_job::Exported;
 use crate::console::Console;
@@ -56,25 +57,4 @@ impl HeadOutcome {
             scores.mean_predicted,
         ))
     }
-}
-
-/// A head of a sweep, which is a row of `sweep.json`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SweptHead {
-    /// Its settings, as in `d3-w6-r0.15`.
-    pub(crate) name: String,
-    pub(crate) num_layers: usize,
-    pub(crate) rejection_weight: f64,
-    pub(crate) mixing_ratio: f64,
-    /// Whether it is the one in `head/`, which has the lowest `unshifted_kl`.
-    pub(crate) best: bool,
-    /// The epoch of its weights.
-    pub(crate) best_epoch: usize,
-    /// Its scores on the validation rows.
-    pub(crate) scores: HeadScores,
-    /// Duration of the run that trained it, possibly with others; null if unknown.
-    pub(crate) seconds: Option<f64>,
-    /// Its directory.
-    pub(crate) dir: PathBuf,
 }

@@ -3,12 +3,13 @@
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
 use draftsmith_model::AcceptanceHeadConfig;
+use draftsmith_report::SweptHead;
 use draftsmith_theory::{DrafterId, HeadScores};
 use draftsmith_train::HeadTraining;
 use serde_json::Value;
 
 use super::export_job::{Planned, SCORES};
-use super::head_outcome::{ExportedHead, HeadOutcome, SweptHead};
+use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::console::Console;
 use crate::kinds::head_within;
 use crate::recipe::Recipe;

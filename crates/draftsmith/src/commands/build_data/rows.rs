@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use draftsmith_data::{FinishReason, GivenTokens, Prompt, ResponseRow};
 use draftsmith_decode::{Finish, Generation, KnownResponse, RoundTokens};
 use draftsmith_model::CausalLm;
+use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
 use super::existing::{GivenLabels, existing_response};
@@ -22,7 +23,7 @@ use crate::conversation::{Turn, answer_batched, answer_named};
 use crate::labels::{self, LabelModels, Labels};
 use crate::recipe::{DataRecipe, Responses};
 use crate::responses::Responder;
-use crate::served::{Served, ServedResponse};
+use crate::server_access::unfiltered;
 use crate::text_side::TextSide;
 
 const HELD: &str = "nobody panics while holding it";
@@ -130,7 +131,7 @@ impl Labeller<'_> {
         let mut left = prompts.len() as f64;
         let unfiltered: Vec<Cow<'_, Prompt>> = match &self.served {
             Some(served) => {
-                let unfiltered = prompts.iter().filter_map(|prompt| served.unfiltered(prompt));
+                let unfiltered = prompts.iter().filter_map(|prompt| unfiltered(served, prompt));
                 unfiltered.map(Cow::Owned).collect()
             }
             None => prompts.iter().map(|prompt| Cow::Borrowed(*prompt)).collect(),

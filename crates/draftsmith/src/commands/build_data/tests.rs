@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::*;
 use crate::commands::{build_data, record, replay, train_head, tune};
 use crate::labels::Labels;
-use crate::served::loopback::{Deed, Loopback};
+use crate::loopback::{self, Deed, Loopback};
 
 const SEED: u64 = 5;
 /// The target's files besides its weights.
@@ -117,7 +117,7 @@ fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
 fn greedy_data_and_results_equal_those_from_the_weights() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    let loopback = Loopback::serve(|number, _| match number % 5 {
+    let loopback = loopback::serve(|number, _| match number % 5 {
         2 => Deed::AnswerAsLlamaCpp,
         4 => Deed::Say(503, "", "busy"),
         _ => Deed::Answer,
@@ -172,7 +172,7 @@ fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColu
 fn sampled_labels_are_within_the_unknown_mass_of_the_weights_labels() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    let loopback = Loopback::serve(|number, _| match number % 2 {
+    let loopback = loopback::serve(|number, _| match number % 2 {
         0 => Deed::AnswerAsLlamaCpp,
         _ => Deed::Answer,
     });
@@ -222,7 +222,7 @@ fn sampled_labels_are_within_the_unknown_mass_of_the_weights_labels() {
 fn rows_with_too_much_unknown_mass_are_left_out() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let num_rows = |name: &str, most: &str| {
         let data = server(&loopback, &format!("logprobs = 2\nmax_outside_mass = {most}\n"));
         let built = built(&recipe(dir.path(), name, &target, &data, ""));
@@ -242,7 +242,7 @@ fn rows_with_too_much_unknown_mass_are_left_out() {
 fn data_of_which_every_response_is_left_out_is_an_error() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let data = server(&loopback, "logprobs = 2\nmax_outside_mass = 1e-9\n");
     let recipe = recipe(dir.path(), "none", &target, &data, "");
     let build = || {
@@ -274,7 +274,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
         answer["choices"][0]["finish_reason"] = "content_filter".into();
     };
     let data_of = |loopback: &Loopback| server(loopback, "max_outside_mass = 1\n");
-    let plain = Loopback::serve(|_, _| Deed::Answer);
+    let plain = loopback::serve(|_, _| Deed::Answer);
     let all = built(&recipe(dir.path(), "all", &target, &data_of(&plain), "")).rows;
     let talk = all.len() - 2;
     let dropped = [all[3].prompt_ids.clone(), all[talk].prompt_ids.clone()];
@@ -283,7 +283,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
         let prompt: Vec<u32> = prompt.map(|id| id.as_u64().expect("an id") as u32).collect();
         dropped.contains(&prompt)
     };
-    let loopback = Loopback::serve(move |_, request| match is_dropped(&request.body) {
+    let loopback = loopback::serve(move |_, request| match is_dropped(&request.body) {
         true => Deed::Change(filter),
         false => Deed::Answer,
     });
@@ -293,7 +293,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
     // The test set has both prompts too.
     let groups = found(&some).2["groups"].as_array().expect("a list").len();
     assert!(groups > 0, "the rest is recorded, tuned and replayed");
-    let nothing = Loopback::serve(move |_, _| Deed::Change(filter));
+    let nothing = loopback::serve(move |_, _| Deed::Change(filter));
     let none = recipe(dir.path(), "all", &target, &data_of(&nothing), "");
     train_head::run(&none, None, &workspace(&none), &Console::silent()).expect("trains");
     let recorded = record::run(&none, &workspace(&none), &Console::silent());
@@ -305,7 +305,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
 fn tuned_speedups_barely_depend_on_the_number_of_log_probs() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let tuned = |name: &str, logprobs: usize| {
         let keys = format!("logprobs = {logprobs}\nmax_outside_mass = 1\n");
         let data = server(&loopback, &keys);
@@ -332,7 +332,7 @@ fn tuned_speedups_barely_depend_on_the_number_of_log_probs() {
 fn stages_that_need_weights_say_so() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let mut recipe = recipe(dir.path(), "a", &target, &server(&loopback, ""), "");
     let error = workspace(&recipe).pair().expect_err("no weights").to_string();
     assert!(error.contains("has no weights, which this command needs; hint: "), "{error}");

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use draftsmith_data::Prompt;
+use draftsmith_report::{
+    DecodingName, DrafterName, promise_interval, shown_interval, waiting_time,
+};
 use draftsmith_theory::{
-    Counts, Decoding, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule, StopRuleConfig,
-    TokenChoice, Trace,
+    Counts, Decoding, Estimate, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule,
+    StopRuleConfig, TokenChoice, Trace,
 };
 
 use super::{
@@ -18,9 +21,6 @@ use crate::decoders::Decoders;
 use crate::exports::tuned::{Tuned, default_rule};
 use crate::kinds::loaded::LoadedDrafters;
 use crate::pair::Pair;
-use crate::recipe::sampling;
-use crate::results::{DecodingName, DrafterName, Estimate, waiting_time};
-use crate::statistics::{promise_interval, shown_interval};
 
 /// The rounding tolerance in f32 of nucleus masses and logits, for tokens at the edge of what is sampled.
 const EDGE: f64 = 1e-4;
@@ -110,7 +110,7 @@ impl CheckedRule {
             lookup_first: self.drafter.lookup_first(),
             stop_rule: self.config,
             is_tuned: self.promised.is_some(),
-            sampling: sampling(&self.decoding),
+            sampling: self.decoding.sampling(),
             repetition_penalty: self.decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,

@@ -1,12 +1,10 @@
 //! The results of `check` as text: a table, and an error message.
 
 use comfy_table::Table;
-use draftsmith_theory::Sampling;
+use draftsmith_report::{counted, rule_label, table_text, times_text};
+use draftsmith_theory::{Estimate, Sampling};
 
 use super::{Acceptance, CheckReport, DecodingCheck};
-use crate::names::times_text;
-use crate::results::{Estimate, rule_label};
-use crate::table::{counted, table_text};
 
 /// The results, one line per check, ending with a line break.
 pub(super) fn table(checked: &CheckReport) -> String {

@@ -1,16 +1,16 @@
 //! The cost of each drafter's forwards relative to a forward of the target, by size and by time: the weights
 //! of CS-Drafting's standardised walltime improvement.
 
+use draftsmith_report::{CostRatios, DrafterName};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use draftsmith_theory::{DrafterId, Round, RoundCosts};
+use draftsmith_theory::{DrafterId, Round, RoundCosts, StopRuleName};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
 use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::pair::Pair;
-use crate::results::{CostRatios, DrafterName, StopRuleName};
 
 /// The parameters that a forward of each drafter reads, over those of the target; 0 for look-ups.
 pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {

@@ -4,6 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use draftsmith_data::Prompt;
+use draftsmith_report::{
+    ALL_CATEGORIES, Answer, Choice, CostRatios, CostSummary, DecodingName, DrafterName,
+    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, RowContext,
+    answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
+};
 use draftsmith_theory::{
     CostFit, CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
     TimedCounts, Trace,
@@ -17,12 +22,6 @@ use super::settings::Setting;
 use crate::agreement::Agreement;
 use crate::prompts::Dataset;
 use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
-use crate::results::{
-    ALL_CATEGORIES, CostRatios, CostSummary, DecodingName, DrafterName, GroupSummary,
-    PromiseOutcome, PromiseSummary, ResultRow, Road, RowContext, tokens_per_second, waiting_time,
-};
-use crate::statistics::shown_interval;
 
 /// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {

@@ -1,12 +1,12 @@
 //! The gains over the best fixed length that `tune` promised for rules and trees.
 
 use anyhow::{Context, Result, ensure};
-use draftsmith_theory::{DrafterId, StopRuleConfig};
+use draftsmith_report::{DecodingName, DrafterName};
+use draftsmith_theory::{DrafterId, Estimate, StopRuleConfig};
 
 use crate::exports::tuned::TunedRule;
 use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
-use crate::results::{DecodingName, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
 use crate::tuning::{TunedTree, TuningFile};
 use crate::workspace::Workspace;

@@ -3,13 +3,13 @@
 
 use std::iter;
 
-use draftsmith_theory::{FixedLengthConfig, StopRuleConfig};
+use draftsmith_theory::{FixedLengthConfig, StopRuleConfig, StopRuleName};
 
 use super::promise::Promise;
 use crate::kinds::Role;
 use crate::kinds::loaded::LoadedDrafters;
 use crate::recipe::{EvaluateRecipe, Recipe, TreesRecipe};
-use crate::results::{DecodingName, DrafterName, StopRuleName, in_order};
+use draftsmith_report::{DecodingName, DrafterName, in_order};
 
 /// A drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]

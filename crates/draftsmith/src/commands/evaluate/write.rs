@@ -3,6 +3,11 @@
 
 use anyhow::Result;
 use draftsmith_files::write_whole;
+use draftsmith_report::{
+    Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, ModelSummary,
+    PromiseSummary, Replay, Version, render_html, results_to_json, sort_rows, summary_to_json,
+};
+use draftsmith_theory::Estimate;
 
 use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
@@ -11,11 +16,6 @@ use crate::device::DeviceChoice;
 use crate::exports::summary_of;
 use crate::prompts::Dataset;
 use crate::prompts::for_data::{num_known, prompts_in_data};
-use crate::report::render_html;
-use crate::results::{
-    Conclusion, DatasetSummary, DecodingName, Estimate, EvaluationSummary, GroupSummary,
-    ModelSummary, PromiseSummary, Replay, Version, results_to_json, sort_rows, summary_to_json,
-};
 use crate::tuning::TuningFile;
 
 impl MeasuredModels<'_> {
@@ -38,7 +38,7 @@ impl MeasuredModels<'_> {
             conclusion: Conclusion::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             device: DeviceChoice::name(workspace.device()),
-            dtype: workspace.dtype,
+            dtype: rounding(workspace.dtype),
             machine: machine(),
             foreign_load,
             versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
@@ -55,7 +55,7 @@ impl MeasuredModels<'_> {
         }
         let report = dir.join("report.html");
         let mut replay: Replay = TuningFile::REPLAY.read(recipe)?;
-        if replay.dtype != workspace.dtype {
+        if replay.dtype != rounding(workspace.dtype) {
             replay = Replay::default();
         }
         write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
@@ -88,7 +88,7 @@ impl MeasuredModels<'_> {
             self.console.note(format!(
                 "evaluate: {num_forgiven} greedy mismatches forgiven: both tokens' logits are within \
                  {} of the greatest there",
-                rounding(summary.dtype).tie_text()
+                summary.dtype.tie_text()
             ));
         }
         for group in &summary.groups {

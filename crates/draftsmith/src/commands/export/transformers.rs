@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
 use draftsmith_model::{ModelConfig, weight_files};
+use draftsmith_report::DecodingName;
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::{Value, json};
 
@@ -16,7 +17,6 @@ use crate::exports::{
     AdapterExport, ExportKind, HeadExport, found_adapter_head, read_adapter_head, read_model_head,
 };
 use crate::out_dir::{OutDir, copy_if_there};
-use crate::results::DecodingName;
 use crate::workspace::Workspace;
 
 /// The custom `generate`.

@@ -12,7 +12,7 @@ use crate::exports::tuned::{Tuned, default_rule};
 use crate::kinds::Role;
 use crate::kinds::loaded::LoadedDrafter;
 use crate::recipe::Recipe;
-use crate::results::DecodingName;
+use draftsmith_report::DecodingName;
 
 /// A rule, and who chose it.
 #[derive(Debug, Clone)]

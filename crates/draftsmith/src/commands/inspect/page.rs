@@ -8,13 +8,15 @@ use anyhow::{Result, bail};
 use clap::Args;
 use draftsmith_data::{DraftColumns, FinishReason, Provenance, ResponseRow, TextTokenizer};
 use draftsmith_files::write_whole;
+use draftsmith_report::{
+    DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
+    render_data_html,
+};
 use draftsmith_theory::acceptance_prob;
 use serde_json::Value;
 
 use super::acceptance::{EntropyBand, acceptance_probs, agreements, by_entropy, overlaps};
 use crate::console::Console;
-use crate::report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
-use crate::report::plot::{Plot, PlotContent, bin_of, bins};
 
 /// Most bars or points in a plot.
 const NUM_BINS: usize = 20;

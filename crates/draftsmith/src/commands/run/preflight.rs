@@ -15,11 +15,10 @@ use crate::kinds::{DrafterRecipe, Role};
 use crate::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 use crate::prompts::{Dataset, PromptChoice, read_sources};
 use crate::recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
-use crate::results::{DecodingName, DrafterName};
 use crate::rollouts::{PromptSet, set_prompts};
-use crate::table::duration_text;
 use crate::tuning::given_costs;
 use crate::workspace::Workspace;
+use draftsmith_report::{DecodingName, DrafterName, duration_text};
 
 /// Checks the recipe, and notes what its stages will take.
 ///

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+use draftsmith_report::{CostSource, median_of};
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::{MAX_LENGTH, Surveyor};
@@ -10,8 +11,6 @@ use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
 use crate::decoders::Decoders;
 use crate::kinds::loaded::LoadedDrafters;
 use crate::prompts::spread;
-use crate::results::CostSource;
-use crate::statistics::median_of;
 use crate::sweep::lengths_under;
 
 /// Prompts that costs are measured on.

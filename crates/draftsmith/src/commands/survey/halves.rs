@@ -2,12 +2,12 @@
 //! the other half.
 
 use anyhow::Result;
-use draftsmith_theory::{Recordings, StopRuleConfig, TimedCounts};
+use draftsmith_report::LookUps;
+use draftsmith_theory::{Estimate, Recordings, StopRuleConfig, TimedCounts};
 use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::judging::{Fold, speedup};
-use crate::results::{Estimate, LookUps};
 use crate::sweep::{Choice, best_look_ups_alone};
 
 /// What was recorded along each half of the answers.

@@ -3,9 +3,10 @@
 
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
+use draftsmith_report::{CostSource, LookUps, ReplayRow, acceptance_by_position, shown_interval};
 use draftsmith_theory::{
-    Decoding, DrafterId, Draws, FixedLengthConfig, HeadScores, HeadTiming, Recording, Recordings,
-    Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
+    Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadScores, HeadTiming, Recording,
+    Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -20,9 +21,7 @@ use crate::judging::{Judging, over, speedup};
 use crate::kinds::loaded::LoadedDrafters;
 use crate::labels::Labels;
 use crate::recorder::{RecordedDrafter, RecordedModels};
-use crate::results::{CostSource, Estimate, LookUps, ReplayRow, acceptance_by_position};
 use crate::rollouts::RecordedSet;
-use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_fixed, best_of_all, cheapest};
 
 /// The survey of a pair.

@@ -2,13 +2,13 @@
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
+use draftsmith_report::{CostSource, DecodingName, explained, render_rules, table_text, wrapped};
+use draftsmith_theory::Estimate;
 
 use super::pair::PairSurvey;
 use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
 use super::verdict::gain_text;
 use super::{Survey, SurveyResult};
-use crate::results::{CostSource, DecodingName, Estimate};
-use crate::table::{explained, render_rules, table_text, wrapped};
 
 /// The survey as text, beginning with the advice.
 ///

@@ -3,8 +3,9 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::ModelConfig;
+use draftsmith_report::{CostSource, LookUps, shown_interval};
 use draftsmith_theory::{
-    DrafterId, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
+    DrafterId, Estimate, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
 };
 use serde::Serialize;
 
@@ -15,8 +16,6 @@ use super::{MAX_LENGTH, Surveyor};
 use crate::console::progress::Progress;
 use crate::costs::Costs;
 use crate::judging::{Fold, speedup};
-use crate::results::{CostSource, Estimate, LookUps};
-use crate::statistics::shown_interval;
 use crate::sweep::{Choice, best_unread, cheapest};
 
 /// The most exit layers that are surveyed; in deeper models they are spread evenly.

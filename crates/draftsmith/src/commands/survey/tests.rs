@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{SurveyArguments, survey};
 use crate::console::Console;
-use crate::served::loopback::{Deed, Loopback};
+use crate::loopback::{self, Deed};
 
 #[derive(Parser)]
 struct Line {
@@ -64,7 +64,7 @@ fn without_weights(url: &str) -> (tempfile::TempDir, PathBuf) {
 
 #[test]
 fn a_served_target_is_surveyed_as_its_weights_are() {
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let (dir, target) = without_weights(&loopback.url);
     let server = dir.path().join("server.toml").display().to_string();
     let served = surveyed(&target, dir.path(), &["--server", &server]).expect("a survey");
@@ -105,7 +105,7 @@ fn a_served_target_is_surveyed_as_its_weights_are() {
 
 #[test]
 fn a_sampled_served_target_is_surveyed_by_its_log_probabilities() {
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let (dir, target) = without_weights(&loopback.url);
     let server = dir.path().join("server.toml").display().to_string();
     let more = ["--server", &server, "--temperature", "1.0", "--top-k", "5"];

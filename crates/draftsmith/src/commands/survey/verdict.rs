@@ -4,11 +4,11 @@
 //! Advice rests on intervals, not on point estimates: where a gain may be zero, the simpler option is
 //! advised.
 
-use draftsmith_theory::{LookupFirst, StopRuleConfig};
+use draftsmith_report::LookUps;
+use draftsmith_theory::{Estimate, LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
 use super::halves::Promise;
-use crate::results::{Estimate, LookUps};
 
 /// The gain over what needs no training at which a head is worth training.
 const WORTH_TRAINING: f64 = 0.01;

@@ -3,18 +3,16 @@
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
+use draftsmith_report::{CostSource, DrafterName, LookUps, promise_interval, shown_interval};
 use draftsmith_theory::{
-    Counts, Decoding, LookupFirst, Recordings, Sampling, StopRuleConfig, TimedCounts, TreeShape,
-    seconds_per_token,
+    Counts, Decoding, Estimate, LookupFirst, Recordings, Sampling, StopRuleConfig, StopRuleName,
+    TimedCounts, TreeShape, seconds_per_token,
 };
 use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::exports::tuned::TunedRule;
 use crate::judging::{over, speedup};
-use crate::recipe::sampling;
-use crate::results::{CostSource, DrafterName, Estimate, LookUps, StopRuleName};
-use crate::statistics::{promise_interval, shown_interval};
 use crate::sweep::static_trees::{fastest_tree, judge_trees};
 use crate::sweep::{Choice, best_look_ups_alone};
 use crate::tuning::TunedTree;
@@ -90,7 +88,7 @@ impl Baseline<'_> {
             some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
         };
         let num_prompts = spent.len();
-        let Sampling { temperature, top_p, top_k, min_p } = sampling(&self.decoding);
+        let Sampling { temperature, top_p, top_k, min_p } = self.decoding.sampling();
         Ok(TunedRule {
             drafter: DrafterName::from(self.recordings.drafter).with_lookup(choice.lookup_first),
             config: choice.config.clone(),

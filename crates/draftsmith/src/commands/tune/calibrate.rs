@@ -2,11 +2,11 @@
 //! calibration to all of them.
 
 use anyhow::{Result, ensure};
+use draftsmith_report::FittedCalibration;
 use draftsmith_theory::{Calibration, Decoding, HeadScores, try_calibration};
 use serde::Serialize;
 
 use crate::recipe::CalibrationChoice;
-use crate::results::FittedCalibration;
 use crate::rollouts::RecordedSet;
 
 /// The calibrations of a head under one way of decoding.

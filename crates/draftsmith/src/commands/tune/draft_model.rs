@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::CausalLm;
-use draftsmith_theory::{DrafterId, Recordings};
+use draftsmith_report::DrafterName;
+use draftsmith_theory::{DrafterId, Estimate, Recordings};
 use serde::Serialize;
 
 use super::runtimes::best_settings;
@@ -23,7 +24,6 @@ use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use crate::kinds::loaded::LoadedDrafters;
 use crate::pair::Pair;
 use crate::recipe::{GivenCosts, Recipe};
-use crate::results::{DrafterName, Estimate};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{best_fixed, best_of_each, lengths_under};
 use crate::tuning::given_costs;

@@ -1,6 +1,7 @@
 //! The stop rules that runtimes without acceptance heads have, and the best setting of each for a pair.
 
 use anyhow::{Context, Result};
+use draftsmith_report::shown_interval;
 use draftsmith_theory::{
     Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
     HeuristicConfig, Recordings, StopRuleConfig, TokenChoice, seconds_per_token,
@@ -9,7 +10,6 @@ use rayon::prelude::*;
 
 use crate::costs::Costs;
 use crate::exports::draft_model::RuntimeSetting;
-use crate::statistics::shown_interval;
 use crate::sweep::{Choice, per_token, thresholds};
 
 const LLAMA_CPP: &str = "llama.cpp";

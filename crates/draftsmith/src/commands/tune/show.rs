@@ -2,13 +2,14 @@
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
+use draftsmith_report::{
+    CostSource, DrafterName, calibration_text, explained, render_scores, table_text, times_text,
+};
+use draftsmith_theory::Estimate;
 
 use super::calibrate::CalibrationChoices;
 use super::{Tuning, TuningBasis};
-use crate::names::times_text;
-use crate::results::{CostSource, DrafterName, Estimate};
 use crate::sweep::static_trees::rule_of;
-use crate::table::{calibration_text, explained, render_scores, table_text};
 use crate::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.

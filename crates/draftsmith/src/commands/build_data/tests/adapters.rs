@@ -94,7 +94,7 @@ fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
 fn greedy_adapters_and_results_equal_those_of_the_whole_target() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     for (which, more) in [("alone", ""), ("head", WITH_HEAD)] {
         let name = |of: &str| format!("{of}-{which}");
         let greedy = "temperature = 0";
@@ -124,7 +124,7 @@ fn greedy_adapters_and_results_equal_those_of_the_whole_target() {
 fn sampled_adapters_are_trained_recorded_and_tuned() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     for (name, more) in [("alone", ""), ("head", WITH_HEAD)] {
         let recipe = of_adapter(dir.path(), name, &target, &server(&loopback, ""), more);
         built(&recipe);
@@ -141,7 +141,7 @@ fn sampled_adapters_are_trained_recorded_and_tuned() {
 fn missing_layers_are_named() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = first_layers(dir.path());
-    let loopback = Loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, _| Deed::Answer);
     let data = server(&loopback, "");
     let recipe = of_adapter(dir.path(), "a", &target, &data, "");
     built(&recipe);

@@ -1,0 +1,32 @@
+//! The errors of this crate.
+
+use std::path::PathBuf;
+
+use draftsmith_files::{FileError, JsonError};
+
+/// An error of reading or showing results.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A file cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A file is not a `results.json`.
+    #[error(
+        "`{path}` is not a list of result rows; hint: run `draftsmith evaluate` to write it again"
+    )]
+    NotRows {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: JsonError,
+    },
+    /// A page's template does not fit its data, which is a bug.
+    #[error("the page's template does not fit its data")]
+    Template(#[from] minijinja::Error),
+    /// Results cannot be written as JSON, which is a bug.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// Results of this crate's functions.
+pub(crate) type Result<T, E = ReportError> = std::result::Result<T, E>;

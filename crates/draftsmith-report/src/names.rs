@@ -1,0 +1,238 @@
+//! Names of drafters, ways of decoding and sources of costs, in files and messages. The theory crate owns
+//! the names of stop rules.
+
+use std::fmt;
+
+use draftsmith_theory::{
+    Decoding, DrafterId, LookupFirst, StopRuleConfig, TheoryError, TokenChoice, TreeShape,
+};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A drafter; the order is that of tables. In files it is a string: `none`, or the drafter's name such as
+/// `draft`, with the shape of its trees as in `draft+tree_3-2x2x8`, or with the lookup before it as in
+/// `draft+lookup_2x4`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DrafterName {
+    /// No drafter: the target decodes without drafts.
+    None,
+    /// A drafter that proposes chains.
+    Of(DrafterId),
+    /// A drafter that proposes trees.
+    Tree(DrafterId, TreeShape),
+    /// A drafter that runs if prompt lookup finds nothing. With [`DrafterId::LOOK_UP`], nothing runs then.
+    After(LookupFirst, DrafterId),
+}
+
+/// A way of decoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecodingName {
+    /// The most probable token.
+    Greedy,
+    /// A token drawn from the distribution.
+    Sampled,
+}
+
+/// What drafters are compared by in reports: the files that serving them needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Road {
+    /// A second, smaller model.
+    SeparateDraft,
+    /// The target's own layers, and what was trained on them.
+    SelfDraft,
+    /// Prompt lookup, which needs no files.
+    Lookup,
+    /// Several drafters together.
+    Several,
+}
+
+impl From<DrafterId> for DrafterName {
+    fn from(id: DrafterId) -> Self {
+        Self::Of(id)
+    }
+}
+
+impl DrafterName {
+    /// The drafter, if there is one.
+    pub fn id(self) -> Option<DrafterId> {
+        match self {
+            Self::None => None,
+            Self::Of(id) | Self::Tree(id, _) | Self::After(_, id) => Some(id),
+        }
+    }
+
+    /// The prompt lookup before it, if there is one.
+    pub fn lookup_first(self) -> Option<LookupFirst> {
+        match self {
+            Self::After(first, _) => Some(first),
+            Self::None | Self::Of(_) | Self::Tree(..) => None,
+        }
+    }
+
+    /// The drafter with prompt lookup before it, if one is given.
+    pub fn with_lookup(self, first: Option<LookupFirst>) -> Self {
+        match (first, self.id()) {
+            (Some(first), Some(id)) => Self::After(first, id),
+            _ => self,
+        }
+    }
+
+    /// Prompt lookup with these settings and no other drafter.
+    pub fn look_ups_alone(first: LookupFirst) -> Self {
+        Self::After(first, DrafterId::LOOK_UP)
+    }
+
+    /// The look-ups, if they are the only drafter.
+    pub fn as_look_ups_alone(self) -> Option<LookupFirst> {
+        self.lookup_first().filter(|_| self.id() == Some(DrafterId::LOOK_UP))
+    }
+
+    /// The tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
+    fn addition(self) -> Option<String> {
+        match self {
+            Self::None | Self::Of(_) => None,
+            Self::Tree(_, shape) => Some(format!("tree {shape}")),
+            Self::After(first, _) => Some(format!("lookup {first}")),
+        }
+    }
+
+    /// The prefix of its settings' labels: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`, `lookup 2x4 by itself`.
+    pub fn prefix(self) -> Option<String> {
+        if let Some(first) = self.as_look_ups_alone() {
+            return Some(format!("lookup {first} by itself"));
+        }
+        // The usual name says nothing.
+        let of_drafter = self.id().filter(|id| *id != DrafterId::DRAFT).map(|id| id.to_string());
+        let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
+    /// The drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
+    pub fn text(self) -> String {
+        if let Some(first) = self.as_look_ups_alone() {
+            return format!("prompt lookup {first} by itself");
+        }
+        let mut text = self.id().map(|id| id.to_string()).unwrap_or_default();
+        if let Some(addition) = self.addition() {
+            text += &format!(", {addition}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+impl DrafterName {
+    /// What reports compare the drafters of tests by.
+    pub(crate) fn road_in_tests(self) -> Option<Road> {
+        let id = self.id()?;
+        Some(match id.as_str().trim_end_matches(|c: char| c.is_ascii_digit()) {
+            "draft" => Road::SeparateDraft,
+            "exit" => Road::SelfDraft,
+            "lookup" | "look-up" => Road::Lookup,
+            _ => Road::Several,
+        })
+    }
+}
+
+/// A ratio of speeds: `1.15x`.
+pub fn times_text(ratio: f64) -> String {
+    format!("{ratio:.2}x")
+}
+
+/// The label of a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
+pub fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
+    let label = rule.name().label(Some(rule.parameter()));
+    match lookup_first {
+        None => label,
+        Some(first) => format!("lookup {first}, {label}"),
+    }
+}
+
+const NONE: &str = "none";
+const TREE: &str = "+tree_";
+const LOOKUP: &str = "+lookup_";
+
+impl fmt::Display for DrafterName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => formatter.write_str(NONE),
+            Self::Of(id) => id.fmt(formatter),
+            Self::Tree(id, shape) => write!(formatter, "{id}{TREE}{shape}"),
+            Self::After(first, id) => write!(formatter, "{id}{LOOKUP}{first}"),
+        }
+    }
+}
+
+impl Serialize for DrafterName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DrafterName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        if name == NONE {
+            return Ok(Self::None);
+        }
+        // Look-ups by themselves have a name that no recipe can use.
+        let id = |name: &str| match name == DrafterId::LOOK_UP.as_str() {
+            true => Ok(DrafterId::LOOK_UP),
+            false => name.parse(),
+        };
+        let read = || match (name.split_once(TREE), name.split_once(LOOKUP)) {
+            (Some((name, shape)), _) => Ok(Self::Tree(id(name)?, shape.parse()?)),
+            (_, Some((name, first))) => Ok(Self::After(first.parse()?, id(name)?)),
+            (None, None) => id(&name).map(Self::Of),
+        };
+        read().map_err(|error: TheoryError| de::Error::custom(error))
+    }
+}
+
+impl DecodingName {
+    /// The name of a way of decoding.
+    pub fn of(decoding: &Decoding) -> Self {
+        match decoding.choice {
+            TokenChoice::Greedy => Self::Greedy,
+            TokenChoice::Sampled(_) => Self::Sampled,
+        }
+    }
+
+    /// The way of decoding in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Greedy => "greedy",
+            Self::Sampled => "sampled",
+        }
+    }
+}
+
+/// The source of costs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CostSource {
+    /// Measured on this machine.
+    #[default]
+    Machine,
+    /// Given by the user.
+    Given,
+    /// SpecDec++, §5: 0.0234 s per draft forward and 0.112 s per target forward with any number of rows.
+    Paper,
+}
+
+impl CostSource {
+    /// Whether the costs were measured on this machine, the default in files.
+    pub fn is_machine(&self) -> bool {
+        *self == Self::Machine
+    }
+
+    /// The source in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Machine => "costs of this machine",
+            Self::Given => "costs as given",
+            Self::Paper => "costs of the SpecDec++ paper",
+        }
+    }
+}

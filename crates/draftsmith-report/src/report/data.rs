@@ -1,0 +1,107 @@
+//! The page of a data set: its size, how often the draft is accepted, and some of its rows.
+
+use minijinja::context;
+use minijinja::value::Serde;
+use serde::Serialize;
+
+use super::plot::Plot;
+use super::text::counted;
+use super::{FRAMES, environment};
+use crate::error::Result;
+
+/// The content of the page.
+#[derive(Debug, Clone, Serialize)]
+pub struct DataPage {
+    /// The directory or file.
+    pub name: String,
+    /// The version of this program.
+    pub version: &'static str,
+    /// Number of rows.
+    pub num_rows: usize,
+    /// Number of response tokens.
+    pub num_tokens: usize,
+    /// One entry for each source, then their total if there are several.
+    pub sources: Vec<SourceFigures>,
+    /// The pictures.
+    #[serde(skip)]
+    pub plots: Vec<Plot>,
+    /// The rows that are shown.
+    pub rows: Vec<ShownRow>,
+    /// Names and values.
+    pub provenance: Vec<(String, String)>,
+}
+
+/// The figures of a source. The last three are NaN without a draft.
+#[derive(Debug, Clone, Serialize)]
+pub struct SourceFigures {
+    /// The source's name.
+    pub name: String,
+    /// Number of rows.
+    pub num_rows: usize,
+    /// Number of response tokens.
+    pub num_tokens: usize,
+    /// Mean tokens of a prompt.
+    pub mean_prompt_len: f64,
+    /// Mean tokens of a response.
+    pub mean_response_len: f64,
+    /// Most tokens of a response.
+    pub longest_response: usize,
+    /// The share of responses that ended with an end token or a stop string.
+    pub share_ended: f64,
+    /// Mean Σ min(p, q) over the tokens.
+    pub overlap: f64,
+    /// Mean acceptance_prob of the draft's tokens.
+    pub acceptance: f64,
+    /// Share of positions where target and draft have the same most probable token.
+    pub agreement: f64,
+}
+
+/// A row with its tokens.
+#[derive(Debug, Clone, Serialize)]
+pub struct ShownRow {
+    /// The row's id.
+    pub id: String,
+    /// Why the response ended.
+    pub finish: String,
+    /// The prompt's text.
+    pub prompt: String,
+    /// The response's tokens.
+    pub tokens: Vec<ShownToken>,
+}
+
+/// A token of a response.
+#[derive(Debug, Clone, Serialize)]
+pub struct ShownToken {
+    /// Its text.
+    pub text: String,
+    /// Σ min(p, q) at the token: the probability that the draft's candidate is accepted.
+    pub overlap: Option<f32>,
+    /// Shown when the pointer is over the token.
+    pub title: String,
+}
+
+/// The page.
+///
+/// # Errors
+/// Never because of the data, as the template belongs to the program.
+pub fn render_data_html(page: &DataPage) -> Result<String> {
+    let environment = environment()?;
+    let template = environment.get_template("data.html")?;
+    let view = context! {
+        lead => format!(
+            "{} of {} in {}.",
+            counted(page.num_rows, "response"),
+            counted(page.num_tokens, "token"),
+            counted(page.sources.len().saturating_sub(1).max(1), "source"),
+        ),
+        has_draft => page.sources.iter().any(|source| source.overlap.is_finite()),
+        plots => page.plots.iter().filter_map(|plot| plot.view(&FRAMES)).collect::<Vec<_>>(),
+        ..Serde(page)
+    };
+    Ok(template.render(view)?)
+}
+
+/// The class of a token's background: the tenth from 0 to 9 that its overlap lies in.
+pub(super) fn shade(overlap: f32) -> u8 {
+    (overlap.clamp(0.0, 1.0) * 10.0).min(9.0) as u8
+}

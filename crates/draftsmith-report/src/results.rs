@@ -1,0 +1,385 @@
+//! The rows of an evaluation: `results.json`.
+//!
+//! This file owns the rows, their order and their file. `results/group.rs` groups comparable rows;
+//! `results/summary.rs` and `results/replay.rs` own the schemas of `summary.json` and `replay.json`. The
+//! `evaluate` command fills in rows; `table` and `report` show them.
+//!
+//! Undefined numbers, such as a rate over no tokens, are NaN or None in memory and `null` in files.
+
+pub(crate) mod answers;
+mod group;
+mod replay;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use draftsmith_files::{FileError, parse_json};
+use draftsmith_theory::{
+    Counts, Decoding, DrafterId, Round, Sampling, TokenChoice, Trace, setting_text,
+};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
+pub(crate) use group::{Group, Standing, groups};
+pub use replay::{
+    FittedCalibration, HeadPredictions, JudgedHead, LookUps, Replay, ReplayGroup, ReplayRow,
+    ReplayedTree,
+};
+pub use summary::{
+    CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
+    PromiseSummary, Version, summary_to_json,
+};
+pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
+
+use crate::error::{ReportError, Result};
+pub(crate) use crate::names::{DecodingName, DrafterName, Road};
+
+/// The category of rows over all prompts of a dataset.
+pub const ALL_CATEGORIES: &str = "all";
+
+/// The length of `ctar`.
+const CTAR_LEN: usize = 10;
+
+/// The greatest length of `acceptance_by_position`.
+const NUM_POSITIONS: usize = 10;
+
+/// The greatest length of `unconditional_acceptance`.
+const NUM_UNCONDITIONAL: usize = 30;
+
+/// The fewest candidates or rounds that a share is computed from.
+const MIN_JUDGED: usize = 20;
+
+/// Cost of a forward of each drafter, in forwards of the target.
+pub type CostRatios = BTreeMap<DrafterId, f64>;
+
+/// A row of `results.json`: the results on a dataset and category under one setting.
+///
+/// Rates are relative to the tokens kept. Fields are in the order of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ResultRow {
+    /// The prompt file's name without extension.
+    pub dataset: String,
+    /// The prompts' category, or [`ALL_CATEGORIES`].
+    pub category: String,
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// What reports compare the drafter by; null for the target alone.
+    pub road: Option<Road>,
+    /// The stop rule.
+    pub stop_rule: StopRuleName,
+    /// The stop rule's parameter: K, the heuristic's first K, a threshold, or the least worth of a draft
+    /// forward in tokens; null without a rule.
+    #[serde(serialize_with = "integer_if_whole")]
+    pub setting: Option<f64>,
+    /// Whether `tune` chose the setting.
+    pub is_tuned: bool,
+    /// Greedy or sampled decoding.
+    pub decoding: DecodingName,
+    /// Sampling temperature; 0 for greedy decoding.
+    pub temperature: f64,
+    /// Number of prompts.
+    pub num_prompts: usize,
+    /// N: new tokens kept.
+    pub num_tokens: usize,
+    /// N_target: target forwards.
+    pub num_target_forwards: usize,
+    /// N_draft: draft forwards.
+    pub num_draft_forwards: usize,
+    /// Candidates drafted.
+    pub num_drafted: usize,
+    /// Candidates accepted.
+    pub num_accepted: usize,
+    /// N_discarded: candidates rejected, and tokens cut at the end of the text.
+    pub num_discarded: usize,
+    /// Target forwards per token.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub verification_rate: f64,
+    /// Discarded candidates per token.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub discard_rate: f64,
+    /// Tokens per target forward.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub compression_rate: f64,
+    /// CTAR(w) for w = 1 to 10: the share of rounds that yield more than w tokens. Empty without rounds.
+    pub ctar: Vec<f64>,
+    /// For each position of a round up to 10: the accepted share of the candidates whose predecessors
+    /// were all accepted. It ends before the first position with fewer than 20 such candidates.
+    pub acceptance_by_position: Vec<f64>,
+    /// For each position i of a round up to 30: among the rounds with at least i candidates, the share in
+    /// which the first i were accepted; in trees, candidates on the longest path. It ends before the
+    /// first position with fewer than 20 rounds.
+    pub unconditional_acceptance: Vec<f64>,
+    /// Tokens kept per second of prefill and decoding.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub tokens_per_second: f64,
+    /// `tokens_per_second` relative to plain decoding; null if that was not measured.
+    pub speedup: Option<f64>,
+    /// The 95 % interval of `speedup`, bootstrapped over prompts.
+    pub speedup_interval: Option<[f64; 2]>,
+    /// The speed-up of these rounds at the average costs over all settings: of draft forwards, and of
+    /// verifications by their number of rows. Both sides include the measured prefill; null if nothing
+    /// was timed.
+    pub modelled_speedup: Option<f64>,
+    /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts by the
+    /// share of the target's parameters that it reads; null if a share is unknown.
+    pub improvement_by_size: Option<f64>,
+    /// The standardised improvement where a draft forward counts by its time relative to a target forward
+    /// of one row.
+    pub improvement_by_time: Option<f64>,
+    /// Whether all tokens equal those of plain decoding, except after forgiven ties; null if not checked.
+    pub lossless: Option<bool>,
+    /// Number of prompts whose tokens first differ from plain decoding at a tie: a position where the
+    /// logits of both tokens are the greatest up to rounding.
+    pub num_forgiven_ties: usize,
+}
+
+/// The part of a row that its trace does not contain.
+#[derive(Debug, Clone)]
+pub struct RowContext {
+    /// See [`ResultRow::dataset`].
+    pub dataset: String,
+    /// See [`ResultRow::category`].
+    pub category: String,
+    /// See [`ResultRow::drafter`].
+    pub drafter: DrafterName,
+    /// See [`ResultRow::road`].
+    pub road: Option<Road>,
+    /// See [`ResultRow::stop_rule`].
+    pub stop_rule: StopRuleName,
+    /// See [`ResultRow::setting`].
+    pub setting: Option<f64>,
+    /// See [`ResultRow::is_tuned`].
+    pub is_tuned: bool,
+    /// The decoding, with sampling settings.
+    pub decoding: Decoding,
+    /// See [`ResultRow::num_prompts`].
+    pub num_prompts: usize,
+    /// Speed of plain decoding on the same prompts; None if it was not run.
+    pub plain_tokens_per_second: Option<f64>,
+    /// See [`ResultRow::speedup_interval`].
+    pub speedup_interval: Option<[f64; 2]>,
+    /// See [`ResultRow::modelled_speedup`].
+    pub modelled_speedup: Option<f64>,
+    /// Costs of draft forwards by size.
+    pub cost_by_size: CostRatios,
+    /// Costs of draft forwards by time.
+    pub cost_by_time: CostRatios,
+    /// See [`ResultRow::lossless`].
+    pub lossless: Option<bool>,
+    /// See [`ResultRow::num_forgiven_ties`].
+    pub num_forgiven_ties: usize,
+}
+
+impl ResultRow {
+    /// The row for the concatenated `trace` of its prompts.
+    pub fn new(context: RowContext, trace: &Trace) -> Self {
+        let counts = trace.counts();
+        let tokens_per_second = tokens_per_second(trace);
+        let speedup = context.plain_tokens_per_second.map(|plain| tokens_per_second / plain);
+        let improvement =
+            |ratios: &CostRatios| trace.standard_improvement(|id| ratios.get(&id).copied());
+        let ctar = (1..=CTAR_LEN).map(|num_tokens| trace.ctar(num_tokens));
+        Self {
+            dataset: context.dataset,
+            category: context.category,
+            drafter: context.drafter,
+            road: context.road,
+            stop_rule: context.stop_rule,
+            setting: context.setting,
+            is_tuned: context.is_tuned,
+            decoding: DecodingName::of(&context.decoding),
+            temperature: temperature(&context.decoding),
+            num_prompts: context.num_prompts,
+            num_tokens: counts.num_tokens,
+            num_target_forwards: counts.num_target_forwards,
+            num_draft_forwards: counts.num_draft_forwards,
+            num_drafted: counts.num_drafted,
+            num_accepted: counts.num_accepted,
+            num_discarded: counts.num_discarded,
+            verification_rate: counts.verification_rate(),
+            discard_rate: counts.discard_rate(),
+            compression_rate: counts.compression_rate(),
+            ctar: if trace.rounds.is_empty() { Vec::new() } else { ctar.collect() },
+            acceptance_by_position: acceptance_by_position(trace),
+            unconditional_acceptance: unconditional_acceptance(trace),
+            tokens_per_second,
+            speedup: speedup.filter(|speedup| speedup.is_finite()),
+            speedup_interval: context
+                .speedup_interval
+                .filter(|ends| ends.iter().all(|end| end.is_finite())),
+            modelled_speedup: context.modelled_speedup.filter(|speedup| speedup.is_finite()),
+            improvement_by_size: improvement(&context.cost_by_size),
+            improvement_by_time: improvement(&context.cost_by_time),
+            lossless: context.lossless,
+            num_forgiven_ties: context.num_forgiven_ties,
+        }
+    }
+
+    /// The row's counts.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            num_tokens: self.num_tokens,
+            num_target_forwards: self.num_target_forwards,
+            num_draft_forwards: self.num_draft_forwards,
+            num_drafted: self.num_drafted,
+            num_accepted: self.num_accepted,
+            num_discarded: self.num_discarded,
+        }
+    }
+
+    /// The label of drafter and setting: `target alone`, `K = 6`, `h = 0.7`, `exit1, eta = 0.6`.
+    pub fn label(&self) -> String {
+        match self.drafter.prefix() {
+            Some(prefix) => format!("{prefix}, {}", self.rule_label()),
+            None => self.rule_label(),
+        }
+    }
+
+    /// E[L]: mean tokens per round, before any cut. NaN without rounds.
+    pub fn tokens_per_round(&self) -> f64 {
+        1.0 + self.num_accepted as f64 / self.num_target_forwards as f64
+    }
+
+    /// The label without the drafter.
+    pub fn rule_label(&self) -> String {
+        self.stop_rule.label(self.setting)
+    }
+
+    /// Only the setting's number: `6`, `0.7`; `?` if there is none.
+    pub(crate) fn setting_text(&self) -> String {
+        setting_text(self.setting)
+    }
+
+    /// Whether the row is over all prompts of its dataset.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.category == ALL_CATEGORIES
+    }
+
+    /// Whether the row has the same drafter and setting as `other`.
+    fn same_setting(&self, other: &Self) -> bool {
+        (self.drafter, self.stop_rule, self.setting)
+            == (other.drafter, other.stop_rule, other.setting)
+    }
+}
+
+/// The time of prefill and decoding, which a user waits for.
+pub fn waiting_time(trace: &Trace) -> Duration {
+    trace.prefill_time + trace.decode_time()
+}
+
+/// Tokens kept per second of [`waiting_time`]. NaN if both are 0.
+pub fn tokens_per_second(trace: &Trace) -> f64 {
+    trace.num_tokens as f64 / waiting_time(trace).as_secs_f64()
+}
+
+/// The accepted share at each position of a round, among the candidates whose predecessors were all
+/// accepted. Later candidates are discarded without being judged.
+pub fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
+    let is_judged = |round: &Round, position: usize| {
+        round.depth >= position && round.num_accepted >= position - 1
+    };
+    accepted_shares(trace, NUM_POSITIONS, is_judged)
+}
+
+/// For each position of a round, the share of the rounds with that many candidates in which the candidate
+/// and all before it were accepted (CS-Drafting, Figure 2).
+fn unconditional_acceptance(trace: &Trace) -> Vec<f64> {
+    accepted_shares(trace, NUM_UNCONDITIONAL, |round, position| round.depth >= position)
+}
+
+/// For each position, the share of rounds that accepted it among those with `counts(round, position)`,
+/// as long as there are enough of them.
+fn accepted_shares(
+    trace: &Trace,
+    num_positions: usize,
+    counts: impl Fn(&Round, usize) -> bool,
+) -> Vec<f64> {
+    let share = |position: usize| {
+        let rounds: Vec<&Round> =
+            trace.rounds.iter().filter(|round| counts(round, position)).collect();
+        let num_accepted = rounds.iter().filter(|round| round.num_accepted >= position).count();
+        (rounds.len() >= MIN_JUDGED).then(|| num_accepted as f64 / rounds.len() as f64)
+    };
+    (1..=num_positions).map_while(share).collect()
+}
+
+fn temperature(decoding: &Decoding) -> f64 {
+    match decoding.choice {
+        TokenChoice::Greedy => 0.0,
+        TokenChoice::Sampled(Sampling { temperature, .. }) => temperature,
+    }
+}
+
+/// Sorts rows for display: by dataset in order of appearance, greedy before sampled decoding, all prompts
+/// before categories in order of appearance, then by drafter, stop rule and setting. The sort is stable.
+pub fn sort_rows(rows: &mut [ResultRow]) {
+    let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
+    let categories = in_order(rows.iter().map(|row| row.category.clone()));
+    let place =
+        |names: &[String], name: &str| names.iter().position(|known| known == name).unwrap_or(0);
+    let setting = |row: &ResultRow| row.setting.unwrap_or(f64::NEG_INFINITY);
+    rows.sort_by(|a, b| {
+        (place(&datasets, &a.dataset).cmp(&place(&datasets, &b.dataset)))
+            .then(a.decoding.cmp(&b.decoding))
+            .then(a.temperature.total_cmp(&b.temperature))
+            .then(b.is_pooled().cmp(&a.is_pooled()))
+            .then(place(&categories, &a.category).cmp(&place(&categories, &b.category)))
+            .then(a.drafter.cmp(&b.drafter))
+            .then(a.stop_rule.cmp(&b.stop_rule))
+            .then(setting(a).total_cmp(&setting(b)))
+    });
+}
+
+/// The distinct names, in order of appearance.
+pub fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
+}
+
+/// `results.json`: a JSON list, one row a line.
+///
+/// # Errors
+/// Never for rows, which are always valid JSON.
+pub fn results_to_json(rows: &[ResultRow]) -> Result<String> {
+    let lines: Vec<String> = rows.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+    Ok(format!("[\n{}\n]\n", lines.join(",\n")))
+}
+
+/// Reads a `results.json`.
+///
+/// # Errors
+/// If the file cannot be read, or is not a list of rows.
+pub fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
+    let text = std::fs::read(path).map_err(|error| FileError::new("read", path, error))?;
+    parse_json(path, &text)
+        .map_err(|source| ReportError::NotRows { path: path.to_path_buf(), source })
+}
+
+/// Writes 6 instead of 6.0.
+fn integer_if_whole<S: Serializer>(
+    setting: &Option<f64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match setting {
+        // An f64 holds whole numbers exactly only up to 2^53.
+        Some(whole) if whole.fract() == 0.0 && whole.abs() < 9e15 => {
+            serializer.serialize_i64(*whole as i64)
+        }
+        setting => setting.serialize(serializer),
+    }
+}
+
+/// Reads a number that serde_json wrote as `null` because it was not finite.
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}

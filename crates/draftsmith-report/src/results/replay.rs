@@ -1,0 +1,177 @@
+//! The schema of `replay.json`: the results of stop rules in replay, and the quality of the acceptance
+//! head's predictions.
+//!
+//! The setting of each rule is chosen on validation prompts and judged on test prompts. Times are the
+//! counts of the replayed rounds times the costs, without prefill.
+
+use draftsmith_theory::{
+    Calibration, CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, Rounding,
+    StopRuleConfig, StopRuleName, TreeShape,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label, times_text};
+
+/// The content of `replay.json`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Replay {
+    /// Results for each drafter, way of decoding and set of costs.
+    pub groups: Vec<ReplayGroup>,
+    /// Quality of the head's predictions under each way of decoding; empty without a head.
+    pub predictions: Vec<HeadPredictions>,
+    /// The type that models computed in when rollouts were recorded.
+    #[serde(default, skip_serializing_if = "Rounding::is_f32")]
+    pub dtype: Rounding,
+}
+
+/// Quality of a head's predictions on test prompts, before and after calibration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadPredictions {
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// Greedy or sampled decoding.
+    pub decoding: DecodingName,
+    /// The export's calibration, with scores on the prompts of its fit.
+    pub calibration: Option<FittedCalibration>,
+    /// Number of test prompts.
+    pub num_test_prompts: usize,
+    /// Uncalibrated predictions.
+    pub before: JudgedHead,
+    /// Calibrated predictions; null without a calibration.
+    pub after: Option<JudgedHead>,
+}
+
+/// Scores and reliability of predictions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JudgedHead {
+    /// Scores of all predictions.
+    pub scores: HeadScores,
+    /// Reliability bins, by ascending prediction.
+    pub bins: Vec<ReliabilityBin>,
+}
+
+/// One drafter under one way of decoding and one set of costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayGroup {
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// What reports compare it by.
+    pub road: Road,
+    /// Greedy or sampled decoding.
+    pub decoding: DecodingName,
+    /// The source of the costs.
+    pub cost_source: CostSource,
+    /// Costs for rules that read no signal, with the average time per verified row.
+    pub costs: CostModel,
+    /// Number of validation prompts.
+    pub num_validation_prompts: usize,
+    /// Number of test prompts.
+    pub num_test_prompts: usize,
+    /// Number of tokens in the responses of test prompts.
+    pub num_test_tokens: usize,
+    /// A row for each rule, in the order of rules; the best fixed length is one of them.
+    pub rows: Vec<ReplayRow>,
+    /// The gain of an oracle that knows which candidates are accepted (SpecDec++, Lemma 2.1); greedy only.
+    pub oracle: Option<Estimate>,
+    /// Prompt lookup alone, beside the row of rules after look-ups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub look_ups: Option<LookUps>,
+    /// The static tree that was fastest on validation prompts, if the recipe has `"tuned"` trees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<ReplayedTree>,
+}
+
+/// Results of a static tree on test prompts, with a chain as long as the tree is deep.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayedTree {
+    /// The shape.
+    pub shape: TreeShape,
+    /// The depth.
+    pub candidate_length: usize,
+    /// The number of shapes tried.
+    pub num_tried: usize,
+    /// Modelled speed relative to plain decoding.
+    pub speedup: Estimate,
+    /// Modelled speed relative to the best fixed length, minus 1.
+    pub gain: Estimate,
+    /// Target forwards per token.
+    pub verification_rate: f64,
+    /// Discarded candidates per token.
+    pub discard_rate: f64,
+}
+
+/// Prompt lookup without another drafter, at the setting that was best on the prompts of the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LookUps {
+    /// The setting.
+    pub look_ups: LookupFirst,
+    /// Modelled speed relative to plain decoding.
+    pub speedup: Estimate,
+}
+
+impl LookUps {
+    /// `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
+    pub fn text(&self) -> String {
+        let Estimate { value, low, high } = self.speedup;
+        let speed = times_text(value);
+        format!("prompt lookup alone, {}: {speed} ({low:.2} to {high:.2})", self.look_ups)
+    }
+}
+
+/// A rule with the setting that was best on validation prompts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayRow {
+    /// Prompt lookup before the drafter; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lookup_first: Option<LookupFirst>,
+    /// The stop rule.
+    pub stop_rule: StopRuleName,
+    /// The rule's settings.
+    pub config: StopRuleConfig,
+    /// Modelled speed relative to plain decoding, on test prompts.
+    pub speedup: Estimate,
+    /// Modelled speed relative to the best fixed length, minus 1.
+    pub gain: Estimate,
+    /// Target forwards per token.
+    pub verification_rate: f64,
+    /// Discarded candidates per token.
+    pub discard_rate: f64,
+    /// The gain with a perfect acceptance head, at the setting that is best for it on validation prompts;
+    /// null for rules that read no head.
+    pub ceiling: Option<Estimate>,
+    /// `gain` divided by `ceiling`; null if the ceiling may be 0.
+    pub share_of_ceiling: Option<Estimate>,
+}
+
+impl ReplayRow {
+    /// Whether this is the best fixed length, the baseline of the other rows.
+    pub(crate) fn is_best_fixed(&self) -> bool {
+        self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
+    }
+
+    /// The label: `K = 4`, `lookup 2x4, eta = 0.6`.
+    pub fn label(&self) -> String {
+        rule_label(self.lookup_first, &self.config)
+    }
+}
+
+/// A calibration, and the scores of the predictions without and with it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FittedCalibration {
+    /// Maps the head's prediction to an acceptance probability.
+    pub map: Calibration,
+    /// The number of prompts in the fit; the turns of a conversation count as one.
+    pub num_prompts: usize,
+    /// Scores of the uncalibrated predictions on these prompts.
+    pub before: HeadScores,
+    /// Cross-validated scores of calibrated predictions: each map was fitted without its prompt.
+    pub after: HeadScores,
+}

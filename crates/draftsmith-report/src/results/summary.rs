@@ -1,0 +1,255 @@
+//! The schema of `summary.json`: program, machine, models, prompts and cost models of the rows in
+//! `results.json`. The `evaluate` command fills it in.
+
+use draftsmith_theory::{CostFit, Decoding, Rounding};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Conclusion, DecodingName, DrafterName, Estimate, Group, ResultRow, StopRuleName, groups,
+    nan_if_null, temperature,
+};
+use crate::error::Result;
+
+/// A cost model that explains less of the variance is doubtful.
+const MIN_R_SQUARED: f64 = 0.9;
+/// The share of processor time of other programs above which timings are doubtful.
+const MAX_FOREIGN_LOAD: f64 = 0.1;
+
+/// The content of `summary.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationSummary {
+    /// The recipe's name.
+    pub recipe: String,
+    /// What to deploy, and what makes the measurements doubtful.
+    pub conclusion: Conclusion,
+    /// The version of this program.
+    pub version: String,
+    /// The device: `cpu`, `cuda:0`.
+    pub device: String,
+    /// The type that models compute in.
+    pub dtype: Rounding,
+    /// The machine, in words: processor, cores, memory, operating system.
+    pub machine: String,
+    /// The share of all processors that other programs used during the measurement, from 0 to 1; null if
+    /// it is unknown.
+    pub foreign_load: Option<f64>,
+    /// Versions of libraries and drivers, in display order.
+    pub versions: Vec<Version>,
+    /// Target, draft, head and adapters, in this order.
+    pub models: Vec<ModelSummary>,
+    /// The most tokens of an answer.
+    pub max_new_tokens: usize,
+    /// The number of prompts answered at the same time.
+    pub batch_size: usize,
+    /// Seeds of sampled decoding.
+    pub seeds: Vec<u64>,
+    /// The prompts.
+    pub datasets: Vec<DatasetSummary>,
+    /// An entry for each dataset and way of decoding.
+    pub groups: Vec<GroupSummary>,
+}
+
+/// A library or driver and its version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The name.
+    pub name: String,
+    /// The version.
+    pub version: String,
+}
+
+/// A model, head or adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelSummary {
+    /// `target`, `draft`, `head`, `adapter`.
+    pub role: String,
+    /// The name in the recipe.
+    pub name: String,
+    /// Architecture, layers, sizes and parameters, in words.
+    pub description: String,
+    /// The hash of its files; empty if there is none.
+    pub hash: String,
+}
+
+/// A set of prompts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatasetSummary {
+    /// The prompt file's name, as in the rows.
+    pub name: String,
+    /// The number of prompts.
+    pub num_prompts: usize,
+    /// The number of its prompts that the recipe's training data was built from, compared by content;
+    /// null if the recipe builds no data, or its prompts cannot be read.
+    pub num_in_data: Option<usize>,
+}
+
+/// A dataset under one way of decoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupSummary {
+    /// The dataset, as in the rows.
+    pub dataset: String,
+    /// The decoding, with all sampling settings.
+    pub decoding: Decoding,
+    /// Forgiven mismatches with plain greedy decoding, over all settings: both tokens' logits were the
+    /// greatest up to rounding. 0 for sampled decoding.
+    pub num_forgiven_ties: usize,
+    /// The fitted cost models, in the order of drafters, without those that could not be fitted.
+    pub costs: Vec<CostSummary>,
+    /// Promised and measured gains of tuned rules.
+    pub promises: Vec<PromiseSummary>,
+}
+
+/// The promised and measured gains of a tuned rule over the best fixed length, without prefill.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PromiseSummary {
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// The tuned rule.
+    pub stop_rule: StopRuleName,
+    /// The fixed length that it is compared with.
+    pub best_fixed_length: usize,
+    /// The gain in the replay of validation prompts.
+    pub expected_gain: Estimate,
+    /// The gain on the evaluated prompts.
+    pub measured_gain: Estimate,
+    /// Whether the promise was kept.
+    pub outcome: PromiseOutcome,
+}
+
+/// Whether a promise was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromiseOutcome {
+    /// The measured gain is at least the promised one, or consistent with it within both intervals.
+    Held,
+    /// It is smaller.
+    NotHeld,
+    /// The interval of the measured gain contains both no gain and the promised gain.
+    TooUncertain,
+}
+
+impl PromiseOutcome {
+    /// Compares a promised gain with a measured one.
+    pub fn of(expected: &Estimate, measured: &Estimate) -> Self {
+        let contains = |gain: f64| (measured.low..=measured.high).contains(&gain);
+        if contains(0.0) && contains(expected.value) {
+            Self::TooUncertain
+        } else if measured.value >= expected.value || measured.agrees_with(expected) {
+            Self::Held
+        } else {
+            Self::NotHeld
+        }
+    }
+
+    /// The outcome in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::NotHeld => "not held",
+            Self::TooUncertain => "too uncertain to tell",
+        }
+    }
+}
+
+/// The cost model fitted to plain decoding and all settings of one drafter, and its errors.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CostSummary {
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// t_draft: seconds per draft forward.
+    pub draft_seconds: f64,
+    /// t_target: seconds per target forward.
+    pub target_seconds: f64,
+    /// t_row: seconds per verified row; null if it cannot be separated from the other two.
+    pub row_seconds: Option<f64>,
+    /// Centred R² of the fit.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub r_squared: f64,
+    /// Mean relative error of a prompt's time.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub mean_relative_error: f64,
+    /// Greatest relative error of a prompt's time.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub max_relative_error: f64,
+}
+
+impl CostSummary {
+    /// The model of `fit` over the settings of `drafter`.
+    pub fn new(drafter: DrafterName, fit: &CostFit) -> Self {
+        Self {
+            drafter,
+            draft_seconds: fit.model.draft_seconds,
+            target_seconds: fit.model.target_seconds,
+            row_seconds: fit.rows_separable.then_some(fit.model.row_seconds),
+            r_squared: fit.r_squared,
+            mean_relative_error: fit.mean_relative_error,
+            max_relative_error: fit.max_relative_error,
+        }
+    }
+}
+
+impl GroupSummary {
+    /// The drafter's fitted cost model.
+    pub(crate) fn cost_of(&self, drafter: DrafterName) -> Option<&CostSummary> {
+        self.costs.iter().find(|cost| cost.drafter == drafter)
+    }
+}
+
+impl EvaluationSummary {
+    /// The summary with its conclusion from the rows.
+    #[must_use]
+    pub fn concluded(self, rows: &[ResultRow]) -> Self {
+        let groups = groups(rows);
+        Self { conclusion: Conclusion::of(&groups, self.doubts(&groups)), ..self }
+    }
+
+    /// Reasons to doubt the measurements, as sentences.
+    fn doubts(&self, groups: &[Group<'_>]) -> Vec<String> {
+        let seen = self.datasets.iter().filter_map(|dataset| {
+            let num = dataset.num_in_data.filter(|num| *num > 0)?;
+            let DatasetSummary { name, num_prompts, .. } = dataset;
+            Some(format!(
+                "{num} of the {num_prompts} prompts of {name} are prompts that the training data was built \
+                 from. Speeds on unseen prompts may be lower."
+            ))
+        });
+        let load = self.foreign_load.filter(|load| *load > MAX_FOREIGN_LOAD).map(|load| {
+            format!(
+                "Other programs used {:.0} % of the processors while this ran. Measure again on a quiet \
+                 machine.",
+                100.0 * load
+            )
+        });
+        let poor = groups.iter().filter_map(|group| {
+            let costs = self.group(group)?.costs.iter();
+            let poor = costs.filter(|cost| cost.r_squared < MIN_R_SQUARED);
+            let cost = poor.min_by(|one, other| one.r_squared.total_cmp(&other.r_squared))?;
+            let CostSummary { drafter, r_squared, mean_relative_error, .. } = cost;
+            Some(format!(
+                "{}: the cost model explains the times of the {} poorly (R² = {r_squared:.2}, mean error \
+                 {:.0} %). Timings are noisy, or too few prompts were measured.",
+                group.name(),
+                drafter.text(),
+                100.0 * mean_relative_error
+            ))
+        });
+        seen.chain(load).chain(poor).collect()
+    }
+
+    /// The entry of a group of rows.
+    pub(crate) fn group(&self, group: &Group<'_>) -> Option<&GroupSummary> {
+        self.groups.iter().find(|summary| {
+            summary.dataset == group.dataset
+                && DecodingName::of(&summary.decoding) == group.decoding
+                && temperature(&summary.decoding) == group.temperature
+        })
+    }
+}
+
+/// The text of `summary.json`.
+///
+/// # Errors
+/// Never for a summary, which is always valid JSON.
+pub fn summary_to_json(summary: &EvaluationSummary) -> Result<String> {
+    Ok(serde_json::to_string_pretty(summary)? + "\n")
+}

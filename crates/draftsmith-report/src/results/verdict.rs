@@ -1,0 +1,155 @@
+//! The conclusion of an evaluation: what to deploy for each dataset and way of decoding, and what makes
+//! the measurements doubtful.
+//!
+//! The setting to deploy is the one that `tune` chose on other prompts. The fastest setting of the sweep is
+//! named beside it but not advised, because it was chosen on the prompts that judge it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Group, ResultRow};
+use crate::names::times_text;
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeployAdvice {
+    /// The tuned setting is faster than plain decoding.
+    Deploy,
+    /// The tuned setting is slower.
+    DoNotSpeculate,
+    /// The interval of its speed-up contains 1.
+    TooUncertain,
+    /// No tuned setting was measured.
+    NotTuned,
+}
+
+/// A measured setting.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredSetting {
+    /// The label of drafter and rule, as in tables.
+    pub label: String,
+    /// Speed over plain decoding.
+    pub speedup: f64,
+    /// Its 95 % interval.
+    pub interval: Option<[f64; 2]>,
+}
+
+/// The conclusion for a dataset and way of decoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupVerdict {
+    /// The dataset and the way of decoding, in words.
+    pub group: String,
+    /// What to do.
+    pub advice: DeployAdvice,
+    /// The fastest of the settings that `tune` chose; null if none was measured.
+    pub tuned: Option<MeasuredSetting>,
+    /// The fastest setting of the sweep, if it is another; null if nothing was drafted.
+    pub fastest: Option<MeasuredSetting>,
+}
+
+/// The conclusion of an evaluation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conclusion {
+    /// One for each dataset and way of decoding.
+    pub verdicts: Vec<GroupVerdict>,
+    /// Reasons to doubt the measurements, as sentences.
+    pub doubts: Vec<String>,
+}
+
+impl MeasuredSetting {
+    fn of(row: &ResultRow) -> Option<Self> {
+        Some(Self { label: row.label(), speedup: row.speedup?, interval: row.speedup_interval })
+    }
+
+    /// `1.15x (1.06 to 1.25)`.
+    fn speed_text(&self) -> String {
+        let interval = self.interval.map(|[low, high]| format!(" ({low:.2} to {high:.2})"));
+        format!("{}{}", times_text(self.speedup), interval.unwrap_or_default())
+    }
+}
+
+impl GroupVerdict {
+    fn of(group: &Group<'_>) -> Self {
+        let (tuned, best) = (group.best_tuned(), group.best());
+        let is_tuned = |row: &&ResultRow| tuned.is_some_and(|tuned| std::ptr::eq(tuned, *row));
+        let fastest = best.filter(|row| !is_tuned(row)).and_then(MeasuredSetting::of);
+        let tuned = tuned.and_then(MeasuredSetting::of);
+        let advice = match &tuned {
+            None => DeployAdvice::NotTuned,
+            Some(MeasuredSetting { speedup, interval, .. }) => {
+                let [low, high] = interval.unwrap_or([*speedup; 2]);
+                match (low > 1.0, high < 1.0) {
+                    (true, _) => DeployAdvice::Deploy,
+                    (_, true) => DeployAdvice::DoNotSpeculate,
+                    _ => DeployAdvice::TooUncertain,
+                }
+            }
+        };
+        Self { group: group.name(), advice, tuned, fastest }
+    }
+
+    /// The verdict as sentences: `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h =
+    /// 0.3, 1.40x (1.29 to 1.52).`
+    pub fn text(&self) -> String {
+        let tuned = self.tuned.as_ref().map(|tuned| (&tuned.label, tuned.speed_text()));
+        let mut text = match (self.advice, tuned) {
+            (DeployAdvice::Deploy, Some((label, speed))) => format!("Deploy {label}: {speed}."),
+            (DeployAdvice::DoNotSpeculate, Some((label, speed))) => {
+                format!("Do not speculate: the tuned setting, {label}, decodes at {speed}.")
+            }
+            (DeployAdvice::TooUncertain, Some((label, speed))) => format!(
+                "Too uncertain to tell: the tuned setting, {label}, decodes at {speed}. Measure more \
+                 prompts, on a quiet machine."
+            ),
+            _ => "No tuned setting was measured: run `draftsmith tune` to choose one on other prompts."
+                .to_owned(),
+        };
+        if let Some(fastest) = &self.fastest {
+            let (label, speed) = (&fastest.label, fastest.speed_text());
+            text += &format!(" Fastest in the sweep, not chosen: {label}, {speed}.");
+        }
+        text
+    }
+}
+
+impl Conclusion {
+    /// The conclusion from the rows, with reasons to doubt them.
+    pub(crate) fn of(groups: &[Group<'_>], doubts: Vec<String>) -> Self {
+        let drafting = groups.iter().filter(|group| group.best().is_some());
+        Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts }
+    }
+
+    /// The conclusion as lines for a terminal.
+    pub fn lines(&self) -> Vec<String> {
+        let verdicts = self.verdicts.iter().map(|it| format!("{}: {}", it.group, it.text()));
+        let doubts = self.doubts.iter().map(|doubt| format!("Doubtful: {doubt}"));
+        verdicts.chain(doubts).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting(label: &str, speedup: f64, interval: [f64; 2]) -> Option<MeasuredSetting> {
+        Some(MeasuredSetting { label: label.to_owned(), speedup, interval: Some(interval) })
+    }
+
+    fn text(advice: DeployAdvice, tuned: Option<MeasuredSetting>) -> String {
+        let fastest = setting("h = 0.3", 1.4, [1.29, 1.52]);
+        let group = "test, greedy".to_owned();
+        GroupVerdict { group, advice, tuned, fastest }.text()
+    }
+
+    #[test]
+    fn a_verdict_names_what_was_chosen_and_what_was_fastest() {
+        let deploy = text(DeployAdvice::Deploy, setting("K = 1", 1.15, [1.06, 1.25]));
+        insta::assert_snapshot!(deploy, @"Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        let slow = text(DeployAdvice::DoNotSpeculate, setting("K = 1", 0.86, [0.8, 0.92]));
+        insta::assert_snapshot!(slow, @"Do not speculate: the tuned setting, K = 1, decodes at 0.86x (0.80 to 0.92). Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        let uncertain = text(DeployAdvice::TooUncertain, setting("K = 1", 1.02, [0.93, 1.72]));
+        insta::assert_snapshot!(uncertain, @"Too uncertain to tell: the tuned setting, K = 1, decodes at 1.02x (0.93 to 1.72). Measure more prompts, on a quiet machine. Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        let untuned = text(DeployAdvice::NotTuned, None);
+        insta::assert_snapshot!(untuned, @"No tuned setting was measured: run `draftsmith tune` to choose one on other prompts. Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+    }
+}

@@ -1,0 +1,40 @@
+//! Bootstrap intervals over prompts, and medians.
+
+use draftsmith_theory::{Estimate, bootstrap};
+
+/// Resamples of a displayed interval.
+const NUM_RESAMPLES: usize = 2000;
+/// Confidence level of a displayed interval.
+const LEVEL: f64 = 0.95;
+/// Confidence level of a promised acceptance rate, which `check` compares with measurements. It is high,
+/// so that only a fault and not chance leaves the interval.
+const PROMISE_LEVEL: f64 = 0.9999;
+/// Resamples of a promised interval; ten of them lie outside.
+const NUM_PROMISE_RESAMPLES: usize = 100_000;
+
+/// A statistic over prompts with its 95 % interval.
+pub fn shown_interval(
+    num_prompts: usize,
+    seed: u64,
+    statistic: impl Fn(&[usize]) -> f64,
+) -> Estimate {
+    bootstrap(num_prompts, NUM_RESAMPLES, seed, LEVEL, statistic)
+}
+
+/// A statistic over prompts with its 99.99 % interval.
+pub fn promise_interval(
+    num_prompts: usize,
+    seed: u64,
+    statistic: impl Fn(&[usize]) -> f64,
+) -> Estimate {
+    bootstrap(num_prompts, NUM_PROMISE_RESAMPLES, seed, PROMISE_LEVEL, statistic)
+}
+
+/// The median; None without values.
+pub fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    let upper = *sorted.get(middle)?;
+    Some(if sorted.len() % 2 == 1 { upper } else { (sorted[middle - 1] + upper) / 2.0 })
+}

@@ -1,0 +1,165 @@
+//! Text tables about acceptance heads: scores of their predictions, and the heads of a sweep.
+
+use std::path::PathBuf;
+
+use draftsmith_theory::{Calibration, HeadScores};
+use serde::{Deserialize, Serialize};
+
+use super::{Column, TableLine, counted, fitted, number};
+use crate::results::HeadPredictions;
+
+/// A calibration in words: `platt, scale 0.930, bias +1.104`, or `none`.
+pub fn calibration_text(calibration: Option<&Calibration>) -> String {
+    calibration.map_or_else(
+        || "none".to_owned(),
+        |map| format!("platt, scale {}, bias {:+.3}", number(map.scale(), 3), map.bias()),
+    )
+}
+
+/// A table of the head's scores on test prompts for each way of decoding; empty without a head.
+pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
+    let table = |one: &HeadPredictions| {
+        let map = one.calibration.as_ref().map(|fitted| &fitted.map);
+        let heading = format!(
+            "{}, {}: the head's predictions on {}\ncalibration: {}",
+            one.drafter.text(),
+            one.decoding.text(),
+            counted(one.num_test_prompts, "test prompt"),
+            calibration_text(map),
+        );
+        let mut rows = vec![("as they are", &one.before.scores, "")];
+        rows.extend(one.after.as_ref().map(|after| ("calibrated", &after.scores, "")));
+        format!("{heading}\n{}\n", render_scores("", &rows))
+    };
+    predictions.iter().map(table).collect()
+}
+
+const SCORES: [Column<HeadScores>; 6] = [
+    Column::new("ECE", 0, |scores| number(scores.ece, 4)),
+    Column::new("Brier", 0, |scores| number(scores.brier, 4)),
+    Column::new("KL", 0, |scores| number(scores.kl, 4)),
+    Column::new("AUROC", 0, |scores| number(scores.auroc.unwrap_or(f64::NAN), 4)),
+    Column::new("mean", 0, |scores| number(scores.mean_predicted, 3)),
+    Column::new("true", 0, |scores| number(scores.mean_label, 3)),
+];
+
+/// A table of scores with a final line break. A row has a name, scores and a mark, which may be empty.
+pub fn render_scores(heading: &str, rows: &[(&str, &HeadScores, &str)]) -> String {
+    let lines = rows.iter().map(|(name, row, mark)| {
+        let mark = Some(*mark).filter(|mark| !mark.is_empty());
+        TableLine::Row { name: (*name).to_owned(), mark, is_wrong: false, row: *row }
+    });
+    fitted(heading, &lines.collect::<Vec<_>>(), &SCORES, None, false).join("\n") + "\n"
+}
+
+/// A head of a sweep, which is a row of `sweep.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SweptHead {
+    /// Its settings, as in `d3-w6-r0.15`.
+    pub name: String,
+    /// Its number of layers.
+    pub num_layers: usize,
+    /// The loss weight of rejected candidates.
+    pub rejection_weight: f64,
+    /// The share of the target's tokens in its training input.
+    pub mixing_ratio: f64,
+    /// Whether it is the one in `head/`, which has the lowest `unshifted_kl`.
+    pub best: bool,
+    /// The epoch of its weights.
+    pub best_epoch: usize,
+    /// Its scores on the validation rows.
+    pub scores: HeadScores,
+    /// Duration of the run that trained it, possibly with others; null if unknown.
+    pub seconds: Option<f64>,
+    /// Its directory.
+    pub dir: PathBuf,
+}
+
+const SWEPT: [Column<SweptHead>; 6] = [
+    Column::new("KL", 1, |row| number(row.scores.kl, 4)),
+    Column::new("unshifted", 0, |row| number(row.scores.comparable_kl(), 4)),
+    Column::new("AUROC", 0, |row| number(row.scores.auroc.unwrap_or(f64::NAN), 4)),
+    Column::new("ECE", 2, |row| number(row.scores.ece, 4)),
+    Column::new("epoch", 3, |row| row.best_epoch.to_string()),
+    Column::new("pass", 4, |row| {
+        row.seconds.map_or_else(|| "-".into(), |seconds| format!("{} s", number(seconds, 1)))
+    }),
+];
+
+/// The heads of a sweep as a text table with a final line break.
+///
+/// The least important columns are dropped until lines fit into `width`, if it is given.
+pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
+    let lines = rows.iter().map(|row| TableLine::Row {
+        name: row.name.clone(),
+        mark: row.best.then_some("best"),
+        is_wrong: false,
+        row,
+    });
+    let mut text = fitted("head", &lines.collect::<Vec<_>>(), &SWEPT, width, colour).join("\n");
+    text += "\nunshifted: KL without the rejection weight's shift; the lowest is the best\n";
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_theory::HeadMetrics;
+
+    use super::*;
+    use crate::report::fixture;
+
+    #[test]
+    fn scores_are_shown_before_and_after_calibration() {
+        let text = render_predictions(&fixture::replay().predictions);
+        insta::assert_snapshot!(text, @"
+        separate draft, greedy: the head's predictions on 240 test prompts
+        calibration: platt, scale 1.000, bias +1.386
+                        ECE   Brier      KL   AUROC   mean   true
+        as they are  0.1937  0.0510  0.1388  0.8716  0.473  0.667
+        calibrated   0.0123  0.0007  0.0057  0.8716  0.667  0.667
+
+        separate draft, sampled: the head's predictions on 240 test prompts
+        calibration: none
+                        ECE   Brier      KL   AUROC   mean   true
+        as they are  0.0123  0.0007  0.0057  0.8716  0.667  0.667
+        ");
+        assert_eq!(render_predictions(&[]), "");
+    }
+
+    fn row(num_layers: usize, rejection_weight: f64, best: bool) -> SweptHead {
+        let mut metrics = HeadMetrics::unshifting(rejection_weight);
+        for (predicted_prob, label) in [(0.3, 0.2), (0.6, 0.9), (0.5, 0.7)] {
+            metrics.update(predicted_prob, label);
+        }
+        let name = format!("d{num_layers}-w{rejection_weight}-r0.15");
+        SweptHead {
+            dir: format!("checkpoints/mine/sweep/{name}").into(),
+            name,
+            num_layers,
+            rejection_weight,
+            mixing_ratio: 0.15,
+            best,
+            best_epoch: 3,
+            scores: metrics.finish(),
+            seconds: best.then_some(12.34),
+        }
+    }
+
+    #[test]
+    fn every_head_has_a_line_and_the_best_has_a_mark() {
+        let rows = [row(0, 1.0, false), row(3, 1.5, true)];
+        let text = render_sweep_table(&rows, Some(80), false);
+        insta::assert_snapshot!(text, @"
+        head               KL  unshifted   AUROC     ECE  epoch    pass
+        d0-w1-r0.15    0.1114     0.1114  0.8241  0.2000      3       -
+        d3-w1.5-r0.15  0.1114     0.0766  0.8241  0.2000      3  12.3 s  best
+        unshifted: KL without the rejection weight's shift; the lowest is the best
+        ");
+        for width in [30, 50, 80] {
+            let text = render_sweep_table(&rows, Some(width), false);
+            assert!(text.contains("unshifted") && text.contains("AUROC"), "{text}");
+            assert_eq!(text.lines().filter(|line| line.contains("-r0.15")).count(), 2);
+        }
+    }
+}

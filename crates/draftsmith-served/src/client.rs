@@ -1,0 +1,404 @@
+//! Sends each request to the least busy server, retries failed ones, and avoids a failing server for a
+//! while.
+
+use std::io::{ErrorKind, Read};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use draftsmith_theory::SeededDraws;
+use serde_json::{Value, json};
+use ureq::Agent;
+use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use ureq::http::{HeaderName, HeaderValue};
+
+use super::protocol::{Ask, Terms};
+use super::reply::{BoundedBody, Unusable, most_bytes, read};
+use super::response::Received;
+use super::secret::Secret;
+use crate::settings::ServerRecipe;
+use crate::{HELD, TargetSettings};
+
+/// Most bytes that we read of an answer that is an error.
+const ERROR_BYTES: u64 = 4096;
+/// Longest sleep between checks whether to stop waiting.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Longest wait after a server's first failure, doubled after each further one. Tests wait less.
+const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 500 });
+/// Longest wait that we choose.
+const MOST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30_000 });
+
+/// Servers of one model.
+pub(super) struct Servers {
+    agent: Agent,
+    secret: Secret,
+    num_retries: usize,
+    /// Longest wait that a server can request.
+    most_wait: Duration,
+    servers: Mutex<Vec<ServerState>>,
+    /// Whether to stop sending.
+    is_given_up: AtomicBool,
+}
+
+/// The state of one server.
+#[derive(Default)]
+struct ServerState {
+    url: String,
+    num_running: usize,
+    /// Failures in a row.
+    num_failures: u32,
+    last_failure: Option<Instant>,
+    /// Its rest after a failure.
+    rest: Option<ServerRest>,
+    /// Whether it rejects token ids.
+    wants_text: bool,
+}
+
+/// A time in which a server gets no requests.
+#[derive(Debug, Clone)]
+pub(super) struct ServerRest {
+    pub(super) until: Instant,
+    /// The failure before it.
+    pub(super) why: String,
+    /// The wait that the server requested, if it is longer than `data.server.timeout_s`.
+    pub(super) requested: Option<Duration>,
+}
+
+/// Why a request brought no response.
+struct Failure {
+    /// What the server did, which may quote what it said: to be cleaned before it is shown.
+    why: String,
+    hint: &'static str,
+    kind: FailureKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FailureKind {
+    /// It may succeed later, after this wait if the server requests one.
+    Temporary(Option<Duration>),
+    Permanent,
+    /// The server does not accept the request, perhaps because the prompt is token ids.
+    Unreadable,
+}
+
+const UNREACHABLE: &str = "check that it is running, and run the same command again";
+const NONSENSE: &str = "check that `data.server.urls` name servers with OpenAI's `/v1/completions` that \
+                        serve `models.target`";
+const NO_TOKEN: &str =
+    "name the environment variable that holds a valid token in `data.server.api_key_env`";
+const NOT_FOUND: &str = "check that addresses in `data.server.urls` end before `/completions`, usually in \
+                         `/v1`, and that `/models` lists `data.server.model`";
+const NOT_UNDERSTOOD: &str =
+    "check `data.server.model` and the keys of `[data]` against the server's message";
+const CUT_SHORT: &str = "raise the server's context, which llama.cpp divides among `--parallel` requests, \
+                         and its limit of new tokens, or lower `data.max_new_tokens`";
+const REDIRECTED: &str = "redirects are not followed, since they could send the token elsewhere; if it is \
+                          the right one, put that address into `data.server.urls`";
+
+impl Servers {
+    pub(super) fn new(recipe: &ServerRecipe, secret: Secret) -> Self {
+        let config = Agent::config_builder()
+            .timeout_global(Some(recipe.timeout()))
+            .http_status_as_error(false)
+            // A redirect could send the token to another host.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("draftsmith/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let server = |url: &String| {
+            let url = url.trim_end_matches('/').to_owned();
+            ServerState { url, ..ServerState::default() }
+        };
+        Self {
+            agent: config.new_agent(),
+            secret,
+            num_retries: recipe.retries,
+            most_wait: recipe.timeout(),
+            servers: Mutex::new(recipe.urls.iter().map(server).collect()),
+            is_given_up: AtomicBool::new(false),
+        }
+    }
+
+    /// Stops sending and retrying. Requests under way finish.
+    pub(super) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::SeqCst);
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::SeqCst)
+    }
+
+    /// A response, or after all retries why there is none.
+    pub(super) fn complete(
+        &self,
+        ask: &Ask,
+        terms: &Terms,
+        target: &TargetSettings,
+    ) -> Result<Received, String> {
+        let mut draws = SeededDraws::new(ask.seed.into(), &[&ask.id, "waiting"]);
+        let mut num_failures = 0;
+        loop {
+            let Some((number, url, wants_text)) = self.wait_for_one() else {
+                return Err("the job was given up".to_owned());
+            };
+            let begun = Instant::now();
+            let mut result = match wants_text {
+                true => self.send_text(&url, ask, terms, target),
+                false => self.send(&url, ask, terms, target, json!(ask.prompt_ids)),
+            };
+            let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
+            if !wants_text && result.as_ref().is_err_and(is_unreadable) {
+                // The server may not read token ids. If text fails too, the first error counts.
+                let as_text = self.send_text(&url, ask, terms, target);
+                if as_text.is_ok() {
+                    self.update(number, |server| server.wants_text = true);
+                    result = as_text;
+                }
+            }
+            let Failure { why, hint, kind } = match result {
+                Ok(mut received) => {
+                    let other = received.other_model.take();
+                    received.other_model = other.map(|model| self.secret.clean(&model));
+                    self.update(number, ServerState::succeeded);
+                    return Ok(received);
+                }
+                Err(failure) => failure,
+            };
+            let mut why = self.secret.clean(&format!("the server `{url}` {why}"));
+            if let FailureKind::Temporary(requested) = kind {
+                let most = self.most_wait;
+                self.update(number, |server| {
+                    server.failed(begun, &why, requested, most, &mut draws)
+                });
+                num_failures += 1;
+                if num_failures <= self.num_retries && !self.is_given_up() {
+                    continue;
+                }
+                if num_failures > 1 {
+                    why += &format!(", the last of {num_failures} times");
+                }
+            } else {
+                self.update(number, |server| server.num_running -= 1);
+            }
+            return Err(format!("{why}; hint: {hint}"));
+        }
+    }
+
+    /// The rest that requests wait for, if no server is usable.
+    pub(super) fn waiting(&self) -> Option<ServerRest> {
+        let servers = self.servers.lock().expect(HELD);
+        let now = Instant::now();
+        let rests: Option<Vec<&ServerRest>> = servers
+            .iter()
+            .map(|server| server.rest.as_ref().filter(|rest| rest.until > now))
+            .collect();
+        rests?.into_iter().min_by_key(|rest| rest.until).cloned()
+    }
+
+    fn update(&self, number: usize, change: impl FnOnce(&mut ServerState)) {
+        change(&mut self.servers.lock().expect(HELD)[number]);
+    }
+
+    /// Waits for a usable server and returns the least busy one; `None` once the job is given up.
+    fn wait_for_one(&self) -> Option<(usize, String, bool)> {
+        loop {
+            if self.is_given_up() {
+                return None;
+            }
+            let now = Instant::now();
+            let mut servers = self.servers.lock().expect(HELD);
+            let until = |server: &ServerState| server.rest.as_ref().map(|rest| rest.until);
+            let ready = servers.iter_mut().enumerate();
+            let ready = ready.filter(|(_, server)| until(server).is_none_or(|until| until <= now));
+            if let Some((number, server)) = ready.min_by_key(|(_, server)| server.num_running) {
+                server.num_running += 1;
+                return Some((number, server.url.clone(), server.wants_text));
+            }
+            let soonest = servers.iter().filter_map(until).min();
+            drop(servers);
+            let wait = soonest.map_or(TICK, |until| until.saturating_duration_since(now));
+            std::thread::sleep(wait.min(TICK));
+        }
+    }
+
+    fn send_text(
+        &self,
+        url: &str,
+        ask: &Ask,
+        terms: &Terms,
+        target: &TargetSettings,
+    ) -> Result<Received, Failure> {
+        let prompt = target.tokenizer.decode(&ask.prompt_ids, false).map_err(|error| Failure {
+            why: format!("reads no token ids, and the prompt has no text: {error}"),
+            hint: NOT_UNDERSTOOD,
+            kind: FailureKind::Unreadable,
+        })?;
+        self.send(url, ask, terms, target, json!(prompt))
+    }
+
+    fn send(
+        &self,
+        url: &str,
+        ask: &Ask,
+        terms: &Terms,
+        target: &TargetSettings,
+        prompt: Value,
+    ) -> Result<Received, Failure> {
+        let body = terms.body(ask, prompt);
+        let mut request =
+            self.agent.post(format!("{url}/completions")).header(CONTENT_TYPE, "application/json");
+        if let Some(token) = self.secret.header() {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let mut response = request.send(&body[..]).map_err(|error| unanswered(&error))?;
+        let status = response.status().as_u16();
+        let header = |name: HeaderName| response.headers().get(name).map(HeaderValue::as_bytes);
+        let location = header(LOCATION).map(|location| self.secret.quote(location, false));
+        let wait = header(RETRY_AFTER).and_then(|value| requested_wait(value, SystemTime::now()));
+        let reader = response.body_mut().as_reader();
+        if (200..=299).contains(&status) {
+            let mut body = BoundedBody::new(reader, most_bytes(ask, terms));
+            let received = read(&mut body, ask, terms)
+                .and_then(|completion| Received::of(completion, ask, terms, target));
+            return received.map_err(|problem| self.unusable(problem, &body, ask));
+        }
+        // The status says enough, even if the rest does not arrive.
+        let mut body = BoundedBody::new(reader, ERROR_BYTES);
+        let _ = body.read_to_end(&mut Vec::new());
+        let said = self.quote_start(&body);
+        let (why, hint, kind) = match (status, location) {
+            (300..=399, Some(location)) => {
+                (format!("a redirect to {location}"), REDIRECTED, FailureKind::Permanent)
+            }
+            (400 | 422, _) => (said, NOT_UNDERSTOOD, FailureKind::Unreadable),
+            (401 | 403, _) => (said, NO_TOKEN, FailureKind::Permanent),
+            (404 | 405, _) => (said, NOT_FOUND, FailureKind::Permanent),
+            (408 | 425 | 429 | 500.., _) => (said, UNREACHABLE, FailureKind::Temporary(wait)),
+            _ => (said, NOT_UNDERSTOOD, FailureKind::Permanent),
+        };
+        Err(Failure { why: format!("answered {status}: {why}"), hint, kind })
+    }
+
+    /// The failure of a request whose answer cannot be used.
+    fn unusable<R: Read>(&self, problem: Unusable, body: &BoundedBody<R>, ask: &Ask) -> Failure {
+        let (what, hint) = match problem {
+            Unusable::Broken(error) => return unanswered(&error.into()),
+            Unusable::Foreign(what) => (format!("{what}: {}", self.quote_start(body)), NONSENSE),
+            Unusable::Invalid(what) => (what, NONSENSE),
+            Unusable::CutShort(num) => {
+                let most = ask.max_tokens;
+                let what = format!(
+                    "{num} of {most} tokens with the `finish_reason` `length`: something else than \
+                     `max_tokens` cut them short, such as the server's context"
+                );
+                (what, CUT_SHORT)
+            }
+        };
+        Failure { why: format!("answered {what}"), hint, kind: FailureKind::Temporary(None) }
+    }
+
+    fn quote_start<R: Read>(&self, body: &BoundedBody<R>) -> String {
+        let (start, is_cut) = body.start();
+        self.secret.quote(start, is_cut)
+    }
+}
+
+impl ServerState {
+    fn succeeded(&mut self) {
+        self.num_running -= 1;
+        (self.num_failures, self.rest) = (0, None);
+    }
+
+    /// Counts a failed request. Requests that were running together when the server failed count as one
+    /// failure.
+    fn failed(
+        &mut self,
+        begun: Instant,
+        why: &str,
+        requested: Option<Duration>,
+        most_wait: Duration,
+        draws: &mut SeededDraws,
+    ) {
+        self.num_running -= 1;
+        let now = Instant::now();
+        if self.last_failure.is_none_or(|last| begun >= last) {
+            self.num_failures += 1;
+            self.last_failure = Some(now);
+        }
+        let doubled = FIRST_WAIT.saturating_mul(1 << self.num_failures.saturating_sub(1).min(16));
+        // Between half and all of it, so that waiting threads do not return together.
+        let wait = doubled.min(MOST_WAIT).mul_f64(0.5 + 0.5 * draws.uniform());
+        let until = now + wait.max(requested.unwrap_or_default().min(most_wait));
+        if self.rest.as_ref().is_none_or(|rest| rest.until < until) {
+            let requested = requested.filter(|requested| *requested > most_wait);
+            self.rest = Some(ServerRest { until, why: why.to_owned(), requested });
+        }
+    }
+}
+
+/// The wait that a header `retry-after` requests: seconds or a date.
+fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
+    let value = std::str::from_utf8(value).ok()?.trim();
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    }
+    let date = httpdate::parse_http_date(value).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// A request that got no answer.
+fn unanswered(error: &ureq::Error) -> Failure {
+    let (why, hint) = match error {
+        ureq::Error::Timeout(_) => (
+            "did not answer in time".to_owned(),
+            "raise `data.server.timeout_s`, or lower `data.server.concurrency`",
+        ),
+        ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            ("refuses connections".to_owned(), UNREACHABLE)
+        }
+        ureq::Error::Io(error) => (format!("broke the connection ({error})"), UNREACHABLE),
+        error => (format!("cannot be reached ({error})"), UNREACHABLE),
+    };
+    Failure { why, hint, kind: FailureKind::Temporary(None) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_requested_wait_is_seconds_or_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        let wait = |value: &str| requested_wait(value.as_bytes(), now).map(|wait| wait.as_secs());
+        assert_eq!(wait("0"), Some(0));
+        assert_eq!(wait(" 120 "), Some(120));
+        assert_eq!(wait("1000000000000000000"), Some(10_u64.pow(18)));
+        assert_eq!(wait(&"9".repeat(40)), Some(u64::MAX));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:50:37 GMT"), Some(60));
+        assert_eq!(wait("Sunday, 06-Nov-94 08:50:37 GMT"), Some(60));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:00 GMT"), Some(0), "it has passed");
+        for invalid in ["", "-1", "1.5", "soon", "6 Nov 1994", "\u{661}"] {
+            assert_eq!(wait(invalid), None, "{invalid}");
+        }
+    }
+
+    #[test]
+    fn a_server_rests_no_longer_than_the_timeout() {
+        let mut server = ServerState { num_running: 3, ..ServerState::default() };
+        let (most, mut draws) = (Duration::from_mins(10), SeededDraws::new(0, &[]));
+        let mut rest = |seconds: Option<u64>| {
+            let (begun, requested) = (Instant::now(), seconds.map(Duration::from_secs));
+            server.failed(begun, "answered 429", requested, most, &mut draws);
+            let rest = server.rest.clone().expect("it rests");
+            (rest.until - begun, rest.requested)
+        };
+        let (wait, requested) = rest(None);
+        assert!(wait < Duration::from_secs(1) && requested.is_none(), "{wait:?}");
+        let (wait, requested) = rest(Some(60));
+        assert!(wait >= Duration::from_mins(1) && wait < most && requested.is_none(), "{wait:?}");
+        let (wait, requested) = rest(Some(u64::MAX));
+        assert!(wait >= most && wait < 2 * most, "{wait:?}");
+        assert_eq!(requested, Some(Duration::from_secs(u64::MAX)));
+    }
+}

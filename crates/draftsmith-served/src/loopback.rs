@@ -1,0 +1,273 @@
+//! A test server on loopback. It answers in a real server's format; the test gives the target that decodes,
+//! and decides how the server treats each request. The tests of `draftsmith` include this file too.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use draftsmith_data::TextTokenizer;
+use serde_json::{Value, json};
+
+/// How to treat a request.
+#[derive(Clone, Copy)]
+pub enum Deed {
+    /// Answer in vLLM's format.
+    Answer,
+    /// Answer in llama.cpp's format.
+    AnswerAsLlamaCpp,
+    /// Answer with text only and reject token ids, as TGI does.
+    AnswerByText,
+    /// Answer in vLLM's format with changes.
+    Change(fn(&mut Value)),
+    /// Answer with this status, header and body.
+    Say(u16, &'static str, &'static str),
+    /// Send these bytes, the last of them without end.
+    Pour(Pour),
+    /// Send half of an answer.
+    BreakOff,
+    /// Send nothing until the server ends.
+    Stall,
+}
+
+/// An answer in bytes.
+#[derive(Clone, Copy, Default)]
+pub struct Pour {
+    /// What comes first.
+    pub begin: &'static [u8],
+    /// What follows again and again, until the client is gone.
+    pub again: &'static [u8],
+    /// The wait after each.
+    pub pause: Duration,
+}
+
+/// A received request.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The path of its address.
+    pub path: String,
+    /// The `authorization` header.
+    pub authorization: Option<String>,
+    /// Its JSON.
+    pub body: Value,
+}
+
+/// A server on loopback that runs until it is dropped.
+pub struct Loopback {
+    /// Its base URL, up to `/v1`.
+    pub url: String,
+    requests: Arc<Mutex<Vec<Request>>>,
+    most_at_once: Arc<AtomicUsize>,
+    is_over: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<()>>,
+    /// Stalled requests wait until this is dropped.
+    _ends: mpsc::Sender<()>,
+}
+
+/// The log-probabilities of a token, and of the most probable tokens at its position.
+pub type LogProbs = (f32, Vec<(u32, f32)>);
+
+/// What a target decodes.
+pub struct Decoded {
+    /// The response's token ids.
+    pub ids: Vec<u32>,
+    /// Whether the last one is an end token.
+    pub is_ended: bool,
+    /// As many as tokens.
+    pub log_probs: Vec<LogProbs>,
+}
+
+/// A target: its tokenizer, and what it decodes after a prompt, given the request's body.
+pub struct LoopbackTarget<T> {
+    /// The tokenizer.
+    pub tokenizer: Arc<TextTokenizer>,
+    /// Decodes.
+    pub decode: T,
+}
+
+/// The state that all connections share.
+struct Shared<F, T> {
+    target: LoopbackTarget<T>,
+    deed: F,
+    requests: Arc<Mutex<Vec<Request>>>,
+    num_running: AtomicUsize,
+    most_at_once: Arc<AtomicUsize>,
+    ends: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Loopback {
+    /// Serves a target. `deed` decides how to treat each request, given its number.
+    pub fn serve(
+        target: LoopbackTarget<impl Fn(&[u32], &Value) -> Decoded + Send + Sync + 'static>,
+        deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
+        let address = listener.local_addr().expect("it is bound");
+        let (ends, at_end) = mpsc::channel();
+        let (requests, most_at_once) = (Arc::default(), Arc::default());
+        let shared = Arc::new(Shared {
+            target,
+            deed,
+            requests: Arc::clone(&requests),
+            num_running: AtomicUsize::new(0),
+            most_at_once: Arc::clone(&most_at_once),
+            ends: Mutex::new(at_end),
+        });
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let accepting = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::SeqCst) {
+                    break;
+                }
+                let shared = Arc::clone(&shared);
+                // A client may disconnect.
+                std::thread::spawn(move || stream.and_then(|stream| shared.meet(stream)));
+            }
+        });
+        let url = format!("http://{address}/v1");
+        Self { url, requests, most_at_once, is_over, accepting: Some(accepting), _ends: ends }
+    }
+
+    /// The requests so far, in order.
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().expect("nobody panics").clone()
+    }
+
+    /// The greatest number of concurrent requests so far.
+    pub fn most_at_once(&self) -> usize {
+        self.most_at_once.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        // Wakes the accepting thread.
+        let address = self.url.trim_start_matches("http://").trim_end_matches("/v1");
+        let _ = TcpStream::connect(address);
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+impl<F: Fn(usize, &Request) -> Deed, T: Fn(&[u32], &Value) -> Decoded> Shared<F, T> {
+    fn meet(&self, mut stream: TcpStream) -> std::io::Result<()> {
+        let request = read_request(&stream)?;
+        let number = {
+            let mut requests = self.requests.lock().expect("nobody panics");
+            requests.push(request.clone());
+            requests.len() - 1
+        };
+        let running = self.num_running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_at_once.fetch_max(running, Ordering::SeqCst);
+        let deed = (self.deed)(number, &request);
+        let (status, header, body) = match deed {
+            Deed::Say(status, header, body) => (status, header, body.to_owned()),
+            Deed::Stall => {
+                // Returns an error when the server is dropped.
+                let _ = self.ends.lock().expect("nobody panics").recv();
+                return Ok(());
+            }
+            Deed::AnswerByText if request.body["prompt"].is_array() => {
+                (422, "", r#"{"error":"prompt: expected a string"}"#.to_owned())
+            }
+            Deed::Pour(pour) => return self.pour(pour, stream),
+            _ => (200, "", self.completion(&request.body, deed).to_string()),
+        };
+        self.num_running.fetch_sub(1, Ordering::SeqCst);
+        let header = if header.is_empty() { String::new() } else { format!("{header}\r\n") };
+        let sent = if matches!(deed, Deed::BreakOff) { body.len() / 2 } else { body.len() };
+        let head = format!(
+            "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{header}connection: close\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(&body.as_bytes()[..sent])
+    }
+
+    fn pour(&self, pour: Pour, mut stream: TcpStream) -> std::io::Result<()> {
+        self.num_running.fetch_sub(1, Ordering::SeqCst);
+        stream.write_all(pour.begin)?;
+        while !pour.again.is_empty() {
+            stream.write_all(pour.again)?;
+            let end = self.ends.lock().expect("nobody panics").recv_timeout(pour.pause);
+            if end == Err(RecvTimeoutError::Disconnected) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The target's completion.
+    fn completion(&self, body: &Value, deed: Deed) -> Value {
+        let tokenizer = &self.target.tokenizer;
+        let prompt_ids: Vec<u32> = match &body["prompt"] {
+            Value::String(prompt) => tokenizer.encode(prompt, false).expect("a text"),
+            ids => serde_json::from_value(ids.clone()).expect("token ids"),
+        };
+        let Decoded { ids, is_ended, log_probs: known } = (self.target.decode)(&prompt_ids, body);
+        let finish_reason = if is_ended { "stop" } else { "length" };
+        let usage = json!({ "prompt_tokens": prompt_ids.len(), "completion_tokens": ids.len() });
+        let words = tokenizer.decode(&ids, true).expect("known tokens");
+        let mut choice = json!({ "index": 0, "text": words, "finish_reason": finish_reason });
+        let mut answer = json!({ "object": "text_completion", "usage": usage });
+        match deed {
+            Deed::AnswerAsLlamaCpp => {
+                answer["__verbose"] = json!({ "tokens": ids });
+                let place = |(id, (own, top)): (&u32, &LogProbs)| {
+                    let top = top.iter().map(|(id, log)| json!({ "id": id, "logprob": log }));
+                    let top: Vec<Value> = top.collect();
+                    json!({ "id": id, "logprob": own, "top_logprobs": top })
+                };
+                let content: Vec<Value> = ids.iter().zip(&known).map(place).collect();
+                choice["logprobs"] = json!({ "content": content });
+            }
+            Deed::AnswerByText => {}
+            _ => {
+                choice["token_ids"] = json!(ids);
+                let name = |id: &u32| format!("token_id:{id}");
+                let tops = known.iter().map(|(_, top)| {
+                    let top = top.iter().map(|(id, log)| (name(id), json!(log)));
+                    Value::Object(top.collect())
+                });
+                choice["logprobs"] = json!({
+                    "tokens": ids.iter().map(name).collect::<Vec<_>>(),
+                    "token_logprobs": known.iter().map(|(own, _)| own).collect::<Vec<_>>(),
+                    "top_logprobs": tops.collect::<Vec<_>>(),
+                });
+            }
+        }
+        answer["choices"] = json!([choice]);
+        if let Deed::Change(change) = deed {
+            change(&mut answer);
+        }
+        answer
+    }
+}
+
+fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let (mut num_bytes, mut authorization) = (0, None);
+    loop {
+        line.clear();
+        reader.read_line(&mut line)?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => num_bytes = value.parse().unwrap_or(0),
+            "authorization" => authorization = Some(value.to_owned()),
+            _ => {}
+        }
+    }
+    let mut body = vec![0; num_bytes];
+    reader.read_exact(&mut body)?;
+    let body = serde_json::from_slice(&body)?;
+    Ok(Request { path, authorization, body })
+}

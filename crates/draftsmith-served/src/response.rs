@@ -1,0 +1,142 @@
+//! Makes a response of a completion: tokenises text, and cuts where local decoding would end.
+
+use draftsmith_data::FinishReason;
+
+use super::journal::Entry;
+use super::known::KnownTokens;
+use super::protocol::{Ask, Terms};
+use super::reply::{Completion, Ending, Tokens, Unusable};
+use crate::TargetSettings;
+
+/// A response with what the answer said about itself.
+pub(super) struct Received {
+    pub(super) entry: Entry,
+    /// Whether it arrived as text.
+    pub(super) is_text: bool,
+    /// Whether the server counted another number of tokens in the prompt.
+    pub(super) has_other_prompt: bool,
+    /// The server's name for its model, if it differs from the requested one.
+    pub(super) other_model: Option<String>,
+}
+
+impl Received {
+    /// The response that a completion gives.
+    ///
+    /// # Errors
+    /// If the completion has no tokens of the target, or too few.
+    pub(super) fn of(
+        completion: Completion,
+        ask: &Ask,
+        terms: &Terms,
+        target: &TargetSettings,
+    ) -> Result<Self, Unusable> {
+        let Completion { tokens, mut known, ending, ended_by, num_tokens, .. } = completion;
+        let is_text = matches!(tokens, Tokens::Text(_));
+        let ids = match tokens {
+            Tokens::Ids(ids) => ids,
+            Tokens::Text(words) => {
+                let ids = target.tokenizer.encode(&words, false);
+                let ids = ids.map_err(|error| Unusable::Invalid(format!("a text: {error}")))?;
+                // The target may have chosen more tokens for the same text, but not twice as many.
+                if ending == Ending::Length
+                    && num_tokens.is_none()
+                    && 2 * ids.len() < ask.max_tokens
+                {
+                    return Err(Unusable::CutShort(ids.len()));
+                }
+                ids
+            }
+        };
+        let entry = if ending == Ending::ContentFilter {
+            Entry::filtered(&ask.id, terms.identity(ask))
+        } else {
+            let end =
+                (ending == Ending::Stop).then(|| ended_by.or(terms.eos_token_ids.first().copied()));
+            let (response_ids, finish) =
+                cut_at_end(ask, target, ids.into_iter().chain(end.flatten()));
+            if let Some(known) = &mut known {
+                // Nothing is known about an end token that the server left out.
+                known.resize(response_ids.len(), KnownTokens::new());
+            }
+            Entry {
+                id: ask.id.clone(),
+                request: terms.identity(ask),
+                response_ids,
+                finish_reason: finish.as_str().to_owned(),
+                known,
+            }
+        };
+        if entry.response_ids.is_empty() && !entry.is_filtered() {
+            let why = "no tokens, and the target has no end token that they could stand for";
+            return Err(Unusable::Invalid(why.to_owned()));
+        }
+        if !entry.is_sound(terms.vocab_size) {
+            return Err(Unusable::Invalid("a response that the target cannot have".to_owned()));
+        }
+        let num_prompt_tokens = completion.num_prompt_tokens;
+        Ok(Self {
+            entry,
+            is_text,
+            has_other_prompt: num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len()),
+            other_model: completion.model.filter(|model| !is_same_model(model, &terms.model)),
+        })
+    }
+}
+
+/// Cuts a response where local decoding would end it: after an end token or a stop string, or at the token
+/// limit.
+fn cut_at_end(
+    ask: &Ask,
+    target: &TargetSettings,
+    received: impl Iterator<Item = u32>,
+) -> (Vec<u32>, FinishReason) {
+    let TargetSettings { eos_token_ids, text_end, .. } = target;
+    let mut ids = ask.prompt_ids.clone();
+    let mut finish = FinishReason::Length;
+    for id in received.take(ask.max_tokens) {
+        ids.push(id);
+        if eos_token_ids.contains(&id) {
+            finish = FinishReason::Eos;
+            break;
+        }
+        if text_end.as_ref().is_some_and(|end| end.is_reached(&mut ids.iter().rev().copied())) {
+            finish = FinishReason::StopString;
+            break;
+        }
+    }
+    (ids.split_off(ask.prompt_ids.len()), finish)
+}
+
+/// Whether a server's name for its model can mean the requested one. Servers answer with the requested name,
+/// or with a path or a file that ends in it.
+fn is_same_model(answered: &str, requested: &str) -> bool {
+    let base = |name: &str| {
+        let name = name.trim_end_matches('/').rsplit(['/', '\\']).next().unwrap_or(name);
+        name.to_lowercase().trim_end_matches(".gguf").to_owned()
+    };
+    answered.is_empty() || base(answered) == base(requested)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_the_same_by_its_last_name() {
+        let same = [
+            ("", "a/b"),
+            ("a/b", "a/b"),
+            ("B", "a/b"),
+            ("/models/b/", "b"),
+            ("C:\\models\\b.gguf", "b"),
+            ("b", "/models/b.gguf"),
+        ];
+        for (answered, requested) in same {
+            assert!(is_same_model(answered, requested), "{answered} for {requested}");
+        }
+        for (answered, requested) in [("c", "b"), ("a", "a/b"), ("b-8b", "b"), ("b.gguf", "c.gguf")]
+        {
+            assert!(!is_same_model(answered, requested), "{answered} for {requested}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The table `[data.server]`: servers that write the responses.
+//!
+//! URLs and tokens may be secret, so messages do not repeat them.
+
+use std::time::Duration;
+
+use draftsmith_theory::Decoding;
+use serde::{Deserialize, Serialize};
+use ureq::http::Uri;
+
+use super::ServedError;
+
+/// Upper limits of `concurrency` and of `timeout_s`, in seconds.
+const MOST_AT_ONCE: usize = 1024;
+const MOST_SECONDS: f64 = 86_400.0;
+/// Upper limit of `logprobs`.
+const MOST_LOGPROBS: usize = 1000;
+
+/// Servers with OpenAI's API that all serve the same model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerRecipe {
+    /// Base URLs up to `/v1`, to which `/completions` is appended.
+    pub urls: Vec<String>,
+    /// The servers' name for the target.
+    pub model: String,
+    /// The environment variable with the bearer token; no token is sent if absent.
+    pub api_key_env: Option<String>,
+    /// The most concurrent requests to all servers together.
+    pub concurrency: usize,
+    /// The number of retries of a failed request.
+    pub retries: usize,
+    /// Timeout of a request, in seconds.
+    pub timeout_s: f64,
+    /// The source of labels.
+    pub labels: ServerLabels,
+    /// The number of most probable tokens whose log-probabilities are requested, if responses are
+    /// sampled and labels come from the server.
+    pub logprobs: usize,
+    /// The most probability mass per token outside the requested log-probabilities, averaged over a
+    /// response; responses with more are left out.
+    pub max_outside_mass: f64,
+}
+
+/// The source of the labels of served responses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerLabels {
+    /// The server: a greedy response itself, or the log-probabilities of a sampled one. The target's
+    /// weights are not read.
+    #[default]
+    Server,
+    /// The target's weights, read on this machine.
+    Weights,
+}
+
+impl Default for ServerRecipe {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            model: String::new(),
+            api_key_env: None,
+            concurrency: 16,
+            retries: 8,
+            timeout_s: 600.0,
+            labels: ServerLabels::default(),
+            logprobs: 20,
+            max_outside_mass: 0.1,
+        }
+    }
+}
+
+impl ServerRecipe {
+    /// The number of log-probabilities to request per token with this decoding; None if labels do not
+    /// need them.
+    pub fn log_probs(&self, decoding: &Decoding) -> Option<usize> {
+        let are_needed = self.labels == ServerLabels::Server && !decoding.is_greedy();
+        are_needed.then_some(self.logprobs)
+    }
+
+    /// Whether labels come from the target's weights.
+    pub fn takes_weights(&self) -> bool {
+        self.labels == ServerLabels::Weights
+    }
+
+    /// Timeout of a request.
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.timeout_s)
+    }
+
+    /// Checks every key.
+    ///
+    /// # Errors
+    /// If a value is invalid.
+    pub fn check(&self) -> Result<(), ServedError> {
+        require(!self.urls.is_empty(), "data.server.urls", "is empty; hint: name a server")?;
+        self.urls.iter().try_for_each(|url| check_url(url))?;
+        require(
+            !self.model.is_empty(),
+            "data.server.model",
+            "is empty; hint: see the server's `/v1/models`",
+        )?;
+        let counts = [
+            ("data.server.concurrency", self.concurrency, MOST_AT_ONCE),
+            ("data.server.logprobs", self.logprobs, MOST_LOGPROBS),
+        ];
+        for (key, value, most) in counts {
+            let problem = format!("is {value}, expected 1 to {most}");
+            require((1..=most).contains(&value), key, &problem)?;
+        }
+        let numbers = [
+            ("data.server.timeout_s", self.timeout_s, MOST_SECONDS),
+            ("data.server.max_outside_mass", self.max_outside_mass, 1.0),
+        ];
+        numbers.into_iter().try_for_each(|(key, value, most)| {
+            let problem = format!("is {value}, expected more than 0 and at most {most}");
+            require(value > 0.0 && value <= most, key, &problem)
+        })
+    }
+}
+
+/// Checks a server's URL without repeating it.
+fn check_url(url: &str) -> Result<(), ServedError> {
+    let parsed = url.parse::<Uri>().ok().filter(|_| !url.contains(['?', '#']));
+    let is_http = |uri: &&Uri| matches!(uri.scheme_str(), Some("http" | "https"));
+    let authority = parsed.as_ref().filter(is_http).and_then(Uri::authority);
+    let is_server = authority.is_some_and(|authority| {
+        let has_host = !authority.host().is_empty();
+        let has_no_port = authority.as_str() == authority.host();
+        has_host && (has_no_port || authority.port_u16().is_some_and(|port| port > 0))
+    });
+    require(
+        authority.is_none_or(|authority| !authority.as_str().contains('@')),
+        "data.server.urls",
+        "has a URL with a user name or password, which would be written beside outputs; hint: put a token \
+         into an environment variable and name it in `data.server.api_key_env`",
+    )?;
+    require(
+        is_server,
+        "data.server.urls",
+        "has an entry that is not a server's URL; expected one such as `http://localhost:8000/v1`, with a \
+         port of at most 65535",
+    )
+}
+
+/// Checks a key's value.
+fn require(holds: bool, key: &'static str, problem: &str) -> Result<(), ServedError> {
+    if holds { Ok(()) } else { Err(ServedError::Setting { key, problem: problem.to_owned() }) }
+}
