@@ -248,7 +248,7 @@ fn prompt_lookup_copies_repeated_text_and_changes_no_token() {
     }
     generate(&["--prompt-lookup", "--draft", &draft]).fails_naming(&["--prompt-lookup", "--draft"]);
     for rule in ["head=0.5", "confidence=0.5", "entropy=0.5"] {
-        generate(&["--prompt-lookup", "--rule", rule]).fails_naming(&["--prompt-lookup", "--rule"]);
+        generate(&["--prompt-lookup", "--rule", rule]).fails_naming(&["`lookup`", "--rule"]);
     }
 }
 

@@ -119,7 +119,7 @@ fn an_invalid_command_line_is_reported_as_json_too() {
     let place = Place::new();
     let cases: [(&[&str], &str); 4] = [
         (&["--json", "frobnicate"], "unrecognized subcommand 'frobnicate'"),
-        (&["generate", "--json"], "--target <MODEL> --prompt <TEXT>"),
+        (&["generate", "--json"], "--prompt <TEXT> --target <MODEL>"),
         (&["run", "a.toml", "--steps", "none", "--json"], "'none' for '--steps <N>'"),
         (&["--json"], "no command was given"),
     ];

@@ -26,7 +26,7 @@ fn place(sweep: &str) -> Place {
 
 fn bytes(place: &Place, dir: &str) -> [Vec<u8>; 3] {
     let read = |name: &str| -> Vec<u8> {
-        let path: PathBuf = place.path("checkpoints/swept").join(dir).join(name);
+        let path: PathBuf = place.path("checkpoints/swept/draft").join(dir).join(name);
         std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     ["model.safetensors", "config.json", "scores.json"].map(read)

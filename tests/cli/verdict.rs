@@ -133,9 +133,13 @@ fn run_refuses_what_a_later_stage_would_refuse() {
         ran.fails_naming(named);
         assert_eq!(place.names("data/small"), Vec::<String>::new(), "nothing was built");
     };
-    refused(&["drafters.adapter.exit_layer=99"], &["adapter.exit_layer", "99"]);
+    let adapter = "drafters.adapter.kind=adapter";
+    refused(&[adapter, "drafters.adapter.exit_layer=99"], &["adapter.exit_layer", "99"]);
     let costs = "tune.costs={draft_ms=1.0,target_ms=5.0}";
-    refused(&["drafters.adapter.exit_layer=1", costs], &["tune.costs", "draft_ms", "2 drafters"]);
+    refused(
+        &[adapter, "drafters.adapter.exit_layer=1", costs],
+        &["tune.costs", "draft_ms", "2 drafters"],
+    );
     refused(&["evaluate.prompts=['absent.jsonl']"], &["absent.jsonl"]);
     refused(&["tune.prompts=['absent.jsonl']"], &["absent.jsonl"]);
 }

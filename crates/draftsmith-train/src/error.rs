@@ -131,11 +131,11 @@ pub enum TrainError {
 /// A section of the recipe that configures training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// `[head]`: the acceptance head of a draft model.
+    /// `head` of a draft model.
     Head,
-    /// `[adapter]`: self-draft adapters.
+    /// A self-draft adapter.
     Adapter,
-    /// `[adapter_head]`: the acceptance head of an adapter.
+    /// `head` of an adapter.
     AdapterHead,
 }
 
@@ -144,7 +144,7 @@ impl Display for Section {
         f.write_str(match self {
             Self::Head => "head",
             Self::Adapter => "adapter",
-            Self::AdapterHead => "adapter_head",
+            Self::AdapterHead => "head",
         })
     }
 }

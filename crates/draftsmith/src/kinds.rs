@@ -29,13 +29,13 @@ use self::cascade::CascadeKind;
 use self::loaded::{LoadedDrafter, Loading};
 use self::merged::MergedKind;
 use self::model::ModelKind;
-use self::origin::Origin;
+use self::origin::{Origin, read_keys};
 use self::prompt_lookup::PromptLookupKind;
 use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
 use draftsmith_report::{DecodingName, Road};
 
 /// The settings of a drafter, by kind.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum Kind {
     /// A separate draft model.
@@ -48,6 +48,33 @@ pub(crate) enum Kind {
     Cascade(CascadeKind),
     /// SpecInfer: several drafters' chains, merged into one tree.
     Merged(MergedKind),
+}
+
+/// Reads the settings of a kind.
+type ReadKind = fn(toml::Table) -> Result<Kind, String>;
+
+/// The kinds, by their names in recipes.
+const KINDS: [(&str, ReadKind); 5] = [
+    ("model", |keys| read_keys(keys).map(Kind::Model)),
+    (AdapterKind::NAME, |keys| read_keys(keys).map(Kind::Adapter)),
+    ("prompt-lookup", |keys| read_keys(keys).map(Kind::PromptLookup)),
+    ("cascade", |keys| read_keys(keys).map(Kind::Cascade)),
+    ("merged", |keys| read_keys(keys).map(Kind::Merged)),
+];
+
+impl TryFrom<toml::Table> for Kind {
+    type Error = String;
+
+    fn try_from(mut table: toml::Table) -> Result<Self, String> {
+        let known = || KINDS.map(|(name, _)| format!("`{name}`")).join(", ");
+        match table.remove("kind") {
+            None => Err(format!("it has no `kind`, expected one of {}", known())),
+            Some(kind) => match KINDS.iter().find(|(name, _)| kind.as_str() == Some(name)) {
+                Some((_, read)) => read(table),
+                None => Err(format!("unknown `kind` {kind}, expected one of {}", known())),
+            },
+        }
+    }
 }
 
 impl Deref for Kind {
@@ -230,9 +257,9 @@ impl DrafterRecipe {
         )?;
         let Some(head) = self.head_training() else { return Ok(()) };
         if self.kind.model().is_some() {
-            return Ok(head.validate(Section::Head)?);
+            return head.validate(Section::Head).with_context(|| format!("section `[{key}]`"));
         }
-        head.validate(Section::AdapterHead)?;
+        head.validate(Section::AdapterHead).with_context(|| format!("section `[{key}]`"))?;
         require(
             head.labels == HeadLabels::Rollouts,
             &format!("{key}.labels"),
@@ -254,14 +281,19 @@ impl TryFrom<toml::Table> for DrafterRecipe {
             table: &mut toml::Table,
             key: &str,
         ) -> Result<T, String> {
-            let value = table.remove(key).map(T::deserialize).transpose();
-            value.map(Option::unwrap_or_default).map_err(|e| format!("`{key}`: {}", e.message()))
+            let value = table.remove(key).map(read_keys).transpose();
+            value.map(Option::unwrap_or_default).map_err(|problem| {
+                match problem.starts_with("is ") {
+                    true => format!("`{key}` {problem}"),
+                    false => format!("`{key}`: {problem}"),
+                }
+            })
         }
         Ok(Self {
             head: take(&mut table, "head")?,
             rules: take(&mut table, "rules")?,
             max_candidate_length: take(&mut table, "max_candidate_length")?,
-            kind: Kind::deserialize(table).map_err(|e| e.message().to_owned())?,
+            kind: Kind::try_from(table)?,
         })
     }
 }

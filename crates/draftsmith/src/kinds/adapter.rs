@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use draftsmith_decode::{NamedParts, SelfDraftParts};
 use draftsmith_model::{AdapterConfig, DrafterModel, ModelConfig, WeightDtype};
 use draftsmith_train::{AdapterTraining, ExitLayers, InitialWeights};
@@ -69,7 +69,7 @@ impl DrafterKind for AdapterKind {
                  each layer, adapters with equal settings are trained in one pass"
             );
         }
-        Ok(training.validate()?)
+        training.validate().with_context(|| format!("section `[{key}]`"))
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {

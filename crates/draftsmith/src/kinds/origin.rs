@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::{Notation, plain_problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -39,9 +40,7 @@ impl<T: DeserializeOwned> TryFrom<toml::Table> for Origin<T> {
 
     fn try_from(mut table: toml::Table) -> Result<Self, String> {
         match table.remove("path") {
-            None => T::deserialize(table)
-                .map(|training| Self::Training(Box::new(training)))
-                .map_err(|error| error.message().to_owned()),
+            None => read_keys(table).map(|training| Self::Training(Box::new(training))),
             Some(toml::Value::String(path)) if table.is_empty() => Ok(Self::Path(path.into())),
             Some(toml::Value::String(_)) => {
                 Err("`path` names a trained export, which has no other keys here".to_owned())
@@ -60,4 +59,17 @@ impl<T: Serialize + Clone> From<Origin<T>> for toml::Table {
             }
         }
     }
+}
+
+/// Reads the keys of a part of a recipe. Messages name the key.
+pub(super) fn read_keys<T: DeserializeOwned>(keys: impl Into<toml::Value>) -> Result<T, String> {
+    serde_path_to_error::deserialize(keys.into()).map_err(|error| {
+        let (path, message) = (error.path().to_string(), error.inner().message());
+        let problem = plain_problem(message, Notation::Toml);
+        match (path.as_str(), problem == message) {
+            (".", _) => problem,
+            (key, true) => format!("`{key}`: {problem}"),
+            (key, false) => format!("`{key}` {problem}"),
+        }
+    })
 }
