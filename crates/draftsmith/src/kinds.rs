@@ -120,6 +120,11 @@ pub(crate) trait DrafterKind: fmt::Debug {
         Role::Neither
     }
 
+    /// Whether stop rules may read its probabilities.
+    fn has_signals(&self) -> bool {
+        self.role() == Role::Steps
+    }
+
     /// Its checkpoint directory, or name on the Hub, if it is a model.
     fn model(&self) -> Option<&Path> {
         None
@@ -238,7 +243,7 @@ impl DrafterRecipe {
         let bounds = Bounds { min: 1, max };
         let (rules, is_self_draft) = (&evaluate.rules, self.kind.has_exit());
         let mut all = rules.configs(Some(&self.rules), is_self_draft, has_head, bounds);
-        if self.kind.role() == Role::LookUp {
+        if !self.kind.has_signals() {
             all.retain(|rule| rule.needs().is_nothing());
         }
         all

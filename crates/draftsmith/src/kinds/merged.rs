@@ -51,6 +51,10 @@ impl DrafterKind for MergedKind {
         )
     }
 
+    fn has_signals(&self) -> bool {
+        true
+    }
+
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let members = self.drafters.iter().map(|id| loading.member(*id));
         let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;

@@ -9,7 +9,6 @@ use super::GenerateArguments;
 use crate::console::Console;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::{Tuned, default_rule};
-use crate::kinds::Role;
 use crate::kinds::loaded::LoadedDrafter;
 use crate::recipe::Recipe;
 use draftsmith_report::DecodingName;
@@ -82,7 +81,7 @@ pub(super) fn asked_for(
         .context("flag `--max-candidate-length`")?;
     let config = asked.config(bounds);
     let (name, needs) = (config.name().file_name(), config.needs());
-    if !needs.is_nothing() && drafter.kind.role() != Role::Steps {
+    if !needs.is_nothing() && !drafter.kind.has_signals() {
         bail!(
             "flag `--rule`: `{name}` reads the drafter's predictions, and `{id}` has none; hint: give a \
              number of candidates, `--rule fixed=4`"
