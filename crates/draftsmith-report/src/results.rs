@@ -240,7 +240,7 @@ impl ResultRow {
         }
     }
 
-    /// E[L]: mean tokens per round, before any cut. NaN without rounds.
+    /// `E[L]`: mean tokens per round, before any cut. NaN without rounds.
     pub fn tokens_per_round(&self) -> f64 {
         1.0 + self.num_accepted as f64 / self.num_target_forwards as f64
     }

@@ -239,7 +239,7 @@ pub fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `text` wrapped at words to fit into `width`, or into [`WIDTH`] if it is unknown.
+/// `text` wrapped at words to fit into `width`, or into 80 columns if it is unknown.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let width = width.unwrap_or(WIDTH);
     let mut lines: Vec<String> = Vec::new();

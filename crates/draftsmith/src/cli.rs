@@ -354,18 +354,8 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let try_lock = if is_part { File::try_lock_shared } else { File::try_lock };
             setup.build_data(&RecipeLock::take(&recipe, try_lock)?, &recipe, building)
         }
-        Command::TrainHead(a) => {
-            let DrafterTraining { training, drafter } = &a.arguments;
-            setup.train(training, a.incomplete(), |recipe, workspace, console| {
-                commands::train_head::run(recipe, *drafter, workspace, console)
-            })
-        }
-        Command::TrainAdapter(a) => {
-            let DrafterTraining { training, drafter } = &a.arguments;
-            setup.train(training, a.incomplete(), |recipe, workspace, console| {
-                commands::train_adapter::run(recipe, *drafter, workspace, console)
-            })
-        }
+        Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
+        Command::TrainAdapter(a) => setup.train_drafter(&a, commands::train_adapter::run),
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
             setup.run(recipe, a.incomplete(), |recipe, workspace, console| {
@@ -513,6 +503,18 @@ impl Setup<'_> {
             // A time beyond the clock's range sets no deadline.
             console.deadline = hours.and_then(|time| Instant::now().checked_add(time));
             job(recipe, workspace, &console)
+        })
+    }
+
+    /// Runs the training of a drafter, or of all.
+    fn train_drafter<T>(
+        &self,
+        arguments: &ReadingData<DrafterTraining>,
+        job: impl FnOnce(&Recipe, Option<DrafterId>, &Workspace, &Console) -> Result<T>,
+    ) -> Result<()> {
+        let DrafterTraining { training, drafter } = &arguments.arguments;
+        self.train(training, arguments.incomplete(), |recipe, workspace, console| {
+            job(recipe, *drafter, workspace, console)
         })
     }
 

@@ -1,4 +1,4 @@
-//! The embedded target behind a server on loopback, for tests.
+//! A server on loopback that decodes with the embedded target, for tests.
 
 #[path = "../../draftsmith-served/src/loopback.rs"]
 pub mod server;

@@ -193,7 +193,9 @@ fn results_are_written_in_order_and_read_back() {
     }
     assert_eq!(list[0]["lossless"], Value::Null);
     assert_eq!((&list[0]["stop_rule"], &list[0]["setting"]), (&json!("none"), &Value::Null));
-    assert!(text.contains(r#""drafter":"draft","stop_rule":"fixed_length","setting":4,"#));
+    assert!(text.contains(
+        r#""drafter":"draft","road":"separate_draft","stop_rule":"fixed_length","setting":4,"#
+    ));
     assert!(text.contains(r#""stop_rule":"rejection_threshold","setting":0.7,"#));
     assert!(text.contains(
         r#""drafter":"exit1","road":"self_draft","stop_rule":"confidence_threshold","setting":0.6,"#

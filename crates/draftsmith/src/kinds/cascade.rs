@@ -391,7 +391,7 @@ mod tests {
             ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
             (
                 "drafters = ['draft', 'lookup']\nlengths = [[1, 1], [0, 1]]\nlenient_lookup = true",
-                "a `lenience` above 1",
+                "no `lenience` above 1",
             ),
             (
                 "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
