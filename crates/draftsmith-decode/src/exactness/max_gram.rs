@@ -135,5 +135,5 @@ fn a_rule_that_reads_probabilities_is_refused() {
         &mut |_| ControlFlow::Continue(()),
     );
     let message = refused.expect_err("Max-Gram has no probabilities").to_string();
-    assert!(message.contains("`max_gram`") && message.contains("fixed length"), "{message}");
+    assert!(message.contains("`look-up`") && message.contains("fixed length"), "{message}");
 }
