@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::NamedParts;
 use draftsmith_model::{DrafterModel, WeightDtype};
+use draftsmith_report::{DecodingName, ModelSummary, Road};
 use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
 use draftsmith_train::{AdapterTraining, HeadLabels, HeadTraining, Section};
 use serde::de::{MapAccess, Visitor};
@@ -32,7 +33,6 @@ use self::model::ModelKind;
 use self::origin::{Origin, read_keys};
 use self::prompt_lookup::PromptLookupKind;
 use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
-use draftsmith_report::{DecodingName, Road};
 
 /// The settings of a drafter, by kind.
 #[derive(Debug, Clone, Serialize)]
@@ -166,6 +166,26 @@ pub(crate) trait DrafterKind: fmt::Debug {
     /// If it cannot be recorded, or a file cannot be read.
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
+    }
+
+    /// The hash of its weights; empty without. Only trees and reports compare it, so loading does not compute it.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    fn weights_hash(&self, _loading: &Loading<'_>) -> Result<String> {
+        Ok(String::new())
+    }
+
+    /// What a report says about its files and its head.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    fn summaries(
+        &self,
+        _loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        Ok(Vec::new())
     }
 
     /// The model whose hidden states its head reads, for training the head.

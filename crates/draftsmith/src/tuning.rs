@@ -49,7 +49,7 @@ pub(crate) fn given_costs(
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TunedTree {
     pub(crate) drafter: DrafterId,
-    /// The models that it was tuned with ([`LoadedDrafters::models_hash`](crate::kinds::loaded::LoadedDrafters::models_hash)).
+    /// The models that it was tuned with ([`Loading::models_hash`](crate::kinds::loaded::Loading::models_hash)).
     pub(crate) models: String,
     /// The dtype they computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]

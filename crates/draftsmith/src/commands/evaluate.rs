@@ -67,7 +67,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, console)?;
     let drafters = LoadedDrafters::read(recipe, workspace, true)?;
-    let trees = TunedTrees::read(recipe, evaluate, &drafters, workspace)?;
+    let trees = TunedTrees::read(recipe, evaluate, workspace)?;
     let evaluate = &trees.evaluate;
     let models = MeasuredModels { recipe, evaluate, workspace, pair, drafters: &drafters, console };
     let plans = evaluate.decodings.iter().map(|name| models.plan(*name, &trees));
@@ -154,7 +154,7 @@ impl MeasuredModels<'_> {
         let num_runs = (num_prompts * num_settings) as u64;
         let progress = Progress::new(console, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
-        let roads = drafters.iter().map(|drafter| (drafter.id(), drafter.road)).collect();
+        let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
         let mut evaluated =
             EvaluationResults { cost_by_size, roads, ..EvaluationResults::default() };
         'all: for dataset in datasets {

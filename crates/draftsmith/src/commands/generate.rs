@@ -25,11 +25,11 @@ use crate::decoders::{NO_TREE, proposing};
 use crate::decoding_arguments::DecodingArguments;
 use crate::exports::ExportKind;
 use crate::kinds::adapter::AdapterKind;
-use crate::kinds::loaded::{LoadedDrafter, Loading};
+use crate::kinds::loaded::{LoadedDrafter, Loading, check_known};
 use crate::kinds::model::ModelKind;
 use crate::kinds::origin::Origin;
 use crate::kinds::prompt_lookup::PromptLookupKind;
-use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS, names_text};
+use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS};
 use crate::pair::Pair;
 use crate::recipe::{AskedRule, Overrides, Recipe};
 use crate::text_side::EndArguments;
@@ -249,9 +249,9 @@ fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Recipe> {
         if recipe.drafters.iter().next().is_none() {
             bail!("{NOTHING_DRAFTS}");
         }
-        if let Some(id) = arguments.drafter.filter(|id| recipe.drafters.get(*id).is_none()) {
+        if let Some(asked) = arguments.drafter {
             let known: Vec<DrafterId> = recipe.drafters.iter().map(|(id, _)| id).collect();
-            bail!("the recipe has no drafter `{id}`; hint: it has {}", names_text(&known));
+            check_known(&known, asked, "drafter")?;
         }
         return Ok(recipe);
     }

@@ -19,7 +19,7 @@ use crate::console::{Console, Interrupted};
 use crate::devices::check_devices;
 use crate::kinds::DrafterRecipe;
 use crate::kinds::adapter::exit_layer;
-use crate::kinds::loaded::one_of;
+use crate::kinds::loaded::check_known;
 use crate::recipe::Recipe;
 use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
@@ -60,9 +60,9 @@ pub(crate) fn run(
     console: &Console,
 ) -> Result<Vec<AdapterOutcome>> {
     let trained: Vec<(DrafterId, &AdapterTraining)> = recipe.trained_adapters();
-    let ids = trained.iter().map(|(id, _)| *id).collect();
+    let ids: Vec<DrafterId> = trained.iter().map(|(id, _)| *id).collect();
     if let Some(asked) = asked {
-        one_of(ids, Some(asked), "adapter to train")?;
+        check_known(&ids, asked, "adapter to train")?;
     } else if trained.is_empty() {
         bail!(
             "the recipe trains no adapter; hint: add a table `[drafters.NAME]` with `kind = \"adapter\"` and its \

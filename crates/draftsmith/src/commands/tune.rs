@@ -33,7 +33,7 @@ use crate::exports::calibration::HeadCalibration;
 use crate::exports::config_keys::write_keys;
 use crate::exports::draft_model::RuntimeSetting;
 use crate::exports::tuned::{Tuned, TunedRule};
-use crate::kinds::loaded::LoadedDrafters;
+use crate::kinds::loaded::{LoadedDrafters, Loading};
 use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::prompts::spread;
 use crate::recipe::{EvaluateRecipe, Recipe, TuneRecipe};
@@ -233,13 +233,16 @@ impl Tuner<'_> {
         let rule = baseline.tuned_rule(best)?;
         let (tree, trees_tried) = match self.evaluate.tunes_trees(name) {
             true => {
-                let models = self.loaded.models_hash(recordings.drafter, self.workspace)?;
+                let Self { recipe, workspace, .. } = *self;
+                let models = Loading { id: recordings.drafter, recipe, workspace }.models_hash()?;
                 let (tree, tried) = baseline.best_tree(models)?;
                 (Some(tree), tried)
             }
             false => (None, Vec::new()),
         };
-        let runtimes = match self.loaded.get(recordings.drafter)?.is_draft_model {
+        // Runtimes load a draft model as it is.
+        let drafter_recipe = self.recipe.drafters.get(recordings.drafter);
+        let runtimes = match drafter_recipe.is_some_and(|it| it.kind.model().is_some()) {
             true => runtimes::best_settings(&recordings, decoding, costs, fixed, seed)?,
             false => Vec::new(),
         };

@@ -12,10 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{DrafterKind, DrafterRecipes, Role};
-use crate::exports::{
-    AdapterExport, ExportKind, HeadExport, describe_adapter, need_export, read_adapter_head,
-};
-use draftsmith_report::Road;
+use crate::exports::{AdapterExport, ExportKind, describe_adapter, need_export, read_adapter_head};
+use draftsmith_report::{ModelSummary, Road};
 
 /// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -80,10 +78,14 @@ impl DrafterKind for AdapterKind {
             Some(head) => Some(read_adapter_head(&head, &dir, &export.config, workspace)?),
             None => None,
         };
-        let mut loaded = LoadedDrafter::of_adapter(loading, export, head)?;
-        loaded.hash = workspace.adapter_hash(&dir, &loaded.adapter_config().clone())?;
-        loaded.add_head_summary(loading)?;
-        Ok(loaded)
+        let parts = SelfDraftParts {
+            exit_layer: export.config.exit_layer,
+            adapter: export.adapter.clone(),
+            head: head.as_ref().map(|head| head.head.clone()),
+        };
+        let parts = NamedParts { id, parts: Arc::new(parts) };
+        let sizes = vec![(id, num_read(workspace.target_config()?, &export))];
+        Ok(LoadedDrafter { parts, head, adapter: Some(export), sizes })
     }
 
     fn role(&self) -> Role {
@@ -128,41 +130,28 @@ impl DrafterKind for AdapterKind {
         loading.workspace.export_hash(&dir, &shape)
     }
 
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        let dir = loading.recipe.export_dir(loading.id);
+        loading.workspace.adapter_hash(&dir, &AdapterConfig::from_dir(&dir)?)
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let own = loaded.adapter.as_ref().map(|export| {
+            loading.dir_summary(loading.id.as_str(), &export.dir, describe_adapter(export))
+        });
+        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
+        own.into_iter().chain(head).collect()
+    }
+
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
         let (workspace, dir) = (loading.workspace, loading.recipe.export_dir(loading.id));
         let (config, adapter) = workspace.adapter_in(&dir, dtype)?;
         let target = workspace.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::self_draft(target, adapter, config.exit_layer))
-    }
-}
-
-impl LoadedDrafter {
-    fn of_adapter(
-        loading: &Loading<'_>,
-        export: AdapterExport,
-        head: Option<HeadExport>,
-    ) -> Result<Self> {
-        let target = loading.workspace.target_config()?;
-        let num_read = num_read(target, &export);
-        let parts = SelfDraftParts {
-            exit_layer: export.config.exit_layer,
-            adapter: export.adapter.clone(),
-            head: head.as_ref().map(|head| head.head.clone()),
-        };
-        let role = loading.id.to_string();
-        let summary = loading.dir_summary(&role, &export.dir, describe_adapter(&export))?;
-        Ok(Self {
-            parts: NamedParts { id: loading.id, parts: Arc::new(parts) },
-            adapter: Some(Arc::new(export)),
-            has_steps: true,
-            num_read,
-            summaries: vec![summary],
-            ..Self::new(loading.id, head)
-        })
-    }
-
-    fn adapter_config(&self) -> &AdapterConfig {
-        &self.adapter.as_ref().expect("it was read as an adapter").config
     }
 }
 

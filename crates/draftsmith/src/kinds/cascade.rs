@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
 use crate::recipe::{one, require};
-use draftsmith_report::{DecodingName, Road};
+use draftsmith_report::{DecodingName, ModelSummary, Road};
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -297,13 +297,17 @@ impl DrafterKind for CascadeKind {
             }
         }
         let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
-        Ok(LoadedDrafter {
-            parts: NamedParts { id: loading.id, parts },
+        let parts = NamedParts { id: loading.id, parts };
+        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
+        Ok(LoadedDrafter { parts, head: None, adapter: None, sizes })
+    }
 
-            summaries: vec![loading.plain_summary(self.to_string())],
-            sizes_of_members: members.iter().flat_map(LoadedDrafter::sizes).collect(),
-            ..LoadedDrafter::new(loading.id, None)
-        })
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        Ok(vec![loading.plain_summary(self.to_string())])
     }
 
     /// Its longest round.

@@ -1,21 +1,21 @@
 //! Drafters that were read: their parts, their heads, and what tuning, costs and reports need to know.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_data::hash_bytes;
 use draftsmith_decode::NamedParts;
-use draftsmith_model::{CausalLm, ModelConfig};
+use draftsmith_model::CausalLm;
+use draftsmith_report::{DrafterName, ModelSummary};
 use draftsmith_theory::DrafterId;
 
-use super::{DrafterRecipe, Role, head_within};
+use super::{DrafterRecipe, Role, names_text};
 use crate::console::Console;
 use crate::exports::{
-    AdapterExport, ExportKind, HeadExport, describe_head, need_export, summary_of,
+    AdapterExport, ExportKind, HeadExport, describe_head, found_adapter_head, need_export,
 };
 use crate::recipe::Recipe;
 use crate::workspace::{Workspace, hash_dir};
-use draftsmith_report::{DrafterName, ModelSummary, Road};
 
 /// What a drafter is read from.
 #[derive(Clone, Copy)]
@@ -32,74 +32,24 @@ pub(crate) struct Loading<'a> {
 pub(crate) struct LoadedDrafter {
     /// What sessions are built from.
     pub(crate) parts: NamedParts,
-    /// What reports compare it by.
-    pub(crate) road: Road,
     /// Its acceptance head.
     pub(crate) head: Option<HeadExport>,
     /// Its adapter, which runtimes may load as a draft model.
-    pub(crate) adapter: Option<Arc<AdapterExport>>,
-    /// Whether runtimes load it as a draft model as it is.
-    pub(crate) is_draft_model: bool,
-    /// Whether it drafts step by step, so that it is recorded and tuned.
-    pub(crate) has_steps: bool,
-    /// The hash of its weights; empty without.
-    pub(crate) hash: String,
-    /// The parameters that one of its forwards reads; 0 for look-ups.
-    pub(crate) num_read: f64,
-    /// The same for the drafters that it is made of, whose forwards are counted instead of its own.
-    pub(crate) sizes_of_members: Vec<(DrafterId, f64)>,
-    /// What a report says about its files.
-    pub(crate) summaries: Vec<ModelSummary>,
+    pub(crate) adapter: Option<AdapterExport>,
+    /// The parameters that a forward reads, by the drafter that it is counted for; 0 for look-ups.
+    pub(crate) sizes: Vec<(DrafterId, f64)>,
 }
 
 impl LoadedDrafter {
-    /// A drafter without weights. The caller replaces the parts.
-    pub(super) fn new(id: DrafterId, head: Option<HeadExport>) -> Self {
-        let parts = Arc::new(draftsmith_decode::LookUpParts {
-            config: draftsmith_theory::MaxGramConfig::default(),
-            bigrams: None,
-        });
-        Self {
-            parts: NamedParts { id, parts },
-            road: Road::SeparateDraft,
-            head,
-            adapter: None,
-            is_draft_model: false,
-            has_steps: false,
-            hash: String::new(),
-            num_read: 0.0,
-            sizes_of_members: Vec::new(),
-            summaries: Vec::new(),
-        }
-    }
-
     /// The drafter's name.
     pub(crate) fn id(&self) -> DrafterId {
         self.parts.id
-    }
-
-    /// The parameters that forwards read, by the drafter that they are counted for.
-    pub(crate) fn sizes(&self) -> Vec<(DrafterId, f64)> {
-        match self.sizes_of_members.is_empty() {
-            true => vec![(self.id(), self.num_read)],
-            false => self.sizes_of_members.clone(),
-        }
     }
 
     /// The directory whose `config.json` holds the tuned rule: the head's, or the adapter's without a head.
     pub(crate) fn tuned_dir(&self) -> Option<&Path> {
         let head = self.head.as_ref().map(|head| &*head.dir);
         head.or(self.adapter.as_ref().map(|adapter| &*adapter.dir))
-    }
-
-    /// Adds what a report says about the head, if there is one.
-    pub(super) fn add_head_summary(&mut self, loading: &Loading<'_>) -> Result<()> {
-        let Some(head) = &self.head else { return Ok(()) };
-        let description = describe_head(&head.config);
-        let summary =
-            loading.dir_summary(&format!("head of {}", loading.id), &head.dir, description);
-        self.summaries.push(summary?);
-        Ok(())
     }
 }
 
@@ -131,17 +81,26 @@ impl<'a> Loading<'a> {
             return Ok(Some(dir.clone()));
         }
         // An adapter that was trained elsewhere may have brought one along.
-        let beside = self.drafter().kind.path().map(head_within);
-        Ok(beside.filter(|dir| dir.join("config.json").is_file()))
+        Ok(self.drafter().kind.path().and_then(found_adapter_head))
     }
 
-    /// What a report says about a model.
-    pub(crate) fn summary(&self, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
-        summary_of(self.id.as_str(), dir, config, hash)
+    /// A hash of the weights of the target and the drafter.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn models_hash(&self) -> Result<String> {
+        let own = self.drafter().kind.weights_hash(self)?;
+        let all = [self.workspace.target_hash()?, own.as_str()];
+        Ok(hash_bytes(all.join(" ").as_bytes()))
+    }
+
+    /// What a report says about a head.
+    pub(super) fn head_summary(&self, head: &HeadExport) -> Result<ModelSummary> {
+        self.dir_summary(&format!("head of {}", self.id), &head.dir, describe_head(&head.config))
     }
 
     /// What a report says about an export.
-    pub(crate) fn dir_summary(
+    pub(super) fn dir_summary(
         &self,
         role: &str,
         dir: &Path,
@@ -171,8 +130,7 @@ impl LoadedDrafters {
         let wanted = recipe.evaluated().filter(|(_, it)| all || it.kind.role() == Role::Steps);
         let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
             let loaded = drafter.kind.load(&Loading { id, recipe, workspace });
-            let loaded = loaded.with_context(|| format!("the drafter `{id}`"))?;
-            Ok(LoadedDrafter { road: drafter.kind.road(), ..loaded })
+            loaded.with_context(|| format!("the drafter `{id}`"))
         };
         Ok(Self(wanted.map(read).collect::<Result<_>>()?))
     }
@@ -196,15 +154,6 @@ impl LoadedDrafters {
         found.with_context(|| format!("there is no drafter `{id}` to run"))
     }
 
-    /// A hash of the weights of the target and a drafter.
-    ///
-    /// # Errors
-    /// If the drafter is unknown, or a file cannot be read.
-    pub(crate) fn models_hash(&self, id: DrafterId, workspace: &Workspace) -> Result<String> {
-        let all = [workspace.target_hash()?, &*self.get(id)?.hash];
-        Ok(draftsmith_data::hash_bytes(all.join(" ").as_bytes()))
-    }
-
     /// The directory whose `config.json` holds a drafter's tuned rule; `None` for drafters that are not tuned.
     pub(crate) fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         let DrafterName::Of(id) = drafter else { return None };
@@ -212,25 +161,14 @@ impl LoadedDrafters {
     }
 }
 
-/// The only drafter of several, or the one that was asked for.
+/// Checks that a drafter that was asked for is one of those that a recipe has.
 ///
 /// # Errors
-/// If it is missing, or there are several and none was asked for.
-pub(crate) fn one_of(
-    found: Vec<DrafterId>,
-    asked: Option<DrafterId>,
-    what: &str,
-) -> Result<DrafterId> {
-    match (asked, &found[..]) {
-        (Some(id), _) if found.contains(&id) => Ok(id),
-        (Some(id), _) => bail!(
-            "the recipe has no {what} `{id}`; hint: it has {}",
-            if found.is_empty() { "none".to_owned() } else { super::names_text(&found) }
-        ),
-        (None, [id]) => Ok(*id),
-        (None, []) => bail!("the recipe has no {what}"),
-        (None, several) => {
-            bail!("the recipe has several: {}; hint: name the {what}", super::names_text(several))
-        }
+/// If it is not.
+pub(crate) fn check_known(known: &[DrafterId], asked: DrafterId, what: &str) -> Result<()> {
+    if known.contains(&asked) {
+        return Ok(());
     }
+    let known = if known.is_empty() { "none".to_owned() } else { names_text(known) };
+    bail!("the recipe has no {what} `{asked}`; hint: it has {known}")
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
 use crate::recipe::require;
-use draftsmith_report::Road;
+use draftsmith_report::{ModelSummary, Road};
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,13 +60,17 @@ impl DrafterKind for MergedKind {
         let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
         let drafters = members.iter().map(|it| it.parts.clone()).collect();
         let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
-        Ok(LoadedDrafter {
-            parts: NamedParts { id: loading.id, parts },
+        let parts = NamedParts { id: loading.id, parts };
+        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
+        Ok(LoadedDrafter { parts, head: None, adapter: None, sizes })
+    }
 
-            summaries: vec![loading.plain_summary(self.to_string())],
-            sizes_of_members: members.iter().flat_map(LoadedDrafter::sizes).collect(),
-            ..LoadedDrafter::new(loading.id, None)
-        })
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        Ok(vec![loading.plain_summary(self.to_string())])
     }
 }
 

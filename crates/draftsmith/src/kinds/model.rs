@@ -1,5 +1,6 @@
 //! The kind `model`: a separate, smaller model with the target's tokenizer.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role};
-use crate::exports::{HeadExport, read_model_head};
-use draftsmith_report::Road;
+use crate::exports::{HeadExport, read_model_head, summary_of};
+use draftsmith_report::{ModelSummary, Road};
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -39,11 +40,7 @@ impl DrafterKind for ModelKind {
         let Loading { id, workspace, .. } = *loading;
         let model = workspace.draft_model(id)?;
         let head = loading.head_dir()?.map(|dir| read_model_head(&dir, id, None, workspace));
-        let mut loaded = LoadedDrafter::of_model(id, model, head.transpose()?);
-        loaded.hash = workspace.draft_model_hash(id)?.to_owned();
-        loaded.summaries.push(loading.summary(&self.model, model.config(), &loaded.hash));
-        loaded.add_head_summary(loading)?;
-        Ok(loaded)
+        Ok(LoadedDrafter::of_model(id, model, head.transpose()?))
     }
 
     fn role(&self) -> Role {
@@ -56,6 +53,22 @@ impl DrafterKind for ModelKind {
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         Ok(loading.workspace.draft_model_hash(loading.id)?.to_owned())
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        self.recorded_hash(loading)
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let Loading { id, workspace, .. } = *loading;
+        let (config, hash) = (workspace.draft_model_config(id)?, workspace.draft_model_hash(id)?);
+        let own = summary_of(id.as_str(), &self.model, config, hash);
+        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
+        iter::once(Ok(own)).chain(head).collect()
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
@@ -82,12 +95,7 @@ fn parts(id: DrafterId, model: &CausalLm, head: Option<&HeadExport>) -> NamedPar
 impl LoadedDrafter {
     /// A draft model that is in memory, with its head.
     pub(crate) fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
-        Self {
-            parts: parts(id, model, head.as_ref()),
-            num_read: model.config().num_parameters() as f64,
-            is_draft_model: true,
-            has_steps: true,
-            ..Self::new(id, head)
-        }
+        let sizes = vec![(id, model.config().num_parameters() as f64)];
+        Self { parts: parts(id, model, head.as_ref()), head, adapter: None, sizes }
     }
 }

@@ -9,13 +9,13 @@ use draftsmith_theory::{DrafterId, Round, RoundCosts, StopRuleName};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
-use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
+use crate::kinds::loaded::LoadedDrafters;
 use crate::pair::Pair;
 
 /// The parameters that a forward of each drafter reads, over those of the target; 0 for look-ups.
 pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {
     let target = pair.target.config().num_parameters() as f64;
-    let read = drafters.iter().flat_map(LoadedDrafter::sizes);
+    let read = drafters.iter().flat_map(|drafter| drafter.sizes.iter().copied());
     read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
 }
 

@@ -5,7 +5,8 @@ use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_theory::{DrafterId, Estimate, StopRuleConfig};
 
 use crate::exports::tuned::TunedRule;
-use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
+use crate::kinds::Role;
+use crate::kinds::loaded::Loading;
 use crate::recipe::{AskedShape, EvaluateRecipe, Recipe};
 use crate::sweep::static_trees::rule_of;
 use crate::tuning::{TunedTree, TuningFile};
@@ -65,7 +66,6 @@ impl TunedTrees {
     pub(super) fn read(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
-        drafters: &LoadedDrafters,
         workspace: &Workspace,
     ) -> Result<Self> {
         let mut evaluate = evaluate.clone();
@@ -86,14 +86,14 @@ impl TunedTrees {
                 )
             })?;
             ensure!(
-                tuned.models == drafters.models_hash(drafter, workspace)?,
+                tuned.models == Loading { id: drafter, recipe, workspace }.models_hash()?,
                 "key `evaluate.trees.shapes` has \"tuned\", and that of `{drafter}` was tuned for other \
                  models; hint: run `draftsmith tune` again"
             );
             Ok(Promise::of_tree(tuned))
         };
-        let with_steps = drafters.iter().filter(|it| it.has_steps).map(LoadedDrafter::id);
-        let promises = with_steps.map(promise).collect::<Result<_>>()?;
+        let with_steps = recipe.evaluated().filter(|(_, it)| it.kind.role() == Role::Steps);
+        let promises = with_steps.map(|(id, _)| promise(id)).collect::<Result<_>>()?;
         Ok(Self { evaluate, promises })
     }
 

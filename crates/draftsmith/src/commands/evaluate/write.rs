@@ -14,6 +14,7 @@ use super::{Evaluation, MeasuredModels};
 use crate::agreement::rounding;
 use crate::device::DeviceChoice;
 use crate::exports::summary_of;
+use crate::kinds::loaded::Loading;
 use crate::prompts::Dataset;
 use crate::prompts::for_data::{num_known, prompts_in_data};
 use crate::tuning::TuningFile;
@@ -98,9 +99,13 @@ impl MeasuredModels<'_> {
 
     /// The models, heads, adapters and cascades.
     fn summaries(&self) -> Result<Vec<ModelSummary>> {
-        let (hash, path) = (self.workspace.target_hash()?, &self.recipe.models.target);
+        let Self { recipe, workspace, .. } = *self;
+        let (hash, path) = (workspace.target_hash()?, &recipe.models.target);
         let mut all = vec![summary_of("target", path, self.pair.target.config(), hash)];
-        all.extend(self.drafters.iter().flat_map(|drafter| drafter.summaries.iter().cloned()));
+        for (id, drafter) in recipe.evaluated() {
+            let loading = Loading { id, recipe, workspace };
+            all.extend(drafter.kind.summaries(&loading, self.drafters.get(id)?)?);
+        }
         Ok(all)
     }
 }

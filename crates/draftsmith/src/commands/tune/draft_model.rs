@@ -50,7 +50,7 @@ pub(crate) fn run_for_draft_model(
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let loaded = LoadedDrafters::read(recipe, workspace, false)?;
     let adapters: Vec<(DrafterId, &AdapterExport)> =
-        loaded.iter().filter_map(|it| Some((it.id(), it.adapter.as_deref()?))).collect();
+        loaded.iter().filter_map(|it| Some((it.id(), it.adapter.as_ref()?))).collect();
     if adapters.is_empty() {
         bail!(
             "the recipe has no adapters to run as draft models; hint: add a table `[drafters.NAME]` with `kind = \
