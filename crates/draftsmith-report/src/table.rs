@@ -339,11 +339,11 @@ mod tests {
         let text = render_table(&rows, Some(80), false);
         assert!(text.lines().all(|line| width_of(line) <= 80), "{text}");
         let greedy = text.split("\n\n").next().expect("a table");
-        insta::assert_snapshot!(greedy, @r#"
+        insta::assert_snapshot!(greedy, @"
         gsm8k, greedy, 20 prompts
         setting              tok/s  speed-up       95 %  discard  lossless
         target alone         158.7     1.00x          -    0.000       yes
-        separate draft:
+        draft:
         K = 1                258.1     1.63x  1.56-1.71    0.057       yes
         K = 2                313.9     1.98x  1.90-2.08    0.150       yes
         K = 3                340.8     2.15x  2.06-2.25    0.253       yes
@@ -391,7 +391,7 @@ mod tests {
         worth(H) = 0.08      339.2     2.14x  2.05-2.24    0.977       yes
         worth(H) = 0.187     394.5     2.49x  2.39-2.61    0.515       yes  *
         worth(H) = 0.45      366.4     2.31x  2.22-2.42    0.182       yes
-        self-draft, exit 1:
+        exit1:
         K = 1                233.4     1.47x  1.41-1.54    0.099       yes
         K = 2                267.5     1.69x  1.62-1.77    0.203       yes
         K = 3                282.7     1.78x  1.71-1.87    0.308       yes
@@ -418,7 +418,7 @@ mod tests {
         worth(H) = 0.08      249.5     1.57x  1.51-1.65    1.067       yes
         worth(H) = 0.187     281.9     1.78x  1.70-1.86    0.681       yes  *
         best: of its kind of drafter; *: of its rule
-        "#);
+        ");
     }
 
     #[test]

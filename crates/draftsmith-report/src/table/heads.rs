@@ -113,13 +113,13 @@ mod tests {
     fn scores_are_shown_before_and_after_calibration() {
         let text = render_predictions(&fixture::replay().predictions);
         insta::assert_snapshot!(text, @"
-        separate draft, greedy: the head's predictions on 240 test prompts
+        draft, greedy: the head's predictions on 240 test prompts
         calibration: platt, scale 1.000, bias +1.386
                         ECE   Brier      KL   AUROC   mean   true
         as they are  0.1937  0.0510  0.1388  0.8716  0.473  0.667
         calibrated   0.0123  0.0007  0.0057  0.8716  0.667  0.667
 
-        separate draft, sampled: the head's predictions on 240 test prompts
+        draft, sampled: the head's predictions on 240 test prompts
         calibration: none
                         ECE   Brier      KL   AUROC   mean   true
         as they are  0.0123  0.0007  0.0057  0.8716  0.667  0.667

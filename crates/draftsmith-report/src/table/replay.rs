@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn a_replay_fits_80_columns() {
         let text = render_replay_table(&fixture::replays()[..1], Some(80), false);
-        insta::assert_snapshot!(text, @r#"
-        separate draft, greedy, costs of this machine
+        insta::assert_snapshot!(text, @"
+        draft, greedy, costs of this machine
         0.90 ms a draft forward, 6.20 a target forward, 0.20 a row
         settings chosen on 120 validation prompts, judged on 240 test prompts
         setting              speed-up    gain          95 %  verify  ceiling  reached
@@ -229,7 +229,7 @@ mod tests {
         of the candidate's probability; entropy h: SVIP's entropy threshold; worth:
         tokens that a draft forward must be worth; ceiling: the gain with a perfect
         head; reached: the share of the ceiling
-        "#);
+        ");
     }
 
     #[test]
