@@ -1,8 +1,8 @@
 //! Files that once made a reader panic, overflow or run for long, and similar ones. Each must now be
-//! read or refused quickly. They are in `corpus/READER/`; `crates/draftsmith/benches/fuzz/` found them
+//! read or refused quickly. They are in `corpus/READER/`; `crates/xtask/benches/fuzz/` found them
 //! and has the readers.
 
-#[path = "../crates/draftsmith/benches/fuzz/readers.rs"]
+#[path = "../crates/xtask/benches/fuzz/readers.rs"]
 mod readers;
 
 use std::path::Path;
