@@ -4,7 +4,8 @@ use anyhow::Result;
 use clap::{ArgGroup, Args};
 use draftsmith_theory::{Decoding, Sampling};
 
-use crate::recipe;
+use draftsmith_recipe::decoding;
+use draftsmith_recipe::text_side::Ends;
 
 /// Flags of commands that decode without a recipe.
 #[derive(Debug, Args)]
@@ -39,10 +40,37 @@ impl DecodingArguments {
     pub(crate) fn decoding(&self) -> Result<Decoding> {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         let temperature = temperature.unwrap_or(0.0);
-        let decoding = recipe::decoding(Sampling { temperature, top_p, top_k, min_p })
+        let decoding = decoding(Sampling { temperature, top_p, top_k, min_p })
             .penalising(repetition_penalty);
         decoding.validate()?;
         Ok(decoding)
+    }
+}
+
+/// What ends answers, as flags.
+#[derive(Debug, Args)]
+pub(crate) struct EndArguments {
+    /// A token that ends the answer, replacing those in the target's files; separate several with commas.
+    #[arg(long = "eos-token-id", value_name = "ID", value_delimiter = ',')]
+    eos_token_ids: Option<Vec<u32>>,
+    /// End the answer with the token that completes this string; may be repeated.
+    #[arg(long = "stop-string", value_name = "TEXT")]
+    stop_strings: Vec<String>,
+}
+
+impl EndArguments {
+    pub(crate) fn ends(&self) -> Ends {
+        let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
+        Ends { eos_token_ids, stop_strings, only_answers: true }
+    }
+
+    /// What the flags choose, or else `others`.
+    pub(crate) fn or(&self, others: Ends) -> Ends {
+        let is_given = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
+        match is_given || (others.eos_token_ids.is_none() && others.stop_strings.is_empty()) {
+            true => self.ends(),
+            false => others,
+        }
     }
 }
 
@@ -53,6 +81,6 @@ mod tests {
     #[test]
     fn temperature_zero_is_greedy() {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        assert_eq!(recipe::decoding(sampling), Decoding::GREEDY);
+        assert_eq!(decoding(sampling), Decoding::GREEDY);
     }
 }

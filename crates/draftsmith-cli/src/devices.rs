@@ -6,7 +6,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_train::{OptimizerSettings, Section};
 
 use crate::console::Console;
-use crate::device::{DeviceChoice, DtypeSource, require_dtype};
+use draftsmith_recipe::device::{DeviceChoice, DtypeSource, require_dtype};
 
 /// Parses the devices of a training as the command line names them: one device, or several CUDA GPUs that
 /// split the batches.
@@ -76,8 +76,8 @@ fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DeviceChoice::{Cpu, Cuda, Wgpu};
-    use crate::device::name_of_gpu;
+    use draftsmith_recipe::device::DeviceChoice::{Cpu, Cuda, Wgpu};
+    use draftsmith_recipe::device::name_of_gpu;
 
     #[test]
     fn several_devices_must_be_distinct_gpus() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::recipe::Recipe;
+use draftsmith_recipe::Recipe;
 
 /// The lock of a recipe's directories, released on drop.
 #[derive(Debug)]

@@ -13,9 +13,9 @@ use serde_json::Value;
 use self::server::{Decoded, LogProbs, LoopbackTarget};
 pub(crate) use self::server::{Deed, Loopback, Request};
 use crate::console::Console;
-use crate::recipe::decoding;
-use crate::responses::Responder;
-use crate::workspace::Workspace;
+use draftsmith_recipe::decoding;
+use draftsmith_tune::responses::Responder;
+use draftsmith_recipe::workspace::Workspace;
 
 /// Serves the embedded target. `deed` decides how to treat each request, given its number.
 pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Loopback {

@@ -7,7 +7,7 @@ use anyhow::{Error, Result};
 
 use crate::commands::inspect;
 use crate::console::Console;
-use crate::recipe::{Overrides, Recipe};
+use draftsmith_recipe::{Overrides, Recipe};
 
 /// Reads all sound responses of a journal.
 ///

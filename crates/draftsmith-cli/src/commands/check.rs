@@ -22,12 +22,12 @@ use serde::Serialize;
 use self::measure::{Bench, CheckedRule};
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::exports::ExportKind;
-use crate::exports::tuned::Tuned;
-use crate::kinds::loaded::LoadedDrafters;
-use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::{Recipe, Split};
-use crate::workspace::Workspace;
+use draftsmith_recipe::exports::ExportKind;
+use draftsmith_recipe::exports::tuned::Tuned;
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::prompts::{PromptChoice, read_sources};
+use draftsmith_recipe::{Recipe, Split};
+use draftsmith_recipe::workspace::Workspace;
 
 /// The significance level of the test of sampled output.
 const ALPHA: f64 = 1e-4;

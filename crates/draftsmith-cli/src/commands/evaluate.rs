@@ -24,14 +24,14 @@ use self::promise::{Promise, TunedTrees};
 use self::settings::Setting;
 use crate::console::progress::Progress;
 use crate::console::{Console, Interrupted};
-use crate::decoders::Decoders;
-use crate::exports::tuned::{Tuned, TunedRule};
-use crate::kinds::NOTHING_DRAFTS;
-use crate::kinds::loaded::{LoadedDrafter, LoadedDrafters};
-use crate::pair::Pair;
-use crate::prompts::{Dataset, PromptChoice, read_sources};
-use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::workspace::Workspace;
+use draftsmith_tune::decoders::Decoders;
+use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
+use draftsmith_recipe::kinds::NOTHING_DRAFTS;
+use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
+use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
+use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_recipe::workspace::Workspace;
 
 /// The result of an evaluation.
 #[derive(Debug, Serialize)]

@@ -15,9 +15,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::console::Console;
-use crate::exports::ExportKind;
-use crate::recipe::Recipe;
-use crate::workspace::Workspace;
+use draftsmith_recipe::exports::ExportKind;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
 
 /// Arguments of `export`.
 #[derive(Debug, Args)]

@@ -21,19 +21,18 @@ use serde::Serialize;
 
 use self::rule::{ChosenRule, RuleSource};
 use crate::console::{Console, Interrupted};
-use crate::decoders::{NO_TREE, proposing};
-use crate::decoding_arguments::DecodingArguments;
-use crate::exports::ExportKind;
-use crate::kinds::adapter::AdapterKind;
-use crate::kinds::loaded::{LoadedDrafter, Loading, check_known};
-use crate::kinds::model::ModelKind;
-use crate::kinds::origin::Origin;
-use crate::kinds::prompt_lookup::PromptLookupKind;
-use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS};
-use crate::pair::Pair;
-use crate::recipe::{AskedRule, Overrides, Recipe};
-use crate::text_side::EndArguments;
-use crate::workspace::Workspace;
+use draftsmith_tune::decoders::{NO_TREE, proposing};
+use crate::decoding_arguments::{DecodingArguments, EndArguments};
+use draftsmith_recipe::exports::ExportKind;
+use draftsmith_recipe::kinds::adapter::AdapterKind;
+use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading, check_known};
+use draftsmith_recipe::kinds::model::ModelKind;
+use draftsmith_recipe::kinds::origin::Origin;
+use draftsmith_recipe::kinds::prompt_lookup::PromptLookupKind;
+use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS};
+use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::{AskedRule, Overrides, Recipe};
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{DecodingName, DrafterName};
 
 /// Arguments of `generate`.

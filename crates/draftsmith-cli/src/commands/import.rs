@@ -15,8 +15,8 @@ use draftsmith_model::{
 use serde_json::json;
 
 use crate::console::Console;
-use crate::out_dir::OutDir;
-use crate::recipe::{Overrides, Recipe};
+use draftsmith_recipe::out_dir::OutDir;
+use draftsmith_recipe::{Overrides, Recipe};
 
 /// Arguments of `import`.
 #[derive(Debug, Args)]

@@ -16,11 +16,11 @@ use serde_json::{Map, Number, Value, json};
 
 use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
 use crate::console::Console;
-use crate::exports::calibration::HeadCalibration;
-use crate::exports::found_adapter_head;
-use crate::exports::tuned::Tuned;
-use crate::rollouts::RecordedSet;
-use crate::workspace::hash_dir;
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::exports::found_adapter_head;
+use draftsmith_recipe::exports::tuned::Tuned;
+use draftsmith_tune::rollouts::RecordedSet;
+use draftsmith_recipe::workspace::hash_dir;
 
 pub(crate) use page::PageArguments;
 

@@ -13,15 +13,15 @@ use serde::Serialize;
 
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::conversation::SetPrompt;
-use crate::kinds::loaded::LoadedDrafters;
-use crate::kinds::{NOTHING_DRAFTS, Role};
-use crate::recipe::{EvaluateRecipe, Recipe};
-use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
-use crate::rollouts::{
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::kinds::{NOTHING_DRAFTS, Role};
+use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels, Recorder};
+use draftsmith_tune::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
-use crate::workspace::Workspace;
+use draftsmith_recipe::workspace::Workspace;
 
 /// The most bytes of a candidate in a file: six columns of four bytes, uncompressed.
 const BYTES_A_CANDIDATE: u64 = 24;

@@ -35,16 +35,15 @@ use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::conversation::SetPrompt;
-use crate::decoders::target_speed;
-use crate::decoding_arguments::DecodingArguments;
-use crate::prompt_files::Reading;
-use crate::prompts::{PromptChoice, read_sources};
-use crate::recipe::{GivenCosts, read_server};
-use crate::recorder::{Answer, RecordedModels, Recorder};
-use crate::server_access::ServerAccess;
-use crate::text_side::EndArguments;
-use crate::workspace::Workspace;
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::decoders::target_speed;
+use crate::decoding_arguments::{DecodingArguments, EndArguments};
+use draftsmith_recipe::prompt_files::Reading;
+use draftsmith_recipe::prompts::{PromptChoice, read_sources};
+use draftsmith_recipe::{GivenCosts, read_server};
+use draftsmith_tune::recorder::{Answer, RecordedModels, Recorder};
+use draftsmith_tune::server_access::ServerAccess;
+use draftsmith_recipe::workspace::Workspace;
 
 /// The most candidates a round.
 const MAX_LENGTH: usize = 10;

@@ -20,12 +20,12 @@ use super::build_data::Building;
 use super::record::RecordedFile;
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
-use crate::exports::calibration::HeadCalibration;
-use crate::exports::config_keys::write_keys;
-use crate::kinds::origin::Origin;
-use crate::recipe::Recipe;
-use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::workspace::Workspace;
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::exports::config_keys::write_keys;
+use draftsmith_recipe::kinds::origin::Origin;
+use draftsmith_recipe::Recipe;
+use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use draftsmith_recipe::workspace::Workspace;
 
 /// The most candidates of every rule, and the recorded length.
 const MOST: usize = 8;

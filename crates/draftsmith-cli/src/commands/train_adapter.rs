@@ -14,17 +14,17 @@ use draftsmith_train::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::built_data::{built_data, fingerprint};
+use draftsmith_recipe::built_data::{built_data, fingerprint};
 use crate::console::{Console, Interrupted};
 use crate::devices::check_devices;
-use crate::kinds::DrafterRecipe;
-use crate::kinds::adapter::exit_layer;
-use crate::kinds::loaded::check_known;
-use crate::recipe::Recipe;
+use draftsmith_recipe::kinds::DrafterRecipe;
+use draftsmith_recipe::kinds::adapter::exit_layer;
+use draftsmith_recipe::kinds::loaded::check_known;
+use draftsmith_recipe::Recipe;
 use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
-use crate::workspace::Workspace;
+use draftsmith_recipe::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";
 

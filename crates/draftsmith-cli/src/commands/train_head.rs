@@ -9,14 +9,14 @@ use draftsmith_report::render_sweep_table;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::Section;
 
-use crate::built_data::built_data;
+use draftsmith_recipe::built_data::built_data;
 use crate::console::Console;
 use crate::devices::check_devices;
-use crate::recipe::Recipe;
+use draftsmith_recipe::Recipe;
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
 use crate::training::sweep;
-use crate::workspace::Workspace;
+use draftsmith_recipe::workspace::Workspace;
 
 /// Runs the stage on one device or several.
 pub(crate) fn run(

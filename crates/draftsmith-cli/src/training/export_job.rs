@@ -18,11 +18,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::progress::EpochProgress;
-use crate::built_data::trained_on;
+use draftsmith_recipe::built_data::trained_on;
 use crate::console::{Console, Interrupted, dashboard};
-use crate::exports::{TRAINED_ON, found_adapter_head};
-use crate::recipe::Recipe;
-use crate::workspace::Workspace;
+use draftsmith_recipe::exports::{TRAINED_ON, found_adapter_head};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
 
 /// The file of an export's scores.
 pub(crate) const SCORES: &str = "scores.json";

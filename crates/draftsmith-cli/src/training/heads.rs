@@ -12,13 +12,13 @@ use serde_json::json;
 
 use super::export_job::{ExportJob, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
-use crate::built_data::fingerprint;
+use draftsmith_recipe::built_data::fingerprint;
 use crate::console::{Console, Interrupted};
-use crate::kinds::loaded::Loading;
-use crate::kinds::{DrafterRecipe, head_within};
-use crate::recipe::Recipe;
-use crate::rollouts::{TrainingRecorder, TrainingRollouts};
-use crate::workspace::Workspace;
+use draftsmith_recipe::kinds::loaded::Loading;
+use draftsmith_recipe::kinds::{DrafterRecipe, head_within};
+use draftsmith_recipe::Recipe;
+use draftsmith_tune::rollouts::{TrainingRecorder, TrainingRollouts};
+use draftsmith_recipe::workspace::Workspace;
 
 /// Trains the heads of one drafter.
 pub(crate) struct HeadTrainer<'a> {

@@ -6,7 +6,7 @@ use draftsmith_data::{DraftColumns, FinishReason, GivenTokens, Prompt, Turn};
 use draftsmith_theory::{TextEnd, acceptance_prob};
 
 use crate::console::Console;
-use crate::text_side::TextSide;
+use draftsmith_recipe::text_side::TextSide;
 
 /// Mean difference of acceptance probabilities above which rounding cannot be the reason.
 const OTHER_MODELS: f64 = 0.05;

@@ -11,7 +11,7 @@ use draftsmith_data::{
 use serde::Deserialize;
 
 use super::Building;
-use crate::built_data::changes_text;
+use draftsmith_recipe::built_data::changes_text;
 use crate::console::Console;
 
 /// The shards of this process that exist and are intact.

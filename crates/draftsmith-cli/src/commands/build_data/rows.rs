@@ -19,12 +19,13 @@ use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 use super::existing::{GivenLabels, existing_response};
 use crate::console::Console;
 use crate::console::progress::Progress;
-use crate::conversation::{Turn, answer_batched, answer_named};
-use crate::labels::{self, LabelModels, Labels};
-use crate::recipe::{DataRecipe, Responses};
-use crate::responses::Responder;
-use crate::server_access::unfiltered;
-use crate::text_side::TextSide;
+use draftsmith_tune::conversation::{Turn, answer_batched, answer_named};
+use draftsmith_recipe::pair::LabelModels;
+use draftsmith_tune::labels::{self, Labels};
+use draftsmith_recipe::{DataRecipe, Responses};
+use draftsmith_tune::responses::Responder;
+use draftsmith_tune::server_access::unfiltered;
+use draftsmith_recipe::text_side::TextSide;
 
 const HELD: &str = "nobody panics while holding it";
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::commands::{build_data, record, replay, train_head, tune};
-use crate::labels::Labels;
+use draftsmith_tune::labels::Labels;
 use crate::loopback::{self, Deed, Loopback};
 
 const SEED: u64 = 5;

@@ -9,8 +9,8 @@ use draftsmith_theory::{DrafterId, Round, RoundCosts, StopRuleName};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
-use crate::kinds::loaded::LoadedDrafters;
-use crate::pair::Pair;
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::pair::Pair;
 
 /// The parameters that a forward of each drafter reads, over those of the target; 0 for look-ups.
 pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {

@@ -6,9 +6,9 @@ use std::iter;
 use draftsmith_theory::{FixedLengthConfig, StopRuleConfig, StopRuleName};
 
 use super::promise::Promise;
-use crate::kinds::Role;
-use crate::kinds::loaded::LoadedDrafters;
-use crate::recipe::{EvaluateRecipe, Recipe, TreesRecipe};
+use draftsmith_recipe::kinds::Role;
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::{EvaluateRecipe, Recipe, TreesRecipe};
 use draftsmith_report::{DecodingName, DrafterName, in_order};
 
 /// A drafter and a stop rule.

@@ -8,10 +8,10 @@ use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
 use super::{ExportArguments, Written};
-use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
-use crate::exports::{AdapterExport, found_adapter_head};
-use crate::out_dir::{OutDir, copy_if_there};
-use crate::workspace::Workspace;
+use draftsmith_recipe::exports::draft_model::{RuntimeSetting, TunedDraftModel};
+use draftsmith_recipe::exports::{AdapterExport, found_adapter_head};
+use draftsmith_recipe::out_dir::{OutDir, copy_if_there};
+use draftsmith_recipe::workspace::Workspace;
 
 /// The key in `config.json` that names what a draft model was made from.
 const MADE_OF: &str = "draftsmith";

@@ -10,11 +10,11 @@ use draftsmith_model::{
 use serde_json::json;
 
 use super::{ExportArguments, Written};
-use crate::exports::calibration::HeadCalibration;
-use crate::exports::draft_model::TunedDraftModel;
-use crate::exports::found_adapter_head;
-use crate::exports::tuned::Tuned;
-use crate::out_dir::OutDir;
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::exports::draft_model::TunedDraftModel;
+use draftsmith_recipe::exports::found_adapter_head;
+use draftsmith_recipe::exports::tuned::Tuned;
+use draftsmith_recipe::out_dir::OutDir;
 
 /// Writes a head for the SpecDec++ authors' class.
 pub(super) fn specdec_pp(ExportArguments { source, out, .. }: &ExportArguments) -> Result<Written> {

@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
 use super::{ExportArguments, Written};
-use crate::exports::tuned::{Tuned, default_rule};
-use crate::exports::{
+use draftsmith_recipe::exports::tuned::{Tuned, default_rule};
+use draftsmith_recipe::exports::{
     AdapterExport, ExportKind, HeadExport, found_adapter_head, read_adapter_head, read_model_head,
 };
-use crate::out_dir::{OutDir, copy_if_there};
-use crate::workspace::Workspace;
+use draftsmith_recipe::out_dir::{OutDir, copy_if_there};
+use draftsmith_recipe::workspace::Workspace;
 
 /// The custom `generate`.
 const GENERATE: &str = include_str!("python/generate.py");

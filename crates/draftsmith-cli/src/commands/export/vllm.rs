@@ -5,9 +5,9 @@ use draftsmith_files::write_whole;
 
 use super::transformers::{ACCEPTANCE_HEAD, write_with_head};
 use super::{ExportArguments, Written};
-use crate::exports::ExportKind;
-use crate::out_dir::OutDir;
-use crate::workspace::Workspace;
+use draftsmith_recipe::exports::ExportKind;
+use draftsmith_recipe::out_dir::OutDir;
+use draftsmith_recipe::workspace::Workspace;
 
 /// The proposer, with placeholders between `@`s.
 const PROPOSER: &str = include_str!("python/proposer.py");

@@ -16,13 +16,13 @@ use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, Verdict};
 use super::{MAX_LENGTH, Surveyor};
 use crate::console::progress::Progress;
-use crate::costs::Costs;
-use crate::judging::{Judging, over, speedup};
-use crate::kinds::loaded::LoadedDrafters;
-use crate::labels::Labels;
-use crate::recorder::{RecordedDrafter, RecordedModels};
-use crate::rollouts::RecordedSet;
-use crate::sweep::{Choice, best_fixed, best_of_all, cheapest};
+use draftsmith_tune::costs::Costs;
+use draftsmith_tune::judging::{Judging, over, speedup};
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_tune::labels::Labels;
+use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
+use draftsmith_tune::rollouts::RecordedSet;
+use draftsmith_tune::sweep::{Choice, best_fixed, best_of_all, cheapest};
 
 /// The survey of a pair.
 #[derive(Debug, Serialize)]

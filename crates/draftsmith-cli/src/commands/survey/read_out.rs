@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 use super::Surveyor;
 use crate::console::progress::Progress;
-use crate::recorder::Answer;
+use draftsmith_tune::recorder::Answer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;

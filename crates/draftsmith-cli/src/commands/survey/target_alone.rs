@@ -14,9 +14,9 @@ use super::read_out::{ReadOut, read_outs};
 use super::verdict::Verdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::console::progress::Progress;
-use crate::costs::Costs;
-use crate::judging::{Fold, speedup};
-use crate::sweep::{Choice, best_unread, cheapest};
+use draftsmith_tune::costs::Costs;
+use draftsmith_tune::judging::{Fold, speedup};
+use draftsmith_tune::sweep::{Choice, best_unread, cheapest};
 
 /// The most exit layers that are surveyed; in deeper models they are spread evenly.
 const MAX_EXITS: usize = 40;

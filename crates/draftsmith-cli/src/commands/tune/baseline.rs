@@ -10,12 +10,12 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use crate::costs::Costs;
-use crate::exports::tuned::TunedRule;
-use crate::judging::{over, speedup};
-use crate::sweep::static_trees::{fastest_tree, judge_trees};
-use crate::sweep::{Choice, best_look_ups_alone};
-use crate::tuning::TunedTree;
+use draftsmith_tune::costs::Costs;
+use draftsmith_recipe::exports::tuned::TunedRule;
+use draftsmith_tune::judging::{over, speedup};
+use draftsmith_tune::sweep::static_trees::{fastest_tree, judge_trees};
+use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
+use draftsmith_tune::tuning::TunedTree;
 
 /// A rule at its best setting.
 #[derive(Debug, Serialize)]

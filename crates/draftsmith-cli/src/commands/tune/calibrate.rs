@@ -6,8 +6,8 @@ use draftsmith_report::FittedCalibration;
 use draftsmith_theory::{Calibration, Decoding, HeadScores, try_calibration};
 use serde::Serialize;
 
-use crate::recipe::CalibrationChoice;
-use crate::rollouts::RecordedSet;
+use draftsmith_recipe::CalibrationChoice;
+use draftsmith_tune::rollouts::RecordedSet;
 
 /// The calibrations of a head under one way of decoding.
 #[derive(Debug, Default, Serialize)]

@@ -16,18 +16,18 @@ use super::runtimes::best_settings;
 use super::show::how_known;
 use super::{TuningBasis, cost_prompts, given_or_measured};
 use crate::console::Console;
-use crate::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
-use crate::decoders::Decoders;
-use crate::exports::AdapterExport;
-use crate::exports::config_keys::write_keys;
-use crate::exports::draft_model::{RuntimeSetting, TunedDraftModel};
-use crate::kinds::loaded::LoadedDrafters;
-use crate::pair::Pair;
-use crate::recipe::{GivenCosts, Recipe};
-use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use crate::sweep::{best_fixed, best_of_each, lengths_under};
-use crate::tuning::given_costs;
-use crate::workspace::Workspace;
+use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
+use draftsmith_tune::decoders::Decoders;
+use draftsmith_recipe::exports::AdapterExport;
+use draftsmith_recipe::exports::config_keys::write_keys;
+use draftsmith_recipe::exports::draft_model::{RuntimeSetting, TunedDraftModel};
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::{GivenCosts, Recipe};
+use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+use draftsmith_tune::sweep::{best_fixed, best_of_each, lengths_under};
+use draftsmith_tune::tuning::given_costs;
+use draftsmith_recipe::workspace::Workspace;
 
 /// The result for one adapter and way of decoding. Its drafter is the adapter's self-draft.
 #[derive(Debug, Serialize)]

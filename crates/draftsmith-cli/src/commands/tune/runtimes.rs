@@ -8,9 +8,9 @@ use draftsmith_theory::{
 };
 use rayon::prelude::*;
 
-use crate::costs::Costs;
-use crate::exports::draft_model::RuntimeSetting;
-use crate::sweep::{Choice, per_token, thresholds};
+use draftsmith_tune::costs::Costs;
+use draftsmith_recipe::exports::draft_model::RuntimeSetting;
+use draftsmith_tune::sweep::{Choice, per_token, thresholds};
 
 const LLAMA_CPP: &str = "llama.cpp";
 

@@ -9,8 +9,8 @@ use draftsmith_theory::Estimate;
 
 use super::calibrate::CalibrationChoices;
 use super::{Tuning, TuningBasis};
-use crate::sweep::static_trees::rule_of;
-use crate::tuning::TunedTree;
+use draftsmith_tune::sweep::static_trees::rule_of;
+use draftsmith_tune::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
 ///

@@ -1,0 +1,151 @@
+//! Checks that the data of `build-data` is what the recipe would build now, and describes it in the
+//! provenance of exports.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use draftsmith_data::{DataSet, FieldDifference, Provenance, SourceWeight, hash_bytes};
+use serde_json::{Value, json};
+
+use crate::data_store::DataStore;
+use crate::prompt_files::files_of;
+use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
+use crate::workspace::Workspace;
+
+/// Everything that the recipe's data depends on.
+///
+/// # Errors
+/// If a file of models or prompts cannot be read.
+pub fn data_provenance(
+    recipe: &Recipe,
+    data: &DataRecipe,
+    workspace: &Workspace,
+) -> Result<Provenance> {
+    let paths: Vec<PathBuf> = data.prompts.iter().map(|source| source.path.clone()).collect();
+    let log_probs = data
+        .served_by()
+        .and_then(|server| Some((server.log_probs(&data.decoding())?, server.max_outside_mass)));
+    Ok(Provenance {
+        prompts: workspace.prompt_files(&paths)?,
+        limit: data.num_prompts.map(|n| n as u64),
+        weights: source_weights(data)?,
+        split: data.split.map(|split| recipe.splits.range(split)),
+        lengths: data.lengths(),
+        keep_duplicates: data.keep_duplicates,
+        existing_responses: data.responses == Responses::Existing,
+        served_model: data.served_by().map(|server| server.model.clone()),
+        served_log_probs: log_probs.map(|(num, _)| num as u32),
+        max_outside_mass: log_probs.map(|(_, most)| most),
+        temperature: data.temperature,
+        top_p: data.top_p,
+        top_k: data.top_k.map(|k| k as u32),
+        min_p: data.min_p,
+        repetition_penalty: data.repetition_penalty,
+        ..workspace.provenance(recipe.seed, data.max_new_tokens)?
+    })
+}
+
+/// The weights of the sources; empty if no source has one.
+fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
+    if data.prompts.iter().all(|source| source.weight.is_none()) {
+        return Ok(Vec::new());
+    }
+    let weight = |PromptSource { path, weight }: &PromptSource| {
+        let num_files = files_of([path])?.len();
+        Ok(SourceWeight { num_files, weight: weight.unwrap_or(1.0) })
+    };
+    data.prompts.iter().map(weight).collect()
+}
+
+/// Reads the recipe's built data, and checks that it has the recipe's models, prompts and settings, and
+/// only tokens below `vocab_size`. The seed may differ, because several trainings may share data.
+///
+/// # Errors
+/// If data or a shard is missing or cannot be read, the data has other models, prompts or
+/// settings, or it has a token that the models do not have.
+pub fn built_data(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    vocab_size: usize,
+) -> Result<Arc<DataSet>> {
+    let dir = recipe.data_dir();
+    if let Some(store) = recipe.data.as_ref().and_then(|data| data.store.as_deref()) {
+        DataStore::open(store)?.pull_all(&dir)?;
+    }
+    if !dir.is_dir() {
+        bail!(
+            "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
+            dir.display()
+        );
+    }
+    let built = workspace.data(&dir)?;
+    let found = &built.provenance;
+    let expected = match &recipe.data {
+        Some(data) => data_provenance(recipe, data, workspace)?,
+        // Without the section, only the models can be compared.
+        None => {
+            let now = workspace.provenance(recipe.seed, 0)?;
+            Provenance {
+                target: now.target,
+                draft: now.draft,
+                tokenizer: now.tokenizer,
+                chat_template: now.chat_template,
+                special_tokens: now.special_tokens,
+                eos_token_ids: now.eos_token_ids,
+                stop_strings: now.stop_strings,
+                dtype: now.dtype,
+                ..found.clone()
+            }
+        }
+    };
+    let expected = Provenance { version: found.version.clone(), seed: found.seed, ..expected };
+    let differences = found.differences(&expected);
+    if !differences.is_empty() {
+        bail!(
+            "the data in `{}` was built with {}; hint: undo the change, or delete the Parquet \
+             files there and run `draftsmith build-data` with this recipe again",
+            dir.display(),
+            changes_text(&differences)
+        );
+    }
+    built.check_tokens(vocab_size)?;
+    Ok(built)
+}
+
+/// Lists differences with both values: "`seed` = 0, which is 7 now".
+pub fn changes_text(differences: &[FieldDifference]) -> String {
+    let one = |FieldDifference { key, left, right }: &FieldDifference| {
+        format!("`{key}` = {left}, which is {right} now")
+    };
+    differences.iter().map(one).collect::<Vec<_>>().join("; and with ")
+}
+
+/// The fingerprint of an export of settings and data.
+///
+/// # Errors
+/// If the settings cannot be written as JSON.
+pub fn fingerprint(
+    settings: Value,
+    data: &DataSet,
+    provenance: &Provenance,
+) -> Result<String> {
+    let all = json!({ "settings": settings, "rows": data.hash, "data": provenance });
+    Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
+}
+
+/// The description of the training data in an export, without the models' hashes, which are separate keys.
+pub fn trained_on(data: &DataSet) -> Value {
+    let mut fields = data.provenance.fields();
+    fields.retain(|key, _| !["target", "draft"].contains(&key.as_str()));
+    let rows = json!({
+        "rows": data.hash,
+        "num_rows": data.rows.len(),
+        "num_shards": data.num_shards(),
+        "num_shards_planned": data.num_shards_planned,
+    });
+    if let Value::Object(rows) = rows {
+        fields.extend(rows);
+    }
+    Value::Object(fields)
+}

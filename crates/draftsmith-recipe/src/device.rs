@@ -1,0 +1,223 @@
+//! Devices: opens them, checks their dtypes and counts their kernels. The bench `gpu` includes this file.
+//!
+//! Only this file has a `cfg` for a backend. It also caches kernel tuning results in the user's cache
+//! directory. Decoding on the CPU runs inside rayon's pool (`on_pool`), because a call from outside wakes the
+//! second thread too late.
+
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
+use burn::tensor::Device;
+use draftsmith_model::WeightDtype;
+use draftsmith_train::Section;
+
+/// A device as the command line names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The CPU, through burn's flex backend.
+    Cpu,
+    /// The CUDA GPU with this index.
+    Cuda(usize),
+    /// The default GPU of Vulkan, Metal or DirectX.
+    Wgpu,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            None if text == "wgpu" => Ok(Self::Wgpu),
+            Some(("cuda", index)) => index
+                .parse()
+                .map(Self::Cuda)
+                .map_err(|_| format!("`{index}` is not a GPU's number, as in `cuda:1`")),
+            _ => Err("expected `cpu`, `cuda`, `cuda:N` or `wgpu`".to_owned()),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// Opens the device and checks that it works.
+    ///
+    /// # Errors
+    /// If this build lacks the backend, or this machine lacks the device.
+    pub fn open(self) -> Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::flex()),
+            Self::Cuda(index) => cuda(index),
+            Self::Wgpu => wgpu(),
+        }
+    }
+
+    /// The device's name on the command line.
+    pub fn name(device: &Device) -> String {
+        if Self::is_cpu(device) { "cpu".to_owned() } else { name_of_gpu(&format!("{device:?}")) }
+    }
+
+    /// Whether this is the CPU, where several sequences decode fastest with one thread each.
+    pub fn is_cpu(device: &Device) -> bool {
+        *device == Device::flex()
+    }
+}
+
+/// A GPU's name on the command line, parsed from its `Debug` text, as burn offers no other access.
+pub fn name_of_gpu(debug: &str) -> String {
+    let index = debug.rsplit_once("Cuda(").and_then(|(_, rest)| rest.split_once(')'));
+    match index {
+        Some((index, _)) => format!("cuda:{index}"),
+        None if debug.contains("Wgpu") => "wgpu".to_owned(),
+        None => debug.to_owned(),
+    }
+}
+
+/// Where the compute dtype was set.
+#[derive(Debug, Clone, Copy)]
+pub enum DtypeSource {
+    /// The flag `--dtype`.
+    Flag,
+    /// The key `dtype` in this section of the recipe.
+    Key(Section),
+}
+
+/// Parses the dtype that models compute in.
+///
+/// # Errors
+/// If it is neither `f32` nor `bf16`.
+pub fn parse_dtype(text: &str) -> Result<WeightDtype, String> {
+    let all = [WeightDtype::F32, WeightDtype::Bf16];
+    let found = all.into_iter().find(|dtype| dtype.name() == text);
+    found.ok_or_else(|| "expected `f32` or `bf16`".to_owned())
+}
+
+/// Checks that a device can compute in a dtype at a useful speed. On the CPU bf16 takes some 70 times as
+/// long as f32, because there are no bf16 products.
+///
+/// # Errors
+/// If it cannot; the message names the flag or key.
+pub fn require_dtype(
+    device: &Device,
+    source: DtypeSource,
+    dtype: WeightDtype,
+) -> Result<()> {
+    let (dtype_name, is_cpu) = (dtype.name(), DeviceChoice::is_cpu(device));
+    if dtype.is_f32() || (!is_cpu && device.supports_dtype(dtype.float_dtype())) {
+        return Ok(());
+    }
+    let device_name = DeviceChoice::name(device);
+    match source {
+        DtypeSource::Flag if is_cpu => bail!(
+            "`--dtype {dtype_name}`: the CPU keeps weights in the format of their files and computes \
+             in f32, which is faster there; hint: leave `--dtype` out, or use `--device cuda`"
+        ),
+        DtypeSource::Flag => bail!(
+            "`--dtype {dtype_name}`: `--device {device_name}` cannot compute in it; \
+             hint: leave `--dtype` out, or use a CUDA GPU"
+        ),
+        DtypeSource::Key(section) => bail!(
+            "key `{section}.dtype` is `{dtype_name}`, but `--device {device_name}` {}; \
+             hint: leave the key out, or use `--device cuda`",
+            if is_cpu {
+                "is many times slower with it than with f32"
+            } else {
+                "cannot compute in it"
+            }
+        ),
+    }
+}
+
+/// Counts the distinct kernels that devices launch. Each was compiled or read from a cache.
+pub struct Kernels {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    launched: cubecl::launched::LaunchedKernels,
+}
+
+impl Kernels {
+    /// Starts counting on all devices, which slows each launch a little.
+    pub fn count() -> Self {
+        Self {
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
+            launched: cubecl::launched::LaunchedKernels::new(),
+        }
+    }
+
+    /// The number of distinct kernels launched; 0 on the CPU.
+    pub fn num_distinct(self) -> usize {
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
+        return self.launched.finish().len();
+        #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+        0
+    }
+}
+
+/// Caches tuning results and compiled kernels in the user's cache directory, unless a `cubecl.toml` names
+/// another. CubeCL's environment variables still apply.
+#[cfg(feature = "tuned")]
+fn keep_kernels() {
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.compilation.cache = true;
+    if let CacheConfig::Target = config.environment.path {
+        config.environment.path = CacheConfig::Global;
+    }
+    // Only the first device opened sets the configuration; later calls have no effect.
+    let _ = CubeClRuntimeConfig::try_set(config);
+}
+
+/// Runs `work` on a thread of the pool. From there a forward hands rows to a second thread much faster
+/// than from outside the pool.
+pub fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| work())
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: usize) -> Result<Device> {
+    probe("cuda", move || Device::cuda(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_index: usize) -> Result<Device> {
+    bail!(
+        "`--device cuda`: this build has no CUDA; \
+         hint: build with `cargo build --release --features cuda`, or use `--device cpu`"
+    )
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Result<Device> {
+    probe("wgpu", || Device::wgpu(burn::tensor::DeviceKind::DefaultDevice))
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Result<Device> {
+    bail!(
+        "`--device wgpu`: this build has no wgpu; \
+         hint: build with `cargo build --release --features wgpu`, or use `--device cpu`"
+    )
+}
+
+/// Multiplies two small matrices on a device. Without a driver or card, backends panic at first use; we
+/// turn that into an error before any other work is done.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
+    #[cfg(feature = "tuned")]
+    keep_kernels();
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let outcome = std::panic::catch_unwind(|| {
+        let device = open();
+        let ones = burn::tensor::Tensor::<2>::ones([4, 4], &device);
+        ones.clone().matmul(ones).sum().try_into_data().map(|_| device).map_err(|e| e.to_string())
+    });
+    std::panic::set_hook(hook);
+    match outcome {
+        Ok(Ok(device)) => Ok(device),
+        Ok(Err(message)) => bail!("`--device {name}` does not work on this machine: {message}"),
+        Err(_) => bail!(
+            "`--device {name}` does not work on this machine: no driver or card was found; \
+             hint: check the driver, or use `--device cpu`"
+        ),
+    }
+}

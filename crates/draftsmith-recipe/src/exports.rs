@@ -1,0 +1,223 @@
+//! Reads heads and adapters, the exports of trainings.
+//!
+//! Each is checked against the models at hand, and messages name each difference.
+
+pub mod calibration;
+pub mod config_keys;
+pub mod draft_model;
+mod kind;
+pub mod tuned;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelConfig};
+use draftsmith_theory::DrafterId;
+use serde_json::{Map, Value};
+
+use self::calibration::HeadCalibration;
+pub use self::kind::ExportKind;
+use crate::kinds::head_within;
+use crate::workspace::Workspace;
+use draftsmith_report::ModelSummary;
+
+/// An adapter and its directory.
+pub struct AdapterExport {
+    pub adapter: Adapter,
+    pub config: AdapterConfig,
+    pub dir: PathBuf,
+}
+
+impl AdapterExport {
+    /// Reads the adapter in a directory, and checks that it was trained for the target.
+    ///
+    /// # Errors
+    /// If it is invalid, or belongs to another target.
+    pub fn read(dir: &Path, workspace: &Workspace) -> Result<Self> {
+        need_export(ExportKind::Adapter, dir)?;
+        let (config, adapter) = workspace.adapter_in(dir, workspace.dtype)?;
+        let target = ("target", &config.target_hash, workspace.target_hash()?);
+        check_models("adapter", dir, &[target])?;
+        check_text("adapter", dir, &config.training, workspace)?;
+        Ok(Self { adapter, config, dir: dir.to_path_buf() })
+    }
+}
+
+/// The directory of the head of the adapter in `dir`, if it has one there.
+pub fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
+    Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
+}
+
+/// Reads a head in `dir` of the adapter in `adapter_dir`.
+///
+/// # Errors
+/// If it is invalid, or belongs to another adapter or target.
+pub fn read_adapter_head(
+    dir: &Path,
+    adapter_dir: &Path,
+    config: &AdapterConfig,
+    workspace: &Workspace,
+) -> Result<HeadExport> {
+    let head = HeadExport::read(dir, config.model.shape.hidden_size, workspace)?;
+    let adapter_hash = workspace.adapter_hash(adapter_dir, config)?;
+    let adapter = ("adapter", &head.config.draft_hash, adapter_hash.as_str());
+    let target = ("target", &head.config.target_hash, workspace.target_hash()?);
+    check_models("head", dir, &[adapter, target])?;
+    check_text("head", dir, &head.config.training, workspace)?;
+    Ok(head)
+}
+
+/// A head and its directory.
+pub struct HeadExport {
+    pub head: AcceptanceHead,
+    pub config: AcceptanceHeadConfig,
+    /// The calibration of its predictions.
+    pub calibration: HeadCalibration,
+    pub dir: PathBuf,
+}
+
+impl HeadExport {
+    /// Reads the head in a directory, for a drafter with this hidden size.
+    ///
+    /// # Errors
+    /// If it is missing or invalid, or has another hidden size.
+    pub fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
+        let (config, head) = workspace.head(dir, hidden_size)?;
+        Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
+    }
+}
+
+/// Checks that `dir` contains an export of this kind.
+///
+/// # Errors
+/// If it has no `config.json`.
+pub fn need_export(kind: ExportKind, dir: &Path) -> Result<()> {
+    if dir.join("config.json").is_file() {
+        return Ok(());
+    }
+    let (what, command) = match kind {
+        ExportKind::Head => ("acceptance head", "train-head"),
+        ExportKind::Adapter => ("adapter", "train-adapter"),
+    };
+    bail!(
+        "there is no {what} in `{}`, which has no `config.json`; \
+         hint: run `draftsmith {command}` with this recipe first, or name a trained one with `path`",
+        dir.display()
+    )
+}
+
+/// Checks the hashes of models that an export names. An entry of `models` is a role, the hash in the
+/// export and the current hash.
+fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]) -> Result<()> {
+    for (of, found, now) in models {
+        let Some(found) = found.as_ref().filter(|hash| hash != now) else { continue };
+        bail!(
+            "the {what} in `{}` was trained with another {of} (hash {found}, this one's is {now}); \
+             hint: train it again, or use the {of} it belongs to",
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
+/// Reads the head of a draft model in a directory, and checks that it was trained with this draft and a reviewer
+/// of this hash, or with the target if `None`.
+///
+/// # Errors
+/// If it is missing or invalid, or belongs to another draft or reviewer.
+pub fn read_model_head(
+    dir: &Path,
+    draft: DrafterId,
+    reviewer: Option<&str>,
+    workspace: &Workspace,
+) -> Result<HeadExport> {
+    let hidden_size = workspace.draft_model_config(draft)?.shape.hidden_size;
+    let head = HeadExport::read(dir, hidden_size, workspace)?;
+    let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
+    // Heads from elsewhere have no hashes. A model is hashed only for a comparison.
+    if draft_hash.is_some() {
+        let draft = ("draft", draft_hash, workspace.draft_model_hash(draft)?);
+        check_models("head", dir, &[draft])?;
+    }
+    if target_hash.is_some() {
+        let reviewer = reviewer.map_or_else(|| workspace.target_hash(), Ok)?;
+        check_models("head", dir, &[("target", target_hash, reviewer)])?;
+    }
+    check_text("head", dir, training, workspace)?;
+    Ok(head)
+}
+
+/// The key of the training data, in an export's training settings.
+pub const TRAINED_ON: &str = "data";
+
+/// Checks that tokenizer, chat template and ends of answers are those of an export's training data, as
+/// far as the export names them.
+fn check_text(
+    what: &str,
+    dir: &Path,
+    training: &Map<String, Value>,
+    workspace: &Workspace,
+) -> Result<()> {
+    let Some(Value::Object(then)) = training.get(TRAINED_ON) else { return Ok(()) };
+    let Value::Object(now) = serde_json::to_value(workspace.text_identity()?)? else {
+        return Ok(());
+    };
+    for (key, now) in now {
+        let differs = |then: &&Value| **then != now && !workspace.ends.leave_open(&key);
+        let Some(then) = then.get(&key).filter(differs) else { continue };
+        bail!(
+            "the {what} in `{}` was trained with `{key}` = {then}, which is {now} now; hint: train it \
+             again, or take the change back",
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
+pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
+    let kind = if config.tied { "tied" } else { "untied" };
+    let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };
+    let inputs = config.reads.inputs().iter();
+    let more: String = inputs.map(|input| format!(", + {}", input.name())).collect();
+    format!(
+        "acceptance head{form}, {} {kind} blocks of width {}{more}",
+        config.num_layers, config.hidden_size
+    )
+}
+
+pub fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
+    let mut text = format!(
+        "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
+        config.exit_layer,
+        config.model.shape.num_layers,
+        config.architecture,
+        adapter.num_parameters() as f64 / 1e6,
+    );
+    if let Some(vocabulary) = &config.draft_vocabulary {
+        text += &format!(", draws {} tokens", vocabulary.ids().len());
+        if let Some(coverage) = config.vocabulary_coverage() {
+            text += &format!(" ({:.1} % of those in held-out responses)", coverage * 100.0);
+        }
+    }
+    text
+}
+
+pub fn summary_of(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
+    let shape = &config.shape;
+    ModelSummary {
+        role: role.to_owned(),
+        name: dir.display().to_string(),
+        description: format!(
+            "{} architecture, {} layers, hidden {}, {} heads ({} key/value), vocabulary {}, \
+             {:.1} M parameters",
+            config.architecture.name(),
+            shape.num_layers,
+            shape.hidden_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.vocab_size,
+            config.num_parameters() as f64 / 1e6
+        ),
+        hash: hash.to_owned(),
+    }
+}

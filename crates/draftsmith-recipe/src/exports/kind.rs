@@ -1,0 +1,122 @@
+//! Kinds of exports.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::parse_json;
+use draftsmith_theory::DrafterId;
+use serde_json::{Map, Value};
+
+use crate::kinds::adapter::AdapterKind;
+use crate::kinds::origin::Origin;
+use crate::kinds::{DrafterRecipe, Kind};
+use crate::recipe::Recipe;
+
+/// A kind of export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportKind {
+    /// An acceptance head for a separate draft.
+    Head,
+    /// A self-draft adapter.
+    Adapter,
+}
+
+impl ExportKind {
+    /// The kind of the export in a directory, by the keys of its `config.json`.
+    ///
+    /// # Errors
+    /// If it is neither a head nor an adapter.
+    pub fn of(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        if !path.is_file() {
+            bail!(
+                "there is no head or adapter in `{}`: it has no `config.json`; hint: give a \
+                 directory that `draftsmith train-head` or `draftsmith train-adapter` wrote",
+                dir.display()
+            );
+        }
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let config: Map<String, Value> = parse_json(&path, &bytes)?;
+        if config.contains_key("exit_layer") {
+            Ok(Self::Adapter)
+        } else if config.contains_key("num_layers") && !config.contains_key("vocab_size") {
+            Ok(Self::Head)
+        } else {
+            bail!(
+                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
+                path.display()
+            )
+        }
+    }
+
+    /// Checks that the directory given by a flag does not hold an export of the other kind. Anything else
+    /// is left to the reader of this kind.
+    ///
+    /// # Errors
+    /// If it holds the other kind.
+    pub fn check(self, flag: &str, dir: &Path) -> Result<()> {
+        let Ok(found) = Self::of(dir) else { return Ok(()) };
+        let hint = match found {
+            found if found == self => return Ok(()),
+            Self::Head => "give it with `--head`, beside the draft it was trained for",
+            Self::Adapter => "give it with `--adapter`, without a draft",
+        };
+        bail!(
+            "`{flag} {}`: expected an export of the kind {}, found one of the kind {}; hint: {hint}",
+            dir.display(),
+            self.text(),
+            found.text()
+        )
+    }
+
+    /// The drafter that an export in `dir` belongs to, and the recipe with that drafter only, which is read from
+    /// `dir`. Recipes beside exports name one drafter; another recipe may name several.
+    ///
+    /// # Errors
+    /// If no drafter of the recipe can be meant, or several can.
+    pub fn alone_in(self, recipe: &Recipe, dir: &Path) -> Result<(DrafterId, Recipe)> {
+        let is_meant = |drafter: &DrafterRecipe| match self {
+            Self::Head => drafter.kind.model().is_some(),
+            Self::Adapter => drafter.kind.has_exit(),
+        };
+        let all = recipe.drafters.iter().filter(|(_, drafter)| is_meant(drafter));
+        let all: Vec<(DrafterId, &DrafterRecipe)> = all.collect();
+        let is_own = |id: DrafterId| {
+            let own = match self {
+                Self::Head => recipe.head_dir(id),
+                Self::Adapter => Some(recipe.export_dir(id)),
+            };
+            own.is_some_and(|own| own == dir)
+        };
+        let found = match &all[..] {
+            [only] => Some(only),
+            several => several.iter().find(|(id, _)| is_own(*id)),
+        };
+        let Some((id, drafter)) = found else {
+            bail!(
+                "the recipe of the {} in `{}` names {} drafters that it could belong to; hint: give one with \
+                 `--recipe FILE` that has the drafter in a table `[drafters.NAME]`",
+                self.text(),
+                dir.display(),
+                all.len()
+            );
+        };
+        let mut drafter = (*drafter).clone();
+        match self {
+            Self::Head => drafter.head = Some(Origin::Path(dir.to_path_buf())),
+            Self::Adapter => {
+                drafter = DrafterRecipe::new(Kind::Adapter(AdapterKind::in_dir(dir)));
+            }
+        }
+        Ok((*id, recipe.with_only(*id, drafter)))
+    }
+
+    /// The kind in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Head => "acceptance head",
+            Self::Adapter => "self-draft adapter",
+        }
+    }
+}

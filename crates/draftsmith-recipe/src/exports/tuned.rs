@@ -1,0 +1,299 @@
+//! Tuned stop rules: the key `tuned` of a head's or an adapter's `config.json`.
+//!
+//! It holds, for each way of decoding, the best stop rule on the tuning machine and its promised gain and
+//! acceptance rate. `tune` writes it, `generate` decodes with it, and `check` compares measurements with
+//! its promises.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_model::WeightDtype;
+use draftsmith_report::{CostSource, DecodingName, DrafterName};
+use draftsmith_theory::{
+    Bounds, CostModel, Decoding, Estimate, FixedLengthConfig, RejectionThresholdConfig, Sampling,
+    StopRuleConfig,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::watch::Watch;
+use crate::exports::config_keys::{named, read_key};
+use crate::recipe::decoding;
+
+/// The tuned rules of a head or adapter.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuned {
+    /// For greedy decoding, if that was tuned.
+    pub greedy: Option<TunedRule>,
+    /// For sampled decoding, if that was tuned.
+    pub sampled: Option<TunedRule>,
+}
+
+/// A tuned rule with its promises.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TunedRule {
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// The rule and its settings.
+    pub config: StopRuleConfig,
+    /// The temperature of the tuning; 0 is greedy.
+    pub temperature: f64,
+    /// Top-p of the tuning.
+    pub top_p: f64,
+    /// Top-k of the tuning; all tokens if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
+    /// Min-p of the tuning; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
+    /// Repetition penalty of the tuning; 1, which has no effect, if absent.
+    #[serde(
+        default = "draftsmith_data::no_penalty",
+        skip_serializing_if = "draftsmith_data::is_no_penalty"
+    )]
+    pub repetition_penalty: f64,
+    /// Modelled speed relative to the best fixed length, minus 1, with its 95 % interval.
+    pub expected_gain: Estimate,
+    /// Candidates accepted over candidates drafted, with its 99.99 % interval.
+    pub expected_acceptance_rate: Estimate,
+    /// The best fixed length, the baseline of the gain.
+    pub best_fixed_length: usize,
+    /// The costs of the tuning.
+    pub costs: CostModel,
+    /// Number of prompts of the tuning.
+    pub num_prompts: usize,
+    /// The type that models computed in. Costs and acceptance depend on it.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub dtype: WeightDtype,
+    /// The source of the costs. Given costs of another machine promise no speed here.
+    #[serde(default, skip_serializing_if = "CostSource::is_machine")]
+    pub cost_source: CostSource,
+}
+
+impl Tuned {
+    /// The key in `config.json`.
+    pub const KEY: &str = "tuned";
+
+    /// Reads the tuned rules of the export in `dir`; None if it was not tuned.
+    ///
+    /// # Errors
+    /// If `config.json` cannot be read, or the value is invalid.
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
+        let tuned: Option<Self> = read_key(dir, Self::KEY)?;
+        if let Some(tuned) = &tuned {
+            tuned.check().with_context(|| named(dir, Self::KEY))?;
+        }
+        Ok(tuned)
+    }
+
+    /// Reads the tuned rules that match these models: their type, and the repetition penalty if a decoding
+    /// is given. Other rules are left out with a note.
+    ///
+    /// # Errors
+    /// As [`Tuned::read`].
+    pub fn read_for(
+        dir: &Path,
+        dtype: WeightDtype,
+        decoding: Option<&Decoding>,
+        watch: &dyn Watch,
+    ) -> Result<Self> {
+        let Self { greedy, sampled } = Self::read(dir)?.unwrap_or_default();
+        let fitting = |rule: Option<TunedRule>| {
+            let rule = rule?;
+            let tuned_with = if rule.dtype != dtype {
+                let (then, now) = (rule.dtype.name(), dtype.name());
+                format!("with `--dtype {then}`, and is left out; hint: tune with `--dtype {now}`")
+            } else if let Some(decoding) = decoding
+                && rule.repetition_penalty != decoding.repetition_penalty
+            {
+                let (then, now) = (rule.repetition_penalty, decoding.repetition_penalty);
+                format!(
+                    "for a repetition penalty of {then}, and is left out for one of {now}; hint: tune \
+                     with `evaluate.repetition_penalty = {now}`"
+                )
+            } else {
+                return Some(rule);
+            };
+            watch.note(format!(
+                "the rule for {} decoding under `{}` of `{}` was tuned {tuned_with}",
+                DecodingName::of(&rule.decoding()).text(),
+                Self::KEY,
+                dir.join("config.json").display(),
+            ));
+            None
+        };
+        Ok(Self { greedy: fitting(greedy), sampled: fitting(sampled) })
+    }
+
+    /// The rule for a way of decoding.
+    pub fn rule(&self, decoding: DecodingName) -> Option<&TunedRule> {
+        match decoding {
+            DecodingName::Greedy => self.greedy.as_ref(),
+            DecodingName::Sampled => self.sampled.as_ref(),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        for name in [DecodingName::Greedy, DecodingName::Sampled] {
+            let Some(rule) = self.rule(name) else { continue };
+            let key = if name == DecodingName::Greedy { "greedy" } else { "sampled" };
+            rule.config.init().with_context(|| format!("`{key}.config`"))?;
+            rule.decoding().validate().with_context(|| format!("`{key}`"))?;
+            if DecodingName::of(&rule.decoding()) != name {
+                bail!(
+                    "`{key}.temperature` is {}: expected 0 for greedy and more for sampled decoding",
+                    rule.temperature
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TunedRule {
+    /// The decoding of the tuning.
+    pub fn decoding(&self) -> Decoding {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
+    }
+}
+
+/// The rule of `generate` without a tuned rule: h = 0.7 with a head, else five candidates.
+pub fn default_rule(has_head: bool) -> StopRuleConfig {
+    if has_head {
+        StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+            stop_threshold: 0.7,
+            without_lag: false,
+            bounds: Bounds::default(),
+        })
+    } else {
+        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 5 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
+    use draftsmith_theory::DrafterId;
+
+    use crate::exports::config_keys::write_keys;
+
+    fn rule(temperature: f64) -> TunedRule {
+        let estimate = |value: f64| Estimate { value, low: value - 0.125, high: value + 0.25 };
+        TunedRule {
+            drafter: DrafterName::Of(DrafterId::DRAFT),
+            config: default_rule(true),
+            temperature,
+            top_p: 1.0,
+            top_k: None,
+            min_p: None,
+            repetition_penalty: 1.0,
+            expected_gain: estimate(0.25),
+            expected_acceptance_rate: estimate(0.5),
+            best_fixed_length: 4,
+            costs: CostModel { draft_seconds: 0.5, target_seconds: 2.0, row_seconds: 0.0 },
+            num_prompts: 40,
+            dtype: WeightDtype::F32,
+            cost_source: CostSource::Machine,
+        }
+    }
+
+    fn tuned() -> Tuned {
+        Tuned { greedy: Some(rule(0.0)), sampled: Some(rule(1.0)) }
+    }
+
+    fn write(tuned: &Tuned, dir: &Path) {
+        let value = serde_json::to_value(tuned).expect("plain numbers");
+        write_keys(dir, vec![(Tuned::KEY, value)]).expect("written");
+    }
+
+    fn dir_with(config: &str) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join("config.json"), config).expect("written");
+        dir
+    }
+
+    #[test]
+    fn tuned_rules_read_back() {
+        let dir = dir_with(r#"{"exit_layer": 2}"#);
+        assert_eq!(Tuned::read(dir.path()).expect("reads"), None);
+        let few = TunedRule { top_k: Some(5), ..rule(1.0) };
+        for tuned in
+            [tuned(), Tuned { greedy: None, ..tuned() }, Tuned { sampled: Some(few), ..tuned() }]
+        {
+            write(&tuned, dir.path());
+            let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
+            let top_k = tuned.sampled.as_ref().and_then(|rule| rule.top_k);
+            assert_eq!(text.contains("top_k"), top_k.is_some());
+            assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
+        }
+    }
+
+    #[test]
+    fn a_rule_needs_the_type_and_the_penalty_of_its_tuning() {
+        let dir = dir_with("{}");
+        let reduced = TunedRule { dtype: WeightDtype::Bf16, ..rule(1.0) };
+        let tuned = Tuned { sampled: Some(reduced), ..tuned() };
+        write(&tuned, dir.path());
+        let text = std::fs::read_to_string(dir.path().join("config.json")).expect("reads");
+        assert_eq!(text.matches("dtype").count(), 1, "f32 is not named: {text}");
+        assert_eq!(Tuned::read(dir.path()).expect("reads"), Some(tuned));
+        let left = |dtype, decoding| {
+            let tuned = Tuned::read_for(dir.path(), dtype, decoding, &Silent);
+            let Tuned { greedy, sampled } = tuned.expect("reads");
+            (greedy.is_some(), sampled.is_some())
+        };
+        assert_eq!(left(WeightDtype::F32, Some(&Decoding::GREEDY)), (true, false));
+        assert_eq!(left(WeightDtype::Bf16, Some(&Decoding::GREEDY)), (false, true));
+        let penalised = TunedRule { repetition_penalty: 1.3, ..rule(0.0) };
+        write(&Tuned { greedy: Some(penalised), sampled: Some(rule(1.0)) }, dir.path());
+        assert_eq!(left(WeightDtype::F32, Some(&Decoding::GREEDY)), (false, true));
+        let decoding = Decoding::GREEDY.penalising(1.3);
+        assert_eq!(left(WeightDtype::F32, Some(&decoding)), (true, false));
+        assert_eq!(left(WeightDtype::F32, None), (true, true));
+    }
+
+    #[test]
+    fn tuning_keeps_the_head_readable() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let config = AcceptanceHeadConfig::new(8, 1, true);
+        config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
+        write(&tuned(), dir.path());
+        let (read, _) = AcceptanceHead::from_dir(dir.path(), 8, &Device::flex()).expect("reads");
+        assert_eq!(read, config);
+    }
+
+    #[test]
+    fn errors_name_the_invalid_part() {
+        let check = |spoil: fn(&mut TunedRule), expected: &str| {
+            let mut tuned = tuned();
+            tuned.sampled.iter_mut().for_each(spoil);
+            let dir = dir_with("{}");
+            write(&tuned, dir.path());
+            let message = format!("{:#}", Tuned::read(dir.path()).expect_err("refused"));
+            for part in ["config.json", "tuned", "sampled", expected] {
+                assert!(message.contains(part), "`{part}` is not in: {message}");
+            }
+        };
+        check(|rule| rule.temperature = 0.0, "temperature");
+        check(|rule| rule.top_p = 0.0, "top_p");
+        check(|rule| rule.top_k = Some(0), "top_k");
+        check(|rule| rule.expected_acceptance_rate.low = 0.75, "expected_acceptance_rate");
+        check(|rule| rule.expected_gain.value = 7.0, "expected_gain");
+        check(
+            |rule| {
+                rule.config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 0 })
+            },
+            "config",
+        );
+        let message = format!(
+            "{:#}",
+            Tuned::read(dir_with(r#"{"tuned": {"fast": 1}}"#).path()).expect_err("refused")
+        );
+        assert!(message.contains("fast"), "{message}");
+        assert!(Tuned::read(Path::new("absent")).is_err());
+    }
+}

@@ -1,0 +1,587 @@
+//! Drafters of a recipe, `[drafters.NAME]`: named instances of kinds.
+//!
+//! A kind is an entry of [`Kind`] and a file: its settings, what it loads, what it can be part of, which rules
+//! it is measured under and what its forwards read. Everything else goes by the drafter's name and asks the
+//! kind through [`DrafterKind`]; only this file and the kinds' own match on kinds.
+
+pub mod adapter;
+pub mod cascade;
+pub mod loaded;
+pub mod merged;
+pub mod model;
+pub mod origin;
+pub mod prompt_lookup;
+
+use std::fmt;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use draftsmith_decode::NamedParts;
+use draftsmith_model::{DrafterModel, WeightDtype};
+use draftsmith_report::{DecodingName, ModelSummary, Road};
+use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
+use draftsmith_train::{AdapterTraining, HeadLabels, HeadTraining, Section};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use self::adapter::AdapterKind;
+use self::cascade::CascadeKind;
+use self::loaded::{LoadedDrafter, Loading};
+use self::merged::MergedKind;
+use self::model::ModelKind;
+use self::origin::{Origin, read_keys};
+use self::prompt_lookup::PromptLookupKind;
+use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
+
+/// The settings of a drafter, by kind.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Kind {
+    /// A separate draft model.
+    Model(ModelKind),
+    /// Kangaroo: the target's first layers and an adapter.
+    Adapter(AdapterKind),
+    /// Max-Gram: prompt lookup, without a model.
+    PromptLookup(PromptLookupKind),
+    /// CS-Drafting: drafters that review each other's candidates, or take turns.
+    Cascade(CascadeKind),
+    /// SpecInfer: several drafters' chains, merged into one tree.
+    Merged(MergedKind),
+}
+
+/// Reads the settings of a kind.
+type ReadKind = fn(toml::Table) -> Result<Kind, String>;
+
+/// The kinds, by their names in recipes.
+const KINDS: [(&str, ReadKind); 5] = [
+    ("model", |keys| read_keys(keys).map(Kind::Model)),
+    (AdapterKind::NAME, |keys| read_keys(keys).map(Kind::Adapter)),
+    ("prompt-lookup", |keys| read_keys(keys).map(Kind::PromptLookup)),
+    ("cascade", |keys| read_keys(keys).map(Kind::Cascade)),
+    ("merged", |keys| read_keys(keys).map(Kind::Merged)),
+];
+
+impl TryFrom<toml::Table> for Kind {
+    type Error = String;
+
+    fn try_from(mut table: toml::Table) -> Result<Self, String> {
+        let known = || KINDS.map(|(name, _)| format!("`{name}`")).join(", ");
+        match table.remove("kind") {
+            None => Err(format!("it has no `kind`, expected one of {}", known())),
+            Some(kind) => match KINDS.iter().find(|(name, _)| kind.as_str() == Some(name)) {
+                Some((_, read)) => read(table),
+                None => Err(format!("unknown `kind` {kind}, expected one of {}", known())),
+            },
+        }
+    }
+}
+
+impl Deref for Kind {
+    type Target = dyn DrafterKind;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Model(kind) => kind,
+            Self::Adapter(kind) => kind,
+            Self::PromptLookup(kind) => kind,
+            Self::Cascade(kind) => kind,
+            Self::Merged(kind) => kind,
+        }
+    }
+}
+
+/// Why there is nothing to record, tune or measure.
+pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
+     checkpoint directory `model`, or `adapter` and its `exit_layer`";
+
+/// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
+pub trait DrafterKind: fmt::Debug {
+    /// The drafter in words: `separate draft`, `self-draft, exit 2`.
+    fn text(&self) -> String;
+
+    /// What reports compare it by.
+    fn road(&self) -> Road;
+
+    /// Checks the settings. Messages name the drafter's table, `key`.
+    ///
+    /// # Errors
+    /// If a setting is invalid, or names a drafter that `all` lacks or that cannot take part.
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()>;
+
+    /// Reads what the drafter needs.
+    ///
+    /// # Errors
+    /// If something is missing or invalid, or belongs to other models.
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter>;
+
+    /// What it can be inside another drafter. Drafters with steps are recorded and tuned, and may have a head.
+    fn role(&self) -> Role {
+        Role::Neither
+    }
+
+    /// Whether stop rules may read its probabilities.
+    fn has_signals(&self) -> bool {
+        self.role() == Role::Steps
+    }
+
+    /// Its checkpoint directory, or name on the Hub, if it is a model.
+    fn model(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The directory that it is read from, if that is not the one that its recipe trains it into.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Its training, if its recipe trains it.
+    fn training(&self) -> Option<&AdapterTraining> {
+        None
+    }
+
+    /// The number of the target's first layers that it needs for drafting and training.
+    fn num_first_layers(&self) -> usize {
+        0
+    }
+
+    /// Whether it runs the target's first layers ahead of the others. A target can do that after one layer.
+    fn has_exit(&self) -> bool {
+        false
+    }
+
+    /// The most candidates of a round, under every rule except a fixed length.
+    fn max_candidate_length(&self) -> usize {
+        20
+    }
+
+    /// The only rule that it is measured under; `None` for those of the recipe.
+    fn own_rule(&self, _decoding: DecodingName) -> Option<StopRuleConfig> {
+        None
+    }
+
+    /// The hash by which recordings name it, without its head.
+    ///
+    /// # Errors
+    /// If it cannot be recorded, or a file cannot be read.
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
+    }
+
+    /// The hash of its weights; empty without. Only trees and reports compare it, so loading does not compute it.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    fn weights_hash(&self, _loading: &Loading<'_>) -> Result<String> {
+        Ok(String::new())
+    }
+
+    /// What a report says about its files and its head.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    fn summaries(
+        &self,
+        _loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        Ok(Vec::new())
+    }
+
+    /// The model whose hidden states its head reads, for training the head.
+    ///
+    /// # Errors
+    /// If it has no model, or a file is missing or broken.
+    fn frozen(&self, loading: &Loading<'_>, _dtype: WeightDtype) -> Result<DrafterModel> {
+        bail!("the drafter `{}` has no hidden states that a head could read", loading.id)
+    }
+
+    /// Its parts inside a cascade whose chain's rule reads the head in a directory. That head was trained for a
+    /// reviewer with this hash; for the target if `None`.
+    ///
+    /// # Errors
+    /// If it cannot have another head, or the head belongs to other models.
+    fn with_head(
+        &self,
+        _loading: &Loading<'_>,
+        _dir: &Path,
+        _reviewer: Option<&str>,
+    ) -> Result<NamedParts> {
+        bail!(
+            "a rule of a chain can name only the head of a separate draft: an adapter's head is used if the \
+             target reviews its chain"
+        )
+    }
+}
+
+/// What a drafter can be inside another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It drafts step by step.
+    Steps,
+    /// It looks tokens up.
+    LookUp,
+    /// It cannot be part of another.
+    Neither,
+}
+
+/// A drafter: its kind with settings, and what drafters of all kinds may have.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "toml::Table", into = "toml::Table")]
+pub struct DrafterRecipe {
+    pub kind: Kind,
+    /// Its acceptance head: how it is trained, or its directory.
+    pub head: Option<Origin<HeadTraining>>,
+    /// Settings of stop rules, instead of those of `[evaluate.rules]`.
+    pub rules: RulesRecipe,
+    /// The most candidates of a round, under every rule except a fixed length; the kind's if absent.
+    pub max_candidate_length: Option<usize>,
+}
+
+impl DrafterRecipe {
+    /// A drafter of a kind, without a head.
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, head: None, rules: RulesRecipe::default(), max_candidate_length: None }
+    }
+
+    /// The training of its head, if its recipe trains one.
+    pub fn head_training(&self) -> Option<&HeadTraining> {
+        self.head.as_ref().and_then(Origin::training)
+    }
+
+    /// The stop rules that it is measured under.
+    pub fn stop_rules(
+        &self,
+        evaluate: &EvaluateRecipe,
+        decoding: DecodingName,
+        has_head: bool,
+    ) -> Vec<StopRuleConfig> {
+        if let Some(rule) = self.kind.own_rule(decoding) {
+            return vec![rule];
+        }
+        let max = self.max_candidate_length.unwrap_or(self.kind.max_candidate_length());
+        let bounds = Bounds { min: 1, max };
+        let (rules, is_self_draft) = (&evaluate.rules, self.kind.has_exit());
+        let mut all = rules.configs(Some(&self.rules), is_self_draft, has_head, bounds);
+        if !self.kind.has_signals() {
+            all.retain(|rule| rule.needs().is_nothing());
+        }
+        all
+    }
+
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
+        self.rules.check(&format!("{key}.rules"))?;
+        let max = self.max_candidate_length.unwrap_or(1);
+        Bounds::new(1, max).with_context(|| format!("key `{key}.max_candidate_length`"))?;
+        self.kind.check(key, all)?;
+        let key = format!("{key}.head");
+        require(
+            self.head.is_none() || self.kind.role() == Role::Steps,
+            &key,
+            "is set for a drafter without a model: only one that drafts step by step can have a head",
+        )?;
+        let Some(head) = self.head_training() else { return Ok(()) };
+        if self.kind.model().is_some() {
+            return head.validate(Section::Head).with_context(|| format!("section `[{key}]`"));
+        }
+        head.validate(Section::AdapterHead).with_context(|| format!("section `[{key}]`"))?;
+        require(
+            head.labels == HeadLabels::Rollouts,
+            &format!("{key}.labels"),
+            "is not `rollouts`: the candidates in the data come from the draft model, not from this drafter",
+        )?;
+        require(
+            head.sweep.is_none(),
+            &format!("{key}.sweep"),
+            "is set: only the draft model's heads can be swept",
+        )
+    }
+}
+
+impl TryFrom<toml::Table> for DrafterRecipe {
+    type Error = String;
+
+    fn try_from(mut table: toml::Table) -> Result<Self, String> {
+        fn take<T: de::DeserializeOwned + Default>(
+            table: &mut toml::Table,
+            key: &str,
+        ) -> Result<T, String> {
+            let value = table.remove(key).map(read_keys).transpose();
+            value.map(Option::unwrap_or_default).map_err(|problem| {
+                match problem.starts_with("is ") {
+                    true => format!("`{key}` {problem}"),
+                    false => format!("`{key}`: {problem}"),
+                }
+            })
+        }
+        Ok(Self {
+            head: take(&mut table, "head")?,
+            rules: take(&mut table, "rules")?,
+            max_candidate_length: take(&mut table, "max_candidate_length")?,
+            kind: Kind::try_from(table)?,
+        })
+    }
+}
+
+impl From<DrafterRecipe> for toml::Table {
+    fn from(drafter: DrafterRecipe) -> Self {
+        const TOML: &str = "settings are TOML";
+        let mut table = Self::try_from(&drafter.kind).expect(TOML);
+        if let Some(most) = drafter.max_candidate_length {
+            table.insert("max_candidate_length".to_owned(), (most as i64).into());
+        }
+        if drafter.rules != RulesRecipe::default() {
+            let rules = toml::Value::try_from(&drafter.rules).expect(TOML);
+            table.insert("rules".to_owned(), rules);
+        }
+        if let Some(head) = drafter.head {
+            table.insert("head".to_owned(), toml::Value::try_from(head).expect(TOML));
+        }
+        table
+    }
+}
+
+/// The drafters of a recipe, in its order.
+#[derive(Debug, Clone, Default)]
+pub struct DrafterRecipes(Vec<(DrafterId, DrafterRecipe)>);
+
+impl DrafterRecipes {
+    /// One drafter.
+    pub fn one(id: DrafterId, drafter: DrafterRecipe) -> Self {
+        Self(vec![(id, drafter)])
+    }
+
+    /// The drafters, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
+        self.0.iter().map(|(id, drafter)| (*id, drafter))
+    }
+
+    /// The drafter with this name.
+    pub fn get(&self, id: DrafterId) -> Option<&DrafterRecipe> {
+        self.iter().find(|(name, _)| *name == id).map(|(_, drafter)| drafter)
+    }
+
+    /// Adds a drafter.
+    pub fn push(&mut self, id: DrafterId, drafter: DrafterRecipe) {
+        self.0.push((id, drafter));
+    }
+
+    /// The models among them with their checkpoint directories. The first is the draft whose candidates and
+    /// labels `build-data` writes.
+    pub fn models(&self) -> Vec<(DrafterId, &Path)> {
+        self.iter().filter_map(|(id, it)| Some((id, it.kind.model()?))).collect()
+    }
+
+    /// Checks every drafter.
+    ///
+    /// # Errors
+    /// If a setting is invalid.
+    pub fn check(&self) -> Result<()> {
+        let draft = self.models().first().map(|(id, _)| *id);
+        for (id, drafter) in self.iter() {
+            let key = format!("drafters.{id}");
+            drafter.check(&key, self)?;
+            require(
+                drafter.kind.model().is_none()
+                    || draft == Some(id)
+                    || drafter.head_training().is_none(),
+                &format!("{key}.head"),
+                "trains a head of another draft than the first, whose candidates the data has: put this \
+                 drafter first, or name a trained head with `path`",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl DrafterRecipes {
+    /// The drafter with this name, to change it.
+    pub fn of(&mut self, name: &str) -> &mut DrafterRecipe {
+        let found = self.0.iter_mut().find(|(id, _)| id.as_str() == name);
+        &mut found.expect("the recipe has the drafter").1
+    }
+
+    /// The training of a drafter's head, to change it.
+    pub fn head_of(&mut self, name: &str) -> &mut HeadTraining {
+        match &mut self.of(name).head {
+            Some(Origin::Training(training)) => training,
+            _ => panic!("the head of `{name}` is trained"),
+        }
+    }
+
+    /// The training of an adapter, to change it.
+    pub fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining {
+        match &mut self.of(name).kind {
+            Kind::Adapter(kind) => kind.training_mut(),
+            other => panic!("`{name}` is {other:?}"),
+        }
+    }
+
+    /// Keeps only these drafters.
+    pub fn keep(&mut self, names: &[&str]) {
+        self.0.retain(|(id, _)| names.contains(&id.as_str()));
+    }
+}
+
+impl Serialize for DrafterRecipes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for DrafterRecipes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(RecipesVisitor)
+    }
+}
+
+struct RecipesVisitor;
+
+impl<'de> Visitor<'de> for RecipesVisitor {
+    type Value = DrafterRecipes;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a table of drafters by name, such as `[drafters.draft]`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DrafterRecipes, A::Error> {
+        let mut all = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let id = name.parse().map_err(de::Error::custom)?;
+            all.push((id, map.next_value()?));
+        }
+        Ok(DrafterRecipes(all))
+    }
+}
+
+/// Gives the trainings in a table of drafters this `dtype`, unless they have one.
+pub fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
+    let tables = drafters.iter_mut().filter_map(|(_, it)| it.as_table_mut());
+    for table in tables {
+        let set = |table: &mut toml::Table| {
+            if !table.contains_key("path") {
+                table.entry("dtype").or_insert_with(|| dtype.into());
+            }
+        };
+        if let Some(head) = table.get_mut("head").and_then(toml::Value::as_table_mut) {
+            set(head);
+        }
+        if table.get("kind").and_then(toml::Value::as_str) == Some(AdapterKind::NAME) {
+            set(table);
+        }
+    }
+}
+
+/// The names of `members` that `all` lacks, or which cannot take part, as an error.
+pub fn check_members(
+    key: &str,
+    members: &[DrafterId],
+    all: &DrafterRecipes,
+    is_allowed: impl Fn(Role) -> bool,
+    problem: &str,
+) -> Result<()> {
+    for id in members {
+        let Some(member) = all.get(*id) else {
+            bail!("key `{key}` names the drafter `{id}`; hint: add a table `[drafters.{id}]`")
+        };
+        require(is_allowed(member.kind.role()), key, problem)?;
+    }
+    let is_twice = (1..members.len()).any(|at| members[..at].contains(&members[at]));
+    require(!is_twice, key, "names a drafter twice")?;
+    let num_exits = members.iter().filter_map(|id| all.get(*id)).filter(|it| it.kind.has_exit());
+    require(
+        num_exits.count() <= 1,
+        key,
+        "names two self-drafts: the target can exit at only one layer",
+    )
+}
+
+/// The names of a list, separated by commas.
+pub fn names_text(ids: &[DrafterId]) -> String {
+    ids.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The directory of a drafter's head inside its own.
+pub fn head_within(dir: &Path) -> PathBuf {
+    dir.join("head")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Drafters of every kind, and `it` of this kind with these keys.
+    pub(super) fn recipes(kind: &str, keys: &str) -> DrafterRecipes {
+        let text = format!(
+            "[it]\nkind = '{kind}'\n{keys}\n[draft]\nkind = 'model'\nmodel = 'd'\n\
+             [small]\nkind = 'model'\nmodel = 's'\n[lookup]\nkind = 'prompt-lookup'\n\
+             [exit1]\nkind = 'adapter'\nexit_layer = 1\n[exit2]\nkind = 'adapter'\nexit_layer = 2\n\
+             [mix]\nkind = 'cascade'\ndrafters = ['draft', 'lookup']\nlengths = [[2, 2], [0, 2]]\n"
+        );
+        toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Why `it` is refused.
+    pub(super) fn message(kind: &str, keys: &str) -> String {
+        format!("{:#}", recipes(kind, keys).check().expect_err("refused"))
+    }
+
+    fn unreadable(text: &str) -> String {
+        toml::from_str::<DrafterRecipes>(text).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn drafters_read_back_as_they_are_written() {
+        let keys = "exit_layer = 3\nmax_candidate_length = 5\nrules = { fixed = [1, 2] }\n\
+                    head = { labels = 'rollouts' }\noptimizer = { num_epochs = 2 }";
+        let all = recipes("adapter", keys);
+        all.check().expect("valid");
+        let text = toml::to_string(&all).expect("TOML");
+        let again: DrafterRecipes = toml::from_str(&text).expect("reads back");
+        assert_eq!(toml::to_string(&again).expect("TOML"), text);
+        let names: Vec<String> = again.iter().map(|(id, _)| id.to_string()).collect();
+        assert_eq!(names, ["it", "draft", "small", "lookup", "exit1", "exit2", "mix"]);
+        assert_eq!(again.models().len(), 2);
+        let it = again.get(DrafterId::named("it")).expect("it is there");
+        assert_eq!(it.kind.text(), "self-draft, exit 3");
+        assert_eq!(it.head_training().expect("trained").labels, HeadLabels::Rollouts);
+    }
+
+    #[test]
+    fn messages_name_what_a_drafter_lacks_or_has_too_much() {
+        let unknown = unreadable("[a]\nkind = 'medusa'\n");
+        assert!(unknown.contains("medusa") && unknown.contains("prompt-lookup"), "{unknown}");
+        assert!(unreadable("[a]\nmodel = 'x'\n").contains("kind"));
+        assert!(unreadable("[a]\nkind = 'model'\nmodels = 'x'\n").contains("models"));
+        assert!(unreadable("['a b']\nkind = 'model'\nmodel = 'x'\n").contains("`a b`"));
+        let head = unreadable("[a]\nkind = 'model'\nmodel = 'x'\nhead = { layers = 2 }\n");
+        assert!(head.contains("`head`") && head.contains("layers"), "{head}");
+        let both = "[a]\nkind = 'adapter'\npath = 'x'\nexit_layer = 2\n";
+        assert!(unreadable(both).contains("no other keys"));
+        for (kind, keys, problem) in [
+            ("prompt-lookup", "head = { path = 'x' }", "`drafters.it.head`"),
+            ("prompt-lookup", "min_match = 0", "`drafters.it.min_match`"),
+            ("adapter", "exit_layer = [1, 2]", "`drafters.it.exit_layer`"),
+            (
+                "adapter",
+                "exit_layer = 1\nhead = { labels = 'sampled' }",
+                "`drafters.it.head.labels`",
+            ),
+            (
+                "adapter",
+                "exit_layer = 1\nmax_candidate_length = 0",
+                "`drafters.it.max_candidate_length`",
+            ),
+            ("model", "model = 'x'\nrules = { fixed = [0] }", "`drafters.it.rules.fixed`"),
+        ] {
+            let message = message(kind, keys);
+            assert!(message.contains(problem), "{message}");
+        }
+        let second = toml::from_str::<DrafterRecipes>(
+            "[a]\nkind = 'model'\nmodel = 'x'\n[b]\nkind = 'model'\nmodel = 'y'\nhead = {}\n",
+        );
+        let message = second.expect("reads").check().expect_err("refused").to_string();
+        assert!(message.contains("`drafters.b.head`") && message.contains("first"), "{message}");
+    }
+}

@@ -1,0 +1,168 @@
+//! The kind `adapter` (Kangaroo): the target's first layers and an adapter.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_decode::{NamedParts, SelfDraftParts};
+use draftsmith_model::{AdapterConfig, DrafterModel, ModelConfig, WeightDtype};
+use draftsmith_train::{AdapterTraining, ExitLayers, InitialWeights};
+use serde::{Deserialize, Serialize};
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::origin::Origin;
+use super::{DrafterKind, DrafterRecipes, Role};
+use crate::exports::{AdapterExport, ExportKind, describe_adapter, need_export, read_adapter_head};
+use draftsmith_report::{ModelSummary, Road};
+
+/// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AdapterKind(Origin<AdapterTraining>);
+
+impl AdapterKind {
+    /// The kind's name in recipes.
+    pub(super) const NAME: &str = "adapter";
+
+    /// The adapter in a directory.
+    pub fn in_dir(dir: &Path) -> Self {
+        Self(Origin::Path(dir.to_path_buf()))
+    }
+}
+
+#[cfg(test)]
+impl AdapterKind {
+    pub(super) fn training_mut(&mut self) -> &mut AdapterTraining {
+        match &mut self.0 {
+            Origin::Training(training) => training,
+            Origin::Path(dir) => panic!("`{}` is not trained", dir.display()),
+        }
+    }
+}
+
+/// The only exit layer of a training.
+pub fn exit_layer(training: &AdapterTraining) -> usize {
+    training.exit_layer.to_vec().into_iter().next().unwrap_or_default()
+}
+
+impl DrafterKind for AdapterKind {
+    fn text(&self) -> String {
+        let exit_layer = match &self.0 {
+            Origin::Training(training) => Some(exit_layer(training)),
+            Origin::Path(dir) => AdapterConfig::from_dir(dir).ok().map(|config| config.exit_layer),
+        };
+        let exit = exit_layer.map(|exit_layer| format!(", exit {exit_layer}"));
+        format!("self-draft{}", exit.unwrap_or_default())
+    }
+
+    fn road(&self) -> Road {
+        Road::SelfDraft
+    }
+
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let Origin::Training(training) = &self.0 else { return Ok(()) };
+        if let ExitLayers::Many(layers) = &training.exit_layer {
+            bail!(
+                "key `{key}.exit_layer` is {layers:?}: expected one number; hint: add a table `[drafters.NAME]` for \
+                 each layer, adapters with equal settings are trained in one pass"
+            );
+        }
+        training.validate().with_context(|| format!("section `[{key}]`"))
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let Loading { id, recipe, workspace } = *loading;
+        let dir = recipe.export_dir(id);
+        let export = AdapterExport::read(&dir, workspace)?;
+        let head = match loading.head_dir()? {
+            Some(head) => Some(read_adapter_head(&head, &dir, &export.config, workspace)?),
+            None => None,
+        };
+        let parts = SelfDraftParts {
+            exit_layer: export.config.exit_layer,
+            adapter: export.adapter.clone(),
+            head: head.as_ref().map(|head| head.head.clone()),
+        };
+        let parts = NamedParts { id, parts: Arc::new(parts) };
+        let sizes = vec![(id, num_read(workspace.target_config()?, &export))];
+        Ok(LoadedDrafter { parts, head, adapter: Some(export), sizes })
+    }
+
+    fn role(&self) -> Role {
+        Role::Steps
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.0.path()
+    }
+
+    fn training(&self) -> Option<&AdapterTraining> {
+        self.0.training()
+    }
+
+    fn num_first_layers(&self) -> usize {
+        match &self.0 {
+            Origin::Training(training) => {
+                let copied = match training.initial {
+                    InitialWeights::Target => training.num_layers,
+                    InitialWeights::Random => 0,
+                };
+                exit_layer(training) + copied
+            }
+            Origin::Path(dir) => AdapterConfig::from_dir(dir).map_or(0, |config| config.exit_layer),
+        }
+    }
+
+    fn has_exit(&self) -> bool {
+        true
+    }
+
+    /// Kangaroo's γ.
+    fn max_candidate_length(&self) -> usize {
+        6
+    }
+
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        let dir = loading.recipe.export_dir(loading.id);
+        need_export(ExportKind::Adapter, &dir)?;
+        let config = AdapterConfig::from_dir(&dir)?;
+        let shape = format!("{} {}", config.exit_layer, config.model.to_json("float32"));
+        loading.workspace.export_hash(&dir, &shape)
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        let dir = loading.recipe.export_dir(loading.id);
+        loading.workspace.adapter_hash(&dir, &AdapterConfig::from_dir(&dir)?)
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let own = loaded.adapter.as_ref().map(|export| {
+            loading.dir_summary(loading.id.as_str(), &export.dir, describe_adapter(export))
+        });
+        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
+        own.into_iter().chain(head).collect()
+    }
+
+    fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
+        let (workspace, dir) = (loading.workspace, loading.recipe.export_dir(loading.id));
+        let (config, adapter) = workspace.adapter_in(&dir, dtype)?;
+        let target = workspace.target_of_adapters(dtype)?.clone();
+        Ok(DrafterModel::self_draft(target, adapter, config.exit_layer))
+    }
+}
+
+/// The parameters of a draft forward: the target's first layers, the adapter, and the LM head's rows of the
+/// draft vocabulary.
+fn num_read(config: &ModelConfig, export: &AdapterExport) -> f64 {
+    let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
+    let mut layers = config.clone().with_tied_embeddings(true);
+    layers.shape.num_layers = export.config.exit_layer;
+    // The parameters of an adapter include those of a separate LM head.
+    let has_head = export.adapter.own_head().is_some();
+    layers.shape.vocab_size = if has_head { 0 } else { drawn.unwrap_or(config.shape.vocab_size) };
+    (layers.num_parameters() + export.adapter.num_parameters()) as f64
+}

@@ -1,0 +1,458 @@
+//! The kind `cascade` (CS-Drafting): drafters that review each other's candidates, or take turns.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_decode::{CascadeConfig, CascadeLengths, CascadeParts, NamedParts};
+use draftsmith_theory::{
+    Bounds, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry,
+    StopRuleName,
+};
+use serde::{Deserialize, Serialize};
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
+use crate::recipe::{one, require};
+use draftsmith_report::{DecodingName, ModelSummary, Road};
+
+/// A cascade.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CascadeKind {
+    /// The drafters, largest first; prompt lookup comes last.
+    pub drafters: Vec<DrafterId>,
+    /// The matrix K: a row for the target and for each drafter except the last, a column for each
+    /// drafter. Row i gives the number of candidates from each drafter in the chain that i reviews.
+    pub lengths: Lengths,
+    /// The factor by which a reviewing drafter scales up the probability of a candidate; 1 reviews
+    /// exactly.
+    #[serde(default = "one")]
+    pub lenience: f64,
+    /// Also apply the lenience to candidates from lookup, which are reviewed exactly otherwise.
+    #[serde(default)]
+    pub lenient_lookup: bool,
+    /// Rules that can end a chain before its length, at most one per reviewer.
+    #[serde(default)]
+    pub chain_rules: Vec<ChainRuleRecipe>,
+}
+
+/// The matrix K: a row for each reviewer and a column for each drafter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a matrix such as `[[4, 6], [0, 8]]`, or one for each way of decoding as in \
+                 `{ greedy = [[4, 0], [0, 8]], sampled = [[2, 0], [0, 4]] }`"
+)]
+pub enum Lengths {
+    /// The same matrix for greedy and sampled decoding.
+    Same(CascadeLengths),
+    /// A matrix for each way of decoding.
+    Each(LengthsOfEach),
+}
+
+/// The matrix K for each way of decoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LengthsOfEach {
+    /// For greedy decoding.
+    pub greedy: CascadeLengths,
+    /// For sampled decoding.
+    pub sampled: CascadeLengths,
+}
+
+impl Lengths {
+    /// The matrix for a way of decoding.
+    fn of(&self, decoding: DecodingName) -> &CascadeLengths {
+        match (self, decoding) {
+            (Self::Same(lengths), _) => lengths,
+            (Self::Each(each), DecodingName::Greedy) => &each.greedy,
+            (Self::Each(each), DecodingName::Sampled) => &each.sampled,
+        }
+    }
+
+    /// The matrices for greedy and sampled decoding.
+    fn all(&self) -> [&CascadeLengths; 2] {
+        [DecodingName::Greedy, DecodingName::Sampled].map(|decoding| self.of(decoding))
+    }
+}
+
+impl CascadeKind {
+    /// The decoder's settings.
+    ///
+    /// # Errors
+    /// If the lenience or a rule is invalid.
+    pub fn config(&self) -> Result<CascadeConfig> {
+        let of_models = Lenience::new(self.lenience)?;
+        let lenience = if self.lenient_lookup { of_models.with_look_ups() } else { of_models };
+        let mut rules = vec![None; self.drafters.len()];
+        for rule in &self.chain_rules {
+            let row = self.row_of(rule).context("names a reviewer")?;
+            let [greedy, sampled] =
+                self.lengths.all().map(|lengths| self.longest_chain(lengths, row));
+            rules[row] = Some(rule.config(greedy.max(sampled))?);
+        }
+        let [greedy, sampled] = self.lengths.all().map(Clone::clone);
+        Ok(CascadeConfig { greedy, sampled, lenience, rules })
+    }
+
+    /// The row of the chain that a rule ends; None if its reviewer reviews no chain.
+    fn row_of(&self, rule: &ChainRuleRecipe) -> Option<usize> {
+        let reviewers = &self.drafters[..self.drafters.len() - 1];
+        match rule.reviewer {
+            None => Some(0),
+            Some(id) => reviewers.iter().position(|reviewer| *reviewer == id).map(|at| at + 1),
+        }
+    }
+
+    /// The drafters with candidates in the chain that a rule ends.
+    pub fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
+        let Some(row) = self.row_of(rule) else { return Vec::new() };
+        let takes_part =
+            |column: usize| self.lengths.all().iter().any(|lengths| lengths[row][column] > 0);
+        let taking_part =
+            self.drafters.iter().enumerate().filter(|(column, _)| takes_part(*column));
+        taking_part.map(|(_, id)| *id).collect()
+    }
+
+    /// The most candidates that a round can have: the requested ones, and those that the last step of a
+    /// review accepts in addition.
+    pub fn longest(&self, decoding: DecodingName) -> usize {
+        self.longest_chain(self.lengths.of(decoding), 0)
+    }
+
+    /// [`CascadeKind::longest`] for the chain of one reviewer.
+    fn longest_chain(&self, lengths: &CascadeLengths, reviewer: usize) -> usize {
+        let Some(row) = lengths.get(reviewer) else { return 0 };
+        let (mut requested, mut longest) = (0, 0);
+        for (drafter, length) in row.iter().enumerate().skip(reviewer).filter(|(_, it)| **it > 0) {
+            requested += length;
+            longest = longest.max(requested + self.longest_chain(lengths, drafter + 1));
+        }
+        longest
+    }
+
+    /// Whether the last drafter looks tokens up; the others cannot.
+    fn has_look_ups(&self, all: &DrafterRecipes) -> bool {
+        let last = self.drafters.last().and_then(|id| all.get(*id));
+        last.is_some_and(|it| it.kind.role() == Role::LookUp)
+    }
+
+    fn check_lengths(&self, lengths: &CascadeLengths, key: &str) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
+        let num_drafters = self.drafters.len();
+        check(
+            lengths.len() == num_drafters && lengths.iter().all(|row| row.len() == num_drafters),
+            "has `lengths` that are not a matrix with a row and a column for each drafter",
+        )?;
+        let mut rows = lengths.iter().enumerate();
+        check(
+            rows.all(|(at, row)| row[..at].iter().all(|length| *length == 0)),
+            "has `lengths` below the diagonal: a drafter reviews only smaller ones",
+        )?;
+        check(
+            lengths[0].iter().any(|length| *length > 0),
+            "has a first row of `lengths` that is 0: the target would review nothing",
+        )
+    }
+
+    fn check_rules(&self, key: &str, has_look_ups: bool) -> Result<()> {
+        let check = |holds, problem| require(holds, key, problem);
+        let last = self.drafters.last();
+        for (at, rule) in self.chain_rules.iter().enumerate() {
+            check(
+                self.row_of(rule).is_some(),
+                "has a rule whose `reviewer` reviews no chain: name a drafter that is not \
+                 the last, or leave it out for the target",
+            )?;
+            check(
+                self.chain_rules[..at].iter().all(|other| other.reviewer != rule.reviewer),
+                "has two rules for one reviewer",
+            )?;
+            let needs = rule.config(1).with_context(|| format!("key `{key}`"))?.needs();
+            let drafters = self.drafters_of(rule);
+            check(
+                needs.is_nothing() || !has_look_ups || !drafters.iter().any(|id| Some(id) == last),
+                "has a rule that reads probabilities for a chain with looked-up \
+                 tokens, which have none: use `fixed_length`, or 0 in the column of the look-ups",
+            )?;
+            check(
+                !needs.acceptance_prob || drafters.len() == 1,
+                "has a rule that reads a head for a chain of several drafters: give \
+                 the chain one drafter",
+            )?;
+            check(
+                needs.acceptance_prob || rule.head.is_none(),
+                "has a `head` for a rule that reads none",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A stop rule for the chain that one drafter or the target reviews.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChainRuleRecipe {
+    /// The drafter that reviews the chain; the target if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reviewer: Option<DrafterId>,
+    /// The rule's name in results.
+    pub stop_rule: StopRuleName,
+    /// The rule's parameter, as in results.
+    pub setting: f64,
+    /// The directory of the head that the rule reads; the head of the chain's drafter if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head: Option<PathBuf>,
+}
+
+impl ChainRuleRecipe {
+    /// Whether the rule reads an acceptance head.
+    fn reads_head(&self) -> bool {
+        self.stop_rule.entry().is_some_and(|entry| !entry.heads.is_empty())
+    }
+
+    /// The rule for chains of up to `max` tokens.
+    ///
+    /// # Errors
+    /// If the rule has no listed parameter, or `setting` is outside its range.
+    fn config(&self, max: usize) -> Result<StopRuleConfig> {
+        let Some(grid) = self.stop_rule.entry().and_then(StopRuleEntry::grid) else {
+            bail!("has a rule that is fitted to rollouts: name one with a threshold")
+        };
+        if let Some(problem) = grid.values.problem(self.setting) {
+            bail!("has a rule whose `setting` {problem}");
+        }
+        let config = grid.at(self.setting, Bounds { min: 1, max: max.max(1) });
+        config.init()?;
+        Ok(config)
+    }
+}
+
+impl DrafterKind for CascadeKind {
+    fn text(&self) -> String {
+        "cascade".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::Several
+    }
+
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
+        let drafters = &self.drafters;
+        let of_drafters = format!("{key}.drafters");
+        require(
+            (1..=MAX_DRAFTERS).contains(&drafters.len()),
+            &of_drafters,
+            "is empty or names more than four drafters",
+        )?;
+        const NO_PART: &str = "names a drafter that can be no part of a cascade, or prompt lookup before the last \
+                               place: it reviews nothing";
+        let (_, others) = drafters.split_last().context("there is a drafter")?;
+        check_members(&of_drafters, drafters, all, |role| role != Role::Neither, NO_PART)?;
+        check_members(&of_drafters, others, all, |role| role == Role::Steps, NO_PART)?;
+        for lengths in self.lengths.all() {
+            self.check_lengths(lengths, key)?;
+        }
+        let has_look_ups = self.has_look_ups(all);
+        require(
+            !self.lenient_lookup || (self.lenience > 1.0 && has_look_ups),
+            key,
+            "has `lenient_lookup` but no prompt lookup, or no `lenience` above 1: leave it out",
+        )?;
+        self.check_rules(key, has_look_ups)?;
+        self.config().map(drop).with_context(|| format!("key `{key}`"))
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let members = self.drafters.iter().map(|id| loading.member(*id));
+        let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
+        let mut drafters: Vec<NamedParts> = members.iter().map(|it| it.parts.clone()).collect();
+        for rule in &self.chain_rules {
+            let ids = self.drafters_of(rule);
+            let [id] = ids[..] else { continue };
+            let at = self.drafters.iter().position(|it| *it == id).context("it is a member")?;
+            match &rule.head {
+                Some(dir) => {
+                    let hash_of = |id| {
+                        let reviewer = loading.of(id);
+                        reviewer.drafter().kind.recorded_hash(&reviewer)
+                    };
+                    let reviewer = rule.reviewer.map(hash_of).transpose()?;
+                    let member = loading.of(id);
+                    let kind = &member.drafter().kind;
+                    drafters[at] = kind.with_head(&member, dir, reviewer.as_deref())?;
+                }
+                None if rule.reads_head()
+                    && (members[at].head.is_none() || rule.reviewer.is_some()) =>
+                {
+                    bail!(
+                        "it has a rule that reads an acceptance head of `{id}`, but there is none for its \
+                         reviewer; hint: train one with the two as draft and target, and name its directory in \
+                         the rule's `head`"
+                    );
+                }
+                None => {}
+            }
+        }
+        let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
+        let parts = NamedParts { id: loading.id, parts };
+        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
+        Ok(LoadedDrafter { parts, head: None, adapter: None, sizes })
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        Ok(vec![loading.plain_summary(self.to_string())])
+    }
+
+    /// Its longest round.
+    fn own_rule(&self, decoding: DecodingName) -> Option<StopRuleConfig> {
+        Some(FixedLengthConfig { candidate_length: self.longest(decoding) }.into())
+    }
+}
+
+/// The description in results and in the report.
+impl fmt::Display for CascadeKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}; lengths ", names_text(&self.drafters))?;
+        match &self.lengths {
+            Lengths::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
+            Lengths::Each(each) => {
+                write!(formatter, "{:?} greedy, {:?} sampled, ", each.greedy, each.sampled)?;
+            }
+        }
+        let of_look_ups = if self.lenient_lookup { " for look-ups too" } else { "" };
+        write!(formatter, "lenience {}{of_look_ups}", self.lenience)?;
+        for rule in &self.chain_rules {
+            let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
+            let symbol = rule.stop_rule.symbol().unwrap_or("K");
+            write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{message, recipes};
+    use super::*;
+
+    fn read(text: &str) -> CascadeKind {
+        toml::from_str(text).expect("TOML")
+    }
+
+    #[test]
+    fn a_matrix_is_for_both_decodings_or_for_each() {
+        let lengths = |text: &str| -> Result<Lengths, toml::de::Error> {
+            let keys = format!("drafters = ['draft']\nlengths = {text}");
+            toml::from_str::<CascadeKind>(&keys).map(|cascade| cascade.lengths)
+        };
+        let same = lengths("[[2, 1], [0, 3]]").expect("a matrix");
+        let two = vec![vec![2, 1], vec![0, 3]];
+        assert_eq!(same.all(), [&two; 2]);
+        let each = lengths("{ greedy = [[4]], sampled = [[2]] }").expect("two");
+        assert_eq!(each.all(), [&vec![vec![4]], &vec![vec![2]]]);
+        for text in ["'tuned'", "3", "[2, 1]", "{ greedy = [[2]] }", "[[-1]]"] {
+            let message = lengths(text).expect_err("no matrix").to_string();
+            assert!(message.contains("[[4, 6]"), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_longest_round_includes_what_the_last_review_accepts() {
+        let longest = |names: &str, lengths: &str| {
+            let keys = format!("drafters = {names}\nlengths = {lengths}");
+            recipes("cascade", &keys).check().expect("a cascade");
+            read(&keys).longest(DecodingName::Greedy)
+        };
+        let two = "['draft', 'lookup']";
+        assert_eq!(longest(two, "[[2, 10], [0, 10]]"), 12);
+        assert_eq!(longest(two, "[[5, 0], [0, 10]]"), 15);
+        assert_eq!(longest(two, "[[0, 7], [0, 0]]"), 7);
+        let three = "['draft', 'small', 'lookup']";
+        assert_eq!(longest(three, "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]"), 29);
+        assert_eq!(longest(three, "[[1, 0, 0], [0, 2, 0], [0, 0, 4]]"), 7);
+        assert_eq!(longest("['draft']", "[[3]]"), 3);
+    }
+
+    #[test]
+    fn messages_name_the_key_of_an_invalid_cascade() {
+        for (keys, problem) in [
+            ("drafters = []\nlengths = []", "is empty"),
+            ("drafters = ['mix']\nlengths = [[1]]", "no part of a cascade"),
+            ("drafters = ['draft', 'draft']\nlengths = [[1, 1], [0, 1]]", "twice"),
+            ("drafters = ['exit1', 'exit2']\nlengths = [[1, 1], [0, 1]]", "two self"),
+            ("drafters = ['lookup', 'draft']\nlengths = [[1, 1], [0, 1]]", "before the last place"),
+            ("drafters = ['draft', 'lookup']\nlengths = [[1, 1]]", "not a matrix"),
+            ("drafters = ['draft', 'lookup']\nlengths = [[1, 1], [2, 1]]", "below the diagonal"),
+            ("drafters = ['draft', 'lookup']\nlengths = [[0, 0], [0, 1]]", "review nothing"),
+            ("drafters = ['draft']\nlengths = [[1]]\nlenience = 0.5", "lenience must be 1"),
+            ("drafters = ['draft']\nlengths = { greedy = [[1]], sampled = [[0]] }", "nothing"),
+            (
+                "drafters = ['draft', 'lookup']\nlengths = [[1, 1], [0, 1]]\nlenient_lookup = true",
+                "no `lenience` above 1",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[1]]\nlenience = 2\nlenient_lookup = true",
+                "no prompt lookup",
+            ),
+            (
+                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nchain_rules = \
+              [{ reviewer = 'lookup', stop_rule = 'fixed_length', setting = 2 }]",
+                "reviews no chain",
+            ),
+            (
+                "drafters = ['draft', 'lookup']\nlengths = [[2, 0], [0, 4]]\nchain_rules = \
+              [{ reviewer = 'draft', stop_rule = 'joint_confidence', setting = 0.5 }]",
+                "have none",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
+              [{ stop_rule = 'joint_confidence', setting = 2.0 }]",
+                "outside 0 to 1",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
+              [{ stop_rule = 'cost_optimal_confidence', setting = 0.5 }]",
+                "fitted",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
+              [{ stop_rule = 'joint_confidence', setting = 0.5, head = 'x' }]",
+                "reads none",
+            ),
+            (
+                "drafters = ['draft', 'small']\nlengths = [[4, 2], [0, 2]]\nchain_rules = \
+              [{ stop_rule = 'rejection_threshold', setting = 0.5 }]",
+                "several drafters",
+            ),
+            (
+                "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
+              [{ stop_rule = 'joint_confidence', setting = 0.5 }, \
+              { stop_rule = 'joint_confidence', setting = 0.6 }]",
+                "two rules",
+            ),
+        ] {
+            let message = message("cascade", keys);
+            assert!(message.contains("`drafters.it"), "{message}");
+            assert!(message.contains(problem), "{message}");
+        }
+    }
+
+    #[test]
+    fn it_describes_itself() {
+        let keys = "drafters = ['draft', 'lookup']\nlengths = [[4, 6], [0, 8]]\nlenience = 2.0";
+        let cascade = read(keys);
+        assert_eq!(cascade.to_string(), "draft, lookup; lengths [[4, 6], [0, 8]], lenience 2");
+        let lenience = Lenience::new(2.0).expect("1 or more");
+        assert_eq!(cascade.config().expect("valid").lenience, lenience);
+        let cascade = read(&format!("{keys}\nlenient_lookup = true"));
+        assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
+        assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
+    }
+}

@@ -1,0 +1,174 @@
+//! Drafters that were read: their parts, their heads, and what tuning, costs and reports need to know.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::hash_bytes;
+use draftsmith_decode::NamedParts;
+use draftsmith_model::CausalLm;
+use draftsmith_report::{DrafterName, ModelSummary};
+use draftsmith_theory::DrafterId;
+
+use super::{DrafterRecipe, Role, names_text};
+use crate::watch::Silent;
+use crate::exports::{
+    AdapterExport, ExportKind, HeadExport, describe_head, found_adapter_head, need_export,
+};
+use crate::recipe::Recipe;
+use crate::workspace::{Workspace, hash_dir};
+
+/// What a drafter is read from.
+#[derive(Clone, Copy)]
+pub struct Loading<'a> {
+    /// The drafter's name.
+    pub id: DrafterId,
+    /// The recipe that names it.
+    pub recipe: &'a Recipe,
+    /// The models at hand.
+    pub workspace: &'a Workspace,
+}
+
+/// A drafter that was read.
+pub struct LoadedDrafter {
+    /// What sessions are built from.
+    pub parts: NamedParts,
+    /// Its acceptance head.
+    pub head: Option<HeadExport>,
+    /// Its adapter, which runtimes may load as a draft model.
+    pub adapter: Option<AdapterExport>,
+    /// The parameters that a forward reads, by the drafter that it is counted for; 0 for look-ups.
+    pub sizes: Vec<(DrafterId, f64)>,
+}
+
+impl LoadedDrafter {
+    /// The drafter's name.
+    pub fn id(&self) -> DrafterId {
+        self.parts.id
+    }
+
+    /// The directory whose `config.json` holds the tuned rule: the head's, or the adapter's without a head.
+    pub fn tuned_dir(&self) -> Option<&Path> {
+        let head = self.head.as_ref().map(|head| &*head.dir);
+        head.or(self.adapter.as_ref().map(|adapter| &*adapter.dir))
+    }
+}
+
+impl<'a> Loading<'a> {
+    /// The same for another drafter of the recipe.
+    pub fn of(&self, id: DrafterId) -> Self {
+        Self { id, ..*self }
+    }
+
+    /// The drafter's settings.
+    pub fn drafter(&self) -> &'a DrafterRecipe {
+        self.recipe.drafters.get(self.id).expect("members were checked with the recipe")
+    }
+
+    /// Reads another drafter, as a part of this one.
+    pub fn member(&self, id: DrafterId) -> Result<LoadedDrafter> {
+        let loading = self.of(id);
+        loading.drafter().kind.load(&loading)
+    }
+
+    /// The directory of the drafter's head, if it has one. A head that the recipe names or trains must be there.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn head_dir(&self) -> Result<Option<PathBuf>> {
+        let dir = self.recipe.head_dir(self.id);
+        if let Some(dir) = &dir {
+            need_export(ExportKind::Head, dir)?;
+            return Ok(Some(dir.clone()));
+        }
+        // An adapter that was trained elsewhere may have brought one along.
+        Ok(self.drafter().kind.path().and_then(found_adapter_head))
+    }
+
+    /// A hash of the weights of the target and the drafter.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn models_hash(&self) -> Result<String> {
+        let own = self.drafter().kind.weights_hash(self)?;
+        let all = [self.workspace.target_hash()?, own.as_str()];
+        Ok(hash_bytes(all.join(" ").as_bytes()))
+    }
+
+    /// What a report says about a head.
+    pub(super) fn head_summary(&self, head: &HeadExport) -> Result<ModelSummary> {
+        self.dir_summary(&format!("head of {}", self.id), &head.dir, describe_head(&head.config))
+    }
+
+    /// What a report says about an export.
+    pub(super) fn dir_summary(
+        &self,
+        role: &str,
+        dir: &Path,
+        description: String,
+    ) -> Result<ModelSummary> {
+        let (role, name) = (role.to_owned(), dir.display().to_string());
+        Ok(ModelSummary { role, name, description, hash: hash_dir(dir, &Silent)? })
+    }
+
+    /// What a report says about a drafter without files.
+    pub fn plain_summary(&self, description: String) -> ModelSummary {
+        let (role, name) = (self.id.to_string(), self.drafter().kind.text());
+        ModelSummary { role, name, description, hash: String::new() }
+    }
+}
+
+/// Drafters that were read.
+#[derive(Default)]
+pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
+
+impl LoadedDrafters {
+    /// Reads the drafters of a recipe; only those with steps unless `all`.
+    ///
+    /// # Errors
+    /// If one is missing or invalid, or belongs to other models than the workspace's.
+    pub fn read(recipe: &Recipe, workspace: &Workspace, all: bool) -> Result<Self> {
+        let wanted = recipe.evaluated().filter(|(_, it)| all || it.kind.role() == Role::Steps);
+        let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
+            let loaded = drafter.kind.load(&Loading { id, recipe, workspace });
+            loaded.with_context(|| format!("the drafter `{id}`"))
+        };
+        Ok(Self(wanted.map(read).collect::<Result<_>>()?))
+    }
+
+    /// The target's draft, in memory.
+    pub fn of_model(model: &CausalLm, head: Option<HeadExport>) -> Self {
+        Self(vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)])
+    }
+
+    /// The drafters, in the order of the recipe.
+    pub fn iter(&self) -> impl Iterator<Item = &LoadedDrafter> {
+        self.0.iter()
+    }
+
+    /// The drafter with this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn get(&self, id: DrafterId) -> Result<&LoadedDrafter> {
+        let found = self.iter().find(|drafter| drafter.id() == id);
+        found.with_context(|| format!("there is no drafter `{id}` to run"))
+    }
+
+    /// The directory whose `config.json` holds a drafter's tuned rule; `None` for drafters that are not tuned.
+    pub fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
+        let DrafterName::Of(id) = drafter else { return None };
+        self.get(id).ok()?.tuned_dir().map(Path::to_path_buf)
+    }
+}
+
+/// Checks that a drafter that was asked for is one of those that a recipe has.
+///
+/// # Errors
+/// If it is not.
+pub fn check_known(known: &[DrafterId], asked: DrafterId, what: &str) -> Result<()> {
+    if known.contains(&asked) {
+        return Ok(());
+    }
+    let known = if known.is_empty() { "none".to_owned() } else { names_text(known) };
+    bail!("the recipe has no {what} `{asked}`; hint: it has {known}")
+}

@@ -1,0 +1,108 @@
+//! The kind `merged` (SpecInfer): drafters whose chains are merged into one tree.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::Result;
+use draftsmith_decode::{MergedParts, NamedParts};
+use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS};
+use serde::{Deserialize, Serialize};
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
+use crate::recipe::require;
+use draftsmith_report::{ModelSummary, Road};
+
+/// The settings.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MergedKind {
+    /// Drafters that draft step by step. A self-draft must be the first.
+    pub drafters: Vec<DrafterId>,
+    /// Prompt lookup that adds a chain; none if absent.
+    pub lookup: Option<LookupFirst>,
+}
+
+impl DrafterKind for MergedKind {
+    fn text(&self) -> String {
+        "merged drafts".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::Several
+    }
+
+    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()> {
+        let (key, drafters) = (format!("{key}.drafters"), &self.drafters);
+        const NO_MODEL: &str = "is empty, names more than three drafters, or one that does not draft step by \
+                                step; hint: `lookup` adds prompt lookup";
+        require((1..MAX_DRAFTERS).contains(&drafters.len()), &key, NO_MODEL)?;
+        check_members(&key, drafters, all, |role| role == Role::Steps, NO_MODEL)?;
+        let has_exit = |id: &DrafterId| all.get(*id).is_some_and(|it| it.kind.has_exit());
+        require(
+            !drafters[1..].iter().any(has_exit),
+            &key,
+            "has a self-draft after another drafter: put it first",
+        )?;
+        require(
+            drafters.len() + usize::from(self.lookup.is_some()) > 1,
+            &key,
+            "names one drafter: name another, or set `lookup`",
+        )
+    }
+
+    fn has_signals(&self) -> bool {
+        true
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let members = self.drafters.iter().map(|id| loading.member(*id));
+        let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
+        let drafters = members.iter().map(|it| it.parts.clone()).collect();
+        let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
+        let parts = NamedParts { id: loading.id, parts };
+        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
+        Ok(LoadedDrafter { parts, head: None, adapter: None, sizes })
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        Ok(vec![loading.plain_summary(self.to_string())])
+    }
+}
+
+/// The description in results and in the report.
+impl fmt::Display for MergedKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&names_text(&self.drafters))?;
+        self.lookup.map_or(Ok(()), |lookup| write!(formatter, ", lookup {lookup}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{message, recipes};
+
+    #[test]
+    fn messages_name_the_key_of_an_invalid_merge() {
+        for (keys, problem) in [
+            ("drafters = []", "is empty"),
+            ("drafters = ['lookup', 'draft']", "draft step by step"),
+            ("drafters = ['mix', 'draft']", "draft step by step"),
+            ("drafters = ['draft', 'nobody']", "`[drafters.nobody]`"),
+            ("drafters = ['draft', 'draft']", "twice"),
+            ("drafters = ['draft', 'exit1']", "put it first"),
+            ("drafters = ['exit2', 'exit1']", "two self-drafts"),
+            ("drafters = ['draft']", "names one drafter"),
+        ] {
+            let message = message("merged", keys);
+            assert!(message.contains("`drafters.it.drafters`"), "{message}");
+            assert!(message.contains(problem), "{message}");
+        }
+        let all = "drafters = ['exit1', 'draft', 'small']\nlookup = '2x4'";
+        recipes("merged", all).check().expect("they go together");
+    }
+}

@@ -1,0 +1,101 @@
+//! The kind `model`: a separate, smaller model with the target's tokenizer.
+
+use std::iter;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use draftsmith_decode::{DraftModelParts, NamedParts};
+use draftsmith_model::{CausalLm, DrafterModel, WeightDtype};
+use draftsmith_theory::DrafterId;
+use serde::{Deserialize, Serialize};
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::{DrafterKind, DrafterRecipes, Role};
+use crate::exports::{HeadExport, read_model_head, summary_of};
+use draftsmith_report::{ModelSummary, Road};
+
+/// The settings.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelKind {
+    /// A checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
+    pub model: PathBuf,
+}
+
+impl DrafterKind for ModelKind {
+    fn text(&self) -> String {
+        "separate draft".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::SeparateDraft
+    }
+
+    fn check(&self, _key: &str, _all: &DrafterRecipes) -> Result<()> {
+        Ok(())
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let Loading { id, workspace, .. } = *loading;
+        let model = workspace.draft_model(id)?;
+        let head = loading.head_dir()?.map(|dir| read_model_head(&dir, id, None, workspace));
+        Ok(LoadedDrafter::of_model(id, model, head.transpose()?))
+    }
+
+    fn role(&self) -> Role {
+        Role::Steps
+    }
+
+    fn model(&self) -> Option<&Path> {
+        Some(&self.model)
+    }
+
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        Ok(loading.workspace.draft_model_hash(loading.id)?.to_owned())
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        self.recorded_hash(loading)
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let Loading { id, workspace, .. } = *loading;
+        let (config, hash) = (workspace.draft_model_config(id)?, workspace.draft_model_hash(id)?);
+        let own = summary_of(id.as_str(), &self.model, config, hash);
+        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
+        iter::once(Ok(own)).chain(head).collect()
+    }
+
+    fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
+        Ok(loading.workspace.draft_model_in(loading.id, dtype)?.into())
+    }
+
+    fn with_head(
+        &self,
+        loading: &Loading<'_>,
+        dir: &Path,
+        reviewer: Option<&str>,
+    ) -> Result<NamedParts> {
+        let Loading { id, workspace, .. } = *loading;
+        let head = read_model_head(dir, id, reviewer, workspace)?;
+        Ok(parts(id, workspace.draft_model(id)?, Some(&head)))
+    }
+}
+
+fn parts(id: DrafterId, model: &CausalLm, head: Option<&HeadExport>) -> NamedParts {
+    let head = head.map(|export| export.head.clone());
+    NamedParts { id, parts: Arc::new(DraftModelParts { model: model.clone(), head }) }
+}
+
+impl LoadedDrafter {
+    /// A draft model that is in memory, with its head.
+    pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
+        let sizes = vec![(id, model.config().num_parameters() as f64)];
+        Self { parts: parts(id, model, head.as_ref()), head, adapter: None, sizes }
+    }
+}

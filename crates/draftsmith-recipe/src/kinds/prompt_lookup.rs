@@ -1,0 +1,128 @@
+//! The kind `prompt-lookup` (Max-Gram): looks tokens up in the sequence itself, with an optional table of
+//! bigrams.
+//!
+//! `train-bigram` writes the table. Token ids depend on the tokenizer, so the file names its tokenizer by
+//! a hash, and a table of another tokenizer is refused.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use draftsmith_decode::{LookUpParts, NamedParts};
+use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
+use draftsmith_theory::{Bigrams, MaxGramConfig, SearchedText};
+use serde::{Deserialize, Serialize};
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::{DrafterKind, DrafterRecipes, Role};
+use crate::recipe::require;
+use crate::workspace::Workspace;
+use draftsmith_report::Road;
+
+/// The lists in the file: ascending tokens, and the most frequent next token of each.
+const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
+/// Metadata of the file: the hash of its tokenizer, and the counted texts.
+const TOKENIZER: &str = "tokenizer";
+const COUNTED: &str = "counted";
+
+/// The settings.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PromptLookupKind {
+    /// Text that is searched for the sequence's suffix.
+    pub searched: SearchedText,
+    /// The fewest tokens in a match.
+    pub min_match: usize,
+    /// A table of bigrams that continues rounds where lookup finds nothing more; none if absent.
+    pub bigrams: Option<PathBuf>,
+}
+
+impl Default for PromptLookupKind {
+    fn default() -> Self {
+        let MaxGramConfig { searched, min_match } = MaxGramConfig::default();
+        Self { searched, min_match, bigrams: None }
+    }
+}
+
+impl DrafterKind for PromptLookupKind {
+    fn text(&self) -> String {
+        "prompt lookup (Max-Gram)".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::Lookup
+    }
+
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let key = format!("{key}.min_match");
+        require(self.min_match > 0, &key, "is 0: a match has at least one token")
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let Loading { id, workspace, .. } = *loading;
+        let Self { searched, min_match, bigrams } = self;
+        let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
+        let config = MaxGramConfig { searched: *searched, min_match: *min_match };
+        let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
+        Ok(LoadedDrafter { parts, head: None, adapter: None, sizes: vec![(id, 0.0)] })
+    }
+
+    fn role(&self) -> Role {
+        Role::LookUp
+    }
+}
+
+/// Writes a table for the workspace's tokenizer; `counted` describes the counted texts.
+///
+/// # Errors
+/// If the file cannot be written, or the tokenizer cannot be read.
+pub fn write_bigrams(
+    path: &Path,
+    bigrams: &Bigrams,
+    counted: &str,
+    workspace: &Workspace,
+) -> Result<()> {
+    let known = (0..).zip(bigrams.entries()).filter_map(|(token, next)| Some((token, (*next)?)));
+    let (tokens, next): (Vec<u32>, Vec<u32>) = known.unzip();
+    let metadata = [(TOKENIZER, workspace.text_identity()?.tokenizer.as_str()), (COUNTED, counted)];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Ok(write_id_lists(path, &[(LISTS[0], &tokens), (LISTS[1], &next)], &metadata)?)
+}
+
+/// Reads a table for the workspace's tokenizer.
+///
+/// # Errors
+/// If the file is missing or invalid, or belongs to another tokenizer.
+fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
+    let hint = "hint: count one with `draftsmith train-bigram RECIPE`";
+    if !path.is_file() {
+        bail!("there is no table of bigrams `{}`; {hint}", path.display());
+    }
+    let metadata = read_metadata(path)?;
+    let own = &workspace.text_identity()?.tokenizer;
+    match metadata.get(TOKENIZER) {
+        Some(hash) if hash == own => {}
+        Some(hash) => bail!(
+            "the bigrams in `{}` were counted with the tokenizer {hash}, the target's is {own}; {hint}",
+            path.display()
+        ),
+        None => bail!(
+            "`{}` is not a table of bigrams: it does not name its tokenizer; {hint}",
+            path.display()
+        ),
+    }
+    let vocab_size = workspace.vocab_size()?;
+    let [tokens, next] = read_id_lists(path, LISTS, vocab_size)?;
+    if tokens.len() != next.len() || !tokens.is_sorted_by(|a, b| a < b) {
+        bail!(
+            "`{}` is invalid: its tokens are not ascending, or do not have one next token each",
+            path.display()
+        );
+    }
+    let mut entries = vec![None; vocab_size];
+    tokens.iter().zip(next).for_each(|(token, next)| entries[*token as usize] = Some(next));
+    match Bigrams::new(entries) {
+        Ok(bigrams) => Ok(bigrams),
+        Err(id) => bail!("`{}` has the token {id}, which the target does not have", path.display()),
+    }
+}

@@ -1,0 +1,41 @@
+//! A target and, if there is one, its draft, with the text side they share.
+
+use draftsmith_model::CausalLm;
+
+use crate::text_side::TextSide;
+
+/// A target with an optional draft. Clones of models share weights with the workspace.
+#[derive(Debug)]
+pub struct Pair {
+    pub target: CausalLm,
+    pub draft: Option<CausalLm>,
+    pub text: TextSide,
+}
+
+impl Pair {
+    /// The same target with another draft.
+    pub fn with_draft(&self, draft: CausalLm) -> Self {
+        let context = self.target.shape().context.min(draft.shape().context);
+        let text = TextSide { context, ..self.text.clone() };
+        Self { target: self.target.clone(), draft: Some(draft), text }
+    }
+}
+
+/// The models that label responses.
+#[derive(Clone, Copy)]
+pub struct LabelModels<'m> {
+    /// The target; `None` if servers run it.
+    pub target: Option<&'m CausalLm>,
+    pub draft: Option<&'m CausalLm>,
+    /// The longest sequence, in tokens, that both can read.
+    pub context: usize,
+    /// The target's vocabulary size.
+    pub vocab_size: usize,
+}
+
+impl<'m> From<&'m Pair> for LabelModels<'m> {
+    fn from(Pair { target, draft, text }: &'m Pair) -> Self {
+        let vocab_size = target.shape().vocab_size;
+        Self { target: Some(target), draft: draft.as_ref(), context: text.context, vocab_size }
+    }
+}

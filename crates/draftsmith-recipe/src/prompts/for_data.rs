@@ -1,0 +1,260 @@
+//! Chooses the prompts for `build-data`: those of one split and within the length bounds, without duplicates,
+//! up to a number per file or divided among sources by weight.
+
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
+
+use super::chosen::{ChosenPlace, ChosenPrompts};
+use crate::watch::{Silent, Watch};
+use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
+use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
+use crate::text_side::TextSide;
+
+/// A source of the recipe and its files.
+type Source<'a> = (&'a PromptSource, Vec<PathBuf>);
+
+/// Chooses the prompts that the recipe's data is built from, in file order. Files are read once to choose
+/// prompts, and again when these are used.
+///
+/// # Errors
+/// If a file cannot be read, a text cannot be encoded, two files have one name, or no prompt is left.
+pub fn choose_prompts(
+    recipe: &Recipe,
+    data: &DataRecipe,
+    text: &TextSide,
+    watch: &dyn Watch,
+) -> Result<ChosenPrompts> {
+    let sources = data.prompts.iter().map(|source| Ok((source, files_of([&source.path])?)));
+    let sources: Vec<Source<'_>> = sources.collect::<Result<_>>()?;
+    let files: Vec<PathBuf> = sources.iter().flat_map(|(_, files)| files.clone()).collect();
+    check_files(&files)?;
+    let mut sieve = Sieve {
+        reading: Reading {
+            keeps_tokens: data.responses == Responses::Existing,
+            ..recipe.reading(data.split)
+        },
+        data,
+        lengths: data.lengths(),
+        text,
+        seen: HashSet::new(),
+        num_read: 0,
+        left_out: BTreeMap::new(),
+        watch,
+    };
+    let is_weighted = data.prompts.iter().any(|source| source.weight.is_some());
+    let places = match data.num_prompts {
+        Some(num_prompts) if is_weighted => sieve.weighted(&sources, num_prompts, recipe.seed)?,
+        limit => sieve.first(&files, limit)?,
+    };
+    if places.is_empty() {
+        let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
+        let more = match files.len() {
+            0 | 1 => String::new(),
+            num => format!(" and {} more", num - 1),
+        };
+        bail!(
+            "no prompt of `{first}`{more} is left; hint: check `data.split`, the bounds on tokens and the \
+             models' context"
+        );
+    }
+    Ok(ChosenPrompts { reading: sieve.reading, files, places })
+}
+
+/// Hashes of the prompts that the recipe's data is built from, without their answers; `None` if the recipe
+/// builds no data, or its prompts cannot be read any more.
+pub fn prompts_in_data(recipe: &Recipe, text: &TextSide) -> Option<HashSet<ContentHash>> {
+    let chosen = choose_prompts(recipe, recipe.data.as_ref()?, text, &Silent).ok()?;
+    let hash = |prompt: Result<Prompt>| Some(prompt.ok()?.content_hash(false));
+    chosen.each(0..chosen.len()).map(hash).collect()
+}
+
+/// The number of prompts with one of these hashes.
+pub fn num_known(prompts: &[Prompt], known: &HashSet<ContentHash>) -> usize {
+    prompts.iter().filter(|prompt| known.contains(&prompt.content_hash(false))).count()
+}
+
+/// Filters prompts.
+struct Sieve<'a> {
+    reading: Reading,
+    data: &'a DataRecipe,
+    lengths: LengthBounds,
+    text: &'a TextSide,
+    /// The prompts taken so far, over all files.
+    seen: HashSet<ContentHash>,
+    /// Prompts read from the current file, and those left out, by the first reason that applies.
+    num_read: usize,
+    left_out: BTreeMap<&'static str, usize>,
+    watch: &'a dyn Watch,
+}
+
+impl Sieve<'_> {
+    /// Calls `take` with the prompts of a file to take and their indices, until it returns false.
+    fn each(&mut self, path: &Path, mut take: impl FnMut(&Prompt, usize) -> bool) -> Result<()> {
+        let mut prompts = self.reading.open(path)?;
+        for (index, prompt) in prompts.by_ref().enumerate() {
+            let prompt = prompt?;
+            if self.takes(&prompt)? && !take(&prompt, index) {
+                break;
+            }
+        }
+        self.note_left_out(path, &prompts.malformed);
+        Ok(())
+    }
+
+    /// The first prompts of each file.
+    fn first(&mut self, files: &[PathBuf], limit: Option<usize>) -> Result<Vec<ChosenPlace>> {
+        let mut taken = Vec::new();
+        for (file, path) in files.iter().enumerate() {
+            let end = limit.map(|limit| taken.len() + limit);
+            self.each(path, |prompt, index| {
+                taken.push(ChosenPlace::of(prompt, file, index));
+                end != Some(taken.len())
+            })?;
+        }
+        Ok(taken)
+    }
+
+    /// `num` prompts in all, divided among the sources by weight. From each source, the first prompts in a
+    /// seeded random order.
+    fn weighted(
+        &mut self,
+        sources: &[Source<'_>],
+        num: usize,
+        seed: u64,
+    ) -> Result<Vec<ChosenPlace>> {
+        let weights: Vec<f64> =
+            sources.iter().map(|(source, _)| source.weight.unwrap_or(1.0)).collect();
+        let mut taken = Vec::new();
+        let mut numbers = 0..;
+        for ((source, files), share) in sources.iter().zip(shares(num, &weights)) {
+            // A heap drops the last prompt of that order when there are too many.
+            let mut first: BinaryHeap<(ContentHash, ChosenPlace)> = BinaryHeap::new();
+            for (path, file) in files.iter().zip(&mut numbers) {
+                self.each(path, |prompt, index| {
+                    let order = prompt.content_hash(false).seeded(seed);
+                    first.push((order, ChosenPlace::of(prompt, file, index)));
+                    if first.len() > share {
+                        first.pop();
+                    }
+                    true
+                })?;
+            }
+            if first.len() < share {
+                self.watch.note(format!(
+                    "`{}` has {} prompts, fewer than the {share} that its weight asks for",
+                    source.path.display(),
+                    first.len()
+                ));
+            }
+            let begin = taken.len();
+            taken.extend(first.into_iter().map(|(_, place)| place));
+            taken[begin..].sort_unstable();
+        }
+        Ok(taken)
+    }
+
+    /// Whether to take a prompt. Counts it otherwise.
+    fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
+        self.num_read += 1;
+        let reason = self.reason_against(prompt)?;
+        reason.into_iter().for_each(|reason| *self.left_out.entry(reason).or_default() += 1);
+        Ok(reason.is_none())
+    }
+
+    /// Why to leave a prompt out, as notes say it.
+    fn reason_against(&mut self, prompt: &Prompt) -> Result<Option<&'static str>> {
+        if !self.reading.takes(prompt) {
+            return Ok(Some("of other splits"));
+        }
+        let with_answers = self.data.responses == Responses::Existing;
+        if !self.data.keep_duplicates && !self.seen.insert(prompt.content_hash(with_answers)) {
+            return Ok(Some("duplicates"));
+        }
+        if !self.data.skip_long_prompts && self.lengths.is_none() {
+            return Ok(None);
+        }
+        let num_tokens = self.text.prompt_ids(prompt, 0, &[])?.len();
+        if self.data.skip_long_prompts && num_tokens >= self.text.context {
+            return Ok(Some("longer than the models' context"));
+        }
+        let has_length = self.has_length(prompt, num_tokens)?;
+        Ok((!has_length).then_some("outside the length bounds"))
+    }
+
+    /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
+    fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
+        let bounds = &self.lengths;
+        let within = |num: usize, min: Option<usize>, max: Option<usize>| {
+            min.is_none_or(|min| min <= num) && max.is_none_or(|max| num <= max)
+        };
+        if !within(num_tokens, bounds.min_prompt_tokens, bounds.max_prompt_tokens) {
+            return Ok(false);
+        }
+        if bounds.min_response_tokens.or(bounds.max_response_tokens).is_none() {
+            return Ok(true);
+        }
+        for turn in &prompt.turns {
+            let num = match (&turn.tokens, &turn.response) {
+                (Some(given), _) => given.response_ids.len(),
+                (None, Some(response)) => self.text.tokenizer.encode(response, false)?.len(),
+                (None, None) => continue,
+            };
+            if !within(num, bounds.min_response_tokens, bounds.max_response_tokens) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Notes how many prompts of a file were left out, and resets the counts.
+    fn note_left_out(&mut self, path: &Path, malformed: &Malformed) {
+        note_malformed(path, malformed, self.watch);
+        let (num_read, left_out) =
+            (std::mem::take(&mut self.num_read), std::mem::take(&mut self.left_out));
+        if left_out.is_empty() {
+            return;
+        }
+        let num_left_out: usize = left_out.values().sum();
+        let reasons: Vec<String> =
+            left_out.iter().map(|(reason, num)| format!("{num} {reason}")).collect();
+        self.watch.note(format!(
+            "`{}`: {num_left_out} of {num_read} prompts are left out: {}",
+            path.display(),
+            reasons.join(", ")
+        ));
+    }
+}
+
+/// Divides `num` by weights. Shares are rounded down, and the remainder goes to those with the largest
+/// fractions, the first of equals first.
+fn shares(num: usize, weights: &[f64]) -> Vec<usize> {
+    let sum: f64 = weights.iter().sum();
+    let exact: Vec<f64> = weights.iter().map(|weight| num as f64 * weight / sum).collect();
+    let mut shares: Vec<usize> = exact.iter().map(|share| share.floor() as usize).collect();
+    let left = num.saturating_sub(shares.iter().sum());
+    let mut by_loss: Vec<usize> = (0..weights.len()).collect();
+    by_loss.sort_by(|one, other| exact[*other].fract().total_cmp(&exact[*one].fract()));
+    by_loss.into_iter().cycle().take(left).for_each(|at| shares[at] += 1);
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_follow_weights_and_sum_to_the_total() {
+        assert_eq!(shares(10, &[1.0]), [10]);
+        assert_eq!(shares(9, &[1.0, 2.0]), [3, 6]);
+        assert_eq!(shares(10, &[1.0, 2.0]), [3, 7]);
+        assert_eq!(shares(2, &[1.0, 1.0, 1.0]), [1, 1, 0]);
+        assert_eq!(shares(1000, &[0.1, 0.2, 0.7]), [100, 200, 700]);
+        for num in 0..50 {
+            let all = shares(num, &[0.3, 5.0, 1e-9, 2.2]);
+            assert_eq!(all.iter().sum::<usize>(), num, "{all:?}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! A recipe: one TOML file with a section for each stage.
+//!
+//! A recipe is read once and checked as a whole, before any work starts. It is written beside every
+//! output with defaults filled in and overrides applied. Paths are relative to the working directory.
+
+mod costs;
+mod data;
+#[cfg(test)]
+mod documented;
+mod evaluate;
+mod overrides;
+mod prompts;
+mod rules;
+mod server;
+mod trees;
+mod tune;
+
+use draftsmith_served::ServerRecipe;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::{Notation, plain_problem, write_whole};
+use draftsmith_theory::DrafterId;
+use draftsmith_train::{AdapterTraining, HeadTraining, OptimizerSettings};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use self::costs::GivenCosts;
+pub use self::data::{DataRecipe, Responses, decoding, one};
+pub use self::evaluate::EvaluateRecipe;
+pub use self::overrides::Overrides;
+pub use self::prompts::{PromptSource, Split, Splits};
+pub use self::rules::{AskedRule, RulesRecipe};
+use self::server::check_without_weights;
+pub use self::server::read_server;
+pub use self::trees::{AskedShape, TreesRecipe};
+pub use self::tune::{CalibrationChoice, TuneRecipe};
+use crate::kinds::{DrafterRecipe, DrafterRecipes, head_within};
+use crate::prompt_files::Reading;
+use crate::text_side::Ends;
+
+/// All settings of a job.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Names the output directories `data/NAME` and `checkpoints/NAME`; the file's stem if absent.
+    #[serde(default)]
+    pub name: String,
+    /// Seed of every random draw.
+    #[serde(default)]
+    pub seed: u64,
+    /// The models.
+    pub models: Models,
+    /// The drafters by name, each of a kind.
+    #[serde(default)]
+    pub drafters: DrafterRecipes,
+    /// Shares of the splits of prompt files.
+    #[serde(default)]
+    pub splits: Splits,
+    /// Stage build-data.
+    pub data: Option<DataRecipe>,
+    /// Whether a malformed record in a prompt file is an error even if `data.strict` is false.
+    #[serde(skip)]
+    pub is_strict: bool,
+    /// Stages record and tune.
+    pub tune: Option<TuneRecipe>,
+    /// Stage evaluate.
+    pub evaluate: Option<EvaluateRecipe>,
+}
+
+/// The target: a checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Models {
+    /// The model whose output is reproduced.
+    pub target: PathBuf,
+    /// Replaces the target's chat template: `vicuna`, `llama-2`, `alpaca`, the path of a Jinja file, or
+    /// `none` for only the last user message.
+    pub chat_template: Option<String>,
+    /// Replaces the end tokens named in the target's files.
+    pub eos_token_ids: Option<Vec<u32>>,
+    /// Strings that end an answer after the token that completes one, as in transformers.
+    #[serde(default)]
+    pub stop_strings: Vec<String>,
+}
+
+impl Models {
+    /// The end tokens and stop strings of answers.
+    pub fn ends(&self) -> Ends {
+        let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
+        Ends { eos_token_ids, stop_strings, only_answers: false }
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe, applies the command line's overrides, and checks every value.
+    pub fn read(path: &Path, overrides: &Overrides<'_>) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the recipe `{}`", path.display()))?;
+        let named = || format!("recipe `{}`", path.display());
+        let mut table: toml::Table =
+            toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+        let is_changed = overrides.apply(&mut table)?;
+        let mut recipe: Self = if is_changed {
+            // Parsed from text again, so that messages name keys as for a file.
+            let merged = toml::to_string(&table).context("cannot merge the overrides")?;
+            toml::from_str(&merged)
+                .map_err(|e| toml_error(&e))
+                .with_context(|| format!("{} with the command line's overrides", named()))?
+        } else {
+            toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?
+        };
+        if recipe.name.is_empty() {
+            let stem = path.file_stem().unwrap_or_default();
+            recipe.name = stem.to_string_lossy().into_owned();
+        }
+        recipe.seed = overrides.seed.unwrap_or(recipe.seed);
+        recipe.is_strict = overrides.is_strict;
+        recipe.check().with_context(named)?;
+        Ok(recipe)
+    }
+
+    /// A recipe without stages, of drafters that flags name.
+    pub fn of_drafters(
+        target: PathBuf,
+        chat_template: Option<String>,
+        drafters: DrafterRecipes,
+    ) -> Self {
+        let (eos_token_ids, stop_strings) = (None, Vec::new());
+        Self {
+            name: String::new(),
+            seed: 0,
+            models: Models { target, chat_template, eos_token_ids, stop_strings },
+            drafters,
+            splits: Splits::default(),
+            data: None,
+            is_strict: false,
+            tune: None,
+            evaluate: None,
+        }
+    }
+
+    /// The recipe of an export: `given`, or the one that training wrote into `dir`.
+    ///
+    /// # Errors
+    /// If the recipe is missing or invalid.
+    pub fn of_export(dir: &Path, given: Option<&Path>, seed: Option<u64>) -> Result<Self> {
+        let beside = dir.join("recipe.toml");
+        let path = given.unwrap_or(&beside);
+        if given.is_none() && !path.is_file() {
+            bail!(
+                "there is no `{}`, which training writes beside an export and which names its \
+                 models; hint: give a recipe with `--recipe FILE`",
+                path.display()
+            );
+        }
+        Self::read(path, &Overrides { seed, ..Overrides::default() })
+    }
+
+    /// The output directory of build-data.
+    pub fn data_dir(&self) -> PathBuf {
+        Path::new("data").join(&self.name)
+    }
+
+    /// The output directory of all other stages.
+    pub fn checkpoint_dir(&self) -> PathBuf {
+        Path::new("checkpoints").join(&self.name)
+    }
+
+    /// The directory of what a drafter's training exports: the one that the recipe names, or else
+    /// `checkpoints/NAME/<drafter>`.
+    pub fn export_dir(&self, id: DrafterId) -> PathBuf {
+        let given = self.drafters.get(id).and_then(|it| it.kind.path());
+        given.map_or_else(|| self.checkpoint_dir().join(id.as_str()), Path::to_path_buf)
+    }
+
+    /// The directory of a drafter's head, if the recipe names or trains one.
+    pub fn head_dir(&self, id: DrafterId) -> Option<PathBuf> {
+        let head = self.drafters.get(id)?.head.as_ref()?;
+        Some(head.path().map_or_else(|| head_within(&self.export_dir(id)), Path::to_path_buf))
+    }
+
+    /// The draft model whose candidates and labels the data has, and its training of a head.
+    pub fn trained_head(&self) -> Option<(DrafterId, &HeadTraining)> {
+        let (id, _) = self.draft()?;
+        Some((id, self.drafters.get(id)?.head_training()?))
+    }
+
+    /// The first draft model, whose candidates and labels the data has.
+    pub fn draft(&self) -> Option<(DrafterId, &Path)> {
+        self.drafters.models().first().copied()
+    }
+
+    /// The adapters that the recipe trains.
+    pub fn trained_adapters(&self) -> Vec<(DrafterId, &AdapterTraining)> {
+        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
+    }
+
+    /// The drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
+    pub fn evaluated(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
+        let asked = self.evaluate.as_ref().and_then(|evaluate| evaluate.drafters.as_ref());
+        self.drafters.iter().filter(move |(id, _)| asked.is_none_or(|asked| asked.contains(id)))
+    }
+
+    /// The same recipe with only this drafter, and those that it is made of.
+    #[must_use]
+    pub fn with_only(&self, id: DrafterId, drafter: DrafterRecipe) -> Self {
+        let evaluate = self.evaluate.clone();
+        let evaluate = evaluate.map(|evaluate| EvaluateRecipe { drafters: None, ..evaluate });
+        Self { drafters: DrafterRecipes::one(id, drafter), evaluate, ..self.clone() }
+    }
+
+    /// The directory of the state of a head's training.
+    pub fn head_training_dir(&self, id: DrafterId) -> PathBuf {
+        self.checkpoint_dir().join(format!("{id}-head-training"))
+    }
+
+    /// The directory of the heads of a draft's sweep.
+    pub fn sweep_dir(&self, id: DrafterId) -> PathBuf {
+        self.export_dir(id).join("sweep")
+    }
+
+    /// The share of the built data's conversations that no training used. Each training holds out the
+    /// same conversations first, so this is the smallest of their shares.
+    pub fn held_out_share(&self) -> f64 {
+        let trainings = self.drafters.iter().flat_map(|(_, it)| {
+            let head = it.head_training().map(|head| head.optimizer);
+            [head, it.kind.training().map(|adapter| adapter.optimizer)].into_iter().flatten()
+        });
+        let fractions = trainings.map(|optimizer| optimizer.validation_fraction);
+        fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
+    }
+
+    /// The output directory of tune and replay.
+    pub fn tuning_dir(&self) -> PathBuf {
+        self.checkpoint_dir().join("tuning")
+    }
+
+    /// The sections that record, tune and replay need.
+    pub fn need_tuning(&self, stage: &str) -> Result<(&TuneRecipe, &EvaluateRecipe)> {
+        let tune = self.tune.as_ref().with_context(|| {
+            format!(
+                "the recipe has no section `[tune]`, which {stage} needs: it says which prompts choose \
+                 stop rules; hint: add the section, which may be empty"
+            )
+        })?;
+        let evaluate = self.evaluate.as_ref().with_context(|| {
+            format!(
+                "the recipe has no section `[evaluate]`, which {stage} needs: it says how and on which \
+                 prompts decoding is tested"
+            )
+        })?;
+        Ok((tune, evaluate))
+    }
+
+    /// The servers that replace the target's weights, if those are not read.
+    pub fn target_elsewhere(&self) -> Option<&ServerRecipe> {
+        self.data.as_ref()?.target_elsewhere()
+    }
+
+    /// The number of the target's first layers that adapters need: the layers before an exit, and layers
+    /// that initialise an adapter. Covers the recipe's adapters and those of its evaluation.
+    pub fn num_first_layers(&self) -> usize {
+        self.drafters.iter().map(|(_, it)| it.kind.num_first_layers()).max().unwrap_or(0)
+    }
+
+    /// The output directory of evaluate.
+    pub fn evaluation_dir(&self) -> PathBuf {
+        self.checkpoint_dir().join("evaluation")
+    }
+
+    /// How to read the prompt files of a section with this split.
+    pub fn reading(&self, split: Option<Split>) -> Reading {
+        Reading {
+            split: split.map(|split| self.splits.range(split)),
+            is_strict: self.is_strict || self.data.as_ref().is_some_and(|data| data.strict),
+            keeps_tokens: false,
+        }
+    }
+
+    /// Writes the complete recipe into an output directory.
+    pub fn write_beside(&self, dir: &Path) -> Result<()> {
+        let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
+        Ok(write_whole(&dir.join("recipe.toml"), text)?)
+    }
+
+    /// Writes the recipe with only one drafter beside what a training of it exports.
+    pub fn write_of(&self, id: DrafterId, dir: &Path) -> Result<()> {
+        match self.drafters.get(id) {
+            Some(drafter) => self.with_only(id, drafter.clone()).write_beside(dir),
+            None => self.write_beside(dir),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(safe) {
+            bail!(
+                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` \
+                 that does not start with `.`",
+                self.name
+            );
+        }
+        self.data.iter().try_for_each(DataRecipe::check)?;
+        if self.target_elsewhere().is_some() {
+            check_without_weights(self)?;
+        }
+        self.splits.check()?;
+        self.drafters.check()?;
+        self.tune.iter().try_for_each(TuneRecipe::check)?;
+        self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))
+    }
+}
+
+/// Checks a key's value.
+///
+/// # Errors
+/// If it does not hold; the message names the key and says the problem.
+pub fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
+    if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
+}
+
+/// Reads the keys of a table from a file, and checks them. Messages call the file `what`.
+fn read_keys<T: DeserializeOwned>(
+    what: &str,
+    path: &Path,
+    check: impl Fn(&T) -> Result<()>,
+) -> Result<T> {
+    let named = || format!("{what} `{}`", path.display());
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the {}", named()))?;
+    let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+    check(&keys).with_context(named)?;
+    Ok(keys)
+}
+
+/// The TOML parser's message with the line that it shows, without the names of Rust types.
+fn toml_error(error: &toml::de::Error) -> anyhow::Error {
+    let message = error.message();
+    let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
+    anyhow::anyhow!("{}", text.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests;

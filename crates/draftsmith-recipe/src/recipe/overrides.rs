@@ -1,0 +1,65 @@
+//! What the command line changes in a recipe: keys set by `--set KEY=VALUE`, the seed, and the type
+//! that models compute in, which also applies to trainings unless the recipe sets their `dtype`.
+
+use anyhow::{Context, Result, bail};
+use draftsmith_model::WeightDtype;
+
+use crate::kinds::default_dtype;
+
+/// The command line's changes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Overrides<'a> {
+    /// Entries `KEY=VALUE`.
+    pub keys: &'a [String],
+    /// Replaces the recipe's seed.
+    pub seed: Option<u64>,
+    /// The type for trainings without a `dtype`.
+    pub dtype: WeightDtype,
+    /// Whether a malformed record in a prompt file is an error.
+    pub is_strict: bool,
+}
+
+impl Overrides<'_> {
+    /// Changes the table's keys; returns whether any could have changed.
+    pub(super) fn apply(&self, table: &mut toml::Table) -> Result<bool> {
+        for given in self.keys {
+            set(table, given)?;
+        }
+        if !self.dtype.is_f32()
+            && let Some(drafters) = table.get_mut("drafters").and_then(toml::Value::as_table_mut)
+        {
+            default_dtype(drafters, self.dtype.name());
+        }
+        Ok(!self.keys.is_empty() || !self.dtype.is_f32())
+    }
+}
+
+/// The most parts of a key, more than any recipe has. Deeper nesting would overflow the stack of the
+/// TOML writer.
+const MOST_PARTS: usize = 16;
+
+/// Sets `a.b=value` in a table. The value is TOML; anything else is taken as a string.
+fn set(table: &mut toml::Table, given: &str) -> Result<()> {
+    let (key, value) = given.split_once('=').with_context(|| {
+        format!("`--set {given}`: expected KEY=VALUE, as in `drafters.draft.head.num_layers=2`")
+    })?;
+    let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
+        .ok()
+        .and_then(|mut parsed| parsed.remove("value"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    if parts.len() > MOST_PARTS {
+        bail!("`--set`: the key has {} parts, expected at most {MOST_PARTS}", parts.len());
+    }
+    let last = parts.pop().unwrap_or_default();
+    let mut place = table;
+    for part in parts {
+        place = place
+            .entry(part)
+            .or_insert_with(|| toml::Value::Table(toml::Table::new()))
+            .as_table_mut()
+            .with_context(|| format!("`--set {given}`: `{part}` is not a section"))?;
+    }
+    place.insert(last.to_owned(), value);
+    Ok(())
+}

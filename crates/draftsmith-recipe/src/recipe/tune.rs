@@ -1,0 +1,76 @@
+//! The section `[tune]`: the prompts and rounds that stop rules are replayed on.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::costs::GivenCosts;
+use super::prompts::Split;
+use super::require;
+
+/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters come
+/// from `[evaluate]`, whose prompts are recorded too and serve as test prompts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TuneRecipe {
+    /// Prompt files for the choice; the prompts that training held out of the built data if absent.
+    pub prompts: Option<Vec<PathBuf>>,
+    /// The most prompts of each file or of the held-out ones, spread evenly; all if absent.
+    pub num_prompts: Option<usize>,
+    /// The split of the prompt files to use; all prompts if absent.
+    pub split: Option<Split>,
+    /// The most candidates that a replayed round can have.
+    pub max_length: usize,
+    /// How the head's predictions are calibrated before a rule reads them.
+    pub calibration: CalibrationChoice,
+    /// Also try prompt lookup before each drafter.
+    pub lookup_first: bool,
+    /// Costs of forwards on the machine that will serve the drafters; measured here if absent.
+    pub costs: Option<GivenCosts>,
+}
+
+/// Which calibration of a head's predictions is fitted to the rollouts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CalibrationChoice {
+    /// Platt scaling if it is clearly better than none in cross-validation over prompts.
+    #[default]
+    Auto,
+    /// None: the head's own predictions are used.
+    None,
+    /// A scale and a bias of the logit.
+    Platt,
+}
+
+impl Default for TuneRecipe {
+    fn default() -> Self {
+        Self {
+            prompts: None,
+            num_prompts: None,
+            split: None,
+            max_length: 20,
+            calibration: CalibrationChoice::default(),
+            lookup_first: true,
+            costs: None,
+        }
+    }
+}
+
+impl TuneRecipe {
+    pub(super) fn check(&self) -> Result<()> {
+        require(
+            self.prompts.as_ref().is_none_or(|prompts| !prompts.is_empty()),
+            "tune.prompts",
+            "is empty: leave it out for the prompts that training held out",
+        )?;
+        require(self.num_prompts != Some(0), "tune.num_prompts", "is 0: leave it out for all")?;
+        require(
+            self.split.is_none() || self.prompts.is_some(),
+            "tune.split",
+            "is set without `tune.prompts`: only prompt files are split, not held-out prompts",
+        )?;
+        require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")?;
+        self.costs.iter().try_for_each(|costs| costs.check("tune.costs."))
+    }
+}

@@ -1,0 +1,92 @@
+//! A checkpoint directory whose parts are read when first needed.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
+
+use crate::watch::Watch;
+use crate::watch::Progress;
+
+/// A model's directory and what was read from it.
+#[derive(Default)]
+pub(super) struct ModelDir {
+    /// What messages call the model, such as `target`.
+    pub(super) role: String,
+    pub(super) dir: PathBuf,
+    config: OnceLock<ModelConfig>,
+    /// The hash of weights and `config.json`.
+    pub(super) hash: OnceLock<String>,
+    f32: OnceLock<CausalLm>,
+    bf16: OnceLock<CausalLm>,
+}
+
+impl ModelDir {
+    pub(super) fn new(role: &str, dir: &Path) -> Self {
+        Self { role: role.to_owned(), dir: dir.to_path_buf(), ..Self::default() }
+    }
+
+    /// Checks that the directory exists.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.dir.is_dir() {
+            return Ok(());
+        }
+        bail!(
+            "the {} `{}` is not a directory; \
+             hint: give a Hugging Face checkpoint directory with config.json and tokenizer.json",
+            self.role,
+            self.dir.display()
+        )
+    }
+
+    pub(super) fn config(&self) -> Result<&ModelConfig> {
+        get_or_read(&self.config, || Ok(ModelConfig::from_model_dir(&self.dir)?))
+    }
+
+    /// The weights for computing in `dtype`, read by `load`.
+    pub(super) fn weights(
+        &self,
+        dtype: WeightDtype,
+        load: impl FnOnce(&Path) -> Result<CausalLm>,
+    ) -> Result<&CausalLm> {
+        let slot = match dtype {
+            WeightDtype::F32 => &self.f32,
+            WeightDtype::Bf16 => &self.bf16,
+        };
+        get_or_read(slot, || load(&self.dir))
+    }
+}
+
+/// Fewest bytes to show a progress bar for.
+const SHOWN_FROM: u64 = 1 << 28;
+
+/// The hash of a directory's weights and `config.json`, not cached.
+pub fn hash_dir(dir: &Path, watch: &dyn Watch) -> Result<String> {
+    hash_with(dir, watch, hash_model_dir)
+}
+
+/// A function that hashes a model's directory and reports bytes read and their total.
+pub(super) type HashModel = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<String, ModelError>;
+
+pub(super) fn hash_with(dir: &Path, watch: &dyn Watch, hash: HashModel) -> Result<String> {
+    let megabytes = |bytes: u64| bytes / 1_000_000;
+    let (mut shown, mut last): (Option<Progress>, u64) = (None, 0);
+    let hash = hash(dir, &mut |num_read, all| {
+        if all >= SHOWN_FROM {
+            let bar = || Progress::new(watch, "hash", "MB", megabytes(all));
+            shown.get_or_insert_with(bar).advance(megabytes(num_read) - megabytes(last));
+            last = num_read;
+        }
+    });
+    hash.with_context(|| format!("cannot hash `{}`", dir.display()))
+}
+
+/// The value of a slot, or what `read` returns.
+pub(super) fn get_or_read<T>(slot: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(found) = slot.get() {
+        return Ok(found);
+    }
+    let read = read()?;
+    Ok(slot.get_or_init(|| read))
+}

@@ -1,0 +1,55 @@
+use draftsmith_model::{AcceptanceHeadConfig, WeightDtype};
+
+use super::*;
+
+fn workspace() -> Workspace {
+    let model = |name: &str| {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
+    };
+    let drafts = [(DrafterId::DRAFT, &*model("draft"))];
+    Workspace::new(&model("target"), &drafts, vec![Device::flex()])
+}
+
+#[test]
+fn each_input_is_read_once_and_only_if_needed() {
+    let workspace = workspace();
+    let reads = || workspace.reads.lock().expect(HELD).len();
+    workspace.context().expect("two configs");
+    assert_eq!(reads(), 0);
+    workspace.target_alone().expect("the target");
+    assert_eq!(reads(), 2, "tokenizer and weights");
+    let alone = workspace.pair().expect("a pair").text.context;
+    assert_eq!(alone, workspace.context().expect("two configs"));
+    workspace.draft_in(WeightDtype::F32).expect("the draft's weights");
+    assert_eq!(reads(), 3);
+    for _ in 0..2 {
+        let target = workspace.target_hash().expect("a hash");
+        assert_eq!(target, hash_dir(&workspace.target.dir, &Silent).expect("a hash"));
+        assert_eq!(reads(), 4);
+    }
+}
+
+#[test]
+fn rewritten_exports_are_read_again() {
+    let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
+    let write = |num_layers| {
+        let config = AcceptanceHeadConfig::new(8, num_layers, true);
+        workspace.forget(dir.path());
+        config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
+    };
+    let hash = || workspace.export_hash(dir.path(), "a shape").expect("a hash");
+    let num_layers = || workspace.head(dir.path(), 8).expect("a head").0.num_layers;
+    write(1);
+    let first = hash();
+    assert_eq!((num_layers(), hash()), (1, first.clone()));
+    write(2);
+    assert_eq!(num_layers(), 2);
+    assert_ne!(hash(), first);
+}
+
+#[test]
+fn a_missing_directory_is_named_with_its_role() {
+    let workspace = Workspace::new(Path::new("nowhere"), &[], vec![Device::flex()]);
+    let error = workspace.pair().expect_err("refused").to_string();
+    assert!(error.starts_with("the target `nowhere` is not a directory; hint:"), "{error}");
+}

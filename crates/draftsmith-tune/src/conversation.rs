@@ -1,0 +1,120 @@
+//! Answers the turns of conversations in order, each after the answers to the turns before it.
+
+use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
+
+use draftsmith_recipe::text_side::TextSide;
+
+/// A prompt to answer.
+#[derive(Clone)]
+pub enum SetPrompt {
+    /// A conversation, answered turn by turn.
+    Conversation(Prompt),
+    /// A prompt of the built data that nothing was trained on, earlier turns included.
+    HeldOut { id: String, prompt_ids: Vec<u32> },
+}
+
+impl SetPrompt {
+    /// The maximum number of responses to it.
+    pub fn num_turns(&self) -> usize {
+        match self {
+            Self::Conversation(prompt) => prompt.turns.len(),
+            Self::HeldOut { .. } => 1,
+        }
+    }
+}
+
+/// A turn to answer.
+pub struct Turn {
+    /// Its index among the prompt's turns.
+    pub number: usize,
+    /// The id of its row.
+    pub id: String,
+    /// The token ids of the conversation up to where the answer begins.
+    pub prompt_ids: Vec<u32>,
+}
+
+/// The result of each answered turn of a conversation, and the answers' texts.
+pub type Answered<T> = (Vec<T>, Vec<String>);
+
+/// Answers the turns of one prompt. `answer` returns a turn's result, from which `response_ids` gets the
+/// answer for the turns that follow. A conversation ends before the turn that exceeds the context.
+///
+/// # Errors
+/// If the first turn does not fit the context, a text cannot be encoded or decoded, or `answer`
+/// fails, with the turn's id.
+pub fn answer_turns<T>(
+    text: &TextSide,
+    prompt: &Prompt,
+    response_ids: impl Fn(&T) -> &[u32],
+    mut answer: impl FnMut(Turn) -> Result<T>,
+) -> Result<Answered<T>> {
+    let one = |turns: Vec<(usize, Turn)>| {
+        turns.into_iter().map(|(_, turn)| answer_named(turn, &mut answer)).collect()
+    };
+    let mut answered = answer_batched(text, &[prompt], response_ids, one)?;
+    Ok(answered.remove(0))
+}
+
+/// Answers a turn and names it in errors.
+///
+/// # Errors
+/// If `answer` fails.
+pub fn answer_named<T>(turn: Turn, answer: impl FnOnce(Turn) -> Result<T>) -> Result<T> {
+    let named = format!("prompt `{}`", turn.id);
+    answer(turn).context(named)
+}
+
+/// Answers the turns of several prompts in batches: all first turns, then all second turns, and so on.
+/// `answer` takes turns with the indices of their prompts and returns their results in order. Otherwise
+/// as [`answer_turns`].
+///
+/// # Errors
+/// As [`answer_turns`]; `answer` adds the turn's id.
+pub fn answer_batched<T>(
+    text: &TextSide,
+    prompts: &[&Prompt],
+    response_ids: impl Fn(&T) -> &[u32],
+    mut answer: impl FnMut(Vec<(usize, Turn)>) -> Result<Vec<T>>,
+) -> Result<Vec<Answered<T>>> {
+    let mut all: Vec<Answered<T>> = prompts.iter().map(|_| (Vec::new(), Vec::new())).collect();
+    for number in 0.. {
+        let mut turns = Vec::new();
+        for (prompt_index, (prompt, (_, texts))) in prompts.iter().zip(&all).enumerate() {
+            let has_more = number < prompt.turns.len() && texts.len() == number;
+            let next = if has_more { next_turn(text, prompt, texts)? } else { None };
+            turns.extend(next.map(|turn| (prompt_index, turn)));
+        }
+        if turns.is_empty() {
+            break;
+        }
+        let prompt_indices: Vec<usize> =
+            turns.iter().map(|(prompt_index, _)| *prompt_index).collect();
+        for (prompt_index, one) in prompt_indices.into_iter().zip(answer(turns)?) {
+            let (results, texts) = &mut all[prompt_index];
+            texts.push(text.tokenizer.decode(response_ids(&one), true)?);
+            results.push(one);
+        }
+    }
+    Ok(all)
+}
+
+/// The turn after the answered ones; `None` if it exceeds the context.
+///
+/// # Errors
+/// If the first turn does not fit the context, or a text cannot be encoded.
+pub fn next_turn(
+    text: &TextSide,
+    prompt: &Prompt,
+    texts: &[String],
+) -> Result<Option<Turn>> {
+    let number = texts.len();
+    let id = prompt.row_id(number);
+    let prompt_ids = text.prompt_ids(prompt, number, texts)?;
+    if number == 0 {
+        text.check_fits(&id, &prompt_ids)?;
+    } else if prompt_ids.len() >= text.context {
+        return Ok(None);
+    }
+    Ok(Some(Turn { number, id, prompt_ids }))
+}

@@ -1,0 +1,233 @@
+//! The costs of draft forwards, target forwards and further rows: measured on this machine, given by the user,
+//! or the SpecDec++ paper's.
+//!
+//! Costs that the user gives hold for another machine: `costs.json` does not store them, and no evaluation
+//! here judges what they promise. Reports name the source of their costs.
+
+mod measure;
+mod mixed;
+mod trees;
+
+use anyhow::Result;
+use draftsmith_theory::{
+    CostModel, DrafterId, RoundCosts, SignalNeeds, StopRuleConfig, StopRuleName, TheoryError,
+};
+use serde::{Deserialize, Serialize};
+
+use draftsmith_recipe::GivenCosts;
+
+pub use measure::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
+pub use trees::measure_tree_costs;
+
+/// The round lengths that are timed. The target reads one row more than a round has candidates.
+const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
+
+/// Costs of one drafter under one way of decoding, in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Costs {
+    pub drafter: DrafterId,
+    /// Draft forwards without signals and verifications, in rounds of one length.
+    pub rounds: RoundCosts,
+    /// The same in rounds whose lengths change as under a rule that reads signals. Such rounds are slower:
+    /// weights and kernels are in the caches only if they were used recently.
+    pub mixed_rounds: RoundCosts,
+    /// Additional cost of a draft forward with an acceptance head.
+    pub head_seconds: f64,
+    /// Additional cost of a draft forward with its confidence, or the candidate's probability.
+    pub confidence_seconds: f64,
+    /// Additional cost of a draft forward with its entropy.
+    pub entropy_seconds: f64,
+    /// The drafter's forwards over 1, 2, … nodes of a tree. If they were not measured, rows are assumed to
+    /// add the same share as to the target's forwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_rows: Option<RoundCosts>,
+}
+
+impl Costs {
+    /// The costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft and a 70B target: signals and
+    /// further rows are free.
+    pub fn paper(drafter: DrafterId) -> Self {
+        let line = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+        Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
+    }
+
+    /// The costs that the user gives for a drafter of a recipe with `num_drafters`; `None` if they are to be
+    /// measured.
+    ///
+    /// # Errors
+    /// If there are several drafters and the costs do not name theirs, or they are not positive numbers.
+    pub fn given(
+        given: &GivenCosts,
+        drafter: DrafterId,
+        num_drafters: usize,
+    ) -> Result<Option<Self>> {
+        let Some(draft_ms) = given.draft_ms(drafter, num_drafters)? else { return Ok(None) };
+        let target = Self::given_target(given)?;
+        let priced = |rounds: RoundCosts| rounds.with_draft_seconds(drafter, draft_ms * 1e-3);
+        Ok(target.map(|target| Self::of_all(drafter, priced(target.rounds))))
+    }
+
+    /// The costs that the user gives for the target's forwards, without the price of a drafter; `None` if they
+    /// are to be measured.
+    ///
+    /// # Errors
+    /// If they are not positive numbers.
+    pub fn given_target(given: &GivenCosts) -> Result<Option<Self>> {
+        let Some(rows_ms) = given.rows_ms() else { return Ok(None) };
+        let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
+        let rounds = RoundCosts::new([].into(), rows)?;
+        Ok(Some(Self::of_all(DrafterId::DRAFT, rounds)))
+    }
+
+    /// The costs of the target's forwards, measured in seconds by rows, without the price of a drafter.
+    ///
+    /// # Errors
+    /// If there are none.
+    pub fn of_target(points: Vec<(usize, f64)>) -> Result<Self, TheoryError> {
+        Ok(Self::of_all(DrafterId::DRAFT, RoundCosts::from_points([].into(), points)?))
+    }
+
+    /// The same costs for all rounds, with free signals.
+    fn of_all(drafter: DrafterId, rounds: RoundCosts) -> Self {
+        Self {
+            drafter,
+            mixed_rounds: rounds.clone(),
+            rounds,
+            head_seconds: 0.0,
+            confidence_seconds: 0.0,
+            entropy_seconds: 0.0,
+            draft_rows: None,
+        }
+    }
+
+    /// Seconds of a forward of the drafter by its rows, at the costs of `target`'s rounds.
+    ///
+    /// # Errors
+    /// If a draft forward has no price.
+    pub fn forward_seconds(
+        &self,
+        target: &RoundCosts,
+    ) -> Result<impl Fn(usize) -> f64, TheoryError> {
+        let (one, own) = (target.draft_seconds(self.drafter)?, self.draft_rows.as_ref());
+        Ok(move |rows| match own {
+            // Forwards within rounds have other costs than forwards timed separately. Only the cost of
+            // further rows is taken from the latter.
+            Some(own) => one + (own.verify_seconds(rows) - own.verify_seconds(1)).max(0.0),
+            None => one * target.verify_seconds(rows) / target.verify_seconds(1),
+        })
+    }
+
+    /// The same costs under the name of another drafter.
+    ///
+    /// # Errors
+    /// If a draft forward has no price.
+    pub fn of_drafter(self, drafter: DrafterId) -> Result<Self, TheoryError> {
+        let renamed = |rounds: RoundCosts| {
+            let seconds = rounds.draft_seconds(self.drafter)?;
+            Ok(rounds.with_draft_seconds(drafter, seconds))
+        };
+        let (rounds, mixed_rounds) = (renamed(self.rounds)?, renamed(self.mixed_rounds)?);
+        Ok(Self { drafter, rounds, mixed_rounds, ..self })
+    }
+
+    /// The costs of rounds under a rule.
+    pub fn of_rule(&self, config: &StopRuleConfig) -> RoundCosts {
+        if config.name() == StopRuleName::FixedLength {
+            self.rounds.clone()
+        } else {
+            self.of_needs(config.needs())
+        }
+    }
+
+    /// The costs of rounds under a rule that reads these signals.
+    pub fn of_needs(&self, needs: SignalNeeds) -> RoundCosts {
+        let extras = [
+            (needs.acceptance_prob, self.head_seconds),
+            (
+                needs.confidence || needs.confidence_of_ten || needs.candidate_prob,
+                self.confidence_seconds,
+            ),
+            (needs.entropy, self.entropy_seconds),
+        ];
+        let extra: f64 = extras.iter().filter(|(is_read, _)| *is_read).map(|(_, s)| s).sum();
+        let rounds = self.mixed_rounds.clone();
+        // A missing price stays missing, and is reported where it is needed.
+        match rounds.draft_seconds(self.drafter) {
+            Ok(alone) => rounds.with_draft_seconds(self.drafter, alone + extra),
+            Err(_) => rounds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_are_kept_by_the_names_of_drafters() {
+        let exit = DrafterId::named("exit2");
+        let costs = Costs::paper(exit);
+        let mut json = serde_json::to_value(&costs).expect("serializes");
+        assert_eq!(json["drafter"], "exit2");
+        assert_eq!(json["rounds"]["draft_seconds"]["exit2"], 0.0234);
+        assert_eq!(serde_json::from_value::<Costs>(json.clone()).expect("reads back"), costs);
+        // A price of another drafter is refused when it is needed.
+        json["drafter"] = "draft".into();
+        let other: Costs = serde_json::from_value(json).expect("reads");
+        let refused = other.rounds.line(other.drafter).expect_err("no price").to_string();
+        assert!(refused.contains("`draft`"), "{refused}");
+    }
+
+    #[test]
+    fn given_costs_are_in_milliseconds_for_the_drafters_that_they_name() {
+        let exit = DrafterId::named("exit2");
+        let given = |text: &str| toml::from_str::<GivenCosts>(text).expect("reads");
+        let free_rows = given("draft_ms = 31.25\ntarget_ms = 125");
+        let costs = Costs::given(&free_rows, exit, 1).expect("one").expect("given");
+        assert_eq!(costs.rounds.draft_seconds(exit).expect("a price"), 0.03125);
+        assert_eq!([1, 2, 14].map(|rows| costs.rounds.verify_seconds(rows)), [0.125; 3]);
+        assert_eq!(
+            costs.of_needs(SignalNeeds { entropy: true, ..SignalNeeds::default() }),
+            costs.rounds
+        );
+        let rows = given("draft_ms = { exit2 = 1 }\nrows_ms = [8, 9, 12]");
+        let costs = Costs::given(&rows, exit, 2).expect("named").expect("given");
+        for (rows, ms) in [(1, 8.0), (2, 9.0), (3, 12.0), (4, 14.0)] {
+            assert!((costs.rounds.verify_seconds(rows) * 1e3 - ms).abs() < 1e-12);
+        }
+        assert_eq!(Costs::given(&rows, DrafterId::DRAFT, 2).expect("not named"), None);
+    }
+
+    #[test]
+    fn rows_of_a_drafter_cost_what_was_measured_or_the_same_share_as_the_targets() {
+        let drafter = DrafterId::DRAFT;
+        let given: GivenCosts =
+            toml::from_str("draft_ms = 2\nrows_ms = [8, 10, 12]").expect("reads");
+        let costs = Costs::given(&given, drafter, 1).expect("one").expect("given");
+        let close = |found: f64, ms: f64| assert!((found * 1e3 - ms).abs() < 1e-12, "{found}");
+        let alike = costs.forward_seconds(&costs.rounds).expect("a price");
+        [(1, 2.0), (2, 2.5), (3, 3.0)].into_iter().for_each(|(rows, ms)| close(alike(rows), ms));
+        let own = RoundCosts::new([].into(), vec![1e-3, 1.25e-3]).expect("times");
+        let measured = Costs { draft_rows: Some(own), ..costs.clone() };
+        let measured = measured.forward_seconds(&measured.rounds).expect("a price");
+        [(1, 2.0), (2, 2.25), (4, 2.75)]
+            .into_iter()
+            .for_each(|(rows, ms)| close(measured(rows), ms));
+        let text = serde_json::to_string(&costs).expect("numbers");
+        assert!(!text.contains("draft_rows"));
+        assert_eq!(serde_json::from_str::<Costs>(&text).expect("reads"), costs);
+    }
+
+    #[test]
+    fn only_rules_that_read_a_signal_pay_for_it() {
+        let drafter = DrafterId::DRAFT;
+        let costs = Costs { entropy_seconds: 0.5, head_seconds: 0.25, ..Costs::paper(drafter) };
+        let price = |needs| costs.of_needs(needs).draft_seconds(drafter).expect("a price");
+        let none = SignalNeeds::default();
+        assert_eq!(price(none), 0.0234);
+        assert_eq!(price(SignalNeeds { entropy: true, ..none }), 0.0234 + 0.5);
+        let both = SignalNeeds { entropy: true, acceptance_prob: true, ..none };
+        assert_eq!(price(both), 0.0234 + 0.75);
+    }
+}

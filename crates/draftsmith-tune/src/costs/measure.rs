@@ -1,0 +1,357 @@
+//! Measures costs: rounds of every length on real prompts, repeated until their costs are known precisely
+//! enough.
+//!
+//! Costs are measured in rounds of one fixed length, and again in rounds under the rule that is best at
+//! those costs. Other processes on the machine only slow rounds down, and not all lengths alike, so the
+//! slower half of the passes is ignored.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use draftsmith_report::{DrafterName, median_of};
+use draftsmith_theory::{
+    Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule, Trace,
+};
+use serde::{Deserialize, Serialize};
+
+use super::mixed::{RoundLengths, mixed_costs};
+use super::{Costs, LENGTHS};
+use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::watch::Progress;
+use crate::decoders::Decoders;
+
+/// The round length at which signals are timed.
+const SIGNAL_LENGTH: usize = 4;
+/// Decodings of each prompt in a pass with rounds of one length: plain, each length, and each of three
+/// signals.
+const NUM_TIMINGS: usize = 1 + LENGTHS.len() + 3;
+/// Decodings of each prompt in a pass with rounds of changing lengths.
+const MIXED_REPEATS: usize = 2;
+/// The fewest passes over all prompts and lengths.
+const MIN_PASSES: usize = 10;
+/// The same for slow passes: their models are large, and large models' forwards vary less.
+const MIN_LONG_PASSES: usize = 3;
+/// The usual time limit, once the fewest passes are done.
+pub const COSTS_TIME_LIMIT: Duration = Duration::from_secs(300);
+/// The most passes: waiting does not improve the measurement on a machine that is too noisy.
+const MAX_PASSES: usize = 40;
+/// Measuring ends when half the 95 % interval of each cost, relative to the cost, is at most this.
+const CLOSE_ENOUGH: f64 = 0.02;
+/// New tokens per prompt and pass.
+const NUM_TOKENS: usize = 32;
+
+/// Costs, and how precisely they are known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredCosts {
+    pub costs: Costs,
+    /// Half the 95 % interval of the least certain cost of a draft forward or verification, relative to
+    /// that cost.
+    pub uncertainty: f64,
+    pub num_passes: usize,
+}
+
+/// Measures the costs of a drafter.
+pub struct CostProbe<'p, 'm> {
+    pub decoders: &'p mut Decoders<'m>,
+    pub drafter: DrafterId,
+    pub decoding: Decoding,
+    pub prompts: &'p [Vec<u32>],
+    /// The time after which no further pass begins, once the fewest are done.
+    pub time_limit: Duration,
+    pub watch: &'p dyn Watch,
+}
+
+impl CostProbe<'_, '_> {
+    /// Measures. `lengths_under` returns the round lengths, in order, under a rule that is good at the
+    /// costs that it is given: those of the first pass, which does not count otherwise.
+    ///
+    /// # Errors
+    /// If there are no prompts, a model fails, or the user presses Ctrl-C.
+    pub fn measure(
+        mut self,
+        lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
+    ) -> Result<MeasuredCosts> {
+        if self.prompts.is_empty() {
+            bail!("there is no prompt to measure costs on");
+        }
+        let most = self.decoders.limits.max_new_tokens;
+        self.decoders.limits.max_new_tokens = most.min(NUM_TOKENS);
+        let measured = self.passes(lengths_under);
+        self.decoders.limits.max_new_tokens = most;
+        measured
+    }
+
+    fn passes(
+        &mut self,
+        lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
+    ) -> Result<MeasuredCosts> {
+        let progress = Progress::new(self.watch, "costs", "answers", 0);
+        let all = self.prompts;
+        progress.set_total((all.len() * NUM_TIMINGS) as u64);
+        // The first forwards of a process touch pages and pick kernels. Their costs are good enough to
+        // estimate the lengths of rounds and the time of a pass. One prompt suffices, unless its answer is
+        // too short.
+        self.prompts = &all[..1];
+        let mut first = self.pass(&mut RoundLengths::default(), &progress)?;
+        let mut num_answers = NUM_TIMINGS;
+        let mut costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
+        if costs.is_err() {
+            self.prompts = all;
+            first = self.pass(&mut RoundLengths::default(), &progress)?;
+            num_answers += all.len() * NUM_TIMINGS;
+            costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
+        }
+        let of_prompt = first.duration.div_f64(self.prompts.len() as f64);
+        let is_short = self.prompts.len() == all.len();
+        let num_prompts =
+            if is_short { all.len() } else { self.num_prompts_in_time(of_prompt, all) };
+        self.prompts = &all[..num_prompts];
+        let max_passes = max_passes(of_prompt.mul_f64(num_prompts as f64), self.time_limit);
+        let mut lengths = RoundLengths::new(lengths_under(&costs?.costs)?, SignalNeeds::default());
+        num_answers += num_prompts * (NUM_TIMINGS + MIXED_REPEATS) * max_passes;
+        progress.set_total(num_answers as u64);
+        let mut passes: Vec<Pass> = Vec::new();
+        loop {
+            passes.push(self.pass(&mut lengths, &progress)?);
+            let num_passes = passes.len();
+            if num_passes < MIN_LONG_PASSES {
+                continue;
+            }
+            let measured = MeasuredCosts::of(quiet(&mut passes), self.drafter)?;
+            progress.message(format!("± {:.1} %", measured.uncertainty * 100.0));
+            let min_passes = MIN_PASSES.min(max_passes);
+            let is_known = measured.uncertainty <= CLOSE_ENOUGH && num_passes >= min_passes;
+            if is_known || num_passes >= max_passes {
+                progress.clear();
+                return Ok(MeasuredCosts { num_passes, ..measured });
+            }
+        }
+    }
+
+    /// The number of prompts with which the fewest passes end in time, at least 1.
+    fn num_prompts_in_time(&self, of_prompt: Duration, all: &[Vec<u32>]) -> usize {
+        let passes = of_prompt.as_secs_f64() * MIN_LONG_PASSES as f64;
+        let in_time = (self.time_limit.as_secs_f64() / passes) as usize;
+        in_time.clamp(1, all.len())
+    }
+
+    /// One pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
+    fn pass(&mut self, mixed: &mut RoundLengths, progress: &Progress) -> Result<Pass> {
+        let begun = Instant::now();
+        let none = SignalNeeds::default();
+        let mut verify_seconds = vec![median_of(self.time(0, none, progress)?.verify)];
+        let mut draft_seconds = Vec::new();
+        let mut plain_draft = 0.0;
+        for length in LENGTHS {
+            let timed = self.time(length, none, progress)?;
+            verify_seconds.push(median_of(timed.verify));
+            if let Some(draft) = median_of(timed.draft) {
+                draft_seconds.push(draft);
+                if length == SIGNAL_LENGTH {
+                    plain_draft = draft;
+                }
+            }
+        }
+        let extra = |probe: &mut Self, needs| -> Result<f64> {
+            let timed = probe.time(SIGNAL_LENGTH, needs, progress)?;
+            Ok(median_of(timed.draft).map_or(0.0, |draft| draft - plain_draft))
+        };
+        let head_seconds = if self.decoders.has_head_for(self.drafter.into()) {
+            extra(self, SignalNeeds { acceptance_prob: true, ..none })?
+        } else {
+            progress.advance(self.prompts.len() as u64);
+            0.0
+        };
+        let confidence_seconds = extra(self, SignalNeeds { confidence: true, ..none })?;
+        let entropy_seconds = extra(self, SignalNeeds { entropy: true, ..none })?;
+        let mut mixed_rounds = Vec::new();
+        let num_repeats = if mixed.is_empty() { 0 } else { MIXED_REPEATS };
+        for number in (0..num_repeats).flat_map(|_| 0..self.prompts.len()) {
+            mixed_rounds.extend(self.decode(number, Some(mixed), progress)?.rounds);
+        }
+        Ok(Pass {
+            duration: begun.elapsed(),
+            draft_seconds: median_of(draft_seconds).unwrap_or(0.0),
+            verify_seconds,
+            head_seconds,
+            confidence_seconds,
+            entropy_seconds,
+            mixed_rounds,
+        })
+    }
+
+    /// Times whole rounds of one length, in which signals are computed and ignored; plain decoding if the
+    /// length is 0.
+    fn time(
+        &mut self,
+        length: usize,
+        needs: SignalNeeds,
+        progress: &Progress,
+    ) -> Result<RoundTimes> {
+        let mut timed = RoundTimes::default();
+        for number in 0..self.prompts.len() {
+            let mut rule = RoundLengths::new(vec![length], needs);
+            let rule = (length > 0).then_some(&mut rule);
+            let trace = self.decode(number, rule, progress)?;
+            for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
+                let num_forwards = round.num_draft_forwards();
+                if num_forwards > 0 {
+                    timed.draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
+                }
+                timed.verify.push(round.verify_time.as_secs_f64());
+            }
+        }
+        Ok(timed)
+    }
+
+    /// Decodes a prompt with rounds of given lengths, or plainly.
+    fn decode(
+        &mut self,
+        number: usize,
+        lengths: Option<&mut RoundLengths>,
+        progress: &Progress,
+    ) -> Result<Trace> {
+        self.watch.check_interrupted()?;
+        let Self { decoders, drafter, decoding, prompts, .. } = self;
+        let mut draws = SeededDraws::new(number as u64, &["costs"]);
+        let (prompt, draws) = (&prompts[number], &mut draws);
+        let name = lengths.as_ref().map_or(DrafterName::None, |_| (*drafter).into());
+        let rule = lengths.map(|rule| rule as &mut dyn StopRule);
+        let found = decoders.decode(name, rule, decoding, prompt, draws)?;
+        progress.advance(1);
+        Ok(found.trace)
+    }
+}
+
+/// The number of passes that fit into `limit` if each takes `of_one`.
+fn max_passes(of_one: Duration, limit: Duration) -> usize {
+    // A time of zero gives infinity, which the cast saturates.
+    let in_time = (limit.as_secs_f64() / of_one.as_secs_f64()) as usize;
+    in_time.clamp(MIN_LONG_PASSES, MAX_PASSES)
+}
+
+/// The faster half of the passes.
+fn quiet(passes: &mut [Pass]) -> &[Pass] {
+    passes.sort_by_key(|pass| pass.duration);
+    &passes[..passes.len().div_ceil(2)]
+}
+
+impl MeasuredCosts {
+    /// Costs that are given, and so known exactly.
+    pub fn given(costs: Costs) -> Self {
+        Self { costs, uncertainty: 0.0, num_passes: 0 }
+    }
+
+    fn of(passes: &[Pass], drafter: DrafterId) -> Result<Self> {
+        let column = |of: &dyn Fn(&Pass) -> f64| -> (f64, f64) {
+            median_and_half_width(passes.iter().map(of).collect())
+        };
+        let draft = column(&|pass| pass.draft_seconds);
+        // Lengths that occurred in every pass.
+        let verify: Vec<(usize, (f64, f64))> = (0..=LENGTHS.len())
+            .filter(|index| passes.iter().all(|pass| pass.verify_seconds[*index].is_some()))
+            .map(|index| {
+                let rows = if index == 0 { 1 } else { LENGTHS[index - 1] + 1 };
+                let of = move |pass: &Pass| pass.verify_seconds[index].unwrap_or_default();
+                (rows, column(&of))
+            })
+            .collect();
+        if verify.len() < 3 {
+            bail!(
+                "the prompts' answers are too short to measure costs on: \
+                 rounds of two lengths are needed"
+            );
+        }
+        let extra = |of: &dyn Fn(&Pass) -> f64| column(of).0.max(0.0);
+        let points = verify.iter().map(|(rows, (median, _))| (*rows, *median)).collect();
+        let rounds = RoundCosts::from_points([(drafter, draft.0)].into(), points)?;
+        let mixed_rounds = passes.iter().flat_map(|pass| &pass.mixed_rounds);
+        let costs = Costs {
+            drafter,
+            mixed_rounds: mixed_costs(mixed_rounds, &rounds, drafter)?,
+            rounds,
+            head_seconds: extra(&|pass| pass.head_seconds),
+            confidence_seconds: extra(&|pass| pass.confidence_seconds),
+            entropy_seconds: extra(&|pass| pass.entropy_seconds),
+            draft_rows: None,
+        };
+        let all = verify.iter().map(|(_, known)| known).chain([&draft]);
+        let uncertainty = all.map(|(median, half_width)| half_width / median).fold(0.0, f64::max);
+        Ok(Self { costs, uncertainty, num_passes: passes.len() })
+    }
+}
+
+/// The median of values and half its 95 % interval.
+///
+/// # Panics
+/// If there are no values.
+fn median_and_half_width(values: Vec<f64>) -> (f64, f64) {
+    const MEASURED: &str = "there is a pass to summarise";
+    let count = values.len() as f64;
+    let median = median_of(values.iter().copied()).expect(MEASURED);
+    let distances = values.iter().map(|value| (value - median).abs());
+    // The standard deviation by the median distance, which a few slow passes do not move; the standard
+    // error of a median is 1.2533 times that of a mean.
+    let deviation = 1.4826 * median_of(distances).expect(MEASURED);
+    (median, 1.96 * 1.2533 * deviation / count.sqrt())
+}
+
+/// One pass over all prompts, lengths and signals.
+#[derive(Debug, Clone, Default)]
+struct Pass {
+    /// The time of the pass, prefills included.
+    duration: Duration,
+    draft_seconds: f64,
+    /// Seconds of a verification of one row in plain decoding, then of rounds of each length; `None` if
+    /// there was no such round.
+    verify_seconds: Vec<Option<f64>>,
+    head_seconds: f64,
+    confidence_seconds: f64,
+    entropy_seconds: f64,
+    /// Rounds of changing lengths.
+    mixed_rounds: Vec<Round>,
+}
+
+/// Seconds in rounds of one length.
+#[derive(Debug, Default)]
+struct RoundTimes {
+    /// Seconds of a draft forward, averaged over its round.
+    draft: Vec<f64>,
+    verify: Vec<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_that_take_long_are_fewer() {
+        let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds), COSTS_TIME_LIMIT);
+        assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 3]);
+        let one = Duration::from_secs(2);
+        assert_eq!(
+            [1, 20, 1000].map(|limit| max_passes(one, Duration::from_secs(limit))),
+            [3, 10, 40]
+        );
+    }
+
+    #[test]
+    fn the_slower_half_of_the_passes_does_not_count() {
+        let pass = |millis| Pass { duration: Duration::from_millis(millis), ..Pass::default() };
+        let mut passes = [40, 10, 30, 50, 20].map(pass);
+        let durations: Vec<u128> =
+            quiet(&mut passes).iter().map(|pass| pass.duration.as_millis()).collect();
+        assert_eq!(durations, [10, 20, 30]);
+    }
+
+    #[test]
+    fn a_slow_pass_does_not_move_the_summary() {
+        let even: Vec<f64> = (0..21).map(|i| 1.0 + f64::from(i % 3) * 0.01).collect();
+        let mut slow = even.clone();
+        slow[4] = 9.0;
+        let (even, slow) = (median_and_half_width(even), median_and_half_width(slow));
+        assert_eq!(even.0, 1.01);
+        assert_eq!(slow.0, even.0);
+        assert!(slow.1 <= 1.5 * even.1);
+    }
+}

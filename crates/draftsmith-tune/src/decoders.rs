@@ -1,0 +1,309 @@
+//! The sessions of a pair and its exports: decodes plainly or with any of the drafters.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use draftsmith_decode::{
+    DraftStep, Drafter, Drafters, Drafting, Generation, Limits, Logits, LookupFirstDraft,
+    ModelDrafter, ModelSession, NoDrafter, RecordOptions, RecordRequest, Request, RoundTokens,
+    Sizes, Target, TreeDraft, Verification, decode_many, record,
+};
+use draftsmith_model::WeightDtype;
+use draftsmith_report::{DecodingName, DrafterName, tokens_per_second};
+use draftsmith_theory::{
+    Decoding, DrafterId, Draws, Proposal, Recording, SeededDraws, SignalNeeds, StopRule,
+};
+
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
+use draftsmith_recipe::pair::Pair;
+
+/// The reason why a drafter cannot be recorded.
+pub const NO_STEPS: &str = "it has no model, and so no probabilities to record";
+
+/// The reason why a drafter cannot propose trees.
+pub const NO_TREE: &str =
+    "a tree needs a drafter with a model, whose candidates it grows by";
+
+/// A prompt to answer, with the rule that ends its draft phases; without a rule it is decoded plainly.
+pub struct PromptToDecode<'r> {
+    pub prompt_ids: &'r [u32],
+    pub rule: Option<&'r mut dyn StopRule>,
+    pub draws: &'r mut dyn Draws,
+}
+
+/// Sessions of all models.
+pub struct Decoders<'m> {
+    drafters: Drafters<'m>,
+    /// The dtype that the target computes in.
+    pub dtype: WeightDtype,
+    /// The calibrations of the drafters' heads.
+    calibrations: Vec<(DrafterId, &'m HeadCalibration)>,
+    pub limits: Limits,
+    num_slots: usize,
+}
+
+impl<'m> Decoders<'m> {
+    /// Sessions for one sequence, with the pair's whole context.
+    pub fn new(pair: &'m Pair, drafters: &'m LoadedDrafters, max_new_tokens: usize) -> Self {
+        Self::with_slots(pair, drafters, max_new_tokens, 1)
+    }
+
+    /// Sessions for `num_slots` sequences side by side.
+    pub fn with_slots(
+        pair: &'m Pair,
+        drafters: &'m LoadedDrafters,
+        max_new_tokens: usize,
+        num_slots: usize,
+    ) -> Self {
+        let sizes = Sizes { target: &pair.target, capacity: pair.text.context, num_slots };
+        let calibration = |it: &'m LoadedDrafter| Some((it.id(), &it.head.as_ref()?.calibration));
+        Self {
+            dtype: pair.target.dtype(),
+            calibrations: drafters.iter().filter_map(calibration).collect(),
+            drafters: Drafters::new(drafters.iter().map(|it| &it.parts), sizes),
+            limits: pair.text.limits(max_new_tokens),
+            num_slots,
+        }
+    }
+
+    /// Decodes with a drafter, or plainly, as many prompts side by side as there are slots. Rules read the
+    /// head's predictions with the calibration for this way of decoding.
+    ///
+    /// # Errors
+    /// If a prompt does not fit, a model fails, or the drafter is missing.
+    pub fn decode_many<'r>(
+        &mut self,
+        drafter: DrafterName,
+        decoding: &Decoding,
+        all: impl IntoIterator<Item = PromptToDecode<'r>>,
+    ) -> Result<Vec<Generation>> {
+        let calibration = self.calibration_of(drafter);
+        let limits = &self.limits.clone();
+        let requests = all.into_iter().map(|PromptToDecode { prompt_ids, rule, draws }| Request {
+            prompt: prompt_ids,
+            decoding: *decoding,
+            limits,
+            rule: rule.map(|rule| rule as &mut dyn StopRule),
+            draws,
+        });
+        let observe = &mut |_: usize, _: RoundTokens<'_>| ControlFlow::Continue(());
+        let (name, num_slots) = (drafter, self.num_slots);
+        if let Some(first) = drafter.as_look_ups_alone() {
+            let mut drafter = LookupFirstDraft::new(NoDrafter, first, num_slots);
+            return Ok(decode_many(self.drafters.target(), &mut drafter, requests, observe)?);
+        }
+        if drafter.id().is_none() {
+            return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
+        }
+        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
+        proposing(drafter, name, num_slots, |drafter| {
+            Ok(decode_many(target, drafter, requests, observe)?)
+        })
+    }
+
+    /// Decodes one prompt with a drafter and a rule, or plainly without both.
+    ///
+    /// # Errors
+    /// As for [`Self::decode_many`].
+    pub fn decode<'r>(
+        &mut self,
+        drafter: DrafterName,
+        rule: Option<&'r mut dyn StopRule>,
+        decoding: &Decoding,
+        prompt_ids: &'r [u32],
+        draws: &'r mut dyn Draws,
+    ) -> Result<Generation> {
+        let one = PromptToDecode { prompt_ids, rule, draws };
+        Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
+    }
+
+    /// Records a drafter along responses of the target, with the head's uncalibrated predictions. `observe`
+    /// gets the number of positions recorded so far, and may stop the recording.
+    ///
+    /// # Errors
+    /// If a prompt does not fit, a model fails, or the drafter is missing or has no model.
+    pub fn record<'r>(
+        &mut self,
+        drafter: DrafterName,
+        options: &RecordOptions,
+        responses: impl IntoIterator<Item = RecordRequest<'r>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Recording>> {
+        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        drafter.set_calibration(None);
+        let steps = drafter.by_steps().context(NO_STEPS)?;
+        Ok(record(target, steps, options, responses, observe)?)
+    }
+
+    /// The drafter's logits at each position of a response, computed token by token as in decoding.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, a model fails, or the drafter is missing or has no model.
+    pub fn draft_logits(
+        &mut self,
+        drafter: DrafterName,
+        prompt_ids: &[u32],
+        response: &[u32],
+    ) -> Result<Vec<Vec<f32>>> {
+        const SLOT: usize = 0;
+        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        let drafter = drafter.by_steps().context(NO_STEPS)?;
+        target.begin(SLOT, prompt_ids)?;
+        drafter.begin(target, SLOT, prompt_ids)?;
+        let mut ids = prompt_ids.to_vec();
+        let mut logits = Vec::with_capacity(response.len());
+        for token in response {
+            let needs = SignalNeeds::default();
+            let step = DraftStep::in_chain(SLOT, &ids, 0, needs, &Decoding::GREEDY);
+            logits.extend(drafter.draft(target, &[step])?.into_iter().map(|row| row.own_logits));
+            ids.push(*token);
+        }
+        Ok(logits)
+    }
+
+    /// The times of a drafter's forwards over 1 or more tokens after a prompt: each number of `rows` in turn,
+    /// `num_passes` times. Empty if the context has no room for the largest number.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, a model fails, or the drafter is missing or has no model.
+    pub fn draft_times(
+        &mut self,
+        drafter: DrafterName,
+        prompt_ids: &[u32],
+        rows: &[usize],
+        num_passes: usize,
+    ) -> Result<Vec<(usize, Duration)>> {
+        const SLOT: usize = 0;
+        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
+        let drafter = drafter.by_steps().context(NO_STEPS)?;
+        let most = rows.iter().copied().max().unwrap_or(0);
+        if prompt_ids.len() + most > drafter.context().min(target.context()) {
+            return Ok(Vec::new());
+        }
+        target.begin(SLOT, prompt_ids)?;
+        drafter.begin(target, SLOT, prompt_ids)?;
+        // Which tokens follow does not matter.
+        let all: Vec<u32> = prompt_ids
+            .iter()
+            .chain(prompt_ids.iter().cycle())
+            .copied()
+            .take(prompt_ids.len() + most)
+            .collect();
+        let mut times = Vec::with_capacity(rows.len() * num_passes);
+        for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
+            let tokens = &all[..prompt_ids.len() + num_rows - 1];
+            let (num_candidates, needs) = (num_rows - 1, SignalNeeds::default());
+            let step = DraftStep::in_chain(SLOT, tokens, num_candidates, needs, &Decoding::GREEDY);
+            let begun = Instant::now();
+            drafter.draft(target, &[DraftStep { num_rows, ..step }])?;
+            times.push((num_rows, begun.elapsed()));
+            // The next forward reads the prompt's last token again.
+            target.commit(SLOT, prompt_ids.len() - 1, &[]);
+            drafter.commit(SLOT, prompt_ids.len() - 1, &[]);
+        }
+        Ok(times)
+    }
+
+    /// The times of the target's forwards over 1 or more rows after a prompt: each number of `rows` in turn,
+    /// `num_passes` times. Empty if the context has no room for the largest number.
+    ///
+    /// # Errors
+    /// If the prompt does not fit, or the model fails.
+    pub fn verify_times(
+        &mut self,
+        prompt_ids: &[u32],
+        rows: &[usize],
+        num_passes: usize,
+    ) -> Result<Vec<(usize, Duration)>> {
+        const SLOT: usize = 0;
+        let target = self.drafters.target();
+        let most = rows.iter().copied().max().unwrap_or(0);
+        if prompt_ids.len() + most > target.context() {
+            return Ok(Vec::new());
+        }
+        target.begin(SLOT, prompt_ids)?;
+        let mut times = Vec::with_capacity(rows.len() * num_passes);
+        for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
+            // Which tokens are proposed does not matter.
+            let proposed: Vec<u32> =
+                prompt_ids.iter().cycle().copied().take(num_rows - 1).collect();
+            let tokens = &[prompt_ids, &proposed].concat();
+            let proposal = &Proposal::certain_chain(&proposed);
+            let begun = Instant::now();
+            target.verify(&[Verification { slot: SLOT, tokens, proposal }])?;
+            times.push((num_rows, begun.elapsed()));
+            // The next forward reads the prompt's last token again.
+            target.commit(SLOT, prompt_ids.len() - 1, &[]);
+        }
+        Ok(times)
+    }
+
+    /// Whether the drafter has an acceptance head.
+    pub fn has_head_for(&self, drafter: DrafterName) -> bool {
+        self.calibration_of(drafter).is_some()
+    }
+
+    /// The target's logits after each token of `ids` from position `from` on.
+    ///
+    /// # Errors
+    /// If the ids do not fit or the model fails.
+    pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits> {
+        Ok(self.drafters.target().score(ids, from)?)
+    }
+
+    fn calibration_of(&self, drafter: DrafterName) -> Option<&'m HeadCalibration> {
+        let mut calibrations = self.calibrations.iter();
+        calibrations.find(|(id, _)| Some(*id) == drafter.id()).map(|(_, calibration)| *calibration)
+    }
+}
+
+/// New tokens of the answer that times the target.
+const NUM_TIMED_TOKENS: usize = 16;
+
+/// Tokens per second of the target's short greedy answer to a prompt, after one that is not timed.
+///
+/// # Errors
+/// If the prompt does not fit, or the model fails.
+pub fn target_speed(pair: &Pair, prompt_ids: &[u32]) -> Result<f64> {
+    let none = LoadedDrafters::default();
+    let mut decoders = Decoders::new(pair, &none, NUM_TIMED_TOKENS);
+    let mut answer = || {
+        let draws = &mut SeededDraws::new(0, &["speed"]);
+        decoders.decode(DrafterName::None, None, &Decoding::GREEDY, prompt_ids, draws)
+    };
+    answer()?;
+    Ok(tokens_per_second(&answer()?.trace))
+}
+
+fn drafting<'a, 'm>(
+    drafters: &'a mut Drafters<'m>,
+    drafter: DrafterName,
+) -> Result<Drafting<'a, 'm>> {
+    let id = drafter.id().context("the target alone drafts nothing")?;
+    drafters.drafting(id).with_context(|| format!("there is no drafter `{id}` to run"))
+}
+
+/// Runs `decode` with the drafter that a name asks for: `drafter` itself, its trees, or `drafter` with prompt
+/// lookup before it.
+///
+/// # Errors
+/// If trees are asked of a drafter without a model, or `decode` fails.
+pub fn proposing<'m, R>(
+    drafter: &mut (dyn ModelDrafter<'m> + 'm),
+    name: DrafterName,
+    num_slots: usize,
+    decode: impl FnOnce(&mut dyn Drafter<ModelSession<'m>>) -> Result<R>,
+) -> Result<R> {
+    match name {
+        DrafterName::None | DrafterName::Of(_) => decode(drafter),
+        DrafterName::Tree(_, shape) => {
+            decode(&mut TreeDraft::new(drafter.by_steps().context(NO_TREE)?, shape))
+        }
+        DrafterName::After(first, _) => {
+            decode(&mut LookupFirstDraft::new(drafter, first, num_slots))
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Judges stop rules by replay: settings that were chosen on some recordings are judged on others, against
+//! the best fixed length and plain decoding.
+//!
+//! A fold is a pair of such recordings. `replay` has one fold, of validation and test prompts. `survey` has
+//! few prompts and cross-validates with two folds: each half is judged with the settings chosen on the other
+//! half, so that no prompt has chosen a setting that it judges.
+
+use std::borrow::Cow;
+
+use anyhow::{Context, Result};
+use draftsmith_report::{ReplayRow, shown_interval};
+use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts};
+
+use crate::costs::Costs;
+use crate::sweep::{Choice, best_fixed, best_of, cheapest, per_token};
+
+/// The settings that were chosen on some recordings, and the recordings that judge them.
+pub struct Fold<'a> {
+    /// The best setting of each rule.
+    pub choices: Vec<Choice>,
+    judged_on: Cow<'a, Recordings>,
+    /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
+    /// every candidate is unknown.
+    perfect: Option<Box<Fold<'a>>>,
+}
+
+impl<'a> Fold<'a> {
+    /// Chooses the settings with `choose`.
+    ///
+    /// # Errors
+    /// If nothing was recorded.
+    pub fn new(
+        chosen_on: &Recordings,
+        judged_on: &'a Recordings,
+        costs: &Costs,
+        choose: fn(&Recordings, &Costs) -> Result<Vec<Choice>>,
+    ) -> Result<Self> {
+        let has_all = chosen_on.is_judged() && judged_on.is_judged();
+        let perfect = (chosen_on.head.is_some() && has_all).then(|| {
+            let choices = best_of(&chosen_on.with_perfect_head(), costs, |it| it.acceptance_prob)?;
+            let judged_on = Cow::Owned(judged_on.with_perfect_head());
+            anyhow::Ok(Box::new(Fold { choices, judged_on, perfect: None }))
+        });
+        let (choices, judged_on) = (choose(chosen_on, costs)?, Cow::Borrowed(judged_on));
+        Ok(Self { choices, judged_on, perfect: perfect.transpose()? })
+    }
+
+    /// The best of the rules that `belong` and have no look-ups, with its costs on the judging recordings.
+    ///
+    /// # Errors
+    /// If no rule belongs.
+    pub fn best(
+        &self,
+        costs: &Costs,
+        belongs: fn(&Choice) -> bool,
+    ) -> Result<(Choice, Vec<TimedCounts>)> {
+        let choices: Vec<Choice> = self
+            .choices
+            .iter()
+            .filter(|choice| is_alone(choice) && belongs(choice))
+            .cloned()
+            .collect();
+        let best = cheapest(&choices)?.clone();
+        let spent = best.replay(&self.judged_on, costs)?;
+        Ok((best, spent))
+    }
+}
+
+/// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
+pub struct Judging<'a> {
+    pub folds: Vec<Fold<'a>>,
+    costs: &'a Costs,
+    seed: u64,
+    /// The costs of each fold's best fixed length.
+    pub fixed: Vec<TimedCounts>,
+    /// The costs of plain decoding.
+    pub plain: Vec<TimedCounts>,
+}
+
+impl<'a> Judging<'a> {
+    /// Judges the choices of the folds.
+    ///
+    /// # Errors
+    /// If the costs have no price for the drafter.
+    pub fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
+        let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
+        let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
+        judging.fixed = judging.spent(judging.folds.iter(), |it| best_fixed(it).cloned())?;
+        Ok(judging)
+    }
+
+    /// The gains of each rule, with the settings of `shown`. A rule that could not be fitted in some fold
+    /// is left out.
+    ///
+    /// # Errors
+    /// If a rule cannot be replayed.
+    pub fn rows(&self, shown: &[Choice]) -> Result<Vec<ReplayRow>> {
+        let is_in_all =
+            |choice: &&Choice| self.folds.iter().all(|fold| like(&fold.choices, choice).is_some());
+        shown.iter().filter(is_in_all).map(|choice| self.row(choice)).collect()
+    }
+
+    fn row(&self, shown: &Choice) -> Result<ReplayRow> {
+        let same_rule = |choices: &'_ [Choice]| {
+            let found = like(choices, shown).cloned();
+            found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
+        };
+        let own = self.spent(self.folds.iter(), same_rule)?;
+        let gain = |some: &[usize]| over(&self.fixed, &own, some);
+        let ceiling = match is_alone(shown) && shown.config.needs().acceptance_prob {
+            true => {
+                let perfect: Option<Vec<&Fold<'_>>> =
+                    self.folds.iter().map(|fold| fold.perfect.as_deref()).collect();
+                perfect.map(|folds| self.spent(folds, same_rule)).transpose()?
+            }
+            false => None,
+        };
+        let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
+        let counts: Counts = own.iter().map(|spent| spent.counts).sum();
+        let ceiling = most.map(|most| self.estimate(&most));
+        // A share of a gain that may be zero means nothing.
+        let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
+        Ok(ReplayRow {
+            lookup_first: shown.lookup_first,
+            stop_rule: shown.name,
+            config: shown.config.clone(),
+            speedup: self.speedup(&own),
+            gain: self.estimate(&gain),
+            verification_rate: counts.verification_rate(),
+            discard_rate: counts.discard_rate(),
+            ceiling,
+            share_of_ceiling: most
+                .filter(|_| is_gain)
+                .map(|most| self.estimate(&|some| gain(some) / most(some))),
+        })
+    }
+
+    /// The oracle's gain over the best fixed length.
+    ///
+    /// # Errors
+    /// If the costs have no price for the drafter.
+    pub fn oracle(&self) -> Result<Estimate> {
+        let mut oracle = Vec::new();
+        for fold in &self.folds {
+            oracle.extend(fold.judged_on.replay_oracle(&self.costs.mixed_rounds)?);
+        }
+        Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
+    }
+
+    /// The costs of the best rules that `belong`.
+    ///
+    /// # Errors
+    /// If no rule belongs.
+    pub fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<TimedCounts>> {
+        let mut all = Vec::with_capacity(self.plain.len());
+        for fold in &self.folds {
+            all.extend(fold.best(self.costs, belongs)?.1);
+        }
+        Ok(all)
+    }
+
+    /// The speed over plain decoding.
+    pub fn speedup(&self, own: &[TimedCounts]) -> Estimate {
+        speedup(&self.plain, own, self.seed)
+    }
+
+    /// A statistic over the judged responses, with its interval.
+    pub fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
+        shown_interval(self.plain.len(), self.seed, statistic)
+    }
+
+    /// The costs of the rule that `pick` takes from each fold.
+    fn spent<'f>(
+        &self,
+        folds: impl IntoIterator<Item = &'f Fold<'a>>,
+        pick: impl Fn(&[Choice]) -> Result<Choice>,
+    ) -> Result<Vec<TimedCounts>>
+    where
+        'a: 'f,
+    {
+        let mut all = Vec::with_capacity(self.plain.len());
+        for Fold { choices, judged_on, .. } in folds {
+            all.extend(pick(choices)?.replay(judged_on, self.costs)?);
+        }
+        Ok(all)
+    }
+}
+
+/// Whether the rule has no look-ups before the drafter.
+fn is_alone(choice: &Choice) -> bool {
+    choice.lookup_first.is_none()
+}
+
+/// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups. None if the rule
+/// could not be fitted.
+fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Option<&'c Choice> {
+    choices.iter().find(|choice| match shown.lookup_first {
+        None => is_alone(choice) && choice.name == shown.name,
+        Some(_) => !is_alone(choice),
+    })
+}
+
+/// The speed over plain decoding, with its interval over responses.
+pub fn speedup(plain: &[TimedCounts], own: &[TimedCounts], seed: u64) -> Estimate {
+    shown_interval(plain.len(), seed, |some| 1.0 + over(plain, own, some))
+}
+
+/// The speed of `fast` over `slow` on some responses, minus 1.
+pub fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -> f64 {
+    per_token(slow, some) / per_token(fast, some) - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_theory::{
+        DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
+        StopRuleConfig, StopRuleName,
+    };
+
+    use super::*;
+    use crate::sweep::best_unread;
+
+    /// Responses whose tokens are drafted with a chance.
+    fn recordings(num_responses: usize, accepted: f64, name: &str) -> Recordings {
+        let mut draws = SeededDraws::new(1, &["judging", name]);
+        let candidate = RecordedCandidate {
+            token_id: 7,
+            candidate_prob: 0.5,
+            confidence: 0.5,
+            confidence_of_ten: 0.5,
+            entropy: 1.0,
+            predicted_acceptance_prob: None,
+            draft_log_prob: -1.0,
+            target_log_prob: -1.0,
+        };
+        let mut place = || RecordedPlace {
+            candidate: candidate.clone(),
+            rollout: (draws.uniform() >= accepted).then(|| vec![candidate.clone(); 8]),
+            draft_rank: None,
+        };
+        let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
+        Recordings {
+            drafter: DrafterId::DRAFT,
+            max_length: 8,
+            eos_token_ids: vec![0],
+            head: None,
+            responses: (0..num_responses).map(response).collect(),
+        }
+    }
+
+    #[test]
+    fn each_half_is_judged_with_the_settings_of_the_other() {
+        let (often, seldom) = (recordings(20, 0.95, "often"), recordings(20, 0.3, "seldom"));
+        let costs = Costs::paper(DrafterId::DRAFT);
+        let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);
+        let folds = [fold(&often, &seldom).expect("rules"), fold(&seldom, &often).expect("rules")];
+        let lengths = folds
+            .each_ref()
+            .map(|fold| best_fixed(&fold.choices).expect("tried").config.parameter());
+        assert!(lengths[0] > lengths[1], "{lengths:?}");
+        let judging = Judging::new(folds.into(), &costs, 3).expect("a price");
+        let config = |length: f64| {
+            let candidate_length = length as usize;
+            StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
+        };
+        let expected: Vec<TimedCounts> = [(&seldom, lengths[0]), (&often, lengths[1])]
+            .into_iter()
+            .flat_map(|(half, length)| {
+                half.replay(&config(length), &costs.rounds).expect("replays")
+            })
+            .collect();
+        assert_eq!(judging.fixed, expected);
+        // What was chosen for the other half is worse than what was chosen for itself.
+        let own = vec![fold(&often, &often).expect("rules")];
+        let own = Judging::new(own, &costs, 3).expect("a price");
+        let crossed = judging.speedup(&judging.fixed);
+        assert!(crossed.value < own.speedup(&own.fixed).value && crossed.low < crossed.value);
+        assert_eq!(judging.plain.len(), 40);
+        let rows = judging.rows(&judging.folds[0].choices).expect("replays");
+        let fixed = rows.iter().find(|row| row.stop_rule == StopRuleName::FixedLength);
+        let fixed = fixed.expect("a row");
+        assert_eq!((fixed.speedup, fixed.gain.value), (crossed, 0.0));
+    }
+}

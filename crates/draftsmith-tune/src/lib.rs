@@ -1,0 +1,17 @@
+//! Everything that is computed about drafters: labels, recordings, costs, the choice of a rule, and how it
+//! is judged.
+//!
+//! This crate prints nothing and reads no arguments; it takes recipes and a [`draftsmith_recipe::watch::Watch`].
+
+pub mod agreement;
+pub mod conversation;
+pub mod costs;
+pub mod decoders;
+pub mod judging;
+pub mod labels;
+pub mod recorder;
+pub mod responses;
+pub mod rollouts;
+pub mod server_access;
+pub mod sweep;
+pub mod tuning;

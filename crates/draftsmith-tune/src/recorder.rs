@@ -1,0 +1,371 @@
+//! The target's answers to prompts, and what drafters propose along them: `record` and the training of
+//! heads keep this in files, `survey` in memory.
+//!
+//! Several responses share each forward, since a forward that reads all weights costs little more for
+//! sixteen rows than for one. Recordings do not depend on that: a row's logits do not depend on the
+//! rows beside it, and every draw is seeded by its row's id. Threads, order and restarts change nothing.
+
+use std::borrow::Cow;
+use std::ops::ControlFlow;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::FinishReason;
+use draftsmith_decode::{
+    AnsweringTarget, Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget,
+};
+use draftsmith_report::DecodingName;
+use draftsmith_served::{Served, ServedResponse};
+use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
+use rayon::prelude::*;
+
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::{Watch, Interrupted};
+use crate::conversation::{SetPrompt, Turn, answer_batched};
+use crate::decoders::{Decoders, NO_STEPS};
+use draftsmith_recipe::device::DeviceChoice;
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::pair::LabelModels;
+use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::Recipe;
+use crate::responses::{Responder, sequences_at_once};
+use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
+use draftsmith_recipe::shard::Shard;
+use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::workspace::Workspace;
+
+/// The models that answer and draft.
+#[derive(Clone)]
+pub enum RecordedModels<'a> {
+    /// Target and drafters are local.
+    Pair(&'a Pair),
+    /// The drafter is local; servers answer for the target.
+    Served(ServedPair<'a>),
+}
+
+/// A local drafter and a target behind servers.
+#[derive(Clone)]
+pub struct ServedPair<'a> {
+    pub models: LabelModels<'a>,
+    text: &'a TextSide,
+    workspace: &'a Workspace,
+    asker: ServerAccess<'a>,
+}
+
+impl<'a> RecordedModels<'a> {
+    /// The models of a recipe.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn of(recipe: &'a Recipe, workspace: &'a Workspace) -> Result<Self> {
+        if recipe.target_elsewhere().is_none() {
+            return Ok(Self::Pair(workspace.pair()?));
+        }
+        Self::served(workspace, ServerAccess::of(recipe, Shard::WHOLE)?)
+    }
+
+    /// A workspace's draft and a target that servers serve.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn served(workspace: &'a Workspace, asker: ServerAccess<'a>) -> Result<Self> {
+        let (models, text) = (workspace.served_models()?, workspace.text_side()?);
+        Ok(Self::Served(ServedPair { models, text, workspace, asker }))
+    }
+
+    /// The tokenizer, templates and ends of the target.
+    pub fn text(&self) -> &'a TextSide {
+        match self {
+            Self::Pair(pair) => &pair.text,
+            Self::Served(served) => served.text,
+        }
+    }
+
+    /// Whether several threads record, each several responses.
+    fn on_cpu(&self) -> bool {
+        match self {
+            Self::Pair(pair) => DeviceChoice::is_cpu(&pair.target.device()),
+            Self::Served(served) => DeviceChoice::is_cpu(served.workspace.device()),
+        }
+    }
+}
+
+/// The target's answer to one prompt.
+pub struct Answer {
+    pub id: String,
+    pub prompt_ids: Vec<u32>,
+    pub response_ids: Vec<u32>,
+    /// Why it ends.
+    pub finish: Finish,
+    /// The most probable tokens at each position, as the server returned them. `None` for greedy answers
+    /// and for local targets.
+    pub probs: Option<Vec<TopProbs>>,
+}
+
+/// A response of the target, with the draws of its recording.
+pub struct ResponseToRecord<'a> {
+    pub prompt_ids: &'a [u32],
+    pub response_ids: &'a [u32],
+    /// As in [`Answer::probs`].
+    pub probs: Option<&'a [TopProbs]>,
+    pub draws: SeededDraws,
+}
+
+/// A drafter of `exports`, recorded along responses of one way of decoding.
+pub struct RecordedDrafter<'a> {
+    pub drafters: &'a LoadedDrafters,
+    pub id: DrafterId,
+    pub decoding: Decoding,
+}
+
+/// Answers prompts and records drafters along the answers.
+pub struct Recorder<'a> {
+    pub models: RecordedModels<'a>,
+    pub max_new_tokens: usize,
+    pub seed: u64,
+    /// The most candidates of a round in a replay.
+    pub max_length: usize,
+    /// Whether candidates get acceptance labels even if the drafter has no head: a head is to be trained
+    /// on them or estimated from them.
+    pub labels: bool,
+    pub watch: &'a dyn Watch,
+    /// Counts responses: once when they are given, and once for each drafter.
+    pub progress: &'a Progress,
+}
+
+impl Recorder<'_> {
+    /// Records a drafter along answers, which were given by the same way of decoding. Returns the
+    /// recordings with their answers' ids.
+    ///
+    /// # Errors
+    /// If an answer does not fit, a model fails, or the user presses Ctrl-C.
+    pub fn record_answers<'a>(
+        &self,
+        drafter: &RecordedDrafter<'_>,
+        answers: impl IntoIterator<Item = &'a Answer>,
+    ) -> Result<Vec<(String, Recording)>> {
+        let name = drafter.id.to_string();
+        let how = DecodingName::of(&drafter.decoding).text();
+        let to_record = |answer: &'a Answer| ResponseToRecord {
+            prompt_ids: &answer.prompt_ids,
+            response_ids: &answer.response_ids,
+            probs: answer.probs.as_deref(),
+            draws: SeededDraws::new(self.seed, &[&answer.id, "rollouts", &name, how]),
+        };
+        let (ids, mut responses): (Vec<String>, Vec<ResponseToRecord<'_>>) =
+            answers.into_iter().map(|answer| (answer.id.clone(), to_record(answer))).unzip();
+        Ok(ids.into_iter().zip(self.record(drafter, &mut responses)?).collect())
+    }
+
+    /// Records a drafter along responses. Returns the recordings in the responses' order.
+    ///
+    /// # Errors
+    /// If a response does not fit, a model fails, or the user presses Ctrl-C.
+    pub fn record(
+        &self,
+        drafter: &RecordedDrafter<'_>,
+        responses: &mut [ResponseToRecord<'_>],
+    ) -> Result<Vec<Recording>> {
+        let on_cpu = self.models.on_cpu();
+        let at_once = sequences_at_once(responses.len(), on_cpu);
+        let recorded: Vec<Vec<Recording>> = match &self.models {
+            RecordedModels::Pair(pair) => {
+                let decoders =
+                    || Decoders::with_slots(pair, drafter.drafters, self.max_new_tokens, at_once);
+                let record = |decoders: &mut Decoders<'_>, some: &mut [ResponseToRecord<'_>]| {
+                    let has_head = decoders.has_head_for(drafter.id.into());
+                    let options = self.options(drafter.decoding, has_head, true);
+                    self.record_watched(some, |requests, observe| {
+                        decoders.record(drafter.id.into(), &options, requests, observe)
+                    })
+                };
+                // On a device one thread records everything, and a free slot takes the next response.
+                match on_cpu {
+                    true => responses
+                        .par_chunks_mut(at_once)
+                        .map_init(decoders, record)
+                        .collect::<Result<_>>()?,
+                    false => vec![record(&mut decoders(), responses)?],
+                }
+            }
+            RecordedModels::Served(served) => responses
+                .par_chunks_mut(at_once)
+                .map(|some| self.record_served(served, drafter, some))
+                .collect::<Result<_>>()?,
+        };
+        Ok(recorded.into_iter().flatten().collect())
+    }
+
+    fn options(&self, decoding: Decoding, has_head: bool, is_target_here: bool) -> RecordOptions {
+        RecordOptions {
+            decoding,
+            limits: self.models.text().limits(self.max_new_tokens),
+            max_length: self.max_length,
+            has_head,
+            labels: self.labels,
+            is_target_here,
+        }
+    }
+
+    fn record_served(
+        &self,
+        served: &ServedPair<'_>,
+        drafter: &RecordedDrafter<'_>,
+        responses: &mut [ResponseToRecord<'_>],
+    ) -> Result<Vec<Recording>> {
+        let ServedPair { models, workspace, .. } = served;
+        let LabelModels { context, vocab_size, .. } = *models;
+        let loaded = drafter.drafters.get(drafter.id)?;
+        let parts = &loaded.parts.parts;
+        let known =
+            responses.iter().map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
+        let answers = ResponseTarget::new(known, vocab_size, context, responses.len());
+        let has_exit = parts.target_layers().exit.is_some();
+        let layers = has_exit.then(|| workspace.target_of_adapters(workspace.dtype)).transpose()?;
+        let target = AnsweringTarget { answers, layers, vocab_size };
+        let options = self.options(drafter.decoding, loaded.head.is_some(), false);
+        self.record_watched(responses, |requests, observe| {
+            let recorded = parts.record_elsewhere(target, &options, requests, observe);
+            Ok(recorded.context(NO_STEPS)??)
+        })
+    }
+
+    /// Calls `record` with requests for `responses`, reports its progress, and stops it on Ctrl-C.
+    fn record_watched<'r>(
+        &self,
+        responses: &'r mut [ResponseToRecord<'_>],
+        record: impl FnOnce(
+            Vec<RecordRequest<'r>>,
+            &mut dyn FnMut(usize) -> ControlFlow<()>,
+        ) -> Result<Vec<Recording>>,
+    ) -> Result<Vec<Recording>> {
+        let num_responses = responses.len();
+        let num_places: usize = responses.iter().map(|one| one.response_ids.len()).sum();
+        let requests = responses.iter_mut().map(|response| RecordRequest {
+            prompt: response.prompt_ids,
+            response: response.response_ids,
+            draws: &mut response.draws,
+        });
+        let mut all = self.progress.side_by_side(vec![num_responses as f64]);
+        let observe = &mut |num_recorded: usize| {
+            all.reach(0, num_recorded as f64 / num_places as f64);
+            let stops = self.watch.is_interrupted();
+            if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let recorded = record(requests.collect(), observe)?;
+        if recorded.len() < num_responses {
+            return Err(Interrupted.into());
+        }
+        all.finish();
+        Ok(recorded)
+    }
+
+    /// The target's answers to all turns of prompts. Each turn follows the answers to the earlier ones.
+    ///
+    /// # Errors
+    /// If a first turn does not fit, the target fails, or the user presses Ctrl-C.
+    pub fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
+        let pair = match &self.models {
+            RecordedModels::Pair(pair) => *pair,
+            RecordedModels::Served(ServedPair { text, workspace, asker, .. }) => {
+                let served = asker.open(workspace, decoding, self.max_new_tokens, self.watch)?;
+                return self.answer_served(served, text, prompts);
+            }
+        };
+        let on_cpu = self.models.on_cpu();
+        let at_once = sequences_at_once(prompts.len(), on_cpu);
+        let respond = |turns| self.respond(pair, turns, decoding);
+        let some = |prompts: &[SetPrompt]| answer_by(&pair.text, prompts, respond);
+        let answers: Vec<Vec<Answer>> = match on_cpu {
+            true => prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?,
+            false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
+        };
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// The servers' answers; asks for those that the journal lacks.
+    fn answer_served(
+        &self,
+        mut served: Served,
+        text: &TextSide,
+        prompts: &[SetPrompt],
+    ) -> Result<Vec<Answer>> {
+        let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
+        ask_servers(&mut served, all, text, self.watch, self.progress)?;
+        let prompts: Vec<SetPrompt> =
+            prompts.iter().filter_map(|prompt| unfiltered_of_set(&served, prompt)).collect();
+        if prompts.is_empty() && served.num_filtered() > 0 {
+            bail!(
+                "the servers' content filter stopped all {} responses; hint: turn it off, or use other \
+                 prompts",
+                served.num_filtered()
+            );
+        }
+        let answer = |(_, turn): (usize, Turn)| {
+            let Turn { id, prompt_ids, .. } = turn;
+            let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
+            let finish = match finish {
+                FinishReason::Eos => Finish::Eos,
+                FinishReason::StopString => Finish::StopString,
+                FinishReason::Length => Finish::Length,
+            };
+            Ok(Answer { id, prompt_ids, response_ids: ids, finish, probs })
+        };
+        answer_by(text, &prompts, |turns| turns.into_iter().map(answer).collect())
+    }
+
+    /// The target's answers to turns, decoded side by side.
+    fn respond(
+        &self,
+        pair: &Pair,
+        turns: Vec<(usize, Turn)>,
+        decoding: Decoding,
+    ) -> Result<Vec<Answer>> {
+        let responder = Responder {
+            target: &pair.target,
+            context: pair.text.context,
+            decoding,
+            limits: pair.text.limits(self.max_new_tokens),
+            watch: self.watch,
+        };
+        let how = DecodingName::of(&decoding).text();
+        let draws = |id: &str| SeededDraws::new(self.seed, &[id, "record", how]);
+        let mut prompts: Vec<(&[u32], SeededDraws)> =
+            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
+        let mut answered = self.progress.side_by_side(vec![1.0; turns.len()]);
+        let mut lens = vec![0; turns.len()];
+        let responses = responder.respond(&mut prompts, |nth, tokens| {
+            lens[nth] += tokens.kept.len();
+            answered.reach(nth, lens[nth] as f64 / self.max_new_tokens as f64);
+        })?;
+        answered.finish();
+        let answers = turns.into_iter().zip(responses).map(|((_, turn), response)| Answer {
+            id: turn.id,
+            prompt_ids: turn.prompt_ids,
+            response_ids: response.token_ids,
+            finish: response.finish,
+            probs: None,
+        });
+        Ok(answers.collect())
+    }
+}
+
+/// The answers to prompts, first those to conversations; `respond` answers turns side by side.
+fn answer_by(
+    text: &TextSide,
+    prompts: &[SetPrompt],
+    respond: impl Fn(Vec<(usize, Turn)>) -> Result<Vec<Answer>>,
+) -> Result<Vec<Answer>> {
+    let (mut conversations, mut held_out) = (Vec::new(), Vec::new());
+    for (nth, prompt) in prompts.iter().enumerate() {
+        match prompt {
+            SetPrompt::Conversation(prompt) => conversations.push(prompt),
+            SetPrompt::HeldOut { id, prompt_ids } => {
+                let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
+                held_out.push((nth, Turn { number: 0, id, prompt_ids }));
+            }
+        }
+    }
+    let answered =
+        answer_batched(text, &conversations, |answer: &Answer| &answer.response_ids, &respond)?;
+    Ok(answered.into_iter().flat_map(|(all, _)| all).chain(respond(held_out)?).collect())
+}

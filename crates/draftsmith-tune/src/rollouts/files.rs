@@ -1,0 +1,224 @@
+//! The rollouts files of a recipe: their paths, and whether they match the models, prompts and settings at
+//! hand.
+
+use draftsmith_report::{DecodingName, DrafterName};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use draftsmith_data::{
+    PromptFile, Provenance, RolloutHead, RolloutProvenance, hash_bytes, read_rollouts,
+    rollouts_path, write_rollouts,
+};
+use draftsmith_model::AcceptanceHeadConfig;
+use draftsmith_theory::{DrafterId, Recording, TokenChoice};
+use serde::Serialize;
+use serde_json::json;
+
+use super::rows::rows_of;
+use super::{PromptSet, RecordedSet};
+use draftsmith_recipe::built_data::{built_data, changes_text};
+use draftsmith_recipe::kinds::loaded::Loading;
+use draftsmith_recipe::kinds::{DrafterRecipe, Role};
+use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+use draftsmith_recipe::workspace::Workspace;
+
+/// One file of rollouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RolloutKey {
+    pub drafter: DrafterName,
+    pub set: PromptSet,
+    pub decoding: DecodingName,
+}
+
+/// Whether a file matches the recipe.
+pub enum FileState {
+    /// The file does not exist.
+    Absent,
+    /// The file has what the recipe would record now.
+    Whole(RecordedSet),
+    /// The file is broken or has another provenance, with the reason.
+    Stale(String),
+}
+
+/// The rollouts files of a recipe, with everything that they depend on.
+pub struct RolloutFiles<'a> {
+    recipe: &'a Recipe,
+    evaluate: &'a EvaluateRecipe,
+    tune: &'a TuneRecipe,
+    /// The common part of the provenance; drafter, prompts and decoding differ by file.
+    responses: Provenance,
+    drafters: Vec<HashedDrafter>,
+    validation_prompts: Vec<PromptFile>,
+    test_prompts: Vec<PromptFile>,
+    vocab_size: usize,
+    context: usize,
+}
+
+/// A drafter with the hashes of its weights and its head.
+struct HashedDrafter {
+    name: DrafterName,
+    hash: String,
+    head: Option<RolloutHead>,
+    head_dir: Option<PathBuf>,
+}
+
+impl<'a> RolloutFiles<'a> {
+    /// Hashes the models and prompts of a recipe.
+    ///
+    /// # Errors
+    /// If the recipe lacks a section, or one of its files cannot be read.
+    pub fn of(recipe: &'a Recipe, workspace: &Workspace) -> Result<Self> {
+        let (tune, evaluate) = recipe.need_tuning("record")?;
+        let provenance = workspace.provenance(recipe.seed, evaluate.max_new_tokens)?;
+        let responses = Provenance { draft: None, ..provenance };
+        Ok(Self {
+            recipe,
+            evaluate,
+            tune,
+            responses,
+            drafters: drafters(recipe, workspace)?,
+            validation_prompts: match &tune.prompts {
+                Some(paths) => workspace.prompt_files(paths)?,
+                None => vec![held_out_prompts(recipe, workspace)?],
+            },
+            test_prompts: workspace.prompt_files(&evaluate.prompts)?,
+            vocab_size: workspace.target_shape()?.vocab_size,
+            context: workspace.context()?,
+        })
+    }
+
+    /// The separate draft, then the adapters.
+    pub fn drafters(&self) -> Vec<DrafterName> {
+        self.drafters.iter().map(|drafting| drafting.name).collect()
+    }
+
+    /// The directory of the drafter's acceptance head.
+    pub fn head_dir(&self, drafter: DrafterName) -> Option<&Path> {
+        let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
+        drafting.and_then(|drafting| drafting.head_dir.as_deref())
+    }
+
+    /// The path of a file.
+    pub fn path(&self, key: RolloutKey) -> PathBuf {
+        let drafter = key.drafter.to_string();
+        rollouts_path(&self.recipe.data_dir(), &drafter, key.set.name(), key.decoding.text())
+    }
+
+    /// Reads a file, if it matches the recipe.
+    ///
+    /// # Errors
+    /// If the recipe has no such drafter.
+    pub fn state(&self, key: RolloutKey) -> Result<FileState> {
+        let expected = self.provenance(key)?;
+        let path = self.path(key);
+        if !path.exists() {
+            return Ok(FileState::Absent);
+        }
+        let (rows, provenance) = match read_rollouts(&path, Some(self.vocab_size)) {
+            Ok(read) => read,
+            Err(error) => return Ok(FileState::Stale(error.to_string())),
+        };
+        let differences = provenance.differences(&expected);
+        if !differences.is_empty() {
+            let why =
+                format!("`{}` was recorded with {}", path.display(), changes_text(&differences));
+            return Ok(FileState::Stale(why));
+        }
+        let set = RecordedSet::new(&rows, &provenance)?;
+        let needs_ranks = self.evaluate.tunes_trees(key.decoding);
+        Ok(match needs_ranks && !set.recordings.has_ranks() {
+            true => FileState::Stale(format!(
+                "`{}` was recorded without the ranks that trees are tuned by",
+                path.display()
+            )),
+            false => FileState::Whole(set),
+        })
+    }
+
+    /// Writes a file completely or not at all, and returns its recordings.
+    ///
+    /// # Errors
+    /// If it cannot be written, or the recipe has no such drafter.
+    pub fn write(
+        &self,
+        key: RolloutKey,
+        recorded: &[(String, Recording)],
+    ) -> Result<RecordedSet> {
+        let provenance = self.provenance(key)?;
+        let has_head = provenance.head.is_some();
+        let rows: Vec<_> =
+            recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, has_head)).collect();
+        write_rollouts(&self.path(key), &rows, &provenance)?;
+        RecordedSet::new(&rows, &provenance)
+    }
+
+    /// The provenance of a file.
+    fn provenance(&self, key: RolloutKey) -> Result<RolloutProvenance> {
+        let RolloutKey { drafter, set, decoding } = key;
+        let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
+        let drafting = drafting.with_context(|| {
+            format!("the recipe `{}` has no drafter `{drafter}`", self.recipe.name)
+        })?;
+        let (prompts, limit, split) = match set {
+            PromptSet::Validation => {
+                (&self.validation_prompts, self.tune.num_prompts, self.tune.split)
+            }
+            PromptSet::Test => (&self.test_prompts, self.evaluate.num_prompts, self.evaluate.split),
+        };
+        let mut responses = Provenance {
+            draft: Some(drafting.hash.clone()),
+            prompts: prompts.clone(),
+            limit: limit.map(|limit| limit as u64),
+            split: split.map(|split| self.recipe.splits.range(split)),
+            ..self.responses.clone()
+        };
+        let decoding = self.evaluate.decoding(decoding);
+        responses.repetition_penalty = decoding.repetition_penalty;
+        if let TokenChoice::Sampled(sampling) = decoding.choice {
+            responses.temperature = sampling.temperature;
+            responses.top_p = sampling.top_p;
+            responses.top_k = sampling.top_k.map(|top_k| top_k as u32);
+            responses.min_p = sampling.min_p;
+            let server = self.recipe.target_elsewhere();
+            let log_probs = server.and_then(|server| server.log_probs(&decoding));
+            responses.served_log_probs = log_probs.map(|num| num as u32);
+        }
+        Ok(RolloutProvenance {
+            responses,
+            drafter: drafter.to_string(),
+            set: set.name().to_owned(),
+            head: drafting.head.clone(),
+            max_length: self.tune.max_length as u32,
+            context: self.context as u32,
+            data: None,
+        })
+    }
+}
+
+/// The stand-in for a prompt file in provenance, if prompts are those that training held out.
+fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
+    let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
+    let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
+    Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
+}
+
+/// The drafters that draft step by step, and the hashes of what they draft with.
+fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>> {
+    let recorded = recipe.evaluated().filter(|(_, it)| it.kind.role() == Role::Steps);
+    let hashed = |(id, drafter): (DrafterId, &DrafterRecipe)| {
+        let loading = Loading { id, recipe, workspace };
+        let hash = drafter.kind.recorded_hash(&loading)?;
+        let head_dir = loading.head_dir()?;
+        let head = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
+        Ok(HashedDrafter { name: DrafterName::Of(id), hash, head, head_dir })
+    };
+    recorded.map(hashed).collect()
+}
+
+/// The provenance of the head in a directory.
+fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
+    let config = AcceptanceHeadConfig::from_dir(dir)?;
+    let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
+    let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
+    Ok(RolloutHead { hash: workspace.export_hash(dir, &shape)?, looks_ahead: reads.looks_ahead() })
+}

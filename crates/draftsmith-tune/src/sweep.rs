@@ -1,0 +1,275 @@
+//! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
+
+pub mod static_trees;
+
+use anyhow::{Context, Result};
+use draftsmith_theory::{
+    AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,
+    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, TimedCounts, cost_optimal,
+    seconds_per_token, stop_rules,
+};
+use rayon::prelude::*;
+
+use crate::costs::Costs;
+
+/// The greatest candidate lengths that are tried, besides the recorded one.
+const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
+/// Thresholds are multiples of 1/50.
+const STEPS: u32 = 50;
+
+/// The shortest matches of look-ups before a drafter.
+const MIN_MATCHES: [usize; 4] = [1, 2, 3, 4];
+const LOOKUP_LENGTHS: [usize; 6] = [2, 3, 4, 6, 8, 10];
+
+/// The thresholds of rules that compare a signal with a probability.
+pub fn thresholds() -> impl Iterator<Item = f64> {
+    (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
+}
+
+/// The rules that can be replayed over recordings with this head.
+fn replayable(head: Option<HeadTiming>) -> impl Iterator<Item = &'static StopRuleEntry> {
+    stop_rules().filter(move |entry| {
+        entry.heads.is_empty() || head.is_some_and(|head| entry.heads.contains(&head))
+    })
+}
+
+/// All settings of every rule that can be replayed, except the fitted rules.
+pub fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
+    let mut settings = Vec::new();
+    for entry in replayable(head) {
+        let Some(grid) = entry.grid() else { continue };
+        match grid.sweep {
+            Sweep::Lengths(lengths) => {
+                let bounds = Bounds { min: 1, max: max_length };
+                let recorded = lengths.iter().filter(|length| **length <= max_length);
+                settings.extend(recorded.map(|length| grid.at(*length as f64, bounds)));
+            }
+            Sweep::Probabilities => {
+                for bounds in caps(max_length) {
+                    settings.extend(thresholds().map(|threshold| grid.at(threshold, bounds)));
+                }
+            }
+        }
+    }
+    settings
+}
+
+/// Bounds with every greatest candidate length up to the recorded one.
+fn caps(max_length: usize) -> Vec<Bounds> {
+    let shorter = MAX_LENGTHS.into_iter().filter(|max| *max < max_length);
+    shorter.chain([max_length]).map(|max| Bounds { min: 1, max }).collect()
+}
+
+/// A rule at the setting that costs least.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The look-ups before the drafter, if any.
+    pub lookup_first: Option<LookupFirst>,
+    pub name: StopRuleName,
+    pub config: StopRuleConfig,
+    /// Modelled seconds a token on the recordings it was chosen on.
+    pub seconds_per_token: f64,
+}
+
+impl Choice {
+    /// The costs along recordings, by response.
+    ///
+    /// # Errors
+    /// If the rule cannot be replayed there.
+    pub fn replay(
+        &self,
+        recordings: &Recordings,
+        costs: &Costs,
+    ) -> Result<Vec<TimedCounts>> {
+        let costs = &costs.of_rule(&self.config);
+        Ok(match self.lookup_first {
+            None => recordings.replay(&self.config, costs)?,
+            Some(first) => recordings.with_look_ups(first).replay(&self.config, costs)?,
+        })
+    }
+}
+
+/// The best setting of every rule, in the order of the rules' names, then the best rule with look-ups before
+/// the drafter.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    let mut choices = best_of_each(recordings, costs)?;
+    choices.push(best_with_look_ups(recordings, costs, cheapest(&choices)?)?);
+    Ok(choices)
+}
+
+/// The best rule with look-ups before the drafter. The look-ups are those that pay most before the rule that
+/// is best `alone`.
+fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
+    let first = best_look_ups(|first| {
+        let behind = Choice { lookup_first: Some(first), ..alone.clone() };
+        Ok(seconds_per_token(&behind.replay(recordings, costs)?))
+    })?;
+    let choices = best_of_each(&recordings.with_look_ups(first), costs)?;
+    Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
+}
+
+/// The best look-ups without a drafter: rounds without a match are decoded plainly.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Result<LookupFirst> {
+    best_look_ups(|first| Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds))))
+}
+
+/// The look-ups with the fewest seconds per token.
+fn best_look_ups(
+    seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,
+) -> Result<LookupFirst> {
+    let firsts = MIN_MATCHES.into_iter().flat_map(|min_match| {
+        LOOKUP_LENGTHS.into_iter().map(move |most| LookupFirst { min_match, most })
+    });
+    let firsts: Vec<LookupFirst> = firsts.collect();
+    let tried = firsts.into_par_iter().map(|first| anyhow::Ok((first, seconds_per_token(first)?)));
+    let tried: Vec<(LookupFirst, f64)> = tried.collect::<Result<_>>()?;
+    let best = tried.into_iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
+    let (first, _) = best.context("several are tried")?;
+    Ok(first)
+}
+
+/// The best setting of every rule, in the order of the rules' names. Rules that cannot be fitted because no
+/// candidate was accepted are left out.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    best_of(recordings, costs, |_| true)
+}
+
+/// The best setting of every rule that reads no signal.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+    best_of(recordings, costs, |needs| needs == SignalNeeds::default())
+}
+
+/// The best setting of every rule whose signals `belong`.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn best_of(
+    recordings: &Recordings,
+    costs: &Costs,
+    belongs: fn(SignalNeeds) -> bool,
+) -> Result<Vec<Choice>> {
+    let max_length = recordings.max_length;
+    let cost = |config: StopRuleConfig| -> Result<Choice> {
+        let spent = recordings.replay(&config, &costs.of_rule(&config))?;
+        let seconds_per_token = seconds_per_token(&spent);
+        Ok(Choice { lookup_first: None, name: config.name(), config, seconds_per_token })
+    };
+    let mut choices: Vec<Choice> = settings(max_length, recordings.head)
+        .into_par_iter()
+        .filter(|config| belongs(config.needs()))
+        .map(cost)
+        .collect::<Result<_>>()?;
+    let fits: Vec<(AcceptanceSignal, Bounds)> = replayable(recordings.head)
+        .filter_map(|entry| match entry.settings {
+            RuleSettings::Fitted(signal) if belongs(signal.needs()) => Some(signal),
+            _ => None,
+        })
+        .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)))
+        .collect();
+    let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Option<Choice>> {
+        let model = costs.of_needs(signal.needs());
+        let found = cost_optimal(recordings, signal, &model, bounds)?;
+        found.map(|found| cost(StopRuleConfig::CostOptimal(found.config))).transpose()
+    });
+    choices.extend(fitted.collect::<Result<Vec<_>>>()?.into_iter().flatten());
+    // Equal costs keep the order of the settings: shorter bounds and lower thresholds first.
+    choices.sort_by(|one, other| {
+        one.name.cmp(&other.name).then(one.seconds_per_token.total_cmp(&other.seconds_per_token))
+    });
+    choices.dedup_by_key(|choice| choice.name);
+    Ok(choices)
+}
+
+/// The choice with the lowest cost.
+///
+/// # Errors
+/// If there are no choices.
+pub fn cheapest(choices: &[Choice]) -> Result<&Choice> {
+    let cheapest = choices
+        .iter()
+        .min_by(|one, other| one.seconds_per_token.total_cmp(&other.seconds_per_token));
+    cheapest.context("there is no rule to choose from")
+}
+
+/// The best fixed length, which other rules are compared with.
+///
+/// # Errors
+/// If fixed lengths were not tried.
+pub fn best_fixed(choices: &[Choice]) -> Result<&Choice> {
+    let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
+    fixed.context("fixed lengths are among the rules")
+}
+
+/// The round lengths under the best rule that reads signals.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize>> {
+    let mut choices = best_of_each(recordings, costs)?;
+    choices.retain(|choice| choice.config.needs() != SignalNeeds::default());
+    let trace = recordings.trace(&cheapest(&choices)?.config)?;
+    Ok(trace.rounds.iter().map(|round| round.num_drafted).collect())
+}
+
+/// Seconds per token over some of the responses.
+pub fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
+    let (mut seconds, mut num_tokens) = (0.0, 0);
+    for index in some {
+        seconds += spent[*index].seconds;
+        num_tokens += spent[*index].counts.num_tokens;
+    }
+    seconds / num_tokens as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cheapest_choice_is_taken_in_any_order() {
+        let entries: Vec<StopRuleConfig> = settings(4, None);
+        let choice = |seconds_per_token: f64, nth: usize| {
+            let config = entries[nth * 37 % entries.len()].clone();
+            Choice { lookup_first: None, name: config.name(), config, seconds_per_token }
+        };
+        for seconds in [[1.0, 3.0, 2.0], [3.0, 1.0, 2.0], [3.0, 2.0, 1.0]] {
+            let choices: Vec<Choice> =
+                seconds.into_iter().enumerate().map(|(nth, cost)| choice(cost, nth)).collect();
+            assert_eq!(cheapest(&choices).expect("there are some").seconds_per_token, 1.0);
+        }
+        assert!(cheapest(&[]).is_err());
+    }
+
+    #[test]
+    fn every_rule_is_tried_and_stays_within_what_was_recorded() {
+        for max_length in [1, 4, 20, 25] {
+            for (head, num_names) in
+                [(None, 6), (Some(HeadTiming::AfterRead), 8), (Some(HeadTiming::AtDraw), 7)]
+            {
+                let settings = settings(max_length, head);
+                let mut names: Vec<StopRuleName> =
+                    settings.iter().map(StopRuleConfig::name).collect();
+                names.sort();
+                names.dedup();
+                assert_eq!(names.len(), num_names);
+                for config in &settings {
+                    let rule = config.init().expect("a valid setting");
+                    assert!(rule.bounds().max <= max_length);
+                    assert!(head.is_some() || !config.needs().acceptance_prob);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json`
+//! and `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::{parse_json, write_whole};
+use draftsmith_model::WeightDtype;
+use draftsmith_report::{CostSource, DecodingName, DrafterName};
+use draftsmith_theory::{DrafterId, Estimate, TreeShape};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::costs::{Costs, MeasuredCosts};
+use draftsmith_recipe::kinds::names_text;
+use draftsmith_recipe::{GivenCosts, Recipe};
+
+/// An entry of `costs.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CostsEntry {
+    pub decoding: DecodingName,
+    /// The dtype that the models computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub dtype: WeightDtype,
+    #[serde(flatten)]
+    pub measured: MeasuredCosts,
+}
+
+/// The costs that are given for a recipe's drafters.
+///
+/// # Errors
+/// If they do not name their drafter.
+pub fn given_costs(
+    given: Option<&GivenCosts>,
+    drafters: &[DrafterName],
+) -> Result<Vec<Costs>> {
+    let Some(given) = given else { return Ok(Vec::new()) };
+    let ids = drafters.iter().filter_map(|drafter| drafter.id());
+    if let Some(unknown) = given.names().find(|name| !ids.clone().any(|id| id == *name)) {
+        bail!(
+            "key `draft_ms` of the costs names `{unknown}`, which is no drafter that is tuned; hint: those are {}",
+            names_text(&ids.collect::<Vec<_>>())
+        );
+    }
+    let of_each = ids.map(|id| Costs::given(given, id, drafters.len()));
+    Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+/// An entry of `trees.json`: a drafter's fastest static tree by replay of greedy responses. Its chain is as
+/// long as the tree is deep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TunedTree {
+    pub drafter: DrafterId,
+    /// The models that it was tuned with ([`Loading::models_hash`](draftsmith_recipe::kinds::loaded::Loading::models_hash)).
+    pub models: String,
+    /// The dtype they computed in.
+    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
+    pub dtype: WeightDtype,
+    pub shape: TreeShape,
+    /// Shapes that were tried.
+    pub num_tried: usize,
+    /// Prompts it was tuned on.
+    pub num_prompts: usize,
+    /// The source of the costs that it is best for.
+    pub cost_source: CostSource,
+    /// Modelled speed over plain decoding.
+    pub speedup: f64,
+    /// Target forwards a token.
+    pub verification_rate: f64,
+    /// Discarded candidates a token.
+    pub discard_rate: f64,
+    /// The drafter's best fixed length without a tree.
+    pub best_fixed_length: usize,
+    /// Modelled speed over that length, minus 1; negative if the drafter's chains are faster.
+    pub expected_gain: Estimate,
+}
+
+/// The files in a recipe's tuning directory.
+#[derive(Debug, Clone, Copy)]
+pub struct TuningFile {
+    name: &'static str,
+    /// The command that writes it.
+    command: &'static str,
+}
+
+impl TuningFile {
+    /// A list of [`CostsEntry`].
+    pub const COSTS: Self = Self { name: "costs.json", command: "tune" };
+    /// A list of [`TunedTree`].
+    pub const TREES: Self = Self { name: "trees.json", command: "tune" };
+    /// `replay`'s results.
+    pub const REPLAY: Self = Self { name: "replay.json", command: "replay" };
+
+    /// Reads the file; the default value if its command has not run.
+    ///
+    /// # Errors
+    /// If the file exists and cannot be read.
+    pub fn read<T: DeserializeOwned + Default>(self, recipe: &Recipe) -> Result<T> {
+        let path = recipe.tuning_dir().join(self.name);
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
+            text => text.with_context(|| format!("cannot read `{}`", path.display()))?,
+        };
+        parse_json(&path, &text).with_context(|| {
+            format!(
+                "`{}` is not what this version writes; hint: run `draftsmith {}` again",
+                path.display(),
+                self.command
+            )
+        })
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(self, recipe: &Recipe, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value).context("results are plain numbers")?;
+        Ok(write_whole(&recipe.tuning_dir().join(self.name), text + "\n")?)
+    }
+}
