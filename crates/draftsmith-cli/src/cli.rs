@@ -23,14 +23,17 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
+use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
-use crate::console::{Console, Interrupted};
-use draftsmith_recipe::device::{DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype};
 use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
-use draftsmith_recipe::{GivenCosts, Models, Overrides, Recipe};
+use draftsmith_recipe::device::{
+    DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype,
+};
 use draftsmith_recipe::shard::Shard;
+use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{GivenCosts, Models, Overrides, Recipe};
 
 /// Trains and measures drafters for speculative decoding.
 #[derive(Debug, Parser)]

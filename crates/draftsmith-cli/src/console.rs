@@ -2,7 +2,7 @@
 //! that stops a job between two units of work.
 
 pub(crate) mod dashboard;
-pub(crate) mod progress;
+mod progress;
 mod signals;
 pub(crate) mod streams;
 
@@ -12,16 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use draftsmith_recipe::watch::{Bar, Watch};
 use serde::Serialize;
 
 use self::dashboard::Screen;
+use self::progress::TerminalBar;
 use self::signals::INTERRUPT;
 use self::streams::{eprint_line, put};
-
-/// A signal or a deadline stopped the job. The command has already reported what is left to do.
-#[derive(Debug, thiserror::Error)]
-#[error("stopped")]
-pub(crate) struct Interrupted;
 
 /// Where a job writes, and whether it was asked to stop.
 #[derive(Debug, Clone, Default)]
@@ -84,18 +81,9 @@ impl Console {
         *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a signal has arrived or the deadline has passed.
-    pub(crate) fn is_interrupted(&self) -> bool {
-        self.signal.load(Ordering::SeqCst) != 0
-            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
-    }
-
-    /// Stops a job between two units of work.
-    ///
-    /// # Errors
-    /// If a signal has arrived or the deadline has passed.
-    pub(crate) fn check_interrupted(&self) -> Result<(), Interrupted> {
-        if self.is_interrupted() { Err(Interrupted) } else { Ok(()) }
+    /// Writes a line to stderr, unless quiet.
+    pub(crate) fn note(&self, text: impl AsRef<str>) {
+        self.line(text.as_ref());
     }
 
     /// The exit code of a job that was stopped: the signal's, or Ctrl-C's after a deadline.
@@ -109,13 +97,6 @@ impl Console {
     /// Whether the reader of stdout has exited. Jobs whose only product is that output may then stop.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.reader_gone.load(Ordering::SeqCst)
-    }
-
-    /// Writes a line to stderr, unless quiet.
-    pub(crate) fn note(&self, text: impl AsRef<str>) {
-        if !self.quiet {
-            eprint_line(text.as_ref());
-        }
     }
 
     /// Writes text to stdout, unless `--json` was given.
@@ -146,6 +127,28 @@ impl Console {
     /// Whether stdout is a terminal that accepts colours.
     pub(crate) fn colour(&self) -> bool {
         std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+    }
+}
+
+impl Watch for Console {
+    fn line(&self, text: &str) {
+        if !self.quiet {
+            eprint_line(text);
+        }
+    }
+
+    /// Whether a signal has arrived or the deadline has passed.
+    fn is_interrupted(&self) -> bool {
+        self.signal.load(Ordering::SeqCst) != 0
+            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
+        Box::new(TerminalBar::new(self, name, unit, total))
+    }
+
+    fn share(&self) -> Box<dyn Watch> {
+        Box::new(self.clone())
     }
 }
 

@@ -40,8 +40,8 @@ impl DecodingArguments {
     pub(crate) fn decoding(&self) -> Result<Decoding> {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         let temperature = temperature.unwrap_or(0.0);
-        let decoding = decoding(Sampling { temperature, top_p, top_k, min_p })
-            .penalising(repetition_penalty);
+        let decoding =
+            decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty);
         decoding.validate()?;
         Ok(decoding)
     }

@@ -13,6 +13,8 @@ mod lock;
 pub mod loopback;
 #[doc(hidden)]
 pub mod readers;
+#[cfg(test)]
+mod test_support;
 mod training;
 
 pub use cli::run;

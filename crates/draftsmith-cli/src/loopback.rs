@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use self::server::{Decoded, LogProbs, LoopbackTarget};
 pub(crate) use self::server::{Deed, Loopback, Request};
-use crate::console::Console;
 use draftsmith_recipe::decoding;
-use draftsmith_tune::responses::Responder;
+use draftsmith_recipe::watch::Silent;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::responses::Responder;
 
 /// Serves the embedded target. `deed` decides how to treat each request, given its number.
 pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Loopback {
@@ -26,13 +26,12 @@ pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'stat
     let tokenizer = text.tokenizer.clone();
     let decode = move |prompt_ids: &[u32], body: &Value| {
         let limits = text.limits(body["max_tokens"].as_u64().expect("a number") as usize);
-        let console = Console::silent();
         let responder = Responder {
             target: &target,
             context: text.context,
             decoding: decoding_of(body),
             limits,
-            console: &console,
+            watch: &Silent,
         };
         let seed = body["seed"].as_u64().expect("a number");
         let mut prompts = [(prompt_ids, SeededDraws::new(seed, &["served"]))];

@@ -125,11 +125,7 @@ pub fn changes_text(differences: &[FieldDifference]) -> String {
 ///
 /// # Errors
 /// If the settings cannot be written as JSON.
-pub fn fingerprint(
-    settings: Value,
-    data: &DataSet,
-    provenance: &Provenance,
-) -> Result<String> {
+pub fn fingerprint(settings: Value, data: &DataSet, provenance: &Provenance) -> Result<String> {
     let all = json!({ "settings": settings, "rows": data.hash, "data": provenance });
     Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
 }

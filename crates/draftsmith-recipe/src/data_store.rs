@@ -120,11 +120,7 @@ impl DataStore {
     ///
     /// # Errors
     /// As [`Self::push`].
-    pub fn push_missing(
-        &self,
-        dir: &Path,
-        indices: impl IntoIterator<Item = usize>,
-    ) -> Result<()> {
+    pub fn push_missing(&self, dir: &Path, indices: impl IntoIterator<Item = usize>) -> Result<()> {
         let objects = self.objects.list()?;
         let mut missing = indices.into_iter().filter(|at| !objects.contains_key(&shard_name(*at)));
         missing.try_for_each(|index| self.push(dir, index, Put::New))

@@ -1,4 +1,4 @@
-//! Devices: opens them, checks their dtypes and counts their kernels. The bench `gpu` includes this file.
+//! Devices: opens them, checks their dtypes and counts their kernels.
 //!
 //! Only this file has a `cfg` for a backend. It also caches kernel tuning results in the user's cache
 //! directory. Decoding on the CPU runs inside rayon's pool (`on_pool`), because a call from outside wakes the
@@ -97,11 +97,7 @@ pub fn parse_dtype(text: &str) -> Result<WeightDtype, String> {
 ///
 /// # Errors
 /// If it cannot; the message names the flag or key.
-pub fn require_dtype(
-    device: &Device,
-    source: DtypeSource,
-    dtype: WeightDtype,
-) -> Result<()> {
+pub fn require_dtype(device: &Device, source: DtypeSource, dtype: WeightDtype) -> Result<()> {
     let (dtype_name, is_cpu) = (dtype.name(), DeviceChoice::is_cpu(device));
     if dtype.is_f32() || (!is_cpu && device.supports_dtype(dtype.float_dtype())) {
         return Ok(());

@@ -24,8 +24,8 @@ use draftsmith_model::{WEIGHT_NAMES, weight_files};
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 
-use crate::watch::Watch;
 use crate::watch::Progress;
+use crate::watch::Watch;
 
 /// How long a download may stall if the environment sets no limit.
 const TIMEOUT: Duration = Duration::from_secs(30);

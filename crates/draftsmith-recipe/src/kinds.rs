@@ -361,6 +361,16 @@ impl DrafterRecipes {
         self.iter().find(|(name, _)| *name == id).map(|(_, drafter)| drafter)
     }
 
+    /// The drafter with this name, to change it.
+    pub fn get_mut(&mut self, id: DrafterId) -> Option<&mut DrafterRecipe> {
+        self.0.iter_mut().find(|(other, _)| *other == id).map(|(_, drafter)| drafter)
+    }
+
+    /// Keeps only the drafters for which this is true.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(DrafterId) -> bool) {
+        self.0.retain(|(id, _)| is_kept(*id));
+    }
+
     /// Adds a drafter.
     pub fn push(&mut self, id: DrafterId, drafter: DrafterRecipe) {
         self.0.push((id, drafter));
@@ -391,36 +401,6 @@ impl DrafterRecipes {
             )?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-impl DrafterRecipes {
-    /// The drafter with this name, to change it.
-    pub fn of(&mut self, name: &str) -> &mut DrafterRecipe {
-        let found = self.0.iter_mut().find(|(id, _)| id.as_str() == name);
-        &mut found.expect("the recipe has the drafter").1
-    }
-
-    /// The training of a drafter's head, to change it.
-    pub fn head_of(&mut self, name: &str) -> &mut HeadTraining {
-        match &mut self.of(name).head {
-            Some(Origin::Training(training)) => training,
-            _ => panic!("the head of `{name}` is trained"),
-        }
-    }
-
-    /// The training of an adapter, to change it.
-    pub fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining {
-        match &mut self.of(name).kind {
-            Kind::Adapter(kind) => kind.training_mut(),
-            other => panic!("`{name}` is {other:?}"),
-        }
-    }
-
-    /// Keeps only these drafters.
-    pub fn keep(&mut self, names: &[&str]) {
-        self.0.retain(|(id, _)| names.contains(&id.as_str()));
     }
 }
 

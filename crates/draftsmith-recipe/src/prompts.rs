@@ -13,9 +13,9 @@ use anyhow::{Result, bail};
 use draftsmith_data::{Malformed, Prompt, Prompts};
 
 use self::chosen::{ChosenPlace, ChosenPrompts};
-use crate::watch::Watch;
 use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::text_side::TextSide;
+use crate::watch::Watch;
 
 /// A prompt file that was read once to check it. Only the positions of its prompts are kept.
 #[derive(Debug)]

@@ -17,20 +17,22 @@ pub trait Watch: Debug + Send + Sync {
     fn is_interrupted(&self) -> bool;
     /// Shows the progress of a stage of `total` units.
     fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar>;
+    /// An input is read or hashed now.
+    fn reads(&self, _what: &str) {}
     /// Another handle to the same user.
     fn share(&self) -> Box<dyn Watch>;
+
+    /// # Errors
+    /// If the job is to stop.
+    fn check_interrupted(&self) -> Result<(), Interrupted> {
+        if self.is_interrupted() { Err(Interrupted) } else { Ok(()) }
+    }
 }
 
 impl dyn Watch + '_ {
     /// Shows a line.
     pub fn note(&self, text: impl AsRef<str>) {
         self.line(text.as_ref());
-    }
-
-    /// # Errors
-    /// If the job is to stop.
-    pub fn check_interrupted(&self) -> Result<(), Interrupted> {
-        if self.is_interrupted() { Err(Interrupted) } else { Ok(()) }
     }
 }
 
@@ -119,6 +121,11 @@ impl Progress {
     /// Counts some more units.
     pub fn advance(&self, units: u64) {
         self.0.advance(units as f64);
+    }
+
+    /// Counts a part of a unit, so that units processed in parallel show their pace before the first is done.
+    pub fn advance_part(&self, units: f64) {
+        self.0.advance(units);
     }
 
     /// Moves to a position, perhaps backwards.

@@ -29,11 +29,11 @@ use serde::Serialize;
 
 pub use self::model_dir::hash_dir;
 use self::model_dir::{HashModel, ModelDir, get_or_read, hash_with};
-use crate::watch::{Silent, Watch};
 use crate::hub::model_dir;
 use crate::pair::Pair;
 use crate::prompt_files::files_of;
 use crate::text_side::{Ends, StopText, TextSide};
+use crate::watch::{Silent, Watch};
 
 /// The inputs of a run and its devices.
 #[derive(Default)]
@@ -66,9 +66,6 @@ pub struct Workspace {
     pub incomplete_data: Incomplete,
     heads: Cache<(AcceptanceHeadConfig, AcceptanceHead)>,
     adapters: Cache<(AdapterConfig, Adapter)>,
-    /// What was read or hashed, in order.
-    #[cfg(test)]
-    pub reads: Mutex<Vec<String>>,
 }
 
 /// Everything that shapes and ends text, for provenance.
@@ -185,7 +182,7 @@ impl Workspace {
         get_or_read(&self.target_text, || {
             let dir = &self.target.dir;
             self.target.check()?;
-            self.note(|| "tokenizer".to_owned());
+            self.watch.reads("tokenizer");
             let tokenizer = Arc::new(TextTokenizer::from_model_dir(dir)?);
             let chat_format = Arc::new(ChatFormat::choose(dir, self.chat_template.as_deref())?);
             let shape = self.target_shape()?;
@@ -286,7 +283,7 @@ impl Workspace {
 
     fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {
         model.weights(dtype, |dir| {
-            self.note(|| format!("weights of the {}, {dtype:?}", model.role));
+            self.watch.reads(&format!("weights of the {}, {dtype:?}", model.role));
             Ok(CausalLm::load(dir, dtype, None, self.device())?)
         })
     }
@@ -374,7 +371,7 @@ impl Workspace {
 
     fn model_hash<'w>(&self, model: &'w ModelDir, hash: HashModel) -> Result<&'w str> {
         let hash = get_or_read(&model.hash, || {
-            self.note(|| format!("hash of the {}", model.role));
+            self.watch.reads(&format!("hash of the {}", model.role));
             hash_with(&model.dir, &*self.watch, hash)
         });
         hash.map(String::as_str)
@@ -395,7 +392,7 @@ impl Workspace {
     pub fn text_identity(&self) -> Result<&TextIdentity> {
         get_or_read(&self.text_identity, || {
             let TextSide { tokenizer, chat_format, eos_token_ids, .. } = self.target_text()?;
-            self.note(|| "hash of the tokenizer".to_owned());
+            self.watch.reads("hash of the tokenizer");
             Ok(TextIdentity {
                 tokenizer: tokenizer.hash()?,
                 chat_template: chat_format.hash(),
@@ -439,7 +436,7 @@ impl Workspace {
     /// If there are none, or a shard is missing, broken or misnamed.
     pub fn data(&self, dir: &Path) -> Result<Arc<DataSet>> {
         get_or_insert(&self.data, dir, || {
-            self.note(|| format!("rows in {}", dir.display()));
+            self.watch.reads(&format!("rows in {}", dir.display()));
             match read_dir(dir, self.incomplete_data) {
                 Err(error @ DataError::MissingShards { .. }) => bail!(
                     "{error}; hint: run `draftsmith build-data` with this recipe to its end, or give \
@@ -464,7 +461,7 @@ impl Workspace {
 
     fn file_hash(&self, path: &Path) -> Result<String> {
         get_or_insert(&self.file_hashes, path, || {
-            self.note(|| format!("hash of {}", path.display()));
+            self.watch.reads(&format!("hash of {}", path.display()));
             Ok(hash_file(path)?)
         })
     }
@@ -479,7 +476,7 @@ impl Workspace {
         hidden_size: usize,
     ) -> Result<(AcceptanceHeadConfig, AcceptanceHead)> {
         get_or_insert(&self.heads, dir, || {
-            self.note(|| format!("head {}", dir.display()));
+            self.watch.reads(&format!("head {}", dir.display()));
             Ok(AcceptanceHead::from_dir(dir, hidden_size, self.device())?)
         })
     }
@@ -489,13 +486,9 @@ impl Workspace {
     ///
     /// # Errors
     /// If it is missing, broken, or for a target of another shape.
-    pub fn adapter_in(
-        &self,
-        dir: &Path,
-        dtype: WeightDtype,
-    ) -> Result<(AdapterConfig, Adapter)> {
+    pub fn adapter_in(&self, dir: &Path, dtype: WeightDtype) -> Result<(AdapterConfig, Adapter)> {
         let read = || {
-            self.note(|| format!("adapter {}, {dtype:?}", dir.display()));
+            self.watch.reads(&format!("adapter {}, {dtype:?}", dir.display()));
             Ok(Adapter::from_dir(dir, self.target_shape()?, dtype, self.device())?)
         };
         if dtype == self.dtype { get_or_insert(&self.adapters, dir, read) } else { read() }
@@ -528,15 +521,6 @@ impl Workspace {
         forget_within(&self.heads, dir);
         forget_within(&self.adapters, dir);
     }
-
-    /// Logs a read or hash, so that a test can check that it happens once.
-    #[cfg(test)]
-    fn note(&self, what: impl FnOnce() -> String) {
-        self.reads.lock().expect(HELD).push(what());
-    }
-
-    #[cfg(not(test))]
-    fn note(&self, _: impl FnOnce() -> String) {}
 }
 
 const HELD: &str = "nobody panics while holding it";

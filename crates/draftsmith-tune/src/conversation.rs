@@ -103,11 +103,7 @@ pub fn answer_batched<T>(
 ///
 /// # Errors
 /// If the first turn does not fit the context, or a text cannot be encoded.
-pub fn next_turn(
-    text: &TextSide,
-    prompt: &Prompt,
-    texts: &[String],
-) -> Result<Option<Turn>> {
+pub fn next_turn(text: &TextSide, prompt: &Prompt, texts: &[String]) -> Result<Option<Turn>> {
     let number = texts.len();
     let id = prompt.row_id(number);
     let prompt_ids = text.prompt_ids(prompt, number, texts)?;

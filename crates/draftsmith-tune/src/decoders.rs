@@ -23,8 +23,7 @@ use draftsmith_recipe::pair::Pair;
 pub const NO_STEPS: &str = "it has no model, and so no probabilities to record";
 
 /// The reason why a drafter cannot propose trees.
-pub const NO_TREE: &str =
-    "a tree needs a drafter with a model, whose candidates it grows by";
+pub const NO_TREE: &str = "a tree needs a drafter with a model, whose candidates it grows by";
 
 /// A prompt to answer, with the rule that ends its draft phases; without a rule it is decoded plainly.
 pub struct PromptToDecode<'r> {

@@ -18,19 +18,19 @@ use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::{Watch, Interrupted};
 use crate::conversation::{SetPrompt, Turn, answer_batched};
 use crate::decoders::{Decoders, NO_STEPS};
+use crate::responses::{Responder, sequences_at_once};
+use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::LabelModels;
 use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::Recipe;
-use crate::responses::{Responder, sequences_at_once};
-use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
 use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
 
 /// The models that answer and draft.

@@ -13,7 +13,7 @@ use draftsmith_decode::{
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, SeededDraws};
 
-use draftsmith_recipe::watch::{Watch, Interrupted};
+use draftsmith_recipe::watch::{Interrupted, Watch};
 
 /// Most sequences in a batch. With more, arithmetic and not memory bandwidth is the limit.
 const SEQUENCES_AT_ONCE: usize = 16;
@@ -90,7 +90,7 @@ mod tests {
         let prompts: Vec<Vec<u32>> = (0..SEQUENCES_AT_ONCE as u32 + 5)
             .map(|nth| (0..3 + nth * 7 % 40).map(|at| 3 + (at * 31 + nth * 17) % 400).collect())
             .collect();
-        let watch = Silent;
+        let watch = draftsmith_recipe::watch::Silent;
         for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
             let responder = Responder {
                 target: &pair.target,

@@ -1,8 +1,5 @@
 //! A recipe's servers: their token from the environment, prompts turn by turn, and notes for the user.
 
-#[cfg(test)]
-mod tests;
-
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,13 +12,13 @@ use draftsmith_served::{
 use draftsmith_theory::Decoding;
 use indicatif::HumanDuration;
 
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::{Watch, Interrupted};
 use crate::conversation::{SetPrompt, next_turn};
-use draftsmith_recipe::{DataRecipe, Recipe};
 use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{DataRecipe, Recipe};
 
 /// A wait for servers that is worth a line.
 const LONG_WAIT: Duration = Duration::from_secs(10);
@@ -118,12 +115,12 @@ pub fn ask_servers<'p>(
     progress: &Progress,
 ) -> Result<()> {
     let next = |prompt: &Cow<'_, SetPrompt>, texts: &[String]| next_served(text, prompt, texts);
-    served.answer(all, next, &Asking { watch, progress }).map_err(|error: anyhow::Error| {
-        match error.downcast_ref() {
+    served.answer(all, next, &Asking { watch, progress }).map_err(
+        |error: anyhow::Error| match error.downcast_ref() {
             Some(ServedError::Interrupted) => Interrupted.into(),
             _ => error,
-        }
-    })
+        },
+    )
 }
 
 /// A prompt's turn after the answered ones; `None` if all turns that fit the context are answered.

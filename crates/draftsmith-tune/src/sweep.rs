@@ -76,11 +76,7 @@ impl Choice {
     ///
     /// # Errors
     /// If the rule cannot be replayed there.
-    pub fn replay(
-        &self,
-        recordings: &Recordings,
-        costs: &Costs,
-    ) -> Result<Vec<TimedCounts>> {
+    pub fn replay(&self, recordings: &Recordings, costs: &Costs) -> Result<Vec<TimedCounts>> {
         let costs = &costs.of_rule(&self.config);
         Ok(match self.lookup_first {
             None => recordings.replay(&self.config, costs)?,

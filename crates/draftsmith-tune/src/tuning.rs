@@ -28,10 +28,7 @@ pub struct CostsEntry {
 ///
 /// # Errors
 /// If they do not name their drafter.
-pub fn given_costs(
-    given: Option<&GivenCosts>,
-    drafters: &[DrafterName],
-) -> Result<Vec<Costs>> {
+pub fn given_costs(given: Option<&GivenCosts>, drafters: &[DrafterName]) -> Result<Vec<Costs>> {
     let Some(given) = given else { return Ok(Vec::new()) };
     let ids = drafters.iter().filter_map(|drafter| drafter.id());
     if let Some(unknown) = given.names().find(|name| !ids.clone().any(|id| id == *name)) {

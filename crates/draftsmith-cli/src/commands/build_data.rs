@@ -26,20 +26,20 @@ use serde_json::json;
 use self::existing::check_known;
 use self::present::{finish, num_rows, present_shards};
 use self::rows::{Labeller, LeftOutRows};
-use draftsmith_recipe::built_data::data_provenance;
 use crate::console::Console;
-use crate::console::progress::Progress;
-use draftsmith_tune::conversation::SetPrompt;
+use crate::lock::SharedSettings;
+use draftsmith_recipe::built_data::data_provenance;
 use draftsmith_recipe::data_store::{DataStore, Put};
 use draftsmith_recipe::device::DeviceChoice;
-use crate::lock::SharedSettings;
 use draftsmith_recipe::prompts::chosen::ChosenPrompts;
 use draftsmith_recipe::prompts::for_data::choose_prompts;
-use draftsmith_recipe::{DataRecipe, Recipe, Responses};
-use draftsmith_tune::server_access::{self, ServerAccess};
 use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{DataRecipe, Recipe, Responses};
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::server_access::{self, ServerAccess};
 
 /// Prompts (whole conversations) per shard.
 const PROMPTS_PER_SHARD: usize = 32;

@@ -21,13 +21,13 @@ use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
 use crate::console::Console;
-use crate::console::progress::Progress;
 use draftsmith_recipe::exports::ExportKind;
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::{Recipe, Split};
+use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Split};
 
 /// The significance level of the test of sampled output.
 const ALPHA: f64 = 1e-4;

@@ -22,16 +22,17 @@ use self::group::{EvaluationResults, Group};
 use self::measure::{Bench, ProcessorTime};
 use self::promise::{Promise, TunedTrees};
 use self::settings::Setting;
-use crate::console::progress::Progress;
-use crate::console::{Console, Interrupted};
-use draftsmith_tune::decoders::Decoders;
+use crate::console::Console;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
 use draftsmith_recipe::kinds::NOTHING_DRAFTS;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use draftsmith_recipe::pair::Pair;
 use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_tune::decoders::Decoders;
 
 /// The result of an evaluation.
 #[derive(Debug, Serialize)]

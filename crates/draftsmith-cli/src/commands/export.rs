@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::console::Console;
-use draftsmith_recipe::exports::ExportKind;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::ExportKind;
 use draftsmith_recipe::workspace::Workspace;
 
 /// Arguments of `export`.

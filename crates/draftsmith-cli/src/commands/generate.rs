@@ -20,8 +20,7 @@ use draftsmith_theory::{DrafterId, LookupFirst, Round, SeededDraws, StopRuleConf
 use serde::Serialize;
 
 use self::rule::{ChosenRule, RuleSource};
-use crate::console::{Console, Interrupted};
-use draftsmith_tune::decoders::{NO_TREE, proposing};
+use crate::console::Console;
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 use draftsmith_recipe::exports::ExportKind;
 use draftsmith_recipe::kinds::adapter::AdapterKind;
@@ -31,9 +30,11 @@ use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::prompt_lookup::PromptLookupKind;
 use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS};
 use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::{AskedRule, Overrides, Recipe};
+use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{AskedRule, Overrides, Recipe};
 use draftsmith_report::{DecodingName, DrafterName};
+use draftsmith_tune::decoders::{NO_TREE, proposing};
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]

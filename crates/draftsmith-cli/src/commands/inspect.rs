@@ -19,8 +19,8 @@ use crate::console::Console;
 use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_tune::rollouts::RecordedSet;
 use draftsmith_recipe::workspace::hash_dir;
+use draftsmith_tune::rollouts::RecordedSet;
 
 pub(crate) use page::PageArguments;
 

@@ -12,16 +12,16 @@ use draftsmith_report::DecodingName;
 use serde::Serialize;
 
 use crate::console::Console;
-use crate::console::progress::Progress;
-use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::kinds::{NOTHING_DRAFTS, Role};
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels, Recorder};
 use draftsmith_tune::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
-use draftsmith_recipe::workspace::Workspace;
 
 /// The most bytes of a candidate in a file: six columns of four bytes, uncompressed.
 const BYTES_A_CANDIDATE: u64 = 24;
@@ -74,7 +74,7 @@ pub(crate) fn run(
         seed: recipe.seed,
         max_length: tune.max_length,
         labels: false,
-        console,
+        watch: console,
         progress: &progress,
     };
     let mut recorded = Vec::new();

@@ -12,17 +12,17 @@ use draftsmith_report::{
 };
 use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
 
-use draftsmith_tune::agreement::rounding;
 use crate::console::Console;
-use draftsmith_tune::costs::Costs;
-use draftsmith_recipe::exports::calibration::HeadCalibration;
-use draftsmith_tune::judging::{Fold, Judging, over};
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::agreement::rounding;
+use draftsmith_tune::costs::Costs;
+use draftsmith_tune::judging::{Fold, Judging, over};
 use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use draftsmith_tune::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use draftsmith_tune::sweep::{best_look_ups_alone, best_of_all};
 use draftsmith_tune::tuning::{CostsEntry, TuningFile, given_costs};
-use draftsmith_recipe::workspace::Workspace;
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Replay> {

@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::commands::build_data::Building;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::head_within;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.

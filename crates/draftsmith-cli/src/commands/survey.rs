@@ -34,16 +34,16 @@ use serde::Serialize;
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
 use crate::console::Console;
-use crate::console::progress::Progress;
-use draftsmith_tune::conversation::SetPrompt;
-use draftsmith_tune::decoders::target_speed;
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, read_server};
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::decoders::target_speed;
 use draftsmith_tune::recorder::{Answer, RecordedModels, Recorder};
 use draftsmith_tune::server_access::ServerAccess;
-use draftsmith_recipe::workspace::Workspace;
 
 /// The most candidates a round.
 const MAX_LENGTH: usize = 10;
@@ -243,7 +243,7 @@ impl Surveyor<'_> {
             seed: self.seed,
             max_length: MAX_LENGTH,
             labels: true,
-            console: self.console,
+            watch: self.console,
             progress,
         }
     }

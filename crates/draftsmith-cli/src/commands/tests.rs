@@ -20,12 +20,13 @@ use super::build_data::Building;
 use super::record::RecordedFile;
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
+use crate::test_support::{ChangeDrafters, Reads};
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::Recipe;
-use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 
 /// The most candidates of every rule, and the recorded length.
 const MOST: usize = 8;
@@ -80,6 +81,13 @@ fn recipe(dir: &Path) -> Recipe {
 
 fn workspace(recipe: &Recipe) -> Workspace {
     Workspace::new(&recipe.models.target, &recipe.drafters.models(), vec![Device::flex()])
+}
+
+/// A workspace that shows `reads` what it reads.
+fn watched(recipe: &Recipe, reads: &Reads) -> Workspace {
+    let Recipe { models, drafters, .. } = recipe;
+    let devices = vec![Device::flex()];
+    Workspace::open(&models.target, None, &drafters.models(), None, devices, reads).expect("opens")
 }
 
 /// The directory of the draft's head.
@@ -160,7 +168,8 @@ fn read_recordings(
 fn replay_counts_what_evaluation_counts() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let recipe = recipe(dir.path());
-    let (workspace, console) = (workspace(&recipe), Console::silent());
+    let reads = Reads::default();
+    let (workspace, console) = (watched(&recipe, &reads), Console::silent());
     build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
     train_head::run(&recipe, None, &workspace, &console).expect("a head");
     train_adapter::run(&recipe, None, &workspace, &console).expect("adapters");
@@ -170,7 +179,7 @@ fn replay_counts_what_evaluation_counts() {
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
 
     let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
-    everything_was_read_once(&workspace);
+    everything_was_read_once(&reads);
     let (mut num_compared, mut num_moved) = (0, 0);
     for row in rows.iter().filter(|row| row.category == ALL_CATEGORIES) {
         if row.decoding != DecodingName::Greedy || row.drafter == DrafterName::None {
@@ -333,14 +342,15 @@ fn a_run_reads_and_hashes_each_model_once() {
     // Measuring costs takes longer on a busy machine.
     recipe.tune = None;
     recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
-    let (workspace, console) = (workspace(&recipe), Console::silent());
+    let reads = Reads::default();
+    let (workspace, console) = (watched(&recipe, &reads), Console::silent());
     run::run(&recipe, &workspace, &console).expect("runs");
-    everything_was_read_once(&workspace);
+    everything_was_read_once(&reads);
 }
 
 /// Checks that both models were read and hashed, and nothing twice.
-fn everything_was_read_once(workspace: &Workspace) {
-    let mut reads = workspace.reads.lock().expect("nobody panicked").clone();
+fn everything_was_read_once(reads: &Reads) {
+    let mut reads = reads.all();
     for model in ["target", "draft"] {
         for what in [format!("hash of the {model}"), format!("weights of the {model}, F32")] {
             assert!(reads.contains(&what), "{what}: {reads:?}");

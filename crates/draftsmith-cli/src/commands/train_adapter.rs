@@ -14,16 +14,17 @@ use draftsmith_train::{
 use serde::Serialize;
 use serde_json::json;
 
-use draftsmith_recipe::built_data::{built_data, fingerprint};
-use crate::console::{Console, Interrupted};
+use crate::console::Console;
 use crate::devices::check_devices;
-use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::kinds::adapter::exit_layer;
-use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::Recipe;
 use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::{built_data, fingerprint};
+use draftsmith_recipe::kinds::DrafterRecipe;
+use draftsmith_recipe::kinds::adapter::exit_layer;
+use draftsmith_recipe::kinds::loaded::check_known;
+use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";

@@ -14,10 +14,11 @@ use draftsmith_theory::BigramCounts;
 use draftsmith_train::is_held_out;
 use serde_json::json;
 
-use draftsmith_recipe::built_data::built_data;
 use crate::console::Console;
-use draftsmith_recipe::kinds::prompt_lookup::write_bigrams;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::built_data;
+use draftsmith_recipe::kinds::prompt_lookup::write_bigrams;
+use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
 /// Arguments of `train-bigram`.

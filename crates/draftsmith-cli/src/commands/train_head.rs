@@ -9,13 +9,13 @@ use draftsmith_report::render_sweep_table;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::Section;
 
-use draftsmith_recipe::built_data::built_data;
 use crate::console::Console;
 use crate::devices::check_devices;
-use draftsmith_recipe::Recipe;
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
 use crate::training::sweep;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::workspace::Workspace;
 
 /// Runs the stage on one device or several.

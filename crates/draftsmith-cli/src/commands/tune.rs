@@ -26,9 +26,6 @@ use self::baseline::{Baseline, RuleGain, TriedTree};
 use self::calibrate::{CalibrationChoices, calibrate};
 pub(crate) use self::draft_model::run_for_draft_model;
 use crate::console::Console;
-use draftsmith_tune::conversation::SetPrompt;
-use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs};
-use draftsmith_tune::decoders::Decoders;
 use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::draft_model::RuntimeSetting;
@@ -36,11 +33,18 @@ use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
 use draftsmith_recipe::kinds::loaded::{LoadedDrafters, Loading};
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
 use draftsmith_recipe::prompts::spread;
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
-use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::costs::{
+    COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs,
+};
+use draftsmith_tune::decoders::Decoders;
+use draftsmith_tune::rollouts::{
+    PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts,
+};
 use draftsmith_tune::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use draftsmith_tune::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};
-use draftsmith_recipe::workspace::Workspace;
 
 /// Prompts that costs are measured on.
 const NUM_COST_PROMPTS: usize = 4;
@@ -286,7 +290,8 @@ impl Tuner<'_> {
             let name = DecodingName::of(&decoding);
             console.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
             let time_limit = self.time_limit;
-            let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, console };
+            let probe =
+                CostProbe { decoders, drafter, decoding, prompts, time_limit, watch: *console };
             let mut measured = probe.measure(&|costs| lengths_under(recordings, costs))?;
             if self.evaluate.tunes_trees(name) {
                 measure_tree_costs(decoders, prompts, &mut measured.costs)?;

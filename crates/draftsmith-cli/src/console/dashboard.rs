@@ -20,7 +20,8 @@ use crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
 use draftsmith_train::Interrupter;
 use draftsmith_train::renderer::{Dashboard, EndRenderer, MetricsRenderer};
 
-use crate::console::{Console, Interrupted};
+use crate::console::Console;
+use draftsmith_recipe::watch::Interrupted;
 
 /// burn-train's panic message when the user kills the training.
 const KILLED: &str = "Killing training from user input.";

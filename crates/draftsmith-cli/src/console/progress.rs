@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
+use draftsmith_recipe::watch::Bar;
+
 use crate::console::Console;
 use crate::console::streams::eprint_line;
 
@@ -22,7 +24,7 @@ const TRIAL: Duration = Duration::from_secs(3);
 
 /// The progress of one stage, shared by its threads.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct TerminalBar {
     bar: ProgressBar,
     quiet: bool,
     clock: Mutex<Clock>,
@@ -83,7 +85,7 @@ impl Clock {
     }
 }
 
-impl Progress {
+impl TerminalBar {
     /// A stage of `total` units.
     pub(crate) fn new(
         console: &Console,
@@ -104,87 +106,6 @@ impl Progress {
         );
         bar.enable_steady_tick(Duration::from_millis(500));
         Self { bar, quiet: console.quiet, clock: Mutex::new(Clock::starting_at(0.0)), name, unit }
-    }
-
-    /// Shows a message after the numbers; an empty one shows none.
-    pub(crate) fn message(&self, text: impl Into<String>) {
-        let text = text.into();
-        self.bar.set_message(if text.is_empty() { text } else { format!(", {text}") });
-    }
-
-    /// Advances by `units`.
-    pub(crate) fn advance(&self, units: u64) {
-        self.advance_part(units as f64);
-    }
-
-    /// Advances by `units`, possibly by a part of one, so that units processed in parallel show their pace
-    /// before the first is done.
-    pub(crate) fn advance_part(&self, units: f64) {
-        let Ok(mut clock) = self.clock.lock() else { return };
-        clock.position += units;
-        // Parts add up to whole units except for rounding.
-        self.bar.set_position((clock.position + 1e-6) as u64);
-        self.print_pace(&mut clock);
-    }
-
-    /// Moves to `position`, which is lower than before if work is repeated.
-    pub(crate) fn move_to(&self, position: u64) {
-        match position.checked_sub(self.bar.position()) {
-            Some(units) => self.advance(units),
-            None => self.skip_to(position),
-        }
-    }
-
-    /// Tracks pieces of work that progress in parallel. `worth` is each piece's number of units.
-    pub(crate) fn side_by_side(&self, worth: Vec<f64>) -> SideBySide<'_> {
-        SideBySide { progress: self, done: vec![0.0; worth.len()], worth }
-    }
-
-    /// Changes the number of units.
-    pub(crate) fn set_total(&self, total: u64) {
-        self.bar.set_length(total);
-        if let Ok(mut clock) = self.clock.lock() {
-            clock.is_estimated = false;
-        }
-    }
-
-    /// Moves to `position`; units before it count as done by an earlier run.
-    pub(crate) fn skip_to(&self, position: u64) {
-        self.bar.set_position(position);
-        self.bar.reset_eta();
-        if let Ok(mut clock) = self.clock.lock() {
-            *clock = Clock {
-                last: clock.last,
-                is_estimated: clock.is_estimated,
-                ..Clock::starting_at(position as f64)
-            };
-        }
-    }
-
-    /// Ends the stage silently.
-    pub(crate) fn clear(self) {
-        drop(self);
-    }
-
-    /// Ends the stage with a line that gives its duration.
-    pub(crate) fn finish(self) {
-        self.bar.finish_and_clear();
-        self.print(&format!(
-            "{}: {} {} in {}",
-            self.name,
-            self.bar.position(),
-            self.unit,
-            HumanDuration(self.bar.elapsed())
-        ));
-    }
-
-    /// Prints a line that stays on the screen.
-    pub(crate) fn print(&self, line: &str) {
-        if self.bar.is_hidden() && !self.quiet {
-            eprint_line(line);
-        } else {
-            self.bar.println(line);
-        }
     }
 
     fn print_pace(&self, clock: &mut Clock) {
@@ -217,34 +138,65 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
+impl Bar for TerminalBar {
+    fn advance(&self, units: f64) {
+        let Ok(mut clock) = self.clock.lock() else { return };
+        clock.position += units;
+        // Parts add up to whole units except for rounding.
+        self.bar.set_position((clock.position + 1e-6) as u64);
+        self.print_pace(&mut clock);
     }
-}
 
-/// Pieces of work that progress in parallel.
-#[derive(Debug)]
-pub(crate) struct SideBySide<'a> {
-    progress: &'a Progress,
-    worth: Vec<f64>,
-    /// The share of each piece that is done, from 0 to 1.
-    done: Vec<f64>,
-}
-
-impl SideBySide<'_> {
-    /// Sets the share of a piece that is done. A share smaller than before changes nothing.
-    pub(crate) fn reach(&mut self, nth: usize, share: f64) {
-        let more = share.min(1.0) - self.done[nth];
-        if more > 0.0 {
-            self.done[nth] += more;
-            self.progress.advance_part(more * self.worth[nth]);
+    fn skip_to(&self, position: u64) {
+        self.bar.set_position(position);
+        self.bar.reset_eta();
+        if let Ok(mut clock) = self.clock.lock() {
+            *clock = Clock {
+                last: clock.last,
+                is_estimated: clock.is_estimated,
+                ..Clock::starting_at(position as f64)
+            };
         }
     }
 
-    /// Completes every piece.
-    pub(crate) fn finish(mut self) {
-        (0..self.worth.len()).for_each(|nth| self.reach(nth, 1.0));
+    fn position(&self) -> u64 {
+        self.bar.position()
+    }
+
+    fn set_total(&self, total: u64) {
+        self.bar.set_length(total);
+        if let Ok(mut clock) = self.clock.lock() {
+            clock.is_estimated = false;
+        }
+    }
+
+    fn message(&self, text: String) {
+        self.bar.set_message(if text.is_empty() { text } else { format!(", {text}") });
+    }
+
+    fn print(&self, line: &str) {
+        if self.bar.is_hidden() && !self.quiet {
+            eprint_line(line);
+        } else {
+            self.bar.println(line);
+        }
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+        self.print(&format!(
+            "{}: {} {} in {}",
+            self.name,
+            self.bar.position(),
+            self.unit,
+            HumanDuration(self.bar.elapsed())
+        ));
+    }
+}
+
+impl Drop for TerminalBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 
@@ -267,24 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn parallel_pieces_advance_by_their_shares() {
-        let progress = Progress::new(&Console::silent(), "test", "pieces", 4);
-        let position = || progress.clock.lock().expect("nobody panics").position;
-        let mut pieces = progress.side_by_side(vec![1.0, 1.0, 0.5]);
-        pieces.reach(0, 0.25);
-        pieces.reach(1, 0.5);
-        assert_eq!((position(), progress.bar.position()), (0.75, 0));
-        pieces.reach(0, 0.75);
-        // A share below the last one is ignored, and one above 1 is clamped.
-        pieces.reach(0, 0.5);
-        pieces.reach(2, 3.0);
-        assert_eq!((position(), progress.bar.position()), (1.75, 1));
-        pieces.finish();
-        assert_eq!(position(), 2.5);
+    fn parts_add_up_to_whole_units() {
+        let bar = TerminalBar::new(&Console::silent(), "test", "pieces", 4);
+        bar.skip_to(2);
+        bar.advance(0.5);
         for _ in 0..10 {
-            progress.advance_part(0.15);
+            bar.advance(0.15);
         }
-        assert_eq!(progress.bar.position(), 4);
+        assert_eq!(bar.position(), 4);
     }
 
     #[test]

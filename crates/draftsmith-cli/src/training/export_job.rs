@@ -18,10 +18,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::progress::EpochProgress;
-use draftsmith_recipe::built_data::trained_on;
-use crate::console::{Console, Interrupted, dashboard};
-use draftsmith_recipe::exports::{TRAINED_ON, found_adapter_head};
+use crate::console::{Console, dashboard};
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::trained_on;
+use draftsmith_recipe::exports::{TRAINED_ON, found_adapter_head};
+use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
 
 /// The file of an export's scores.

@@ -12,13 +12,14 @@ use serde_json::json;
 
 use super::export_job::{ExportJob, KEPT, Planned};
 use super::head_outcome::{ExportedHead, HeadOutcome};
+use crate::console::Console;
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
-use crate::console::{Console, Interrupted};
 use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::kinds::{DrafterRecipe, head_within};
-use draftsmith_recipe::Recipe;
-use draftsmith_tune::rollouts::{TrainingRecorder, TrainingRollouts};
+use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::rollouts::{TrainingRecorder, TrainingRollouts};
 
 /// Trains the heads of one drafter.
 pub(crate) struct HeadTrainer<'a> {
@@ -141,7 +142,7 @@ impl HeadTrainer<'_> {
             provenance: &self.provenance,
             max_length: settings.rollout_length,
             workspace: self.workspace,
-            console: self.console,
+            watch: self.console,
         };
         recorder.read_or_record().map(Some)
     }

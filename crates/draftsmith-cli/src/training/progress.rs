@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use draftsmith_train::renderer::{Half, Listener};
 
 use crate::console::Console;
-use crate::console::progress::Progress;
+use draftsmith_recipe::watch::Progress;
 
 /// Shows progress on stderr. Bars are cleared when dropped.
 #[derive(Default)]

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::export_job::{Planned, SCORES};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::console::Console;
-use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::workspace::Workspace;
 
 /// The file of the rows in the sweep's directory.

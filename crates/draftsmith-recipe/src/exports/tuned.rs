@@ -15,9 +15,9 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::watch::Watch;
 use crate::exports::config_keys::{named, read_key};
 use crate::recipe::decoding;
+use crate::watch::Watch;
 
 /// The tuned rules of a head or adapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -175,6 +175,7 @@ pub fn default_rule(has_head: bool) -> StopRuleConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::Silent;
     use burn::tensor::Device;
     use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
     use draftsmith_theory::DrafterId;

@@ -18,7 +18,7 @@ use draftsmith_report::{ModelSummary, Road};
 /// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct AdapterKind(Origin<AdapterTraining>);
+pub struct AdapterKind(pub Origin<AdapterTraining>);
 
 impl AdapterKind {
     /// The kind's name in recipes.
@@ -27,16 +27,6 @@ impl AdapterKind {
     /// The adapter in a directory.
     pub fn in_dir(dir: &Path) -> Self {
         Self(Origin::Path(dir.to_path_buf()))
-    }
-}
-
-#[cfg(test)]
-impl AdapterKind {
-    pub(super) fn training_mut(&mut self) -> &mut AdapterTraining {
-        match &mut self.0 {
-            Origin::Training(training) => training,
-            Origin::Path(dir) => panic!("`{}` is not trained", dir.display()),
-        }
     }
 }
 

@@ -10,11 +10,11 @@ use draftsmith_report::{DrafterName, ModelSummary};
 use draftsmith_theory::DrafterId;
 
 use super::{DrafterRecipe, Role, names_text};
-use crate::watch::Silent;
 use crate::exports::{
     AdapterExport, ExportKind, HeadExport, describe_head, found_adapter_head, need_export,
 };
 use crate::recipe::Recipe;
+use crate::watch::Silent;
 use crate::workspace::{Workspace, hash_dir};
 
 /// What a drafter is read from.

@@ -35,6 +35,11 @@ impl ChosenPlace {
 }
 
 impl ChosenPrompts {
+    /// The number of prompts, at least one.
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "prompts that fit are chosen, or it is an error"
+    )]
     pub fn len(&self) -> usize {
         self.places.len()
     }

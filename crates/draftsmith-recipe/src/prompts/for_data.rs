@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
-use crate::watch::{Silent, Watch};
 use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
+use crate::watch::{Silent, Watch};
 
 /// A source of the recipe and its files.
 type Source<'a> = (&'a PromptSource, Vec<PathBuf>);

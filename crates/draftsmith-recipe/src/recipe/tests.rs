@@ -1,5 +1,8 @@
 //! Defaults, overrides and what is refused.
 
+use crate::kinds::Kind;
+use crate::kinds::adapter::AdapterKind;
+use crate::kinds::origin::Origin;
 use draftsmith_model::WeightDtype;
 use draftsmith_report::DecodingName;
 use draftsmith_theory::{Decoding, DrafterId, TokenChoice};
@@ -77,9 +80,15 @@ fn the_command_lines_dtype_applies_to_trainings_without_one() {
     std::fs::write(&path, format!("{RECIPE}{adapters}")).expect("written");
     let dtypes = |dtype, keys: &[String]| {
         let recipe = Recipe::read(&path, &Overrides { keys, dtype, ..Overrides::default() });
-        let mut drafters = recipe.expect("reads").drafters;
-        let [head, of_adapter] = ["draft", "exit1"].map(|name| drafters.head_of(name).dtype);
-        [head, drafters.adapter_of("exit1").dtype, of_adapter]
+        let drafters = recipe.expect("reads").drafters;
+        let [draft, exit] = ["draft", "exit1"]
+            .map(|name| drafters.get(name.parse().expect("a name")).expect("there"));
+        let [head, of_adapter] =
+            [draft, exit].map(|drafter| drafter.head_training().expect("one").dtype);
+        let Kind::Adapter(AdapterKind(Origin::Training(adapter))) = &exit.kind else {
+            panic!("an adapter that is trained");
+        };
+        [head, adapter.dtype, of_adapter]
     };
     use WeightDtype::{Bf16, F32};
     assert_eq!(dtypes(F32, &[]), [F32; 3]);

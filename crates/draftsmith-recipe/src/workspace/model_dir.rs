@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
 
-use crate::watch::Watch;
 use crate::watch::Progress;
+use crate::watch::Watch;
 
 /// A model's directory and what was read from it.
 #[derive(Default)]

@@ -19,7 +19,7 @@ impl Workspace {
         }
         let num_layers = self.num_first_layers;
         self.first_layers.weights(dtype, |dir| {
-            self.note(|| format!("{num_layers} layers of the target, {dtype:?}"));
+            self.watch.reads(&format!("{num_layers} layers of the target, {dtype:?}"));
             let model = CausalLm::load(dir, dtype, Some(num_layers), self.device());
             model.with_context(|| {
                 format!(

@@ -1,6 +1,33 @@
 use draftsmith_model::{AcceptanceHeadConfig, WeightDtype};
 
+use std::sync::Arc;
+
 use super::*;
+use crate::watch::Bar;
+
+/// Keeps what is read.
+#[derive(Debug, Clone, Default)]
+struct Reads(Arc<Mutex<Vec<String>>>);
+
+impl Watch for Reads {
+    fn line(&self, _text: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
+    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
+        Silent.bar(name, unit, total)
+    }
+
+    fn reads(&self, what: &str) {
+        self.0.lock().expect(HELD).push(what.to_owned());
+    }
+
+    fn share(&self) -> Box<dyn Watch> {
+        Box::new(self.clone())
+    }
+}
 
 fn workspace() -> Workspace {
     let model = |name: &str| {
@@ -12,8 +39,9 @@ fn workspace() -> Workspace {
 
 #[test]
 fn each_input_is_read_once_and_only_if_needed() {
-    let workspace = workspace();
-    let reads = || workspace.reads.lock().expect(HELD).len();
+    let (seen, mut workspace) = (Reads::default(), workspace());
+    workspace.watch = seen.share();
+    let reads = || seen.0.lock().expect(HELD).len();
     workspace.context().expect("two configs");
     assert_eq!(reads(), 0);
     workspace.target_alone().expect("the target");

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::mixed::{RoundLengths, mixed_costs};
 use super::{Costs, LENGTHS};
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::watch::Progress;
 use crate::decoders::Decoders;
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::Watch;
 
 /// The round length at which signals are timed.
 const SIGNAL_LENGTH: usize = 4;

@@ -19,8 +19,8 @@ use super::{PromptSet, RecordedSet};
 use draftsmith_recipe::built_data::{built_data, changes_text};
 use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::kinds::{DrafterRecipe, Role};
-use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -139,11 +139,7 @@ impl<'a> RolloutFiles<'a> {
     ///
     /// # Errors
     /// If it cannot be written, or the recipe has no such drafter.
-    pub fn write(
-        &self,
-        key: RolloutKey,
-        recorded: &[(String, Recording)],
-    ) -> Result<RecordedSet> {
+    pub fn write(&self, key: RolloutKey, recorded: &[(String, Recording)]) -> Result<RecordedSet> {
         let provenance = self.provenance(key)?;
         let has_head = provenance.head.is_some();
         let rows: Vec<_> =

@@ -5,11 +5,11 @@ use anyhow::{Result, bail};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
-use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::watch::Watch;
 use crate::conversation::SetPrompt;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources, spread};
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::built_data;
+use draftsmith_recipe::prompts::{PromptChoice, read_sources, spread};
+use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
 /// The prompts of a set, spread evenly over each file or the held-out prompts. Loads no model.

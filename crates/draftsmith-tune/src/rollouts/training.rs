@@ -17,16 +17,16 @@ use draftsmith_theory::{
 use draftsmith_train::RecordedRollouts;
 
 use super::rows::rows_of;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::watch::Progress;
+use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
+use crate::server_access::ServerAccess;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::{Recipe, decoding};
-use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
-use crate::server_access::ServerAccess;
 use draftsmith_recipe::shard::Shard;
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::{Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, decoding};
 
 /// The set's name in files.
 const SET: &str = "training";
@@ -189,9 +189,8 @@ impl TrainingRecorder<'_> {
         max_new_tokens: usize,
         rows: &[&ResponseRow],
     ) -> Result<Vec<Option<Vec<TopProbs>>>> {
-        let silent = Silent;
         let asker = ServerAccess::of(self.recipe, Shard::WHOLE)?;
-        let served = asker.open(self.workspace, decoding, max_new_tokens, &silent)?;
+        let served = asker.open(self.workspace, decoding, max_new_tokens, &Silent)?;
         let probs_of = |row: &&ResponseRow| {
             let response = served.response(&row.id, &row.prompt_ids).with_context(|| {
                 format!(

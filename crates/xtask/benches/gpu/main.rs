@@ -10,18 +10,15 @@ mod agreement;
 #[path = "../../../draftsmith-cli/src/allocator.rs"]
 mod allocator;
 mod decoding;
-#[path = "../../../draftsmith-cli/src/device.rs"]
-#[expect(dead_code, reason = "the commands need more of it")]
-mod device;
 mod flops;
 mod work;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use draftsmith_model::WeightDtype;
+use draftsmith_recipe::device::{self, DeviceChoice};
 use serde::Serialize;
 
-use self::device::DeviceChoice;
 use self::flops::Shape;
 use self::work::{Timing, Work};
 

@@ -11,8 +11,8 @@ use draftsmith_data::{
 use serde::Deserialize;
 
 use super::Building;
-use draftsmith_recipe::built_data::changes_text;
 use crate::console::Console;
+use draftsmith_recipe::built_data::changes_text;
 
 /// The shards of this process that exist and are intact.
 ///

@@ -18,14 +18,14 @@ use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
 use super::existing::{GivenLabels, existing_response};
 use crate::console::Console;
-use crate::console::progress::Progress;
-use draftsmith_tune::conversation::{Turn, answer_batched, answer_named};
 use draftsmith_recipe::pair::LabelModels;
-use draftsmith_tune::labels::{self, Labels};
+use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::{DataRecipe, Responses};
+use draftsmith_tune::conversation::{Turn, answer_batched, answer_named};
+use draftsmith_tune::labels::{self, Labels};
 use draftsmith_tune::responses::Responder;
 use draftsmith_tune::server_access::unfiltered;
-use draftsmith_recipe::text_side::TextSide;
 
 const HELD: &str = "nobody panics while holding it";
 
@@ -216,7 +216,7 @@ impl Labeller<'_> {
             context: self.text.context,
             decoding: self.decoding,
             limits: self.text.limits(self.data.max_new_tokens),
-            console: self.console,
+            watch: self.console,
         };
         let vocab_size = self.models.vocab_size;
         let draws = |id: &str| SeededDraws::new(self.seed, &[id, "response"]);

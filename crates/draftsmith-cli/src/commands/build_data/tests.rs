@@ -2,6 +2,7 @@
 //! sampled.
 
 mod adapters;
+mod server_access;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::commands::{build_data, record, replay, train_head, tune};
-use draftsmith_tune::labels::Labels;
 use crate::loopback::{self, Deed, Loopback};
+use draftsmith_tune::labels::Labels;
 
 const SEED: u64 = 5;
 /// The target's files besides its weights.

@@ -11,12 +11,13 @@ use draftsmith_theory::Estimate;
 
 use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
-use draftsmith_tune::agreement::rounding;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::exports::summary_of;
 use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
+use draftsmith_recipe::watch::Watch;
+use draftsmith_tune::agreement::rounding;
 use draftsmith_tune::tuning::TuningFile;
 
 impl MeasuredModels<'_> {

@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::GenerateArguments;
 use crate::console::Console;
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::{Tuned, default_rule};
 use draftsmith_recipe::kinds::loaded::LoadedDrafter;
-use draftsmith_recipe::Recipe;
 use draftsmith_report::DecodingName;
 
 /// A rule, and who chose it.

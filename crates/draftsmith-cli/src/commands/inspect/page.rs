@@ -56,7 +56,8 @@ impl PageArguments {
         let Some(html) = &self.html else { return Ok(()) };
         let tokenizer = self.tokenizer.as_deref();
         let tokenizer = tokenizer.map(|dir| data_tokenizer(dir, provenance)).transpose()?;
-        let shown = draftsmith_recipe::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
+        let shown =
+            draftsmith_recipe::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
         let shown = shown.into_iter().map(|row| shown_row(row, tokenizer.as_ref()));
         let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let page = DataPage {

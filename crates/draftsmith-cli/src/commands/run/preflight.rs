@@ -9,16 +9,16 @@ use draftsmith_train::TrainError;
 
 use crate::commands::build_data::BYTES_PER_TOKEN;
 use crate::console::Console;
-use draftsmith_tune::decoders::target_speed;
 use draftsmith_recipe::kinds::adapter::exit_layer;
 use draftsmith_recipe::kinds::{DrafterRecipe, Role};
 use draftsmith_recipe::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
+use draftsmith_report::{DecodingName, DrafterName, duration_text};
+use draftsmith_tune::decoders::target_speed;
 use draftsmith_tune::rollouts::{PromptSet, set_prompts};
 use draftsmith_tune::tuning::given_costs;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::{DecodingName, DrafterName, duration_text};
 
 /// Checks the recipe, and notes what its stages will take.
 ///

@@ -7,10 +7,10 @@ use draftsmith_report::{CostSource, median_of};
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::{MAX_LENGTH, Surveyor};
-use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
-use draftsmith_tune::decoders::Decoders;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::spread;
+use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
+use draftsmith_tune::decoders::Decoders;
 use draftsmith_tune::sweep::lengths_under;
 
 /// Prompts that costs are measured on.
@@ -79,7 +79,7 @@ impl Surveyor<'_> {
             decoding: self.decoding,
             prompts: &prompts,
             time_limit: COSTS_TIME_LIMIT,
-            console: self.console,
+            watch: self.console,
         }
         .measure(lengths)
         .context("cannot measure what forwards cost here; hint: give `--costs`")?;

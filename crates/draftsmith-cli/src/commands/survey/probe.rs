@@ -15,9 +15,9 @@ use draftsmith_train::{
 };
 
 use super::Surveyor;
-use crate::console::Interrupted;
 use draftsmith_recipe::exports::HeadExport;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_tune::rollouts::TrainingRollouts;
 
 /// The settings of the probes: the recommended form of a head, a learning rate for few steps, and the best

@@ -14,7 +14,7 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use crate::console::progress::Progress;
+use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_tune::recorder::Answer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.

@@ -13,7 +13,7 @@ use super::halves::{Halves, Promise};
 use super::read_out::{ReadOut, read_outs};
 use super::verdict::Verdict;
 use super::{MAX_LENGTH, Surveyor};
-use crate::console::progress::Progress;
+use draftsmith_recipe::watch::Progress;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{Choice, best_unread, cheapest};

@@ -10,8 +10,8 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use draftsmith_tune::costs::Costs;
 use draftsmith_recipe::exports::tuned::TunedRule;
+use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{over, speedup};
 use draftsmith_tune::sweep::static_trees::{fastest_tree, judge_trees};
 use draftsmith_tune::sweep::{Choice, best_look_ups_alone};

@@ -16,18 +16,18 @@ use super::runtimes::best_settings;
 use super::show::how_known;
 use super::{TuningBasis, cost_prompts, given_or_measured};
 use crate::console::Console;
-use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
-use draftsmith_tune::decoders::Decoders;
 use draftsmith_recipe::exports::AdapterExport;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, Recipe};
+use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
+use draftsmith_tune::decoders::Decoders;
 use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use draftsmith_tune::sweep::{best_fixed, best_of_each, lengths_under};
 use draftsmith_tune::tuning::given_costs;
-use draftsmith_recipe::workspace::Workspace;
 
 /// The result for one adapter and way of decoding. Its drafter is the adapter's self-draft.
 #[derive(Debug, Serialize)]
@@ -84,7 +84,8 @@ pub(crate) fn run_for_draft_model(
                 let decoders = decoders.as_mut().context("models to measure are loaded")?;
                 let (drafter, prompts) = (DrafterId::DRAFT, &prompts);
                 let time_limit = COSTS_TIME_LIMIT;
-                let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, console };
+                let probe =
+                    CostProbe { decoders, drafter, decoding, prompts, time_limit, watch: console };
                 probe.measure(&|costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?))
             })?;
             let costs = measured.costs.clone().of_drafter(id)?;

@@ -8,8 +8,8 @@ use draftsmith_theory::{
 };
 use rayon::prelude::*;
 
-use draftsmith_tune::costs::Costs;
 use draftsmith_recipe::exports::draft_model::RuntimeSetting;
+use draftsmith_tune::costs::Costs;
 use draftsmith_tune::sweep::{Choice, per_token, thresholds};
 
 const LLAMA_CPP: &str = "llama.cpp";

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::commands::train_adapter;
+use crate::test_support::ChangeDrafters;
 
 const EXIT: usize = 2;
 

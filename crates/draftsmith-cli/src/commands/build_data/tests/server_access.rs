@@ -9,8 +9,19 @@ use draftsmith_data::{DataSet, Incomplete, Prompts, read_dir};
 use draftsmith_served::ServerLabels;
 use serde_json::{Value, json};
 
-use super::*;
+use anyhow::Result;
+use draftsmith_data::Prompt;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::watch::{Interrupted, Progress, Silent, Watch};
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_served::{Served, ServerRecipe};
+use draftsmith_theory::Decoding;
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::server_access::{ServerAccess, ask_servers, unfiltered};
+use std::borrow::Cow;
+
 use crate::commands::build_data::{self, Building};
+use crate::console::Console;
 use crate::loopback::{self, Deed};
 
 fn root() -> PathBuf {
@@ -41,7 +52,7 @@ fn servers(url: &str) -> ServerRecipe {
 /// A served target that decodes greedily, with its journal in `dir`.
 fn open(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Result<Served> {
     let access = ServerAccess { server, seed: 3, journal: dir.join("served.jsonl") };
-    access.open(workspace, Decoding::GREEDY, 12, &dyn Silent)
+    access.open(workspace, Decoding::GREEDY, 12, &Silent)
 }
 
 fn answer(
@@ -69,7 +80,7 @@ fn the_bearer_token_of_the_environment_is_sent_and_never_written() {
     });
     let server = ServerRecipe { api_key_env: Some(name.to_owned()), ..servers(&loopback.url) };
     let mut served = open(&server, &workspace, dir.path()).expect("it is set");
-    answer(&mut served, &workspace, &prompts(2), &dyn Silent).expect("answers");
+    answer(&mut served, &workspace, &prompts(2), &Silent).expect("answers");
     let journal = fs::read_to_string(dir.path().join("served.jsonl")).expect("there");
     assert!(journal.lines().count() == 2 && !journal.contains(value.trim()));
     let missing = ServerRecipe { api_key_env: Some("NO_SUCH_VARIABLE".to_owned()), ..server };
@@ -94,7 +105,7 @@ fn a_prompt_keeps_the_turns_before_a_filtered_response() {
         _ => Deed::Answer,
     });
     let mut served = open(&servers(&loopback.url), &workspace, dir.path()).expect("opens");
-    answer(&mut served, &workspace, &prompts, &dyn Silent).expect("answers");
+    answer(&mut served, &workspace, &prompts, &Silent).expect("answers");
     let num_turns = |prompt| unfiltered(&served, prompt).map(|prompt| prompt.turns.len());
     assert_eq!(prompts.iter().map(num_turns).collect::<Vec<_>>(), [Some(1), None, Some(3)]);
 }
@@ -104,7 +115,7 @@ fn an_interrupted_request_for_responses_is_an_interrupted_job() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let loopback = loopback::serve(|_, _| Deed::Answer);
     let mut served = open(&servers(&loopback.url), &workspace, dir.path()).expect("opens");
-    let mut watch = Silent;
+    let mut watch = Console::silent();
     watch.deadline = Some(Instant::now());
     let error = answer(&mut served, &workspace, &prompts(1), &watch).expect_err("stopped");
     assert!(error.is::<Interrupted>());
@@ -128,7 +139,7 @@ fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     );
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join(name).display().to_string();
-    build_data::run(&recipe, Building::ALL, &workspace(), &dyn Silent).expect("built");
+    build_data::run(&recipe, Building::ALL, &workspace(), &Console::silent()).expect("built");
     read_dir(&dir.join(name), Incomplete::Refused).expect("whole")
 }
 

@@ -1,0 +1,78 @@
+//! What tests need of recipes and workspaces.
+
+use std::sync::{Arc, Mutex};
+
+use draftsmith_recipe::kinds::adapter::AdapterKind;
+use draftsmith_recipe::kinds::origin::Origin;
+use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind};
+use draftsmith_recipe::watch::{Bar, Silent, Watch};
+use draftsmith_theory::DrafterId;
+use draftsmith_train::{AdapterTraining, HeadTraining};
+
+/// Changes a recipe's drafters.
+pub(crate) trait ChangeDrafters {
+    /// The drafter with this name.
+    fn of(&mut self, name: &str) -> &mut DrafterRecipe;
+    /// The training of a drafter's head.
+    fn head_of(&mut self, name: &str) -> &mut HeadTraining;
+    /// The training of an adapter.
+    fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining;
+    /// Keeps only these drafters.
+    fn keep(&mut self, names: &[&str]);
+}
+
+impl ChangeDrafters for DrafterRecipes {
+    fn of(&mut self, name: &str) -> &mut DrafterRecipe {
+        let id = name.parse::<DrafterId>().expect("a name");
+        self.get_mut(id).expect("the recipe has the drafter")
+    }
+
+    fn head_of(&mut self, name: &str) -> &mut HeadTraining {
+        match &mut self.of(name).head {
+            Some(Origin::Training(training)) => training,
+            _ => panic!("the head of `{name}` is trained"),
+        }
+    }
+
+    fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining {
+        match &mut self.of(name).kind {
+            Kind::Adapter(AdapterKind(Origin::Training(training))) => training,
+            other => panic!("`{name}` is {other:?}"),
+        }
+    }
+
+    fn keep(&mut self, names: &[&str]) {
+        self.retain(|id| names.contains(&id.as_str()));
+    }
+}
+
+/// Keeps what a workspace reads or hashes, in order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Reads(Arc<Mutex<Vec<String>>>);
+
+impl Reads {
+    /// What was read.
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().expect("nobody panicked").clone()
+    }
+}
+
+impl Watch for Reads {
+    fn line(&self, _text: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
+    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
+        Silent.bar(name, unit, total)
+    }
+
+    fn reads(&self, what: &str) {
+        self.0.lock().expect("nobody panicked").push(what.to_owned());
+    }
+
+    fn share(&self) -> Box<dyn Watch> {
+        Box::new(self.clone())
+    }
+}
