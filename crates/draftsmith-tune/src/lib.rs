@@ -4,14 +4,20 @@
 //! This crate prints nothing and reads no arguments; it takes recipes and a [`draftsmith_recipe::watch::Watch`].
 
 pub mod agreement;
+pub mod check;
 pub mod conversation;
 pub mod costs;
 pub mod decoders;
+pub mod evaluate;
 pub mod judging;
 pub mod labels;
+pub mod record;
 pub mod recorder;
+pub mod replay;
 pub mod responses;
 pub mod rollouts;
 pub mod server_access;
+pub mod survey;
 pub mod sweep;
+pub mod tuner;
 pub mod tuning;

@@ -1,187 +1,24 @@
 //! `evaluate`: measures the decoding speed under each drafter and stop rule on prompts.
-//!
-//! For each prompt, or batch of prompts, all settings run in turn, so that a slow minute of the machine
-//! affects all of them alike.
 
-mod cost_ratios;
-mod group;
-mod measure;
-mod promise;
-mod settings;
-mod write;
-
-use draftsmith_report::{Conclusion, DecodingName, ResultRow, render_evaluation};
-use std::path::PathBuf;
-
-use anyhow::{Context, Result, bail};
-use draftsmith_data::Prompt;
-use draftsmith_theory::Decoding;
-use serde::Serialize;
-
-use self::group::{EvaluationResults, Group};
-use self::measure::{Bench, ProcessorTime};
-use self::promise::{Promise, TunedTrees};
-use self::settings::Setting;
-use crate::console::Console;
-use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::NOTHING_DRAFTS;
-use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
-use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::{Interrupted, Watch};
+use anyhow::Result;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
-use draftsmith_tune::decoders::Decoders;
+use draftsmith_report::render_evaluation;
+use draftsmith_tune::evaluate::{Evaluation, evaluate};
 
-/// The result of an evaluation.
-#[derive(Debug, Serialize)]
-pub(crate) struct Evaluation {
-    /// The rows of `results.json`.
-    pub(crate) rows: Vec<ResultRow>,
-    /// The HTML report.
-    pub(crate) report: PathBuf,
-    /// What to deploy, and what makes the measurements doubtful.
-    pub(crate) conclusion: Conclusion,
-}
-
-impl Evaluation {
-    /// The conclusion, the tables of rows and the report's path, as a terminal shows them.
-    pub(crate) fn text(&self, console: &Console) -> String {
-        let Self { rows, report, conclusion } = self;
-        render_evaluation(rows, conclusion, report, console.width(), console.colour())
-    }
-}
+use crate::console::Console;
 
 /// Runs the stage.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
-    let evaluate = recipe
-        .evaluate
-        .as_ref()
-        .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
-    let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
-    if recipe.evaluated().next().is_none() {
-        bail!("{NOTHING_DRAFTS}");
-    }
-    let pair = workspace.pair()?;
-    let choice =
-        PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
-    let datasets = choice.of_each(sources, &pair.text, console)?;
-    let drafters = LoadedDrafters::read(recipe, workspace, true)?;
-    let trees = TunedTrees::read(recipe, evaluate, workspace)?;
-    let evaluate = &trees.evaluate;
-    let models = MeasuredModels { recipe, evaluate, workspace, pair, drafters: &drafters, console };
-    let plans = evaluate.decodings.iter().map(|name| models.plan(*name, &trees));
-    let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
-    let begun = ProcessorTime::now();
-    let evaluated = models.run(&datasets, &plans)?;
-    let foreign_load = begun.and_then(ProcessorTime::foreign_load);
-    if console.is_interrupted() && evaluated.rows.is_empty() {
-        return Err(Interrupted.into());
-    }
-    let evaluation = models.write(&datasets, evaluated, foreign_load)?;
-    if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(evaluation) }
+    let evaluation = evaluate(recipe, workspace, console)?;
+    console.text(text(&evaluation, console))?;
+    console.document(&evaluation.rows)?;
+    if evaluation.is_partial { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
-/// The settings under one way of decoding.
-struct Plan {
-    decoding: Decoding,
-    /// The rules and trees that tuning chose, with their expected gains.
-    promised: Vec<Promise>,
-    settings: Vec<Setting>,
-}
-
-impl Plan {
-    /// Whether tuning chose a setting.
-    fn is_tuned(&self, setting: &Setting) -> bool {
-        let is_it = |promised: &Promise| {
-            promised.drafter == setting.drafter && Some(&promised.config) == setting.rule.as_ref()
-        };
-        self.promised.iter().any(is_it)
-    }
-}
-
-/// What is measured: the models of a recipe.
-struct MeasuredModels<'a> {
-    recipe: &'a Recipe,
-    /// With tuned static trees in place of `"tuned"`.
-    evaluate: &'a EvaluateRecipe,
-    workspace: &'a Workspace,
-    pair: &'a Pair,
-    drafters: &'a LoadedDrafters,
-    console: &'a Console,
-}
-
-impl MeasuredModels<'_> {
-    fn plan(&self, name: DecodingName, trees: &TunedTrees) -> Result<Plan> {
-        let decoding = self.evaluate.decoding(name);
-        let tuned = self.tuned_rules(&decoding)?;
-        let promised = tuned.iter().filter_map(Promise::of_rule);
-        let promised: Vec<Promise> = promised.chain(trees.promises(name)).collect();
-        let settings = Setting::all(self.recipe, self.evaluate, name, self.drafters, &promised);
-        Ok(Plan { decoding, promised, settings })
-    }
-
-    /// The rules that `tune` wrote into the exports for a way of decoding.
-    fn tuned_rules(&self, decoding: &Decoding) -> Result<Vec<TunedRule>> {
-        let mut rules = Vec::new();
-        for dir in self.drafters.iter().filter_map(LoadedDrafter::tuned_dir) {
-            let dtype = self.workspace.dtype;
-            let tuned = Tuned::read_for(dir, dtype, Some(decoding), self.console)?;
-            rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
-        }
-        Ok(rules)
-    }
-
-    /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
-    fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
-        let Self { recipe, evaluate, pair, drafters, console, .. } = *self;
-        let EvaluateRecipe { max_new_tokens, batch_size, .. } = *evaluate;
-        let decoders = Decoders::with_slots(pair, drafters, max_new_tokens, batch_size);
-        let mut bench = Bench { pair, decoders, seed: recipe.seed };
-        for plan in plans {
-            bench.warm_up(&datasets[0].prompts[0], &plan.decoding, &plan.settings)?;
-        }
-        let prompts = || datasets.iter().flat_map(|dataset| &dataset.prompts);
-        let num_prompts = prompts().count();
-        let num_turns: usize = prompts().map(|prompt| prompt.turns.len()).sum();
-        let num_settings: usize = plans.iter().map(|plan| plan.settings.len()).sum();
-        console.note(format!(
-            "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts, at most {} \
-             tokens",
-            plans.len(),
-            num_turns * num_settings * max_new_tokens.min(pair.text.context)
-        ));
-        let num_runs = (num_prompts * num_settings) as u64;
-        let progress = Progress::new(console, "evaluate", "runs", num_runs);
-        let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
-        let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
-        let mut evaluated =
-            EvaluationResults { cost_by_size, roads, ..EvaluationResults::default() };
-        'all: for dataset in datasets {
-            for plan in plans {
-                let runs = vec![Vec::new(); plan.settings.len()];
-                let mut group = Group { dataset, plan, runs };
-                let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
-                for (number, batch) in prompts.chunks(batch_size).enumerate() {
-                    progress.message(dataset.name.clone());
-                    for (index, setting) in plan.settings.iter().enumerate() {
-                        if console.is_interrupted() {
-                            group.keep_whole_prompts();
-                            evaluated.add(group, recipe, evaluate)?;
-                            break 'all;
-                        }
-                        let first = number * batch_size;
-                        for measured in bench.run(first, batch, &plan.decoding, setting)? {
-                            group.add(index, measured, &mut bench)?;
-                        }
-                        progress.advance(batch.len() as u64);
-                    }
-                }
-                evaluated.add(group, recipe, evaluate)?;
-            }
-        }
-        progress.finish();
-        Ok(evaluated)
-    }
+/// The conclusion, the tables of rows and the report's path, as a terminal shows them.
+pub(crate) fn text(evaluation: &Evaluation, console: &Console) -> String {
+    let Evaluation { rows, report, conclusion, .. } = evaluation;
+    render_evaluation(rows, conclusion, report, console.width(), console.colour())
 }

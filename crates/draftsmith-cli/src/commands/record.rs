@@ -1,42 +1,11 @@
-//! `record`: records what each drafter proposes along responses of the target, so that every stop rule can
-//! be replayed without models.
-//!
-//! Two sets of prompts are recorded, validation and test. There is one file for each set, drafter and way of
-//! decoding, complete or absent.
+//! `record`: records what each drafter proposes along responses of the target.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result, bail};
-use draftsmith_files::{check_room, in_bytes};
-use draftsmith_report::DecodingName;
-use serde::Serialize;
+use anyhow::Result;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::record::{RecordedFile, record};
 
 use crate::console::Console;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::kinds::{NOTHING_DRAFTS, Role};
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
-use draftsmith_tune::conversation::SetPrompt;
-use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels, Recorder};
-use draftsmith_tune::rollouts::{
-    FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
-};
-
-/// The most bytes of a candidate in a file: six columns of four bytes, uncompressed.
-const BYTES_A_CANDIDATE: u64 = 24;
-
-/// A file of rollouts in the document of `--json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct RecordedFile {
-    pub(crate) path: PathBuf,
-    #[serde(flatten)]
-    pub(crate) key: RolloutKey,
-    /// Whether the file existed, with the same models, prompts and settings.
-    pub(crate) kept: bool,
-    #[serde(flatten)]
-    pub(crate) summary: RolloutSummary,
-}
 
 /// Runs the stage.
 pub(crate) fn run(
@@ -44,123 +13,9 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<RecordedFile>> {
-    let (tune, evaluate) = recipe.need_tuning("record")?;
-    if !recipe.evaluated().any(|(_, it)| it.kind.role() == Role::Steps) {
-        bail!("{NOTHING_DRAFTS}");
-    }
-    let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, console)?));
-    let sets = [prompts(PromptSet::Validation)?, prompts(PromptSet::Test)?];
-    let models = RecordedModels::of(recipe, workspace)?;
-    let drafters = LoadedDrafters::read(recipe, workspace, false)?;
-    let files = RolloutFiles::of(recipe, workspace)?;
-    let groups = plan(&files, evaluate, &sets, console)?;
-    let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();
-    let most_tokens = (num_responses * evaluate.max_new_tokens.min(workspace.context()?)) as u64;
-    let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
-    let dir = recipe.data_dir();
-    check_room("what drafters propose", &dir, most_bytes)?;
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
-    if most_tokens > 0 {
-        console.note(format!(
-            "record: {num_responses} responses to write and to record, at most {most_tokens} tokens \
-             and {}",
-            in_bytes(most_bytes)
-        ));
-    }
-    let progress = Progress::new(console, "record", "responses", num_responses as u64);
-    let recorder = Recorder {
-        models,
-        max_new_tokens: evaluate.max_new_tokens,
-        seed: recipe.seed,
-        max_length: tune.max_length,
-        labels: false,
-        watch: console,
-        progress: &progress,
-    };
-    let mut recorded = Vec::new();
-    for group in groups {
-        let (set, how) = (group.set.name(), group.decoding.text());
-        let decoding = evaluate.decoding(group.decoding);
-        // The target answers once for all drafters.
-        let mut answers = None;
-        for (key, present) in group.files {
-            let kept = present.is_some();
-            let summary = match present {
-                Some(summary) => summary,
-                None => {
-                    let answers = match &mut answers {
-                        Some(answers) => answers,
-                        None => {
-                            progress.message(format!("target, {set}, {how}"));
-                            answers.insert(recorder.answer(group.prompts, decoding)?)
-                        }
-                    };
-                    progress.message(format!("{}, {set}, {how}", key.drafter));
-                    let id = key.drafter.id().context("a recorded drafter has a name")?;
-                    let drafter = RecordedDrafter { drafters: &drafters, id, decoding };
-                    let recorded = recorder.record_answers(&drafter, &*answers)?;
-                    files.write(key, &recorded)?.summary()
-                }
-            };
-            recorded.push(RecordedFile { path: files.path(key), key, kept, summary });
-        }
-    }
-    match recorded.iter().all(|file| file.kept) {
-        true => progress.clear(),
-        false => progress.finish(),
-    }
+    let recorded = record(recipe, workspace, console)?;
     tell(&recorded, console)?;
     Ok(recorded)
-}
-
-/// The files of one set and way of decoding.
-struct FileGroup<'a> {
-    set: PromptSet,
-    decoding: DecodingName,
-    prompts: &'a [SetPrompt],
-    /// Each with the summary of the present file, if it need not be recorded.
-    files: Vec<(RolloutKey, Option<RolloutSummary>)>,
-}
-
-impl FileGroup<'_> {
-    /// Responses to give, once, and to record, once for each missing file.
-    fn num_responses(&self) -> usize {
-        let num_files = self.files.iter().filter(|(_, present)| present.is_none()).count();
-        let num_turns: usize = self.prompts.iter().map(SetPrompt::num_turns).sum();
-        if num_files == 0 { 0 } else { (1 + num_files) * num_turns }
-    }
-}
-
-fn plan<'a>(
-    files: &RolloutFiles<'_>,
-    evaluate: &EvaluateRecipe,
-    sets: &'a [(PromptSet, Vec<SetPrompt>)],
-    console: &Console,
-) -> Result<Vec<FileGroup<'a>>> {
-    let mut decodings = evaluate.decodings.clone();
-    decodings.sort();
-    decodings.dedup();
-    let mut groups = Vec::new();
-    for (set, prompts) in sets {
-        for decoding in &decodings {
-            let (set, decoding) = (*set, *decoding);
-            let mut group = FileGroup { set, decoding, prompts, files: Vec::new() };
-            for drafter in files.drafters() {
-                let key = RolloutKey { drafter, set, decoding };
-                let present = match files.state(key)? {
-                    FileState::Whole(set) => Some(set.summary()),
-                    FileState::Absent => None,
-                    FileState::Stale(why) => {
-                        console.note(format!("record: {why}: it is recorded again"));
-                        None
-                    }
-                };
-                group.files.push((key, present));
-            }
-            groups.push(group);
-        }
-    }
-    Ok(groups)
 }
 
 /// Prints the files.

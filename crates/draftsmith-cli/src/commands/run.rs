@@ -64,7 +64,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         None => None,
     };
     if let Some(evaluation) = &evaluation {
-        console.text(evaluation.text(console))?;
+        console.text(evaluate::text(evaluation, console))?;
         console.text(next_commands(recipe))?;
     }
     console.document(&json!({

@@ -17,7 +17,6 @@ use draftsmith_train::{HeadLabels, HeadTraining};
 use serde_json::json;
 
 use super::build_data::Building;
-use super::record::RecordedFile;
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
@@ -26,6 +25,7 @@ use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::record::RecordedFile;
 use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 
 /// The most candidates of every rule, and the recorded length.

@@ -4,7 +4,7 @@ use comfy_table::Table;
 use draftsmith_report::{counted, rule_label, table_text, times_text};
 use draftsmith_theory::{Estimate, Sampling};
 
-use super::{Acceptance, CheckReport, DecodingCheck};
+use draftsmith_tune::check::{Acceptance, CheckReport, DecodingCheck};
 
 /// The results, one line per check, ending with a line break.
 pub(super) fn table(checked: &CheckReport) -> String {

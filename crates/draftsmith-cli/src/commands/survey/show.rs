@@ -5,10 +5,10 @@ use comfy_table::{Table, presets};
 use draftsmith_report::{CostSource, DecodingName, explained, render_rules, table_text, wrapped};
 use draftsmith_theory::Estimate;
 
-use super::pair::PairSurvey;
-use super::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
-use super::verdict::gain_text;
-use super::{Survey, SurveyResult};
+use draftsmith_tune::survey::pair::PairSurvey;
+use draftsmith_tune::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
+use draftsmith_tune::survey::verdict::gain_text;
+use draftsmith_tune::survey::{Survey, SurveyResult};
 
 /// The survey as text, beginning with the advice.
 ///

@@ -7,7 +7,9 @@ use clap::Parser;
 use draftsmith_model::WeightDtype;
 use serde_json::Value;
 
-use super::{SurveyArguments, survey};
+use draftsmith_tune::survey::{Survey, SurveyResult, survey};
+
+use super::SurveyArguments;
 use crate::console::Console;
 use crate::loopback::{self, Deed};
 
@@ -30,18 +32,17 @@ fn surveyed(target: &Path, dir: &Path, more: &[&str]) -> Result<Value, String> {
     let line = ["survey", "--target", target, "--draft", draft, "--prompts", prompts];
     let given = ["--costs", costs, "--num-prompts", "16", "--max-new-tokens", "32"];
     let line = Line::parse_from([&line[..], &given, more].concat());
-    let found = survey(&line.arguments, 3, &Device::flex(), WeightDtype::F32, &Console::silent());
+    let settings = line.arguments.settings(3, WeightDtype::F32).expect("settings");
+    let found = survey(&settings, &Device::flex(), &Console::silent());
     let found = found.map_err(|error| format!("{error:#}"))?;
     let text = super::show::survey(&found, None, false).expect("it can be shown");
-    assert_eq!(text.contains("a perfect head: "), found.has_ceiling(), "{text}");
+    assert_eq!(text.contains("a perfect head: "), has_ceiling(&found), "{text}");
     Ok(serde_json::to_value(&found).expect("it is JSON"))
 }
 
-impl super::Survey {
-    fn has_ceiling(&self) -> bool {
-        let super::SurveyResult::Pair(pair) = &self.found else { panic!("a pair") };
-        pair.head.ceiling.is_some_and(|ceiling| ceiling.value > 0.0)
-    }
+fn has_ceiling(survey: &Survey) -> bool {
+    let SurveyResult::Pair(pair) = &survey.found else { panic!("a pair") };
+    pair.head.ceiling.is_some_and(|ceiling| ceiling.value > 0.0)
 }
 
 /// A directory with the target's text side, costs, and the server's keys.

@@ -7,9 +7,9 @@ use draftsmith_report::{
 };
 use draftsmith_theory::Estimate;
 
-use super::calibrate::CalibrationChoices;
-use super::{Tuning, TuningBasis};
 use draftsmith_tune::sweep::static_trees::rule_of;
+use draftsmith_tune::tuner::calibrate::CalibrationChoices;
+use draftsmith_tune::tuner::{DraftModelTuning, Tuning, TuningBasis};
 use draftsmith_tune::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
@@ -125,7 +125,7 @@ fn tree(tuned: &TunedTree) -> String {
 }
 
 /// How precisely costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
-pub(super) fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
+fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
     match cost_source {
         CostSource::Machine => {
             format!("known to {:.1} % after {} passes", costs.uncertainty * 100.0, costs.num_passes)
@@ -158,4 +158,39 @@ fn percent(share: f64) -> String {
 
 fn interval(estimate: &Estimate) -> String {
     format!("{} to {}", percent(estimate.low), percent(estimate.high))
+}
+
+/// The settings of runtimes for an adapter's draft model, as text.
+///
+/// # Errors
+/// If the costs have no price of a draft forward.
+pub(super) fn draft_model(tuning: &DraftModelTuning) -> Result<String> {
+    let basis = &tuning.basis;
+    let costs = &basis.costs.costs;
+    let milli = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
+    let mut text = format!(
+        "{} as a draft model, {}: {} prompts, {} tokens\n\
+         a draft forward {}, a target forward of one row {}, a row more {} on average \
+         ({})\n\n",
+        basis.drafter.text(),
+        basis.decoding.text(),
+        basis.num_prompts,
+        basis.num_tokens,
+        milli(costs.rounds.draft_seconds(costs.drafter)?),
+        milli(costs.rounds.verify_seconds(1)),
+        milli(costs.rounds.row_seconds()),
+        how_known(basis),
+    );
+    for setting in &tuning.runtimes {
+        let Estimate { value, low, high } = setting.speedup;
+        text += &format!(
+            "  {value:.2}x ({low:.2} to {high:.2})  {:<12}  {}\n",
+            setting.runtime, setting.setting
+        );
+    }
+    if tuning.runtimes.iter().all(|setting| setting.speedup.high < 1.0) {
+        text += "\nit does not pay: the target alone is faster under every setting\n";
+    }
+    text += &format!("\nwritten to {}\n\n", tuning.export.join("config.json").display());
+    Ok(text)
 }

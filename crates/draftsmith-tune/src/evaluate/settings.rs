@@ -13,16 +13,16 @@ use draftsmith_report::{DecodingName, DrafterName, in_order};
 
 /// A drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Setting {
-    pub(crate) drafter: DrafterName,
+pub(super) struct Setting {
+    pub(super) drafter: DrafterName,
     /// `None` for plain decoding.
-    pub(crate) rule: Option<StopRuleConfig>,
+    pub(super) rule: Option<StopRuleConfig>,
 }
 
 impl Setting {
     /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
     /// tuned rule, and the fixed length that the rule promises to beat.
-    pub(crate) fn all(
+    pub(super) fn all(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
         decoding: DecodingName,
@@ -69,13 +69,13 @@ impl Setting {
     }
 
     /// The name of the stop rule in results.
-    pub(crate) fn stop_rule(&self) -> StopRuleName {
+    pub(super) fn stop_rule(&self) -> StopRuleName {
         self.rule.as_ref().map_or(StopRuleName::None, StopRuleConfig::name)
     }
 
     /// The name in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
     /// `exit-2-confidence-0.6`, `tree-3-2x2x8-fixed-3`.
-    pub(crate) fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let Some(rule) = &self.rule else {
             return "plain".to_owned();
         };

@@ -6,24 +6,24 @@ use draftsmith_report::FittedCalibration;
 use draftsmith_theory::{Calibration, Decoding, HeadScores, try_calibration};
 use serde::Serialize;
 
+use crate::rollouts::RecordedSet;
 use draftsmith_recipe::CalibrationChoice;
-use draftsmith_tune::rollouts::RecordedSet;
 
 /// The calibrations of a head under one way of decoding.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct CalibrationChoices {
+pub struct CalibrationChoices {
     /// The calibration that is written into the export; null if predictions stay uncalibrated.
-    pub(crate) chosen: Option<FittedCalibration>,
+    pub chosen: Option<FittedCalibration>,
     /// Uncalibrated and calibrated predictions, cross-validated; empty for fewer than two prompts.
-    pub(crate) tried: Vec<TriedCalibration>,
+    pub tried: Vec<TriedCalibration>,
 }
 
 /// The scores of predictions under one form.
 #[derive(Debug, Serialize)]
-pub(crate) struct TriedCalibration {
+pub struct TriedCalibration {
     /// `platt`; null for uncalibrated predictions.
-    pub(crate) kind: Option<&'static str>,
-    pub(crate) scores: HeadScores,
+    pub kind: Option<&'static str>,
+    pub scores: HeadScores,
 }
 
 /// Decides as the recipe says, and fits the calibration to all of `set`.

@@ -15,89 +15,89 @@ use super::halves::{Halves, Promise};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, Verdict};
 use super::{MAX_LENGTH, Surveyor};
+use crate::costs::Costs;
+use crate::judging::{Judging, over, speedup};
+use crate::labels::Labels;
+use crate::recorder::{RecordedDrafter, RecordedModels};
+use crate::rollouts::RecordedSet;
+use crate::sweep::{Choice, best_fixed, best_of_all, cheapest};
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_tune::costs::Costs;
-use draftsmith_tune::judging::{Judging, over, speedup};
-use draftsmith_tune::labels::Labels;
-use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
-use draftsmith_tune::rollouts::RecordedSet;
-use draftsmith_tune::sweep::{Choice, best_fixed, best_of_all, cheapest};
+use draftsmith_recipe::watch::Progress;
 
 /// The survey of a pair.
 #[derive(Debug, Serialize)]
-pub(super) struct PairSurvey {
+pub struct PairSurvey {
     /// The share of positions at which both models' most probable tokens are the same.
-    pub(super) agreement: Estimate,
+    pub agreement: Estimate,
     /// Σ min(p, q) as sampled, at temperature 1 for greedy answers: the chance that a sampled candidate
     /// is accepted. Null for greedy answers of servers, which return no probabilities.
-    pub(super) overlap: Option<Estimate>,
+    pub overlap: Option<Estimate>,
     /// The share of the answers' tokens that the draft proposes and the target accepts; null if nothing
     /// is drafted.
-    pub(super) share_accepted: Option<f64>,
+    pub share_accepted: Option<f64>,
     /// The i-th entry is the acceptance rate of candidates at position i of a round whose predecessors
     /// were accepted; it ends before the first position with fewer than 20 such candidates.
-    pub(super) acceptance_by_position: Vec<f64>,
-    pub(super) cost_source: CostSource,
-    pub(super) costs: Costs,
+    pub acceptance_by_position: Vec<f64>,
+    pub cost_source: CostSource,
+    pub costs: Costs,
     /// Modelled speed over plain decoding at every fixed length, on all answers.
-    pub(super) fixed_lengths: Vec<FixedLength>,
+    pub fixed_lengths: Vec<FixedLength>,
     /// Every rule: its best setting on all answers, its cross-validated gains. Rules that read a head
     /// read the probes' predictions.
-    pub(super) rules: Vec<ReplayRow>,
+    pub rules: Vec<ReplayRow>,
     /// The oracle's gain over the best fixed length; greedy only.
-    pub(super) oracle: Option<Estimate>,
+    pub oracle: Option<Estimate>,
     /// The best rule that needs no training and no fit, cross-validated.
-    pub(super) untrained: Promise,
+    pub untrained: Promise,
     /// Its gain over the best fixed length.
-    pub(super) untrained_gain: Estimate,
+    pub untrained_gain: Estimate,
     /// Prompt lookup without the draft.
-    pub(super) look_ups: LookUps,
+    pub look_ups: LookUps,
     /// The prospects of an acceptance head.
-    pub(super) head: HeadSurvey,
-    pub(super) verdict: Verdict,
+    pub head: HeadSurvey,
+    pub verdict: Verdict,
 }
 
 /// The speed at a fixed length.
 #[derive(Debug, Serialize)]
-pub(super) struct FixedLength {
+pub struct FixedLength {
     /// K, candidates a round.
-    pub(super) candidate_length: usize,
-    pub(super) speedup: Estimate,
+    pub candidate_length: usize,
+    pub speedup: Estimate,
 }
 
 /// The prospects of an acceptance head for the pair.
 #[derive(Debug, Serialize)]
-pub(super) struct HeadSurvey {
+pub struct HeadSurvey {
     /// The gain over the best fixed length of a rule that reads a perfect look-ahead head; null if
     /// servers answer for the target, which cannot be asked about every candidate.
-    pub(super) ceiling: Option<Estimate>,
+    pub ceiling: Option<Estimate>,
     /// The small heads that were trained as probes; null if there were too few answers.
-    pub(super) probe: Option<Probe>,
+    pub probe: Option<Probe>,
 }
 
 /// Small heads, each trained on one half of the answers and judged on the other.
 #[derive(Debug, Serialize)]
-pub(super) struct Probe {
+pub struct Probe {
     /// The share of the KL of a constant prediction that the heads explain: a lower bound of what a head
     /// could explain.
-    pub(super) explained: Estimate,
+    pub explained: Estimate,
     /// Their scores on answers that they were not trained on.
-    pub(super) scores: HeadScores,
+    pub scores: HeadScores,
     /// The expected gain of a head that explains that share: the same share of the ceiling. Without a
     /// ceiling, the gain of the best rule that reads the probes.
-    pub(super) outlook: HeadOutlook,
+    pub outlook: HeadOutlook,
 }
 
 /// Surveys the pair.
 pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
-    let Surveyor { ref answers, decoding, seed, console, .. } = *surveyor;
-    let progress = Progress::new(console, "survey", "answers", 3 * answers.len() as u64);
+    let Surveyor { ref answers, decoding, seed, watch, .. } = *surveyor;
+    let progress = Progress::new(watch, "survey", "answers", 3 * answers.len() as u64);
     let (agreement, overlap) = agreement(surveyor, &progress)?;
     let recorded = PairRecordings::record(surveyor, &progress)?;
     progress.clear();
     let (cost_source, costs) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
-    console.note("survey: replaying every rule");
+    watch.note("survey: replaying every rule");
     let judged = recorded.with_heads.as_ref().unwrap_or(&recorded.halves);
     let judging = judging(judged, &costs, seed)?;
     let shown = best_of_all(&judged.together(), &costs)?;
@@ -274,7 +274,7 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
     };
     let decoding = Decoding::sampled(sampling).penalising(surveyor.decoding.repetition_penalty);
     let counted = surveyor.answers.par_iter().map(|answer| {
-        surveyor.console.check_interrupted()?;
+        surveyor.watch.check_interrupted()?;
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);
         let (prompt, response) = (&answer.prompt_ids, &answer.response_ids);
         let models = match &surveyor.models {

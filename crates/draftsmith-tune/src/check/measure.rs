@@ -15,12 +15,12 @@ use draftsmith_theory::{
 use super::{
     ALPHA, Acceptance, AnswerDifference, DecodingCheck, GreedyOutput, SampledOutput, SpeedCheck,
 };
+use crate::agreement::{Agreement, compare, num_same, rounding};
+use crate::conversation::{Turn, answer_turns};
+use crate::decoders::Decoders;
 use draftsmith_recipe::exports::tuned::{Tuned, default_rule};
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
-use draftsmith_tune::agreement::{Agreement, compare, num_same, rounding};
-use draftsmith_tune::conversation::{Turn, answer_turns};
-use draftsmith_tune::decoders::Decoders;
 
 /// The rounding tolerance in f32 of nucleus masses and logits, for tokens at the edge of what is sampled.
 const EDGE: f64 = 1e-4;

@@ -4,13 +4,13 @@ use anyhow::{Context, Result, ensure};
 use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_theory::{DrafterId, Estimate, StopRuleConfig};
 
+use crate::sweep::static_trees::rule_of;
+use crate::tuning::{TunedTree, TuningFile};
 use draftsmith_recipe::exports::tuned::TunedRule;
 use draftsmith_recipe::kinds::Role;
 use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{AskedShape, EvaluateRecipe, Recipe};
-use draftsmith_tune::sweep::static_trees::rule_of;
-use draftsmith_tune::tuning::{TunedTree, TuningFile};
 
 /// A tuned setting and its expected gain.
 #[derive(Debug, Clone)]

@@ -6,9 +6,9 @@ use draftsmith_report::LookUps;
 use draftsmith_theory::{Estimate, Recordings, StopRuleConfig, TimedCounts};
 use serde::Serialize;
 
-use draftsmith_tune::costs::Costs;
-use draftsmith_tune::judging::{Fold, speedup};
-use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
+use crate::costs::Costs;
+use crate::judging::{Fold, speedup};
+use crate::sweep::{Choice, best_look_ups_alone};
 
 /// What was recorded along each half of the answers.
 pub(super) struct Halves(pub(super) [Recordings; 2]);
@@ -56,12 +56,12 @@ impl Halves {
 
 /// A rule and its expected speed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Promise {
+pub struct Promise {
     /// The rule with its setting: `K = 4`.
-    pub(super) setting: String,
-    pub(super) config: StopRuleConfig,
+    pub setting: String,
+    pub config: StopRuleConfig,
     /// Speed over plain decoding.
-    pub(super) speedup: Estimate,
+    pub speedup: Estimate,
 }
 
 impl Promise {

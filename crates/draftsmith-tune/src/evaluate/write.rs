@@ -11,27 +11,27 @@ use draftsmith_theory::Estimate;
 
 use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
+use crate::agreement::rounding;
+use crate::tuning::TuningFile;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::exports::summary_of;
 use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
-use draftsmith_recipe::watch::Watch;
-use draftsmith_tune::agreement::rounding;
-use draftsmith_tune::tuning::TuningFile;
 
 impl MeasuredModels<'_> {
-    /// Writes the files, and prints the table of results.
+    /// Writes the files.
     pub(super) fn write(
         &self,
         datasets: &[Dataset],
         mut evaluated: EvaluationResults,
         foreign_load: Option<f64>,
     ) -> Result<Evaluation> {
-        let Self { recipe, evaluate, workspace, console, .. } = *self;
+        let Self { recipe, evaluate, workspace, watch, .. } = *self;
         sort_rows(&mut evaluated.rows);
         // The results of an interrupted evaluation go into a directory of their own.
-        let dir = match console.is_interrupted() {
+        let is_partial = watch.is_interrupted();
+        let dir = match is_partial {
             true => recipe.evaluation_dir().with_file_name("evaluation-partial"),
             false => recipe.evaluation_dir(),
         };
@@ -65,11 +65,8 @@ impl MeasuredModels<'_> {
         write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
         recipe.write_beside(&dir)?;
         self.note(&summary);
-        let evaluation =
-            Evaluation { rows: evaluated.rows, report, conclusion: summary.conclusion };
-        console.text(evaluation.text(console))?;
-        console.document(&evaluation.rows)?;
-        Ok(evaluation)
+        let (rows, conclusion) = (evaluated.rows, summary.conclusion);
+        Ok(Evaluation { rows, report, conclusion, is_partial })
     }
 
     /// The datasets, each with the number of prompts that the training data was built from.
@@ -87,14 +84,14 @@ impl MeasuredModels<'_> {
     fn note(&self, summary: &EvaluationSummary) {
         let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
         if num_forgiven > 0 {
-            self.console.note(format!(
+            self.watch.note(format!(
                 "evaluate: {num_forgiven} greedy mismatches forgiven: both tokens' logits are within \
                  {} of the greatest there",
                 summary.dtype.tie_text()
             ));
         }
         for group in &summary.groups {
-            group.promises.iter().for_each(|it| self.console.note(promise_text(group, it)));
+            group.promises.iter().for_each(|it| self.watch.note(promise_text(group, it)));
         }
     }
 

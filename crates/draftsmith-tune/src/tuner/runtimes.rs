@@ -8,9 +8,9 @@ use draftsmith_theory::{
 };
 use rayon::prelude::*;
 
+use crate::costs::Costs;
+use crate::sweep::{Choice, per_token, thresholds};
 use draftsmith_recipe::exports::draft_model::RuntimeSetting;
-use draftsmith_tune::costs::Costs;
-use draftsmith_tune::sweep::{Choice, per_token, thresholds};
 
 const LLAMA_CPP: &str = "llama.cpp";
 
@@ -205,7 +205,7 @@ mod tests {
                 }
             }
         }
-        let readme = include_str!("../../../../../checkpoints/README.md");
+        let readme = include_str!("../../../../checkpoints/README.md");
         for ((runtime, found), (expected, version, source, names)) in found_names.iter().zip(NAMES)
         {
             assert_eq!(*runtime, expected);

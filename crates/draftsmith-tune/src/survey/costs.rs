@@ -7,11 +7,11 @@ use draftsmith_report::{CostSource, median_of};
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::{MAX_LENGTH, Surveyor};
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
+use crate::decoders::Decoders;
+use crate::sweep::lengths_under;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::spread;
-use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
-use draftsmith_tune::decoders::Decoders;
-use draftsmith_tune::sweep::lengths_under;
 
 /// Prompts that costs are measured on.
 const NUM_PROMPTS: usize = 4;
@@ -31,7 +31,7 @@ impl Surveyor<'_> {
         if let Some(costs) = given.flatten() {
             return Ok((CostSource::Given, costs));
         }
-        self.console.note("survey: measuring costs, separate draft");
+        self.watch.note("survey: measuring costs, separate draft");
         let mut decoders = Decoders::new(self.workspace.pair()?, drafters, self.max_new_tokens);
         let lengths = |costs: &Costs| lengths_under(recordings, costs);
         Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
@@ -43,7 +43,7 @@ impl Surveyor<'_> {
         if let Some(costs) = given.transpose()? {
             return Ok((CostSource::Given, costs));
         }
-        self.console.note("survey: measuring costs, target alone");
+        self.watch.note("survey: measuring costs, target alone");
         let none = LoadedDrafters::default();
         let mut decoders = Decoders::new(self.workspace.pair()?, &none, self.max_new_tokens);
         let rows: Vec<usize> = (1..=MAX_LENGTH + 1).collect();
@@ -79,7 +79,7 @@ impl Surveyor<'_> {
             decoding: self.decoding,
             prompts: &prompts,
             time_limit: COSTS_TIME_LIMIT,
-            watch: self.console,
+            watch: self.watch,
         }
         .measure(lengths)
         .context("cannot measure what forwards cost here; hint: give `--costs`")?;

@@ -19,9 +19,9 @@ use super::cost_ratios::cost_by_time;
 use super::measure::{Bench, PromptRun};
 use super::promise::Promise;
 use super::settings::Setting;
+use crate::agreement::Agreement;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
-use draftsmith_tune::agreement::Agreement;
 
 /// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {

@@ -10,32 +10,32 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
+use crate::costs::Costs;
+use crate::judging::{over, speedup};
+use crate::sweep::static_trees::{fastest_tree, judge_trees};
+use crate::sweep::{Choice, best_look_ups_alone};
+use crate::tuning::TunedTree;
 use draftsmith_recipe::exports::tuned::TunedRule;
-use draftsmith_tune::costs::Costs;
-use draftsmith_tune::judging::{over, speedup};
-use draftsmith_tune::sweep::static_trees::{fastest_tree, judge_trees};
-use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
-use draftsmith_tune::tuning::TunedTree;
 
 /// A rule at its best setting.
 #[derive(Debug, Serialize)]
-pub(crate) struct RuleGain {
+pub struct RuleGain {
     /// The look-ups before the drafter; null if there are none.
-    pub(crate) lookup_first: Option<LookupFirst>,
-    pub(crate) stop_rule: StopRuleName,
-    pub(crate) config: StopRuleConfig,
+    pub lookup_first: Option<LookupFirst>,
+    pub stop_rule: StopRuleName,
+    pub config: StopRuleConfig,
     /// Modelled speed over plain decoding.
-    pub(crate) speedup: f64,
+    pub speedup: f64,
     /// Modelled speed over the best fixed length, minus 1.
-    pub(crate) gain: Estimate,
+    pub gain: Estimate,
 }
 
 /// A tree that was tried.
 #[derive(Debug, Serialize)]
-pub(crate) struct TriedTree {
-    pub(crate) shape: TreeShape,
+pub struct TriedTree {
+    pub shape: TreeShape,
     /// Modelled speed over the best fixed length, minus 1.
-    pub(crate) gain: f64,
+    pub gain: f64,
 }
 
 /// Recordings with their best fixed length, which rules and trees are compared with.

@@ -8,10 +8,10 @@ use draftsmith_decode::Generation;
 use draftsmith_theory::{Decoding, SeededDraws, StopRuleConfig, Trace};
 
 use super::settings::Setting;
+use crate::agreement::{Agreement, compare};
+use crate::conversation::{Turn, answer_batched};
+use crate::decoders::{Decoders, PromptToDecode};
 use draftsmith_recipe::pair::Pair;
-use draftsmith_tune::agreement::{Agreement, compare};
-use draftsmith_tune::conversation::{Turn, answer_batched};
-use draftsmith_tune::decoders::{Decoders, PromptToDecode};
 
 /// One prompt under one setting.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ const WORTH_TRAINING: f64 = 0.01;
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Advice {
+pub enum Advice {
     /// Train an acceptance head for the draft.
     TrainHead,
     /// Train a self-draft adapter.
@@ -31,27 +31,27 @@ pub(super) enum Advice {
 
 /// The advice and its reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Verdict {
-    pub(super) advice: Advice,
+pub struct Verdict {
+    pub advice: Advice,
     /// The rule to set, or the adapter's fixed length; null if there is none.
-    pub(super) config: Option<StopRuleConfig>,
+    pub config: Option<StopRuleConfig>,
     /// The look-ups to set; null if something else is advised.
-    pub(super) look_ups: Option<LookupFirst>,
+    pub look_ups: Option<LookupFirst>,
     /// Expected speed over plain decoding, minus 1, of what is advised; of the best option if speculation
     /// is advised against.
-    pub(super) expected_gain: Estimate,
-    pub(super) sentence: String,
+    pub expected_gain: Estimate,
+    pub sentence: String,
 }
 
 /// The expected gain of an acceptance head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct HeadOutlook {
+pub struct HeadOutlook {
     /// Over the best fixed length.
-    pub(super) over_fixed: Estimate,
+    pub over_fixed: Estimate,
     /// Over the best rule that needs no training.
-    pub(super) over_untrained: Estimate,
+    pub over_untrained: Estimate,
     /// Speed over plain decoding.
-    pub(super) speedup: Estimate,
+    pub speedup: Estimate,
 }
 
 impl Verdict {
@@ -211,7 +211,7 @@ pub(super) fn look_ups_text(LookupFirst { min_match, most }: LookupFirst) -> Str
 }
 
 /// `+12.3 % (95 %: +8.0 to +16.1)`.
-pub(super) fn gain_text(gain: Estimate) -> String {
+pub fn gain_text(gain: Estimate) -> String {
     let plain = |share: f64| format!("{:+.1}", 100.0 * share);
     format!("{} (95 %: {} to {})", percent(gain.value), plain(gain.low), plain(gain.high))
 }

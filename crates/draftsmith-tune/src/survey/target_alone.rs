@@ -13,52 +13,52 @@ use super::halves::{Halves, Promise};
 use super::read_out::{ReadOut, read_outs};
 use super::verdict::Verdict;
 use super::{MAX_LENGTH, Surveyor};
+use crate::costs::Costs;
+use crate::judging::{Fold, speedup};
+use crate::sweep::{Choice, best_unread, cheapest};
 use draftsmith_recipe::watch::Progress;
-use draftsmith_tune::costs::Costs;
-use draftsmith_tune::judging::{Fold, speedup};
-use draftsmith_tune::sweep::{Choice, best_unread, cheapest};
 
 /// The most exit layers that are surveyed; in deeper models they are spread evenly.
 const MAX_EXITS: usize = 40;
 
 /// The size of the draft vocabulary that an adapter is assumed to have: the LM head is expensive, and most
 /// tokens are rare.
-pub(super) const DRAFT_VOCABULARY: usize = 8192;
+pub const DRAFT_VOCABULARY: usize = 8192;
 
 /// The survey of a target.
 #[derive(Debug, Serialize)]
-pub(super) struct TargetSurvey {
-    pub(super) cost_source: CostSource,
+pub struct TargetSurvey {
+    pub cost_source: CostSource,
     /// Seconds of the target's forwards of 1, 2, 3 … rows.
-    pub(super) verify_seconds: Vec<f64>,
+    pub verify_seconds: Vec<f64>,
     /// By exit layer.
-    pub(super) exits: Vec<ExitSurvey>,
-    pub(super) best_exit_layer: usize,
+    pub exits: Vec<ExitSurvey>,
+    pub best_exit_layer: usize,
     /// Its best rule; the speed is cross-validated over exit layers and rules.
-    pub(super) best: Promise,
+    pub best: Promise,
     /// Prompt lookup without an adapter.
-    pub(super) look_ups: LookUps,
-    pub(super) verdict: Verdict,
+    pub look_ups: LookUps,
+    pub verdict: Verdict,
 }
 
 /// A linear read-out of a layer as a drafter.
 #[derive(Debug, Serialize)]
-pub(super) struct ExitSurvey {
-    pub(super) exit_layer: usize,
+pub struct ExitSurvey {
+    pub exit_layer: usize,
     /// The cost of a draft forward over that of a target forward. Unless it is given, it is the share of
     /// weights that a draft forward reads: the layers up to the exit, one for the adapter, and the LM
     /// head's rows of [`DRAFT_VOCABULARY`] tokens.
-    pub(super) draft_share: f64,
+    pub draft_share: f64,
     /// The acceptance rate above which one candidate a round pays.
-    pub(super) break_even: f64,
+    pub break_even: f64,
     /// The share of positions at which its most probable token is the target's.
-    pub(super) agreement: Estimate,
+    pub agreement: Estimate,
     /// The share of the answers' tokens that it would draft and the target would accept.
-    pub(super) accepted: Estimate,
+    pub accepted: Estimate,
     /// The best rule that reads no signal.
-    pub(super) setting: String,
+    pub setting: String,
     /// Modelled speed over plain decoding, cross-validated.
-    pub(super) speedup: Estimate,
+    pub speedup: Estimate,
 }
 
 /// Surveys the target.
@@ -71,7 +71,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let step = (num_layers - 1).div_ceil(MAX_EXITS);
     let exit_layers: Vec<usize> = (1..num_layers).step_by(step).collect();
     let num_steps = surveyor.answers.len() + exit_layers.len();
-    let progress = Progress::new(surveyor.console, "survey", "steps", num_steps as u64);
+    let progress = Progress::new(surveyor.watch, "survey", "steps", num_steps as u64);
     let read_outs = read_outs(surveyor, &exit_layers, &progress)?;
     progress.clear();
     let (cost_source, base) = surveyor.target_costs()?;

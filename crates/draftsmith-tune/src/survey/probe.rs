@@ -15,10 +15,10 @@ use draftsmith_train::{
 };
 
 use super::Surveyor;
+use crate::rollouts::TrainingRollouts;
 use draftsmith_recipe::exports::HeadExport;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::watch::{Interrupted, Watch};
-use draftsmith_tune::rollouts::TrainingRollouts;
+use draftsmith_recipe::watch::Interrupted;
 
 /// The settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
 /// epoch on held-out answers.
@@ -56,9 +56,9 @@ impl Surveyor<'_> {
         let rollouts = TrainingRollouts::of(&recordings, self.decoding.is_greedy());
         let data = HeadData { rows: &rows, rollouts: Some(rollouts.recorded()) };
         let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
-        let console = self.console.clone();
+        let watch = self.watch.share();
         let run = TrainingRun {
-            should_stop: Box::new(move || console.is_interrupted()),
+            should_stop: Box::new(move || watch.is_interrupted()),
             ..TrainingRun::new(dir.path(), "survey")
         };
         let trained = match train_heads(draft, data, &[settings], self.seed, run) {

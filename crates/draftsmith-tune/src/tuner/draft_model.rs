@@ -9,44 +9,43 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::CausalLm;
 use draftsmith_report::DrafterName;
-use draftsmith_theory::{DrafterId, Estimate, Recordings};
+use draftsmith_theory::{DrafterId, Recordings};
 use serde::Serialize;
 
 use super::runtimes::best_settings;
-use super::show::how_known;
 use super::{TuningBasis, cost_prompts, given_or_measured};
-use crate::console::Console;
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
+use crate::decoders::Decoders;
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+use crate::sweep::{best_fixed, best_of_each, lengths_under};
+use crate::tuning::given_costs;
 use draftsmith_recipe::exports::AdapterExport;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, Recipe};
-use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
-use draftsmith_tune::decoders::Decoders;
-use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use draftsmith_tune::sweep::{best_fixed, best_of_each, lengths_under};
-use draftsmith_tune::tuning::given_costs;
 
 /// The result for one adapter and way of decoding. Its drafter is the adapter's self-draft.
 #[derive(Debug, Serialize)]
-pub(crate) struct DraftModelTuning {
+pub struct DraftModelTuning {
     #[serde(flatten)]
-    pub(crate) basis: TuningBasis,
-    pub(crate) runtimes: Vec<RuntimeSetting>,
+    pub basis: TuningBasis,
+    pub runtimes: Vec<RuntimeSetting>,
     /// The adapter's directory, whose config was written.
-    pub(crate) export: PathBuf,
+    pub export: PathBuf,
 }
 
-/// Runs the stage for runtimes that run adapters as separate draft models, at `costs` or else at those that
+/// Tunes for runtimes that run adapters as separate draft models, at `costs` or else at those that
 /// the recipe gives.
-pub(crate) fn run_for_draft_model(
+pub fn tune_for_draft_model(
     recipe: &Recipe,
     workspace: &Workspace,
     costs: Option<&GivenCosts>,
-    console: &Console,
-) -> Result<()> {
+    watch: &dyn Watch,
+) -> Result<Vec<DraftModelTuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
     let loaded = LoadedDrafters::read(recipe, workspace, false)?;
     let adapters: Vec<(DrafterId, &AdapterExport)> =
@@ -58,7 +57,7 @@ pub(crate) fn run_for_draft_model(
         );
     }
     let files = RolloutFiles::of(recipe, workspace)?;
-    let prompts = cost_prompts(recipe, workspace, console)?;
+    let prompts = cost_prompts(recipe, workspace, watch)?;
     let drafters: Vec<DrafterName> = adapters.iter().map(|(id, _)| (*id).into()).collect();
     let given = given_costs(costs.or(tune.costs.as_ref()), &drafters)?;
     let mut tunings = Vec::new();
@@ -80,12 +79,11 @@ pub(crate) fn run_for_draft_model(
             let recordings = Recordings { head: None, ..files.read(key)?.recordings };
             let (cost_source, measured) = given_or_measured(&given, id, || {
                 let name = name.text();
-                console.note(format!("tune: measuring costs, {id} as a draft model, {name}"));
+                watch.note(format!("tune: measuring costs, {id} as a draft model, {name}"));
                 let decoders = decoders.as_mut().context("models to measure are loaded")?;
                 let (drafter, prompts) = (DrafterId::DRAFT, &prompts);
                 let time_limit = COSTS_TIME_LIMIT;
-                let probe =
-                    CostProbe { decoders, drafter, decoding, prompts, time_limit, watch: console };
+                let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, watch };
                 probe.measure(&|costs| lengths_under(&recordings, &costs.clone().of_drafter(id)?))
             })?;
             let costs = measured.costs.clone().of_drafter(id)?;
@@ -103,12 +101,11 @@ pub(crate) fn run_for_draft_model(
                 num_tokens: recordings.num_tokens(),
             };
             let tuning = DraftModelTuning { basis, runtimes, export: adapter.dir.clone() };
-            console.text(text(&tuning)?)?;
             tunings.push(tuning);
         }
         write_keys(&adapter.dir, vec![(TunedDraftModel::KEY, serde_json::to_value(&tuned)?)])?;
     }
-    console.document(&tunings)
+    Ok(tunings)
 }
 
 /// The target with an adapter's draft model, read from its files as runtimes read it.
@@ -119,39 +116,4 @@ fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
     model.write_model_dir(place.path(), alone.target.stored_dtype())?;
     let draft = CausalLm::load(place.path(), workspace.dtype, None, workspace.device())?;
     Ok(alone.with_draft(draft))
-}
-
-/// The settings of runtimes for an adapter's draft model, as text.
-///
-/// # Errors
-/// If the costs have no price of a draft forward.
-fn text(tuning: &DraftModelTuning) -> Result<String> {
-    let basis = &tuning.basis;
-    let costs = &basis.costs.costs;
-    let milli = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
-    let mut text = format!(
-        "{} as a draft model, {}: {} prompts, {} tokens\n\
-         a draft forward {}, a target forward of one row {}, a row more {} on average \
-         ({})\n\n",
-        basis.drafter.text(),
-        basis.decoding.text(),
-        basis.num_prompts,
-        basis.num_tokens,
-        milli(costs.rounds.draft_seconds(costs.drafter)?),
-        milli(costs.rounds.verify_seconds(1)),
-        milli(costs.rounds.row_seconds()),
-        how_known(basis),
-    );
-    for setting in &tuning.runtimes {
-        let Estimate { value, low, high } = setting.speedup;
-        text += &format!(
-            "  {value:.2}x ({low:.2} to {high:.2})  {:<12}  {}\n",
-            setting.runtime, setting.setting
-        );
-    }
-    if tuning.runtimes.iter().all(|setting| setting.speedup.high < 1.0) {
-        text += "\nit does not pay: the target alone is faster under every setting\n";
-    }
-    text += &format!("\nwritten to {}\n\n", tuning.export.join("config.json").display());
-    Ok(text)
 }

@@ -14,8 +14,8 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_tune::recorder::Answer;
+use crate::recorder::Answer;
+use draftsmith_recipe::watch::Progress;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;
@@ -83,7 +83,7 @@ pub(super) fn read_outs(
         let mut agrees = vec![Vec::new(); num_answers];
         let mut accepted = vec![Vec::new(); num_answers];
         for (half, other) in [(0, 1), (1, 0)] {
-            surveyor.console.check_interrupted()?;
+            surveyor.watch.check_interrupted()?;
             let rows = halves[other].iter().flat_map(|nth| states.answers[*nth].clone());
             let rows: Vec<usize> = rows.collect();
             let map = LinearMap::fit(target, &select(exit, &rows), &select(&states.last, &rows))
@@ -134,7 +134,7 @@ fn states(
     let mut last = Vec::new();
     let mut rows_of_answers: Vec<std::ops::Range<usize>> = Vec::new();
     for answer in answers {
-        surveyor.console.check_interrupted()?;
+        surveyor.watch.check_interrupted()?;
         let ids = [&answer.prompt_ids[..], &answer.response_ids].concat();
         let seq = ids.len() - 1;
         let values: Vec<i32> = ids[..seq].iter().map(|id| *id as i32).collect();

@@ -1,0 +1,167 @@
+//! `replay`: the speed of every stop rule on the test prompts, computed from their rollouts without models, and
+//! the trained head's share of a perfect head's gain.
+//!
+//! The setting of each rule is chosen on the rollouts of the validation prompts, at the costs that the recipe
+//! gives, or else at those that `tune` measured here, and at the SpecDec++ paper's. A head's predictions are
+//! calibrated as in its export, and are judged on the test prompts before and after calibration.
+
+use anyhow::Result;
+use draftsmith_report::{
+    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, LookUps,
+    Replay, ReplayGroup, ReplayedTree, Road,
+};
+use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
+
+use crate::agreement::rounding;
+use crate::costs::Costs;
+use crate::judging::{Fold, Judging, over};
+use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
+use crate::sweep::{best_look_ups_alone, best_of_all};
+use crate::tuning::{CostsEntry, TuningFile, given_costs};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::workspace::Workspace;
+
+/// Replays every rule over the recordings of a recipe, and writes `tuning/replay.json`.
+///
+/// # Errors
+/// If recordings are missing or stale.
+pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Result<Replay> {
+    let (tune, evaluate) = recipe.need_tuning("replay")?;
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
+    let mut measured: Vec<CostsEntry> = TuningFile::COSTS.read(recipe)?;
+    measured.retain(|entry| entry.dtype == workspace.dtype);
+    if measured.is_empty() && given.is_empty() {
+        watch.note(
+            "replay: this machine's costs are unknown, so only the paper's are used; \
+             hint: run `draftsmith tune` with this recipe first",
+        );
+    }
+    let mut replay = Replay { dtype: rounding(workspace.dtype), ..Replay::default() };
+    for drafter in files.drafters() {
+        let kind = drafter.id().and_then(|id| recipe.drafters.get(id));
+        let road = kind.map_or(Road::SelfDraft, |it| it.kind.road());
+        let calibration = match files.head_dir(drafter) {
+            Some(dir) => HeadCalibration::read(dir)?,
+            None => HeadCalibration::default(),
+        };
+        for decoding in &evaluate.decodings {
+            let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
+            let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);
+            let fitted = calibration.of(*decoding).filter(|_| test.recordings.head.is_some());
+            let served = evaluate.decoding(*decoding);
+            replay.predictions.extend(predictions(drafter, served, &test, fitted));
+            let calibrated = |set: RecordedSet| match fitted {
+                Some(fitted) => set.recordings.calibrated(&fitted.map),
+                None => set.recordings,
+            };
+            let (validation, test) = (calibrated(validation), calibrated(test));
+            let given = given.iter().find(|costs| costs.drafter == test.drafter);
+            let machine = measured
+                .iter()
+                .find(|it| (it.measured.costs.drafter, it.decoding) == (test.drafter, *decoding))
+                .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
+            let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
+            let paper = (CostSource::Paper, Costs::paper(test.drafter));
+            for (source, costs) in own.into_iter().chain([paper]) {
+                let sets = ReplaySets {
+                    road,
+                    validation: &validation,
+                    test: &test,
+                    costs,
+                    seed: recipe.seed,
+                    in_trees: evaluate.tunes_trees(*decoding),
+                };
+                replay.groups.push(sets.group(drafter, *decoding, source)?);
+            }
+        }
+    }
+    TuningFile::REPLAY.write(recipe, &replay)?;
+    Ok(replay)
+}
+
+/// The scores of the head's predictions on recorded prompts; `None` without predictions.
+fn predictions(
+    drafter: DrafterName,
+    decoding: Decoding,
+    set: &RecordedSet,
+    fitted: Option<&FittedCalibration>,
+) -> Option<HeadPredictions> {
+    let judged = set.judged_prompts(decoding).concat();
+    let judge = |map: &dyn Fn(f64) -> f64| {
+        let mut metrics = HeadMetrics::default();
+        for judged in &judged {
+            metrics.update_weighted(map(judged.predicted_prob), judged.label, judged.weight);
+        }
+        JudgedHead { bins: metrics.reliability(), scores: metrics.finish() }
+    };
+    (!judged.is_empty()).then(|| HeadPredictions {
+        drafter,
+        decoding: DecodingName::of(&decoding),
+        calibration: fitted.cloned(),
+        num_test_prompts: set.recordings.responses.len(),
+        before: judge(&|prob| prob),
+        after: fitted.map(|fitted| judge(&|prob| fitted.map.apply(prob))),
+    })
+}
+
+/// The recordings that rules are chosen and judged on.
+struct ReplaySets<'a> {
+    /// What reports compare the drafter by.
+    road: Road,
+    validation: &'a Recordings,
+    test: &'a Recordings,
+    costs: Costs,
+    seed: u64,
+    /// Whether a static tree is also chosen.
+    in_trees: bool,
+}
+
+impl ReplaySets<'_> {
+    fn group(
+        &self,
+        drafter: DrafterName,
+        decoding: DecodingName,
+        cost_source: CostSource,
+    ) -> Result<ReplayGroup> {
+        let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
+        let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
+        let first = best_look_ups_alone(self.validation, &self.costs)?;
+        let looked_up = self.test.replay_look_ups(first, &self.costs.rounds);
+        let look_ups = LookUps { look_ups: first, speedup: judging.speedup(&looked_up) };
+        let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
+        Ok(ReplayGroup {
+            drafter,
+            road: self.road,
+            decoding,
+            cost_source,
+            costs: self.costs.rounds.line(self.costs.drafter)?,
+            num_validation_prompts: self.validation.responses.len(),
+            num_test_prompts: self.test.responses.len(),
+            num_test_tokens: self.test.num_tokens(),
+            rows: judging.rows(&judging.folds[0].choices)?,
+            oracle,
+            look_ups: Some(look_ups),
+            tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,
+        })
+    }
+
+    fn tree(&self, judging: &Judging<'_>) -> Result<ReplayedTree> {
+        let judged = judge_trees(self.validation, &self.costs)?;
+        let shape = fastest_tree(&judged)?.shape;
+        let spent = replay_tree(shape, self.test, &self.costs)?;
+        let counts: Counts = spent.iter().map(|spent| spent.counts).sum();
+        Ok(ReplayedTree {
+            shape,
+            candidate_length: rule_of(shape).candidate_length,
+            num_tried: judged.len(),
+            speedup: judging.speedup(&spent),
+            gain: judging.estimate(&|some| over(&judging.fixed, &spent, some)),
+            verification_rate: counts.verification_rate(),
+            discard_rate: counts.discard_rate(),
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! `survey`: whether speculation pays for a target and a draft, or for a target without a draft, before
+//! anything is trained.
+//!
+//! The target answers some prompts, the draft is recorded along the answers as in `record`, and every
+//! stop rule is replayed at costs that are measured as in `tune`, or given. With so few prompts results
+//! are cross-validated: each half of the answers is judged with the settings and heads of the other half.
+//! Only a temporary directory is written. If servers answer for the target, only what they return is known
+//! of it.
+
+mod costs;
+pub mod halves;
+pub mod pair;
+mod probe;
+pub mod read_out;
+pub mod target_alone;
+pub mod verdict;
+
+use draftsmith_report::duration_text;
+use draftsmith_served::ServerRecipe;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_data::Prompt;
+use draftsmith_model::WeightDtype;
+use draftsmith_theory::{Decoding, DrafterId};
+use serde::Serialize;
+
+use self::pair::PairSurvey;
+use self::target_alone::TargetSurvey;
+use crate::conversation::SetPrompt;
+use crate::decoders::target_speed;
+use crate::recorder::{Answer, RecordedModels, Recorder};
+use crate::server_access::ServerAccess;
+use draftsmith_recipe::prompt_files::Reading;
+use draftsmith_recipe::prompts::{PromptChoice, read_sources};
+use draftsmith_recipe::text_side::Ends;
+use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{GivenCosts, read_server};
+
+/// The most candidates a round.
+const MAX_LENGTH: usize = 10;
+
+/// The fewest answers that can be cross-validated.
+const MIN_ANSWERS: usize = 4;
+
+/// About the share of a survey's time in which the target answers.
+const SHARE_OF_ANSWERS: f64 = 0.15;
+
+/// What is surveyed, and how.
+#[derive(Debug)]
+pub struct SurveySettings {
+    /// The target: a checkpoint directory, or its name on the Hugging Face Hub.
+    pub target: PathBuf,
+    /// A draft, likewise. Without one, the target's own first layers are surveyed.
+    pub draft: Option<PathBuf>,
+    /// Prompt files.
+    pub prompts: Vec<PathBuf>,
+    /// Number of prompts, spread evenly over all files.
+    pub num_prompts: usize,
+    /// The most new tokens per answer.
+    pub max_new_tokens: usize,
+    /// How answers are decoded.
+    pub decoding: Decoding,
+    /// What ends answers.
+    pub ends: Ends,
+    /// A file that names servers of the target.
+    pub server: Option<PathBuf>,
+    /// A file of costs.
+    pub costs: Option<PathBuf>,
+    /// Replaces the target's chat template.
+    pub chat_template: Option<String>,
+    /// The seed of everything drawn.
+    pub seed: u64,
+    /// The type that models compute in.
+    pub dtype: WeightDtype,
+}
+
+/// What a survey found.
+#[derive(Debug, Serialize)]
+pub struct Survey {
+    pub target: PathBuf,
+    /// Null if the target was surveyed without a draft.
+    pub draft: Option<PathBuf>,
+    /// How the answers were decoded.
+    pub decoding: Decoding,
+    pub seed: u64,
+    pub num_prompts: usize,
+    /// Answers, one per turn.
+    pub num_answers: usize,
+    /// Tokens of all answers.
+    pub num_tokens: usize,
+    #[serde(flatten)]
+    pub found: SurveyResult,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+/// What was found of a pair, or of a target without a draft.
+pub enum SurveyResult {
+    Pair(Box<PairSurvey>),
+    Target(Box<TargetSurvey>),
+}
+
+/// The input of both kinds of survey.
+struct Surveyor<'a> {
+    workspace: &'a Workspace,
+    models: RecordedModels<'a>,
+    answers: Vec<Answer>,
+    decoding: Decoding,
+    max_new_tokens: usize,
+    /// Costs that the user gave.
+    given: Option<&'a GivenCosts>,
+    seed: u64,
+    watch: &'a dyn Watch,
+}
+
+/// Surveys a target.
+///
+/// # Errors
+/// If a file is broken, a model fails, or there are too few answers.
+pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> Result<Survey> {
+    let SurveySettings { decoding, seed, dtype, .. } = *settings;
+    let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
+    let sources = read_sources(&settings.prompts, &Reading::default())?;
+    let server = settings.server.as_deref().map(read_server).transpose()?;
+    server.iter().try_for_each(|server| check_server(server, &decoding))?;
+    let template = settings.chat_template.as_deref();
+    let drafts = settings.draft.as_deref().map(|dir| (DrafterId::DRAFT, dir));
+    let drafts: Vec<(DrafterId, &Path)> = drafts.into_iter().collect();
+    let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));
+    let mut workspace =
+        Workspace::open(&settings.target, served_as, &drafts, template, devices, watch)?;
+    (workspace.ends, workspace.dtype) = (settings.ends.clone(), dtype);
+    let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
+    let models = match &server {
+        None => RecordedModels::Pair(workspace.pair()?),
+        Some(server) => {
+            let journal = dir.path().join("served.jsonl");
+            let access = ServerAccess { server, seed, journal };
+            RecordedModels::served(&workspace, access)?
+        }
+    };
+    let num_prompts = Some(settings.num_prompts);
+    let choice = PromptChoice { num_prompts, skip_long: true };
+    let prompts = choice.of_all(&sources, models.text(), watch)?;
+    let mut surveyor = Surveyor {
+        workspace: &workspace,
+        models,
+        answers: Vec::new(),
+        decoding,
+        max_new_tokens: settings.max_new_tokens,
+        given: given.as_ref(),
+        seed,
+        watch,
+    };
+    surveyor.note_duration(&prompts)?;
+    let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
+    surveyor.answers = surveyor.answer(&prompts)?;
+    let found = match settings.draft {
+        Some(_) => SurveyResult::Pair(Box::new(pair::survey(&surveyor)?)),
+        None => SurveyResult::Target(Box::new(target_alone::survey(&surveyor)?)),
+    };
+    let answers = &surveyor.answers;
+    Ok(Survey {
+        target: settings.target.clone(),
+        draft: settings.draft.clone(),
+        decoding,
+        seed,
+        num_prompts: prompts.len(),
+        num_answers: answers.len(),
+        num_tokens: answers.iter().map(|answer| answer.response_ids.len()).sum(),
+        found,
+    })
+}
+
+/// Refuses servers and decodings for which server responses do not suffice.
+fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
+    if server.takes_weights() {
+        bail!(
+            "key `labels` of the server is `weights`, and a survey with `--server` reads none; hint: leave \
+             it out, or survey without `--server`"
+        );
+    }
+    if !decoding.is_greedy() && decoding.is_penalised() {
+        bail!(
+            "servers return log-probabilities without a repetition penalty; hint: leave the penalty \
+             out, or survey greedy answers"
+        );
+    }
+    Ok(())
+}
+
+impl Surveyor<'_> {
+    /// Notes how many tokens are decoded, and about how long the survey takes.
+    fn note_duration(&self, prompts: &[Prompt]) -> Result<()> {
+        let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
+        let num_tokens = num_turns * self.max_new_tokens;
+        let RecordedModels::Pair(pair) = &self.models else { return Ok(()) };
+        let first = prompts.first().context("there is a prompt")?;
+        let speed = target_speed(pair, &pair.text.encode(&first.messages(0, &[]))?)?;
+        let seconds = SHARE_OF_ANSWERS.recip() * num_tokens as f64 / speed;
+        self.watch.note(format!(
+            "survey: {num_turns} answers of at most {num_tokens} tokens in all; about {} at the target's \
+             {speed:.0} tokens/s",
+            duration_text(seconds)
+        ));
+        Ok(())
+    }
+
+    fn recorder<'r>(&'r self, progress: &'r Progress) -> Recorder<'r> {
+        Recorder {
+            models: self.models.clone(),
+            max_new_tokens: self.max_new_tokens,
+            seed: self.seed,
+            max_length: MAX_LENGTH,
+            labels: true,
+            watch: self.watch,
+            progress,
+        }
+    }
+
+    /// The target's answers to prompts.
+    fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<Answer>> {
+        let num_turns: usize = prompts.iter().map(SetPrompt::num_turns).sum();
+        let progress = Progress::new(self.watch, "survey", "answers", num_turns as u64);
+        progress.message("target");
+        let answers = self.recorder(&progress).answer(prompts, self.decoding)?;
+        progress.clear();
+        if answers.len() < MIN_ANSWERS {
+            bail!(
+                "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \
+                 are enough",
+                answers.len()
+            );
+        }
+        Ok(answers)
+    }
+
+    /// The numbers of the answers in two halves; conversations alternate between them.
+    fn halves(&self) -> [Vec<usize>; 2] {
+        let mut halves = [Vec::new(), Vec::new()];
+        let mut first: Option<&str> = None;
+        let mut half = 1;
+        for (nth, answer) in self.answers.iter().enumerate() {
+            // The ids of later turns are the id of the first turn followed by `#turn`.
+            let goes_on = first.is_some_and(|first| {
+                answer.id.strip_prefix(first).is_some_and(|rest| rest.starts_with('#'))
+            });
+            if !goes_on {
+                first = Some(&answer.id);
+                half = 1 - half;
+            }
+            halves[half].push(nth);
+        }
+        halves
+    }
+}

@@ -1,0 +1,337 @@
+//! `tune`: measures the costs of forwards here, and finds the stop rule that is best at those costs for
+//! each drafter, with the gain to expect.
+//!
+//! Rules are replayed over the rollouts of validation prompts. The best rule is written into the config
+//! of the head or adapter that it is for, with its expected gain over the best fixed length; `evaluate`
+//! and `check` test that promise. First a head's predictions are calibrated on the same rollouts, if that
+//! improves them: rules are then replayed, and later decode, with calibrated predictions. Static trees
+//! whose shape the recipe leaves open are searched on the same rollouts.
+
+pub mod baseline;
+pub mod calibrate;
+mod draft_model;
+mod runtimes;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
+use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings, StopRuleName};
+use serde::Serialize;
+
+use self::baseline::{Baseline, RuleGain, TriedTree};
+use self::calibrate::{CalibrationChoices, calibrate};
+pub use self::draft_model::{DraftModelTuning, tune_for_draft_model};
+use crate::conversation::SetPrompt;
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs};
+use crate::decoders::Decoders;
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
+use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
+use crate::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::exports::config_keys::write_keys;
+use draftsmith_recipe::exports::draft_model::RuntimeSetting;
+use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
+use draftsmith_recipe::kinds::loaded::{LoadedDrafters, Loading};
+use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
+use draftsmith_recipe::prompts::spread;
+use draftsmith_recipe::watch::{Silent, Watch};
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+
+/// Prompts that costs are measured on.
+const NUM_COST_PROMPTS: usize = 4;
+
+/// What tuning is based on, for one drafter and way of decoding.
+#[derive(Debug, Serialize)]
+pub struct TuningBasis {
+    pub drafter: DrafterName,
+    pub decoding: DecodingName,
+    pub cost_source: CostSource,
+    #[serde(flatten)]
+    pub costs: MeasuredCosts,
+    pub num_prompts: usize,
+    pub num_tokens: usize,
+}
+
+/// The result for one drafter and way of decoding.
+#[derive(Debug, Serialize)]
+pub struct Tuning {
+    #[serde(flatten)]
+    pub basis: TuningBasis,
+    /// Calibrations of the head's predictions; null without a head.
+    pub calibration: Option<CalibrationChoices>,
+    /// Each rule at its best setting.
+    pub rules: Vec<RuleGain>,
+    /// The rule that was written into the export.
+    pub chosen: StopRuleName,
+    /// The look-ups before the drafter; null if there are none.
+    pub lookup_first: Option<LookupFirst>,
+    /// Prompt lookup alone; null if look-ups are not tuned.
+    pub look_ups: Option<LookUps>,
+    /// The share of drafted candidates that the target accepts; null if nothing was drafted.
+    pub share_accepted: Option<f64>,
+    /// The best settings of runtimes without heads. Runtimes have no self-drafts.
+    pub runtimes: Vec<RuntimeSetting>,
+    /// The fastest static tree, if the recipe leaves its shape open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<TunedTree>,
+    /// All trees that were tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trees_tried: Vec<TriedTree>,
+    /// The export whose config was written, if there is one.
+    pub export: Option<PathBuf>,
+}
+
+/// Tunes a recipe's drafters, with a time limit for all measurements of costs together, if one is given.
+///
+/// # Errors
+/// If a file or model is broken, or rollouts are missing.
+pub fn tune_within(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    time_limit: Option<Duration>,
+    watch: &dyn Watch,
+) -> Result<Vec<Tuning>> {
+    let (tune, evaluate) = recipe.need_tuning("tune")?;
+    let drafters = LoadedDrafters::read(recipe, workspace, false)?;
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let num_measurements = (files.drafters().len() * evaluate.decodings.len()).max(1) as u32;
+    let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
+    let mut tuner = Tuner {
+        recipe,
+        tune,
+        evaluate,
+        workspace,
+        loaded: &drafters,
+        files: &files,
+        time_limit: share.min(COSTS_TIME_LIMIT),
+        given: given_costs(tune.costs.as_ref(), &files.drafters())?,
+        measuring: match recipe.target_elsewhere() {
+            Some(_) => None,
+            None => Some((
+                Decoders::new(workspace.pair()?, &drafters, evaluate.max_new_tokens),
+                cost_prompts(recipe, workspace, watch)?,
+            )),
+        },
+        watch,
+    };
+    note_prompts_in_data(recipe, workspace, watch)?;
+    let mut tunings = Vec::new();
+    let mut tuned_exports = Vec::new();
+    for drafter in files.drafters() {
+        let mut tuned = Tuned::default();
+        let mut calibration = files.head_dir(drafter).map(|_| HeadCalibration::default());
+        for name in &evaluate.decodings {
+            let (tuning, rule) = tuner.tune(drafter, *name)?;
+            match name {
+                DecodingName::Greedy => tuned.greedy = Some(rule),
+                DecodingName::Sampled => tuned.sampled = Some(rule),
+            }
+            if let (Some(calibration), Some(found)) = (&mut calibration, &tuning.calibration) {
+                *calibration.slot(*name) = found.chosen.clone();
+            }
+            tunings.push(tuning);
+        }
+        if let Some(dir) = drafters.export_of(drafter) {
+            // Written together: the rule was chosen for calibrated predictions.
+            let mut keys = Vec::new();
+            if let Some(calibration) = calibration {
+                keys.push((HeadCalibration::KEY, serde_json::to_value(calibration)?));
+            }
+            keys.push((Tuned::KEY, serde_json::to_value(tuned)?));
+            tuned_exports.push((dir, keys));
+        }
+    }
+    // Written at the end: a run that is stopped leaves the exports as they were.
+    for (dir, keys) in tuned_exports {
+        write_keys(&dir, keys)?;
+    }
+    write_files(recipe, &tunings, workspace)?;
+    Ok(tunings)
+}
+
+/// Writes measured costs and tuned trees, and the recipe beside them. Given costs are in the recipe.
+fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Result<()> {
+    let bases = tunings.iter().map(|tuning| &tuning.basis);
+    let entry = |basis: &TuningBasis| CostsEntry {
+        decoding: basis.decoding,
+        dtype: workspace.dtype,
+        measured: basis.costs.clone(),
+    };
+    let entries: Vec<CostsEntry> =
+        bases.filter(|basis| basis.cost_source.is_machine()).map(entry).collect();
+    TuningFile::COSTS.write(recipe, &entries)?;
+    let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
+    if !trees.is_empty() {
+        TuningFile::TREES.write(recipe, &trees)?;
+    }
+    recipe.write_beside(&recipe.tuning_dir())
+}
+
+/// Tunes the drafters of a recipe.
+struct Tuner<'a> {
+    recipe: &'a Recipe,
+    tune: &'a TuneRecipe,
+    evaluate: &'a EvaluateRecipe,
+    workspace: &'a Workspace,
+    loaded: &'a LoadedDrafters,
+    files: &'a RolloutFiles<'a>,
+    /// The time limit of each measurement of costs.
+    time_limit: Duration,
+    /// Costs that the recipe gives.
+    given: Vec<Costs>,
+    /// What the other costs are measured with: the models and prompts. `None` if servers answer for the
+    /// target.
+    measuring: Option<(Decoders<'a>, Vec<Vec<u32>>)>,
+    watch: &'a dyn Watch,
+}
+
+impl Tuner<'_> {
+    fn tune(&mut self, drafter: DrafterName, name: DecodingName) -> Result<(Tuning, TunedRule)> {
+        let (decoding, seed) = (self.evaluate.decoding(name), self.recipe.seed);
+        let key = RolloutKey { drafter, set: PromptSet::Validation, decoding: name };
+        let set = self.files.read(key)?;
+        let share_accepted = set.summary().share_accepted;
+        let has_head = self.files.head_dir(drafter).is_some();
+        let calibration =
+            has_head.then(|| calibrate(self.tune.calibration, &set, decoding)).transpose()?;
+        let recordings = match calibration.as_ref().and_then(|found| found.chosen.as_ref()) {
+            Some(fitted) => set.recordings.calibrated(&fitted.map),
+            None => set.recordings,
+        };
+        let (cost_source, measured) = self.costs(&recordings, decoding)?;
+        let costs = &measured.costs;
+        let choices = match self.tune.lookup_first {
+            true => best_of_all(&recordings, costs)?,
+            false => best_of_each(&recordings, costs)?,
+        };
+        let (fixed, best) = (best_fixed(&choices)?, cheapest(&choices)?);
+        let baseline = Baseline {
+            recordings: &recordings,
+            costs,
+            cost_source,
+            decoding,
+            dtype: self.workspace.dtype,
+            fixed_length: fixed.config.parameter() as usize,
+            fixed_spent: fixed.replay(&recordings, costs)?,
+            seed,
+        };
+        let rules = choices.iter().map(|choice| baseline.rule_gain(choice));
+        let rules = rules.collect::<Result<Vec<RuleGain>>>()?;
+        let rule = baseline.tuned_rule(best)?;
+        let (tree, trees_tried) = match self.evaluate.tunes_trees(name) {
+            true => {
+                let Self { recipe, workspace, .. } = *self;
+                let models = Loading { id: recordings.drafter, recipe, workspace }.models_hash()?;
+                let (tree, tried) = baseline.best_tree(models)?;
+                (Some(tree), tried)
+            }
+            false => (None, Vec::new()),
+        };
+        // Runtimes load a draft model as it is.
+        let drafter_recipe = self.recipe.drafters.get(recordings.drafter);
+        let runtimes = match drafter_recipe.is_some_and(|it| it.kind.model().is_some()) {
+            true => runtimes::best_settings(&recordings, decoding, costs, fixed, seed)?,
+            false => Vec::new(),
+        };
+        let tuning = Tuning {
+            calibration,
+            rules,
+            chosen: best.name,
+            lookup_first: best.lookup_first,
+            look_ups: self.tune.lookup_first.then(|| baseline.look_ups_alone()).transpose()?,
+            share_accepted,
+            runtimes,
+            tree,
+            trees_tried,
+            export: self.loaded.export_of(drafter),
+            basis: TuningBasis {
+                drafter,
+                decoding: name,
+                cost_source,
+                costs: measured,
+                num_prompts: recordings.responses.len(),
+                num_tokens: recordings.num_tokens(),
+            },
+        };
+        Ok((tuning, rule))
+    }
+
+    /// The costs of the recorded drafter, and of trees if they are tuned.
+    fn costs(
+        &mut self,
+        recordings: &Recordings,
+        decoding: Decoding,
+    ) -> Result<(CostSource, MeasuredCosts)> {
+        let drafter = recordings.drafter;
+        let Self { measuring, watch, .. } = self;
+        given_or_measured(&self.given, drafter, || {
+            let (decoders, prompts) = measuring.as_mut().context(
+                "costs are not measured where the target is served; hint: give the table \
+                 `[tune.costs]` `draft_ms` and `target_ms`, which `recipes/server_costs.py` \
+                 measures on servers",
+            )?;
+            let name = DecodingName::of(&decoding);
+            watch.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
+            let time_limit = self.time_limit;
+            let probe =
+                CostProbe { decoders, drafter, decoding, prompts, time_limit, watch: *watch };
+            let mut measured = probe.measure(&|costs| lengths_under(recordings, costs))?;
+            if self.evaluate.tunes_trees(name) {
+                measure_tree_costs(decoders, prompts, &mut measured.costs)?;
+            }
+            Ok(measured)
+        })
+    }
+}
+
+/// The prompts that costs are measured on.
+fn cost_prompts(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    watch: &dyn Watch,
+) -> Result<Vec<Vec<u32>>> {
+    let prompts = validation_prompts(recipe, workspace, watch)?;
+    let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
+    Ok(prompts.into_iter().map(|(_, ids)| ids).collect())
+}
+
+/// Notes how many of the recipe's validation prompts its data was built from. Prompts that training held out
+/// are meant to be.
+fn note_prompts_in_data(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Result<()> {
+    let (tune, _) = recipe.need_tuning("tune")?;
+    let Some(known) = tune.prompts.as_ref().and(prompts_in_data(recipe, workspace.text_side()?))
+    else {
+        return Ok(());
+    };
+    let prompts = set_prompts(recipe, PromptSet::Validation, workspace, &Silent)?;
+    let conversation = |prompt| match prompt {
+        SetPrompt::Conversation(prompt) => Some(prompt),
+        SetPrompt::HeldOut { .. } => None,
+    };
+    let prompts: Vec<Prompt> = prompts.into_iter().filter_map(conversation).collect();
+    let num_in_data = num_known(&prompts, &known);
+    if num_in_data > 0 {
+        watch.note(format!(
+            "tune: {num_in_data} of {} prompts in `tune.prompts` are prompts that the training data was \
+             built from; rules chosen on them may promise too much",
+            prompts.len()
+        ));
+    }
+    Ok(())
+}
+
+/// The costs that are given for a drafter, or else those that `measure` returns.
+fn given_or_measured(
+    given: &[Costs],
+    drafter: DrafterId,
+    measure: impl FnOnce() -> Result<MeasuredCosts>,
+) -> Result<(CostSource, MeasuredCosts)> {
+    match given.iter().find(|costs| costs.drafter == drafter) {
+        Some(costs) => Ok((CostSource::Given, MeasuredCosts::given(costs.clone()))),
+        None => Ok((CostSource::Machine, measure()?)),
+    }
+}
