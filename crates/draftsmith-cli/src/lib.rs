@@ -1,7 +1,7 @@
-//! draftsmith's command line: recipes and subcommands.
+//! draftsmith's command line: arguments, the console and locks.
 //!
-//! Only this crate prints, parses arguments and chooses devices. `commands/` has one file per subcommand;
-//! shared code is beside it.
+//! Only this crate prints and parses arguments. `commands/` has one file per subcommand: it reads a recipe,
+//! calls a library and prints.
 
 mod cli;
 mod commands;

@@ -25,7 +25,9 @@ use crate::shard::Shard;
 /// Whether an object may replace another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Put {
+    /// Nothing may be there.
     New,
+    /// What is there is replaced.
     Over,
 }
 

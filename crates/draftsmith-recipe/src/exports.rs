@@ -23,8 +23,11 @@ use draftsmith_report::ModelSummary;
 
 /// An adapter and its directory.
 pub struct AdapterExport {
+    /// The weights.
     pub adapter: Adapter,
+    /// Its settings.
     pub config: AdapterConfig,
+    /// Its directory.
     pub dir: PathBuf,
 }
 
@@ -69,10 +72,13 @@ pub fn read_adapter_head(
 
 /// A head and its directory.
 pub struct HeadExport {
+    /// The weights.
     pub head: AcceptanceHead,
+    /// Its settings.
     pub config: AcceptanceHeadConfig,
     /// The calibration of its predictions.
     pub calibration: HeadCalibration,
+    /// Its directory.
     pub dir: PathBuf,
 }
 
@@ -174,6 +180,7 @@ fn check_text(
     Ok(())
 }
 
+/// A head in a few words: its blocks, inputs and form.
 pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
     let kind = if config.tied { "tied" } else { "untied" };
     let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };
@@ -185,6 +192,7 @@ pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
     )
 }
 
+/// An adapter in a few words: its exit layer and size.
 pub fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
     let mut text = format!(
         "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
@@ -202,6 +210,7 @@ pub fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -
     text
 }
 
+/// A model as reports list it.
 pub fn summary_of(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
     let shape = &config.shape;
     ModelSummary {

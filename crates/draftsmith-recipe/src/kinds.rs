@@ -229,6 +229,7 @@ pub enum Role {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "toml::Table", into = "toml::Table")]
 pub struct DrafterRecipe {
+    /// The kind, with its settings.
     pub kind: Kind,
     /// Its acceptance head: how it is trained, or its directory.
     pub head: Option<Origin<HeadTraining>>,

@@ -7,8 +7,11 @@ use crate::text_side::TextSide;
 /// A target with an optional draft. Clones of models share weights with the workspace.
 #[derive(Debug)]
 pub struct Pair {
+    /// The target.
     pub target: CausalLm,
+    /// The draft, if there is one.
     pub draft: Option<CausalLm>,
+    /// Tokenizer, chat template and what ends answers.
     pub text: TextSide,
 }
 
@@ -26,6 +29,7 @@ impl Pair {
 pub struct LabelModels<'m> {
     /// The target; `None` if servers run it.
     pub target: Option<&'m CausalLm>,
+    /// The draft, if there is one.
     pub draft: Option<&'m CausalLm>,
     /// The longest sequence, in tokens, that both can read.
     pub context: usize,

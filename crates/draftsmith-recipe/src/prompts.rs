@@ -97,7 +97,9 @@ pub struct PromptChoice {
 
 /// A prompt file's prompts.
 pub struct Dataset {
+    /// The file's stem.
     pub name: String,
+    /// The chosen prompts.
     pub prompts: Vec<Prompt>,
 }
 

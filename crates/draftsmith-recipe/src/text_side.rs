@@ -10,7 +10,9 @@ use draftsmith_theory::TextEnd;
 /// A target's tokenizer, chat template and ends of answers. Clones share them with the workspace.
 #[derive(Debug, Clone)]
 pub struct TextSide {
+    /// The tokenizer.
     pub tokenizer: Arc<TextTokenizer>,
+    /// The chat template with its markers.
     pub chat_format: Arc<ChatFormat>,
     /// The tokens that end an answer.
     pub eos_token_ids: Vec<u32>,

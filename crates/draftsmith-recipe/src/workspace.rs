@@ -53,6 +53,7 @@ pub struct Workspace {
     served_as: Option<String>,
     /// The first layers of a served target, which its adapters need, and their number.
     first_layers: ModelDir,
+    /// The number of the target's first layers that adapters need of a served target.
     pub num_first_layers: usize,
     watch: Box<dyn Watch>,
     target_text: OnceLock<TextSide>,
@@ -341,6 +342,7 @@ impl Workspace {
         Ok(self.draft_shape()?.map_or(target, |draft| target.min(size(draft))))
     }
 
+    /// The target's directory.
     pub fn target_dir(&self) -> &Path {
         &self.target.dir
     }

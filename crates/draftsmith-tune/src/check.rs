@@ -69,8 +69,11 @@ pub struct CheckReport {
     pub passed: bool,
     /// The failures, as on stderr; null if there are none.
     pub error: Option<String>,
+    /// Greedy decoding.
     pub greedy: DecodingCheck<GreedyOutput>,
+    /// Sampled decoding.
     pub sampled: DecodingCheck<SampledOutput>,
+    /// The time of greedy decoding.
     pub speed: SpeedCheck,
 }
 
@@ -80,6 +83,7 @@ pub struct DecodingCheck<T> {
     /// The look-ups before the drafter, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lookup_first: Option<LookupFirst>,
+    /// The rule.
     pub stop_rule: StopRuleConfig,
     /// Whether that is the tuned rule; otherwise it is the default rule.
     pub is_tuned: bool,
@@ -90,16 +94,20 @@ pub struct DecodingCheck<T> {
     pub repetition_penalty: f64,
     /// New tokens.
     pub num_tokens: usize,
+    /// The output.
     pub output: T,
+    /// The acceptance rate.
     pub acceptance: Acceptance,
 }
 
 /// Greedy output compared with plain greedy output.
 #[derive(Debug, Serialize)]
 pub struct GreedyOutput {
+    /// Whether the check passed.
     pub holds: bool,
     /// Mismatches between tokens whose logits are equal up to rounding.
     pub num_forgiven_ties: usize,
+    /// The answers that differ.
     pub differences: Vec<AnswerDifference>,
 }
 
@@ -115,6 +123,7 @@ pub struct AnswerDifference {
 /// Sampled output compared with the target's distribution.
 #[derive(Debug, Serialize)]
 pub struct SampledOutput {
+    /// Whether the check passed.
     pub holds: bool,
     /// The p-value of the hypothesis that output follows the target's distribution.
     pub p_value: f64,
@@ -140,6 +149,7 @@ pub struct SpeedCheck {
 pub struct Acceptance {
     /// Whether the rate is at least the promised one, or consistent with it; null if nothing was promised.
     pub holds: Option<bool>,
+    /// Candidates drafted.
     pub num_drafted: usize,
     /// Accepted over drafted, with its 99.99 % interval.
     pub rate: Estimate,

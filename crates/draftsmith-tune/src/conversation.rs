@@ -11,7 +11,12 @@ pub enum SetPrompt {
     /// A conversation, answered turn by turn.
     Conversation(Prompt),
     /// A prompt of the built data that nothing was trained on, earlier turns included.
-    HeldOut { id: String, prompt_ids: Vec<u32> },
+    HeldOut {
+        /// The id of the prompt's turn.
+        id: String,
+        /// The token ids of the prompt.
+        prompt_ids: Vec<u32>,
+    },
 }
 
 impl SetPrompt {

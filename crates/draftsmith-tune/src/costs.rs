@@ -26,6 +26,7 @@ const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
+    /// The drafter.
     pub drafter: DrafterId,
     /// Draft forwards without signals and verifications, in rounds of one length.
     pub rounds: RoundCosts,

@@ -27,8 +27,11 @@ pub const NO_TREE: &str = "a tree needs a drafter with a model, whose candidates
 
 /// A prompt to answer, with the rule that ends its draft phases; without a rule it is decoded plainly.
 pub struct PromptToDecode<'r> {
+    /// The token ids of the prompt.
     pub prompt_ids: &'r [u32],
+    /// The stop rule; `None` for the target alone.
     pub rule: Option<&'r mut dyn StopRule>,
+    /// The random draws.
     pub draws: &'r mut dyn Draws,
 }
 
@@ -39,6 +42,7 @@ pub struct Decoders<'m> {
     pub dtype: WeightDtype,
     /// The calibrations of the drafters' heads.
     calibrations: Vec<(DrafterId, &'m HeadCalibration)>,
+    /// What ends answers.
     pub limits: Limits,
     num_slots: usize,
 }

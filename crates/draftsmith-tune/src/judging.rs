@@ -68,6 +68,7 @@ impl<'a> Fold<'a> {
 
 /// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
 pub struct Judging<'a> {
+    /// The folds, each with the rules chosen without it.
     pub folds: Vec<Fold<'a>>,
     costs: &'a Costs,
     seed: u64,

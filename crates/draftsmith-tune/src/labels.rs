@@ -12,7 +12,9 @@ use draftsmith_recipe::pair::LabelModels;
 /// The columns of a row that are computed from logits.
 #[derive(Debug)]
 pub struct Labels {
+    /// The target's log-probability of each response token.
     pub response_target_log_prob: Vec<f32>,
+    /// The columns of a draft, if there is one.
     pub draft: Option<DraftColumns>,
 }
 

@@ -29,11 +29,14 @@ const BYTES_A_CANDIDATE: u64 = 24;
 /// A file of rollouts in the document of `--json`.
 #[derive(Debug, Serialize)]
 pub struct RecordedFile {
+    /// The file.
     pub path: PathBuf,
+    /// What was recorded.
     #[serde(flatten)]
     pub key: RolloutKey,
     /// Whether the file existed, with the same models, prompts and settings.
     pub kept: bool,
+    /// Its numbers.
     #[serde(flatten)]
     pub summary: RolloutSummary,
 }

@@ -45,6 +45,7 @@ pub enum RecordedModels<'a> {
 /// A local drafter and a target behind servers.
 #[derive(Clone)]
 pub struct ServedPair<'a> {
+    /// The models.
     pub models: LabelModels<'a>,
     text: &'a TextSide,
     workspace: &'a Workspace,
@@ -91,8 +92,11 @@ impl<'a> RecordedModels<'a> {
 
 /// The target's answer to one prompt.
 pub struct Answer {
+    /// The id of the prompt's turn.
     pub id: String,
+    /// The token ids of the prompt.
     pub prompt_ids: Vec<u32>,
+    /// The token ids of the response.
     pub response_ids: Vec<u32>,
     /// Why it ends.
     pub finish: Finish,
@@ -103,30 +107,40 @@ pub struct Answer {
 
 /// A response of the target, with the draws of its recording.
 pub struct ResponseToRecord<'a> {
+    /// The token ids of the prompt.
     pub prompt_ids: &'a [u32],
+    /// The token ids of the response.
     pub response_ids: &'a [u32],
     /// As in [`Answer::probs`].
     pub probs: Option<&'a [TopProbs]>,
+    /// The random draws.
     pub draws: SeededDraws,
 }
 
 /// A drafter of `exports`, recorded along responses of one way of decoding.
 pub struct RecordedDrafter<'a> {
+    /// The loaded drafters.
     pub drafters: &'a LoadedDrafters,
+    /// Its name.
     pub id: DrafterId,
+    /// How it decodes.
     pub decoding: Decoding,
 }
 
 /// Answers prompts and records drafters along the answers.
 pub struct Recorder<'a> {
+    /// The models.
     pub models: RecordedModels<'a>,
+    /// The most new tokens of an answer.
     pub max_new_tokens: usize,
+    /// The seed of random draws.
     pub seed: u64,
     /// The most candidates of a round in a replay.
     pub max_length: usize,
     /// Whether candidates get acceptance labels even if the drafter has no head: a head is to be trained
     /// on them or estimated from them.
     pub labels: bool,
+    /// What the user sees.
     pub watch: &'a dyn Watch,
     /// Counts responses: once when they are given, and once for each drafter.
     pub progress: &'a Progress,

@@ -26,11 +26,15 @@ pub fn sequences_at_once(num_sequences: usize, on_cpu: bool) -> usize {
 
 /// Decodes a target's responses.
 pub struct Responder<'a> {
+    /// The target.
     pub target: &'a CausalLm,
     /// The longest sequence, in tokens, that all loaded models can read.
     pub context: usize,
+    /// How it decodes.
     pub decoding: Decoding,
+    /// What ends answers.
     pub limits: Limits,
+    /// What the user sees.
     pub watch: &'a dyn Watch,
 }
 

@@ -43,6 +43,7 @@ impl PromptSet {
 pub struct RecordedSet {
     /// The row ids of the prompts, one per response.
     pub ids: Vec<String>,
+    /// What was recorded along each response.
     pub recordings: Recordings,
 }
 
@@ -98,6 +99,7 @@ impl RecordedSet {
         prompts.into_iter().map(|(_, prompt)| prompt).collect()
     }
 
+    /// Its numbers.
     pub fn summary(&self) -> RolloutSummary {
         let responses = &self.recordings.responses;
         // Nothing is drafted at the last position that the limit allows.

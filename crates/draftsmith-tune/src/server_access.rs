@@ -26,7 +26,9 @@ const LONG_WAIT: Duration = Duration::from_secs(10);
 /// A recipe's servers, and the journal of their responses.
 #[derive(Clone)]
 pub struct ServerAccess<'a> {
+    /// The servers.
     pub server: &'a ServerRecipe,
+    /// The seed of random draws.
     pub seed: u64,
     /// The journal that this process writes. It also reads the journals in the same directory.
     pub journal: PathBuf,

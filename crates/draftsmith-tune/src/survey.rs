@@ -81,17 +81,21 @@ pub struct SurveySettings {
 /// What a survey found.
 #[derive(Debug, Serialize)]
 pub struct Survey {
+    /// The target.
     pub target: PathBuf,
     /// Null if the target was surveyed without a draft.
     pub draft: Option<PathBuf>,
     /// How the answers were decoded.
     pub decoding: Decoding,
+    /// The seed of random draws.
     pub seed: u64,
+    /// Prompts.
     pub num_prompts: usize,
     /// Answers, one per turn.
     pub num_answers: usize,
     /// Tokens of all answers.
     pub num_tokens: usize,
+    /// What was found.
     #[serde(flatten)]
     pub found: SurveyResult,
 }
@@ -100,7 +104,9 @@ pub struct Survey {
 #[serde(untagged)]
 /// What was found of a pair, or of a target without a draft.
 pub enum SurveyResult {
+    /// Of a target and a draft.
     Pair(Box<PairSurvey>),
+    /// Of a target without a draft.
     Target(Box<TargetSurvey>),
 }
 

@@ -65,7 +65,9 @@ fn caps(max_length: usize) -> Vec<Bounds> {
 pub struct Choice {
     /// The look-ups before the drafter, if any.
     pub lookup_first: Option<LookupFirst>,
+    /// The rule.
     pub name: StopRuleName,
+    /// The rule with its setting.
     pub config: StopRuleConfig,
     /// Modelled seconds a token on the recordings it was chosen on.
     pub seconds_per_token: f64,

@@ -47,18 +47,25 @@ const NUM_COST_PROMPTS: usize = 4;
 /// What tuning is based on, for one drafter and way of decoding.
 #[derive(Debug, Serialize)]
 pub struct TuningBasis {
+    /// The drafter.
     pub drafter: DrafterName,
+    /// How it decodes.
     pub decoding: DecodingName,
+    /// Where the costs are from.
     pub cost_source: CostSource,
+    /// The costs.
     #[serde(flatten)]
     pub costs: MeasuredCosts,
+    /// Prompts.
     pub num_prompts: usize,
+    /// Response tokens.
     pub num_tokens: usize,
 }
 
 /// The result for one drafter and way of decoding.
 #[derive(Debug, Serialize)]
 pub struct Tuning {
+    /// What it is based on.
     #[serde(flatten)]
     pub basis: TuningBasis,
     /// Calibrations of the head's predictions; null without a head.

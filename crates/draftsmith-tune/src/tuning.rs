@@ -16,10 +16,12 @@ use draftsmith_recipe::{GivenCosts, Recipe};
 /// An entry of `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CostsEntry {
+    /// How it decodes.
     pub decoding: DecodingName,
     /// The dtype that the models computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub dtype: WeightDtype,
+    /// The costs.
     #[serde(flatten)]
     pub measured: MeasuredCosts,
 }
@@ -45,12 +47,14 @@ pub fn given_costs(given: Option<&GivenCosts>, drafters: &[DrafterName]) -> Resu
 /// long as the tree is deep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TunedTree {
+    /// The drafter.
     pub drafter: DrafterId,
     /// The models that it was tuned with ([`Loading::models_hash`](draftsmith_recipe::kinds::loaded::Loading::models_hash)).
     pub models: String,
     /// The dtype they computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub dtype: WeightDtype,
+    /// The tree.
     pub shape: TreeShape,
     /// Shapes that were tried.
     pub num_tried: usize,

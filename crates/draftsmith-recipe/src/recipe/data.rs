@@ -75,6 +75,7 @@ pub enum Responses {
     Server,
 }
 
+/// 1, for serde.
 pub fn one() -> f64 {
     1.0
 }

@@ -103,8 +103,11 @@ pub enum Split {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Splits {
+    /// The share of training.
     pub train: f64,
+    /// The share of tuning.
     pub tune: f64,
+    /// The share of testing.
     pub test: f64,
 }
 

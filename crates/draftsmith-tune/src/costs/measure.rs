@@ -43,21 +43,28 @@ const NUM_TOKENS: usize = 32;
 /// Costs, and how precisely they are known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredCosts {
+    /// The costs.
     pub costs: Costs,
     /// Half the 95 % interval of the least certain cost of a draft forward or verification, relative to
     /// that cost.
     pub uncertainty: f64,
+    /// How often everything was measured.
     pub num_passes: usize,
 }
 
 /// Measures the costs of a drafter.
 pub struct CostProbe<'p, 'm> {
+    /// What decodes.
     pub decoders: &'p mut Decoders<'m>,
+    /// The drafter.
     pub drafter: DrafterId,
+    /// How it decodes.
     pub decoding: Decoding,
+    /// The prompts, as token ids.
     pub prompts: &'p [Vec<u32>],
     /// The time after which no further pass begins, once the fewest are done.
     pub time_limit: Duration,
+    /// What the user sees.
     pub watch: &'p dyn Watch,
 }
 

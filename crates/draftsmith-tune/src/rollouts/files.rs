@@ -25,8 +25,11 @@ use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 /// One file of rollouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RolloutKey {
+    /// The drafter.
     pub drafter: DrafterName,
+    /// The set of prompts.
     pub set: PromptSet,
+    /// How it decodes.
     pub decoding: DecodingName,
 }
 

@@ -62,15 +62,19 @@ impl TrainingRollouts {
 
 /// Records the rollouts of one drafter along a recipe's built data.
 pub struct TrainingRecorder<'a> {
+    /// The recipe.
     pub recipe: &'a Recipe,
     /// The drafter whose head is trained.
     pub id: DrafterId,
+    /// The rows.
     pub data: &'a DataSet,
     /// The provenance of the data, with the hash of the drafter.
     pub provenance: &'a Provenance,
     /// Candidates of a rollout.
     pub max_length: usize,
+    /// The models and files.
     pub workspace: &'a Workspace,
+    /// What the user sees.
     pub watch: &'a dyn Watch,
 }
 

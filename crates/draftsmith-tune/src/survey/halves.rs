@@ -59,6 +59,7 @@ impl Halves {
 pub struct Promise {
     /// The rule with its setting: `K = 4`.
     pub setting: String,
+    /// The rule with its setting.
     pub config: StopRuleConfig,
     /// Speed over plain decoding.
     pub speedup: Estimate,

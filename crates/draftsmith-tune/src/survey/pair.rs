@@ -38,7 +38,9 @@ pub struct PairSurvey {
     /// The i-th entry is the acceptance rate of candidates at position i of a round whose predecessors
     /// were accepted; it ends before the first position with fewer than 20 such candidates.
     pub acceptance_by_position: Vec<f64>,
+    /// Where the costs are from.
     pub cost_source: CostSource,
+    /// The costs.
     pub costs: Costs,
     /// Modelled speed over plain decoding at every fixed length, on all answers.
     pub fixed_lengths: Vec<FixedLength>,
@@ -55,6 +57,7 @@ pub struct PairSurvey {
     pub look_ups: LookUps,
     /// The prospects of an acceptance head.
     pub head: HeadSurvey,
+    /// What to do.
     pub verdict: Verdict,
 }
 
@@ -63,6 +66,7 @@ pub struct PairSurvey {
 pub struct FixedLength {
     /// K, candidates a round.
     pub candidate_length: usize,
+    /// The speed-up.
     pub speedup: Estimate,
 }
 

@@ -28,22 +28,26 @@ pub const DRAFT_VOCABULARY: usize = 8192;
 /// The survey of a target.
 #[derive(Debug, Serialize)]
 pub struct TargetSurvey {
+    /// Where the costs are from.
     pub cost_source: CostSource,
     /// Seconds of the target's forwards of 1, 2, 3 … rows.
     pub verify_seconds: Vec<f64>,
     /// By exit layer.
     pub exits: Vec<ExitSurvey>,
+    /// The exit layer that promises most.
     pub best_exit_layer: usize,
     /// Its best rule; the speed is cross-validated over exit layers and rules.
     pub best: Promise,
     /// Prompt lookup without an adapter.
     pub look_ups: LookUps,
+    /// What to do.
     pub verdict: Verdict,
 }
 
 /// A linear read-out of a layer as a drafter.
 #[derive(Debug, Serialize)]
 pub struct ExitSurvey {
+    /// Layers run before the adapter.
     pub exit_layer: usize,
     /// The cost of a draft forward over that of a target forward. Unless it is given, it is the share of
     /// weights that a draft forward reads: the layers up to the exit, one for the adapter, and the LM

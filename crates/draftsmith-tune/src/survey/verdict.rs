@@ -32,6 +32,7 @@ pub enum Advice {
 /// The advice and its reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
+    /// What to do.
     pub advice: Advice,
     /// The rule to set, or the adapter's fixed length; null if there is none.
     pub config: Option<StopRuleConfig>,
@@ -40,6 +41,7 @@ pub struct Verdict {
     /// Expected speed over plain decoding, minus 1, of what is advised; of the best option if speculation
     /// is advised against.
     pub expected_gain: Estimate,
+    /// The same in words.
     pub sentence: String,
 }
 

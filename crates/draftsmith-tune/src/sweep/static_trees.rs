@@ -15,6 +15,7 @@ use crate::costs::Costs;
 /// A static tree with its replayed costs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JudgedTree {
+    /// The tree.
     pub shape: TreeShape,
     /// The costs by response.
     pub spent: Vec<TimedCounts>,

@@ -22,7 +22,9 @@ use draftsmith_recipe::exports::tuned::TunedRule;
 pub struct RuleGain {
     /// The look-ups before the drafter; null if there are none.
     pub lookup_first: Option<LookupFirst>,
+    /// The rule.
     pub stop_rule: StopRuleName,
+    /// The rule with its setting.
     pub config: StopRuleConfig,
     /// Modelled speed over plain decoding.
     pub speedup: f64,
@@ -33,6 +35,7 @@ pub struct RuleGain {
 /// A tree that was tried.
 #[derive(Debug, Serialize)]
 pub struct TriedTree {
+    /// The tree.
     pub shape: TreeShape,
     /// Modelled speed over the best fixed length, minus 1.
     pub gain: f64,

@@ -23,6 +23,7 @@ pub struct CalibrationChoices {
 pub struct TriedCalibration {
     /// `platt`; null for uncalibrated predictions.
     pub kind: Option<&'static str>,
+    /// The scores with it.
     pub scores: HeadScores,
 }
 

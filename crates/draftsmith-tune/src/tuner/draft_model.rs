@@ -31,8 +31,10 @@ use draftsmith_recipe::{GivenCosts, Recipe};
 /// The result for one adapter and way of decoding. Its drafter is the adapter's self-draft.
 #[derive(Debug, Serialize)]
 pub struct DraftModelTuning {
+    /// What it is based on.
     #[serde(flatten)]
     pub basis: TuningBasis,
+    /// The best setting of each runtime.
     pub runtimes: Vec<RuntimeSetting>,
     /// The adapter's directory, whose config was written.
     pub export: PathBuf,
