@@ -30,13 +30,15 @@ impl SetPrompt {
 }
 
 /// A turn to answer.
-pub struct Turn {
-    /// Its index among the prompt's turns.
-    pub number: usize,
+pub struct Turn<'p> {
     /// The id of its row.
     pub id: String,
     /// The token ids of the conversation up to where the answer begins.
     pub prompt_ids: Vec<u32>,
+    /// The turn in its file, if it is of a conversation.
+    pub of: Option<&'p draftsmith_data::Turn>,
+    /// Its share of its prompt's work.
+    pub share: f64,
 }
 
 /// The result of each answered turn of a conversation, and the answers' texts.
@@ -48,26 +50,21 @@ pub type Answered<T> = (Vec<T>, Vec<String>);
 /// # Errors
 /// If the first turn does not fit the context, a text cannot be encoded or decoded, or `answer`
 /// fails, with the turn's id.
-pub fn answer_turns<T>(
+pub fn answer_turns<'p, T>(
     text: &TextSide,
-    prompt: &Prompt,
+    prompt: &'p Prompt,
     response_ids: impl Fn(&T) -> &[u32],
-    mut answer: impl FnMut(Turn) -> Result<T>,
+    mut answer: impl FnMut(Turn<'p>) -> Result<T>,
 ) -> Result<Answered<T>> {
-    let one = |turns: Vec<(usize, Turn)>| {
-        turns.into_iter().map(|(_, turn)| answer_named(turn, &mut answer)).collect()
+    let one = |turns: Vec<(usize, Turn<'p>)>| {
+        let named = |(_, turn): (usize, Turn<'p>)| {
+            let name = format!("prompt `{}`", turn.id);
+            answer(turn).context(name)
+        };
+        turns.into_iter().map(named).collect()
     };
     let mut answered = answer_batched(text, &[prompt], response_ids, one)?;
     Ok(answered.remove(0))
-}
-
-/// Answers a turn and names it in errors.
-///
-/// # Errors
-/// If `answer` fails.
-pub fn answer_named<T>(turn: Turn, answer: impl FnOnce(Turn) -> Result<T>) -> Result<T> {
-    let named = format!("prompt `{}`", turn.id);
-    answer(turn).context(named)
 }
 
 /// Answers the turns of several prompts in batches: all first turns, then all second turns, and so on.
@@ -76,11 +73,11 @@ pub fn answer_named<T>(turn: Turn, answer: impl FnOnce(Turn) -> Result<T>) -> Re
 ///
 /// # Errors
 /// As [`answer_turns`]; `answer` adds the turn's id.
-pub fn answer_batched<T>(
+pub fn answer_batched<'p, T>(
     text: &TextSide,
-    prompts: &[&Prompt],
+    prompts: &[&'p Prompt],
     response_ids: impl Fn(&T) -> &[u32],
-    mut answer: impl FnMut(Vec<(usize, Turn)>) -> Result<Vec<T>>,
+    mut answer: impl FnMut(Vec<(usize, Turn<'p>)>) -> Result<Vec<T>>,
 ) -> Result<Vec<Answered<T>>> {
     let mut all: Vec<Answered<T>> = prompts.iter().map(|_| (Vec::new(), Vec::new())).collect();
     for number in 0.. {
@@ -108,7 +105,11 @@ pub fn answer_batched<T>(
 ///
 /// # Errors
 /// If the first turn does not fit the context, or a text cannot be encoded.
-pub fn next_turn(text: &TextSide, prompt: &Prompt, texts: &[String]) -> Result<Option<Turn>> {
+pub fn next_turn<'p>(
+    text: &TextSide,
+    prompt: &'p Prompt,
+    texts: &[String],
+) -> Result<Option<Turn<'p>>> {
     let number = texts.len();
     let id = prompt.row_id(number);
     let prompt_ids = text.prompt_ids(prompt, number, texts)?;
@@ -117,5 +118,6 @@ pub fn next_turn(text: &TextSide, prompt: &Prompt, texts: &[String]) -> Result<O
     } else if prompt_ids.len() >= text.context {
         return Ok(None);
     }
-    Ok(Some(Turn { number, id, prompt_ids }))
+    let share = 1.0 / prompt.turns.len() as f64;
+    Ok(Some(Turn { id, prompt_ids, of: Some(&prompt.turns[number]), share }))
 }

@@ -4,6 +4,7 @@
 //! This crate prints nothing and reads no arguments; it takes recipes and a [`draftsmith_recipe::watch::Watch`].
 
 pub mod agreement;
+pub mod answers;
 pub mod check;
 pub mod conversation;
 pub mod costs;

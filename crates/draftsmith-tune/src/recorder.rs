@@ -9,19 +9,18 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::FinishReason;
 use draftsmith_decode::{
-    AnsweringTarget, Finish, KnownResponse, RecordOptions, RecordRequest, ResponseTarget,
+    AnsweringTarget, KnownResponse, RecordOptions, RecordRequest, ResponseTarget,
 };
 use draftsmith_report::DecodingName;
-use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
-use crate::conversation::{SetPrompt, Turn, answer_batched};
+use crate::answers::{Answer, Answers, OwnTarget, answer_all};
+use crate::conversation::SetPrompt;
 use crate::decoders::{Decoders, NO_STEPS};
 use crate::responses::{Responder, sequences_at_once};
-use crate::server_access::{ServerAccess, ask_servers, unfiltered_of_set};
+use crate::server_access::{ServerAccess, ask_servers};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
@@ -88,21 +87,6 @@ impl<'a> RecordedModels<'a> {
             Self::Served(served) => DeviceChoice::is_cpu(served.workspace.device()),
         }
     }
-}
-
-/// The target's answer to one prompt.
-pub struct Answer {
-    /// The id of the prompt's turn.
-    pub id: String,
-    /// The token ids of the prompt.
-    pub prompt_ids: Vec<u32>,
-    /// The token ids of the response.
-    pub response_ids: Vec<u32>,
-    /// Why it ends.
-    pub finish: Finish,
-    /// The most probable tokens at each position, as the server returned them. `None` for greedy answers
-    /// and for local targets.
-    pub probs: Option<Vec<TopProbs>>,
 }
 
 /// A response of the target, with the draws of its recording.
@@ -278,108 +262,45 @@ impl Recorder<'_> {
     /// # Errors
     /// If a first turn does not fit, the target fails, or the user presses Ctrl-C.
     pub fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
-        let pair = match &self.models {
-            RecordedModels::Pair(pair) => *pair,
-            RecordedModels::Served(ServedPair { text, workspace, asker, .. }) => {
-                let served = asker.open(workspace, decoding, self.max_new_tokens, self.watch)?;
-                return self.answer_served(served, text, prompts);
+        let text = self.models.text();
+        let source: Box<dyn Answers + '_> = match &self.models {
+            RecordedModels::Pair(pair) => Box::new(OwnTarget {
+                responder: Responder {
+                    target: &pair.target,
+                    context: text.context,
+                    decoding,
+                    limits: text.limits(self.max_new_tokens),
+                    watch: self.watch,
+                },
+                seed: self.seed,
+                stream: vec!["record", DecodingName::of(&decoding).text()],
+                progress: self.progress,
+                worth: &|_| 1.0,
+                keeps_log_probs: false,
+            }),
+            RecordedModels::Served(ServedPair { workspace, asker, .. }) => {
+                let mut served =
+                    asker.open(workspace, decoding, self.max_new_tokens, self.watch)?;
+                let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
+                ask_servers(&mut served, all, text, self.watch, self.progress)?;
+                Box::new(served)
             }
         };
         let on_cpu = self.models.on_cpu();
         let at_once = sequences_at_once(prompts.len(), on_cpu);
-        let respond = |turns| self.respond(pair, turns, decoding);
-        let some = |prompts: &[SetPrompt]| answer_by(&pair.text, prompts, respond);
+        let some = |prompts: &[SetPrompt]| answer_all(&*source, text, prompts);
         let answers: Vec<Vec<Answer>> = match on_cpu {
             true => prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?,
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
-        Ok(answers.into_iter().flatten().collect())
-    }
-
-    /// The servers' answers; asks for those that the journal lacks.
-    fn answer_served(
-        &self,
-        mut served: Served,
-        text: &TextSide,
-        prompts: &[SetPrompt],
-    ) -> Result<Vec<Answer>> {
-        let all = prompts.iter().map(|prompt| Ok(Cow::Borrowed(prompt)));
-        ask_servers(&mut served, all, text, self.watch, self.progress)?;
-        let prompts: Vec<SetPrompt> =
-            prompts.iter().filter_map(|prompt| unfiltered_of_set(&served, prompt)).collect();
-        if prompts.is_empty() && served.num_filtered() > 0 {
+        let answers: Vec<Answer> = answers.into_iter().flatten().collect();
+        if answers.is_empty() && source.num_filtered() > 0 {
             bail!(
                 "the servers' content filter stopped all {} responses; hint: turn it off, or use other \
                  prompts",
-                served.num_filtered()
+                source.num_filtered()
             );
         }
-        let answer = |(_, turn): (usize, Turn)| {
-            let Turn { id, prompt_ids, .. } = turn;
-            let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
-            let finish = match finish {
-                FinishReason::Eos => Finish::Eos,
-                FinishReason::StopString => Finish::StopString,
-                FinishReason::Length => Finish::Length,
-            };
-            Ok(Answer { id, prompt_ids, response_ids: ids, finish, probs })
-        };
-        answer_by(text, &prompts, |turns| turns.into_iter().map(answer).collect())
+        Ok(answers)
     }
-
-    /// The target's answers to turns, decoded side by side.
-    fn respond(
-        &self,
-        pair: &Pair,
-        turns: Vec<(usize, Turn)>,
-        decoding: Decoding,
-    ) -> Result<Vec<Answer>> {
-        let responder = Responder {
-            target: &pair.target,
-            context: pair.text.context,
-            decoding,
-            limits: pair.text.limits(self.max_new_tokens),
-            watch: self.watch,
-        };
-        let how = DecodingName::of(&decoding).text();
-        let draws = |id: &str| SeededDraws::new(self.seed, &[id, "record", how]);
-        let mut prompts: Vec<(&[u32], SeededDraws)> =
-            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let mut answered = self.progress.side_by_side(vec![1.0; turns.len()]);
-        let mut lens = vec![0; turns.len()];
-        let responses = responder.respond(&mut prompts, |nth, tokens| {
-            lens[nth] += tokens.kept.len();
-            answered.reach(nth, lens[nth] as f64 / self.max_new_tokens as f64);
-        })?;
-        answered.finish();
-        let answers = turns.into_iter().zip(responses).map(|((_, turn), response)| Answer {
-            id: turn.id,
-            prompt_ids: turn.prompt_ids,
-            response_ids: response.token_ids,
-            finish: response.finish,
-            probs: None,
-        });
-        Ok(answers.collect())
-    }
-}
-
-/// The answers to prompts, first those to conversations; `respond` answers turns side by side.
-fn answer_by(
-    text: &TextSide,
-    prompts: &[SetPrompt],
-    respond: impl Fn(Vec<(usize, Turn)>) -> Result<Vec<Answer>>,
-) -> Result<Vec<Answer>> {
-    let (mut conversations, mut held_out) = (Vec::new(), Vec::new());
-    for (nth, prompt) in prompts.iter().enumerate() {
-        match prompt {
-            SetPrompt::Conversation(prompt) => conversations.push(prompt),
-            SetPrompt::HeldOut { id, prompt_ids } => {
-                let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
-                held_out.push((nth, Turn { number: 0, id, prompt_ids }));
-            }
-        }
-    }
-    let answered =
-        answer_batched(text, &conversations, |answer: &Answer| &answer.response_ids, &respond)?;
-    Ok(answered.into_iter().flat_map(|(all, _)| all).chain(respond(held_out)?).collect())
 }

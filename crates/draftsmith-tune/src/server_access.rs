@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use draftsmith_data::Prompt;
 use draftsmith_served::{
     Listener, Secret, Served, ServedError, ServedTurn, ServerRecipe, TargetSettings, Wait,
 };
@@ -141,23 +140,6 @@ fn next_served(
         }
         _ => None,
     })
-}
-
-/// A prompt without its turns from the first on whose response a content filter stopped; `None` if no
-/// turn is left.
-pub fn unfiltered(served: &Served, prompt: &Prompt) -> Option<Prompt> {
-    let is_kept = |turn: &usize| !served.is_filtered(&prompt.row_id(*turn));
-    let num_turns = (0..prompt.turns.len()).take_while(is_kept).count();
-    let turns = prompt.turns[..num_turns].to_vec();
-    (num_turns > 0).then(|| Prompt { turns, ..prompt.clone() })
-}
-
-/// Likewise for a prompt of a set.
-pub fn unfiltered_of_set(served: &Served, prompt: &SetPrompt) -> Option<SetPrompt> {
-    match prompt {
-        SetPrompt::Conversation(prompt) => unfiltered(served, prompt).map(SetPrompt::Conversation),
-        SetPrompt::HeldOut { id, .. } => (!served.is_filtered(id)).then(|| prompt.clone()),
-    }
 }
 
 /// A job that asks servers.

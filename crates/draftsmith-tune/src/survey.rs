@@ -28,9 +28,10 @@ use serde::Serialize;
 
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
+use crate::answers::Answer;
 use crate::conversation::SetPrompt;
 use crate::decoders::target_speed;
-use crate::recorder::{Answer, RecordedModels, Recorder};
+use crate::recorder::{RecordedModels, Recorder};
 use crate::server_access::ServerAccess;
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};

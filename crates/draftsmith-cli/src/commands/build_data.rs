@@ -25,7 +25,7 @@ use serde_json::json;
 
 use self::existing::check_known;
 use self::present::{finish, num_rows, present_shards};
-use self::rows::{Labeller, LeftOutRows};
+use self::rows::{Labeller, LeftOutRows, share_of_response};
 use crate::console::Console;
 use crate::lock::SharedSettings;
 use draftsmith_recipe::built_data::data_provenance;
@@ -38,7 +38,9 @@ use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{DataRecipe, Recipe, Responses};
-use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::answers::{Answers, ExistingAnswers, OwnTarget};
+use draftsmith_tune::conversation::{SetPrompt, Turn};
+use draftsmith_tune::responses::Responder;
 use draftsmith_tune::server_access::{self, ServerAccess};
 
 /// Prompts (whole conversations) per shard.
@@ -118,13 +120,33 @@ pub(crate) fn run(
     let (num_kept, num_missing) = (job.num_prompts(&kept), job.num_prompts(&missing));
     let served = data.served_by().map(|_| job.ask_servers(recipe, data, &missing)).transpose()?;
     let progress = Progress::new(console, "build-data", "prompts", (num_kept + num_missing) as u64);
+    let worth = |turn: &Turn<'_>| turn.share * share_of_response(data, models.draft.is_some());
+    let answers: Box<dyn Answers> = match (data.responses, models.target, served) {
+        (Responses::Generate, Some(target), _) => Box::new(OwnTarget {
+            responder: Responder {
+                target,
+                context: text.context,
+                decoding: data.decoding(),
+                limits: text.limits(data.max_new_tokens),
+                watch: console,
+            },
+            seed: recipe.seed,
+            stream: vec!["response"],
+            progress: &progress,
+            worth: &worth,
+            // Without a draft no forward follows that would give them.
+            keeps_log_probs: models.draft.is_none(),
+        }),
+        (_, _, Some(served)) => Box::new(served),
+        (_, _, None) => Box::new(ExistingAnswers { text, max_new_tokens: data.max_new_tokens }),
+    };
     let labeller = Labeller {
         models,
         text,
         data,
         seed: recipe.seed,
         decoding: data.decoding(),
-        served,
+        answers: &*answers,
         given: Mutex::default(),
         known_mass: Mutex::default(),
         progress: &progress,
@@ -134,6 +156,7 @@ pub(crate) fn run(
     let num_new_tokens = job.build(&missing, &labeller)?;
     labeller.note();
     let left_out = labeller.left_out();
+    drop(answers);
     progress.finish();
     let built = job.finish(kept.len(), missing.len(), num_new_tokens, &left_out)?;
     console.document(&built)?;

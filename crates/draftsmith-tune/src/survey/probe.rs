@@ -5,8 +5,7 @@
 //! thousands of prompts explains more.
 
 use anyhow::{Context, Result};
-use draftsmith_data::{FinishReason, ResponseRow};
-use draftsmith_decode::Finish;
+use draftsmith_data::ResponseRow;
 use draftsmith_model::{HeadForm, HeadInput};
 use draftsmith_theory::{HeadMetrics, HeadScores, JudgedPrediction, Recording};
 use draftsmith_train::{
@@ -91,11 +90,7 @@ impl Surveyor<'_> {
             response_target_log_prob: vec![f32::NEG_INFINITY; answer.response_ids.len()],
             target_outside_mass: None,
             draft: None,
-            finish_reason: match answer.finish {
-                Finish::Eos => FinishReason::Eos,
-                Finish::StopString => FinishReason::StopString,
-                Finish::Length | Finish::Stopped => FinishReason::Length,
-            },
+            finish_reason: answer.finish,
         }
     }
 }

@@ -14,7 +14,7 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use crate::recorder::Answer;
+use crate::answers::Answer;
 use draftsmith_recipe::watch::Progress;
 
 /// The ridge penalty, relative to the mean of the squared inputs.

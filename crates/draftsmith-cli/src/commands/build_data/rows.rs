@@ -10,22 +10,19 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow};
-use draftsmith_data::{FinishReason, GivenTokens, Prompt, ResponseRow};
-use draftsmith_decode::{Finish, Generation, KnownResponse, RoundTokens};
-use draftsmith_model::CausalLm;
-use draftsmith_served::{Served, ServedResponse};
+use draftsmith_data::{Prompt, ResponseRow};
+use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
-use super::existing::{GivenLabels, existing_response};
+use super::existing::GivenLabels;
 use crate::console::Console;
 use draftsmith_recipe::pair::LabelModels;
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::{DataRecipe, Responses};
-use draftsmith_tune::conversation::{Turn, answer_batched, answer_named};
-use draftsmith_tune::labels::{self, Labels};
-use draftsmith_tune::responses::Responder;
-use draftsmith_tune::server_access::unfiltered;
+use draftsmith_tune::answers::{Answer, Answers, unfiltered};
+use draftsmith_tune::conversation::answer_batched;
+use draftsmith_tune::labels::Labels;
 
 const HELD: &str = "nobody panics while holding it";
 
@@ -36,8 +33,8 @@ pub(super) struct Labeller<'a> {
     pub(super) data: &'a DataRecipe,
     pub(super) seed: u64,
     pub(super) decoding: Decoding,
-    /// The servers' responses, if servers write them.
-    pub(super) served: Option<Served>,
+    /// Where responses come from.
+    pub(super) answers: &'a dyn Answers,
     /// Statistics of responses given as tokens.
     pub(super) given: Mutex<GivenLabels>,
     pub(super) known_mass: Mutex<KnownMass>,
@@ -105,21 +102,14 @@ impl LeftOutRows {
     }
 }
 
-/// The response to a turn.
-struct Response<'p> {
-    ids: Vec<u32>,
-    finish: FinishReason,
-    /// The known part of each token's distribution, if the labels come from a server.
-    probs: Option<Vec<TopProbs>>,
-    /// The target's log-probability of each token, if already known.
-    target_log_prob: Option<Vec<f32>>,
-    /// Its source, if the prompt file gives tokens.
-    given: Option<&'p GivenTokens>,
-}
-
-/// A turn's share of its prompt's work.
-fn share_of_turn(prompt: &Prompt) -> f64 {
-    1.0 / prompt.turns.len() as f64
+/// The share of a turn's work that generating the response takes: half if the labels need another forward
+/// over it.
+pub(super) fn share_of_response(data: &DataRecipe, has_draft: bool) -> f64 {
+    match (data.responses, has_draft) {
+        (Responses::Existing | Responses::Server, _) => 0.0,
+        (Responses::Generate, true) => 0.5,
+        (Responses::Generate, false) => 1.0,
+    }
 }
 
 impl Labeller<'_> {
@@ -130,30 +120,27 @@ impl Labeller<'_> {
     /// If a response is missing or does not fit, a model fails, or the job is interrupted.
     pub(super) fn rows(&self, prompts: &[&Prompt]) -> Result<Vec<ResponseRow>> {
         let mut left = prompts.len() as f64;
-        let unfiltered: Vec<Cow<'_, Prompt>> = match &self.served {
-            Some(served) => {
-                let unfiltered = prompts.iter().filter_map(|prompt| unfiltered(served, prompt));
-                unfiltered.map(Cow::Owned).collect()
-            }
-            None => prompts.iter().map(|prompt| Cow::Borrowed(*prompt)).collect(),
-        };
+        let unfiltered: Vec<Cow<'_, Prompt>> =
+            prompts.iter().filter_map(|prompt| unfiltered(self.answers, prompt)).collect();
         let prompts: Vec<&Prompt> = unfiltered.iter().map(|prompt| &**prompt).collect();
+        let share_of_labels = 1.0 - share_of_response(self.data, self.models.draft.is_some());
         let answered = answer_batched(
             self.text,
             &prompts,
             |row: &ResponseRow| &row.response_ids,
             |turns| {
-                let responses = self.responses(&prompts, &turns)?;
-                let label = |((prompt_index, turn), response): ((usize, Turn), Response<'_>)| {
+                let places: Vec<(usize, Option<&draftsmith_data::Turn>, f64)> =
+                    turns.iter().map(|(index, turn)| (*index, turn.of, turn.share)).collect();
+                let turns = turns.into_iter().map(|(_, turn)| turn).collect();
+                let label = |((index, of, share), answer): ((usize, Option<&_>, f64), Answer)| {
                     self.console.check_interrupted()?;
-                    let prompt = prompts[prompt_index];
-                    let row = answer_named(turn, |turn| self.row(prompt, turn, response))?;
-                    let share = share_of_turn(prompt);
-                    self.progress.advance_part(share * (1.0 - self.share_of_response()));
+                    let named = format!("prompt `{}`", answer.id);
+                    let row = self.row(prompts[index], of, answer).context(named)?;
+                    self.progress.advance_part(share * share_of_labels);
                     left -= share;
                     Ok(row)
                 };
-                turns.into_iter().zip(responses).map(label).collect()
+                places.into_iter().zip(self.answers.answer(turns)?).map(label).collect()
             },
         )?;
         // The turns that exceed the context.
@@ -162,104 +149,18 @@ impl Labeller<'_> {
         Ok(rows.filter(|row| self.is_known(row)).collect())
     }
 
-    /// The share of a turn's work that generating the response takes: half if the labels need another
-    /// forward over it.
-    fn share_of_response(&self) -> f64 {
-        match (self.data.responses, self.models.draft) {
-            (Responses::Existing | Responses::Server, _) => 0.0,
-            (Responses::Generate, Some(_)) => 0.5,
-            (Responses::Generate, None) => 1.0,
-        }
-    }
-
-    /// The response to each turn: from its file, the servers or the target.
-    fn responses<'p>(
+    fn row(
         &self,
-        prompts: &[&'p Prompt],
-        turns: &[(usize, Turn)],
-    ) -> Result<Vec<Response<'p>>> {
-        if let (Responses::Generate, Some(target)) = (self.data.responses, self.models.target) {
-            let share = self.share_of_response();
-            let worth = |(index, _): &(usize, Turn)| share_of_turn(prompts[*index]) * share;
-            return self.generate(target, turns, turns.iter().map(worth).collect());
-        }
-        let found = |(prompt_index, turn): &(usize, Turn)| {
-            let given = &prompts[*prompt_index].turns[turn.number];
-            let named = || format!("prompt `{}`", turn.id);
-            let (ids, finish, probs, given) = match &self.served {
-                Some(served) => {
-                    let ServedResponse { ids, finish, probs } =
-                        served.response(&turn.id, &turn.prompt_ids).with_context(named)?;
-                    (ids, finish, probs.filter(|_| self.models.target.is_none()), None)
-                }
-                None => {
-                    let most = self.data.max_new_tokens;
-                    let (ids, finish) = existing_response(self.text, given, &turn.prompt_ids, most)
-                        .with_context(named)?;
-                    (ids, finish, None, given.tokens.as_ref())
-                }
-            };
-            Ok(Response { ids, finish, probs, target_log_prob: None, given })
-        };
-        turns.iter().map(found).collect()
-    }
-
-    /// Generates the response to each turn with the target. `worth` is each turn's share of the progress.
-    fn generate<'p>(
-        &self,
-        target: &CausalLm,
-        turns: &[(usize, Turn)],
-        worth: Vec<f64>,
-    ) -> Result<Vec<Response<'p>>> {
-        let responder = Responder {
-            target,
-            context: self.text.context,
-            decoding: self.decoding,
-            limits: self.text.limits(self.data.max_new_tokens),
-            watch: self.console,
-        };
-        let vocab_size = self.models.vocab_size;
-        let draws = |id: &str| SeededDraws::new(self.seed, &[id, "response"]);
-        let mut prompts: Vec<(&[u32], SeededDraws)> =
-            turns.iter().map(|(_, turn)| (&turn.prompt_ids[..], draws(&turn.id))).collect();
-        let has_draft = self.models.draft.is_some();
-        // Without a draft no forward follows, so we compute the log-probabilities now.
-        let mut log_probs = vec![Vec::new(); prompts.len()];
-        let mut texts: Vec<Vec<u32>> =
-            turns.iter().map(|(_, turn)| turn.prompt_ids.clone()).collect();
-        let mut written = self.progress.side_by_side(worth);
-        let mut lens = vec![0; turns.len()];
-        let observe = |nth: usize, tokens: RoundTokens<'_>| {
-            lens[nth] += tokens.kept.len();
-            written.reach(nth, lens[nth] as f64 / self.data.max_new_tokens as f64);
-            if !has_draft {
-                for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
-                    let text = &mut texts[nth];
-                    log_probs[nth].push(labels::log_prob(&self.decoding, logits, text, *id));
-                    text.push(*id);
-                }
-            }
-        };
-        let generations = responder.respond(&mut prompts, observe)?;
-        written.finish();
-        let response = |(generation, log_probs): (Generation, Vec<f32>)| Response {
-            ids: generation.token_ids,
-            finish: match generation.finish {
-                Finish::Eos => FinishReason::Eos,
-                Finish::StopString => FinishReason::StopString,
-                Finish::Length | Finish::Stopped => FinishReason::Length,
-            },
-            probs: None,
-            target_log_prob: (!has_draft).then_some(log_probs),
-            given: None,
-        };
-        Ok(generations.into_iter().zip(log_probs).map(response).collect())
-    }
-
-    fn row(&self, prompt: &Prompt, turn: Turn, response: Response<'_>) -> Result<ResponseRow> {
-        let Turn { id, prompt_ids, .. } = turn;
-        let Response { ids, finish: finish_reason, probs, target_log_prob, given } = response;
-        let labels = match target_log_prob {
+        prompt: &Prompt,
+        of: Option<&draftsmith_data::Turn>,
+        answer: Answer,
+    ) -> Result<ResponseRow> {
+        let Answer { id, prompt_ids, response_ids, finish, probs, log_probs } = answer;
+        let takes_existing = self.data.responses == Responses::Existing;
+        let given = of.filter(|_| takes_existing).and_then(|turn| turn.tokens.as_ref());
+        // With its weights here, a target that is served is labelled from them.
+        let probs = probs.filter(|_| self.models.target.is_none());
+        let labels = match log_probs {
             Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
             None => {
                 let mut draws = SeededDraws::new(self.seed, &[&id, "draft tokens"]);
@@ -268,7 +169,7 @@ impl Labeller<'_> {
                     Some(ids) => ids[at] as usize,
                     None => draws.categorical(q),
                 };
-                let known = KnownResponse { response: &ids, probs: probs.as_deref() };
+                let known = KnownResponse { response: &response_ids, probs: probs.as_deref() };
                 Labels::of(&self.models, &self.decoding, &prompt_ids, known, draft_token)?
             }
         };
@@ -279,11 +180,11 @@ impl Labeller<'_> {
             id,
             source: prompt.source.clone(),
             prompt_ids,
-            response_ids: ids,
+            response_ids,
             response_target_log_prob: labels.response_target_log_prob,
             target_outside_mass: probs.map(|probs| self.outside_masses(&probs)),
             draft: labels.draft,
-            finish_reason,
+            finish_reason: finish,
         };
         row.round_stored();
         Ok(row)
@@ -341,7 +242,7 @@ impl Labeller<'_> {
                 server.max_outside_mass
             )
         });
-        let num_filtered = self.served.as_ref().map_or(0, Served::num_filtered);
+        let num_filtered = self.answers.num_filtered();
         LeftOutRows { num_left_out: left_out.num_rows, why, num_filtered }
     }
 }

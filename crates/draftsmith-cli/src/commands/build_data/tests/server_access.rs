@@ -16,8 +16,9 @@ use draftsmith_recipe::watch::{Interrupted, Progress, Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_served::{Served, ServerRecipe};
 use draftsmith_theory::Decoding;
+use draftsmith_tune::answers::unfiltered;
 use draftsmith_tune::conversation::SetPrompt;
-use draftsmith_tune::server_access::{ServerAccess, ask_servers, unfiltered};
+use draftsmith_tune::server_access::{ServerAccess, ask_servers};
 use std::borrow::Cow;
 
 use crate::commands::build_data::{self, Building};
@@ -106,7 +107,7 @@ fn a_prompt_keeps_the_turns_before_a_filtered_response() {
     });
     let mut served = open(&servers(&loopback.url), &workspace, dir.path()).expect("opens");
     answer(&mut served, &workspace, &prompts, &Silent).expect("answers");
-    let num_turns = |prompt| unfiltered(&served, prompt).map(|prompt| prompt.turns.len());
+    let num_turns = |prompt: &Prompt| unfiltered(&served, prompt).map(|prompt| prompt.turns.len());
     assert_eq!(prompts.iter().map(num_turns).collect::<Vec<_>>(), [Some(1), None, Some(3)]);
 }
 

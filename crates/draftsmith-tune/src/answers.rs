@@ -1,0 +1,203 @@
+//! Where a target's answers come from: the target here, servers that run it, or the prompt files.
+
+mod existing;
+
+use std::borrow::Cow;
+
+use anyhow::{Context, Result};
+use draftsmith_data::{FinishReason, Prompt};
+use draftsmith_decode::{Finish, RoundTokens};
+use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::watch::Progress;
+use draftsmith_served::{Served, ServedResponse};
+use draftsmith_theory::{SeededDraws, TopProbs};
+
+use self::existing::existing_response;
+use crate::conversation::{SetPrompt, Turn, answer_batched};
+use crate::labels;
+use crate::responses::Responder;
+
+/// The target's answer to one turn.
+pub struct Answer {
+    /// The id of the prompt's turn.
+    pub id: String,
+    /// The token ids of the prompt.
+    pub prompt_ids: Vec<u32>,
+    /// The token ids of the response.
+    pub response_ids: Vec<u32>,
+    /// Why it ends.
+    pub finish: FinishReason,
+    /// The most probable tokens at each position, as the server returned them. `None` for greedy answers
+    /// and for local targets.
+    pub probs: Option<Vec<TopProbs>>,
+    /// The target's log-probability of each response token, if it was kept.
+    pub log_probs: Option<Vec<f32>>,
+}
+
+/// A source of answers.
+pub trait Answers: Sync {
+    /// Answers turns, in order.
+    ///
+    /// # Errors
+    /// If an answer is missing or does not fit, the target fails, or the job is interrupted.
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>>;
+
+    /// Whether a turn has no answer, because a content filter stopped it.
+    fn is_filtered(&self, _id: &str) -> bool {
+        false
+    }
+
+    /// The number of answers that a content filter stopped.
+    fn num_filtered(&self) -> usize {
+        0
+    }
+}
+
+/// The answers to all turns of prompts, first those to conversations, each after the answers to earlier turns.
+/// Turns from the first one on that a content filter stopped are left out.
+///
+/// # Errors
+/// If a first turn does not fit, or the source fails.
+pub fn answer_all(
+    source: &dyn Answers,
+    text: &TextSide,
+    prompts: &[SetPrompt],
+) -> Result<Vec<Answer>> {
+    let (mut conversations, mut held_out) = (Vec::new(), Vec::new());
+    for prompt in prompts {
+        match prompt {
+            SetPrompt::Conversation(prompt) => conversations.extend(unfiltered(source, prompt)),
+            SetPrompt::HeldOut { id, .. } if source.is_filtered(id) => {}
+            SetPrompt::HeldOut { id, prompt_ids } => {
+                let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
+                held_out.push(Turn { id, prompt_ids, of: None, share: 1.0 });
+            }
+        }
+    }
+    let conversations: Vec<&Prompt> = conversations.iter().map(|prompt| &**prompt).collect();
+    let answered = answer_batched(
+        text,
+        &conversations,
+        |answer: &Answer| &answer.response_ids,
+        |turns| source.answer(turns.into_iter().map(|(_, turn)| turn).collect()),
+    )?;
+    let held_out = source.answer(held_out)?;
+    Ok(answered.into_iter().flat_map(|(all, _)| all).chain(held_out).collect())
+}
+
+/// A prompt without its turns from the first on whose response a content filter stopped; `None` if no
+/// turn is left.
+pub fn unfiltered<'p>(source: &dyn Answers, prompt: &'p Prompt) -> Option<Cow<'p, Prompt>> {
+    let is_kept = |turn: &usize| !source.is_filtered(&prompt.row_id(*turn));
+    match (0..prompt.turns.len()).take_while(is_kept).count() {
+        0 => None,
+        all if all == prompt.turns.len() => Some(Cow::Borrowed(prompt)),
+        some => Some(Cow::Owned(Prompt { turns: prompt.turns[..some].to_vec(), ..prompt.clone() })),
+    }
+}
+
+/// The target on this machine, which answers turns side by side.
+pub struct OwnTarget<'a> {
+    /// The target, and how it decodes.
+    pub responder: Responder<'a>,
+    /// The seed of random draws.
+    pub seed: u64,
+    /// Names the draws, after a turn's id.
+    pub stream: Vec<&'a str>,
+    /// Counts what is written.
+    pub progress: &'a Progress,
+    /// How much a turn's answer counts.
+    pub worth: &'a (dyn Fn(&Turn<'_>) -> f64 + Sync),
+    /// Whether log-probabilities are kept.
+    pub keeps_log_probs: bool,
+}
+
+impl Answers for OwnTarget<'_> {
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
+        let Responder { target, decoding, limits, .. } = &self.responder;
+        let vocab_size = target.shape().vocab_size;
+        let stream = |turn: &Turn<'_>| {
+            let names: Vec<&str> =
+                [&*turn.id].into_iter().chain(self.stream.iter().copied()).collect();
+            SeededDraws::new(self.seed, &names)
+        };
+        let mut prompts: Vec<(&[u32], SeededDraws)> =
+            turns.iter().map(|turn| (&turn.prompt_ids[..], stream(turn))).collect();
+        let mut log_probs = vec![Vec::new(); turns.len()];
+        let mut texts: Vec<Vec<u32>> = turns.iter().map(|turn| turn.prompt_ids.clone()).collect();
+        let mut written = self.progress.side_by_side(turns.iter().map(self.worth).collect());
+        let mut lens = vec![0; turns.len()];
+        let observe = |nth: usize, tokens: RoundTokens<'_>| {
+            lens[nth] += tokens.kept.len();
+            written.reach(nth, lens[nth] as f64 / limits.max_new_tokens as f64);
+            if self.keeps_log_probs {
+                for (id, logits) in tokens.kept.iter().zip(tokens.logits.chunks_exact(vocab_size)) {
+                    let text = &mut texts[nth];
+                    log_probs[nth].push(labels::log_prob(decoding, logits, text, *id));
+                    text.push(*id);
+                }
+            }
+        };
+        let generations = self.responder.respond(&mut prompts, observe)?;
+        written.finish();
+        let written = generations.into_iter().zip(log_probs);
+        let answers =
+            turns.into_iter().zip(written).map(|(turn, (generation, log_probs))| Answer {
+                id: turn.id,
+                prompt_ids: turn.prompt_ids,
+                response_ids: generation.token_ids,
+                finish: match generation.finish {
+                    Finish::Eos => FinishReason::Eos,
+                    Finish::StopString => FinishReason::StopString,
+                    Finish::Length | Finish::Stopped => FinishReason::Length,
+                },
+                probs: None,
+                log_probs: self.keeps_log_probs.then_some(log_probs),
+            });
+        Ok(answers.collect())
+    }
+}
+
+/// What servers answered, as their journals have it.
+impl Answers for Served {
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
+        let answer = |turn: Turn<'_>| {
+            let Turn { id, prompt_ids, .. } = turn;
+            let response = self.response(&id, &prompt_ids);
+            let ServedResponse { ids: response_ids, finish, probs } =
+                response.with_context(|| format!("prompt `{id}`"))?;
+            Ok(Answer { id, prompt_ids, response_ids, finish, probs, log_probs: None })
+        };
+        turns.into_iter().map(answer).collect()
+    }
+
+    fn is_filtered(&self, id: &str) -> bool {
+        self.is_filtered(id)
+    }
+
+    fn num_filtered(&self) -> usize {
+        self.num_filtered()
+    }
+}
+
+/// The responses that prompt files give, cut where local decoding would end them.
+pub struct ExistingAnswers<'a> {
+    /// Encodes responses given as text.
+    pub text: &'a TextSide,
+    /// The most tokens of a response.
+    pub max_new_tokens: usize,
+}
+
+impl Answers for ExistingAnswers<'_> {
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
+        let answer = |turn: Turn<'_>| {
+            let Turn { id, prompt_ids, of, .. } = turn;
+            let given = of.context("it has no response");
+            let (response_ids, finish) = given
+                .and_then(|of| existing_response(self.text, of, &prompt_ids, self.max_new_tokens))
+                .with_context(|| format!("prompt `{id}`"))?;
+            Ok(Answer { id, prompt_ids, response_ids, finish, probs: None, log_probs: None })
+        };
+        turns.into_iter().map(answer).collect()
+    }
+}

@@ -1,0 +1,53 @@
+//! Responses that prompt files give, as text or as tokens.
+
+use anyhow::{Result, bail};
+use draftsmith_data::{FinishReason, Turn};
+use draftsmith_recipe::text_side::TextSide;
+use draftsmith_theory::TextEnd;
+
+/// A turn's response from its file, cut where local decoding would end it: after a stop string or an end
+/// token, or where it no longer fits. A text without a stop string gets an end token.
+///
+/// # Errors
+/// If there is none, or it cannot be encoded.
+pub(super) fn existing_response(
+    text: &TextSide,
+    turn: &Turn,
+    prompt_ids: &[u32],
+    max_new_tokens: usize,
+) -> Result<(Vec<u32>, FinishReason)> {
+    let mut ids = prompt_ids.to_vec();
+    match (&turn.tokens, &turn.response) {
+        (Some(given), _) => ids.extend(&given.response_ids),
+        (None, Some(response)) => ids.extend(text.tokenizer.encode(response, false)?),
+        (None, None) => bail!("it has no response"),
+    }
+    let stop = text.text_end.as_deref();
+    let ends = |len: usize| {
+        let is_end = turn.tokens.is_some() && text.eos_token_ids.contains(&ids[len - 1]);
+        let is_stopped =
+            || stop.is_some_and(|stop| stop.is_reached(&mut ids[..len].iter().rev().copied()));
+        match is_end {
+            true => Some((len, FinishReason::Eos)),
+            false => is_stopped().then_some((len, FinishReason::StopString)),
+        }
+    };
+    let mut finish = match (prompt_ids.len() + 1..=ids.len()).find_map(ends) {
+        Some((len, finish)) => {
+            ids.truncate(len);
+            finish
+        }
+        None if turn.tokens.is_some() => FinishReason::Length,
+        None => {
+            ids.extend(text.eos_token_ids.first());
+            FinishReason::Eos
+        }
+    };
+    let room = text.context - prompt_ids.len();
+    let most = prompt_ids.len() + room.min(max_new_tokens);
+    if ids.len() > most {
+        ids.truncate(most);
+        finish = FinishReason::Length;
+    }
+    Ok((ids.split_off(prompt_ids.len()), finish))
+}
