@@ -454,10 +454,10 @@ impl Setup<'_> {
         let (drafts, template) = (recipe.drafters.models(), chat_template.as_deref());
         let mut workspace =
             Workspace::open(target, served_as, &drafts, template, devices, self.console)?;
-        workspace.num_first_layers = recipe.num_first_layers();
-        workspace.ends = recipe.models.ends();
-        workspace.dtype = self.common.dtype;
-        workspace.incomplete_data = incomplete;
+        workspace.models.num_first_layers = recipe.num_first_layers();
+        workspace.text.ends = recipe.models.ends();
+        workspace.models.dtype = self.common.dtype;
+        workspace.artifacts.incomplete_data = incomplete;
         job(recipe, &workspace, self.console).map(drop)
     }
 

@@ -27,7 +27,7 @@ pub fn data_provenance(
         .served_by()
         .and_then(|server| Some((server.log_probs(&data.decoding())?, server.max_outside_mass)));
     Ok(Provenance {
-        prompts: workspace.prompt_files(&paths)?,
+        prompts: workspace.artifacts.prompt_files(&paths)?,
         limit: data.num_prompts.map(|n| n as u64),
         weights: source_weights(data)?,
         split: data.split.map(|split| recipe.splits.range(split)),
@@ -79,7 +79,7 @@ pub fn built_data(
             dir.display()
         );
     }
-    let built = workspace.data(&dir)?;
+    let built = workspace.artifacts.data(&dir)?;
     let found = &built.provenance;
     let expected = match &recipe.data {
         Some(data) => data_provenance(recipe, data, workspace)?,

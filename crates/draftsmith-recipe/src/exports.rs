@@ -38,8 +38,9 @@ impl AdapterExport {
     /// If it is invalid, or belongs to another target.
     pub fn read(dir: &Path, workspace: &Workspace) -> Result<Self> {
         need_export(ExportKind::Adapter, dir)?;
-        let (config, adapter) = workspace.adapter_in(dir, workspace.dtype)?;
-        let target = ("target", &config.target_hash, workspace.target_hash()?);
+        let (config, adapter) =
+            workspace.artifacts.adapter_in(&workspace.models, dir, workspace.models.dtype)?;
+        let target = ("target", &config.target_hash, workspace.models.target_hash()?);
         check_models("adapter", dir, &[target])?;
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.to_path_buf() })
@@ -62,9 +63,9 @@ pub fn read_adapter_head(
     workspace: &Workspace,
 ) -> Result<HeadExport> {
     let head = HeadExport::read(dir, config.model.shape.hidden_size, workspace)?;
-    let adapter_hash = workspace.adapter_hash(adapter_dir, config)?;
+    let adapter_hash = workspace.artifacts.adapter_hash(adapter_dir, config)?;
     let adapter = ("adapter", &head.config.draft_hash, adapter_hash.as_str());
-    let target = ("target", &head.config.target_hash, workspace.target_hash()?);
+    let target = ("target", &head.config.target_hash, workspace.models.target_hash()?);
     check_models("head", dir, &[adapter, target])?;
     check_text("head", dir, &head.config.training, workspace)?;
     Ok(head)
@@ -88,7 +89,7 @@ impl HeadExport {
     /// # Errors
     /// If it is missing or invalid, or has another hidden size.
     pub fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
-        let (config, head) = workspace.head(dir, hidden_size)?;
+        let (config, head) = workspace.artifacts.head(&workspace.models, dir, hidden_size)?;
         Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
     }
 }
@@ -137,16 +138,16 @@ pub fn read_model_head(
     reviewer: Option<&str>,
     workspace: &Workspace,
 ) -> Result<HeadExport> {
-    let hidden_size = workspace.draft_model_config(draft)?.shape.hidden_size;
+    let hidden_size = workspace.models.draft_model_config(draft)?.shape.hidden_size;
     let head = HeadExport::read(dir, hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
     // Heads from elsewhere have no hashes. A model is hashed only for a comparison.
     if draft_hash.is_some() {
-        let draft = ("draft", draft_hash, workspace.draft_model_hash(draft)?);
+        let draft = ("draft", draft_hash, workspace.models.draft_model_hash(draft)?);
         check_models("head", dir, &[draft])?;
     }
     if target_hash.is_some() {
-        let reviewer = reviewer.map_or_else(|| workspace.target_hash(), Ok)?;
+        let reviewer = reviewer.map_or_else(|| workspace.models.target_hash(), Ok)?;
         check_models("head", dir, &[("target", target_hash, reviewer)])?;
     }
     check_text("head", dir, training, workspace)?;
@@ -165,11 +166,12 @@ fn check_text(
     workspace: &Workspace,
 ) -> Result<()> {
     let Some(Value::Object(then)) = training.get(TRAINED_ON) else { return Ok(()) };
-    let Value::Object(now) = serde_json::to_value(workspace.text_identity()?)? else {
+    let Value::Object(now) = serde_json::to_value(workspace.text.identity(&workspace.models)?)?
+    else {
         return Ok(());
     };
     for (key, now) in now {
-        let differs = |then: &&Value| **then != now && !workspace.ends.leave_open(&key);
+        let differs = |then: &&Value| **then != now && !workspace.text.ends.leave_open(&key);
         let Some(then) = then.get(&key).filter(differs) else { continue };
         bail!(
             "the {what} in `{}` was trained with `{key}` = {then}, which is {now} now; hint: train it \

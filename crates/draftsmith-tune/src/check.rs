@@ -179,7 +179,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
         devices,
         watch,
     )?;
-    (workspace.ends, workspace.dtype) = (recipe.models.ends(), dtype);
+    (workspace.text.ends, workspace.models.dtype) = (recipe.models.ends(), dtype);
     let pair = workspace.pair()?;
     let choice = PromptChoice {
         num_prompts: Some(settings.num_prompts),

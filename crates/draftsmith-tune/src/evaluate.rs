@@ -123,7 +123,7 @@ impl MeasuredModels<'_> {
     fn tuned_rules(&self, decoding: &Decoding) -> Result<Vec<TunedRule>> {
         let mut rules = Vec::new();
         for dir in self.drafters.iter().filter_map(LoadedDrafter::tuned_dir) {
-            let dtype = self.workspace.dtype;
+            let dtype = self.workspace.models.dtype;
             let tuned = Tuned::read_for(dir, dtype, Some(decoding), self.watch)?;
             rules.extend(tuned.rule(DecodingName::of(decoding)).cloned());
         }

@@ -61,7 +61,8 @@ pub fn record(
     let files = RolloutFiles::of(recipe, workspace)?;
     let groups = plan(&files, evaluate, &sets, watch)?;
     let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();
-    let most_tokens = (num_responses * evaluate.max_new_tokens.min(workspace.context()?)) as u64;
+    let most_tokens =
+        (num_responses * evaluate.max_new_tokens.min(workspace.models.context()?)) as u64;
     let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
     let dir = recipe.data_dir();
     check_room("what drafters propose", &dir, most_bytes)?;

@@ -68,7 +68,7 @@ impl<'a> RecordedModels<'a> {
     /// # Errors
     /// If a file is missing or broken.
     pub fn served(workspace: &'a Workspace, asker: ServerAccess<'a>) -> Result<Self> {
-        let (models, text) = (workspace.served_models()?, workspace.text_side()?);
+        let (models, text) = (workspace.models.served_models()?, workspace.text_side()?);
         Ok(Self::Served(ServedPair { models, text, workspace, asker }))
     }
 
@@ -84,7 +84,7 @@ impl<'a> RecordedModels<'a> {
     fn on_cpu(&self) -> bool {
         match self {
             Self::Pair(pair) => DeviceChoice::is_cpu(&pair.target.device()),
-            Self::Served(served) => DeviceChoice::is_cpu(served.workspace.device()),
+            Self::Served(served) => DeviceChoice::is_cpu(served.workspace.models.device()),
         }
     }
 }
@@ -218,7 +218,9 @@ impl Recorder<'_> {
             responses.iter().map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
         let answers = ResponseTarget::new(known, vocab_size, context, responses.len());
         let has_exit = parts.target_layers().exit.is_some();
-        let layers = has_exit.then(|| workspace.target_of_adapters(workspace.dtype)).transpose()?;
+        let layers = has_exit
+            .then(|| workspace.models.target_of_adapters(workspace.models.dtype))
+            .transpose()?;
         let target = AnsweringTarget { answers, layers, vocab_size };
         let options = self.options(drafter.decoding, loaded.head.is_some(), false);
         self.record_watched(responses, |requests, observe| {

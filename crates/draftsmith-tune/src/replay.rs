@@ -33,14 +33,14 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
     let files = RolloutFiles::of(recipe, workspace)?;
     let given = given_costs(tune.costs.as_ref(), &files.drafters())?;
     let mut measured: Vec<CostsEntry> = TuningFile::COSTS.read(recipe)?;
-    measured.retain(|entry| entry.dtype == workspace.dtype);
+    measured.retain(|entry| entry.dtype == workspace.models.dtype);
     if measured.is_empty() && given.is_empty() {
         watch.note(
             "replay: this machine's costs are unknown, so only the paper's are used; \
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut replay = Replay { dtype: rounding(workspace.dtype), ..Replay::default() };
+    let mut replay = Replay { dtype: rounding(workspace.models.dtype), ..Replay::default() };
     for drafter in files.drafters() {
         let kind = drafter.id().and_then(|id| recipe.drafters.get(id));
         let road = kind.map_or(Road::SelfDraft, |it| it.kind.road());

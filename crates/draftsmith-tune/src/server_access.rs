@@ -64,9 +64,9 @@ impl<'a> ServerAccess<'a> {
         let target = TargetSettings {
             tokenizer,
             eos_token_ids,
-            stop_strings: workspace.ends.stop_strings.clone(),
+            stop_strings: workspace.text.ends.stop_strings.clone(),
             text_end: text_end.map(|end| end as _),
-            vocab_size: workspace.target_shape()?.vocab_size,
+            vocab_size: workspace.models.target_shape()?.vocab_size,
             context,
             decoding,
             max_new_tokens,

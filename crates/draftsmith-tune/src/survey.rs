@@ -140,7 +140,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));
     let mut workspace =
         Workspace::open(&settings.target, served_as, &drafts, template, devices, watch)?;
-    (workspace.ends, workspace.dtype) = (settings.ends.clone(), dtype);
+    (workspace.text.ends, workspace.models.dtype) = (settings.ends.clone(), dtype);
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),

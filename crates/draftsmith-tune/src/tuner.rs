@@ -165,7 +165,7 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
     let bases = tunings.iter().map(|tuning| &tuning.basis);
     let entry = |basis: &TuningBasis| CostsEntry {
         decoding: basis.decoding,
-        dtype: workspace.dtype,
+        dtype: workspace.models.dtype,
         measured: basis.costs.clone(),
     };
     let entries: Vec<CostsEntry> =
@@ -221,7 +221,7 @@ impl Tuner<'_> {
             costs,
             cost_source,
             decoding,
-            dtype: self.workspace.dtype,
+            dtype: self.workspace.models.dtype,
             fixed_length: fixed.config.parameter() as usize,
             fixed_spent: fixed.replay(&recordings, costs)?,
             seed,

@@ -101,7 +101,7 @@ pub(crate) fn run(
     let prompts = choose_prompts(recipe, data, text, console)?;
     let models = match data.target_elsewhere() {
         None => workspace.pair()?.into(),
-        Some(_) => workspace.served_models()?,
+        Some(_) => workspace.models.served_models()?,
     };
     let provenance = data_provenance(recipe, data, workspace)?;
     let (dir, num_shards) = (recipe.data_dir(), prompts.len().div_ceil(PROMPTS_PER_SHARD));
@@ -112,7 +112,7 @@ pub(crate) fn run(
     };
     let job = Job { building, workspace, prompts, provenance, store, dir, num_shards, console };
     let (kept, missing) = job.kept_and_missing()?;
-    check_prompts(text, &job.prompts, data, workspace.vocab_size()?)?;
+    check_prompts(text, &job.prompts, data, workspace.models.vocab_size()?)?;
     job.check_room(&missing, data.max_new_tokens.min(text.context))?;
     std::fs::create_dir_all(&job.dir)
         .with_context(|| format!("cannot create `{}`", job.dir.display()))?;
@@ -261,7 +261,7 @@ impl Job<'_> {
             }
             Ok(num_new_tokens)
         };
-        let is_cpu = DeviceChoice::is_cpu(self.workspace.device());
+        let is_cpu = DeviceChoice::is_cpu(self.workspace.models.device());
         let num_threads = if is_cpu { rayon::current_num_threads() } else { 1 };
         let num_new_tokens: Vec<usize> = (0..num_threads)
             .into_par_iter()
@@ -280,7 +280,7 @@ impl Job<'_> {
         let Self { dir, provenance, num_shards: count, .. } = self;
         let prompts: Vec<&Prompt> = prompts.iter().collect();
         let rows = labeller.rows(&prompts)?;
-        self.workspace.forget(dir);
+        self.workspace.artifacts.forget(dir);
         let place = ShardPlace { index, count: *count };
         write_shard(&shard_path(dir, index), &rows, provenance, Some(place))?;
         if let Some(store) = &self.store {

@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
         let target = &recipe.models.target;
         let workspace = Workspace::open(target, None, &[], None, vec![device.clone()], console)?;
-        let written = data::specdec_pp(arguments, workspace.tokenizer()?)?;
+        let written = data::specdec_pp(arguments, workspace.text.tokenizer(&workspace.models)?)?;
         return print(arguments, &written, console);
     }
     let kind = ExportKind::of(source)?;
@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
         let mut workspace = Workspace::open(target, None, &drafts, template, devices, console)?;
-        workspace.ends = recipe.models.ends();
+        workspace.text.ends = recipe.models.ends();
         Ok(workspace)
     };
     let written = match (form, kind) {

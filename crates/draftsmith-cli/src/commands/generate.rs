@@ -158,7 +158,8 @@ pub(crate) fn run(
     let devices = vec![device.clone()];
     let mut workspace =
         Workspace::open(&recipe.models.target, None, &drafts, template, devices, console)?;
-    (workspace.ends, workspace.dtype) = (arguments.ends.or(recipe.models.ends()), dtype);
+    (workspace.text.ends, workspace.models.dtype) =
+        (arguments.ends.or(recipe.models.ends()), dtype);
     let pair = workspace.pair()?;
     let loaded = asked.map(|id| load(&recipe, id, &workspace)).transpose()?;
     let chosen = match (rule.flatten(), &loaded) {

@@ -446,7 +446,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let console = Console::silent();
     let workspace = |dtype| {
         let mut workspace = workspace(&recipe);
-        workspace.dtype = dtype;
+        workspace.models.dtype = dtype;
         workspace
     };
     let [reduced, full] = [WeightDtype::Bf16, WeightDtype::F32].map(workspace);
@@ -455,7 +455,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
         assert!(error.contains("`dtype` = \"bf16\", which is \"f32\" now"), "{error}");
     };
     build_data::run(&recipe, Building::ALL, &reduced, &console).expect("data");
-    let data = reduced.data(&recipe.data_dir()).expect("it was built");
+    let data = reduced.artifacts.data(&recipe.data_dir()).expect("it was built");
     assert_eq!(data.provenance.dtype, "bf16");
     refused(build_data::run(&recipe, Building::ALL, &full, &console).map(drop));
     refused(train_head::run(&recipe, None, &full, &console).map(drop));

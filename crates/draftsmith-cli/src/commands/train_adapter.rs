@@ -70,11 +70,18 @@ pub(crate) fn run(
              `exit_layer`"
         );
     }
-    let data = built_data(recipe, workspace, workspace.target_shape()?.vocab_size)?;
+    let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
     let mut outcomes = Vec::new();
     for (ids, settings) in passes(&trained, asked) {
         let (section, optimizer) = (Section::Adapter, &settings.optimizer);
-        check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
+        check_devices(
+            console,
+            COMMAND,
+            section,
+            &workspace.models.devices,
+            settings.dtype,
+            optimizer,
+        )?;
         let stage = Stage { recipe, settings, workspace, data: &data, console };
         outcomes.extend(stage.adapters(&ids)?);
     }
@@ -147,7 +154,7 @@ impl Stage<'_> {
     fn train(&self, missing: &[Planned], exit_layers: Vec<usize>) -> Result<Vec<AdapterOutcome>> {
         let Some(first) = missing.first() else { return Ok(Vec::new()) };
         let settings = self.settings;
-        let target = self.workspace.target_of_adapters(settings.dtype)?;
+        let target = self.workspace.models.target_of_adapters(settings.dtype)?;
         self.console.note(format!("{COMMAND}: {}", behind(&exit_layers)));
         let job = ExportJob {
             recipe: self.recipe,
@@ -160,7 +167,11 @@ impl Stage<'_> {
             num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
             feature_name: "target".to_owned(),
-            feature_models: format!("{} {}", self.workspace.target_hash()?, settings.dtype.name()),
+            feature_models: format!(
+                "{} {}",
+                self.workspace.models.target_hash()?,
+                settings.dtype.name()
+            ),
         };
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
@@ -182,7 +193,7 @@ impl Stage<'_> {
         let mut settings = json!({ "adapter": settings, "seed": self.recipe.seed });
         if self.data.provenance.served_model.is_some() {
             // Served data have only the name of the target.
-            settings["layers"] = json!(self.workspace.target_hash()?);
+            settings["layers"] = json!(self.workspace.models.target_hash()?);
         }
         fingerprint(settings, self.data, &self.data.provenance)
     }
@@ -201,7 +212,14 @@ impl HeadStage<'_> {
     fn train(&self, id: DrafterId) -> Result<Option<HeadOutcome>> {
         let Self { recipe, settings, workspace, data, console } = *self;
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
-        check_devices(console, COMMAND, section, &workspace.devices, settings.dtype, optimizer)?;
+        check_devices(
+            console,
+            COMMAND,
+            section,
+            &workspace.models.devices,
+            settings.dtype,
+            optimizer,
+        )?;
         let dir = recipe.export_dir(id);
         let config = AdapterConfig::from_dir(&dir)?;
         let trainer = HeadTrainer {
@@ -214,7 +232,7 @@ impl HeadStage<'_> {
             data,
             // Labels come from rollouts of the adapter, not of the data's draft.
             provenance: Provenance {
-                draft: Some(workspace.adapter_hash(&dir, &config)?),
+                draft: Some(workspace.artifacts.adapter_hash(&dir, &config)?),
                 ..data.provenance.clone()
             },
             console,

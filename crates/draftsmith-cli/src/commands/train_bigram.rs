@@ -36,7 +36,7 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<()> {
-    let vocab_size = workspace.vocab_size()?;
+    let vocab_size = workspace.models.vocab_size()?;
     let mut counts = BigramCounts::default();
     let counted = if arguments.text.is_empty() {
         let data = built_data(recipe, workspace, vocab_size)?;
@@ -72,7 +72,7 @@ fn count_text(
     counts: &mut BigramCounts,
     console: &Console,
 ) -> Result<()> {
-    let tokenizer = workspace.tokenizer()?;
+    let tokenizer = workspace.text.tokenizer(&workspace.models)?;
     let named = || format!("cannot read the text `{}`", path.display());
     let mut file = BufReader::new(File::open(path).with_context(named)?);
     let mut line = String::new();

@@ -190,7 +190,7 @@ impl ExportJob<'_> {
                 should_stop: Box::new(move || console.is_interrupted()),
                 begins: Box::new(|size| self.note_size(size)),
                 features: Some(features),
-                more_devices: self.workspace.devices[1..].to_vec(),
+                more_devices: self.workspace.models.devices[1..].to_vec(),
                 ..TrainingRun::new(&self.training_dir, &fingerprint)
             });
             ending.map_err(|error| self.explain(error))
@@ -291,7 +291,7 @@ impl ExportJob<'_> {
         if !interrupted {
             config.training().insert("fingerprint".to_owned(), json!(fingerprint));
         }
-        self.workspace.forget(dir);
+        self.workspace.artifacts.forget(dir);
         remove_head(dir)?;
         config.write(&model, dir)?;
         self.recipe.write_of(*id, dir)?;

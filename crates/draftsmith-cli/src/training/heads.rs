@@ -103,7 +103,7 @@ impl HeadTrainer<'_> {
         let frozen = self.frozen(first.dtype)?;
         let draft = self.provenance.draft.as_deref().unwrap_or_default();
         let target = match self.drafter()?.kind.has_exit() {
-            true => self.workspace.target_hash()?,
+            true => self.workspace.models.target_hash()?,
             false => "",
         };
         let job = ExportJob {

@@ -56,7 +56,7 @@ pub(crate) fn finish(
     let planned = Planned { id, dir: head_within(&recipe.export_dir(id)), fingerprint };
     // An existing copy may have been tuned since, so we keep it.
     if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
-        workspace.forget(&planned.dir);
+        workspace.artifacts.forget(&planned.dir);
         std::fs::create_dir_all(&planned.dir)
             .with_context(|| format!("cannot create `{}`", planned.dir.display()))?;
         // `config.json` comes last, because it marks a complete head.

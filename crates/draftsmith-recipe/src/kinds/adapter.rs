@@ -74,7 +74,7 @@ impl DrafterKind for AdapterKind {
             head: head.as_ref().map(|head| head.head.clone()),
         };
         let parts = NamedParts { id, parts: Arc::new(parts) };
-        let sizes = vec![(id, num_read(workspace.target_config()?, &export))];
+        let sizes = vec![(id, num_read(workspace.models.target_config()?, &export))];
         Ok(LoadedDrafter { parts, head, adapter: Some(export), sizes })
     }
 
@@ -117,12 +117,12 @@ impl DrafterKind for AdapterKind {
         need_export(ExportKind::Adapter, &dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
         let shape = format!("{} {}", config.exit_layer, config.model.to_json("float32"));
-        loading.workspace.export_hash(&dir, &shape)
+        loading.workspace.artifacts.export_hash(&dir, &shape)
     }
 
     fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.recipe.export_dir(loading.id);
-        loading.workspace.adapter_hash(&dir, &AdapterConfig::from_dir(&dir)?)
+        loading.workspace.artifacts.adapter_hash(&dir, &AdapterConfig::from_dir(&dir)?)
     }
 
     fn summaries(
@@ -139,8 +139,8 @@ impl DrafterKind for AdapterKind {
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
         let (workspace, dir) = (loading.workspace, loading.recipe.export_dir(loading.id));
-        let (config, adapter) = workspace.adapter_in(&dir, dtype)?;
-        let target = workspace.target_of_adapters(dtype)?.clone();
+        let (config, adapter) = workspace.artifacts.adapter_in(&workspace.models, &dir, dtype)?;
+        let target = workspace.models.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::self_draft(target, adapter, config.exit_layer))
     }
 }

@@ -90,7 +90,7 @@ impl<'a> Loading<'a> {
     /// If a file cannot be read.
     pub fn models_hash(&self) -> Result<String> {
         let own = self.drafter().kind.weights_hash(self)?;
-        let all = [self.workspace.target_hash()?, own.as_str()];
+        let all = [self.workspace.models.target_hash()?, own.as_str()];
         Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 

@@ -52,7 +52,7 @@ impl DrafterKind for ModelKind {
     }
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        Ok(loading.workspace.draft_model_hash(loading.id)?.to_owned())
+        Ok(loading.workspace.models.draft_model_hash(loading.id)?.to_owned())
     }
 
     fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
@@ -65,14 +65,15 @@ impl DrafterKind for ModelKind {
         loaded: &LoadedDrafter,
     ) -> Result<Vec<ModelSummary>> {
         let Loading { id, workspace, .. } = *loading;
-        let (config, hash) = (workspace.draft_model_config(id)?, workspace.draft_model_hash(id)?);
+        let (config, hash) =
+            (workspace.models.draft_model_config(id)?, workspace.models.draft_model_hash(id)?);
         let own = summary_of(id.as_str(), &self.model, config, hash);
         let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
         iter::once(Ok(own)).chain(head).collect()
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
-        Ok(loading.workspace.draft_model_in(loading.id, dtype)?.into())
+        Ok(loading.workspace.models.draft_model_in(loading.id, dtype)?.into())
     }
 
     fn with_head(

@@ -84,7 +84,10 @@ pub fn write_bigrams(
 ) -> Result<()> {
     let known = (0..).zip(bigrams.entries()).filter_map(|(token, next)| Some((token, (*next)?)));
     let (tokens, next): (Vec<u32>, Vec<u32>) = known.unzip();
-    let metadata = [(TOKENIZER, workspace.text_identity()?.tokenizer.as_str()), (COUNTED, counted)];
+    let metadata = [
+        (TOKENIZER, workspace.text.identity(&workspace.models)?.tokenizer.as_str()),
+        (COUNTED, counted),
+    ];
     let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));
     Ok(write_id_lists(path, &[(LISTS[0], &tokens), (LISTS[1], &next)], &metadata)?)
 }
@@ -99,7 +102,7 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
         bail!("there is no table of bigrams `{}`; {hint}", path.display());
     }
     let metadata = read_metadata(path)?;
-    let own = &workspace.text_identity()?.tokenizer;
+    let own = &workspace.text.identity(&workspace.models)?.tokenizer;
     match metadata.get(TOKENIZER) {
         Some(hash) if hash == own => {}
         Some(hash) => bail!(
@@ -111,7 +114,7 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
             path.display()
         ),
     }
-    let vocab_size = workspace.vocab_size()?;
+    let vocab_size = workspace.models.vocab_size()?;
     let [tokens, next] = read_id_lists(path, LISTS, vocab_size)?;
     if tokens.len() != next.len() || !tokens.is_sorted_by(|a, b| a < b) {
         bail!(

@@ -1,9 +1,9 @@
 use draftsmith_model::{AcceptanceHeadConfig, WeightDtype};
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::watch::Bar;
+use crate::watch::{Bar, Silent};
 
 /// Keeps what is read.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,7 @@ impl Watch for Reads {
     }
 
     fn reads(&self, what: &str) {
-        self.0.lock().expect(HELD).push(what.to_owned());
+        self.0.lock().expect("nobody panics").push(what.to_owned());
     }
 
     fn share(&self) -> Box<dyn Watch> {
@@ -40,19 +40,19 @@ fn workspace() -> Workspace {
 #[test]
 fn each_input_is_read_once_and_only_if_needed() {
     let (seen, mut workspace) = (Reads::default(), workspace());
-    workspace.watch = seen.share();
-    let reads = || seen.0.lock().expect(HELD).len();
-    workspace.context().expect("two configs");
+    workspace.models.watch = seen.share();
+    let reads = || seen.0.lock().expect("nobody panics").len();
+    workspace.models.context().expect("two configs");
     assert_eq!(reads(), 0);
     workspace.target_alone().expect("the target");
     assert_eq!(reads(), 2, "tokenizer and weights");
     let alone = workspace.pair().expect("a pair").text.context;
-    assert_eq!(alone, workspace.context().expect("two configs"));
-    workspace.draft_in(WeightDtype::F32).expect("the draft's weights");
+    assert_eq!(alone, workspace.models.context().expect("two configs"));
+    workspace.models.draft_in(WeightDtype::F32).expect("the draft's weights");
     assert_eq!(reads(), 3);
     for _ in 0..2 {
-        let target = workspace.target_hash().expect("a hash");
-        assert_eq!(target, hash_dir(&workspace.target.dir, &Silent).expect("a hash"));
+        let target = workspace.models.target_hash().expect("a hash");
+        assert_eq!(target, hash_dir(workspace.models.target_dir(), &Silent).expect("a hash"));
         assert_eq!(reads(), 4);
     }
 }
@@ -62,11 +62,12 @@ fn rewritten_exports_are_read_again() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
     let write = |num_layers| {
         let config = AcceptanceHeadConfig::new(8, num_layers, true);
-        workspace.forget(dir.path());
+        workspace.artifacts.forget(dir.path());
         config.init(&Device::flex()).write_dir(dir.path(), &config).expect("written");
     };
-    let hash = || workspace.export_hash(dir.path(), "a shape").expect("a hash");
-    let num_layers = || workspace.head(dir.path(), 8).expect("a head").0.num_layers;
+    let hash = || workspace.artifacts.export_hash(dir.path(), "a shape").expect("a hash");
+    let num_layers =
+        || workspace.artifacts.head(&workspace.models, dir.path(), 8).expect("a head").0.num_layers;
     write(1);
     let first = hash();
     assert_eq!((num_layers(), hash()), (1, first.clone()));

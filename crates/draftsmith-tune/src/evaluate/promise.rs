@@ -76,7 +76,7 @@ impl TunedTrees {
             trees.shapes = trees.given().map(AskedShape::Given).collect();
         }
         let known: Vec<TunedTree> = TuningFile::TREES.read(recipe)?;
-        let dtype = workspace.dtype;
+        let dtype = workspace.models.dtype;
         let promise = |drafter: DrafterId| {
             let tuned = known.iter().find(|it| (it.drafter, it.dtype) == (drafter, dtype));
             let tuned = tuned.with_context(|| {

@@ -39,8 +39,8 @@ impl MeasuredModels<'_> {
             recipe: recipe.name.clone(),
             conclusion: Conclusion::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            device: DeviceChoice::name(workspace.device()),
-            dtype: rounding(workspace.dtype),
+            device: DeviceChoice::name(workspace.models.device()),
+            dtype: rounding(workspace.models.dtype),
             machine: machine(),
             foreign_load,
             versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
@@ -57,7 +57,7 @@ impl MeasuredModels<'_> {
         }
         let report = dir.join("report.html");
         let mut replay: Replay = TuningFile::REPLAY.read(recipe)?;
-        if replay.dtype != rounding(workspace.dtype) {
+        if replay.dtype != rounding(workspace.models.dtype) {
             replay = Replay::default();
         }
         write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
@@ -98,7 +98,7 @@ impl MeasuredModels<'_> {
     /// The models, heads, adapters and cascades.
     fn summaries(&self) -> Result<Vec<ModelSummary>> {
         let Self { recipe, workspace, .. } = *self;
-        let (hash, path) = (workspace.target_hash()?, &recipe.models.target);
+        let (hash, path) = (workspace.models.target_hash()?, &recipe.models.target);
         let mut all = vec![summary_of("target", path, self.pair.target.config(), hash)];
         for (id, drafter) in recipe.evaluated() {
             let loading = Loading { id, recipe, workspace };

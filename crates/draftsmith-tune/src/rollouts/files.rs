@@ -81,12 +81,12 @@ impl<'a> RolloutFiles<'a> {
             responses,
             drafters: drafters(recipe, workspace)?,
             validation_prompts: match &tune.prompts {
-                Some(paths) => workspace.prompt_files(paths)?,
+                Some(paths) => workspace.artifacts.prompt_files(paths)?,
                 None => vec![held_out_prompts(recipe, workspace)?],
             },
-            test_prompts: workspace.prompt_files(&evaluate.prompts)?,
-            vocab_size: workspace.target_shape()?.vocab_size,
-            context: workspace.context()?,
+            test_prompts: workspace.artifacts.prompt_files(&evaluate.prompts)?,
+            vocab_size: workspace.models.target_shape()?.vocab_size,
+            context: workspace.models.context()?,
         })
     }
 
@@ -196,7 +196,7 @@ impl<'a> RolloutFiles<'a> {
 
 /// The stand-in for a prompt file in provenance, if prompts are those that training held out.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
-    let data = built_data(recipe, workspace, workspace.vocab_size()?)?;
+    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
     let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
@@ -219,5 +219,8 @@ fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
     let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
-    Ok(RolloutHead { hash: workspace.export_hash(dir, &shape)?, looks_ahead: reads.looks_ahead() })
+    Ok(RolloutHead {
+        hash: workspace.artifacts.export_hash(dir, &shape)?,
+        looks_ahead: reads.looks_ahead(),
+    })
 }

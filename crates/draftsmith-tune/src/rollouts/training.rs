@@ -125,7 +125,7 @@ impl TrainingRecorder<'_> {
         if !path.exists() {
             return Ok(None);
         }
-        match read_rollouts(path, Some(self.workspace.target_shape()?.vocab_size)) {
+        match read_rollouts(path, Some(self.workspace.models.target_shape()?.vocab_size)) {
             Ok((rows, found)) if found == *expected => return Ok(Some(rows)),
             _ => self.watch.note(format!(
                 "`{}` is broken or of other data or settings: it is recorded again",

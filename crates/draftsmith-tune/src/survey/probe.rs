@@ -48,7 +48,7 @@ impl Surveyor<'_> {
         recorded: &[(String, Recording)],
     ) -> Result<Option<LoadedDrafters>> {
         let settings = settings();
-        let draft = self.workspace.draft_in(settings.dtype)?.context("there is a draft")?;
+        let draft = self.workspace.models.draft_in(settings.dtype)?.context("there is a draft")?;
         let rows: Vec<ResponseRow> = some.iter().map(|nth| self.row(*nth)).collect();
         let recordings: Vec<(&str, &Recording)> =
             some.iter().map(|nth| (recorded[*nth].0.as_str(), &recorded[*nth].1)).collect();
@@ -75,7 +75,11 @@ impl Surveyor<'_> {
 
     /// The draft, with a head if one is given.
     pub(super) fn draft(&self, head: Option<HeadExport>) -> Result<LoadedDrafters> {
-        let draft = self.workspace.draft_in(self.workspace.dtype)?.context("there is a draft")?;
+        let draft = self
+            .workspace
+            .models
+            .draft_in(self.workspace.models.dtype)?
+            .context("there is a draft")?;
         Ok(LoadedDrafters::of_model(draft, head))
     }
 

@@ -209,7 +209,7 @@ fn recordings(
     drafter: DrafterId,
     some: &[usize],
 ) -> Recordings {
-    let shape = surveyor.workspace.target_shape();
+    let shape = surveyor.workspace.models.target_shape();
     let eos_token_ids = shape.map(|shape| shape.eos_token_ids.clone()).unwrap_or_default();
     let candidate = |token_id| RecordedCandidate {
         token_id,

@@ -72,7 +72,8 @@ pub fn tune_for_draft_model(
             .as_ref()
             .zip(as_draft.as_ref())
             .map(|(pair, as_draft)| Decoders::new(pair, as_draft, evaluate.max_new_tokens));
-        let mut tuned = TunedDraftModel { dtype: workspace.dtype, ..TunedDraftModel::default() };
+        let mut tuned =
+            TunedDraftModel { dtype: workspace.models.dtype, ..TunedDraftModel::default() };
         for name in &evaluate.decodings {
             let decoding = evaluate.decoding(*name);
             let key =
@@ -116,6 +117,7 @@ fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
     let place = tempfile::tempdir().context("cannot create a temporary directory")?;
     let model = adapter.adapter.draft_model(&adapter.config, &alone.target)?;
     model.write_model_dir(place.path(), alone.target.stored_dtype())?;
-    let draft = CausalLm::load(place.path(), workspace.dtype, None, workspace.device())?;
+    let draft =
+        CausalLm::load(place.path(), workspace.models.dtype, None, workspace.models.device())?;
     Ok(alone.with_draft(draft))
 }

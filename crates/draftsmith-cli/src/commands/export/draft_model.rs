@@ -54,15 +54,15 @@ pub(super) fn write_draft_model(
     model.write_model_dir(out, target.stored_dtype())?;
     let made_of = json!({
         "draft_model_of": {
-            "adapter": workspace.adapter_hash(source, config)?,
-            "target_hash": workspace.target_hash()?,
+            "adapter": workspace.artifacts.adapter_hash(source, config)?,
+            "target_hash": workspace.models.target_hash()?,
             "exit_layer": config.exit_layer,
             "architecture": config.architecture.to_string(),
         }
     });
     add_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
     for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
-        copy_if_there(workspace.target_dir(), out, name)?;
+        copy_if_there(workspace.models.target_dir(), out, name)?;
     }
     Ok(model)
 }

@@ -68,10 +68,10 @@ pub(super) fn write_with_head(
     let source = &export.source;
     let (head, draft) = match kind {
         ExportKind::Head => {
-            let (id, dir) = workspace.draft_dir().context("a head has a draft")?;
+            let (id, dir) = workspace.models.draft_dir().context("a head has a draft")?;
             let head = read_model_head(source, id, None, workspace)?;
             copy_model(dir, out)?;
-            (head, workspace.draft_model_config(id)?.clone())
+            (head, workspace.models.draft_model_config(id)?.clone())
         }
         ExportKind::Adapter => {
             let adapter = AdapterExport::read(source, workspace)?;

@@ -36,7 +36,7 @@ pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -
 }
 
 fn check_exit_layers(recipe: &Recipe, workspace: &Workspace) -> Result<()> {
-    let num_layers = workspace.target_shape()?.num_layers;
+    let num_layers = workspace.models.target_shape()?.num_layers;
     for (_, training) in recipe.trained_adapters() {
         let exit_layer = exit_layer(training);
         if exit_layer >= num_layers {

@@ -1,0 +1,153 @@
+//! What changes during a run: built data, heads, adapters and the hashes of files. Each is read once, until
+//! whoever writes it calls [`Artifacts::forget`].
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Result, bail};
+use draftsmith_data::{
+    DataError, DataSet, Incomplete, PromptFile, hash_bytes, hash_file, read_dir,
+};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype, weight_files,
+};
+
+use super::models::Models;
+use crate::prompt_files::files_of;
+use crate::watch::Watch;
+
+/// Data, heads, adapters and hashes of files.
+#[derive(Default)]
+pub struct Artifacts {
+    /// Whether data with missing shards is an error.
+    pub incomplete_data: Incomplete,
+    file_hashes: Cache<String>,
+    data: Cache<Arc<DataSet>>,
+    heads: Cache<(AcceptanceHeadConfig, AcceptanceHead)>,
+    adapters: Cache<(AdapterConfig, Adapter)>,
+    pub(super) watch: Box<dyn Watch>,
+}
+
+/// Values read from files or directories.
+type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
+
+impl Artifacts {
+    /// The rows in a directory. Missing shards are an error unless the run allows them.
+    ///
+    /// # Errors
+    /// If there are none, or a shard is missing, broken or misnamed.
+    pub fn data(&self, dir: &Path) -> Result<Arc<DataSet>> {
+        get_or_insert(&self.data, dir, || {
+            self.watch.reads(&format!("rows in {}", dir.display()));
+            match read_dir(dir, self.incomplete_data) {
+                Err(error @ DataError::MissingShards { .. }) => bail!(
+                    "{error}; hint: run `draftsmith build-data` with this recipe to its end, or give \
+                     `--incomplete-data` to use the shards built so far"
+                ),
+                read => Ok(Arc::new(read?)),
+            }
+        })
+    }
+
+    /// The names and hashes of the prompt files that paths and patterns name.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn prompt_files(&self, paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
+        let file = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Ok(PromptFile { name, hash: self.file_hash(path)? })
+        };
+        files_of(paths)?.iter().map(file).collect()
+    }
+
+    pub(super) fn file_hash(&self, path: &Path) -> Result<String> {
+        get_or_insert(&self.file_hashes, path, || {
+            self.watch.reads(&format!("hash of {}", path.display()));
+            Ok(hash_file(path)?)
+        })
+    }
+
+    /// The acceptance head in a directory, for a drafter of this hidden size.
+    ///
+    /// # Errors
+    /// If it is missing, broken, or for another hidden size.
+    pub fn head(
+        &self,
+        models: &Models,
+        dir: &Path,
+        hidden_size: usize,
+    ) -> Result<(AcceptanceHeadConfig, AcceptanceHead)> {
+        get_or_insert(&self.heads, dir, || {
+            self.watch.reads(&format!("head {}", dir.display()));
+            Ok(AcceptanceHead::from_dir(dir, hidden_size, models.device())?)
+        })
+    }
+
+    /// The target's adapter in a directory, computing in `dtype`. Only adapters in the models' dtype
+    /// are cached.
+    ///
+    /// # Errors
+    /// If it is missing, broken, or for a target of another shape.
+    pub fn adapter_in(
+        &self,
+        models: &Models,
+        dir: &Path,
+        dtype: WeightDtype,
+    ) -> Result<(AdapterConfig, Adapter)> {
+        let read = || {
+            self.watch.reads(&format!("adapter {}, {dtype:?}", dir.display()));
+            Ok(Adapter::from_dir(dir, models.target_shape()?, dtype, models.device())?)
+        };
+        if dtype == models.dtype { get_or_insert(&self.adapters, dir, read) } else { read() }
+    }
+
+    /// The hash of a head's or an adapter's weights and shape. The rest of its `config.json`, such as a
+    /// tuned rule, does not affect rollouts and is not hashed.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn export_hash(&self, dir: &Path, shape: &str) -> Result<String> {
+        let names = weight_files(dir)?;
+        let weights = names.iter().map(|name| self.file_hash(&dir.join(name)));
+        let weights = weights.collect::<Result<Vec<_>>>()?;
+        Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
+    }
+
+    /// The hash of an adapter's weights and exit layer, by which its head names it.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn adapter_hash(&self, dir: &Path, config: &AdapterConfig) -> Result<String> {
+        self.export_hash(dir, &config.exit_layer.to_string())
+    }
+
+    /// Drops everything cached from a directory, because it is about to be rewritten.
+    pub fn forget(&self, dir: &Path) {
+        forget_within(&self.file_hashes, dir);
+        forget_within(&self.data, dir);
+        forget_within(&self.heads, dir);
+        forget_within(&self.adapters, dir);
+    }
+}
+
+const HELD: &str = "nobody panics while holding it";
+
+/// The cached value of a path, or what `read` returns.
+fn get_or_insert<T: Clone>(
+    cache: &Cache<T>,
+    path: &Path,
+    read: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    if let Some(found) = cache.lock().expect(HELD).get(path) {
+        return Ok(found.clone());
+    }
+    let read = read()?;
+    cache.lock().expect(HELD).insert(path.to_path_buf(), read.clone());
+    Ok(read)
+}
+
+fn forget_within<T>(cache: &Cache<T>, dir: &Path) {
+    cache.lock().expect(HELD).retain(|path, _| !path.starts_with(dir));
+}

@@ -1,0 +1,239 @@
+//! The models of a workspace: a target, perhaps on servers, and drafts. Each is read and hashed once.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
+use draftsmith_model::{
+    CausalLm, ModelConfig, ModelShape, WeightDtype, hash_first_layers, hash_model_dir, weight_files,
+};
+use draftsmith_theory::DrafterId;
+
+use super::model_dir::{HashModel, ModelDir, get_or_read, hash_with};
+use crate::pair::LabelModels;
+use crate::watch::Watch;
+
+/// A target, its drafts, and the devices they compute on.
+#[derive(Default)]
+pub struct Models {
+    /// The devices among which a training splits its batches. Everything else uses the first.
+    pub devices: Vec<Device>,
+    /// The dtype that models compute in. A training may use another.
+    pub dtype: WeightDtype,
+    pub(super) target: ModelDir,
+    /// Draft models. The first one's candidates and labels are in the data.
+    pub(super) drafts: Vec<(DrafterId, ModelDir)>,
+    /// The target's name on servers, if they run it. Its weights are not read then.
+    pub(super) served_as: Option<String>,
+    /// The first layers of a served target, which its adapters need.
+    pub(super) first_layers: ModelDir,
+    /// The number of those layers.
+    pub num_first_layers: usize,
+    pub(super) watch: Box<dyn Watch>,
+}
+
+impl Models {
+    /// The device of everything but trainings.
+    pub fn device(&self) -> &Device {
+        &self.devices[0]
+    }
+
+    /// The target, computing in `dtype`.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn target_in(&self, dtype: WeightDtype) -> Result<&CausalLm> {
+        self.check_weights()?;
+        self.model(&self.target, dtype)
+    }
+
+    /// The draft, if there is one, computing in `dtype`.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn draft_in(&self, dtype: WeightDtype) -> Result<Option<&CausalLm>> {
+        self.draft().map(|draft| self.model(draft, dtype)).transpose()
+    }
+
+    /// The first draft model.
+    pub(super) fn draft(&self) -> Option<&ModelDir> {
+        self.drafts.first().map(|(_, draft)| draft)
+    }
+
+    pub(super) fn draft_dir_of(&self, id: DrafterId) -> Result<&ModelDir> {
+        let found = self.drafts.iter().find(|(own, _)| *own == id).map(|(_, draft)| draft);
+        found.with_context(|| format!("the draft model `{id}` was not opened"))
+    }
+
+    /// A draft model, computing in `dtype`.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn draft_model_in(&self, id: DrafterId, dtype: WeightDtype) -> Result<&CausalLm> {
+        self.model(self.draft_dir_of(id)?, dtype)
+    }
+
+    /// The `config.json` of a draft model.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub fn draft_model_config(&self, id: DrafterId) -> Result<&ModelConfig> {
+        self.draft_dir_of(id)?.config()
+    }
+
+    /// The hash of a draft model.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn draft_model_hash(&self, id: DrafterId) -> Result<&str> {
+        self.model_hash(self.draft_dir_of(id)?, hash_model_dir)
+    }
+
+    fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {
+        model.weights(dtype, |dir| {
+            self.watch.reads(&format!("weights of the {}, {dtype:?}", model.role));
+            Ok(CausalLm::load(dir, dtype, None, self.device())?)
+        })
+    }
+
+    /// The draft's `config.json`, if there is a draft.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub fn draft_config(&self) -> Result<Option<&ModelConfig>> {
+        self.draft().map(ModelDir::config).transpose()
+    }
+
+    /// The draft's shape, if there is a draft.
+    ///
+    /// # Errors
+    /// If its `config.json` is missing or broken.
+    pub fn draft_shape(&self) -> Result<Option<&ModelShape>> {
+        Ok(self.draft_config()?.map(|config| &config.shape))
+    }
+
+    /// The target's `config.json`.
+    ///
+    /// # Errors
+    /// If it is missing or broken.
+    pub fn target_config(&self) -> Result<&ModelConfig> {
+        self.target.config()
+    }
+
+    /// The target's shape.
+    ///
+    /// # Errors
+    /// If its `config.json` is missing or broken.
+    pub fn target_shape(&self) -> Result<&ModelShape> {
+        Ok(&self.target.config()?.shape)
+    }
+
+    /// The longest sequence, in tokens, that target and draft can read.
+    ///
+    /// # Errors
+    /// If a `config.json` is missing or broken.
+    pub fn context(&self) -> Result<usize> {
+        self.smaller(|shape| shape.context)
+    }
+
+    /// The number of token ids that target and draft both know.
+    ///
+    /// # Errors
+    /// If a `config.json` is missing or broken.
+    pub fn vocab_size(&self) -> Result<usize> {
+        self.smaller(|shape| shape.vocab_size)
+    }
+
+    fn smaller(&self, size: fn(&ModelShape) -> usize) -> Result<usize> {
+        let target = size(self.target_shape()?);
+        Ok(self.draft_shape()?.map_or(target, |draft| target.min(size(draft))))
+    }
+
+    /// The target's directory.
+    pub fn target_dir(&self) -> &Path {
+        &self.target.dir
+    }
+
+    /// The first draft model's name and directory.
+    pub fn draft_dir(&self) -> Option<(DrafterId, &Path)> {
+        self.drafts.first().map(|(id, draft)| (*id, draft.dir.as_path()))
+    }
+
+    /// The target's hash, for provenance. For a served target, it covers only the files present.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn target_hash(&self) -> Result<&str> {
+        match self.served_as {
+            None => self.model_hash(&self.target, hash_model_dir),
+            Some(_) => self.model_hash(&self.first_layers, hash_first_layers),
+        }
+    }
+
+    /// The draft's hash, if there is a draft.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn draft_hash(&self) -> Result<Option<&str>> {
+        self.draft().map(|draft| self.model_hash(draft, hash_model_dir)).transpose()
+    }
+
+    fn model_hash<'w>(&self, model: &'w ModelDir, hash: HashModel) -> Result<&'w str> {
+        let hash = get_or_read(&model.hash, || {
+            self.watch.reads(&format!("hash of the {}", model.role));
+            hash_with(&model.dir, &*self.watch, hash)
+        });
+        hash.map(String::as_str)
+    }
+
+    /// The model that adapters run on, computing in `dtype`: the target, or the first layers of a served
+    /// target with embedding, final norm and LM head.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn target_of_adapters(&self, dtype: WeightDtype) -> Result<&CausalLm> {
+        if self.served_as.is_none() {
+            return self.target_in(dtype);
+        }
+        let num_layers = self.num_first_layers;
+        self.first_layers.weights(dtype, |dir| {
+            self.watch.reads(&format!("{num_layers} layers of the target, {dtype:?}"));
+            let model = CausalLm::load(dir, dtype, Some(num_layers), self.device());
+            model.with_context(|| {
+                format!(
+                    "adapters need the target's first {num_layers} layers, embedding, final norm and \
+                     LM head in `{}`; hint: copy the weight files that its index names for them there",
+                    dir.display()
+                )
+            })
+        })
+    }
+
+    /// A served target's shape and its draft.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn served_models(&self) -> Result<LabelModels<'_>> {
+        let draft = self.draft_in(self.dtype)?;
+        let vocab_size = self.target_shape()?.vocab_size;
+        Ok(LabelModels { target: None, draft, context: self.context()?, vocab_size })
+    }
+
+    /// Checks that a served target's weights are available locally.
+    ///
+    /// # Errors
+    /// If they are not.
+    fn check_weights(&self) -> Result<()> {
+        let dir = &self.target.dir;
+        let exist = || weight_files(dir).is_ok_and(|files| dir.join(&files[0]).is_file());
+        if self.served_as.is_none() || exist() {
+            return Ok(());
+        }
+        bail!(
+            "`{}` has no weights, which this command needs; hint: with a served target only \
+             `build-data`, `train-head`, `record`, `tune` and `replay` work without; copy the weights \
+             there for the others",
+            dir.display()
+        )
+    }
+}
