@@ -4,6 +4,21 @@
 //! the text side of a checkpoint directory (`tokenizer.json` and the chat template), and response
 //! shards and rollouts with the provenance in their metadata. It handles token ids and numbers,
 //! never tensors or weights. Files are untrusted: a malformed file causes an error and nothing worse.
+//!
+//! ```
+//! use draftsmith_data::{ChatFormat, Message, TextTokenizer};
+//! # fn main() -> Result<(), draftsmith_data::DataError> {
+//! # let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../checkpoints/tiny/target").as_ref();
+//! let tokenizer = TextTokenizer::from_model_dir(dir)?;
+//! let format = ChatFormat::choose(dir, None)?; // the model's own template
+//! let ids = tokenizer.encode_chat(&format, &[Message::user("What is 2 + 2?")])?;
+//! assert!(tokenizer.decode(&ids, false)?.ends_with("What is 2 + 2?\n<|assistant|>\n"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Prompts`] reads prompt files, [`read_dir`] a data set of [`ResponseRow`]s, and [`read_rollouts`] what
+//! drafters propose along them.
 
 mod caught;
 mod chat_format;

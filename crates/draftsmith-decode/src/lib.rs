@@ -1,7 +1,35 @@
 //! Drafters, sequences and the decoding loop: token ids in, token ids and a trace out.
 //!
 //! This crate never sees text or files of examples. `draftsmith-theory` decides which tokens are decoded
-//! (verification, stop rules, draws), and `draftsmith-model` computes.
+//! (verification, stop rules, draws), and `draftsmith-model` computes. The crate `draftsmith` wraps it for
+//! text.
+//!
+//! ```
+//! use std::ops::ControlFlow;
+//! use draftsmith_decode::{Limits, ModelSession, Request, SeparateDraft, decode_speculative};
+//! use draftsmith_model::CausalLm;
+//! use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws, StopRuleConfig};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
+//! let device = burn::tensor::Device::flex();
+//! let target = CausalLm::from_model_dir(&dir.join("target"), &device)?;
+//! let draft = CausalLm::from_model_dir(&dir.join("draft"), &device)?;
+//! let mut session = ModelSession::new(&target, 64, "target");
+//! let mut drafter = SeparateDraft::new(&draft, None, target.shape().vocab_size, 64, 1);
+//! let mut rule = StopRuleConfig::from(FixedLengthConfig { candidate_length: 3 }).init()?;
+//! let request = Request {
+//!     prompt: &[0, 17, 42],
+//!     decoding: Decoding::GREEDY,
+//!     limits: &Limits::new(20, vec![1]),
+//!     rule: Some(&mut *rule),
+//!     draws: &mut SeededDraws::new(0, &["example"]),
+//! };
+//! let observe = &mut |_| ControlFlow::Continue(());
+//! let generation = decode_speculative(&mut session, &mut drafter, request, observe)?;
+//! assert_eq!(generation.trace.num_tokens, generation.token_ids.len());
+//! # Ok(())
+//! # }
+//! ```
 
 mod acceptance;
 mod cascade;

@@ -2,6 +2,19 @@
 //!
 //! This is a separate crate because models and datasets both have files but must not see each other.
 //! It knows nothing about the contents of the files.
+//!
+//! ```
+//! use draftsmith_files::{parse_json, read_file, write_whole};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("settings.json");
+//! write_whole(&path, r#"{"lengths": [1, "two"]}"#)?; // whole or absent, even if the machine stops
+//! let read = parse_json::<std::collections::BTreeMap<String, Vec<u32>>>(&path, &read_file(&path)?);
+//! let message = read.unwrap_err().to_string();
+//! assert!(message.contains("settings.json") && message.contains("lengths[1]"), "{message}");
+//! # Ok(())
+//! # }
+//! ```
 
 mod error;
 mod hash;

@@ -3,6 +3,23 @@
 //!
 //! The lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops, and
 //! chooses no device: callers pass one.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use draftsmith_model::CausalLm;
+//! # fn main() -> Result<(), draftsmith_model::ModelError> {
+//! # let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../checkpoints/tiny/target").as_ref();
+//! let device = Device::flex(); // the CPU
+//! let model = CausalLm::from_model_dir(dir, &device)?;
+//! let ids = Tensor::<2, Int>::from_ints([[0, 17, 42]], &device);
+//! let logits = model.lm_head(model.hidden_states(ids));
+//! assert_eq!(logits.dims(), [1, 3, model.shape().vocab_size]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Decoding uses [`CausalLm::forward_layers`] with a [`KvCache`] instead. [`AcceptanceHead::from_dir`] and
+//! [`Adapter::from_dir`] load what was trained.
 
 mod acceptance_head;
 mod adapter;

@@ -1,13 +1,19 @@
 //! Results of measurements: their files, terminal tables and HTML pages.
 //!
+//! Programs that use the results of `draftsmith evaluate` read them here:
+//!
 //! ```no_run
 //! # fn main() -> Result<(), draftsmith_report::ReportError> {
 //! let rows = draftsmith_report::read_results("evaluation/results.json".as_ref())?;
 //! print!("{}", draftsmith_report::render_table(&rows, Some(80), false));
+//! for row in rows.iter().filter(|row| row.is_tuned) {
+//!     println!("{}: {:?} times as fast as the target", row.label(), row.speedup);
+//! }
 //! # Ok(())
 //! # }
 //! ```
 //!
+//! [`RowContext`] makes rows of other measurements, which [`results_to_json`] writes and [`render_html`] shows.
 //! `results` owns the files `results.json`, `summary.json` and `replay.json`, and the answers; `table`
 //! renders text for terminals and `report` HTML. This crate sees no models or tensors, measures nothing and
 //! prints nothing.

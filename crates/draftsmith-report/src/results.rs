@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use draftsmith_files::{FileError, parse_json};
 use draftsmith_theory::{
-    Counts, Decoding, DrafterId, Round, Sampling, TokenChoice, Trace, setting_text,
+    Counts, Decoding, DrafterId, Round, Sampling, StopRuleConfig, TokenChoice, Trace, setting_text,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -173,6 +173,35 @@ pub struct RowContext {
     pub lossless: Option<bool>,
     /// See [`ResultRow::num_forgiven_ties`].
     pub num_forgiven_ties: usize,
+}
+
+impl RowContext {
+    /// The context of a row over all prompts of a dataset, here one, of which only the trace is known.
+    pub fn new(
+        dataset: &str,
+        drafter: DrafterName,
+        rule: Option<&StopRuleConfig>,
+        decoding: Decoding,
+    ) -> Self {
+        Self {
+            dataset: dataset.to_owned(),
+            category: ALL_CATEGORIES.to_owned(),
+            drafter,
+            road: None,
+            stop_rule: rule.map_or(StopRuleName::None, StopRuleConfig::name),
+            setting: rule.map(StopRuleConfig::parameter),
+            is_tuned: false,
+            decoding,
+            num_prompts: 1,
+            plain_tokens_per_second: None,
+            speedup_interval: None,
+            modelled_speedup: None,
+            cost_by_size: CostRatios::new(),
+            cost_by_time: CostRatios::new(),
+            lossless: None,
+            num_forgiven_ties: 0,
+        }
+    }
 }
 
 impl ResultRow {

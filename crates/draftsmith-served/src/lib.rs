@@ -1,9 +1,23 @@
 //! Targets that servers run: their responses, requested over HTTP, kept in journals and looked up.
 //!
-//! ```ignore
-//! let mut served = Served::open(&server, Secret::default(), target, &dir.join("served.jsonl"))?;
-//! served.answer(prompts, |prompt, texts| next_turn(prompt, texts), &listener)?;
-//! let ServedResponse { ids, finish, probs } = served.response(&id, &prompt_ids)?;
+//! ```no_run
+//! use draftsmith_served::{Listener, Secret, Served, ServedError, ServedTurn, ServerRecipe, TargetSettings};
+//!
+//! fn ask(target: TargetSettings, listener: &impl Listener) -> Result<(), ServedError> {
+//!     let server = ServerRecipe {
+//!         urls: vec!["http://localhost:8000/v1".to_owned()],
+//!         model: "org/target".to_owned(),
+//!         ..ServerRecipe::default()
+//!     };
+//!     let mut served = Served::open(&server, Secret::default(), target, "served.jsonl".as_ref())?;
+//!     let (id, prompt_ids) = ("prompts#0".to_owned(), vec![0, 17, 42]);
+//!     let turn = ServedTurn { id: id.clone(), prompt_ids: prompt_ids.clone() };
+//!     // A conversation's next turn after the given answers; here there is only one.
+//!     let next = |turn: &ServedTurn, answers: &[String]| Ok(answers.is_empty().then(|| turn.clone()));
+//!     served.answer([Ok::<_, ServedError>(turn)], next, listener)?;
+//!     println!("{:?}", served.response(&id, &prompt_ids)?.ids);
+//!     Ok(())
+//! }
 //! ```
 //!
 //! This crate sees token ids, texts and log-probabilities: no tensors, models or arguments. It prints

@@ -68,6 +68,12 @@ impl From<Decoding> for StoredDecoding {
     }
 }
 
+impl From<Sampling> for Decoding {
+    fn from(sampling: Sampling) -> Self {
+        Self::sampled(sampling)
+    }
+}
+
 impl Decoding {
     /// Greedy decoding without a penalty.
     pub const GREEDY: Self = Self { choice: TokenChoice::Greedy, repetition_penalty: 1.0 };

@@ -48,6 +48,14 @@ pub enum TheoryError {
          number of candidates, in tokens, both at least 1"
     )]
     LookupFirst(String),
+    /// A text that names no stop rule at a setting.
+    #[error("`{text}` does not name a stop rule with its setting: {problem}")]
+    NamedRule {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Bounds on the candidate length that no round can satisfy.
     #[error(
         "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"

@@ -5,6 +5,14 @@
 //! randomness. Other crates call it with tensors and files; exactness tests call it with probability
 //! tables.
 //!
+//! ```
+//! use draftsmith_theory::{Proposal, verify_greedy};
+//! let proposal = Proposal::certain_chain(&[5, 8, 2]);
+//! let target_tokens = [5, 8, 7, 1]; // the target's own, before and after each candidate
+//! let commit = verify_greedy(&proposal, |row| target_tokens[row]);
+//! assert_eq!((commit.path, commit.next_token), (vec![0, 1], 7)); // 2 is rejected
+//! ```
+//!
 //! | module | what it owns |
 //! |---|---|
 //! | `draws` | randomness: the trait `Draws` and its seeded generator |
@@ -102,9 +110,10 @@ pub use sampling::Sampling;
 pub use stop_rule::{
     AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
     CostOptimalConfig, DraftSignals, EntropyThresholdConfig, FixedLengthConfig, Grid, HeadEstimate,
-    HeadTiming, HeuristicConfig, JointConfidenceConfig, Oracle, RejectionThresholdConfig, RoundEnd,
-    RuleFamily, RuleOption, RuleSettings, SettingKind, SignalNeeds, SoftmaxSummary, StepFunction,
-    StopRule, StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, setting_text, stop_rules,
+    HeadTiming, HeuristicConfig, JointConfidenceConfig, NamedRule, Oracle,
+    RejectionThresholdConfig, RoundEnd, RuleFamily, RuleOption, RuleSettings, SettingKind,
+    SignalNeeds, SoftmaxSummary, StepFunction, StopRule, StopRuleConfig, StopRuleEntry,
+    StopRuleName, Sweep, setting_text, stop_rules,
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};

@@ -160,14 +160,20 @@ impl Recordings {
     /// The rule, if these recordings suffice for it.
     fn rule(&self, config: &StopRuleConfig) -> Result<Box<dyn StopRule>, TheoryError> {
         let rule = config.init()?;
+        self.check(&*rule)?;
+        Ok(rule)
+    }
+
+    /// Checks that these recordings suffice for a rule.
+    fn check(&self, rule: &dyn StopRule) -> Result<(), TheoryError> {
         let longest = rule.bounds().max;
         if longest > self.max_length {
             return Err(TheoryError::NotRecorded { longest, recorded: self.max_length });
         }
-        if config.needs().acceptance_prob && self.head.is_none() {
+        if rule.needs().acceptance_prob && self.head.is_none() {
             return Err(TheoryError::NoHeadRecorded);
         }
-        Ok(rule)
+        Ok(())
     }
 
     /// [`replay`](Self::replay) without costs.
@@ -175,9 +181,18 @@ impl Recordings {
     /// # Errors
     /// As there.
     pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
-        let mut rule = self.rule(config)?;
-        let mut count =
-            |response| self.replay_one(response, &mut *rule, |_, _| 0.0, |_, _| {}).counts;
+        self.replay_rule(&mut *self.rule(config)?)
+    }
+
+    /// [`replay_counts`](Self::replay_counts) under a rule that is not in the table, such as one that
+    /// you are developing. Its [`StopRule::needs`] must name every signal that it reads: decoding gives
+    /// it no others.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub fn replay_rule(&self, rule: &mut dyn StopRule) -> Result<Vec<Counts>, TheoryError> {
+        self.check(rule)?;
+        let mut count = |response| self.replay_one(response, rule, |_, _| 0.0, |_, _| {}).counts;
         Ok(self.responses.iter().map(&mut count).collect())
     }
 

@@ -31,6 +31,7 @@ mod entry;
 mod fixed_length;
 mod heuristic;
 mod joint_confidence;
+mod named_rule;
 mod oracle;
 mod rejection_threshold;
 mod rule;
@@ -49,6 +50,7 @@ pub use entry::{Grid, RuleFamily, RuleOption, RuleSettings, SettingKind, StopRul
 pub use fixed_length::FixedLengthConfig;
 pub use heuristic::HeuristicConfig;
 pub use joint_confidence::JointConfidenceConfig;
+pub use named_rule::NamedRule;
 pub use oracle::Oracle;
 pub use rejection_threshold::RejectionThresholdConfig;
 pub use rule::{Bounds, RoundEnd, StopRule};

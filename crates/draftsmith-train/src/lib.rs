@@ -5,6 +5,25 @@
 //! is trained; the frozen model computes hidden states for it. Nothing here prints, reads arguments, chooses
 //! a device or knows about decoding.
 //!
+//! ```no_run
+//! use draftsmith_train::{AdapterTraining, TrainingRun, train_adapters};
+//! # use std::path::Path;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = burn::tensor::Device::flex();
+//! let target = draftsmith_model::CausalLm::from_model_dir(Path::new("target"), &device)?;
+//! let (rows, _) = draftsmith_data::read_shard(Path::new("responses.parquet"), None)?;
+//! let run = TrainingRun::new(Path::new("training"), "what the state belongs to");
+//! let ending = train_adapters(&target, &rows, &AdapterTraining::default(), 0, run)?;
+//! for trained in ending.best().into_iter().flatten() {
+//!     println!("{:?}", trained.scores);
+//!     trained.model.write_dir(Path::new("adapter"), &trained.config)?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`train_heads`] is the same for heads. The examples `head` and `adapter` of the crate `draftsmith` run both.
+//!
 //! | module | owns |
 //! |---|---|
 //! | `data` | the rows of each batch and step, and the thread that prepares them |

@@ -1,0 +1,122 @@
+//! Stop rules as text: `fixed=4`, or with options `entropy=0.3,check_interval=2`.
+
+use std::str::FromStr;
+
+use super::entry::{Grid, StopRuleEntry};
+use super::{Bounds, StopRuleConfig, stop_rules};
+use crate::TheoryError;
+
+/// A rule of the table at one setting, without bounds.
+///
+/// ```
+/// use draftsmith_theory::{Bounds, NamedRule, StopRuleName};
+/// let rule: NamedRule = "entropy=0.3,check_interval=2".parse()?;
+/// let config = rule.config(Bounds::new(1, 8)?);
+/// assert_eq!(config.name(), StopRuleName::EntropyThreshold);
+/// assert_eq!(config.init()?.bounds().max, 8);
+/// # Ok::<(), draftsmith_theory::TheoryError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct NamedRule {
+    grid: &'static Grid,
+    value: f64,
+    /// A number for each option.
+    options: Vec<f64>,
+}
+
+impl NamedRule {
+    /// The rule within `bounds`.
+    pub fn config(&self, bounds: Bounds) -> StopRuleConfig {
+        (self.grid.config)(self.value, &self.options, bounds)
+    }
+}
+
+impl FromStr for NamedRule {
+    type Err = TheoryError;
+
+    fn from_str(text: &str) -> Result<Self, TheoryError> {
+        read(text).map_err(|problem| TheoryError::NamedRule { text: text.to_owned(), problem })
+    }
+}
+
+fn read(text: &str) -> Result<NamedRule, String> {
+    let mut settings = text.split(',').map(setting);
+    let (name, value) = settings.next().unwrap_or_else(|| setting(text))?;
+    let listed = || stop_rules().filter(|entry| entry.grid().is_some());
+    let grid = listed().find(|entry| entry.file_name == name).and_then(StopRuleEntry::grid);
+    let grid = grid.ok_or_else(|| {
+        format!("expected one of {}", quoted(listed().map(|entry| entry.file_name)))
+    })?;
+    if let Some(problem) = grid.values.problem(value) {
+        return Err(format!("`{name}` {problem}"));
+    }
+    let mut options: Vec<f64> = grid.options.iter().map(|option| option.default).collect();
+    for setting in settings {
+        let (name, number) = setting?;
+        let at = grid.options.iter().position(|option| option.name == name).ok_or_else(|| {
+            let known = quoted(grid.options.iter().map(|option| option.name));
+            format!("`{name}` is not one of the rule's options: [{known}]")
+        })?;
+        if let Some(problem) = grid.options[at].values.problem(number) {
+            return Err(format!("`{name}` {problem}"));
+        }
+        options[at] = number;
+    }
+    Ok(NamedRule { grid, value, options })
+}
+
+/// Reads `NAME=NUMBER`.
+fn setting(text: &str) -> Result<(&str, f64), String> {
+    let read = || {
+        let (name, number) = text.split_once('=')?;
+        Some((name.trim(), number.trim().parse().ok().filter(|number: &f64| number.is_finite())?))
+    };
+    read().ok_or_else(|| {
+        "expected NAME=NUMBER, then options: `entropy=0.3,check_interval=2`".to_owned()
+    })
+}
+
+fn quoted(names: impl Iterator<Item = &'static str>) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { min: 1, max: 6 };
+
+    #[test]
+    fn every_rule_and_option_of_the_table_has_a_text() {
+        for (entry, grid) in stop_rules().filter_map(|entry| Some((entry, entry.grid()?))) {
+            let name = entry.file_name;
+            let value = *grid.default.first().expect("a rule has a default");
+            let rule: NamedRule = format!("{name}={value}").parse().expect("a rule");
+            assert_eq!(rule.config(BOUNDS), grid.at(value, BOUNDS));
+            // 3 is allowed for all kinds of options, and no option has it as its default.
+            let all: String = grid.options.iter().map(|it| format!(", {} = 3", it.name)).collect();
+            let rule: NamedRule = format!("{name} = {value}{all}").parse().expect("a rule");
+            let threes = vec![3.0; grid.options.len()];
+            assert_eq!(rule.config(BOUNDS), (grid.config)(value, &threes, BOUNDS));
+        }
+    }
+
+    #[test]
+    fn errors_name_the_text_and_the_problem() {
+        for (text, problem) in [
+            ("head=1.5", "`head` has a threshold outside 0 to 1"),
+            ("entropy=0.3,scale=0", "`scale` is not a positive number"),
+            ("entropy=0.3,step=1", "`step` is not one of the rule's options: [`scale`"),
+            ("heads=0.5", "expected one of `fixed`, `heuristic`"),
+            ("cost-head=0.5", "expected one of `fixed`"),
+            ("head", "expected NAME=NUMBER"),
+            ("head=NaN", "expected NAME=NUMBER"),
+            ("head=0.5,", "expected NAME=NUMBER"),
+            ("", "expected NAME=NUMBER"),
+        ] {
+            let message = text.parse::<NamedRule>().expect_err("refused").to_string();
+            assert!(message.contains(problem), "{message}");
+            assert!(message.starts_with(&format!("`{text}` ")), "{message}");
+        }
+    }
+}

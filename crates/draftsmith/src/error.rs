@@ -1,0 +1,80 @@
+//! The error of everything here.
+
+use std::path::PathBuf;
+
+use draftsmith_data::DataError;
+use draftsmith_decode::DecodeError;
+use draftsmith_files::{FileError, JsonError};
+use draftsmith_model::ModelError;
+use draftsmith_theory::TheoryError;
+
+/// Why something cannot be loaded, decoded or recorded. Messages name the file and say what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model's, a head's or an adapter's file.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A tokenizer, a chat template, or Parquet.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A prompt that does not fit, or a model that fails.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// A setting outside its range.
+    #[error(transparent)]
+    Setting(#[from] TheoryError),
+    /// A file that cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A JSON file with another form than expected.
+    #[error(transparent)]
+    Json(#[from] JsonError),
+    /// A model's directory that is not there.
+    #[error(
+        "`{0}` is not a directory; hint: give a Hugging Face checkpoint directory with config.json and \
+         tokenizer.json"
+    )]
+    NoModel(PathBuf),
+    /// A tokenizer of another model.
+    #[error(
+        "`{path}` has {known} tokens, but the model has embeddings for {embedded}: the tokenizer does not \
+         belong to this model"
+    )]
+    Tokenizer {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// The tokenizer's number of tokens.
+        known: usize,
+        /// The model's number of embeddings.
+        embedded: usize,
+    },
+    /// A head or an adapter that was trained with other models.
+    #[error(
+        "the {what} in `{path}` was trained with another {of} (hash {then}, this one's is {now}); hint: \
+         train it again, or use the {of} it belongs to"
+    )]
+    OtherModel {
+        /// `head` or `adapter`.
+        what: &'static str,
+        /// Its directory.
+        path: PathBuf,
+        /// `target`, `draft`, `adapter` or `tokenizer`.
+        of: &'static str,
+        /// The hash that it names.
+        then: String,
+        /// The hash of the one given.
+        now: String,
+    },
+    /// A head for prompt lookup.
+    #[error("the head in `{0}` needs a drafter with a model, and prompt lookup has none")]
+    HeadOfLookup(PathBuf),
+    /// A rule that reads a head, for a drafter without one.
+    #[error(
+        "the stop rule reads an acceptance head; hint: give the drafter one by `Drafter::with_head`"
+    )]
+    NoHead,
+    /// Something that only drafters with a model can do.
+    #[error("there is nothing to record; hint: give the generator a drafter with a model")]
+    NoSteps,
+}

@@ -1,0 +1,312 @@
+//! Generates text with a target and, if there is one, a drafter.
+//!
+//! Each call builds sessions for its own sequence and drops them. It runs inside rayon's pool: from there, a
+//! forward on the CPU hands rows to a second thread much faster than from outside.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use draftsmith_data::{Message, StopStrings};
+use draftsmith_decode::{
+    Drafters, Finish, Generation, Limits, LookupFirstDraft, Request, RoundTokens, Sizes,
+    decode_plain, decode_speculative,
+};
+use draftsmith_theory::{Counts, Decoding, SeededDraws, TextEnd, Trace};
+
+use crate::drafter::{Drafter, LoadedDrafter};
+use crate::rule::Rule;
+use crate::{Error, Model};
+
+/// A target, how it decodes, and what drafts for it.
+///
+/// Without a drafter it decodes one token a forward. With one, the text has the same distribution; if greedy,
+/// the same tokens.
+#[derive(Debug)]
+pub struct Generator {
+    pub(crate) target: Model,
+    pub(crate) drafter: Option<LoadedDrafter>,
+    rule: Option<Rule>,
+    pub(crate) decoding: Decoding,
+    pub(crate) seed: u64,
+    pub(crate) limits: Limits,
+}
+
+/// What a text continues.
+#[derive(Debug, Clone, Copy)]
+pub enum PromptInput<'a> {
+    /// A text, without the chat template.
+    Text(&'a str),
+    /// A conversation, in the model's chat template.
+    Chat(&'a [Message]),
+    /// Token ids.
+    Ids(&'a [u32]),
+}
+
+/// The tokens that one round adds, as they are streamed.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece<'a> {
+    /// The text that the tokens complete. A character that needs further tokens comes with those, so the last
+    /// piece of a text may have no tokens.
+    pub text: &'a str,
+    /// The tokens: accepted candidates, then the target's own.
+    pub token_ids: &'a [u32],
+    /// The number of candidates that were drafted.
+    pub num_drafted: usize,
+    /// The number of candidates that were accepted.
+    pub num_accepted: usize,
+}
+
+/// A generated text.
+#[derive(Debug, Clone)]
+pub struct Generated {
+    /// The tokens of the prompt.
+    pub prompt_ids: Vec<u32>,
+    /// The new tokens, including an end token.
+    pub token_ids: Vec<u32>,
+    /// The new text, without special tokens.
+    pub text: String,
+    /// Why it ends.
+    pub finish: Finish,
+    /// The rounds and their times.
+    pub trace: Trace,
+}
+
+impl Generated {
+    /// The numbers of tokens, forwards, and drafted and accepted candidates. `num_target_forwards` is the
+    /// number of rounds.
+    pub fn counts(&self) -> Counts {
+        self.trace.counts()
+    }
+}
+
+impl Generator {
+    /// Greedy decoding of up to 128 new tokens, without a drafter. A text ends at the model's end tokens.
+    pub fn new(target: &Model) -> Self {
+        let eos_token_ids = target.network().shape().eos_token_ids.clone();
+        Self {
+            target: target.clone(),
+            drafter: None,
+            rule: None,
+            decoding: Decoding::GREEDY,
+            seed: 0,
+            limits: Limits::new(128, eos_token_ids),
+        }
+    }
+
+    /// Loads a drafter for the target.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, or belongs to other models.
+    pub fn with_drafter(self, drafter: Drafter) -> Result<Self, Error> {
+        Ok(Self { drafter: Some(drafter.load(&self.target)?), ..self })
+    }
+
+    /// Sets when draft phases end. By default they end as `draftsmith tune` wrote into the head or the adapter;
+    /// without that at `head=0.7` if there is a head, and at `fixed=5` otherwise.
+    #[must_use]
+    pub fn with_rule(self, rule: impl Into<Rule>) -> Self {
+        Self { rule: Some(rule.into()), ..self }
+    }
+
+    /// Sets how tokens are chosen: [`Decoding::GREEDY`], or a [`Sampling`](crate::Sampling) with temperature,
+    /// top-k and top-p.
+    #[must_use]
+    pub fn with_decoding(self, decoding: impl Into<Decoding>) -> Self {
+        Self { decoding: decoding.into(), ..self }
+    }
+
+    /// Sets the seed of sampled texts. The same seed and prompt give the same text in every call.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Sets the most new tokens.
+    #[must_use]
+    pub fn with_max_new_tokens(mut self, max_new_tokens: usize) -> Self {
+        self.limits.max_new_tokens = max_new_tokens;
+        self
+    }
+
+    /// Sets the tokens that end a text, instead of the model's.
+    #[must_use]
+    pub fn with_eos_token_ids(mut self, eos_token_ids: Vec<u32>) -> Self {
+        self.limits.eos_token_ids = eos_token_ids;
+        self
+    }
+
+    /// Sets strings that end a text too.
+    ///
+    /// # Errors
+    /// If one is empty.
+    pub fn with_stop_strings(mut self, strings: &[String]) -> Result<Self, Error> {
+        let strings = StopStrings::new(strings, self.target.tokenizer())?;
+        self.limits.text_end = Some(Arc::new(StopText(strings)));
+        Ok(self)
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Model {
+        &self.target
+    }
+
+    /// Generates a text.
+    ///
+    /// # Errors
+    /// If the prompt is empty or does not fit, a setting is invalid, the rule needs what the drafter lacks, or a
+    /// model fails.
+    pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated, Error> {
+        self.stream(prompt, |_| ControlFlow::Continue(()))
+    }
+
+    /// Generates a text and gives it to `observe` as it comes, round by round. `observe` may stop it.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`].
+    pub fn stream<'a>(
+        &mut self,
+        prompt: impl Into<PromptInput<'a>>,
+        mut observe: impl FnMut(Piece<'_>) -> ControlFlow<()> + Send,
+    ) -> Result<Generated, Error> {
+        let prompt_ids = self.encode(prompt.into())?;
+        let target = self.target.clone();
+        let mut stream = target.tokenizer().text_stream(true);
+        let (mut text, mut failure) = (String::new(), None);
+        let generation = self.decode(&prompt_ids, "generate", &mut |round| {
+            let RoundTokens { kept, num_drafted, num_accepted, .. } = round;
+            let begin = text.len();
+            for id in kept {
+                match stream.push(*id) {
+                    Ok(added) => text.extend(added),
+                    Err(error) => {
+                        failure = Some(error);
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+            observe(Piece { text: &text[begin..], token_ids: kept, num_drafted, num_accepted })
+        })?;
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        if let Some(rest) = stream.finish()? {
+            let piece = Piece { text: &rest, token_ids: &[], num_drafted: 0, num_accepted: 0 };
+            // It is the last one in any case.
+            let _ = observe(piece);
+            text += &rest;
+        }
+        let Generation { token_ids, trace, finish } = generation;
+        Ok(Generated { prompt_ids, token_ids, text, finish, trace })
+    }
+
+    pub(crate) fn encode(&self, prompt: PromptInput<'_>) -> Result<Vec<u32>, Error> {
+        match prompt {
+            PromptInput::Text(text) => Ok(self.target.tokenizer().encode(text, true)?),
+            PromptInput::Chat(messages) => self.target.encode_chat(messages),
+            PromptInput::Ids(ids) => Ok(ids.to_vec()),
+        }
+    }
+
+    /// The most tokens of a sequence that begins with `len` tokens.
+    pub(crate) fn capacity(&self, len: usize) -> usize {
+        let context = self.drafter.as_ref().map_or(usize::MAX, |drafter| drafter.context);
+        let longest = len.saturating_add(self.limits.max_new_tokens).saturating_add(1);
+        longest.min(context).min(self.target.network().shape().context)
+    }
+
+    /// Decodes with the drafter, or plainly without one.
+    pub(crate) fn decode(
+        &mut self,
+        prompt: &[u32],
+        purpose: &str,
+        observe: &mut (dyn FnMut(RoundTokens<'_>) -> ControlFlow<()> + Send),
+    ) -> Result<Generation, Error> {
+        self.decoding.validate()?;
+        let capacity = self.capacity(prompt.len());
+        let Self { target, drafter, rule, decoding, seed, limits } = self;
+        let (target, limits, decoding) = (target.network(), &*limits, *decoding);
+        let dtype = target.dtype();
+        let (seed, drafter) = (*seed, drafter.as_ref());
+        rayon::scope(|_| {
+            let draws = &mut SeededDraws::new(seed, &[purpose]);
+            let sizes = Sizes { target, capacity, num_slots: 1 };
+            let mut drafters = Drafters::new(drafter.map(|drafter| &drafter.parts), sizes);
+            let Some(loaded) = drafter else {
+                let target = drafters.target();
+                return Ok(decode_plain(target, &decoding, prompt, limits, draws, observe)?);
+            };
+            let tuned = loaded.tuned(&decoding, dtype).filter(|_| rule.is_none());
+            let (mut chosen, lookup_first) = match tuned {
+                Some((config, first)) => (Some(config.into()), loaded.lookup_first.or(first)),
+                None => (None, loaded.lookup_first),
+            };
+            let default = || Rule::by_default(loaded.head.is_some());
+            let rule = match rule {
+                Some(rule) => rule,
+                None => chosen.get_or_insert_with(default),
+            };
+            let mut rule = rule.init(loaded.max_candidates)?;
+            if rule.as_mut().needs().acceptance_prob && loaded.head.is_none() {
+                return Err(Error::NoHead);
+            }
+            let (target, drafter) =
+                drafters.drafting(loaded.parts.id).expect("the drafter was built above");
+            drafter.set_calibration(loaded.head.as_ref().and_then(|it| it.calibration(&decoding)));
+            let rule = Some(rule.as_mut());
+            let request = Request { prompt, decoding, limits, rule, draws };
+            Ok(match lookup_first {
+                Some(first) => {
+                    let mut drafter = LookupFirstDraft::new(drafter, first, 1);
+                    decode_speculative(target, &mut drafter, request, observe)?
+                }
+                None => decode_speculative(target, drafter, request, observe)?,
+            })
+        })
+    }
+}
+
+/// Stop strings as decoding checks them.
+#[derive(Debug)]
+struct StopText(StopStrings);
+
+impl TextEnd for StopText {
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
+        self.0.is_completed_by_last(last_first)
+    }
+}
+
+impl<'a> From<&'a str> for PromptInput<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<'a> From<&'a String> for PromptInput<'a> {
+    fn from(text: &'a String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl<'a> From<&'a [Message]> for PromptInput<'a> {
+    fn from(messages: &'a [Message]) -> Self {
+        Self::Chat(messages)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Message; N]> for PromptInput<'a> {
+    fn from(messages: &'a [Message; N]) -> Self {
+        Self::Chat(messages)
+    }
+}
+
+impl<'a> From<&'a Vec<Message>> for PromptInput<'a> {
+    fn from(messages: &'a Vec<Message>) -> Self {
+        Self::Chat(messages)
+    }
+}
+
+impl<'a> From<&'a [u32]> for PromptInput<'a> {
+    fn from(ids: &'a [u32]) -> Self {
+        Self::Ids(ids)
+    }
+}

@@ -1,0 +1,148 @@
+//! Rows to train heads and adapters on, and recordings to replay stop rules over.
+
+use std::ops::ControlFlow;
+
+use draftsmith_data::{FinishReason, ResponseRow, RolloutCandidates, RolloutRow};
+use draftsmith_decode::{Drafters, Finish, RecordOptions, RecordRequest, Sizes, record};
+use draftsmith_theory::{RecordedCandidate, Recordings, SeededDraws};
+
+use crate::Error;
+use crate::generator::{Generator, PromptInput};
+
+impl Generator {
+    /// The target's answers to prompts as training rows, named `SOURCE#0`, `SOURCE#1` and so on. An adapter is
+    /// trained on them as they are, a head with [`Generator::record`] and [`rollout_rows`].
+    ///
+    /// # Errors
+    /// As [`Generator::generate`].
+    pub fn respond<'a, P: Into<PromptInput<'a>>>(
+        &mut self,
+        source: &str,
+        prompts: impl IntoIterator<Item = P>,
+    ) -> Result<Vec<ResponseRow>, Error> {
+        let vocab_size = self.target.network().shape().vocab_size;
+        let decoding = self.decoding;
+        let row = |(number, prompt): (usize, P)| {
+            let (id, prompt_ids) = (format!("{source}#{number}"), self.encode(prompt.into())?);
+            let (mut text, mut log_probs) = (prompt_ids.clone(), Vec::new());
+            let generation = self.decode(&prompt_ids, &id, &mut |round| {
+                for (id, logits) in round.kept.iter().zip(round.logits.chunks_exact(vocab_size)) {
+                    let logits = decoding.penalised(logits, text.iter().copied());
+                    log_probs.push(decoding.probs(&logits)[*id as usize].ln() as f32);
+                    text.push(*id);
+                }
+                ControlFlow::Continue(())
+            })?;
+            Ok(ResponseRow {
+                id,
+                source: source.to_owned(),
+                prompt_ids,
+                response_ids: generation.token_ids,
+                response_target_log_prob: log_probs,
+                target_outside_mass: None,
+                draft: None,
+                finish_reason: match generation.finish {
+                    Finish::Eos => FinishReason::Eos,
+                    Finish::StopString => FinishReason::StopString,
+                    Finish::Length | Finish::Stopped => FinishReason::Length,
+                },
+            })
+        };
+        prompts.into_iter().enumerate().map(row).collect()
+    }
+
+    /// Records what the drafter would propose along responses of the target, which were decoded with the
+    /// same settings. Rounds of up to `max_length` candidates can then be replayed under any stop rule,
+    /// without a model: exactly if greedy, in distribution if sampled.
+    ///
+    /// # Errors
+    /// If the drafter has no model, a response does not fit, or a model fails.
+    pub fn record(&self, rows: &[ResponseRow], max_length: usize) -> Result<Recordings, Error> {
+        let drafter = self.drafter.as_ref().ok_or(Error::NoSteps)?;
+        let longest = rows.iter().map(|row| row.prompt_ids.len()).max().unwrap_or(0);
+        let (target, capacity) = (self.target.network(), self.capacity(longest));
+        let options = RecordOptions {
+            decoding: self.decoding,
+            limits: self.limits.clone(),
+            max_length,
+            has_head: drafter.head.is_some(),
+            labels: true,
+            is_target_here: true,
+        };
+        let draws = |row: &ResponseRow| SeededDraws::new(self.seed, &[&row.id, "rollouts"]);
+        let mut draws: Vec<SeededDraws> = rows.iter().map(draws).collect();
+        let responses = rayon::scope(|_| {
+            let sizes = Sizes { target, capacity, num_slots: 1 };
+            let mut drafters = Drafters::new([&drafter.parts], sizes);
+            let (target, drafter) =
+                drafters.drafting(drafter.parts.id).expect("the drafter was built above");
+            drafter.set_calibration(None);
+            let steps = drafter.by_steps().ok_or(Error::NoSteps)?;
+            let requests = rows.iter().zip(&mut draws).map(|(row, draws)| RecordRequest {
+                prompt: &row.prompt_ids,
+                response: &row.response_ids,
+                draws,
+            });
+            let observe = &mut |_: usize| ControlFlow::Continue(());
+            Ok::<_, Error>(record(target, steps, &options, requests, observe)?)
+        })?;
+        Ok(Recordings {
+            drafter: drafter.parts.id,
+            max_length,
+            eos_token_ids: self.limits.eos_token_ids.clone(),
+            head: drafter.head.as_ref().map(|head| head.timing),
+            responses,
+        })
+    }
+}
+
+/// The recordings of `rows` in the form in which heads are trained on them.
+///
+/// # Panics
+/// If there is not one recording for each row.
+pub fn rollout_rows(rows: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
+    assert_eq!(rows.len(), recordings.responses.len(), "one recording for each row");
+    let has_head = recordings.head.is_some();
+    let of_response = |(row, recording): (&ResponseRow, &draftsmith_theory::Recording)| {
+        let places = recording.places.iter();
+        let own: Vec<&RecordedCandidate> = places.clone().map(|place| &place.candidate).collect();
+        let to_row = |start: usize, is_response: bool, candidates: &[&RecordedCandidate]| {
+            let prompt_ids = if is_response { row.prompt_ids.clone() } else { Vec::new() };
+            RolloutRow {
+                id: row.id.clone(),
+                prompt_ids,
+                start: start as u32,
+                limit: recording.limit as u32,
+                candidates: columns(candidates, has_head),
+                is_response,
+            }
+        };
+        let mut all = vec![to_row(0, true, &own)];
+        all[0].candidates.draft_rank = places.clone().map(|place| place.draft_rank).collect();
+        all.extend(places.enumerate().filter_map(|(start, place)| {
+            let rollout: Vec<&RecordedCandidate> = place.rollout.as_ref()?.iter().collect();
+            Some(to_row(start, false, &rollout))
+        }));
+        all
+    };
+    rows.iter().zip(&recordings.responses).flat_map(of_response).collect()
+}
+
+fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidates {
+    let list = |value: fn(&RecordedCandidate) -> f64| -> Vec<f64> {
+        candidates.iter().map(|candidate| value(candidate)).collect()
+    };
+    // The last candidate of a row needs no prediction.
+    let predicted = || list(|candidate| candidate.predicted_acceptance_prob.unwrap_or(f64::NAN));
+    RolloutCandidates {
+        candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),
+        candidate_prob: list(|candidate| candidate.candidate_prob),
+        confidence: list(|candidate| candidate.confidence),
+        confidence_of_ten: list(|candidate| candidate.confidence_of_ten),
+        draft_entropy: list(|candidate| candidate.entropy),
+        predicted_acceptance_prob: has_head.then(predicted),
+        draft_log_prob: list(|candidate| candidate.draft_log_prob),
+        target_log_prob: list(|candidate| candidate.target_log_prob),
+        draft_rank: None,
+    }
+}
