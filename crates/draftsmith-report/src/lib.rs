@@ -13,7 +13,7 @@
 //! # }
 //! ```
 //!
-//! [`RowContext`] makes rows of other measurements, which [`results_to_json`] writes and [`render_html`] shows.
+//! [`ResultRow::of`] makes rows of other measurements, which [`results_to_json`] writes and [`render_html`] shows.
 //! `results` owns the files `results.json`, `summary.json` and `replay.json`, and the answers; `table`
 //! renders text for terminals and `report` HTML. This crate sees no models or tensors, measures nothing and
 //! prints nothing.
@@ -24,23 +24,24 @@ mod report;
 mod results;
 mod statistics;
 mod table;
+mod text;
 
 pub use error::ReportError;
-pub use names::{CostSource, DecodingName, DrafterName, Road, rule_label, times_text};
+pub use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub use report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
-pub use report::plot::{Plot, PlotContent, bin_of, bins};
+pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
 pub use report::render_html;
 pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 pub use results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DeployAdvice,
     EvaluationSummary, FittedCalibration, GroupSummary, GroupVerdict, HeadPredictions, JudgedHead,
     LookUps, MeasuredSetting, ModelSummary, PromiseOutcome, PromiseSummary, Replay, ReplayGroup,
-    ReplayRow, ReplayedTree, ResultRow, RowContext, Version, acceptance_by_position, in_order,
-    read_results, results_to_json, sort_rows, summary_to_json, tokens_per_second, waiting_time,
+    ReplayRow, ReplayedTree, ResultRow, Version, acceptance_by_position, in_order, read_results,
+    results_to_json, sort_rows, summary_to_json, tokens_per_second, waiting_time,
 };
 pub use statistics::{median_of, promise_interval, shown_interval};
 pub use table::{
-    SweptHead, calibration_text, counted, duration_text, explained, render_evaluation,
-    render_predictions, render_replay_table, render_rules, render_scores, render_sweep_table,
-    render_table, table_text, wrapped,
+    SweptHead, calibration_text, explained, render_evaluation, render_predictions,
+    render_replay_table, render_rules, render_scores, render_sweep_table, render_table, table_text,
 };
+pub use text::{counted, duration_text, times_text, wrapped};

@@ -11,9 +11,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// A drafter; the order is that of tables. In files it is a string: `none`, or the drafter's name such as
 /// `draft`, with the shape of its trees as in `draft+tree_3-2x2x8`, or with the lookup before it as in
 /// `draft+lookup_2x4`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DrafterName {
     /// No drafter: the target decodes without drafts.
+    #[default]
     None,
     /// A drafter that proposes chains.
     Of(DrafterId),
@@ -24,10 +25,11 @@ pub enum DrafterName {
 }
 
 /// A way of decoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecodingName {
     /// The most probable token.
+    #[default]
     Greedy,
     /// A token drawn from the distribution.
     Sampled,
@@ -99,19 +101,22 @@ impl DrafterName {
 
     /// The prefix of its settings' labels: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`, `lookup 2x4 by itself`.
     pub fn prefix(self) -> Option<String> {
-        if let Some(first) = self.as_look_ups_alone() {
-            return Some(format!("lookup {first} by itself"));
+        match self.id()? {
+            // The usual name says nothing.
+            DrafterId::DRAFT => self.addition(),
+            _ => Some(self.text()),
         }
-        // The usual name says nothing.
-        let of_drafter = self.id().filter(|id| *id != DrafterId::DRAFT).map(|id| id.to_string());
-        let parts: Vec<String> = of_drafter.into_iter().chain(self.addition()).collect();
-        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
+    /// The drafter and a way of decoding, in words: `exit1, greedy`.
+    pub(crate) fn under(self, decoding: DecodingName) -> String {
+        format!("{}, {}", self.text(), decoding.text())
     }
 
     /// The drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
     pub fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
-            return format!("prompt lookup {first} by itself");
+            return format!("lookup {first} by itself");
         }
         let mut text = self.id().map(|id| id.to_string()).unwrap_or_default();
         if let Some(addition) = self.addition() {
@@ -133,11 +138,6 @@ impl DrafterName {
             _ => Road::Several,
         })
     }
-}
-
-/// A ratio of speeds: `1.15x`.
-pub fn times_text(ratio: f64) -> String {
-    format!("{ratio:.2}x")
 }
 
 /// The label of a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.

@@ -19,13 +19,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use draftsmith_files::{FileError, parse_json};
-use draftsmith_theory::{
-    Counts, Decoding, DrafterId, Round, Sampling, StopRuleConfig, TokenChoice, Trace, setting_text,
-};
+use draftsmith_theory::{Counts, Decoding, DrafterId, Round, TokenChoice, Trace, setting_text};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
-pub(crate) use group::{Group, Standing, groups};
+pub(crate) use group::{Group, groups};
 pub use replay::{
     FittedCalibration, HeadPredictions, JudgedHead, LookUps, Replay, ReplayGroup, ReplayRow,
     ReplayedTree,
@@ -38,6 +36,7 @@ pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
 
 use crate::error::{ReportError, Result};
 pub(crate) use crate::names::{DecodingName, DrafterName, Road};
+use crate::text::number;
 
 /// The category of rows over all prompts of a dataset.
 pub const ALL_CATEGORIES: &str = "all";
@@ -60,7 +59,7 @@ pub type CostRatios = BTreeMap<DrafterId, f64>;
 /// A row of `results.json`: the results on a dataset and category under one setting.
 ///
 /// Rates are relative to the tokens kept. Fields are in the order of the file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResultRow {
     /// The prompt file's name without extension.
     pub dataset: String,
@@ -84,18 +83,9 @@ pub struct ResultRow {
     pub temperature: f64,
     /// Number of prompts.
     pub num_prompts: usize,
-    /// N: new tokens kept.
-    pub num_tokens: usize,
-    /// N_target: target forwards.
-    pub num_target_forwards: usize,
-    /// N_draft: draft forwards.
-    pub num_draft_forwards: usize,
-    /// Candidates drafted.
-    pub num_drafted: usize,
-    /// Candidates accepted.
-    pub num_accepted: usize,
-    /// N_discarded: candidates rejected, and tokens cut at the end of the text.
-    pub num_discarded: usize,
+    /// Tokens, forwards and candidates; in the file, columns such as `num_tokens`.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// Target forwards per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub verification_rate: f64,
@@ -138,126 +128,25 @@ pub struct ResultRow {
     pub num_forgiven_ties: usize,
 }
 
-/// The part of a row that its trace does not contain.
-#[derive(Debug, Clone)]
-pub struct RowContext {
-    /// See [`ResultRow::dataset`].
-    pub dataset: String,
-    /// See [`ResultRow::category`].
-    pub category: String,
-    /// See [`ResultRow::drafter`].
-    pub drafter: DrafterName,
-    /// See [`ResultRow::road`].
-    pub road: Option<Road>,
-    /// See [`ResultRow::stop_rule`].
-    pub stop_rule: StopRuleName,
-    /// See [`ResultRow::setting`].
-    pub setting: Option<f64>,
-    /// See [`ResultRow::is_tuned`].
-    pub is_tuned: bool,
-    /// The decoding, with sampling settings.
-    pub decoding: Decoding,
-    /// See [`ResultRow::num_prompts`].
-    pub num_prompts: usize,
-    /// Speed of plain decoding on the same prompts; None if it was not run.
-    pub plain_tokens_per_second: Option<f64>,
-    /// See [`ResultRow::speedup_interval`].
-    pub speedup_interval: Option<[f64; 2]>,
-    /// See [`ResultRow::modelled_speedup`].
-    pub modelled_speedup: Option<f64>,
-    /// Costs of draft forwards by size.
-    pub cost_by_size: CostRatios,
-    /// Costs of draft forwards by time.
-    pub cost_by_time: CostRatios,
-    /// See [`ResultRow::lossless`].
-    pub lossless: Option<bool>,
-    /// See [`ResultRow::num_forgiven_ties`].
-    pub num_forgiven_ties: usize,
-}
-
-impl RowContext {
-    /// The context of a row over all prompts of a dataset, here one, of which only the trace is known.
-    pub fn new(
-        dataset: &str,
-        drafter: DrafterName,
-        rule: Option<&StopRuleConfig>,
-        decoding: Decoding,
-    ) -> Self {
-        Self {
-            dataset: dataset.to_owned(),
-            category: ALL_CATEGORIES.to_owned(),
-            drafter,
-            road: None,
-            stop_rule: rule.map_or(StopRuleName::None, StopRuleConfig::name),
-            setting: rule.map(StopRuleConfig::parameter),
-            is_tuned: false,
-            decoding,
-            num_prompts: 1,
-            plain_tokens_per_second: None,
-            speedup_interval: None,
-            modelled_speedup: None,
-            cost_by_size: CostRatios::new(),
-            cost_by_time: CostRatios::new(),
-            lossless: None,
-            num_forgiven_ties: 0,
-        }
-    }
-}
-
 impl ResultRow {
-    /// The row for the concatenated `trace` of its prompts.
-    pub fn new(context: RowContext, trace: &Trace) -> Self {
+    /// The row of the concatenated `trace` of its prompts: plain decoding by the target, compared with
+    /// nothing. The caller names the prompts, and drafter and rule if there are any.
+    pub fn of(trace: &Trace, decoding: &Decoding) -> Self {
         let counts = trace.counts();
-        let tokens_per_second = tokens_per_second(trace);
-        let speedup = context.plain_tokens_per_second.map(|plain| tokens_per_second / plain);
-        let improvement =
-            |ratios: &CostRatios| trace.standard_improvement(|id| ratios.get(&id).copied());
         let ctar = (1..=CTAR_LEN).map(|num_tokens| trace.ctar(num_tokens));
         Self {
-            dataset: context.dataset,
-            category: context.category,
-            drafter: context.drafter,
-            road: context.road,
-            stop_rule: context.stop_rule,
-            setting: context.setting,
-            is_tuned: context.is_tuned,
-            decoding: DecodingName::of(&context.decoding),
-            temperature: temperature(&context.decoding),
-            num_prompts: context.num_prompts,
-            num_tokens: counts.num_tokens,
-            num_target_forwards: counts.num_target_forwards,
-            num_draft_forwards: counts.num_draft_forwards,
-            num_drafted: counts.num_drafted,
-            num_accepted: counts.num_accepted,
-            num_discarded: counts.num_discarded,
+            category: ALL_CATEGORIES.to_owned(),
+            decoding: DecodingName::of(decoding),
+            temperature: temperature(decoding),
+            counts,
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
             compression_rate: counts.compression_rate(),
             ctar: if trace.rounds.is_empty() { Vec::new() } else { ctar.collect() },
             acceptance_by_position: acceptance_by_position(trace),
             unconditional_acceptance: unconditional_acceptance(trace),
-            tokens_per_second,
-            speedup: speedup.filter(|speedup| speedup.is_finite()),
-            speedup_interval: context
-                .speedup_interval
-                .filter(|ends| ends.iter().all(|end| end.is_finite())),
-            modelled_speedup: context.modelled_speedup.filter(|speedup| speedup.is_finite()),
-            improvement_by_size: improvement(&context.cost_by_size),
-            improvement_by_time: improvement(&context.cost_by_time),
-            lossless: context.lossless,
-            num_forgiven_ties: context.num_forgiven_ties,
-        }
-    }
-
-    /// The row's counts.
-    pub fn counts(&self) -> Counts {
-        Counts {
-            num_tokens: self.num_tokens,
-            num_target_forwards: self.num_target_forwards,
-            num_draft_forwards: self.num_draft_forwards,
-            num_drafted: self.num_drafted,
-            num_accepted: self.num_accepted,
-            num_discarded: self.num_discarded,
+            tokens_per_second: tokens_per_second(trace),
+            ..Self::default()
         }
     }
 
@@ -271,12 +160,18 @@ impl ResultRow {
 
     /// `E[L]`: mean tokens per round, before any cut. NaN without rounds.
     pub fn tokens_per_round(&self) -> f64 {
-        1.0 + self.num_accepted as f64 / self.num_target_forwards as f64
+        1.0 + self.counts.num_accepted as f64 / self.counts.num_target_forwards as f64
     }
 
     /// The label without the drafter.
     pub fn rule_label(&self) -> String {
         self.stop_rule.label(self.setting)
+    }
+
+    /// The 95 % interval of the speed-up: `2.29..2.50`.
+    pub(crate) fn speedup_range(&self) -> String {
+        let ends = self.speedup_interval.map(|ends| ends.map(|end| number(end, 2)));
+        ends.map_or_else(|| "-".into(), |[low, high]| format!("{low}..{high}"))
     }
 
     /// Only the setting's number: `6`, `0.7`; `?` if there is none.
@@ -340,7 +235,7 @@ fn accepted_shares(
 fn temperature(decoding: &Decoding) -> f64 {
     match decoding.choice {
         TokenChoice::Greedy => 0.0,
-        TokenChoice::Sampled(Sampling { temperature, .. }) => temperature,
+        TokenChoice::Sampled(sampling) => sampling.temperature,
     }
 }
 

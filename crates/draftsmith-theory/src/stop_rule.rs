@@ -74,11 +74,12 @@ macro_rules! stop_rules {
 
         /// The name of a stop rule in results; in the order in which rows are shown.
         #[derive(
-            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize
+            Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize
         )]
         #[serde(rename_all = "snake_case")]
         pub enum StopRuleName {
             /// No drafting: the target decodes by itself.
+            #[default]
             None,
             $($(
                 #[doc = concat!("A form of [`", stringify!($config), "`](crate::", stringify!($config), ").")]

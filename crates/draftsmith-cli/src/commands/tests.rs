@@ -144,17 +144,6 @@ fn rule(row: &ResultRow) -> StopRuleConfig {
     }
 }
 
-fn counts(row: &ResultRow) -> Counts {
-    Counts {
-        num_tokens: row.num_tokens,
-        num_target_forwards: row.num_target_forwards,
-        num_draft_forwards: row.num_draft_forwards,
-        num_drafted: row.num_drafted,
-        num_accepted: row.num_accepted,
-        num_discarded: row.num_discarded,
-    }
-}
-
 fn read_recordings(
     recipe: &Recipe,
     drafter: DrafterName,
@@ -196,7 +185,7 @@ fn replay_counts_what_evaluation_counts() {
             recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum()
         };
         let calibrated = replayed(&test.recordings.calibrated(&calibration));
-        assert_eq!(calibrated, counts(row), "{:?} {:?}", row.drafter, rule(row));
+        assert_eq!(calibrated, row.counts, "{:?} {:?}", row.drafter, rule(row));
         num_compared += 1;
         num_moved += usize::from(replayed(&test.recordings) != calibrated);
     }
@@ -298,7 +287,7 @@ fn assert_greedy_is_replayed(
     };
     let compare = |row: &ResultRow| {
         let replayed = recordings.replay_counts(&rule(row)).expect("replays");
-        assert_eq!(replayed.into_iter().sum::<Counts>(), counts(row), "{:?}", rule(row));
+        assert_eq!(replayed.into_iter().sum::<Counts>(), row.counts, "{:?}", rule(row));
     };
     rows.iter().filter(is_compared).map(compare).count()
 }
@@ -478,7 +467,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let evaluation = evaluate::run(&recipe, &reduced, &console).expect("results");
     let rows = &evaluation.rows;
     assert!(rows.len() > 5 && rows.iter().all(|row| row.lossless == Some(true)), "{rows:?}");
-    assert!(rows.iter().any(|row| row.num_accepted > 0));
+    assert!(rows.iter().any(|row| row.counts.num_accepted > 0));
     let summary = evaluation.report.with_file_name("summary.json");
     let summary = std::fs::read_to_string(summary).expect("a summary");
     assert!(summary.contains("\"dtype\": \"bf16\""), "{summary}");

@@ -94,6 +94,52 @@ fn rows_of_id(noise: &mut Noise, n: usize, length: usize, with_head: bool) -> Ve
     rows
 }
 
+/// A golden number: these are the bytes of the version before columns were described in one place.
+#[test]
+fn the_bytes_of_a_file_stay_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rollouts.parquet");
+    let exact = |candidate_ids: Vec<u32>, draft_rank: Option<Vec<u32>>| {
+        let list = |step: usize| -> Vec<f64> {
+            (0..candidate_ids.len()).map(|at| (at * step % 9) as f64 / 8.0).collect()
+        };
+        let logs = |step| -> Vec<f64> { list(step).iter().map(|share| -share).collect() };
+        RolloutCandidates {
+            candidate_prob: list(1),
+            confidence: list(2),
+            confidence_of_ten: list(4),
+            draft_entropy: list(5),
+            predicted_acceptance_prob: Some(list(7)),
+            draft_log_prob: logs(1),
+            target_log_prob: logs(2),
+            draft_rank,
+            candidate_ids,
+        }
+    };
+    let response = RolloutRow {
+        id: "set#0".into(),
+        prompt_ids: vec![1, 5],
+        start: 0,
+        limit: 4,
+        candidates: exact(vec![11, 12, 13, 14], Some(vec![0, 3, 0, 0])),
+        is_response: true,
+    };
+    let rollout = RolloutRow {
+        prompt_ids: Vec::new(),
+        start: 1,
+        candidates: exact(vec![15, 16], None),
+        is_response: false,
+        ..response.clone()
+    };
+    let mut of_greedy = provenance(true);
+    of_greedy.responses.temperature = 0.0;
+    let rows = [response, rollout];
+    write_rollouts(&path, &rows, &of_greedy).unwrap();
+    assert_eq!(read_rollouts(&path, None).unwrap().0, rows);
+    let found = blake3::hash(&fs::read(&path).unwrap()).to_hex().to_string();
+    assert_eq!(found, "BYTES");
+}
+
 /// Responses of several lengths with extreme values, including −∞.
 fn sample_rows(with_head: bool) -> Vec<RolloutRow> {
     let mut noise = Noise(1);

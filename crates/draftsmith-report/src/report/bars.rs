@@ -1,112 +1,251 @@
-//! The picture of speed-ups: a bar for each stop rule at its fastest setting, grouped by drafter, with a
-//! tick at the cost model's speed-up and a dot for each other setting.
+//! Pictures of horizontal bars: the speed-up of each stop rule at its fastest setting, and the gain of each
+//! replayed rule.
 
-use minijinja::{Value, context};
+use minijinja::Value;
 
-use super::Frame;
-use super::axis::Rect;
-use super::axis::{Axis, picture as picture_of, tenth};
-use super::key::{ADVANCE, Look};
-use super::text::{label, rule_label, sentence_case, times};
-use crate::results::{DrafterName, Group, ResultRow};
+use super::chart::{Axis, Frame, Rect, Svg, picture, width};
+use super::look::Look;
+use crate::results::{Group, ReplayGroup, ReplayRow, ResultRow};
+use crate::table::best_of;
+use crate::text::{gain, interval, on_a_page, sentence_case, signed, times, typeset};
 
 const TOP: f64 = 24.0;
-const BOTTOM: f64 = 24.0;
-const ROW: f64 = 22.0;
-const BAR: f64 = 13.0;
+const BOTTOM: f64 = 44.0;
+const ROW: f64 = 23.0;
+const BAR: f64 = 12.0;
+const CEILING: f64 = 19.0;
+/// Half the height of a whisker's ends.
+const CAP: f64 = 4.0;
 /// Height of a drafter's name and the space above it.
 const HEADING: f64 = 28.0;
-/// Space for the number at the end of the longest bar.
-const RIGHT: f64 = 54.0;
+/// Width of the column of numbers.
+const RIGHT: f64 = 62.0;
 /// Width of the mark left of a label.
-pub(super) const MARK: f64 = 22.0;
+const MARK: f64 = 22.0;
 
-/// The picture for the template; None if no speed-up was measured.
-pub(super) fn picture(group: &Group<'_>, frame: Frame) -> Option<Value> {
-    let rows = group.plain().into_iter().chain(group.best_of_rules());
-    let rows: Vec<(&ResultRow, f64)> = rows.filter_map(|row| Some((row, measured(row)?))).collect();
-    if rows.is_empty() {
-        return None;
+/// A picture of bars that begin at 0.
+pub(super) struct BarChart {
+    pub(super) title: String,
+    pub(super) x_name: String,
+    /// `x` or `%`, after the numbers of the axis.
+    pub(super) unit: &'static str,
+    /// The value that bars are compared with.
+    pub(super) baseline: f64,
+    pub(super) bars: Vec<Bar>,
+    /// The oracle's value, which no bar can exceed, and its text.
+    pub(super) oracle: Option<(f64, String)>,
+}
+
+/// A bar with its mark, label and number.
+pub(super) struct Bar {
+    look: Look,
+    /// The drafter, above its first bar; may be empty.
+    heading: String,
+    label: String,
+    is_best: bool,
+    title: String,
+    value: f64,
+    text: String,
+    /// A tick across the bar: the cost model's speed-up.
+    tick: Option<f64>,
+    /// Values of other settings, with their titles.
+    dots: Vec<(f64, String)>,
+    /// A hollow bar around it.
+    ceiling: Option<f64>,
+    whisker: Option<[f64; 2]>,
+}
+
+impl BarChart {
+    /// The picture; None without bars.
+    pub(super) fn picture(&self, id: &str) -> Option<Value> {
+        let bars = self.bars.iter().map(|bar| format!(" {}.", bar.title));
+        let oracle = self.oracle.iter().map(|(_, text)| format!(" Oracle: {text}."));
+        let description = format!("{}.{}", self.title, bars.chain(oracle).collect::<String>());
+        let draw = |frame, svg: &mut Svg| self.draw(frame, svg);
+        let key = std::iter::empty();
+        (!self.bars.is_empty()).then(|| picture(id, &self.title, &description, key, draw))
     }
-    let left = label_width(rows.iter().map(|(row, _)| rule_label(row)));
-    let greatest = rows
-        .iter()
-        .map(|&(row, speedup)| speedup.max(modelled(row).unwrap_or(0.0)))
-        .fold(1.0, f64::max);
-    let right = frame.width - RIGHT;
-    let x = Axis::new((0.0, greatest), (frame.width / 100.0) as usize, left, right);
 
-    let mut top = TOP;
-    let mut drafter = DrafterName::None;
-    let (mut bars, mut headings) = (Vec::new(), Vec::new());
-    for &(row, speedup) in &rows {
-        if std::mem::replace(&mut drafter, row.drafter) != row.drafter {
-            top += HEADING;
-            let text = sentence_case(&row.drafter.text());
-            headings.push(context! { text, y => tenth(top - 7.0) });
+    /// Whether any bar has a tick.
+    pub(super) fn has_ticks(&self) -> bool {
+        self.bars.iter().any(|bar| bar.tick.is_some())
+    }
+
+    /// Whether any bar has dots.
+    pub(super) fn has_dots(&self) -> bool {
+        self.bars.iter().any(|bar| !bar.dots.is_empty())
+    }
+
+    /// The axis from `left` to `right`, and whether the oracle is on it.
+    fn axis(&self, left: f64, right: f64) -> (Axis, bool) {
+        let values = self.bars.iter().flat_map(|bar| {
+            let ends = bar.whisker.into_iter().flatten();
+            ends.chain([bar.value]).chain(bar.tick).chain(bar.ceiling)
+        });
+        let (lowest, highest) = values
+            .chain([self.baseline])
+            .fold((0.0, 0.0), |(low, high): (f64, f64), value| (low.min(value), high.max(value)));
+        // A narrow picture leaves less of its width to an oracle beyond everything else.
+        let reach = (1.0 + (right - left) / 250.0) * highest;
+        let near = self.oracle.as_ref().map(|(value, _)| *value).filter(|value| *value <= reach);
+        let num_ticks = ((right - left) / 60.0).max(3.0) as usize;
+        let range = (lowest, highest.max(near.unwrap_or(0.0)));
+        (Axis::new(range, num_ticks, left, right), near.is_some())
+    }
+
+    fn draw(&self, frame: Frame, svg: &mut Svg) -> f64 {
+        let longest = self.bars.iter().map(|bar| width(&bar.label)).fold(0.0, f64::max);
+        let (left, right) = (MARK + longest + 7.0, frame.width - RIGHT);
+        let (x, is_near) = self.axis(left, right);
+        let mut heading = "";
+        let mut bottom = TOP;
+        let places: Vec<(f64, bool)> = self
+            .bars
+            .iter()
+            .map(|bar| {
+                let is_new = std::mem::replace(&mut heading, &bar.heading) != bar.heading;
+                bottom += ROW + if is_new { HEADING } else { 0.0 };
+                (bottom - ROW / 2.0, is_new)
+            })
+            .collect();
+        let plot = Rect { left, top: TOP, right, bottom };
+        svg.x_axis(&x, plot, self.unit, &self.x_name, true);
+        for (bar, (middle, is_new)) in self.bars.iter().zip(places) {
+            if is_new {
+                svg.text("heading", (0.0, middle - ROW / 2.0 - 7.0), "start", &bar.heading);
+            }
+            bar.draw(&x, middle, frame.width - 2.0, svg);
         }
-        bars.push(bar(group, row, speedup, &x, top + ROW / 2.0));
-        top += ROW;
+        let baseline = x.place(self.baseline);
+        svg.line("baseline", &[(baseline, TOP), (baseline, bottom)]);
+        if let Some((value, text)) = &self.oracle {
+            let (end, arrow) = if is_near { (x.place(*value), "") } else { (right, " \u{2192}") };
+            if is_near {
+                svg.line("oracle", &[(end, TOP - 6.0), (end, bottom)]);
+            }
+            let text = format!("oracle {text}{arrow}");
+            svg.text("oracle", (end, TOP - 12.0), "end", &text);
+        }
+        bottom + BOTTOM
     }
-    let content = context! {
-        bar_height => BAR, label_x => MARK, one => x.place(1.0), bars, headings,
-        has_model => rows.iter().any(|(row, _)| modelled(row).is_some()),
-        has_dots => rows.iter().any(|(row, _)| group.sweep_of(row).count() > 1),
-        description => description(group, rows.len()),
+}
+
+impl Bar {
+    /// Draws the bar around the height `middle`, and its number to the left of `text_end`.
+    fn draw(&self, x: &Axis, middle: f64, text_end: f64, svg: &mut Svg) {
+        let class = &self.look.class;
+        let best = if self.is_best { " best" } else { "" };
+        let span = |value: f64, height: f64| {
+            let (zero, end) = (x.place(0.0), x.place(value));
+            let (top, bottom) = (middle - height / 2.0, middle + height / 2.0);
+            Rect { left: zero.min(end), top, right: zero.max(end), bottom }
+        };
+        svg.open(&format!("bar {class}{best}"), &self.title);
+        svg.open(&format!("series {class}"), "");
+        svg.path("", &self.look.path((8.0, middle), 4.5), "");
+        svg.close();
+        svg.text("", (MARK, middle + 4.2), "start", &self.label);
+        if let Some(ceiling) = self.ceiling {
+            svg.rect("ceiling", span(ceiling, CEILING), "");
+        }
+        svg.rect("bar", span(self.value, BAR), "");
+        for (value, title) in &self.dots {
+            svg.path("dot", &Look::circle("").path((x.place(*value), middle), 2.0), title);
+        }
+        if let Some(tick) = self.tick.map(|tick| x.place(tick)) {
+            let ends = [(tick, middle - 9.0), (tick, middle + 9.0)];
+            svg.line("tick-halo", &ends);
+            svg.line("tick", &ends);
+        }
+        if let Some([low, high]) = self.whisker.map(|ends| ends.map(|end| x.place(end))) {
+            let (top, bottom) = (middle - CAP, middle + CAP);
+            let caps = format!("M{low} {top}V{bottom}M{high} {top}V{bottom}");
+            svg.path("whisker", &format!("M{low} {middle}H{high}{caps}"), "");
+        }
+        svg.text("value", (text_end, middle + 4.2), "end", &self.text);
+        svg.close();
+    }
+}
+
+/// The speed-ups of a group: plain decoding, and each stop rule at its fastest setting, with a tick at the
+/// cost model's speed-up and a dot for each other setting.
+pub(super) fn speedups(group: &Group<'_>) -> BarChart {
+    let bar = |row: &ResultRow| {
+        let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
+        let title = |row: &ResultRow| format!("{}: {}", row.label(), times(row.speedup));
+        let others = group.sweep_of(row).filter(|other| other.setting != row.setting);
+        let dot = |other: &ResultRow| Some((finite(other.speedup)?, shown(&title(other))));
+        Some(Bar {
+            look: Look::of(row, group),
+            heading: sentence_case(&row.drafter.text()),
+            label: on_a_page(&row.rule_label()),
+            is_best: group.is_best_of_road(row),
+            title: shown(&format!("{}, modelled {}", title(row), times(row.modelled_speedup))),
+            value: finite(row.speedup)?,
+            text: typeset(&times(row.speedup)),
+            tick: finite(row.modelled_speedup),
+            dots: others.filter_map(dot).collect(),
+            ceiling: None,
+            whisker: None,
+        })
     };
-    let plot = Rect { left: tenth(left), top: TOP, right, bottom: top + 2.0 };
-    Some(picture_of(frame, top + BOTTOM, plot, [x.ticks(), Vec::new()], content))
+    let rows = group.plain().into_iter().chain(group.best_of_rules());
+    BarChart {
+        title: format!("Speed-up over plain decoding by stop rule: {}", group.name()),
+        x_name: "speed-up \u{2192}".to_owned(),
+        unit: "x",
+        baseline: 1.0,
+        bars: rows.filter_map(bar).collect(),
+        oracle: None,
+    }
 }
 
-fn measured(row: &ResultRow) -> Option<f64> {
-    row.speedup.filter(|speedup| speedup.is_finite())
-}
-
-fn modelled(row: &ResultRow) -> Option<f64> {
-    row.modelled_speedup.filter(|speedup| speedup.is_finite())
-}
-
-/// The bar of a row around the height `middle`.
-fn bar(group: &Group<'_>, row: &ResultRow, speedup: f64, x: &Axis, middle: f64) -> Value {
-    let look = Look::of(row, group);
-    let end = x.place(speedup);
-    let tick = modelled(row).map(|modelled| x.place(modelled));
-    // The number moves right of a tick that would cross it.
-    let clear = tick.filter(|tick| *tick > end - 4.0 && *tick < end + 50.0).unwrap_or(end);
-    let dot = |other: &ResultRow| {
-        let title = format!("{}: {}", label(other), times(other.speedup));
-        Some(context! { x => x.place(measured(other)?), title })
+/// The gains of replayed rules over the best fixed length, in percent, with whiskers and ceilings.
+pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
+    let best = best_of(&replay.rows);
+    let finite = |share: f64| Some(100.0 * share).filter(|percent| percent.is_finite());
+    let bar = |row: &ReplayRow| {
+        let ceiling = row.ceiling.filter(|ceiling| ceiling.value.is_finite());
+        let ceiling_text = ceiling.map(|ceiling| format!(", ceiling {}", gain(ceiling.value)));
+        let (over, range) = (gain(row.gain.value), interval(row.gain, signed));
+        Some(Bar {
+            look: Look::of_only(Some(replay.road), row.stop_rule),
+            heading: String::new(),
+            label: on_a_page(&row.label()),
+            is_best: best == Some(row),
+            title: shown(&format!(
+                "{}: {over} ({range}){}",
+                row.label(),
+                ceiling_text.unwrap_or_default()
+            )),
+            value: finite(row.gain.value)?,
+            text: typeset(&over),
+            tick: None,
+            dots: Vec::new(),
+            ceiling: ceiling.and_then(|ceiling| finite(ceiling.value)),
+            whisker: finite(row.gain.low).zip(finite(row.gain.high)).map(|(low, high)| [low, high]),
+        })
     };
-    let others = group.sweep_of(row).filter(|other| other.setting != row.setting);
-    context! {
-        class => look.class(), best => group.is_best_of_road(row), label => rule_label(row),
-        title => format!(
-            "{}: measured {}, modelled {}",
-            label(row),
-            times(row.speedup),
-            times(row.modelled_speedup)
-        ),
-        mark => look.path((8.0, tenth(middle)), 4.5),
-        top => tenth(middle - BAR / 2.0), width => tenth(end - x.start), text_y => tenth(middle + 4.2),
-        dots => others.filter_map(dot).collect::<Vec<_>>(), dot_y => tenth(middle),
-        tick, tick_top => tenth(middle - 9.0), tick_bottom => tenth(middle + 9.0),
-        value => times(Some(speedup)), value_x => tenth(end.max(clear) + 6.0),
+    let fixed = replay.rows.iter().find(|row| row.is_best_fixed());
+    let fixed = fixed.map_or_else(|| "the best fixed length".to_owned(), ReplayRow::label);
+    let name = replay.drafter.under(replay.decoding);
+    let oracle = replay.oracle.and_then(|oracle| finite(oracle.value));
+    BarChart {
+        title: format!("Gain over {fixed}: {name}, {}", replay.cost_source.text()),
+        x_name: format!("gain over {fixed} \u{2192}"),
+        unit: "%",
+        baseline: 0.0,
+        bars: replay.rows.iter().filter(|row| !row.is_best_fixed()).filter_map(bar).collect(),
+        oracle: oracle.map(|value| (value, typeset(&gain(value / 100.0)))),
     }
 }
 
-/// The left end of bars, after marks and labels.
-pub(super) fn label_width(labels: impl Iterator<Item = String>) -> f64 {
-    let longest = labels.map(|label| label.chars().count()).max().unwrap_or(0);
-    MARK + longest as f64 * ADVANCE + 6.0
-}
-
-fn description(group: &Group<'_>, num_bars: usize) -> String {
-    let mut text = format!(
-        "Measured speed-up over plain decoding with the target, {num_bars} bars, on {}.",
-        group.name()
-    );
-    for best in group.best_of_rules() {
-        text += &format!(" {} reaches {}.", label(best), times(best.speedup));
-    }
-    text
+/// The title of a bar: a label and numbers.
+fn shown(title: &str) -> String {
+    let (label, numbers) = title.split_once(':').unwrap_or((title, ""));
+    format!(
+        "{}:{}",
+        on_a_page(label),
+        numbers.split(' ').map(typeset).collect::<Vec<_>>().join(" ")
+    )
 }

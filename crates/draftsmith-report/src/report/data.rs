@@ -4,10 +4,11 @@ use minijinja::context;
 use minijinja::value::Serde;
 use serde::Serialize;
 
-use super::plot::Plot;
-use super::text::counted;
-use super::{FRAMES, environment};
+use super::lines::Plot;
+use super::render;
 use crate::error::Result;
+use crate::table::{Line, Table};
+use crate::text::{counted, number, percent, thousands};
 
 /// The content of the page.
 #[derive(Debug, Clone, Serialize)]
@@ -21,6 +22,7 @@ pub struct DataPage {
     /// Number of response tokens.
     pub num_tokens: usize,
     /// One entry for each source, then their total if there are several.
+    #[serde(skip)]
     pub sources: Vec<SourceFigures>,
     /// The pictures.
     #[serde(skip)]
@@ -32,7 +34,7 @@ pub struct DataPage {
 }
 
 /// The figures of a source. The last three are NaN without a draft.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct SourceFigures {
     /// The source's name.
     pub name: String,
@@ -85,8 +87,7 @@ pub struct ShownToken {
 /// # Errors
 /// Never because of the data, as the template belongs to the program.
 pub fn render_data_html(page: &DataPage) -> Result<String> {
-    let environment = environment()?;
-    let template = environment.get_template("data.html")?;
+    let has_draft = page.sources.iter().any(|source| source.overlap.is_finite());
     let view = context! {
         lead => format!(
             "{} of {} in {}.",
@@ -94,11 +95,28 @@ pub fn render_data_html(page: &DataPage) -> Result<String> {
             counted(page.num_tokens, "token"),
             counted(page.sources.len().saturating_sub(1).max(1), "source"),
         ),
-        has_draft => page.sources.iter().any(|source| source.overlap.is_finite()),
-        plots => page.plots.iter().filter_map(|plot| plot.view(&FRAMES)).collect::<Vec<_>>(),
+        has_draft,
+        sources => sources(page).view(),
+        plots => page.plots.iter().filter_map(Plot::view).collect::<Vec<_>>(),
         ..Serde(page)
     };
-    Ok(template.render(view)?)
+    render("data.html", view)
+}
+
+fn sources(page: &DataPage) -> Table<&SourceFigures> {
+    // A column without a draft is empty, and so left out.
+    let drafted = |value: f64| if value.is_finite() { number(value, 3) } else { String::new() };
+    let lines = page.sources.iter().map(|source| Line::of(&source.name, source));
+    Table::new("source", lines)
+        .page("responses", |source| thousands(source.num_rows))
+        .page("tokens", |source| thousands(source.num_tokens))
+        .page("mean prompt", |source| number(source.mean_prompt_len, 1))
+        .page("mean response", |source| number(source.mean_response_len, 1))
+        .page("longest", |source| thousands(source.longest_response))
+        .page("ended", |source| percent(source.share_ended, 1))
+        .page("overlap", |source| drafted(source.overlap))
+        .page("acceptance", |source| drafted(source.acceptance))
+        .page("agreement", |source| drafted(source.agreement))
 }
 
 /// The class of a token's background: the tenth from 0 to 9 that its overlap lies in.

@@ -17,7 +17,7 @@ use draftsmith_theory::{
 use crate::results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
     EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome, PromiseSummary, ResultRow,
-    RowContext, StopRuleName, Version, sort_rows, tokens_per_second,
+    StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
 pub(crate) use replays::{replay, replays, static_tree};
@@ -160,7 +160,12 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                     let (drafter, stop_rule, setting) = *setting;
                     let picked = pick(traces);
                     let trace = Trace::merge(&picked);
-                    let context = RowContext {
+                    let row = ResultRow::of(&trace, &decoding);
+                    let speedup = row.tokens_per_second / tokens_per_second(&plain);
+                    let improvement = |ratios: CostRatios| {
+                        trace.standard_improvement(|id| ratios.get(&id).copied())
+                    };
+                    rows.push(ResultRow {
                         dataset: dataset.into(),
                         category: category.into(),
                         drafter,
@@ -168,22 +173,19 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         stop_rule,
                         setting,
                         is_tuned: (drafter, stop_rule, setting) == TUNED,
-                        decoding,
                         num_prompts: picked.len(),
-                        plain_tokens_per_second: Some(tokens_per_second(&plain)),
-                        speedup_interval: (drafter != DrafterName::None).then(|| {
-                            let speedup = tokens_per_second(&trace) / tokens_per_second(&plain);
-                            [0.96 * speedup, 1.05 * speedup]
-                        }),
+                        speedup: Some(speedup),
+                        speedup_interval: (drafter != DrafterName::None)
+                            .then_some([0.96 * speedup, 1.05 * speedup]),
                         modelled_speedup: Some(
                             seconds_per_token(drafter, &plain) / seconds_per_token(drafter, &trace),
                         ),
-                        cost_by_size: costs(0.2),
-                        cost_by_time: costs(0.3),
+                        improvement_by_size: improvement(costs(0.2)),
+                        improvement_by_time: improvement(costs(0.3)),
                         lossless: (decoding.is_greedy()).then_some(true),
                         num_forgiven_ties: 0,
-                    };
-                    rows.push(ResultRow::new(context, &trace));
+                        ..row
+                    });
                 }
             };
             row(ALL_CATEGORIES, &|traces| traces.concat());

@@ -5,232 +5,165 @@
 
 use minijinja::{Value, context};
 
-use super::Frame;
-use super::axis::Rect;
-use super::axis::{Axis, decimals, picture as picture_of, round_step, tenth};
-use super::key::{Look, key};
-use super::labels::{Label, Mark, Segment, Surroundings};
-use super::text::{counted, label, number, rule_label, symbol, times};
-use crate::results::{
-    CostSummary, DrafterName, Group, GroupSummary, ResultRow, Standing, StopRuleName,
-};
+use super::chart::{Axis, Frame, Place, Rect, Segment, Svg, decimals, picture, round_step};
+use super::labels::{Mark, place};
+use super::look::Look;
+use crate::results::{CostSummary, Group, GroupSummary, ResultRow};
+use crate::text::{number, on_a_page, sentence_case, times, typeset};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 48.0;
-const RADIUS: f64 = 4.5;
-const BEST_RADIUS: f64 = 6.5;
 
 /// A picture with more settings is crowded: points are smaller, only the best of each kind of drafter
 /// has a label, and settings far from the best of every rule are left out.
 const CROWD: usize = 30;
-const CROWDED_RADIUS: f64 = 2.8;
-const CROWDED_BEST_RADIUS: f64 = 4.8;
 /// The range of a crowded picture, relative to the greatest rates among the best of the rules.
 const CROWDED_REACH: f64 = 1.4;
-
 /// The least length of a line of equal speed-up, in pixels.
 const MIN_LINE: f64 = 70.0;
 
-/// The two axes and the area between them.
-struct Scales {
-    x: Axis,
-    y: Axis,
-    plot: Rect,
+/// The content of the picture.
+struct Pareto<'a> {
+    group: &'a Group<'a>,
+    /// The drafting settings that are shown, the best last, so that they are drawn over all others.
+    rows: Vec<(&'a ResultRow, Look)>,
+    is_crowded: bool,
+    /// Costs for lines of equal speed-up.
+    cost: Option<&'a CostSummary>,
 }
 
-impl Scales {
-    fn of(rows: &[&ResultRow], frame: Frame) -> Self {
-        let (right, bottom) = (frame.width - RIGHT, frame.pareto_height - BOTTOM);
-        let most = |of: fn(&ResultRow) -> f64| rows.iter().map(|row| of(row)).fold(0.0, f64::max);
-        let least = rows.iter().map(|row| row.verification_rate).fold(f64::INFINITY, f64::min);
-        let num_ticks = (frame.width / 90.0) as usize;
-        Self {
-            x: Axis::new((0.0, most(|row| row.discard_rate)), num_ticks, LEFT, right),
-            y: Axis::new((least, most(|row| row.verification_rate)), 5, bottom, TOP),
-            plot: Rect { left: LEFT, top: TOP, right, bottom },
-        }
+/// The picture with the facts of its caption; None if no setting drafts anything.
+pub(super) fn view(group: &Group<'_>, known: Option<&GroupSummary>, id: &str) -> Option<Value> {
+    let is_finite =
+        |row: &&ResultRow| row.discard_rate.is_finite() && row.verification_rate.is_finite();
+    let mut rows: Vec<&ResultRow> = group.drafted().filter(is_finite).collect();
+    let (num_rows, is_crowded) = (rows.len(), rows.len() > CROWD);
+    if is_crowded {
+        keep_near_the_best(group, &mut rows);
     }
-
-    fn at(&self, discard_rate: f64, verification_rate: f64) -> (f64, f64) {
-        (self.x.place(discard_rate), self.y.place(verification_rate))
-    }
-
-    fn point(&self, row: &ResultRow) -> (f64, f64) {
-        self.at(row.discard_rate, row.verification_rate)
-    }
-}
-
-/// The picture for the template; None if no setting drafts anything.
-pub(super) fn picture(
-    group: &Group<'_>,
-    known: Option<&GroupSummary>,
-    frame: Frame,
-) -> Option<Value> {
-    let all: Vec<&ResultRow> = group.pooled().filter(|row| is_drawn(row)).collect();
-    let is_crowded = all.len() > CROWD;
-    let rows = if is_crowded { near_the_best(group, &all) } else { all.clone() };
     if rows.is_empty() {
         return None;
     }
-    let scales = Scales::of(&rows, frame);
-    let plot = scales.plot;
-    let marks: Vec<Mark> = rows.iter().map(|row| mark(group, row, is_crowded, &scales)).collect();
-    let curves = curves(group, &scales);
-
     // A line holds for the costs of one drafter, the fastest. Eq. 2.3 does not hold for rows with
     // forwards that drew nothing.
-    let adds_up = |row: &ResultRow| row.counts().check_forward_identity().is_ok();
     let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
-    let of_drafter = |cost: &&CostSummary| rows_of(&rows, cost.drafter).map(adds_up).collect();
-    let add_up: Option<Vec<bool>> = cost.as_ref().map(of_drafter);
-    let cost = cost.filter(|_| add_up.iter().flatten().any(|adds_up| *adds_up));
-    let all_add_up = cost.is_none() || add_up.iter().flatten().all(|adds_up| *adds_up);
-    let lines = cost.map_or_else(Vec::new, |cost| equal_lines(cost, &scales));
-
-    let mut crossed: Vec<Segment> =
-        curves.iter().flat_map(|(_, segments)| segments).copied().collect();
-    let line_labels = label_lines(&lines, &marks, &crossed, plot);
-    let obstacles: Vec<Rect> = line_labels.iter().flatten().map(|(_, rect)| *rect).collect();
-    crossed.extend(lines.iter().map(|(segment, _)| *segment));
-    let surroundings =
-        Surroundings { marks: &marks, obstacles: &obstacles, lines: &crossed, bounds: plot };
-    let labels = surroundings.place();
-    let mut points: Vec<usize> = (0..rows.len()).collect();
-    // The best are drawn over all others.
-    points.sort_by_key(|&index| marks[index].bold);
-    let points = points.into_iter().map(|index| {
-        point_view(&Look::of(rows[index], group), rows[index], &marks[index], labels[index])
+    let of_drafter = rows.iter().filter(|row| cost.is_some_and(|cost| cost.drafter == row.drafter));
+    let add_up: Vec<bool> =
+        of_drafter.map(|row| row.counts.check_forward_identity().is_ok()).collect();
+    let cost = cost.filter(|_| add_up.contains(&true));
+    let bests = group.best_of_rules().into_iter().map(|best| format!(" Best: {}.", title(best)));
+    let description = format!(
+        "{} settings, each at its discard rate and verification rate; lower left is less work.{}",
+        rows.len(),
+        bests.collect::<String>()
+    );
+    let heading = format!("Discard rate against verification rate: {}", group.name());
+    let rows = rows.into_iter().map(|row| (row, Look::of(row, group)));
+    let mut pareto = Pareto { group, rows: rows.collect(), is_crowded, cost };
+    let key: Vec<(&ResultRow, Look)> = pareto.rows.clone();
+    let key = key.iter().map(|(row, look)| {
+        let symbol = on_a_page(row.stop_rule.symbol().unwrap_or_default());
+        (sentence_case(&row.drafter.text()), look, symbol)
     });
-
-    let sides = (plot.left, plot.right);
-    let (key, key_height) = key(&rows, group, symbol, sides, frame.pareto_height);
-    let several_drafters = group.drafters().len() > 1;
-    let content = context! {
-        lines => lines.iter().zip(&line_labels)
-            .map(|(line, label)| line_view(line, label.map(|(centre, _)| centre)))
-            .collect::<Vec<_>>(),
-        left_out => (rows.len() < all.len()).then(|| counted(all.len() - rows.len(), "setting")),
-        all_add_up,
-        lines_of => cost.filter(|_| several_drafters).map(|cost| cost.drafter.text()),
-        curves => curves.iter().map(curve_view).collect::<Vec<_>>(),
-        points => points.collect::<Vec<_>>(),
-        description => description(group, &rows),
-        key,
-    };
-    let ticks = [scales.x.ticks(), scales.y.ticks()];
-    Some(picture_of(frame, frame.pareto_height + key_height, plot, ticks, content))
+    pareto.rows.sort_by_key(|(row, _)| group.is_best_of_rule(row));
+    Some(context! {
+        picture => picture(id, &heading, &description, key, |frame, svg| pareto.draw(frame, svg)),
+        has_lines => cost.is_some_and(|cost| cost.target_seconds > cost.draft_seconds),
+        left_out => num_rows - pareto.rows.len(),
+        all_add_up => cost.is_none() || !add_up.contains(&false),
+        lines_of => cost.filter(|_| group.drafters().len() > 1).map(|cost| cost.drafter.text()),
+    })
 }
 
-/// Whether a row drafts and has both rates.
-fn is_drawn(row: &ResultRow) -> bool {
-    let is_finite = row.discard_rate.is_finite() && row.verification_rate.is_finite();
-    row.stop_rule != StopRuleName::None && is_finite
-}
-
-fn rows_of<'r>(
-    rows: &'r [&ResultRow],
-    drafter: DrafterName,
-) -> impl Iterator<Item = &'r ResultRow> {
-    rows.iter().copied().filter(move |row| row.drafter == drafter)
-}
-
-/// The mark of a row, with a label unless the picture is crowded.
-fn mark(group: &Group<'_>, row: &ResultRow, is_crowded: bool, scales: &Scales) -> Mark {
-    let standing = group.standing(row);
-    // The key names the exit layer if there is only one.
-    let several_exits = group.drafters().len() > 2;
-    let full = || if several_exits { label(row) } else { rule_label(row) };
-    let (text, radius) = match standing {
-        Some(Standing::All | Standing::Road) => (Some(full()), BEST_RADIUS),
-        Some(Standing::Rule) if is_crowded => (None, CROWDED_BEST_RADIUS),
-        Some(Standing::Rule) => (Some(full()), BEST_RADIUS),
-        None if is_crowded => (None, CROWDED_RADIUS),
-        None => (Some(row.setting_text()), RADIUS),
-    };
-    Mark { centre: scales.point(row), radius, text, bold: standing.is_some() }
-}
-
-/// The curve through the settings of each drafter and rule, clipped to the plot.
-fn curves(group: &Group<'_>, scales: &Scales) -> Vec<(Look, Vec<Segment>)> {
-    let curve = |best: &ResultRow| {
-        let sweep = group.sweep_of(best).filter(|row| is_drawn(row));
-        let points: Vec<(f64, f64)> = sweep.map(|row| scales.point(row)).collect();
-        let segments = points.windows(2).filter_map(|pair| scales.plot.clip(&[pair[0], pair[1]]));
-        (Look::of(best, group), segments.collect::<Vec<Segment>>())
-    };
-    let curves = group.best_of_rules().into_iter().map(curve);
-    curves.filter(|(_, segments)| !segments.is_empty()).collect()
-}
-
-fn curve_view((look, segments): &(Look, Vec<Segment>)) -> Value {
-    context! { class => look.class(), path => segments.iter().map(segment_path).collect::<String>() }
-}
-
-fn point_view(look: &Look, row: &ResultRow, mark: &Mark, label: Option<Label>) -> Value {
-    context! {
-        class => look.class(), best => mark.bold, title => point_title(row),
-        path => look.path(mark.centre, mark.radius),
-        label => label.map(|label| context! {
-            text => mark.text.as_deref(),
-            x => label.centre.0, y => tenth(label.centre.1 + 4.2),
-            leader => label.leader.map(segment_view),
-        }),
+/// Keeps rows whose rates are near those of the best of some rule; all without measured speeds.
+fn keep_near_the_best(group: &Group<'_>, rows: &mut Vec<&ResultRow>) {
+    for rate in [|row: &ResultRow| row.discard_rate, |row: &ResultRow| row.verification_rate] {
+        let rates = group.best_of_rules().into_iter().map(rate).filter(|rate| rate.is_finite());
+        let reach = CROWDED_REACH * rates.reduce(f64::max).unwrap_or(f64::INFINITY);
+        rows.retain(|row| rate(row) <= reach);
     }
 }
 
-fn line_view((segment, text): &(Segment, String), label: Option<(f64, f64)>) -> Value {
-    let label = label.map(|(x, y)| context! { x => tenth(x), y => tenth(y + 4.0) });
-    context! { line => segment_view(*segment), text => text.as_str(), label }
-}
+impl Pareto<'_> {
+    fn draw(&self, frame: Frame, svg: &mut Svg) -> f64 {
+        let (right, bottom) = (frame.width - RIGHT, frame.tall - BOTTOM);
+        let plot = Rect { left: LEFT, top: TOP, right, bottom };
+        let rates = |rate: fn(&ResultRow) -> f64| self.rows.iter().map(move |(row, _)| rate(row));
+        let verification = || rates(|row| row.verification_rate);
+        let most = rates(|row| row.discard_rate).fold(0.0, f64::max);
+        let x = Axis::new((0.0, most), (frame.width / 90.0) as usize, LEFT, right);
+        let least = verification().fold(f64::INFINITY, f64::min);
+        let y = Axis::new((least, verification().fold(0.0, f64::max)), 5, bottom, TOP);
+        let at = |row: &ResultRow| (x.place(row.discard_rate), y.place(row.verification_rate));
+        let marks: Vec<Mark> = self.rows.iter().map(|(row, _)| self.mark(row, at(row))).collect();
 
-/// Rows whose rates are near those of the best of some rule.
-fn near_the_best<'a>(group: &Group<'_>, rows: &[&'a ResultRow]) -> Vec<&'a ResultRow> {
-    let bests = group.best_of_rules();
-    let reach = |of: fn(&ResultRow) -> f64| {
-        let most = bests.iter().map(|row| of(row)).filter(|rate| rate.is_finite());
-        CROWDED_REACH * most.fold(0.0, f64::max)
-    };
-    let (discard, verification) =
-        (reach(|row| row.discard_rate), reach(|row| row.verification_rate));
-    let is_near =
-        |row: &ResultRow| row.discard_rate <= discard && row.verification_rate <= verification;
-    // Without measured speeds no row is best.
-    if bests.is_empty() {
-        return rows.to_vec();
+        svg.x_axis(&x, plot, "", "discard rate \u{2192}", true);
+        svg.y_axis(&y, plot, "\u{2191} verification rate");
+        let lines = self.cost.map_or_else(Vec::new, |cost| equal_lines(cost, &x, &y));
+        lines.iter().for_each(|(line, _)| svg.line("equal", line));
+        let texts = label_lines(&lines, &marks, plot);
+        for (rect, text) in &texts {
+            let (x, y) = rect.centre();
+            svg.text("equal", (x, y + 4.0), "middle", text);
+        }
+        for best in self.group.best_of_rules() {
+            let is_shown =
+                |row: &&ResultRow| self.rows.iter().any(|(known, _)| std::ptr::eq(*known, *row));
+            let places: Vec<Place> = self.group.sweep_of(best).filter(is_shown).map(at).collect();
+            svg.line(&format!("curve {}", Look::of(best, self.group).class), &places);
+        }
+        let labels = place(&marks, texts.iter().map(|(rect, _)| *rect).collect(), plot);
+        let leaders = labels.iter().flatten().filter_map(|label| label.leader);
+        leaders.for_each(|leader| svg.line("leader", &leader));
+        let class = |look: &Look, mark: &Mark| {
+            format!("{}{}", look.class, if mark.bold { " best" } else { "" })
+        };
+        for ((row, look), mark) in self.rows.iter().zip(&marks) {
+            svg.open(&format!("series {}", class(look, mark)), &title(row));
+            svg.path("", &look.path(mark.centre, mark.radius), "");
+            svg.close();
+        }
+        for (((_, look), mark), label) in self.rows.iter().zip(&marks).zip(&labels) {
+            let (Some(label), Some(text)) = (label, &mark.text) else { continue };
+            let (x, y) = label.rect.centre();
+            svg.text(&format!("label {}", class(look, mark)), (x, y + 4.2), "middle", text);
+        }
+        frame.tall
     }
-    rows.iter().copied().filter(|row| is_near(row)).collect()
+
+    /// The mark of a row, with a label unless the picture is crowded.
+    fn mark(&self, row: &ResultRow, centre: Place) -> Mark {
+        let bold = self.group.is_best_of_rule(row);
+        let is_named = self.group.is_best_of_road(row) || bold && !self.is_crowded;
+        // The key names the drafter if there are few.
+        let has_few = self.group.drafters().len() <= 2;
+        let full = || on_a_page(&if has_few { row.rule_label() } else { row.label() });
+        let (text, radius) = match (is_named, self.is_crowded) {
+            (true, _) => (Some(full()), 6.5),
+            (false, false) => (Some(row.setting_text()), 4.5),
+            (false, true) => (None, if bold { 4.8 } else { 2.8 }),
+        };
+        Mark { centre, radius, text, bold }
+    }
 }
 
-fn point_title(row: &ResultRow) -> String {
+fn title(row: &ResultRow) -> String {
     format!(
         "{}: discard rate {}, verification rate {}, speed-up {}",
-        label(row),
+        on_a_page(&row.label()),
         number(row.discard_rate, 3),
         number(row.verification_rate, 3),
-        times(row.speedup)
+        typeset(&times(row.speedup))
     )
-}
-
-fn description(group: &Group<'_>, rows: &[&ResultRow]) -> String {
-    let mut text = format!(
-        "{} settings on {}, each at its discard rate and verification rate; lower left is less work.",
-        rows.len(),
-        group.name()
-    );
-    for best in group.best_of_rules() {
-        text += &format!(" Fastest of its rule: {}.", point_title(best));
-    }
-    text
 }
 
 /// Lines of equal modelled speed-up across the plot, with their labels.
 ///
 /// By Eq. 2.3 the time per token is a·(1 + discard) + b·verification with a = t_draft + t_row and
 /// b = t_target − t_draft. Plain decoding takes t_target + t_row per token.
-fn equal_lines(cost: &CostSummary, scales: &Scales) -> Vec<(Segment, String)> {
-    let Scales { x, y, plot } = scales;
+fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)> {
     let row_seconds = cost.row_seconds.unwrap_or(0.0);
     let a = cost.draft_seconds + row_seconds;
     let b = cost.target_seconds - cost.draft_seconds;
@@ -244,53 +177,40 @@ fn equal_lines(cost: &CostSummary, scales: &Scales) -> Vec<(Segment, String)> {
     let (slowest, fastest) = (speedup(x.high, y.high), speedup(x.low, y.low));
     let step = round_step((fastest - slowest) / 7.0);
     let line = |level: f64| {
+        let discard_at = |verification: f64| (plain / level - b * verification) / a - 1.0;
+        let ends = [discard_at(y.high).max(x.low), discard_at(y.low).min(x.high)];
         let verification = |discard: f64| (plain / level - a * (1.0 + discard)) / b;
-        let ends = [x.low, x.high].map(|discard| scales.at(discard, verification(discard)));
-        let segment = plot.clip(&ends)?.map(|(x, y)| (tenth(x), tenth(y)));
-        let length = (segment[1].0 - segment[0].0).hypot(segment[1].1 - segment[0].1);
+        let [from, to] = ends.map(|discard| (x.place(discard), y.place(verification(discard))));
         let text = format!("{level:.*}\u{d7}", decimals(step));
-        (length >= MIN_LINE).then_some((segment, text))
+        let is_long = ends[0] < ends[1] && (to.0 - from.0).hypot(to.1 - from.1) >= MIN_LINE;
+        is_long.then_some(([from, to], text))
     };
     let first = (slowest / step).ceil() as usize;
     let last = (fastest / step).floor() as usize;
     (first.max(1)..=last).filter_map(|index| line(index as f64 * step)).collect()
 }
 
-/// The position of each line's text, as far right as possible without covering marks or curves.
-fn label_lines(
-    lines: &[(Segment, String)],
+/// The text of each line with its area, as far right as possible without covering marks or another text.
+fn label_lines<'a>(
+    lines: &'a [(Segment, String)],
     marks: &[Mark],
-    curve: &[Segment],
     plot: Rect,
-) -> Vec<Option<((f64, f64), Rect)>> {
-    let mut taken: Vec<Rect> = marks
-        .iter()
-        .map(|mark| Rect::about(mark.centre, mark.radius + 3.0, mark.radius + 3.0))
-        .collect();
-    let mut labels = Vec::new();
+) -> Vec<(Rect, &'a str)> {
+    let around = |mark: &Mark| Rect::about(mark.centre, mark.radius + 3.0, mark.radius + 3.0);
+    let marks: Vec<Rect> = marks.iter().map(around).collect();
+    let mut placed: Vec<(Rect, &str)> = Vec::new();
     for ([from, to], text) in lines {
-        let label = (1..20).rev().map(|step| f64::from(step) / 20.0).find_map(|share| {
+        let rect = |step: i32| {
+            let share = f64::from(step) / 20.0;
             let centre = (from.0 + share * (to.0 - from.0), from.1 + share * (to.1 - from.1));
-            let rect = Rect::of_text(text, false, centre);
-            let free = rect.left >= plot.left
-                && rect.right <= plot.right
-                && rect.top >= plot.top
-                && rect.bottom <= plot.bottom
-                && taken.iter().all(|other| rect.overlap(other) == 0.0)
-                && curve.iter().all(|segment| rect.length_within(segment) == 0.0);
-            free.then_some((centre, rect))
-        });
-        taken.extend(label.map(|(_, rect)| rect));
-        labels.push(label);
+            Rect::of_text(text, false, centre)
+        };
+        let is_free = |rect: &Rect| {
+            let taken = marks.iter().chain(placed.iter().map(|(other, _)| other));
+            plot.holds(rect) && !taken.into_iter().any(|other| rect.meets(other))
+        };
+        let free = (1..20).rev().map(rect).find(is_free);
+        placed.extend(free.map(|rect| (rect, text.as_str())));
     }
-    labels
-}
-
-fn segment_path([from, to]: &Segment) -> String {
-    let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(tenth);
-    format!("M{x1} {y1}L{x2} {y2}")
-}
-
-fn segment_view([from, to]: Segment) -> Value {
-    context! { x1 => from.0, y1 => from.1, x2 => to.0, y2 => to.1 }
+    placed
 }

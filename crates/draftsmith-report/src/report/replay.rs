@@ -1,219 +1,182 @@
-//! Results of replay: for each drafter, way of decoding and set of costs, a picture of gains over the
-//! best fixed length and a table.
+//! Results of replay and the quality of the head's predictions: pictures, tables and their texts.
 
-use draftsmith_theory::CostModel;
+use draftsmith_theory::ReliabilityBin;
 use minijinja::{Value, context};
 
-use super::axis::Rect;
-use super::axis::{Axis, picture as picture_of, tenth};
-use super::bars::{MARK, label_width};
-use super::key::Look;
-use super::text::{counted, gain, number, on_a_page, sentence_case, times};
-use super::{FRAMES, Frame};
-use crate::results::{
-    DecodingName, DrafterName, Estimate, ReplayGroup, ReplayRow, ReplayedTree, StopRuleName,
-    in_order,
+use super::bars::gains;
+use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
+use super::look::Look;
+use crate::results::{Estimate, HeadPredictions, JudgedHead, ReplayGroup, in_order};
+use crate::table::{
+    Line, best_of, calibration_text, costs_text, replay_table, scores_table, tree_text,
+};
+use crate::text::{
+    counted, gain, interval, number, on_a_page, percent, sentence_case, signed, typeset,
 };
 
-const TOP: f64 = 10.0;
-/// Height of the oracle's name.
-const ORACLE: f64 = 20.0;
-const BOTTOM: f64 = 42.0;
-const ROW: f64 = 26.0;
-const BAR: f64 = 11.0;
-const CEILING: f64 = 19.0;
-/// Half the height of a whisker's ends.
-const CAP: f64 = 4.0;
-/// Width of the column of numbers.
-const RIGHT: f64 = 62.0;
+/// The radius of a point for all predictions.
+const WHOLE: f64 = 10.0;
+/// The least radius.
+const MIN_RADIUS: f64 = 2.4;
+/// The fewest predictions in a point; fewer would be noise.
+const MIN_LABELS: usize = 50;
 
 /// A section for each drafter and way of decoding, in order of appearance.
-pub(super) fn sections(replays: &[ReplayGroup]) -> Vec<Value> {
+pub(super) fn replays(replays: &[ReplayGroup]) -> Vec<Value> {
     let kind = |replay: &ReplayGroup| (replay.drafter, replay.decoding);
-    let section = |(number, (drafter, decoding)): (u32, (DrafterName, DecodingName))| {
-        let name = format!("{}, {}", drafter.text(), decoding.text());
-        let replays = replays.iter().filter(|replay| kind(replay) == (drafter, decoding));
-        let views = (1u32..)
-            .zip(replays)
-            .map(|(nth, replay)| view(replay, &name, &format!("replay-{number}-{nth}")));
-        context! { title => sentence_case(&name), groups => views.collect::<Vec<_>>() }
+    let section = |(drafter, decoding)| {
+        let of_section =
+            replays.iter().enumerate().filter(|(_, it)| kind(it) == (drafter, decoding));
+        context! {
+            title => sentence_case(&drafter.under(decoding)),
+            groups => of_section.map(|(index, replay)| view(index, replay)).collect::<Vec<_>>(),
+        }
     };
-    (1..).zip(in_order(replays.iter().map(kind))).map(section).collect()
+    in_order(replays.iter().map(kind)).into_iter().map(section).collect()
 }
 
-fn view(replay: &ReplayGroup, name: &str, id: &str) -> Value {
-    let best = best(replay);
-    let CostModel { draft_seconds, target_seconds, row_seconds } = replay.costs;
-    let rows = replay.rows.iter().map(|row| {
-        let is_fixed = row.stop_rule == StopRuleName::FixedLength;
-        context! {
-            rule => sentence_case(row.stop_rule.text()), setting => label(row), best => best == Some(row),
-            speedup => row.speedup.value, speedups => range(row.speedup, |speedup| number(speedup, 2)),
-            gain => (!is_fixed).then(|| estimated_gain(row.gain)),
-            verification_rate => row.verification_rate, discard_rate => row.discard_rate,
-            ceiling => row.ceiling.map(estimated_gain),
-            share => row.share_of_ceiling.map(|share| context! {
-                value => share.value, range => range(share, |share| number(100.0 * share, 0)),
-            }),
-        }
-    });
-    let charts = FRAMES.iter().filter_map(|frame| picture(replay, name, *frame));
+fn view(index: usize, replay: &ReplayGroup) -> Value {
+    let source = replay.cost_source.text();
+    let tree = replay.tree.as_ref().map(|tree| format!("; {}", tree_text(tree)));
+    let shown = |it: Estimate| format!("{} ({})", gain(it.value), interval(it, signed));
+    let fixed = replay.rows.iter().find(|row| row.is_best_fixed());
+    let best = best_of(&replay.rows);
     context! {
-        id,
-        name => format!("{name}, {}", replay.cost_source.text()),
-        costs => sentence_case(replay.cost_source.text()),
-        draft_ms => 1e3 * draft_seconds, target_ms => 1e3 * target_seconds,
-        row_ms => (row_seconds > 0.0).then_some(1e3 * row_seconds),
-        prompts => format!(
-            "chosen on {}, judged on {} with {}",
+        name => format!("{}, {source}", replay.drafter.under(replay.decoding)),
+        costs => sentence_case(source),
+        details => format!(
+            "{}; chosen on {}, judged on {} with {}{}",
+            costs_text(&replay.costs),
             counted(replay.num_validation_prompts, "validation prompt"),
             counted(replay.num_test_prompts, "test prompt"),
             counted(replay.num_test_tokens, "token"),
+            tree.unwrap_or_default(),
         ),
-        tree => replay.tree.as_ref().map(tree),
-        fixed => fixed(replay).map(label),
-        best => best.map(|row| context! { setting => label(row), gain => estimated_gain(row.gain) }),
-        oracle => replay.oracle.map(estimated_gain),
-        has_ceiling => replay.rows.iter().any(|row| row.ceiling.is_some()),
-        charts => charts.collect::<Vec<_>>(), rows => rows.collect::<Vec<_>>(),
-    }
-}
-
-/// The row's label.
-fn label(row: &ReplayRow) -> String {
-    on_a_page(&row.label())
-}
-
-fn fixed(replay: &ReplayGroup) -> Option<&ReplayRow> {
-    replay.rows.iter().find(|row| row.is_best_fixed())
-}
-
-/// The fastest static tree, in words.
-fn tree(tree: &ReplayedTree) -> String {
-    let ReplayedTree { shape, candidate_length, num_tried, speedup, gain: over, .. } = *tree;
-    format!(
-        "static tree {shape} with K = {candidate_length}, the best of {num_tried} shapes: {}, {} over the \
-         fixed length ({})",
-        times(Some(speedup.value)),
-        gain(1.0 + over.value),
-        range(over, signed),
-    )
-}
-
-/// The rows that are compared with the best fixed length.
-fn adaptive(replay: &ReplayGroup) -> impl Iterator<Item = &ReplayRow> {
-    replay.rows.iter().filter(|row| !row.is_best_fixed() && row.gain.value.is_finite())
-}
-
-/// The row with the greatest gain.
-fn best(replay: &ReplayGroup) -> Option<&ReplayRow> {
-    adaptive(replay).reduce(|best, row| if row.gain.value > best.gain.value { row } else { best })
-}
-
-/// A gain with its interval, and whether the whole interval is above or below 0.
-fn estimated_gain(estimate: Estimate) -> Value {
-    context! {
-        value => gain(1.0 + estimate.value),
-        range => range(estimate, signed),
-        faster => estimate.low > 0.0,
-        slower => estimate.high < 0.0,
-    }
-}
-
-/// `+4.1`, in percent.
-fn signed(share: f64) -> String {
-    let text = number(100.0 * share, 1);
-    if text.starts_with('\u{2212}') || !share.is_finite() { text } else { format!("+{text}") }
-}
-
-/// `+2.9 to +5.3`; an en dash if an end is not finite.
-fn range(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
-    if estimate.low.is_finite() && estimate.high.is_finite() {
-        format!("{} to {}", text(estimate.low), text(estimate.high))
-    } else {
-        number(f64::NAN, 0)
-    }
-}
-
-/// The picture for the template; None if nothing is compared with a fixed length.
-fn picture(replay: &ReplayGroup, name: &str, frame: Frame) -> Option<Value> {
-    let rows: Vec<&ReplayRow> = adaptive(replay).collect();
-    if rows.is_empty() {
-        return None;
-    }
-    let all = rows.iter().flat_map(|row| {
-        let ceiling = row.ceiling.map_or(0.0, |ceiling| ceiling.value);
-        [row.gain.value, row.gain.low, row.gain.high, ceiling]
-    });
-    let all: Vec<f64> = all.filter(|gain| gain.is_finite()).map(|gain| 100.0 * gain).collect();
-    let lowest = all.iter().copied().fold(0.0, f64::min);
-    let highest = all.iter().copied().fold(0.0, f64::max);
-    let oracle = replay.oracle.map(|oracle| 100.0 * oracle.value).filter(|gain| gain.is_finite());
-    let left = label_width(rows.iter().map(|row| label(row)));
-    let right = frame.width - RIGHT;
-    // A narrow picture leaves less of its width to an oracle beyond everything else.
-    let near = oracle.filter(|gain| *gain <= (1.0 + (right - left) / 250.0) * highest);
-
-    let num_ticks = ((right - left) / 70.0).max(3.0) as usize;
-    let x = Axis::new((lowest, near.unwrap_or(0.0).max(highest)), num_ticks, left, right);
-    let top = if oracle.is_some() { TOP + ORACLE } else { TOP };
-    let best = best(replay);
-    let bars = (0u32..).zip(&rows).map(|(index, row)| {
-        let middle = top + ROW * (f64::from(index) + 0.5);
-        bar(replay, row, best == Some(*row), &x, middle)
-    });
-    let content = context! {
-        bar_height => BAR, ceiling_height => CEILING, label_x => MARK, value_x => frame.width - 2.0,
-        zero => x.place(0.0),
-        oracle => oracle.map(|gain_in_percent| context! {
-            at => near.map(|near| x.place(near)), text => gain(1.0 + gain_in_percent / 100.0),
+        fixed => fixed.map(|row| on_a_page(&row.label())),
+        best => best.map(|row| context! {
+            setting => on_a_page(&row.label()), gain => typeset(&shown(row.gain)),
         }),
-        bars => bars.collect::<Vec<_>>(),
-        description => description(replay, name),
-    };
-    let bottom = top + ROW * rows.len() as f64;
-    let plot = Rect { left: tenth(left), top, right, bottom };
-    Some(picture_of(frame, bottom + BOTTOM, plot, [x.ticks(), Vec::new()], content))
+        picture => gains(replay).picture(&format!("replay-{}", index + 1)),
+        table => replay_table(&replay.rows, replay.oracle).view(),
+    }
 }
 
-/// The bar of a row around the height `middle`, with its whisker and ceiling.
-fn bar(replay: &ReplayGroup, row: &ReplayRow, is_best: bool, x: &Axis, middle: f64) -> Value {
-    let look = Look::of_only(Some(replay.road), row.stop_rule);
-    let place = |gain: f64| x.place(100.0 * if gain.is_finite() { gain } else { 0.0 });
-    let span = |gain: f64| {
-        let (zero, end) = (x.place(0.0), place(gain));
-        context! { x => tenth(end.min(zero)), width => tenth((end - zero).abs()) }
-    };
-    let ceiling = row.ceiling.filter(|ceiling| ceiling.value.is_finite());
+/// A section for the predictions of each drafter and way of decoding.
+pub(super) fn predictions(predictions: &[HeadPredictions]) -> Vec<Value> {
+    predictions.iter().enumerate().map(|(index, one)| judged(index, one)).collect()
+}
+
+fn judged(index: usize, predictions: &HeadPredictions) -> Value {
+    let HeadPredictions { calibration, before, after, num_test_prompts, .. } = predictions;
+    let name = predictions.drafter.under(predictions.decoding);
+    let on_test = format!("on {}", counted(*num_test_prompts, "test prompt"));
+    let mut rows = vec![("Uncalibrated", on_test.clone(), before.scores)];
+    rows.extend(after.as_ref().map(|after| ("Calibrated", on_test, after.scores)));
+    if let Some(fitted) = calibration {
+        let on_tuning = format!("on {} of tuning", counted(fitted.num_prompts, "prompt"));
+        rows.push(("Uncalibrated", on_tuning.clone(), fitted.before));
+        rows.push(("Calibrated, cross-validated", on_tuning, fitted.after));
+    }
+    let rows = rows.into_iter().map(|(name, on, scores)| Line::of(format!("{name}, {on}"), scores));
     context! {
-        class => look.class(), best => is_best, label => label(row), title => title(row),
-        mark => look.path((8.0, tenth(middle)), 4.5), text_y => tenth(middle + 4.2),
-        top => tenth(middle - BAR / 2.0), span => span(row.gain.value),
-        ceiling => ceiling.map(|ceiling| span(ceiling.value)),
-        ceiling_top => tenth(middle - CEILING / 2.0), middle => tenth(middle),
-        cap_top => tenth(middle - CAP), cap_bottom => tenth(middle + CAP),
-        low => place(row.gain.low), high => place(row.gain.high),
-        value => gain(1.0 + row.gain.value),
+        title => sentence_case(&name),
+        calibration => calibration.as_ref().map(|fitted| calibration_text(Some(&fitted.map))),
+        prompts => calibration.as_ref().map(|fitted| counted(fitted.num_prompts, "prompt")),
+        before => before.scores.ece, after => after.as_ref().map(|after| after.scores.ece),
+        plot => reliability(predictions, format!("predictions-{}", index + 1), &name).view(),
+        table => scores_table("predictions", rows.collect()).view(),
+        name,
     }
 }
 
-fn title(row: &ReplayRow) -> String {
-    let mut text =
-        format!("{}: {} ({})", label(row), gain(1.0 + row.gain.value), range(row.gain, signed));
-    if let Some(ceiling) = row.ceiling {
-        text += &format!(", ceiling {}", gain(1.0 + ceiling.value));
+/// The accepted share against the prediction, before and after calibration.
+fn reliability(predictions: &HeadPredictions, id: String, name: &str) -> Plot {
+    let line = |class: &str, name: &str, judged: &JudgedHead| PlotLine {
+        look: Look::circle(class),
+        entry: [String::new(), name.to_owned()],
+        name: name.to_owned(),
+        points: gathered(&judged.bins).iter().map(point).collect(),
+    };
+    let mut lines = vec![line("plain hollow", "uncalibrated", &predictions.before)];
+    lines.extend(predictions.after.as_ref().map(|after| line("draft head", "calibrated", after)));
+    Plot {
+        id,
+        title: format!("Reliability of the head\u{2019}s predictions: {name}"),
+        caption: String::new(),
+        x_name: "predicted acceptance probability \u{2192}",
+        y_name: "\u{2191} accepted share",
+        content: PlotContent::Square(lines),
     }
-    text
 }
 
-fn description(replay: &ReplayGroup, name: &str) -> String {
-    let fixed = fixed(replay).map_or_else(|| "the best fixed length".into(), label);
-    let mut text = format!("Modelled gain over {fixed}, {name}, {}.", replay.cost_source.text());
-    for row in adaptive(replay) {
-        text += &format!(" {}.", title(row));
+/// A point, titled `0.42 predicted, 0.61 accepted, 12.3 % of all weight, 340 predictions`.
+fn point(bin: &ReliabilityBin) -> PlotPoint {
+    PlotPoint {
+        at: (bin.mean_predicted, bin.mean_label),
+        radius: MIN_RADIUS + (WHOLE - MIN_RADIUS) * bin.share.sqrt(),
+        title: format!(
+            "{} predicted, {} accepted, {} of all weight, {}",
+            number(bin.mean_predicted, 2),
+            number(bin.mean_label, 2),
+            typeset(&percent(bin.share, 1)),
+            counted(bin.num_labels, "prediction"),
+        ),
     }
-    if let Some(oracle) = replay.oracle {
-        text += &format!(" Oracle: {}.", gain(1.0 + oracle.value));
+}
+
+/// Merges neighbouring bins until each holds enough predictions.
+fn gathered(bins: &[ReliabilityBin]) -> Vec<ReliabilityBin> {
+    let mut gathered: Vec<ReliabilityBin> = Vec::new();
+    for bin in bins {
+        match gathered.last_mut() {
+            Some(last) if last.num_labels < MIN_LABELS => *last = merged(last, bin),
+            _ => gathered.push(*bin),
+        }
     }
-    text
+    if let [.., before, last] = &mut gathered[..]
+        && last.num_labels < MIN_LABELS
+    {
+        *before = merged(before, last);
+        gathered.pop();
+    }
+    gathered
+}
+
+fn merged(one: &ReliabilityBin, other: &ReliabilityBin) -> ReliabilityBin {
+    let share = one.share + other.share;
+    let mean =
+        |of: fn(&ReliabilityBin) -> f64| (one.share * of(one) + other.share * of(other)) / share;
+    ReliabilityBin {
+        mean_predicted: mean(|bin| bin.mean_predicted),
+        mean_label: mean(|bin| bin.mean_label),
+        share,
+        num_labels: one.num_labels + other.num_labels,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_hold_enough_predictions_and_lose_none() {
+        let bin = |mean_predicted: f64, num_labels: usize| ReliabilityBin {
+            mean_predicted,
+            mean_label: 1.0 - mean_predicted,
+            share: num_labels as f64 / 256.0,
+            num_labels,
+        };
+        let found = gathered(&[bin(0.25, 16), bin(0.5, 48), bin(0.75, 128), bin(1.0, 64)]);
+        assert_eq!(found.len(), 3);
+        assert_eq!(found[0].num_labels, 64);
+        assert_eq!((found[0].mean_predicted, found[0].mean_label), (0.4375, 0.5625));
+        assert_eq!(found[1..], [bin(0.75, 128), bin(1.0, 64)]);
+
+        let found = gathered(&[bin(0.25, 96), bin(0.5, 96), bin(0.75, 32)]);
+        assert_eq!(found.iter().map(|bin| bin.num_labels).collect::<Vec<_>>(), [96, 128]);
+        let whole: f64 = found.iter().map(|bin| bin.share).sum();
+        assert_eq!(whole, 224.0 / 256.0);
+        assert_eq!(gathered(&[bin(0.5, 3)]), [bin(0.5, 3)]);
+        assert_eq!(gathered(&[]), []);
+    }
 }

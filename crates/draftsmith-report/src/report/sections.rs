@@ -6,36 +6,13 @@ use draftsmith_theory::{Decoding, TokenChoice};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 
-use super::text::{counted, gain, group_id, label, number, on_a_page, rule_label, symbol, times};
+use super::group_id;
 use crate::results::{
     Conclusion, CostSummary, DecodingName, DeployAdvice, EvaluationSummary, Group, GroupSummary,
-    GroupVerdict, PromiseSummary, ResultRow, Road, StopRuleName, in_order,
+    GroupVerdict, PromiseSummary, ResultRow, Road, StopRuleName,
 };
-
-/// The main findings, in a few sentences.
-pub(super) fn lead(groups: &[Group<'_>]) -> String {
-    let mut findings: Vec<String> =
-        ROADS.iter().filter_map(|(road, with, _)| rule_over_fixed(groups, *road, with)).collect();
-    let ratios: Vec<f64> = groups.iter().filter_map(self_over_separate).collect();
-    if !ratios.is_empty() {
-        let what = "Self-drafting at its best is faster than the separate draft at its best";
-        findings.push(format!("{what} {}", compared(&ratios)));
-    }
-    if !findings.is_empty() {
-        return findings.join(" ");
-    }
-    let speedups: Vec<f64> = groups.iter().filter_map(|group| group.best()?.speedup).collect();
-    let (least, greatest) = range(&speedups);
-    match speedups.len() {
-        0 => "No speed-up over plain decoding with the target was measured.".into(),
-        1 => format!("The best setting is {} as fast as plain decoding.", times(Some(least))),
-        _ => format!(
-            "The best settings are {} to {} as fast as plain decoding.",
-            times(Some(least)),
-            times(Some(greatest))
-        ),
-    }
-}
+use crate::table::{Line, Table};
+use crate::text::{counted, gain, number, on_a_page, percent, times, typeset};
 
 /// Kinds of drafters with the start of a sentence about them, and the prefix of their gains on a card.
 const ROADS: [(Road, &str, &str); 4] = [
@@ -45,91 +22,88 @@ const ROADS: [(Road, &str, &str); 4] = [
     (Road::Several, "With several drafters", "several drafters, "),
 ];
 
-/// The gain of a kind of drafter's best adaptive rule, by its mean over the groups, over the best fixed
-/// length.
-fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<String> {
-    let rules: BTreeSet<StopRuleName> =
-        groups.iter().flat_map(|group| group.rules_of_road(road)).collect();
-    let rules = rules.into_iter().filter(|rule| is_adaptive(*rule));
-    let gains = |rule: StopRuleName| -> Vec<f64> {
-        let ratio = |group: &Group<'_>| {
-            speed_ratio(
-                group.best_of_road_by(road, |other| other == rule)?,
-                best_fixed(group, road)?,
-            )
-        };
-        groups.iter().filter_map(ratio).collect()
-    };
-    let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
-    let rules = rules.map(|rule| (rule, gains(rule)));
-    let rules: Vec<(StopRuleName, Vec<f64>)> =
-        rules.filter(|(_, gains)| !gains.is_empty()).collect();
-    let best = |a: &(StopRuleName, Vec<f64>), b: &(StopRuleName, Vec<f64>)| {
-        // A rule measured in fewer groups may have had the easier ones.
-        a.1.len().cmp(&b.1.len()).then(mean(&a.1).total_cmp(&mean(&b.1)))
-    };
-    let (rule, ratios) = rules.iter().max_by(|a, b| best(a, b))?;
-    let of = if rules.len() == 1 {
-        "the adaptive stop rule".into()
-    } else {
-        format!("the best of {} adaptive stop rules", rules.len())
-    };
-    Some(format!(
-        "{with} {of}, {}, is faster than the best fixed candidate length {}",
-        rule_in_words(*rule),
-        compared(ratios)
-    ))
-}
-
-/// `acceptance head (h)`.
-fn rule_in_words(rule: StopRuleName) -> String {
-    match rule.symbol() {
-        Some(symbol) => format!("{} ({})", rule.text(), on_a_page(symbol)),
-        None => rule.text().into(),
+/// The main findings, in a few sentences.
+pub(super) fn lead(groups: &[Group<'_>]) -> String {
+    let rules = ROADS.iter().filter_map(|(road, with, _)| rule_over_fixed(groups, *road, with));
+    let what = "Self-drafting at its best is faster than the separate draft at its best";
+    let ratios: Vec<f64> = groups.iter().filter_map(self_over_separate).collect();
+    let findings: Vec<String> = rules.chain(compared(what, &ratios)).collect();
+    if !findings.is_empty() {
+        return findings.join(" ");
+    }
+    let speedups: Vec<f64> = groups.iter().filter_map(|group| group.best()?.speedup).collect();
+    match range(&speedups, |speedup| times(Some(speedup))) {
+        None => "No speed-up over plain decoding with the target was measured.".into(),
+        Some(range) => format!("The best settings are {range} as fast as plain decoding."),
     }
 }
 
-/// `in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens per second.`
-fn compared(ratios: &[f64]) -> String {
-    let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
-    let (least, greatest) = range(ratios);
-    let by = if ratios.len() == 1 {
-        format!("a difference of {}", gain(least))
-    } else {
-        format!("differences from {} to {}", gain(least), gain(greatest))
+/// The gain of a kind of drafter's best adaptive rule, by its mean over the groups, over the best fixed
+/// length.
+fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<String> {
+    let rows = groups.iter().flat_map(Group::drafted).filter(|row| row.road == Some(road));
+    let rules: BTreeSet<StopRuleName> = rows.map(|row| row.stop_rule).collect();
+    let ratios = |rule: StopRuleName| {
+        let ratio = |group: &Group<'_>| {
+            speed_ratio(best(group, road, |other| other == rule)?, best_fixed(group, road)?)
+        };
+        (rule, groups.iter().filter_map(ratio).collect::<Vec<f64>>())
     };
-    format!(
-        "in {num_faster} of {}: {by} in tokens per second.",
-        counted(ratios.len(), "comparison")
-    )
+    let rules = rules.into_iter().filter(|rule| is_adaptive(*rule)).map(ratios);
+    let rules: Vec<_> = rules.filter(|(_, ratios)| !ratios.is_empty()).collect();
+    let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
+    // A rule measured in fewer groups may have had the easier ones.
+    let (rule, ratios) = rules
+        .iter()
+        .max_by(|(_, a), (_, b)| a.len().cmp(&b.len()).then(mean(a).total_cmp(&mean(b))))?;
+    let of = match rules.len() {
+        1 => "the adaptive stop rule".into(),
+        several => format!("the best of {several} adaptive stop rules"),
+    };
+    let (rule, symbol) = (rule.text(), symbol(*rule));
+    let what =
+        format!("{with} {of}, {rule} ({symbol}), is faster than the best fixed candidate length");
+    compared(&what, ratios)
 }
 
-fn range(values: &[f64]) -> (f64, f64) {
-    let fold = |start, of: fn(f64, f64) -> f64| values.iter().copied().fold(start, of);
-    (fold(f64::INFINITY, f64::min), fold(f64::NEG_INFINITY, f64::max))
+/// `… in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens per second.`
+fn compared(what: &str, ratios: &[f64]) -> Option<String> {
+    let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
+    let differences = range(ratios, |ratio| gain(ratio - 1.0))?;
+    let comparisons = counted(ratios.len(), "comparison");
+    Some(format!("{what} in {num_faster} of {comparisons}: {differences} in tokens per second."))
+}
+
+/// `1.20× to 1.31×`, or one text if there is one value.
+fn range(values: &[f64], text: impl Fn(f64) -> String) -> Option<String> {
+    let least = typeset(&text(values.iter().copied().reduce(f64::min)?));
+    let greatest = typeset(&text(values.iter().copied().reduce(f64::max)?));
+    Some(if values.len() == 1 { least } else { format!("{least} to {greatest}") })
 }
 
 fn is_adaptive(rule: StopRuleName) -> bool {
     rule != StopRuleName::FixedLength
 }
 
-fn best_fixed<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
-    group.best_of_road_by(road, |rule| !is_adaptive(rule))
+/// The fastest row of a kind of drafter under the rules that are meant.
+fn best<'a>(
+    group: &Group<'a>,
+    road: Road,
+    is_meant: impl Fn(StopRuleName) -> bool,
+) -> Option<&'a ResultRow> {
+    group.fastest(|row| row.road == Some(road) && is_meant(row.stop_rule))
 }
 
-fn best_adaptive<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
-    group.best_of_road_by(road, is_adaptive)
+fn best_fixed<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
+    best(group, road, |rule| !is_adaptive(rule))
 }
 
 /// Speed of the best self-draft relative to the best separate draft.
 fn self_over_separate(group: &Group<'_>) -> Option<f64> {
-    speed_ratio(group.best_of_road(Road::SelfDraft)?, group.best_of_road(Road::SeparateDraft)?)
-}
-
-/// The 95 % interval of a speed-up, in words.
-fn speedup_interval(row: &ResultRow) -> Option<String> {
-    let [low, high] = row.speedup_interval?.map(|end| number(end, 2));
-    Some(format!("{low} to {high}"))
+    speed_ratio(
+        best(group, Road::SelfDraft, |_| true)?,
+        best(group, Road::SeparateDraft, |_| true)?,
+    )
 }
 
 fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
@@ -154,204 +128,140 @@ pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
 /// A card for each group: the tuned or else the fastest setting, and the best of each kind of drafter.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let line = |row: &ResultRow| {
-        let (setting, rule) = (label(row), rule_label(row));
-        let (drafter, speed) = (setting.strip_suffix(&rule), number(row.tokens_per_second, 1));
-        context! { drafter, rule, speedup => times(row.speedup), speed }
+        let drafter = row.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default();
+        context! { drafter, rule => row.rule_label(), ..Serde(row) }
     };
     let card = |(index, group): (usize, &Group<'_>)| {
         let first = group.best_tuned().or(group.best()).or(group.plain())?;
-        let (mut gains, mut lines) = (Vec::new(), Vec::new());
+        let mut gains = Vec::new();
         for (road, _, prefix) in ROADS {
-            let (adaptive, fixed) = (best_adaptive(group, road), best_fixed(group, road));
-            lines.extend(adaptive.into_iter().chain(fixed).map(line));
-            if let (Some(adaptive), Some(fixed)) = (adaptive, fixed) {
-                let what = format!("{prefix}{} over K", symbol(adaptive));
-                gains.push((speed_ratio(adaptive, fixed), what));
-            }
+            let Some(adaptive) = best(group, road, is_adaptive) else { continue };
+            let ratio = best_fixed(group, road).and_then(|fixed| speed_ratio(adaptive, fixed));
+            gains.push((ratio, format!("{prefix}{} over K", symbol(adaptive.stop_rule))));
         }
         gains.push((self_over_separate(group), "self-draft over separate".into()));
-        let gains = gains.into_iter().filter_map(|(ratio, what)| {
-            Some(context! { text => gain(ratio?), faster => ratio? > 1.0, what })
-        });
-        lines.extend(group.plain().map(line));
+        let gains = gains.into_iter().filter_map(|(ratio, what)| Some((ratio? - 1.0, what)));
+        let lines = bests(group).into_iter().map(|(row, _)| row).chain(group.plain()).map(line);
         Some(context! {
-            id => group_id(index), dataset => group.dataset, decoding => group.decoding_text(),
-            speedup => times(first.speedup), interval => speedup_interval(first),
-            setting => label(first), is_tuned => first.is_tuned, gains => gains.collect::<Vec<_>>(), lines,
+            id => group_id(index), decoding_text => group.decoding_text(), label => first.label(),
+            interval => first.speedup_interval.map(|_| typeset(&first.speedup_range())),
+            gains => gains.collect::<Vec<_>>(), lines => lines.collect::<Vec<_>>(), ..Serde(first)
         })
     };
     groups.iter().enumerate().filter_map(card).collect()
 }
 
-/// The results by category with the settings that are best over all prompts; None if there are no
+/// The best fixed length and the best adaptive rule of each kind of drafter, each with the fixed length that
+/// it is compared with.
+fn bests<'a>(group: &Group<'a>) -> Vec<(&'a ResultRow, Option<&'a ResultRow>)> {
+    let of_road = |(road, ..): (Road, &str, &str)| {
+        let fixed = best_fixed(group, road);
+        let adaptive = best(group, road, is_adaptive).map(|row| (row, fixed));
+        fixed.map(|row| (row, None)).into_iter().chain(adaptive).collect::<Vec<_>>()
+    };
+    ROADS.into_iter().flat_map(of_road).collect()
+}
+
+/// The results by category with the settings that are best over all prompts; no lines if there are no
 /// categories, or nothing was drafted.
 ///
 /// Choosing settings again in each category would overstate their speed.
-pub(super) fn categories(group: &Group<'_>) -> Option<Value> {
-    // Each setting with the fixed length that it is compared with.
-    let mut settings: Vec<(&ResultRow, Option<&ResultRow>)> = Vec::new();
-    for (road, ..) in ROADS {
-        let fixed = best_fixed(group, road);
-        settings.extend(fixed.map(|row| (row, None)));
-        settings.extend(best_adaptive(group, road).map(|row| (row, fixed)));
-    }
-    let categories = group.categories();
-    let (any, _) = *settings.first().filter(|_| !categories.is_empty())?;
-    let rows = categories.iter().map(|category| {
-        let of = |like: Option<&ResultRow>| like.and_then(|like| group.in_category(category, like));
-        let cells = settings.iter().map(|(like, fixed)| {
-            let row = of(Some(like));
-            let over = row.zip(of(*fixed)).and_then(|(row, fixed)| speed_ratio(row, fixed));
-            context! {
-                speedup => times(row.and_then(|row| row.speedup)),
-                compression_rate => number(row.map_or(f64::NAN, |row| row.compression_rate), 2),
-                over => fixed.map(|_| over.map_or_else(|| number(f64::NAN, 0), gain)),
-            }
+pub(super) fn categories(group: &Group<'_>) -> Value {
+    let settings = bests(group);
+    let names = group.categories().into_iter().filter(|_| !settings.is_empty());
+    let any = settings.first().map(|(row, _)| *row);
+    let value = |category: &str, like: Option<&ResultRow>, of: fn(&ResultRow) -> Option<f64>| {
+        like.and_then(|like| of(group.in_category(category, like)?)).unwrap_or(f64::NAN)
+    };
+    let mut table = Table::new("category", names.map(|name| Line::of(name, name)))
+        .page("prompts", |it| number(value(it, any, |row| Some(row.num_prompts as f64)), 0))
+        .page("plain decoding, tok/s", |it| {
+            number(value(it, group.plain(), |row| Some(row.tokens_per_second)), 1)
         });
-        context! {
-            name => *category,
-            num_prompts => of(Some(any)).map(|row| row.num_prompts),
-            plain => of(group.plain()).map(|row| number(row.tokens_per_second, 1)),
-            cells => cells.collect::<Vec<_>>(),
+    for (row, fixed) in settings {
+        let name = on_a_page(&row.label());
+        let speed = |it: &str, row| value(it, Some(row), |row| Some(row.tokens_per_second));
+        table = table
+            .page(format!("{name}: speed-up"), |it| {
+                times(Some(value(it, Some(row), |row| row.speedup)))
+            })
+            .page(format!("{name}: tok/fwd"), |it| {
+                number(value(it, Some(row), |row| Some(row.compression_rate)), 2)
+            });
+        if let Some(fixed) = fixed {
+            let over = |it: &&str| gain(speed(it, row) / speed(it, fixed) - 1.0);
+            table = table.page(format!("{name}: over K"), over);
         }
-    });
-    let settings = settings.iter().map(|(row, fixed)| {
-        context! { name => label(row), over => fixed.map(symbol) }
-    });
-    Some(context! { settings => settings.collect::<Vec<_>>(), rows => rows.collect::<Vec<_>>() })
+    }
+    table.view()
 }
 
-/// The fitted cost models of all groups.
-pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
-    let row = |group: &Group<'_>, cost: &CostSummary| {
+/// The fitted cost models of all groups, with the greatest error of a speed-up.
+pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Value {
+    let miss = |group: &Group<'_>, cost: &CostSummary| {
         let rows = group.pooled().filter(|row| row.drafter == cost.drafter);
         let misses =
             rows.filter_map(|row| Some((row.modelled_speedup? / row.speedup? - 1.0).abs()));
-        let (miss, drafter_text) = (misses.fold(f64::NAN, f64::max), cost.drafter.text());
-        context! { name => group.name(), drafter_text, miss, ..Serde(cost) }
+        misses.fold(f64::NAN, f64::max)
     };
-    let costs = groups.iter().filter_map(|group| Some((group, summary.group(group)?)));
-    costs.flat_map(|(group, known)| known.costs.iter().map(move |cost| row(group, cost))).collect()
+    let known = groups.iter().filter_map(|group| Some((group, &summary.group(group)?.costs)));
+    let lines = known.flat_map(|(group, costs)| {
+        costs.iter().map(move |cost| Line::of(group.name(), (cost, miss(group, cost))))
+    });
+    let ms = |seconds: f64| number(1e3 * seconds, 3);
+    Table::new("dataset and decoding", lines)
+        .page("drafter", |(cost, _)| cost.drafter.text())
+        .classed("word")
+        .page("t_draft, ms", |(cost, _)| ms(cost.draft_seconds))
+        .page("t_target, ms", |(cost, _)| ms(cost.target_seconds))
+        .page("t_row, ms", |(cost, _)| cost.row_seconds.map_or("in both".into(), ms))
+        .page("R²", |(cost, _)| number(cost.r_squared, 4))
+        .page("mean error", |(cost, _)| percent(cost.mean_relative_error, 1))
+        .page("greatest error", |(cost, _)| percent(cost.max_relative_error, 1))
+        .page("greatest error of a speed-up", |(_, miss)| percent(*miss, 1))
+        .view()
 }
 
 /// Gains of tuned rules, as promised and as measured.
 pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     let promise = |promise: &PromiseSummary| {
-        let drafter = promise.drafter.text();
-        let drafter_text = if known.promises.len() > 1 { drafter + ", " } else { String::new() };
-        let rule = on_a_page(promise.stop_rule.symbol().unwrap_or_default());
-        let outcome_text = promise.outcome.text();
-        context! { drafter_text, rule, outcome_text, ..Serde(promise) }
+        let prefix = promise.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default();
+        let rule = format!("{prefix}{}", symbol(promise.stop_rule));
+        context! { rule, outcome_text => promise.outcome.text(), ..Serde(promise) }
     };
     known.promises.iter().map(promise).collect()
 }
 
-/// Statements on whether the output of each group is the target's.
+/// Whether the output of each group is the target's.
 pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
     let statement = |group: &Group<'_>| {
-        let (verdict, mut text) = verdict(group);
-        let forgiven = summary.group(group).map_or(0, |known| known.num_forgiven_ties);
-        if forgiven > 0 {
-            text += &format!(
-                " {} forgiven, where both tokens\u{2019} logits were within {} of the greatest.",
-                counted(forgiven, "mismatch").replace("mismatchs", "mismatches"),
-                summary.dtype.tie_text()
-            );
-        }
-        context! { name => group.name(), verdict, text }
+        let with = |lossless| group.drafted().filter(move |row| row.lossless == lossless);
+        let (num_same, num_unchecked) = (with(Some(true)).count(), with(None).count());
+        let differing: Vec<String> = with(Some(false)).map(ResultRow::label).collect();
+        let num_forgiven = summary.group(group).map_or(0, |known| known.num_forgiven_ties);
+        let is_sampled = group.decoding == DecodingName::Sampled;
+        context! { name => group.name(), num_same, num_unchecked, differing, num_forgiven, is_sampled }
     };
     groups.iter().map(statement).collect()
 }
 
-/// The style sheet's class of a statement, and its text.
-fn verdict(group: &Group<'_>) -> (&'static str, String) {
-    let drafted: Vec<&ResultRow> =
-        group.pooled().filter(|row| row.stop_rule != StopRuleName::None).collect();
-    let with = |lossless| drafted.iter().filter(move |row| row.lossless == lossless);
-    let (num_same, num_unchecked) = (with(Some(true)).count(), with(None).count());
-    let differing: Vec<String> = with(Some(false)).map(|row| label(row)).collect();
-    let (verdict, mut text) = if !differing.is_empty() {
-        let text =
-            format!("differs from the target\u{2019}s output with {}.", differing.join(", "));
-        ("differs", text)
-    } else if num_same > 0 {
-        let all = if num_same == drafted.len() && num_same > 1 { "all " } else { "" };
-        let settings = format!("{all}{}", counted(num_same, "setting"));
-        ("same", format!("{settings} gave exactly the target\u{2019}s tokens on every prompt."))
-    } else if group.decoding == DecodingName::Sampled {
-        let text =
-            "not compared: two sampled texts differ even if they have the same distribution.";
-        return ("unchecked", text.into());
-    } else {
-        return ("unchecked", "not checked.".into());
+/// All settings of a decoding, in words.
+pub(super) fn decoding_text(decoding: &Decoding) -> String {
+    let sampling = match decoding.choice {
+        TokenChoice::Greedy => None,
+        TokenChoice::Sampled(sampling) => Some(sampling),
     };
-    if num_unchecked > 0 {
-        text += &format!(" {} not checked.", counted(num_unchecked, "setting"));
-    }
-    (verdict, text)
-}
-
-/// Models, prompts, decoding, machine and versions.
-pub(super) fn provenance(summary: &EvaluationSummary) -> Value {
-    let decodings = in_order(summary.groups.iter().map(|group| decoding_text(&group.decoding)));
-    let seeds: Vec<String> = summary.seeds.iter().map(u64::to_string).collect();
-    let prompts: Vec<String> = summary
-        .datasets
-        .iter()
-        .map(|dataset| format!("{} ({})", dataset.name, counted(dataset.num_prompts, "prompt")))
-        .collect();
-    let fact = |what: &str, text: String| (what.to_owned(), text);
-    let mut facts = vec![
-        fact("Recipe", summary.recipe.clone()),
-        fact("Prompts", prompts.join(", ")),
-        fact("Decoding", decodings.join("; ")),
-        fact("Answers", answers_text(summary)),
-        fact(if seeds.len() == 1 { "Seed" } else { "Seeds" }, seeds.join(", ")),
-        fact("Machine", summary.machine.clone()),
-        fact("Device", device_text(summary)),
-        fact("draftsmith", summary.version.clone()),
+    let penalty = decoding.repetition_penalty;
+    let parts = [
+        Some(sampling.map_or("greedy".into(), |it| format!("sampled at T = {}", it.temperature))),
+        sampling.filter(|it| it.top_p < 1.0).map(|it| format!("top-p {}", it.top_p)),
+        sampling.and_then(|it| it.top_k).map(|top_k| format!("top-k {top_k}")),
+        sampling.and_then(|it| it.min_p).map(|min_p| format!("min-p {min_p}")),
+        decoding.is_penalised().then(|| format!("repetition penalty {penalty}")),
     ];
-    facts.extend(summary.versions.iter().map(|known| fact(&known.name, known.version.clone())));
-    context! { facts, models => Serde(&summary.models) }
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The limit of answers, and the batch size.
-fn answers_text(summary: &EvaluationSummary) -> String {
-    let at_most = format!("at most {}", counted(summary.max_new_tokens, "new token"));
-    match summary.batch_size {
-        1 => at_most,
-        several => format!("{at_most}, {several} prompts at the same time"),
-    }
-}
-
-/// The device, and the type of its numbers unless it is f32.
-fn device_text(summary: &EvaluationSummary) -> String {
-    let device = &summary.device;
-    if summary.dtype.is_f32() {
-        return device.clone();
-    }
-    format!("{device}, in {}", summary.dtype.name())
-}
-
-fn decoding_text(decoding: &Decoding) -> String {
-    let mut text = match decoding.choice {
-        TokenChoice::Greedy => "greedy".into(),
-        TokenChoice::Sampled(sampling) => {
-            let mut text = format!("sampled at T = {}", sampling.temperature);
-            if sampling.top_p < 1.0 {
-                text += &format!(", top-p {}", sampling.top_p);
-            }
-            if let Some(top_k) = sampling.top_k {
-                text += &format!(", top-k {top_k}");
-            }
-            if let Some(min_p) = sampling.min_p {
-                text += &format!(", min-p {min_p}");
-            }
-            text
-        }
-    };
-    if decoding.is_penalised() {
-        text += &format!(", repetition penalty {}", decoding.repetition_penalty);
-    }
-    text
+fn symbol(rule: StopRuleName) -> String {
+    on_a_page(rule.symbol().unwrap_or_default())
 }

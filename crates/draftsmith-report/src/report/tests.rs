@@ -2,9 +2,8 @@
 
 use draftsmith_theory::DrafterId;
 
-use super::text::gain;
 use super::*;
-use crate::results::{Estimate, ReplayGroup, Road, StopRuleName};
+use crate::results::{DrafterName, Estimate, ReplayGroup, Road, StopRuleName};
 
 /// Elements without an end tag.
 const VOID: [&str; 3] = ["meta", "link", "br"];
@@ -65,7 +64,14 @@ fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let tags = tags(&page);
     // In two sizes: five pictures for every dataset and decoding, one for every replay, and one for the
     // head's predictions under each decoding.
-    assert_eq!(tags.iter().filter(|(name, _)| name == "svg").count(), (4 * 5 + 8 + 2) * 2);
+    assert_eq!(
+        tags.iter()
+            .filter(
+                |(name, attributes)| name == "svg" && attribute(attributes, "role") == Some("img")
+            )
+            .count(),
+        (4 * 5 + 8 + 2) * 2
+    );
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {
             let Some(text) = attribute(attributes, number) else { continue };
@@ -208,7 +214,7 @@ fn findings_name_losing_rules_and_differing_settings() {
         }
     }
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
-    assert!(page.contains("in 0 of 4\u{a0}comparisons"), "no rule is faster");
+    assert!(page.contains("in 0 of 4 comparisons"), "no rule is faster");
     assert!(page.contains("gain slower") && !page.contains("gain faster"));
 
     let greedy = rows.iter_mut().find(|row| row.label() == "K = 3").expect("a fixed length");
@@ -235,7 +241,7 @@ fn kinds_of_drafters_and_exit_layers_look_different() {
         assert!(page.contains(&format!("<span>{heading}</span>")), "{heading}");
     }
     for entry in ["lagless h", "joint \u{3b7}", "worth(H)"] {
-        assert!(page.contains(&format!(">{entry}</text>")), "{entry}");
+        assert!(page.contains(&format!("</svg>{entry}</li>")), "{entry}");
     }
     assert!(page.contains("series self length other") && page.contains("curve self length other"));
     assert!(page.contains("series self confidence hollow dotted other"));
@@ -260,13 +266,15 @@ fn replays_show_ceilings_and_intervals() {
     ));
     let tree = Some(fixture::static_tree());
     let in_trees = page_of(&[ReplayGroup { tree, ..replays[0].clone() }]);
-    let text = "static tree 3-2.1 with K = 2, the best of 410 shapes: 2.52\u{d7}, +4.5\u{a0}% over";
+    let text = "static tree 3-2.1, K = 2, the best of 410 shapes: 2.52x, +4.5% over";
     assert!(in_trees.contains(text) && !page.contains("static tree"), "{in_trees}");
     // Three rules read the head, and the picture has two sizes.
     assert_eq!(page.matches(r#"class="ceiling""#).count(), 3 * 2);
     assert_eq!(page.matches(r#"class="whisker""#).count(), 10 * 2);
     assert!(page.contains("oracle +31.2\u{a0}%"));
-    assert!(page.contains(r#"<td class="slower">"#) && page.contains(r#"<td class="faster">"#));
+    assert!(
+        page.contains(r#"<tr class="slower">"#) && page.contains(r#"<tr class="best faster">"#)
+    );
     assert!(page.contains("<h3>Draft, greedy</h3>"));
     assert!(!page_of(&replays[4..]).contains(r#"class="ceiling""#), "self-drafts have no head");
 
@@ -286,9 +294,7 @@ fn predictions_are_shown_before_and_after_calibration() {
     };
     let mut replay = Replay { groups: Vec::new(), ..fixture::replay() };
     let page = page_of(&replay);
-    assert!(
-        page.contains("Calibrated (platt, scale 1.000, bias +1.386, fitted to 120\u{a0}prompts)")
-    );
+    assert!(page.contains("Calibrated (platt, scale 1.000, bias +1.386, fitted to 120 prompts)"));
     assert!(page.contains("No calibration: the expected calibration error is"));
     let num_points = |class: &str| {
         let start = format!("<g class=\"series {class}\"><title>");
@@ -302,7 +308,7 @@ fn predictions_are_shown_before_and_after_calibration() {
     assert_eq!(num_points("plain hollow"), [raw, raw, uncalibrated, uncalibrated]);
     assert_eq!(num_points("draft head"), [after.bins.len(); 2]);
     for score in [greedy.before.scores.ece, after.scores.ece, after.scores.brier] {
-        assert!(page.contains(&format!("<td>{score:.4}</td>")), "{score}");
+        assert!(page.contains(&format!(r#"<td class="num">{score:.4}</td>"#)), "{score}");
     }
 
     // A single kind of outcome has no AUROC.
@@ -350,15 +356,4 @@ fn few_settings_are_labelled_and_many_are_collapsed() {
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     assert!(!page.contains("<details open>") && page.contains("equal modelled speed-up"));
     assert!(page.contains("in addition") && page.contains("Not shown"));
-}
-
-#[test]
-fn numbers_are_formatted_for_reading() {
-    assert_eq!(thousands(0), "0");
-    assert_eq!(thousands(1234567), "1\u{202f}234\u{202f}567");
-    assert_eq!(gain(1.09), "+9.0\u{a0}%");
-    assert_eq!(gain(0.988), "\u{2212}1.2\u{a0}%");
-    assert_eq!((gain(0.9999), gain(f64::NAN)), ("+0.0\u{a0}%".into(), "\u{2013}".into()));
-    assert_eq!((times(Some(2.125)), times(None)), ("2.12\u{d7}".into(), "\u{2013}".into()));
-    assert_eq!(number(f64::INFINITY, 2), "\u{2013}");
 }

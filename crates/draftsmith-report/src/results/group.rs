@@ -1,6 +1,6 @@
 //! Groups of comparable rows, and the best rows of a group. Only rows of one group may be compared.
 
-use super::{DecodingName, DrafterName, ResultRow, Road, StopRuleName, in_order};
+use super::{DecodingName, DrafterName, ResultRow, StopRuleName, in_order};
 
 /// The rows of one dataset under one way of decoding.
 #[derive(Debug, Clone)]
@@ -14,47 +14,17 @@ pub(crate) struct Group<'a> {
     rows: Vec<&'a ResultRow>,
 }
 
-/// The set of rows in which a row is the fastest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// All rows that draft.
-    All,
-    /// The rows of its kind of drafter.
-    Road,
-    /// The rows of its drafter and stop rule.
-    Rule,
-}
-
-impl Standing {
-    /// The mark of such a row in the report.
-    pub(crate) fn mark(self) -> &'static str {
-        match self {
-            Self::All => "fastest",
-            Self::Road => "best of its kind",
-            Self::Rule => "best of its rule",
-        }
-    }
-}
-
 /// The groups of `rows`, in order of appearance.
 pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
-    let key = |row: &ResultRow| (row.decoding, row.temperature);
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    for row in rows {
-        let known = groups.iter_mut().find(|group| {
-            group.dataset == row.dataset && (group.decoding, group.temperature) == key(row)
-        });
-        match known {
-            Some(group) => group.rows.push(row),
-            None => groups.push(Group {
-                dataset: &row.dataset,
-                decoding: row.decoding,
-                temperature: row.temperature,
-                rows: vec![row],
-            }),
-        }
+    fn key(row: &ResultRow) -> (&str, DecodingName, f64) {
+        (&row.dataset, row.decoding, row.temperature)
     }
-    groups
+    let keys = in_order(rows.iter().map(key));
+    let group = |(dataset, decoding, temperature)| {
+        let of_group = |row: &&ResultRow| key(row) == (dataset, decoding, temperature);
+        Group { dataset, decoding, temperature, rows: rows.iter().filter(of_group).collect() }
+    };
+    keys.into_iter().map(group).collect()
 }
 
 impl<'a> Group<'a> {
@@ -73,42 +43,40 @@ impl<'a> Group<'a> {
         in_order(self.drafted().map(|row| row.drafter))
     }
 
-    /// The stop rules of a kind of drafter, sorted.
-    pub(crate) fn rules_of_road(&self, road: Road) -> Vec<StopRuleName> {
-        let mut rules = in_order(self.of_road(road).map(|row| row.stop_rule));
-        rules.sort();
-        rules
+    /// The fastest of the rows over all prompts that draft and are meant; ties go to the first.
+    pub(crate) fn fastest(&self, is_meant: impl Fn(&ResultRow) -> bool) -> Option<&'a ResultRow> {
+        // All rows of a group share one baseline, so the fastest has the greatest speed-up. Speeds are compared
+        // because the baseline may be missing.
+        let rows = self.drafted().filter(|row| row.tokens_per_second.is_finite() && is_meant(row));
+        rows.reduce(|best, row| match row.tokens_per_second > best.tokens_per_second {
+            true => row,
+            false => best,
+        })
     }
 
-    /// The fastest row over all prompts that drafts; ties go to the first, here and below.
+    /// The fastest row.
     pub(crate) fn best(&self) -> Option<&'a ResultRow> {
-        fastest(self.drafted())
+        self.fastest(|_| true)
     }
 
-    /// The fastest row over all prompts whose setting `tune` chose.
+    /// The fastest row whose setting `tune` chose.
     pub(crate) fn best_tuned(&self) -> Option<&'a ResultRow> {
-        fastest(self.drafted().filter(|row| row.is_tuned))
+        self.fastest(|row| row.is_tuned)
     }
 
-    /// The fastest row of a kind of drafter.
-    pub(crate) fn best_of_road(&self, road: Road) -> Option<&'a ResultRow> {
-        fastest(self.of_road(road))
-    }
-
-    /// The fastest row of a kind of drafter, among the rules for which `is_meant` is true.
-    pub(crate) fn best_of_road_by(
+    /// The fastest row of each class of rows, in order of appearance.
+    pub(crate) fn best_by<T: PartialEq>(
         &self,
-        road: Road,
-        is_meant: impl Fn(StopRuleName) -> bool,
-    ) -> Option<&'a ResultRow> {
-        fastest(self.of_road(road).filter(|row| is_meant(row.stop_rule)))
+        class: impl Fn(&ResultRow) -> T,
+    ) -> Vec<&'a ResultRow> {
+        let classes = in_order(self.drafted().map(&class));
+        let best = |known: T| self.fastest(|row| class(row) == known);
+        classes.into_iter().filter_map(best).collect()
     }
 
     /// The fastest row of each drafter and stop rule, in order of appearance.
     pub(crate) fn best_of_rules(&self) -> Vec<&'a ResultRow> {
-        let rules = in_order(self.drafted().map(|row| (row.drafter, row.stop_rule)));
-        let best = |(drafter, rule)| self.best_of_rule(drafter, rule);
-        rules.into_iter().filter_map(best).collect()
+        self.best_by(|row| (row.drafter, row.stop_rule))
     }
 
     /// The rows of `like`'s drafter and stop rule, including `like`.
@@ -117,22 +85,31 @@ impl<'a> Group<'a> {
         self.drafted().filter(move |row| (row.drafter, row.stop_rule) == sweep)
     }
 
-    /// The widest set in which `row` is the fastest; None if there is none, or the row is for a category.
-    pub(crate) fn standing(&self, row: &ResultRow) -> Option<Standing> {
-        let road = row.road.filter(|_| row.is_pooled())?;
-        let is = |best: Option<&ResultRow>| best.is_some_and(|best| best.same_setting(row));
-        if is(self.best()) {
-            Some(Standing::All)
-        } else if is(self.best_of_road(road)) {
-            Some(Standing::Road)
-        } else {
-            is(self.best_of_rule(row.drafter, row.stop_rule)).then_some(Standing::Rule)
+    /// `tuned`, or the widest set in which `row` is the fastest: `fastest` of all, `best` of its kind of
+    /// drafter, `*` of its drafter and rule; empty if there is none, or the row is for a category.
+    pub(crate) fn mark(&self, row: &ResultRow) -> &'static str {
+        let is = |is_meant: &dyn Fn(&ResultRow) -> bool| {
+            row.is_pooled() && self.fastest(is_meant).is_some_and(|best| best.same_setting(row))
+        };
+        let rule = |row: &ResultRow| (row.drafter, row.stop_rule);
+        match (row.is_tuned, is(&|_| true)) {
+            (true, true) => "tuned, fastest",
+            (true, false) => "tuned",
+            (false, true) => "fastest",
+            _ if is(&|other| other.road == row.road) => "best",
+            _ if is(&|other| rule(other) == rule(row)) => "*",
+            _ => "",
         }
     }
 
-    /// Whether `row` is the fastest on its road.
+    /// Whether `row` is the fastest of its kind of drafter.
     pub(crate) fn is_best_of_road(&self, row: &ResultRow) -> bool {
-        matches!(self.standing(row), Some(Standing::All | Standing::Road))
+        self.fastest(|other| other.road == row.road).is_some_and(|best| best.same_setting(row))
+    }
+
+    /// Whether `row` is the fastest of its drafter and rule.
+    pub(crate) fn is_best_of_rule(&self, row: &ResultRow) -> bool {
+        self.best_of_rules().iter().any(|best| best.same_setting(row))
     }
 
     /// The categories of prompts, in order of appearance.
@@ -160,22 +137,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn drafted(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
+    /// The rows over all prompts that draft.
+    pub(crate) fn drafted(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.pooled().filter(|row| row.drafter != DrafterName::None)
     }
-
-    fn of_road(&self, road: Road) -> impl Iterator<Item = &'a ResultRow> + '_ {
-        self.drafted().filter(move |row| row.road == Some(road))
-    }
-
-    fn best_of_rule(&self, drafter: DrafterName, rule: StopRuleName) -> Option<&'a ResultRow> {
-        fastest(self.drafted().filter(|row| (row.drafter, row.stop_rule) == (drafter, rule)))
-    }
-}
-
-// All rows of a group share one baseline, so the fastest has the greatest speed-up. Speeds are compared
-// because the baseline may be missing.
-fn fastest<'a>(rows: impl Iterator<Item = &'a ResultRow>) -> Option<&'a ResultRow> {
-    rows.filter(|row| row.tokens_per_second.is_finite())
-        .reduce(|best, row| if row.tokens_per_second > best.tokens_per_second { row } else { best })
 }

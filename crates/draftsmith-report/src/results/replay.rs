@@ -10,7 +10,8 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label, times_text};
+use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
+use crate::text::times_text;
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Group, ResultRow};
-use crate::names::times_text;
+use crate::text::times_text;
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

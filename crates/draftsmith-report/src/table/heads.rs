@@ -1,12 +1,13 @@
-//! Text tables about acceptance heads: scores of their predictions, and the heads of a sweep.
+//! Tables about acceptance heads: scores of their predictions, and the heads of a sweep.
 
 use std::path::PathBuf;
 
 use draftsmith_theory::{Calibration, HeadScores};
 use serde::{Deserialize, Serialize};
 
-use super::{Column, TableLine, counted, fitted, number};
+use super::{Line, Table, explained_tables};
 use crate::results::HeadPredictions;
+use crate::text::{counted, number};
 
 /// A calibration in words: `platt, scale 0.930, bias +1.104`, or `none`.
 pub fn calibration_text(calibration: Option<&Calibration>) -> String {
@@ -18,38 +19,40 @@ pub fn calibration_text(calibration: Option<&Calibration>) -> String {
 
 /// A table of the head's scores on test prompts for each way of decoding; empty without a head.
 pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
-    let table = |one: &HeadPredictions| {
-        let map = one.calibration.as_ref().map(|fitted| &fitted.map);
+    let table = |one: &'_ HeadPredictions| {
         let heading = format!(
-            "{}, {}: the head's predictions on {}\ncalibration: {}",
-            one.drafter.text(),
-            one.decoding.text(),
+            "{}: the head's predictions on {}\ncalibration: {}\n",
+            one.drafter.under(one.decoding),
             counted(one.num_test_prompts, "test prompt"),
-            calibration_text(map),
+            calibration_text(one.calibration.as_ref().map(|fitted| &fitted.map)),
         );
-        let mut rows = vec![("as they are", &one.before.scores, "")];
-        rows.extend(one.after.as_ref().map(|after| ("calibrated", &after.scores, "")));
-        format!("{heading}\n{}\n", render_scores("", &rows))
+        let mut lines = vec![Line::of("as they are", one.before.scores)];
+        lines.extend(one.after.as_ref().map(|after| Line::of("calibrated", after.scores)));
+        (heading, scores_table("", lines))
     };
-    predictions.iter().map(table).collect()
+    explained_tables(&predictions.iter().map(table).collect::<Vec<_>>(), None, false)
 }
 
-const SCORES: [Column<HeadScores>; 6] = [
-    Column::new("ECE", 0, |scores| number(scores.ece, 4)),
-    Column::new("Brier", 0, |scores| number(scores.brier, 4)),
-    Column::new("KL", 0, |scores| number(scores.kl, 4)),
-    Column::new("AUROC", 0, |scores| number(scores.auroc.unwrap_or(f64::NAN), 4)),
-    Column::new("mean", 0, |scores| number(scores.mean_predicted, 3)),
-    Column::new("true", 0, |scores| number(scores.mean_label, 3)),
-];
+/// A table of scores with its explanation and a final line break. A row has a name, scores and a mark, which
+/// may be empty.
+pub fn render_scores(heading: &'static str, rows: &[(&str, &HeadScores, &'static str)]) -> String {
+    let line = |&(name, scores, mark): &(&str, &HeadScores, &'static str)| Line {
+        mark,
+        ..Line::of(name, *scores)
+    };
+    let table = scores_table(heading, rows.iter().map(line).collect());
+    explained_tables(&[(String::new(), table)], None, false)
+}
 
-/// A table of scores with a final line break. A row has a name, scores and a mark, which may be empty.
-pub fn render_scores(heading: &str, rows: &[(&str, &HeadScores, &str)]) -> String {
-    let lines = rows.iter().map(|(name, row, mark)| {
-        let mark = Some(*mark).filter(|mark| !mark.is_empty());
-        TableLine::Row { name: (*name).to_owned(), mark, is_wrong: false, row: *row }
-    });
-    fitted(heading, &lines.collect::<Vec<_>>(), &SCORES, None, false).join("\n") + "\n"
+/// A table of scores for terminals and pages.
+pub(crate) fn scores_table(first: &'static str, lines: Vec<Line<HeadScores>>) -> Table<HeadScores> {
+    Table::new(first, lines)
+        .column("ECE", "ECE", 0, |scores| number(scores.ece, 4))
+        .column("Brier", "Brier", 0, |scores| number(scores.brier, 4))
+        .column("KL", "KL, nats", 0, |scores| number(scores.kl, 4))
+        .column("AUROC", "AUROC", 0, |scores| number(scores.auroc.unwrap_or(f64::NAN), 4))
+        .column("mean", "mean prediction", 0, |scores| number(scores.mean_predicted, 3))
+        .column("true", "share accepted", 0, |scores| number(scores.mean_label, 3))
 }
 
 /// A head of a sweep, which is a row of `sweep.json`.
@@ -76,30 +79,22 @@ pub struct SweptHead {
     pub dir: PathBuf,
 }
 
-const SWEPT: [Column<SweptHead>; 6] = [
-    Column::new("KL", 1, |row| number(row.scores.kl, 4)),
-    Column::new("unshifted", 0, |row| number(row.scores.comparable_kl(), 4)),
-    Column::new("AUROC", 0, |row| number(row.scores.auroc.unwrap_or(f64::NAN), 4)),
-    Column::new("ECE", 2, |row| number(row.scores.ece, 4)),
-    Column::new("epoch", 3, |row| row.best_epoch.to_string()),
-    Column::new("pass", 4, |row| {
-        row.seconds.map_or_else(|| "-".into(), |seconds| format!("{} s", number(seconds, 1)))
-    }),
-];
-
-/// The heads of a sweep as a text table with a final line break.
-///
-/// The least important columns are dropped until lines fit into `width`, if it is given.
+/// The heads of a sweep as a text table with its explanation and a final line break. The least important
+/// columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
 pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
-    let lines = rows.iter().map(|row| TableLine::Row {
-        name: row.name.clone(),
-        mark: row.best.then_some("best"),
-        is_wrong: false,
-        row,
+    let lines = rows.iter().map(|row| {
+        let mark = if row.best { "best" } else { "" };
+        Line { mark, ..Line::of(row.name.clone(), row) }
     });
-    let mut text = fitted("head", &lines.collect::<Vec<_>>(), &SWEPT, width, colour).join("\n");
-    text += "\nunshifted: KL without the rejection weight's shift; the lowest is the best\n";
-    text
+    let seconds = |seconds: Option<f64>| seconds.map_or("-".into(), |it| number(it, 1) + " s");
+    let table = Table::new("head", lines)
+        .column("KL", "", 1, |row| number(row.scores.kl, 4))
+        .column("unshifted", "", 0, |row| number(row.scores.comparable_kl(), 4))
+        .column("AUROC", "", 0, |row| number(row.scores.auroc.unwrap_or(f64::NAN), 4))
+        .column("ECE", "", 2, |row| number(row.scores.ece, 4))
+        .column("epoch", "", 3, |row| row.best_epoch.to_string())
+        .column("pass", "", 4, |row| seconds(row.seconds));
+    explained_tables(&[(String::new(), table)], width, colour)
 }
 
 #[cfg(test)]
@@ -123,6 +118,10 @@ mod tests {
         calibration: none
                         ECE   Brier      KL   AUROC   mean   true
         as they are  0.0123  0.0007  0.0057  0.8716  0.667  0.667
+
+        ECE: calibration error; Brier: mean squared error; KL: nats from a perfect head;
+        AUROC: chance that an accepted candidate ranks above a rejected one; mean: of
+        the predictions; true: share accepted
         ");
         assert_eq!(render_predictions(&[]), "");
     }
@@ -154,7 +153,10 @@ mod tests {
         head               KL  unshifted   AUROC     ECE  epoch    pass
         d0-w1-r0.15    0.1114     0.1114  0.8241  0.2000      3       -
         d3-w1.5-r0.15  0.1114     0.0766  0.8241  0.2000      3  12.3 s  best
-        unshifted: KL without the rejection weight's shift; the lowest is the best
+
+        ECE: calibration error; KL: nats from a perfect head; AUROC: chance that an
+        accepted candidate ranks above a rejected one; epoch: of the weights; pass: time
+        of the training
         ");
         for width in [30, 50, 80] {
             let text = render_sweep_table(&rows, Some(width), false);

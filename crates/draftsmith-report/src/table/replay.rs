@@ -1,47 +1,43 @@
-//! Results of replay as text: a table for each drafter, way of decoding and set of costs.
+//! Results of replay: a table for each drafter, way of decoding and set of costs.
 
-use super::{Column, TableLine, counted, explained, fitted, number, times, wrapped};
+use draftsmith_theory::CostModel;
+
+use super::{Line, Table, explained_tables};
 use crate::results::{Estimate, LookUps, ReplayGroup, ReplayRow, ReplayedTree};
+use crate::text::{
+    counted, gain, interval, number, percent, sentence_case, signed, times, wrapped,
+};
 
-/// A line of the table.
-enum ReplayLine<'a> {
-    Rule(&'a ReplayRow),
-    /// The gain of the oracle.
-    Oracle(Estimate),
+/// A row of the table: a rule, or the oracle.
+pub(crate) struct Judged<'a> {
+    /// None for the oracle.
+    rule: Option<&'a ReplayRow>,
+    /// The gain over the best fixed length; None for the best fixed length itself.
+    gain: Option<Estimate>,
 }
 
-/// The mark of the rule that gains most.
-const BEST_MARK: &str = "*";
-
-/// The groups as text tables with a final line break; empty without groups.
-///
-/// The least important columns are dropped until lines fit into `width`, if it is given.
+/// The groups as text tables with an explanation and a final line break; empty without groups. The least
+/// important columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
 pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour: bool) -> String {
-    let tables = groups.iter().map(|group| {
-        let (drafter, decoding) = (group.drafter.text(), group.decoding.text());
+    let table = |group: &'_ ReplayGroup| {
         let heading = [
-            format!("{drafter}, {decoding}, {}", group.cost_source.text()),
-            costs(group),
+            format!("{}, {}", group.drafter.under(group.decoding), group.cost_source.text()),
+            costs_text(&group.costs) + "; without prefill",
             format!(
                 "settings chosen on {}, judged on {}",
                 counted(group.num_validation_prompts, "validation prompt"),
                 counted(group.num_test_prompts, "test prompt"),
             ),
         ];
-        let heading = heading.into_iter().chain(group.tree.as_ref().map(tree));
-        let mut lines: Vec<String> = heading.flat_map(|text| wrapped(&text, width)).collect();
-        lines.extend(rule_lines(&group.rows, group.oracle, width, colour));
-        lines.extend(group.look_ups.as_ref().map(LookUps::text));
-        lines.join("\n") + "\n"
-    });
-    let mut text = tables.collect::<Vec<_>>().join("\n");
-    if !groups.is_empty() {
-        text += &format!("\n{}", legend(&text, width));
-    }
-    text
+        let heading = heading.into_iter().chain(group.tree.as_ref().map(tree_text));
+        let heading = heading.chain(group.look_ups.as_ref().map(LookUps::text));
+        heading.flat_map(|text| wrapped(&text, width)).map(|line| line + "\n").collect()
+    };
+    let tables = groups.iter().map(|group| (table(group), replay_table(&group.rows, group.oracle)));
+    explained_tables(&tables.collect::<Vec<_>>(), width, colour)
 }
 
-/// The rules of one group as a text table with a legend and a final line break, with the columns of
+/// The rules of one group as a text table with an explanation and a final line break, with the columns of
 /// [`render_replay_table`].
 pub fn render_rules(
     rows: &[ReplayRow],
@@ -49,164 +45,114 @@ pub fn render_rules(
     width: Option<usize>,
     colour: bool,
 ) -> String {
-    let lines = rule_lines(rows, oracle, width, colour).join("\n");
-    format!("{lines}\n\n{}", legend(&lines, width))
-}
-
-fn legend(table: &str, width: Option<usize>) -> String {
-    let legend = format!(
-        "{BEST_MARK}: gains most; gain: modelled speed over that of the best K; times are the replayed \
-         counts times the costs, without prefill"
-    );
-    let words = explained(table, width).map(|words| words + "\n").unwrap_or_default();
-    wrapped(&legend, width).join("\n") + "\n" + &words
+    explained_tables(&[(String::new(), replay_table(rows, oracle))], width, colour)
 }
 
 /// `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
-fn costs(group: &ReplayGroup) -> String {
+pub(crate) fn costs_text(
+    &CostModel { draft_seconds, target_seconds, row_seconds }: &CostModel,
+) -> String {
     let milliseconds = |seconds: f64| number(1e3 * seconds, 2);
-    let costs = &group.costs;
-    let mut text = format!(
-        "{} ms a draft forward, {} a target forward",
-        milliseconds(costs.draft_seconds),
-        milliseconds(costs.target_seconds)
-    );
-    if costs.row_seconds > 0.0 {
-        text += &format!(", {} a row", milliseconds(costs.row_seconds));
+    let (draft, target) = (milliseconds(draft_seconds), milliseconds(target_seconds));
+    let mut text = format!("{draft} ms a draft forward, {target} a target forward");
+    if row_seconds > 0.0 {
+        text += &format!(", {} a row", milliseconds(row_seconds));
     }
     text
 }
 
 /// `static tree 3-2.1, K = 2, the best of 410 shapes: 1.31x, +5.0% over the best K (+3.1..+6.9)`.
-fn tree(tree: &ReplayedTree) -> String {
-    let ReplayedTree { shape, candidate_length, num_tried, speedup, gain, .. } = *tree;
+pub(crate) fn tree_text(tree: &ReplayedTree) -> String {
+    let ReplayedTree { shape, candidate_length, num_tried, speedup, gain: over, .. } = *tree;
     format!(
         "static tree {shape}, K = {candidate_length}, the best of {num_tried} shapes: {}, {} over the \
          best K ({})",
         times(Some(speedup.value)),
-        marked(gain.value, signed),
-        interval(gain, signed),
+        gain(over.value),
+        interval(over, signed),
     )
 }
 
-fn rule_lines(
-    rows: &[ReplayRow],
-    oracle: Option<Estimate>,
-    width: Option<usize>,
-    colour: bool,
-) -> Vec<String> {
-    let mut judged: Vec<ReplayLine<'_>> = rows.iter().map(ReplayLine::Rule).collect();
-    judged.extend(oracle.map(ReplayLine::Oracle));
-    let best = judged.iter().filter_map(ReplayLine::own_gain).map(|gain| gain.value);
-    let best = best.filter(|gain| gain.is_finite()).reduce(f64::max);
-    let lines = judged.iter().map(|row| TableLine::Row {
-        name: row.name(),
-        mark: row.own_gain().filter(|gain| Some(gain.value) == best).map(|_| BEST_MARK),
-        is_wrong: false,
-        row,
+/// The rules and the oracle.
+pub(crate) fn replay_table(rows: &[ReplayRow], oracle: Option<Estimate>) -> Table<Judged<'_>> {
+    let best = best_of(rows);
+    let rules = rows.iter().map(|rule| {
+        let gain = (!rule.is_best_fixed()).then_some(rule.gain);
+        let class = match gain {
+            Some(gain) if gain.low > 0.0 => "faster",
+            Some(gain) if gain.high < 0.0 => "slower",
+            _ => "",
+        };
+        let mark = if best == Some(rule) { "*" } else { "" };
+        Line { mark, class, ..Line::of(rule.label(), Judged { rule: Some(rule), gain }) }
     });
-    fitted("setting", &lines.collect::<Vec<_>>(), &columns(), width, colour)
-}
-
-fn columns<'a>() -> [Column<ReplayLine<'a>>; 9] {
-    [
-        Column::new("speed-up", 0, |row| row.of_rule(|rule| times(Some(rule.speedup.value)))),
-        Column::new("95 %", 7, |row| {
+    let oracle = oracle.map(|gain| Line::of("oracle", Judged { rule: None, gain: Some(gain) }));
+    let mut table = Table::new("setting", rules.chain(oracle));
+    table.marks = &[("*", "gains most")];
+    table
+        .page("stop rule", |row| row.of_rule(|rule| sentence_case(rule.stop_rule.text())))
+        .classed("word")
+        .column("speed-up", "speed-up", 0, |row| {
+            row.of_rule(|rule| times(Some(rule.speedup.value)))
+        })
+        .column("95 %", "95 %", 7, |row| {
             row.of_rule(|rule| interval(rule.speedup, |speedup| number(speedup, 2)))
-        }),
-        Column::new("gain", 0, |row| {
-            row.gain().map_or_else(|| "-".into(), |gain| marked(gain.value, signed))
-        }),
-        Column::new("95 %", 1, |row| {
-            row.gain().map_or_else(String::new, |gain| interval(gain, signed))
-        }),
-        Column::new("discard", 5, |row| row.of_rule(|rule| number(rule.discard_rate, 3))),
-        Column::new("verify", 4, |row| row.of_rule(|rule| number(rule.verification_rate, 3))),
-        Column::new("ceiling", 2, |row| {
-            row.estimate(|rule| rule.ceiling, |ceiling| marked(ceiling.value, signed))
-        }),
-        Column::new("reached", 3, |row| {
-            row.estimate(|rule| rule.share_of_ceiling, |share| marked(share.value, percent))
-        }),
-        Column::new("95 %", 6, |row| {
-            row.estimate(|rule| rule.share_of_ceiling, |share| interval(share, percent))
-        }),
-    ]
+        })
+        .classed("range")
+        .column("gain", "gain over fixed", 0, |row| {
+            row.gain.map_or_else(|| "-".into(), |over| gain(over.value))
+        })
+        .classed("change")
+        .column("95 %", "95 %", 1, |row| {
+            row.gain.map_or_else(String::new, |over| interval(over, signed))
+        })
+        .classed("range")
+        .column("discard", "discard rate", 5, |row| row.of_rule(|it| number(it.discard_rate, 3)))
+        .column("verify", "verification rate", 4, |row| {
+            row.of_rule(|rule| number(rule.verification_rate, 3))
+        })
+        .column("ceiling", "ceiling", 2, |row| row.ceiling(|ceiling| gain(ceiling.value)))
+        .page("95 %", |row| row.ceiling(|ceiling| interval(ceiling, signed)))
+        .classed("range")
+        .column("reached", "share reached", 3, |row| row.reached(|it| percent(it.value, 0)))
+        .column("95 %", "95 %", 6, |row| {
+            row.reached(|share| interval(share, |end| number(100.0 * end, 0)))
+        })
+        .classed("range")
 }
 
-impl ReplayLine<'_> {
-    fn name(&self) -> String {
-        match self {
-            Self::Rule(rule) => rule.label(),
-            Self::Oracle(_) => "oracle".into(),
-        }
-    }
+/// The rule that gains most over the best fixed length.
+pub(crate) fn best_of(rows: &[ReplayRow]) -> Option<&ReplayRow> {
+    let rows = rows.iter().filter(|row| !row.is_best_fixed() && row.gain.value.is_finite());
+    rows.reduce(|best, row| if row.gain.value > best.gain.value { row } else { best })
+}
 
-    /// The gain over the best fixed length; None for the best fixed length itself.
-    fn gain(&self) -> Option<Estimate> {
-        match self {
-            Self::Rule(rule) => (!rule.is_best_fixed()).then_some(rule.gain),
-            Self::Oracle(gain) => Some(*gain),
-        }
-    }
-
-    /// The gain of a rule; None for the oracle.
-    fn own_gain(&self) -> Option<Estimate> {
-        self.gain().filter(|_| matches!(self, Self::Rule(_)))
-    }
-
+impl Judged<'_> {
     fn of_rule(&self, text: impl Fn(&ReplayRow) -> String) -> String {
-        match self {
-            Self::Rule(rule) => text(rule),
-            Self::Oracle(_) => String::new(),
-        }
+        self.rule.map_or_else(String::new, text)
     }
 
-    fn estimate(
-        &self,
-        of: impl Fn(&ReplayRow) -> Option<Estimate>,
-        text: impl Fn(Estimate) -> String,
-    ) -> String {
-        self.of_rule(|rule| of(rule).map_or_else(String::new, &text))
+    fn ceiling(&self, text: impl Fn(Estimate) -> String) -> String {
+        self.rule.and_then(|rule| rule.ceiling).map_or_else(String::new, text)
     }
-}
 
-/// `+2.0..+4.8`; empty if an end is not finite.
-fn interval(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
-    if estimate.low.is_finite() && estimate.high.is_finite() {
-        format!("{}..{}", text(estimate.low), text(estimate.high))
-    } else {
-        String::new()
+    fn reached(&self, text: impl Fn(Estimate) -> String) -> String {
+        self.rule.and_then(|rule| rule.share_of_ceiling).map_or_else(String::new, text)
     }
-}
-
-/// A share with its percent sign; a dash if it is not finite.
-fn marked(share: f64, text: impl Fn(f64) -> String) -> String {
-    if share.is_finite() { text(share) + "%" } else { number(share, 0) }
-}
-
-/// `+4.1`, in percent.
-fn signed(share: f64) -> String {
-    let text = number(100.0 * share, 1);
-    if text.starts_with('-') { text } else { format!("+{text}") }
-}
-
-fn percent(share: f64) -> String {
-    number(100.0 * share, 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::report::fixture;
-    use crate::table::width_of;
+    use crate::text::width_of;
 
     #[test]
     fn a_replay_fits_80_columns() {
         let text = render_replay_table(&fixture::replays()[..1], Some(80), false);
         insta::assert_snapshot!(text, @"
         draft, greedy, costs of this machine
-        0.90 ms a draft forward, 6.20 a target forward, 0.20 a row
+        0.90 ms a draft forward, 6.20 a target forward, 0.20 a row; without prefill
         settings chosen on 120 validation prompts, judged on 240 test prompts
         setting              speed-up    gain          95 %  verify  ceiling  reached
         K = 6                   2.41x       -                 0.202
@@ -222,13 +168,13 @@ mod tests {
         worth(H) = 0.285        2.48x   +2.9%    +1.5..+4.3   0.199
         oracle                         +31.2%  +29.2..+33.2
 
-        *: gains most; gain: modelled speed over that of the best K; times are the
-        replayed counts times the costs, without prefill
-        verify: target forwards per token; K: candidates per round; h: the head's
-        threshold for a rejection; eta: the drafter's confidence threshold; q: threshold
-        of the candidate's probability; entropy h: SVIP's entropy threshold; worth:
-        tokens that a draft forward must be worth; ceiling: the gain with a perfect
-        head; reached: the share of the ceiling
+        *: gains most; speed-up: over the target alone; gain: modelled speed over that
+        of the best K; 95 %: interval of the number before it; verify: target forwards
+        per token; ceiling: the gain with a perfect head; reached: the share of the
+        ceiling; K: candidates per round; h: the head's threshold for a rejection; eta:
+        the drafter's confidence threshold; q: threshold of the candidate's probability;
+        entropy h: SVIP's entropy threshold; worth: tokens that a draft forward must be
+        worth
         ");
     }
 
@@ -251,7 +197,7 @@ mod tests {
             assert!(text.lines().all(|line| width_of(line) <= width), "{text}");
             assert_eq!(num_rules(&text), num_rules(&wide));
         }
-        assert!(wide.contains("reached") && wide.lines().any(|line| line.ends_with(BEST_MARK)));
+        assert!(wide.contains("reached") && wide.lines().any(|line| line.ends_with('*')));
         assert!(render_replay_table(&replays, Some(80), true).contains('\u{1b}'));
     }
 
@@ -264,7 +210,7 @@ mod tests {
         }
         let text = render_replay_table(&replays, None, false);
         assert!(!text.contains("NaN") && !text.contains("..-") && !text.contains("-%"), "{text}");
-        assert!(!text.lines().any(|line| line.ends_with(BEST_MARK)), "{text}");
+        assert!(!text.lines().any(|line| line.ends_with('*')), "{text}");
         assert_eq!(render_replay_table(&[], Some(80), true), "");
     }
 }

@@ -6,8 +6,8 @@ use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_report::{
     ALL_CATEGORIES, Answer, Choice, CostRatios, CostSummary, DecodingName, DrafterName,
-    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, RowContext,
-    answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
+    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, answers_to_jsonl,
+    shown_interval, tokens_per_second, waiting_time,
 };
 use draftsmith_theory::{
     CostFit, CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
@@ -138,7 +138,11 @@ impl Group<'_> {
         let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&PromptRun>))| {
             let num_of = |agreement| runs.iter().filter(|r| r.agreement == agreement).count();
             let setting = &self.plan.settings[index];
-            let context = RowContext {
+            let finite = |number: f64| Some(number).filter(|number| number.is_finite());
+            let row = ResultRow::of(trace, &self.plan.decoding);
+            let interval =
+                setting.rule.as_ref().map(|_| speedup_interval(runs, &of_category[0], seed));
+            ResultRow {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
                 drafter: setting.drafter,
@@ -146,25 +150,21 @@ impl Group<'_> {
                 stop_rule: setting.stop_rule(),
                 setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 is_tuned: self.plan.is_tuned(setting),
-                decoding: self.plan.decoding,
                 num_prompts: runs.len(),
-                plain_tokens_per_second: Some(tokens_per_second(plain)),
-                speedup_interval: setting
-                    .rule
-                    .is_some()
-                    .then(|| speedup_interval(runs, &of_category[0], seed)),
-                cost_by_size: costs.by_size.clone(),
-                cost_by_time: costs.by_time.clone(),
+                speedup: finite(row.tokens_per_second / tokens_per_second(plain)),
+                speedup_interval: interval.filter(|ends| ends.iter().all(|it| it.is_finite())),
                 modelled_speedup: costs.of_rounds[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
-                    Some(modelled_tokens_per_second(trace, costs)? / plain)
+                    finite(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
+                improvement_by_size: improvement(trace, costs.by_size),
+                improvement_by_time: improvement(trace, costs.by_time),
                 // A sampled answer is another draw, and cannot be compared.
                 lossless: (self.plan.decoding.is_greedy())
                     .then_some(num_of(Agreement::Different) == 0),
                 num_forgiven_ties: num_of(Agreement::Tie),
-            };
-            ResultRow::new(context, trace)
+                ..row
+            }
         };
         traces.iter().zip(&of_category).enumerate().map(row).collect()
     }
@@ -203,6 +203,11 @@ impl GroupCosts<'_> {
             None => drafter.id().and_then(|id| self.roads.get(&id).copied()),
         }
     }
+}
+
+/// The standardised improvement at these costs of forwards.
+fn improvement(trace: &Trace, ratios: &CostRatios) -> Option<f64> {
+    trace.standard_improvement(|id| ratios.get(&id).copied())
 }
 
 /// The 95 % interval of a speed-up, over prompts.

@@ -130,8 +130,8 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
-    let histogram = |id, title: &str, caption: &str, (x_name, y_name), content| Plot {
-        id,
+    let histogram = |id: &str, title: &str, caption: &str, (x_name, y_name), content| Plot {
+        id: id.to_owned(),
         title: title.to_owned(),
         caption: caption.to_owned(),
         x_name,
@@ -200,12 +200,12 @@ fn by_position(rows: &[ResponseRow]) -> Plot {
         lines.extend(sources.iter().take(MOST_SOURCES).map(|(name, rows)| line(name, rows)));
     }
     Plot {
-        id: "by-position",
+        id: "by-position".to_owned(),
         title: "Overlap by position".to_owned(),
         caption: format!("Means of at least {LEAST_POSITIONS} positions."),
         x_name: "position in the response \u{2192}",
         y_name: "\u{2191} mean overlap",
-        content: PlotContent::Lines(lines),
+        content: PlotContent::lines(lines),
     }
 }
 
@@ -230,7 +230,7 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
         lines.push(("bound by KL(q, p)".to_owned(), bound));
     }
     Plot {
-        id: "entropy",
+        id: "entropy".to_owned(),
         title: "Overlap by the draft\u{2019}s entropy".to_owned(),
         caption:
             "H: the draft\u{2019}s entropy in nats; c as in SVIP\u{2019}s code (Zhang et al. 2024, \
@@ -238,7 +238,7 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
                 .to_owned(),
         x_name: "\u{221a}(c\u{b7}H) \u{2192}",
         y_name: "\u{2191} mean overlap",
-        content: PlotContent::Lines(lines),
+        content: PlotContent::lines(lines),
     }
 }
 

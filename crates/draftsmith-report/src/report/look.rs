@@ -1,0 +1,152 @@
+//! The look of each drafter and stop rule, the same in every picture.
+//!
+//! Stop rules that read the same signal form a family. Colour and shape each distinguish families and
+//! kinds of drafters, so a reader needs only one of the two. The filling distinguishes the rules of a
+//! family: full, hollow, or hollow with a dot; and lines are solid, dashed or dotted.
+
+use std::f64::consts::TAU;
+
+use draftsmith_theory::{RuleFamily, stop_rules};
+
+use super::chart::{Place, tenth};
+use crate::results::{Group, ResultRow, Road, StopRuleName};
+
+/// The look of marks and lines.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Look {
+    /// Colour and filling, as classes of the style sheet.
+    pub(super) class: String,
+    shape: Shape,
+    /// Whether the mark has a dot in its middle.
+    is_dotted: bool,
+}
+
+/// An outline: an arm with these corners, in degrees from the top and for a radius of 1, repeated around
+/// the centre. Without corners, a circle.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Shape {
+    num_arms: u32,
+    turn: f64,
+    corners: &'static [(f64, f64)],
+}
+
+const fn shape(num_arms: u32, turn: f64, corners: &'static [(f64, f64)]) -> Shape {
+    Shape { num_arms, turn, corners }
+}
+
+const CIRCLE: Shape = shape(0, 0.0, &[]);
+const DIAMOND: Shape = shape(4, 0.0, &[(0.0, 1.25)]);
+const SQUARE: Shape = shape(4, 45.0, &[(0.0, 1.3)]);
+const UP: Shape = shape(3, 0.0, &[(0.0, 1.4)]);
+const RIGHT: Shape = shape(3, 90.0, &[(0.0, 1.4)]);
+const DOWN: Shape = shape(3, 180.0, &[(0.0, 1.4)]);
+const LEFT: Shape = shape(3, 270.0, &[(0.0, 1.4)]);
+const HEXAGON: Shape = shape(6, 0.0, &[(0.0, 1.2)]);
+const PLUS: Shape = shape(4, 0.0, &[(-20.0, 1.33), (20.0, 1.33), (45.0, 0.64)]);
+const CROSS: Shape = shape(4, 45.0, PLUS.corners);
+const FIVE_POINTS: Shape = shape(5, 0.0, &[(0.0, 1.45), (36.0, 0.61)]);
+const FOUR_POINTS: Shape = shape(4, 0.0, &[(0.0, 1.55), (45.0, 0.65)]);
+
+/// The style sheet's class of a family, and its shapes for separate drafts and self-drafts.
+fn family_look(family: Option<RuleFamily>) -> (&'static str, [Shape; 2]) {
+    match family {
+        None => ("plain", [CIRCLE; 2]),
+        Some(RuleFamily::Length) => ("length", [CIRCLE, SQUARE]),
+        Some(RuleFamily::Head) => ("head", [DIAMOND, RIGHT]),
+        Some(RuleFamily::Confidence) => ("confidence", [UP, DOWN]),
+        Some(RuleFamily::Entropy) => ("entropy", [PLUS, CROSS]),
+        Some(RuleFamily::Cost) => ("cost", [FIVE_POINTS, FOUR_POINTS]),
+    }
+}
+
+/// The rule's family; None without a rule.
+pub(super) fn family_of(rule: StopRuleName) -> Option<RuleFamily> {
+    rule.entry().map(|entry| entry.family)
+}
+
+impl Look {
+    /// The look of `row`'s drafter and stop rule in `group`. All but the first of several drafters of a kind
+    /// have paler colours.
+    pub(super) fn of(row: &ResultRow, group: &Group<'_>) -> Self {
+        let mut look = Self::of_only(row.road, row.stop_rule);
+        let first = group.pooled().find(|other| other.road == row.road);
+        if first.is_some_and(|first| first.drafter != row.drafter) {
+            look.class += " other";
+        }
+        look
+    }
+
+    /// The look of a stop rule with the only drafter of its road.
+    pub(super) fn of_only(road: Option<Road>, rule: StopRuleName) -> Self {
+        let family = family_of(rule);
+        let (name, [separate, own]) = family_look(family);
+        // Look-ups and several drafters have only fixed lengths.
+        let (road, shape) = match road {
+            None => ("", separate),
+            Some(Road::SeparateDraft) => ("draft ", separate),
+            Some(Road::SelfDraft) => ("self ", own),
+            Some(Road::Lookup) => ("lookup ", HEXAGON),
+            Some(Road::Several) => ("cascade ", LEFT),
+        };
+        let earlier =
+            stop_rules().filter(|entry| Some(entry.family) == family && entry.name < rule).count();
+        let filling = ["", " hollow", " hollow dotted"][earlier.min(2)];
+        Self { class: format!("{road}{name}{filling}"), shape, is_dotted: earlier > 1 }
+    }
+
+    /// A circle.
+    pub(super) fn circle(class: &str) -> Self {
+        Self { class: class.to_owned(), shape: CIRCLE, is_dotted: false }
+    }
+
+    /// The mark's outline about `centre`, as an SVG path.
+    pub(super) fn path(&self, centre: Place, radius: f64) -> String {
+        // The stroke makes this tiny circle a dot.
+        let dot = if self.is_dotted { CIRCLE.path(centre, 0.1 * radius) } else { String::new() };
+        self.shape.path(centre, radius) + &dot
+    }
+}
+
+impl Shape {
+    fn path(self, (x, y): Place, radius: f64) -> String {
+        if self.corners.is_empty() {
+            // Radius and span must be rounded alike, or the two arcs do not meet.
+            let radius = tenth(radius);
+            let (left, across) = (tenth(x - radius), tenth(2.0 * radius));
+            let arc = format!("a{radius} {radius} 0 1 0");
+            return format!("M{left} {}{arc} {across} 0{arc} -{across} 0z", tenth(y));
+        }
+        let arms = (0..self.num_arms).map(|arm| f64::from(arm) / f64::from(self.num_arms));
+        let corners = arms.flat_map(|arm| {
+            self.corners.iter().map(move |(degrees, distance)| {
+                let (sin, cos) = (TAU * (arm + (degrees + self.turn) / 360.0)).sin_cos();
+                let at = radius * distance;
+                format!("{} {}", tenth(x + at * sin), tenth(y - at * cos))
+            })
+        });
+        format!("M{}z", corners.collect::<Vec<_>>().join("L"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_looks_differ_both_in_colour_and_in_outline() {
+        let of_models = [Road::SeparateDraft, Road::SelfDraft]
+            .into_iter()
+            .flat_map(|road| stop_rules().map(move |rule| Look::of_only(Some(road), rule.name)));
+        let others = [Road::Lookup, Road::Several];
+        let others = others.map(|road| Look::of_only(Some(road), StopRuleName::FixedLength));
+        let looks: Vec<Look> = of_models.chain(others).collect();
+        for (index, look) in looks.iter().enumerate() {
+            for other in &looks[..index] {
+                assert_ne!(look.class, other.class);
+                let outline =
+                    |look: &Look| (look.path((0.0, 0.0), 5.0), !look.class.contains("hollow"));
+                assert_ne!(outline(look), outline(other), "{look:?} and {other:?}");
+            }
+        }
+    }
+}
