@@ -10,23 +10,22 @@ use crate::recipe;
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
 pub(crate) struct DecodingArguments {
-    /// Always take the most probable token (the default).
+    /// Take the most probable token (the default).
     #[arg(long)]
     greedy: bool,
     /// Sample at this temperature; 0 is greedy.
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Sample from the smallest set of most probable tokens whose probabilities sum to at least this.
+    /// Sample from this much probability.
     #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
     top_p: f64,
     /// Sample from the K most probable tokens.
     #[arg(long, value_name = "K", requires = "temperature")]
     top_k: Option<usize>,
-    /// Sample from the tokens whose probability is at least this share of the largest one.
+    /// Sample from tokens above this share of the top.
     #[arg(long, value_name = "P", requires = "temperature")]
     min_p: Option<f64>,
-    /// Penalise the tokens of the prompt and the answer so far: divide their positive logits by this, and
-    /// multiply their negative logits by it.
+    /// Penalty of repeated tokens.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f64,
 }

@@ -41,4 +41,4 @@ mod training;
 mod tuning;
 mod workspace;
 
-pub use cli::run;
+pub use cli::{command, run};

@@ -83,10 +83,10 @@ impl Ends {
 /// The flags of commands that decode without a recipe.
 #[derive(Debug, Args)]
 pub(crate) struct EndArguments {
-    /// A token that ends the answer, replacing those in the target's files; separate several with commas.
+    /// Tokens that end answers, as in `2,5`.
     #[arg(long = "eos-token-id", value_name = "ID", value_delimiter = ',')]
     eos_token_ids: Option<Vec<u32>>,
-    /// End the answer with the token that completes this string; may be repeated.
+    /// Text that ends an answer; may be repeated.
     #[arg(long = "stop-string", value_name = "TEXT")]
     stop_strings: Vec<String>,
 }
