@@ -19,6 +19,8 @@ mod export;
 mod features;
 #[path = "cli/generate.rs"]
 mod generate;
+#[path = "cli/help.rs"]
+mod help;
 #[path = "cli/hub.rs"]
 mod hub;
 #[cfg(target_os = "linux")]

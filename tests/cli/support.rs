@@ -244,7 +244,7 @@ pub(crate) fn wait(time: Duration) {
     }
 }
 
-fn copy_dir(from: &Path, to: &Path) -> PathBuf {
+pub(crate) fn copy_dir(from: &Path, to: &Path) -> PathBuf {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();

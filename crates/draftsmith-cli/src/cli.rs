@@ -1,5 +1,7 @@
 //! The command line: parses arguments, sets up each command and reports its outcome.
 
+mod help;
+
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -9,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
@@ -35,6 +38,8 @@ use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, Models, Overrides, Recipe};
 
+pub use help::command;
+
 /// Trains and measures drafters for speculative decoding.
 #[derive(Debug, Parser)]
 #[command(name = "draftsmith", version, propagate_version = true)]
@@ -47,67 +52,69 @@ struct Arguments {
 
 /// Flags of all subcommands.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Common options")]
 struct Common {
-    /// Where to compute: `cpu`, `cuda`, `cuda:N` or `wgpu`.
+    /// Compute on `cpu`, `cuda`, `cuda:N` or `wgpu`.
     #[arg(long, global = true, default_value = "cpu", value_name = "DEVICE")]
     device: DeviceChoice,
-    /// What models compute in: `f32`, or on a GPU `bf16`, which takes half the memory. A recipe's
-    /// `head.dtype` and `adapter.dtype` override it for trainings.
+    /// Compute in `f32`, or on a GPU in `bf16`.
     #[arg(long, global = true, default_value = "f32", value_name = "DTYPE", value_parser = parse_dtype)]
     dtype: WeightDtype,
-    /// Seed of all random draws; overrides the recipe's.
-    #[arg(long, global = true)]
+    /// Seed of all random draws, instead of the recipe's.
+    #[arg(long, global = true, value_name = "N")]
     seed: Option<u64>,
-    /// Write only errors to stderr, without progress and notes.
+    /// Write no progress and notes to stderr.
     #[arg(long, short, global = true)]
     quiet: bool,
     /// Write one JSON document to stdout instead of text.
-    ///
-    /// Notes, progress and errors stay on stderr.
     #[arg(long, global = true)]
     json: bool,
-    /// Print at the end how many distinct kernels were launched.
+    /// Count the distinct kernels that were launched.
     #[arg(long, global = true, conflicts_with = "quiet")]
     verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run all stages of the recipe, skipping finished ones.
+    /// Run all stages of a recipe, skipping finished ones.
     Run(TrainingArguments),
-    /// Generate responses with the target, and label them with target and draft.
+    /// Generate responses with the target and label them.
     BuildData(BuildDataArguments),
-    /// Train an acceptance head on the built data.
+    /// Train acceptance heads, which end a round in time.
     TrainHead(ReadingData<DrafterTraining>),
-    /// Train self-draft adapters on the built data, with acceptance heads if the recipe has them.
+    /// Train self-draft adapters, for a target without draft.
     TrainAdapter(ReadingData<DrafterTraining>),
-    /// Find the most frequent successor of each token, which prompt lookup proposes if the text has no
-    /// match.
+    /// Count which token follows which, for prompt lookup.
     TrainBigram(ReadingData<TrainBigramArguments>),
-    /// Record what drafters propose along responses, so that stop rules can be replayed without models.
+    /// Record what drafters propose along responses.
     Record(ReadingData<RecipeArguments>),
-    /// Measure the speed of the recipe's drafters against plain decoding.
+    /// Measure the speed of drafters beside plain decoding.
     Evaluate(RecipeArguments),
-    /// Generate text with a model, optionally with a draft, an adapter or prompt lookup.
+    /// Generate text with a target, and a drafter if you like.
     Generate(Box<GenerateArguments>),
-    /// Estimate before any training whether speculation pays for a target, with or without a draft.
+    /// Estimate before training whether speculation pays.
     Survey(SurveyArguments),
-    /// Measure costs on this machine, replay all stop rules, and store the best in heads and adapters.
+    /// Choose the fastest stop rule by costs and recordings.
     Tune(ReadingData<TuneArguments>),
-    /// Show how all stop rules would perform on the test prompts, from recordings.
+    /// Show how all stop rules do on recorded test prompts.
     Replay(ReadingData<RecipeArguments>),
-    /// Check that a head or adapter is fit to serve: its output is exact and its predictions hold.
+    /// Check that a head or adapter is fit to serve.
     Check(CheckArguments),
-    /// Write a head, an adapter or data in the format of another runtime.
+    /// Write a head, adapter or data for another runtime.
     Export(ExportArguments),
-    /// Convert a head, an adapter or data from the format of the methods' authors.
+    /// Convert heads, adapters or data of methods' authors.
     Import(ImportArguments),
-    /// Show what a model, head, adapter, data set, rollouts or results contain.
+    /// Show what a model, head, data or results contain.
     Inspect {
-        /// A model, head or adapter directory, a data directory or Parquet file, or results.json.
+        /// A model, head, adapter or data directory, a Parquet file or results.json.
         path: PathBuf,
         #[command(flatten)]
         page: PageArguments,
+    },
+    /// Print the completions of a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
     },
 }
 
@@ -132,11 +139,10 @@ impl Command {
 struct RecipeArguments {
     /// The recipe, a TOML file.
     recipe: PathBuf,
-    /// Override a key of the recipe, as in `--set evaluate.num_prompts=20`; may be repeated.
+    /// Override a key, as in `--set evaluate.num_prompts=20`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Fail at the first malformed record of a prompt file, like `data.strict`, instead of skipping it with
-    /// a note.
+    /// Fail at the first malformed record of a prompt file instead of skipping it.
     #[arg(long)]
     strict: bool,
 }
@@ -146,8 +152,8 @@ struct RecipeArguments {
 struct BuildDataArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Build shards I, I + N, I + 2N, …, while other processes build the rest. I counts from 0. The default is
-    /// the task of a Slurm array or the pod of an indexed Kubernetes job.
+    /// Build every N-th shard from shard I, counted from 0. In a Slurm array or an indexed Kubernetes job, the
+    /// task's by default.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
     /// Build damaged shards again.
@@ -169,12 +175,10 @@ struct TrainBigramArguments {
 struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Tune adapters as separate draft models, as `export --for draft-model` writes them, with the rules
-    /// that runtimes have.
+    /// Tune adapters for runtimes that load them as draft models, with the rules that those have.
     #[arg(long = "for", value_name = "FORM")]
     form: Option<TunedForm>,
-    /// A TOML file with the costs of forwards in the serving runtime, with the keys of `[tune.costs]`.
-    /// Default: that table, or costs measured here.
+    /// The serving runtime's costs of forwards: a TOML file with the keys of `[tune.costs]`, which it replaces.
     #[arg(long, value_name = "FILE", requires = "form")]
     costs: Option<PathBuf>,
 }
@@ -191,12 +195,11 @@ enum TunedForm {
 struct TrainingArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// The devices to train on: one, or several GPUs that split each step's batches, as in
-    /// `--devices cuda:0,cuda:1`. Other stages of `run` use the first.
+    /// Train on these devices, as in `cuda:0,cuda:1`; other stages use the first.
     #[arg(long, value_name = "DEVICES", conflicts_with = "device", value_parser = parse_devices)]
     // By its full path, clap takes the list as one value.
     devices: Option<std::vec::Vec<DeviceChoice>>,
-    /// Stop after N optimizer steps in this run, summed over all trainings; run again to resume.
+    /// Stop after N optimizer steps of all trainings; run again to resume.
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroUsize>,
     /// Stop after H hours, as in `--hours 0.5`; run again to resume.
@@ -209,7 +212,7 @@ struct TrainingArguments {
 struct DrafterTraining {
     #[command(flatten)]
     training: TrainingArguments,
-    /// The drafter to train, by its name in the recipe; all of this command's if absent.
+    /// The drafter to train, by its name in the recipe; all if absent.
     drafter: Option<DrafterId>,
 }
 
@@ -237,38 +240,13 @@ fn hours(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a positive number of hours".to_owned())
 }
 
-/// Common flags that do nothing in a subcommand, and are not in its help.
-const UNUSED: [(&str, &[&str]); 3] = [
-    ("inspect", &["device", "dtype", "seed", "verbose"]),
-    ("export", &["dtype", "seed"]),
-    ("replay", &["device"]),
-];
-
-/// A parser whose help leaves out unused flags.
-fn shorter_help() -> clap::Command {
-    let mut command = Arguments::command();
-    // Copies the common flags into the subcommands.
-    command.build();
-    for (name, flags) in UNUSED {
-        command = command.mut_subcommand(name, |subcommand| {
-            flags.iter().fold(subcommand, |subcommand, flag| {
-                subcommand.mut_arg(flag, |argument| argument.hide(true))
-            })
-        });
-    }
-    command
-}
-
 /// Parses the command line, runs the command and reports errors. The exit code is 0 for success, 1 for a
 /// failure, 2 for an invalid command line, and for an interrupted job 130 (SIGTERM 143, SIGHUP 129).
 pub fn run() -> ExitCode {
     hook_panics();
-    let arguments = match Arguments::try_parse() {
+    let matches = command().try_get_matches();
+    let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
-        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
-            let help = shorter_help().try_get_matches().err();
-            return explain(&help.unwrap_or(error));
-        }
         Err(error) => return explain(&error),
     };
     let Common { quiet, json, verbose, .. } = arguments.common;
@@ -414,6 +392,9 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
+        Command::Completions { shell } => {
+            commands::completions::run(shell, &mut help::command(), console)
+        }
     }
 }
 

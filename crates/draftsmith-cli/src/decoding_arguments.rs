@@ -11,23 +11,22 @@ use draftsmith_recipe::text_side::Ends;
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("decoding").args(["greedy", "temperature"]))]
 pub(crate) struct DecodingArguments {
-    /// Always take the most probable token (the default).
+    /// Take the most probable token (the default).
     #[arg(long)]
     greedy: bool,
     /// Sample at this temperature; 0 is greedy.
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Sample from the smallest set of most probable tokens whose probabilities sum to at least this.
+    /// Sample from this much probability.
     #[arg(long, value_name = "P", requires = "temperature", default_value_t = 1.0)]
     top_p: f64,
     /// Sample from the K most probable tokens.
     #[arg(long, value_name = "K", requires = "temperature")]
     top_k: Option<usize>,
-    /// Sample from the tokens whose probability is at least this share of the largest one.
+    /// Sample from tokens above this share of the top.
     #[arg(long, value_name = "P", requires = "temperature")]
     min_p: Option<f64>,
-    /// Penalise the tokens of the prompt and the answer so far: divide their positive logits by this, and
-    /// multiply their negative logits by it.
+    /// Penalty of repeated tokens.
     #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f64,
 }
@@ -50,10 +49,10 @@ impl DecodingArguments {
 /// What ends answers, as flags.
 #[derive(Debug, Args)]
 pub(crate) struct EndArguments {
-    /// A token that ends the answer, replacing those in the target's files; separate several with commas.
+    /// Tokens that end answers, as in `2,5`.
     #[arg(long = "eos-token-id", value_name = "ID", value_delimiter = ',')]
     eos_token_ids: Option<Vec<u32>>,
-    /// End the answer with the token that completes this string; may be repeated.
+    /// Text that ends an answer; may be repeated.
     #[arg(long = "stop-string", value_name = "TEXT")]
     stop_strings: Vec<String>,
 }

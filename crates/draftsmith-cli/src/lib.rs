@@ -17,4 +17,4 @@ pub mod readers;
 mod test_support;
 mod training;
 
-pub use cli::run;
+pub use cli::{command, run};

@@ -18,13 +18,13 @@ use crate::console::Console;
 pub(crate) struct CheckArguments {
     /// A head's or an adapter's directory.
     export: PathBuf,
-    /// Prompts to decode, by default those of the recipe's `[evaluate]`.
+    /// Prompts to decode, instead of those of the recipe's `[evaluate]`.
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
     /// The most prompts, spread evenly over the files.
     #[arg(long, value_name = "N", default_value = "64")]
     num_prompts: NonZeroUsize,
-    /// The recipe that names the models, by default the one beside the export.
+    /// The recipe that names the models, instead of the one beside the export.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
     /// Pass an export that makes decoding slower on this machine.

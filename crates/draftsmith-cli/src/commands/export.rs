@@ -25,15 +25,13 @@ pub(crate) struct ExportArguments {
     /// The format to write.
     #[arg(long = "for", value_name = "FORM")]
     form: Form,
-    /// The recipe that names the models. Default: the recipe beside the source.
+    /// The recipe that names the models, instead of the one beside the source.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// With a head: end a round when the probability of a rejection exceeds this. Default: the tuned
-    /// threshold, or 0.7.
+    /// End a round when the head's probability of a rejection exceeds this, instead of the tuned threshold.
     #[arg(long, value_name = "H")]
     stop_threshold: Option<f64>,
-    /// The directory of an adapter or a head. For `specdec-pp` also a data directory or a Parquet file of
-    /// responses.
+    /// The directory of an adapter or head; for `specdec-pp` also of data, or a Parquet file.
     source: PathBuf,
     /// The directory to write, which must be absent or empty; for data, the JSON file.
     out: PathBuf,

@@ -39,47 +39,41 @@ use draftsmith_tune::decoders::{NO_TREE, proposing};
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
+    /// Target: a directory, or a Hugging Face name.
     #[arg(long, value_name = "MODEL", required_unless_present = "recipe")]
     target: Option<PathBuf>,
-    /// Instead: a recipe, whose target and drafters of any kind are used.
+    /// Instead: a recipe with target and drafters.
     #[arg(
         long,
         value_name = "FILE",
         conflicts_with_all = ["target", "draft", "head", "adapter", "prompt_lookup", "chat_template"]
     )]
     recipe: Option<PathBuf>,
-    /// With a recipe: the drafter's name; the first one's if absent.
+    /// Drafter of the recipe; the first if absent.
     #[arg(long, value_name = "NAME", requires = "recipe")]
     drafter: Option<DrafterId>,
-    /// A draft, likewise, for speculative decoding.
+    /// Draft: a directory, or a Hugging Face name.
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
-    /// An acceptance head for the draft; without one, candidates are drafted in fixed lengths.
+    /// Acceptance head of the draft.
     #[arg(long, value_name = "DIR", requires = "draft")]
     head: Option<PathBuf>,
-    /// A self-draft adapter of the target, instead of a draft, with its acceptance head if its
-    /// directory has one.
+    /// Self-draft adapter, instead of a draft.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     adapter: Option<PathBuf>,
-    /// Draft without a model: propose what followed the same words earlier in the text. Pays if answers
-    /// repeat their prompts or themselves.
+    /// Propose what followed the same words before.
     #[arg(long, conflicts_with_all = ["draft", "adapter"])]
     prompt_lookup: bool,
-    /// With a draft or an adapter: try prompt lookup first, and draft only without a match. `2x4`, the
-    /// default value, proposes up to four tokens after a match of at least two.
+    /// Try prompt lookup first, `2x4` by default.
     #[arg(
         long,
-        value_name = "MATCHxLENGTH",
+        value_name = "AxB",
         num_args = 0..=1,
         default_missing_value = "2x4",
         conflicts_with_all = ["prompt_lookup", "tree"]
     )]
     lookup_first: Option<LookupFirst>,
-    /// Propose trees of candidates. `3-2x4x12`: three children of the root, two of every other node; a
-    /// draft forward reads four nodes; at most twelve nodes beside the chain. `3-2.0.1`: the root's three
-    /// children have two, no and one child. With the suffix `-drawn`, children of sampled text are drawn
-    /// without replacement.
+    /// Propose trees of this shape: `3-2x4x12`.
     #[arg(long, value_name = "SHAPE", conflicts_with = "prompt_lookup")]
     tree: Option<TreeShape>,
     /// The user's message.
@@ -88,9 +82,8 @@ pub(crate) struct GenerateArguments {
     /// Use the prompt without the chat template.
     #[arg(long)]
     raw: bool,
-    /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, a Jinja file,
-    /// or `none`.
-    #[arg(long, value_name = "NAME|FILE", conflicts_with = "raw")]
+    /// `vicuna`, `llama-2`, `alpaca`, `none`, a file.
+    #[arg(long, value_name = "NAME", conflicts_with = "raw")]
     chat_template: Option<String>,
     #[command(flatten)]
     decoding: DecodingArguments,
@@ -99,17 +92,13 @@ pub(crate) struct GenerateArguments {
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
-    /// The rule that ends a round, by its name in a recipe's `[evaluate.rules]`: `fixed=4` after four
-    /// candidates, `head=0.7` when the probability of a rejection exceeds 0.7, or with options
-    /// `entropy=0.3,check_interval=2`. Without this flag rounds end by the rule that `tune` wrote into the
-    /// head or adapter. Without such a rule they end by `head=0.7` with a head, and by `fixed=5` otherwise.
+    /// When a round ends, as in `fixed=4`, `head=0.7`.
     #[arg(long, value_name = "NAME=VALUE")]
     rule: Option<AskedRule>,
-    /// With a rule other than a fixed length: the most candidates per round, by default 6 with an adapter
-    /// and 20 otherwise.
+    /// The most candidates a round.
     #[arg(long, value_name = "K", requires = "rule")]
     max_candidate_length: Option<usize>,
-    /// Colour accepted, corrected and bonus tokens, and print the table of rounds on stderr.
+    /// Show where each token came from.
     #[arg(long, conflicts_with = "json")]
     show: bool,
 }

@@ -24,11 +24,10 @@ pub(crate) struct ImportArguments {
     /// The source's format.
     #[arg(long, value_name = "FORM")]
     from: Form,
-    /// For an adapter: the number of the target's layers that run before it, which its files do not say
-    /// (the Kangaroo authors' adapters: 2 for 7B, 3 for 13B models).
+    /// For an adapter: the target's layers before it (the authors': 2 for 7B, 3 for 13B models).
     #[arg(long, value_name = "N")]
     exit_layer: Option<NonZeroUsize>,
-    /// For data: the recipe that names the models to label it with, and the sampling settings in `[data]`.
+    /// For data: the recipe that names the models to label it with, and the settings in `[data]`.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
     /// The directory to read; for data, the file.

@@ -1,11 +1,14 @@
-//! `run`: checks the recipe, then runs all stages in order. A stage whose output exists is skipped.
+//! `run`: checks the recipe, then runs all stages in order. A stage whose output exists is skipped. At the end
+//! it says in plain words what was fastest.
 
+mod end;
 mod preflight;
 
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use draftsmith_report::wrapped;
 use serde_json::json;
 
 use crate::commands::build_data::Building;
@@ -16,7 +19,8 @@ use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::workspace::Workspace;
 
-/// Runs the command, with one workspace for all stages. Prints the table of results and the report's path.
+/// Runs the command, with one workspace for all stages. Prints the table of results, the report's path,
+/// the commands that follow, and the end.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
     let (head, adapters) = (recipe.trained_head(), recipe.trained_adapters());
     let trains = head.is_some() || !adapters.is_empty();
@@ -66,6 +70,9 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     if let Some(evaluation) = &evaluation {
         console.text(evaluate::text(evaluation, console))?;
         console.text(next_commands(recipe))?;
+        if let Some(sentences) = end::sentences(evaluation, recipe) {
+            console.text(format!("\n{}\n", wrapped(&sentences, console.width()).join("\n")))?;
+        }
     }
     console.document(&json!({
         "build_data": built,

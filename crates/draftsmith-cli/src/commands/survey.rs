@@ -20,16 +20,16 @@ use crate::decoding_arguments::{DecodingArguments, EndArguments};
 /// Arguments of `survey`.
 #[derive(Debug, Args)]
 pub(crate) struct SurveyArguments {
-    /// The target: a checkpoint directory, or its name on the Hugging Face Hub, `org/name@revision`.
+    /// Target: a directory, or a name on the Hugging Face Hub.
     #[arg(long, value_name = "MODEL")]
     target: PathBuf,
-    /// A draft, likewise. Without one, the target's own first layers are surveyed.
+    /// Draft; the target's own first layers if absent.
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
-    /// Prompt files like the prompts that you serve, in any format that a recipe accepts.
+    /// Prompts like those that you serve, in a recipe's forms.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     prompts: Vec<PathBuf>,
-    /// Number of prompts, spread evenly over all files.
+    /// Number of prompts, spread evenly over the files.
     #[arg(long, value_name = "N", default_value = "50")]
     num_prompts: NonZeroUsize,
     /// The most new tokens per answer.
@@ -39,17 +39,14 @@ pub(crate) struct SurveyArguments {
     decoding: DecodingArguments,
     #[command(flatten)]
     ends: EndArguments,
-    /// Ask servers for the target's answers instead of reading its weights: a TOML file with the keys of
-    /// a recipe's `[data.server]`. Needs `--draft` and `--costs`.
+    /// Servers that answer for the target: a TOML file with the keys of `[data.server]`; needs `--costs`.
     #[arg(long, value_name = "FILE", requires = "draft", requires = "costs")]
     server: Option<PathBuf>,
-    /// Costs of forwards on the machine that serves, instead of measured ones: a TOML file with the keys
-    /// of a recipe's `[tune.costs]`, `draft_ms`, `target_ms` and `rows_ms`.
+    /// Costs of forwards where you serve: a TOML file with the keys of `[tune.costs]`; measured if absent.
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// The chat template instead of the target's own: `vicuna`, `llama-2`, `alpaca`, a Jinja file,
-    /// or `none`.
-    #[arg(long, value_name = "NAME|FILE")]
+    /// `vicuna`, `llama-2`, `alpaca`, `none` or a Jinja file.
+    #[arg(long, value_name = "NAME")]
     chat_template: Option<String>,
 }
 

@@ -24,7 +24,7 @@ use draftsmith_recipe::workspace::Workspace;
 /// Arguments of `train-bigram`.
 #[derive(Debug, Args)]
 pub(crate) struct BigramArguments {
-    /// Count in these text files instead of the built responses.
+    /// Count in these text files, instead of the responses.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     text: Vec<PathBuf>,
 }

@@ -28,15 +28,13 @@ const MOST_SOURCES: usize = 5;
 /// Arguments of the HTML page.
 #[derive(Debug, Args)]
 pub(crate) struct PageArguments {
-    /// Write an HTML page about the data: lengths, acceptance of the draft, and some responses with each
-    /// token coloured by its overlap.
+    /// Write an HTML page about data, with some responses coloured by overlap.
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
-    /// With `--html`: the checkpoint directory whose tokenizer decodes the responses. Without it, tokens are
-    /// shown as ids.
+    /// The checkpoint whose tokenizer decodes the page's responses; shown as ids if absent.
     #[arg(long, value_name = "DIR", requires = "html")]
     tokenizer: Option<PathBuf>,
-    /// With `--html`: the number of responses to show, spread evenly over the data.
+    /// Number of responses on the page, spread evenly over the data.
     #[arg(long, value_name = "N", default_value = "20", requires = "html")]
     rows: NonZeroUsize,
 }

@@ -5,7 +5,7 @@ use std::io::{Seek, Write};
 use std::path::Path;
 
 use draftsmith_files::write_whole_with;
-use zip::write::FileOptions;
+use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use super::super::write::NamedTensor;
@@ -24,7 +24,7 @@ pub(crate) fn write_torch(path: &Path, tensors: &[NamedTensor]) -> Result<(), Mo
 fn archive(file: impl Write + Seek, tensors: &[NamedTensor]) -> Result<(), zip::result::ZipError> {
     let mut zip = ZipWriter::new(file);
     // Without the time of day, so the same tensors give the same bytes.
-    let stored = FileOptions::default()
+    let stored = SimpleFileOptions::default()
         .compression_method(CompressionMethod::Stored)
         .last_modified_time(zip::DateTime::default())
         .large_file(true);

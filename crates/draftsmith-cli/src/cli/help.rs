@@ -1,0 +1,179 @@
+//! The help: commands by heading, an example of each, and which flags a command ignores.
+//!
+//! The texts of commands and flags are their doc comments. `draftsmith --help` fits into 24 lines of 80 columns,
+//! the help of a command into 45. What needs more words is in `recipes/README.md`.
+
+use clap::builder::Styles;
+use clap::{Command, CommandFactory};
+
+use super::Arguments;
+
+/// What a command's help adds to the texts of its flags.
+struct CommandHelp {
+    name: &'static str,
+    /// The command that makes the files that the example reads.
+    after: Option<&'static str>,
+    /// Runs in a clone of the repository, on the embedded models.
+    example: &'static str,
+}
+
+const RUN: &str = "draftsmith run recipes/tiny.toml";
+const BUILD_DATA: &str = "draftsmith build-data recipes/tiny.toml";
+
+/// All commands, by heading.
+const HEADINGS: [(&str, &[CommandHelp]); 6] = [
+    ("Start", &[CommandHelp::new("run", RUN)]),
+    (
+        "Prepare",
+        &[
+            CommandHelp::new("build-data", BUILD_DATA),
+            CommandHelp::new(
+                "import",
+                "draftsmith export --for kangaroo checkpoints/tiny/adapter kangaroo
+  draftsmith import --from kangaroo --exit-layer 2 kangaroo imported",
+            )
+            .after(RUN),
+            CommandHelp::new("inspect", "draftsmith inspect checkpoints/tiny/target"),
+        ],
+    ),
+    (
+        "Train",
+        &[
+            CommandHelp::new("train-head", "draftsmith train-head recipes/tiny.toml")
+                .after(BUILD_DATA),
+            CommandHelp::new("train-adapter", "draftsmith train-adapter recipes/tiny.toml")
+                .after(BUILD_DATA),
+            CommandHelp::new("train-bigram", "draftsmith train-bigram recipes/tiny.toml")
+                .after(BUILD_DATA),
+        ],
+    ),
+    (
+        "Decide",
+        &[
+            CommandHelp::new(
+                "survey",
+                "draftsmith survey --target checkpoints/tiny/target \\
+    --draft checkpoints/tiny/draft --prompts data/tiny/prompts/test.jsonl",
+            ),
+            CommandHelp::new("record", "draftsmith record recipes/tiny.toml").after(RUN),
+            CommandHelp::new("tune", "draftsmith tune recipes/tiny.toml").after(RUN),
+            CommandHelp::new("replay", "draftsmith replay recipes/tiny.toml").after(RUN),
+        ],
+    ),
+    (
+        "Measure",
+        &[
+            CommandHelp::new("evaluate", "draftsmith evaluate recipes/tiny.toml").after(RUN),
+            CommandHelp::new("check", "draftsmith check checkpoints/tiny/draft/head").after(RUN),
+        ],
+    ),
+    (
+        "Serve",
+        &[
+            CommandHelp::new(
+                "generate",
+                "draftsmith generate --target checkpoints/tiny/target \\
+    --draft checkpoints/tiny/draft --prompt 'What is 2 + 2?' --show",
+            ),
+            CommandHelp::new(
+                "export",
+                "draftsmith export --for draft-model checkpoints/tiny/adapter exported",
+            )
+            .after(RUN),
+            CommandHelp::new(
+                "completions",
+                "draftsmith completions fish > ~/.config/fish/completions/draftsmith.fish",
+            ),
+        ],
+    ),
+];
+
+/// Common flags that do nothing in a command, and are not in its help.
+const UNUSED: [(&str, &[&str]); 4] = [
+    ("inspect", &["device", "dtype", "seed", "verbose"]),
+    ("export", &["dtype", "seed"]),
+    ("replay", &["device"]),
+    ("completions", &["device", "dtype", "seed", "quiet", "verbose"]),
+];
+
+/// The common flags, for the help of all commands. Each command's help explains them.
+const COMMON: &str = "\
+--device cpu|cuda|cuda:N|wgpu, --dtype f32|bf16, --seed N, --json,
+         --quiet, --verbose, --version. COMMAND --help explains them.
+";
+
+impl CommandHelp {
+    const fn new(name: &'static str, example: &'static str) -> Self {
+        Self { name, after: None, example }
+    }
+
+    const fn after(self, command: &'static str) -> Self {
+        Self { after: Some(command), ..self }
+    }
+
+    fn text(&self) -> String {
+        let after = self.after.map(|command| format!(", after `{command}`")).unwrap_or_default();
+        format!("{}\n  {}", heading(&format!("Example{after}:")), self.example)
+    }
+}
+
+/// The parser, with its help.
+pub fn command() -> Command {
+    let mut command = Arguments::command();
+    // Copies the common flags into the subcommands.
+    command.build();
+    for (name, flags) in UNUSED {
+        command = command.mut_subcommand(name, |subcommand| {
+            flags.iter().fold(subcommand, |subcommand, flag| {
+                subcommand.mut_arg(flag, |argument| argument.hide(true))
+            })
+        });
+    }
+    for help in HEADINGS.iter().flat_map(|(_, commands)| *commands) {
+        command = command.mut_subcommand(help.name, |subcommand| {
+            subcommand.after_help(help.text()).mut_arg("version", |argument| argument.hide(true))
+        });
+    }
+    let list = list(&command);
+    command.help_template(list)
+}
+
+/// The help of all commands: a line for each.
+fn list(command: &Command) -> String {
+    let mut text = "{about}\n\n{usage-heading} {usage}\n\n".to_owned();
+    for (name, commands) in HEADINGS {
+        let mut shown = heading(&format!("{name}:")) + &" ".repeat(9 - name.len());
+        for CommandHelp { name, .. } in commands {
+            let about = command.find_subcommand(name).and_then(Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            text += &format!("{shown}{name:<15}{about}\n");
+            shown = " ".repeat(10);
+        }
+    }
+    text + "\n" + &heading("Options:") + " " + COMMON
+}
+
+/// A heading in clap's style.
+fn heading(text: &str) -> String {
+    let style = *Styles::styled().get_header();
+    format!("{style}{text}{style:#}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_heading() {
+        let mut listed: Vec<&str> = HEADINGS
+            .iter()
+            .flat_map(|(_, commands)| commands.iter().map(|command| command.name))
+            .chain(["help"])
+            .collect();
+        let command = command();
+        let mut commands: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
+        listed.sort_unstable();
+        commands.sort_unstable();
+        assert_eq!(listed, commands);
+    }
+}

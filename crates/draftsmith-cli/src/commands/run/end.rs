@@ -1,0 +1,108 @@
+//! How `run` ends: what was fastest, by how much, and what to do next, in three sentences.
+//!
+//! They are about the first dataset and way of decoding. The conclusion before the tables has all of them.
+
+use draftsmith_report::{DeployAdvice, GroupVerdict, MeasuredSetting, ResultRow};
+use draftsmith_theory::DrafterId;
+
+use super::quoted;
+use crate::commands::evaluate::Evaluation;
+use crate::recipe::Recipe;
+
+/// The sentences; `None` if nothing was drafted.
+pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<String> {
+    let verdict = evaluation.conclusion.verdicts.first()?;
+    let setting = verdict.tuned.as_ref().or(verdict.fastest.as_ref())?;
+    let row = evaluation.rows.iter().find(|row| row.label() == setting.label)?;
+    let drafter = row.drafter.id()?;
+    Some(format!("{} {}", of_verdict(verdict, setting, &name(row)), next(verdict, recipe, drafter)))
+}
+
+/// A setting by its drafter and rule: `draft (K = 4)`.
+fn name(row: &ResultRow) -> String {
+    format!("{} ({})", row.drafter.text(), row.rule_label())
+}
+
+/// What was fastest, and by how much.
+fn of_verdict(verdict: &GroupVerdict, setting: &MeasuredSetting, name: &str) -> String {
+    let interval = setting.interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}; "));
+    let times = format!("{:.2} times as fast", setting.speedup);
+    let among = format!("({}{})", interval.unwrap_or_default(), verdict.group);
+    match verdict.advice {
+        DeployAdvice::Deploy => format!(
+            "Of the settings that tuning chose, {name} was fastest. It decodes {times} as the target alone \
+             {among}."
+        ),
+        DeployAdvice::DoNotSpeculate => format!(
+            "The target alone was faster than the settings that tuning chose. The best of them, {name}, \
+             decodes {times} {among}."
+        ),
+        DeployAdvice::TooUncertain => format!(
+            "No setting that tuning chose was clearly faster than the target alone. The best of them, {name}, \
+             decodes {times} {among}."
+        ),
+        DeployAdvice::NotTuned => format!(
+            "Of the settings in the recipe, {name} was fastest. It decodes {times} as the target alone {among}."
+        ),
+    }
+}
+
+/// What to do next.
+fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
+    match verdict.advice {
+        DeployAdvice::Deploy => match checked_dir(recipe, drafter) {
+            Some(dir) => format!("Next, run `draftsmith check {dir}`, and serve with it if it passes."),
+            None => "Next, serve with this setting.".to_owned(),
+        },
+        DeployAdvice::DoNotSpeculate => {
+            "Next, try another drafter, or serve the target alone.".to_owned()
+        }
+        DeployAdvice::TooUncertain => {
+            "Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.".to_owned()
+        }
+        DeployAdvice::NotTuned if recipe.tune.is_none() => {
+            "Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts."
+                .to_owned()
+        }
+        DeployAdvice::NotTuned => {
+            "Next, measure this setting on other prompts, because these chose it.".to_owned()
+        }
+    }
+}
+
+/// The directory of a drafter that `check` takes, if it has one.
+fn checked_dir(recipe: &Recipe, id: DrafterId) -> Option<String> {
+    let is_adapter = recipe.trained_adapters().iter().any(|(adapter, _)| *adapter == id);
+    let adapter = is_adapter.then(|| recipe.export_dir(id));
+    adapter.or_else(|| recipe.head_dir(id)).map(|dir| quoted(&dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(advice: DeployAdvice, recipe: &str) -> String {
+        let recipe: Recipe = toml::from_str(recipe).expect("a recipe");
+        let (group, interval) = ("test, greedy".to_owned(), Some([1.21, 1.31]));
+        let setting = MeasuredSetting { label: "eta = 0.8".to_owned(), speedup: 1.26, interval };
+        let verdict = GroupVerdict { group, advice, tuned: None, fastest: None };
+        let draft = recipe.draft().expect("a draft").0;
+        let found = of_verdict(&verdict, &setting, "draft (eta = 0.8)");
+        let text = format!("{found} {}", next(&verdict, &recipe, draft));
+        assert_eq!(text.matches(". ").count(), 2, "three sentences: {text}");
+        text
+    }
+
+    #[test]
+    fn a_run_ends_with_what_was_fastest_by_how_much_and_what_is_next() {
+        let recipe =
+            "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
+        let trained = format!("{recipe}[drafters.draft.head]\n");
+        insta::assert_snapshot!(end(DeployAdvice::Deploy, &trained), @"");
+        insta::assert_snapshot!(end(DeployAdvice::Deploy, recipe), @"");
+        insta::assert_snapshot!(end(DeployAdvice::DoNotSpeculate, recipe), @"");
+        insta::assert_snapshot!(end(DeployAdvice::TooUncertain, recipe), @"");
+        insta::assert_snapshot!(end(DeployAdvice::NotTuned, recipe), @"");
+        insta::assert_snapshot!(end(DeployAdvice::NotTuned, &format!("tune = {{}}\n{recipe}")), @"");
+    }
+}
