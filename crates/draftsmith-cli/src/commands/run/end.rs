@@ -6,8 +6,8 @@ use draftsmith_report::{DeployAdvice, GroupVerdict, MeasuredSetting, ResultRow};
 use draftsmith_theory::DrafterId;
 
 use super::quoted;
-use crate::commands::evaluate::Evaluation;
-use crate::recipe::Recipe;
+use draftsmith_recipe::Recipe;
+use draftsmith_tune::evaluate::Evaluation;
 
 /// The sentences; `None` if nothing was drafted.
 pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<String> {
