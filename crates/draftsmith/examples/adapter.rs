@@ -9,7 +9,7 @@ use draftsmith::{Device, Drafter, Generator, Model};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-pub fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let target = Model::load(format!("{ROOT}/checkpoints/tiny/target"), &Device::flex())?;
     let prompts = Prompts::open(format!("{ROOT}/data/tiny/prompts/train.jsonl").as_ref())?;
     let prompts = prompts.take(40).collect::<Result<Vec<_>, _>>()?;

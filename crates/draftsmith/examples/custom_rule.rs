@@ -23,7 +23,7 @@ impl draftsmith::StopRule for OneMore {
     }
 }
 
-pub fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../checkpoints/tiny");
     let load = |name| Model::load(format!("{MODELS}/{name}"), &Device::flex());
     let (target, draft) = (load("target")?, load("draft")?);

@@ -7,7 +7,7 @@ use draftsmith::{Device, Drafter, Generator, Message, Model, Rule, Sampling};
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../checkpoints/tiny");
 
-pub fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex();
     let target = Model::load(format!("{MODELS}/target"), &device)?;
     let draft = Model::load(format!("{MODELS}/draft"), &device)?;

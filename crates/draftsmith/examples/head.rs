@@ -8,7 +8,7 @@ use draftsmith::{Device, Drafter, Generator, Model, Rule, data::Prompts, rollout
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-pub fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let load = |name| Model::load(format!("{ROOT}/checkpoints/tiny/{name}"), &Device::flex());
     let (target, draft) = (load("target")?, load("draft")?);
     let prompts = Prompts::open(format!("{ROOT}/data/tiny/prompts/train.jsonl").as_ref())?;

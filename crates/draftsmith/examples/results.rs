@@ -19,7 +19,7 @@ fn row(rule: Option<&StopRuleConfig>, plain: &Trace, trace: &Trace) -> ResultRow
     row
 }
 
-pub fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let load = |name| Model::load(format!("{MODELS}/{name}"), &Device::flex());
     let (target, draft) = (load("target")?, load("draft")?);
     let question = [Message::user("What is 541 + 279?")];

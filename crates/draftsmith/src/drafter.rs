@@ -26,7 +26,7 @@ pub struct Drafter {
 
 #[derive(Debug, Clone)]
 enum Kind {
-    Model(Model),
+    Model(Box<Model>),
     Adapter(PathBuf),
     PromptLookup(MaxGramConfig),
 }
@@ -40,7 +40,7 @@ impl From<Kind> for Drafter {
 impl Drafter {
     /// A separate, smaller model with the target's tokenizer.
     pub fn model(draft: &Model) -> Self {
-        Kind::Model(draft.clone()).into()
+        Kind::Model(Box::new(draft.clone())).into()
     }
 
     /// A self-draft adapter (Kangaroo) in a directory: the target's first layers draft. A head in the
