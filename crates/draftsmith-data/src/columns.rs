@@ -17,74 +17,136 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
-pub(crate) use read::{TableRow, bad_provenance, check_encodings, entries, guard, open, read_rows};
-pub(crate) use write::{flags, lists, numbers, texts, write_rows};
+pub(crate) use read::{bad_provenance, check_encodings, entries, guard, open, read_rows};
+#[cfg(test)]
+pub(crate) use write::to_array;
+pub(crate) use write::write_rows;
 
 /// The zstd level. A table is small and written once. High levels make it 5 % smaller than the
 /// default does, and their time is negligible next to that of the models.
 const ZSTD_LEVEL: i32 = 15;
 
-/// What a column holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// UTF-8 text.
-    Text,
-    /// True or false.
-    Flag,
-    /// A `u32`.
-    Number,
-    /// A list of token ids.
-    Ids,
-    /// A list of `f32`.
-    Floats,
-    /// A list of `f64`.
-    Doubles,
-}
-
-/// A column of a table.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Column {
+/// A column of rows of type `R`: its name and type, and where a row holds its values. Schema, reading, writing
+/// and checks follow from it; [`column`] makes one from a field.
+pub(crate) struct Column<R> {
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
     /// The owner of a nullable column, in words. The column is null where its owner is absent.
     pub(crate) part_of: Option<&'static str>,
     /// Whether a file may lack the column, which then reads as null.
     pub(crate) may_lack: bool,
+    cell: Cell<R>,
 }
 
-impl Column {
+/// What a column holds, and where in a row.
+pub(crate) enum Cell<R> {
+    /// UTF-8 text.
+    Text(Place<R, String>),
+    /// A name out of some; another is an error in words.
+    Name(fn(&R) -> &'static str, fn(&mut R, &str) -> Result<(), String>),
+    /// True or false.
+    Flag(Place<R, bool>),
+    /// A `u32`.
+    Number(Place<R, u32>),
+    /// A list of token ids.
+    Ids(Place<R, Vec<u32>>),
+    /// A list of `f32`.
+    Floats(ValueRange, Place<R, Vec<f32>>),
+    /// A list of `f64`.
+    Doubles(ValueRange, Place<R, Vec<f64>>),
+}
+
+/// Where a row holds a value.
+pub(crate) struct Place<R, T> {
+    /// The value; None if its owner is absent.
+    pub(crate) get: fn(&R) -> Option<&T>,
+    /// The place for the value, in an owner that is made if it is absent.
+    pub(crate) slot: fn(&mut R) -> &mut T,
+}
+
+/// A field that holds a value, or none.
+pub(crate) trait Held<T> {
+    fn held(&self) -> Option<&T>;
+    fn slot(&mut self) -> &mut T;
+}
+
+impl<T> Held<T> for T {
+    fn held(&self) -> Option<&T> {
+        Some(self)
+    }
+
+    fn slot(&mut self) -> &mut T {
+        self
+    }
+}
+
+impl<T: Default> Held<T> for Option<T> {
+    fn held(&self) -> Option<&T> {
+        self.as_ref()
+    }
+
+    fn slot(&mut self) -> &mut T {
+        self.get_or_insert_default()
+    }
+}
+
+/// The column of a field: `column!(Ids, prompt_ids)`, `column!(Floats(Prob), draft?.overlap)`.
+macro_rules! column {
+    (@ $cell:ident $(($range:ident))?, $field:ident, $get:expr, $slot:expr) => {
+        Column::new(
+            stringify!($field),
+            Cell::$cell($(ValueRange::$range,)? Place { get: $get, slot: $slot }),
+        )
+    };
+    ($cell:ident $(($range:ident))?, $field:ident) => {
+        column!(@ $cell $(($range))?, $field, |row| Held::held(&row.$field), |row| {
+            Held::slot(&mut row.$field)
+        })
+    };
+    ($cell:ident $(($range:ident))?, $part:ident.$field:ident) => {
+        column!(@ $cell $(($range))?, $field, |row| Held::held(&row.$part.$field), |row| {
+            Held::slot(&mut row.$part.$field)
+        })
+    };
+    ($cell:ident $(($range:ident))?, $part:ident?.$field:ident) => {
+        column!(@ $cell $(($range))?, $field, |row| Held::held(&row.$part.as_ref()?.$field), |row| {
+            Held::slot(&mut row.$part.get_or_insert_default().$field)
+        })
+    };
+}
+
+impl<R> Column<R> {
     /// A column that is never null.
-    pub(crate) const fn new(name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, part_of: None, may_lack: false }
+    pub(crate) const fn new(name: &'static str, cell: Cell<R>) -> Self {
+        Self { name, part_of: None, may_lack: false, cell }
     }
 
-    /// A list column that is null where `owner` is absent.
-    pub(crate) const fn part_of(owner: &'static str, name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, part_of: Some(owner), may_lack: false }
+    /// A column that is null where `owner` is absent.
+    pub(crate) const fn part_of(owner: &'static str, column: Self) -> Self {
+        Self { part_of: Some(owner), ..column }
     }
 
-    /// A list column that is null where `owner` is absent and that a file may lack.
-    pub(crate) const fn optional(owner: &'static str, name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, part_of: Some(owner), may_lack: true }
+    /// A column that is null where `owner` is absent and that a file may lack.
+    pub(crate) const fn optional(owner: &'static str, column: Self) -> Self {
+        Self { part_of: Some(owner), may_lack: true, ..column }
     }
 
-    /// The Arrow type; list elements are never null.
-    fn data_type(self) -> DataType {
+    /// The Arrow type and its name in words; list elements are never null.
+    fn data_type(&self) -> (DataType, &'static str) {
         let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
-        match self.kind {
-            Kind::Text => DataType::Utf8,
-            Kind::Flag => DataType::Boolean,
-            Kind::Number => DataType::UInt32,
-            Kind::Ids => list(DataType::UInt32),
-            Kind::Floats => list(DataType::Float32),
-            Kind::Doubles => list(DataType::Float64),
+        match self.cell {
+            Cell::Text(_) | Cell::Name(..) => (DataType::Utf8, "text (utf8)"),
+            Cell::Flag(_) => (DataType::Boolean, "true or false (bool)"),
+            Cell::Number(_) => (DataType::UInt32, "a number (u32)"),
+            Cell::Ids(_) => (list(DataType::UInt32), "a list of u32"),
+            Cell::Floats(..) => (list(DataType::Float32), "a list of f32"),
+            Cell::Doubles(..) => (list(DataType::Float64), "a list of f64"),
         }
     }
 
     /// Whether `found` is this column's type. Element names and nullability may differ, because other
     /// tools rewrite them.
-    fn accepts(self, found: &DataType) -> bool {
-        match (self.data_type(), found) {
+    fn accepts(&self, found: &DataType) -> bool {
+        match (self.data_type().0, found) {
             (DataType::List(expected), DataType::List(found)) => {
                 expected.data_type() == found.data_type()
             }
@@ -92,41 +154,94 @@ impl Column {
         }
     }
 
-    /// The column's type in words.
-    fn expected(self) -> &'static str {
-        match self.kind {
-            Kind::Text => "text (utf8)",
-            Kind::Flag => "true or false (bool)",
-            Kind::Number => "a number (u32)",
-            Kind::Ids => "a list of u32",
-            Kind::Floats => "a list of f32",
-            Kind::Doubles => "a list of f64",
+    /// The Parquet path of the column's numbers; `None` if it holds none.
+    fn numbers_path(&self) -> Option<ColumnPath> {
+        let parts: &[&str] = match self.cell {
+            Cell::Text(_) | Cell::Name(..) | Cell::Flag(_) => return None,
+            Cell::Number(_) => &[self.name],
+            Cell::Ids(_) | Cell::Floats(..) | Cell::Doubles(..) => &[self.name, "list", "element"],
+        };
+        Some(ColumnPath::new(parts.iter().map(|&part| part.to_owned()).collect()))
+    }
+
+    /// The row's token ids, if the column holds such.
+    pub(crate) fn ids<'r>(&self, row: &'r R) -> Option<&'r Vec<u32>> {
+        match &self.cell {
+            Cell::Ids(place) => (place.get)(row),
+            _ => None,
         }
     }
 
-    /// The Parquet path of the column's numbers; `None` if it holds none.
-    fn numbers_path(self) -> Option<ColumnPath> {
-        let parts: &[&str] = match self.kind {
-            Kind::Text | Kind::Flag => return None,
-            Kind::Number => &[self.name],
-            Kind::Ids | Kind::Floats | Kind::Doubles => &[self.name, "list", "element"],
+    /// The length of the row's list; `None` if it is null or no list.
+    pub(crate) fn list_len(&self, row: &R) -> Option<usize> {
+        match &self.cell {
+            Cell::Ids(place) => (place.get)(row).map(Vec::len),
+            Cell::Floats(_, place) => (place.get)(row).map(Vec::len),
+            Cell::Doubles(_, place) => (place.get)(row).map(Vec::len),
+            Cell::Text(_) | Cell::Name(..) | Cell::Flag(_) | Cell::Number(_) => None,
+        }
+    }
+
+    /// A description of the first of the row's numbers that is out of range, if any is, among the first
+    /// `num` of the list.
+    pub(crate) fn problem(&self, row: &R, num: usize) -> Option<String> {
+        match &self.cell {
+            Cell::Floats(range, place) => range.problem(&(place.get)(row)?[..num]),
+            Cell::Doubles(range, place) => range.problem(&(place.get)(row)?[..num]),
+            _ => None,
+        }
+    }
+
+    /// [`unknown_id`] of the row's tokens.
+    pub(crate) fn unknown_id(&self, row: &R, vocab_size: usize) -> Option<String> {
+        unknown_id(self.ids(row)?, vocab_size)
+    }
+
+    /// Applies `change` to the row's `f32`, if the column holds such.
+    pub(crate) fn map_floats(&self, row: &mut R, change: impl Fn(f32) -> f32) {
+        let Cell::Floats(_, place) = &self.cell else { return };
+        if (place.get)(row).is_some() {
+            (place.slot)(row).iter_mut().for_each(|value| *value = change(*value));
+        }
+    }
+
+    /// Appends the row's text, ids or `f32` after their length, so that no two values give the same bytes.
+    pub(crate) fn push_bytes(&self, row: &R, bytes: &mut Vec<u8>) {
+        let mut push = |len: usize, content: &mut dyn Iterator<Item = u8>| {
+            bytes.extend((len as u64).to_le_bytes());
+            bytes.extend(content);
         };
-        Some(ColumnPath::new(parts.iter().map(|&part| part.to_owned()).collect()))
+        let mut text = |text: &str| push(text.len(), &mut text.bytes());
+        match &self.cell {
+            Cell::Text(place) => (place.get)(row).map_or((), |it| text(it)),
+            Cell::Name(get, _) => text(get(row)),
+            Cell::Ids(place) => {
+                let Some(ids) = (place.get)(row) else { return };
+                push(ids.len(), &mut ids.iter().flat_map(|id| id.to_le_bytes()));
+            }
+            Cell::Floats(_, place) => {
+                let Some(all) = (place.get)(row) else { return };
+                push(all.len(), &mut all.iter().flat_map(|it| it.to_bits().to_le_bytes()));
+            }
+            Cell::Flag(_) | Cell::Number(_) | Cell::Doubles(..) => {
+                unreachable!("only responses are hashed")
+            }
+        }
     }
 }
 
 /// The Arrow schema of a table.
-fn arrow_schema(columns: &[Column]) -> SchemaRef {
+fn arrow_schema<R>(columns: &[Column<R>]) -> SchemaRef {
     let fields = columns
         .iter()
-        .map(|column| Field::new(column.name, column.data_type(), column.part_of.is_some()));
+        .map(|column| Field::new(column.name, column.data_type().0, column.part_of.is_some()));
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
 /// How a table is stored: zstd, no statistics, numbers byte-stream-split without a dictionary, so
 /// that similar bytes (exponents, high bytes of ids, bytes that rounding zeroed) are adjacent.
 /// `entries` become the key-value metadata.
-fn writer_properties(columns: &[Column], entries: Vec<(String, String)>) -> WriterProperties {
+fn writer_properties<R>(columns: &[Column<R>], entries: Vec<(String, String)>) -> WriterProperties {
     let level = ZstdLevel::try_new(ZSTD_LEVEL).expect("the level is within zstd's range");
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(level))
@@ -167,7 +282,7 @@ impl ValueRange {
     }
 
     /// A description of the first of `values` that is out of range, if any is.
-    pub(crate) fn problem<T: Copy + Into<f64> + Display>(self, values: &[T]) -> Option<String> {
+    fn problem<T: Copy + Into<f64> + Display>(self, values: &[T]) -> Option<String> {
         let at = values.iter().position(|value| !self.contains((*value).into()))?;
         let value = values[at];
         let expected = match self {
@@ -182,12 +297,14 @@ impl ValueRange {
 
 /// A description of the first of `ids` that is outside a vocabulary of `vocab_size` tokens, if any
 /// is.
-pub(crate) fn unknown_id(ids: &[u32], vocab_size: usize) -> Option<String> {
+fn unknown_id(ids: &[u32], vocab_size: usize) -> Option<String> {
     let (at, id) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size)?;
     Some(format!(
         "has token {id} at {at}, but the model that is to read it has {vocab_size} tokens"
     ))
 }
+
+pub(crate) use column;
 
 #[cfg(test)]
 pub(crate) mod tests;

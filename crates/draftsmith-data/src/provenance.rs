@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Map, Value};
 
 use crate::prompts::{LengthBounds, SourceWeight, SplitRange};
@@ -16,7 +16,7 @@ const KEY_PREFIX: &str = "draftsmith.";
 
 /// Everything that a response file depends on. Hashes are hex SHA-256.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct Provenance {
     /// The version of draftsmith that wrote the file.
     pub version: String,
@@ -33,7 +33,6 @@ pub struct Provenance {
     /// The tokens that end a response.
     pub eos_token_ids: Vec<u32>,
     /// Stop strings, which end a response too. Not stored if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop_strings: Vec<String>,
     /// The prompt files, in the order they were read.
     pub prompts: Vec<PromptFile>,
@@ -41,30 +40,23 @@ pub struct Provenance {
     /// `None` for no limit.
     pub limit: Option<u64>,
     /// Each source's weight and number of files, in the order of the files. Not stored if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<SourceWeight>,
     /// The split to which prompts were restricted; `None`, which is not stored, for all prompts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<SplitRange>,
     /// Bounds on the lengths of prompts and responses. Not stored if there are none.
-    #[serde(default, skip_serializing_if = "LengthBounds::is_none")]
     pub lengths: LengthBounds,
     /// Whether duplicate prompts were kept. Not stored if false.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_duplicates: bool,
     /// Whether responses are the answers in the prompt files rather than the target's.
     pub existing_responses: bool,
     /// The target's name on the servers that generated the responses; `None`, which is not stored, for
     /// a local target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_model: Option<String>,
     /// The number of most probable tokens whose probabilities those servers returned, if labels were
     /// computed from them; otherwise `None`, which is not stored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_log_probs: Option<u32>,
     /// Responses with a larger mean `target_outside_mass` were dropped; `None`, which is not stored, if
     /// all probabilities are known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_outside_mass: Option<f64>,
     /// Sampling temperature of both models; 0 is greedy.
     pub temperature: f64,
@@ -74,18 +66,54 @@ pub struct Provenance {
     pub top_k: Option<u32>,
     /// The smallest probability that is kept, as a fraction of the largest; `None`, which is not stored,
     /// keeps all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
     /// The repetition penalty of both models; 1, which is not stored, is none.
-    #[serde(default = "no_penalty", skip_serializing_if = "is_no_penalty")]
     pub repetition_penalty: f64,
     /// The longest response, in tokens.
     pub max_new_tokens: u64,
     /// The seed of every draw.
     pub seed: u64,
     /// The type in which the models computed: [`Provenance::F32`], which is not stored, or `bf16`.
-    #[serde(default = "f32_name", skip_serializing_if = "is_f32")]
     pub dtype: String,
+}
+
+/// The values at which fields are not stored, because earlier versions had no such field.
+fn defaults() -> [(&'static str, Value); 11] {
+    [
+        ("stop_strings", Value::Array(Vec::new())),
+        ("weights", Value::Array(Vec::new())),
+        ("split", Value::Null),
+        ("lengths", Value::Object(Map::new())),
+        ("keep_duplicates", false.into()),
+        ("served_model", Value::Null),
+        ("served_log_probs", Value::Null),
+        ("max_outside_mass", Value::Null),
+        ("min_p", Value::Null),
+        ("repetition_penalty", no_penalty().into()),
+        ("dtype", Provenance::F32.into()),
+    ]
+}
+
+impl Serialize for Provenance {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = self.all_fields();
+        for (key, value) in defaults() {
+            if fields[key] == value {
+                fields.shift_remove(key);
+            }
+        }
+        fields.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Provenance {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut fields = Map::deserialize(deserializer)?;
+        for (key, value) in defaults() {
+            fields.entry(key).or_insert(value);
+        }
+        Self::deserialize(Value::Object(fields)).map_err(de::Error::custom)
+    }
 }
 
 impl Provenance {
@@ -105,14 +133,6 @@ pub fn no_penalty() -> f64 {
 /// Whether a repetition penalty changes nothing; it is then not stored.
 pub fn is_no_penalty(penalty: &f64) -> bool {
     *penalty == no_penalty()
-}
-
-fn f32_name() -> String {
-    Provenance::F32.to_owned()
-}
-
-fn is_f32(dtype: &str) -> bool {
-    dtype == Provenance::F32
 }
 
 /// A prompt file.
@@ -148,50 +168,37 @@ impl Provenance {
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
-        fields_differences(self.fields(), other.fields())
+        fields_differences(self.all_fields(), &other.all_fields())
     }
 
     /// The fields that files store and their values, in the order of declaration.
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
     }
+
+    /// All fields and their values, in the order of declaration.
+    pub(crate) fn all_fields(&self) -> Map<String, Value> {
+        fields_in(Self::serialize(self, serde_json::value::Serializer))
+    }
 }
 
-/// The fields of a provenance, in the order of declaration.
+/// The fields of a provenance that are stored, in the order of declaration.
 pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
-    match serde_json::to_value(provenance) {
+    fields_in(serde_json::to_value(provenance))
+}
+
+fn fields_in(value: serde_json::Result<Value>) -> Map<String, Value> {
+    match value {
         Ok(Value::Object(fields)) => fields,
         other => unreachable!("a struct with string keys serializes to an object: {other:?}"),
     }
 }
 
-/// Adds the defaults of fields that are not stored.
-fn with_defaults(mut fields: Map<String, Value>) -> Map<String, Value> {
-    let defaults: [(&str, Value); 11] = [
-        ("weights", Value::Array(Vec::new())),
-        ("split", Value::Null),
-        ("lengths", Value::Object(Map::new())),
-        ("keep_duplicates", false.into()),
-        ("served_model", Value::Null),
-        ("served_log_probs", Value::Null),
-        ("max_outside_mass", Value::Null),
-        ("stop_strings", Value::Array(Vec::new())),
-        ("min_p", Value::Null),
-        ("repetition_penalty", 1.0.into()),
-        ("dtype", Provenance::F32.into()),
-    ];
-    for (key, value) in defaults {
-        fields.entry(key).or_insert(value);
-    }
-    fields
-}
-
-/// The fields in which `left` and `right` differ. A field that is not stored has its default.
+/// The fields in which `left` and `right`, which have the same fields, differ.
 pub(crate) fn fields_differences(
     left: Map<String, Value>,
-    right: Map<String, Value>,
+    right: &Map<String, Value>,
 ) -> Vec<FieldDifference> {
-    let [left, right] = [left, right].map(with_defaults);
     let differing = left.into_iter().filter(|(key, left)| *left != right[key]);
     differing
         .map(|(key, left)| match (&left, &right[&key]) {

@@ -14,19 +14,14 @@ mod validate;
 
 use std::path::{Path, PathBuf};
 
-use arrow_array::ArrayRef;
-use arrow_array::types::{Float64Type, UInt32Type};
-use arrow_schema::ArrowError;
 use draftsmith_files::paths_in;
 
 pub use self::provenance::{RolloutHead, RolloutProvenance};
+use self::row::COLUMNS;
 pub use self::row::{RolloutCandidates, RolloutRow};
 use self::validate::validate_file;
 pub use self::validate::validate_rollouts;
-use crate::columns::{
-    Column, Kind, TableRow, bad_provenance, entries, flags, lists, numbers, open, read_rows, texts,
-    write_rows,
-};
+use crate::columns::{bad_provenance, entries, open, read_rows, write_rows};
 use crate::error::DataError;
 
 /// The beginning and the end of a rollouts file's name.
@@ -53,24 +48,6 @@ pub fn is_rollouts_path(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX))
 }
 
-/// All columns, in the order of the file.
-const COLUMNS: [Column; 14] = [
-    Column::new("id", Kind::Text),
-    Column::new("prompt_ids", Kind::Ids),
-    Column::new("start", Kind::Number),
-    Column::new("is_response", Kind::Flag),
-    Column::new("limit", Kind::Number),
-    Column::new("candidate_ids", Kind::Ids),
-    Column::new("candidate_prob", Kind::Doubles),
-    Column::new("confidence", Kind::Doubles),
-    Column::new("confidence_of_ten", Kind::Doubles),
-    Column::new("draft_entropy", Kind::Doubles),
-    Column::part_of("the acceptance head", "predicted_acceptance_prob", Kind::Doubles),
-    Column::new("draft_log_prob", Kind::Doubles),
-    Column::new("target_log_prob", Kind::Doubles),
-    Column::optional("a greedy response", "draft_rank", Kind::Ids),
-];
-
 /// Writes rows as one rollouts file, whole or not at all.
 ///
 /// # Errors
@@ -86,33 +63,7 @@ pub fn write_rollouts(
 ) -> Result<(), DataError> {
     provenance.validate().map_err(|problem| bad_provenance(path, &problem))?;
     validate_file(rows, provenance)?;
-    write_rows(path, &COLUMNS, provenance.to_entries(), rows, to_array)
-}
-
-fn to_array(rows: &[RolloutRow], column: Column) -> Result<ArrayRef, ArrowError> {
-    match column.kind {
-        Kind::Text => Ok(texts(rows.iter().map(|row| row.id.as_str()))),
-        Kind::Flag => Ok(flags(rows.iter().map(|row| row.is_response))),
-        Kind::Number => Ok(numbers(rows.iter().map(|row| match column.name {
-            "start" => row.start,
-            _ => row.limit,
-        }))),
-        Kind::Ids => lists::<UInt32Type>(
-            column,
-            rows.iter().map(|row| match column.name {
-                "prompt_ids" => Some(&row.prompt_ids),
-                "candidate_ids" => Some(&row.candidates.candidate_ids),
-                _ => row.candidates.draft_rank.as_ref(),
-            }),
-        ),
-        Kind::Floats | Kind::Doubles => lists::<Float64Type>(
-            column,
-            rows.iter().map(|row| {
-                let mut lists = row.numbers().filter(|(name, ..)| *name == column.name);
-                lists.next().map(|(.., values)| values)
-            }),
-        ),
-    }
+    write_rows(path, &COLUMNS, provenance.to_entries(), rows)
 }
 
 /// Reads a rollouts file: its rows, in order, and their provenance. Unknown columns are ignored.
@@ -130,7 +81,7 @@ pub fn read_rollouts(
 ) -> Result<(Vec<RolloutRow>, RolloutProvenance), DataError> {
     let builder = open(path)?;
     let provenance = parse_provenance(path, entries(&builder))?;
-    let rows = read_rows(path, builder, &COLUMNS, read_row)?;
+    let rows = read_rows(path, builder, &COLUMNS)?;
     let known = |size| rows.iter().try_for_each(|row: &RolloutRow| row.check_ids(size));
     let checked = validate_file(&rows, &provenance);
     let checked = checked.and_then(|()| vocab_size.map_or(Ok(()), known));
@@ -152,29 +103,6 @@ fn parse_provenance<'a>(
 ) -> Result<RolloutProvenance, DataError> {
     let read = RolloutProvenance::from_entries(entries);
     read.and_then(|read| read.validate().map(|()| read)).map_err(|e| bad_provenance(path, &e))
-}
-
-fn read_row(row: &TableRow<'_>) -> Result<RolloutRow, DataError> {
-    let doubles = |column| row.list::<Float64Type>(column);
-    Ok(RolloutRow {
-        id: row.text("id")?.to_owned(),
-        prompt_ids: row.list::<UInt32Type>("prompt_ids")?,
-        start: row.number("start")?,
-        limit: row.number("limit")?,
-        candidates: RolloutCandidates {
-            candidate_ids: row.list::<UInt32Type>("candidate_ids")?,
-            candidate_prob: doubles("candidate_prob")?,
-            confidence: doubles("confidence")?,
-            confidence_of_ten: doubles("confidence_of_ten")?,
-            draft_entropy: doubles("draft_entropy")?,
-            predicted_acceptance_prob: row
-                .list_if_any::<Float64Type>("predicted_acceptance_prob")?,
-            draft_log_prob: doubles("draft_log_prob")?,
-            target_log_prob: doubles("target_log_prob")?,
-            draft_rank: row.list_if_any::<UInt32Type>("draft_rank")?,
-        },
-        is_response: row.flag("is_response")?,
-    })
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ pub(crate) struct Table<Row> {
     first: &'static str,
     columns: Vec<Column>,
     lines: Vec<Line<Row>>,
-    /// What marks mean.
-    marks: &'static [(&'static str, &'static str)],
+    /// Marks, what they mean, and their badges on pages.
+    marks: &'static [[&'static str; 3]],
 }
 
 /// A column of a table.
@@ -160,9 +160,9 @@ impl<Row> Table<Row> {
                 ("word", text) => ("word", text.clone()),
                 (class, figure) => (class, typeset(figure)),
             };
-            let known = self.marks.iter().find(|(known, _)| known == mark);
-            let mark = known.map_or(*mark, |(_, meaning)| meaning);
-            let best = if mark.is_empty() { "" } else { "best " };
+            let known = self.marks.iter().find(|[known, ..]| known == mark);
+            let mark = known.map_or(*mark, |[.., badge]| badge);
+            let best = if line.mark.is_empty() { "" } else { "best " };
             let cells: Vec<(&str, String)> = columns.iter().map(cell).collect();
             let name = match line.row {
                 Some(_) => on_a_page(name),
@@ -200,14 +200,14 @@ fn explained_tables<Row>(
     let plain = text(false);
     let lines = || tables.iter().flat_map(|(_, table)| &table.lines);
     let is_shown = |mark: &str| lines().any(|line| line.mark == mark);
-    let marks = marks.iter().filter(|(mark, _)| is_shown(mark));
-    let marks = marks.map(|(mark, meaning)| format!("{mark}: {meaning}"));
+    let marks = marks.iter().filter(|[mark, ..]| is_shown(mark));
+    let marks = marks.map(|[mark, meaning, _]| format!("{mark}: {meaning}"));
     let legend: Vec<String> = marks.chain(words(&plain)).collect();
     format!("{}\n{}\n", text(colour), wrapped(&legend.join("; "), width).join("\n"))
 }
 
 /// Headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 27] = [
+const WORDS: [(&str, &str); 28] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
@@ -223,6 +223,7 @@ const WORDS: [(&str, &str); 27] = [
     ("ECE", "calibration error"),
     ("Brier", "mean squared error"),
     ("KL", "nats from a perfect head"),
+    ("unshifted", "KL without the rejection weight's shift; the lowest is the best"),
     ("AUROC", "chance that an accepted candidate ranks above a rejected one"),
     ("mean", "of the predictions"),
     ("true", "share accepted"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::UInt32Type;
+use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
 use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
@@ -15,7 +15,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 use parquet::file::serialized_reader::SerializedPageReader;
 
-use super::Column;
+use super::{Cell, Column};
 use crate::caught::caught;
 use crate::error::DataError;
 
@@ -66,12 +66,11 @@ pub(crate) fn bad_provenance(path: &Path, problem: &str) -> DataError {
 }
 
 /// Reads all rows, in order. Columns that are not in `columns` are ignored.
-pub(crate) fn read_rows<T>(
+pub(crate) fn read_rows<R: Default>(
     path: &Path,
     builder: Builder,
-    columns: &[Column],
-    read_row: impl Fn(&TableRow<'_>) -> Result<T, DataError>,
-) -> Result<Vec<T>, DataError> {
+    columns: &[Column<R>],
+) -> Result<Vec<R>, DataError> {
     let mask = check_schema(path, &builder, columns)?;
     check_encodings(path, builder.metadata(), &mask)?;
     check_pages(path, builder.metadata(), &mask)?;
@@ -82,7 +81,7 @@ pub(crate) fn read_rows<T>(
     while let Some(batch) = guard(path, || Ok(reader.next().transpose()?))? {
         let first_row = rows.len();
         for index in 0..batch.num_rows() {
-            rows.push(read_row(&TableRow { path, columns, batch: &batch, first_row, index })?);
+            rows.push(TableRow { path, columns, batch: &batch, first_row, index }.read()?);
         }
     }
     if i64::try_from(rows.len()) != Ok(claimed) {
@@ -155,10 +154,10 @@ fn is_unsupported(encoding: Encoding) -> bool {
 
 /// Checks that every column that may not be missing is there with its type; returns the mask that
 /// selects the columns.
-fn check_schema(
+fn check_schema<R>(
     path: &Path,
     builder: &Builder,
-    columns: &[Column],
+    columns: &[Column<R>],
 ) -> Result<ProjectionMask, DataError> {
     let mut roots = Vec::with_capacity(columns.len());
     for column in columns {
@@ -168,7 +167,7 @@ fn check_schema(
                 continue;
             }
             Some((_, field)) => {
-                format!("is `{}`, it must be {}", field.data_type(), column.expected())
+                format!("is `{}`, it must be {}", field.data_type(), column.data_type().1)
             }
             None if column.may_lack => continue,
             None => "is missing: draftsmith did not write this file, or another version did".into(),
@@ -179,9 +178,9 @@ fn check_schema(
 }
 
 /// A row of a batch whose schema has been checked, with what error messages need.
-pub(crate) struct TableRow<'a> {
+struct TableRow<'a, R> {
     path: &'a Path,
-    columns: &'a [Column],
+    columns: &'a [Column<R>],
     batch: &'a RecordBatch,
     /// The position of the batch's first row in the file.
     first_row: usize,
@@ -189,59 +188,68 @@ pub(crate) struct TableRow<'a> {
     index: usize,
 }
 
-impl TableRow<'_> {
-    pub(crate) fn text(&self, column: &'static str) -> Result<&str, DataError> {
-        Ok(self.values(column)?.as_string::<i32>().value(self.index))
+impl<R: Default> TableRow<'_, R> {
+    fn read(&self) -> Result<R, DataError> {
+        let (mut row, at) = (R::default(), self.index);
+        for column in self.columns {
+            let Some(array) = self.array(column)? else { continue };
+            match &column.cell {
+                Cell::Text(place) => {
+                    array.as_string::<i32>().value(at).clone_into((place.slot)(&mut row));
+                }
+                Cell::Name(_, set) => set(&mut row, array.as_string::<i32>().value(at))
+                    .map_err(|problem| self.error(column, &problem))?,
+                Cell::Flag(place) => *(place.slot)(&mut row) = array.as_boolean().value(at),
+                Cell::Number(place) => {
+                    *(place.slot)(&mut row) = array.as_primitive::<UInt32Type>().value(at);
+                }
+                Cell::Ids(place) => {
+                    *(place.slot)(&mut row) = self.list::<UInt32Type>(column, array)?;
+                }
+                Cell::Floats(_, place) => {
+                    *(place.slot)(&mut row) = self.list::<Float32Type>(column, array)?;
+                }
+                Cell::Doubles(_, place) => {
+                    *(place.slot)(&mut row) = self.list::<Float64Type>(column, array)?;
+                }
+            }
+        }
+        Ok(row)
     }
 
-    pub(crate) fn flag(&self, column: &'static str) -> Result<bool, DataError> {
-        Ok(self.values(column)?.as_boolean().value(self.index))
-    }
-
-    pub(crate) fn number(&self, column: &'static str) -> Result<u32, DataError> {
-        Ok(self.values(column)?.as_primitive::<UInt32Type>().value(self.index))
-    }
-
-    pub(crate) fn list<T: ArrowPrimitiveType>(
+    fn list<T: ArrowPrimitiveType>(
         &self,
-        column: &'static str,
+        column: &Column<R>,
+        array: &dyn Array,
     ) -> Result<Vec<T::Native>, DataError> {
-        let values = self.values(column)?.as_list::<i32>().value(self.index);
+        let values = array.as_list::<i32>().value(self.index);
         if values.null_count() > 0 {
             return Err(self.error(column, "holds a null in its list"));
         }
         Ok(values.as_primitive::<T>().values().to_vec())
     }
 
-    /// The list; `None` if it is null.
-    pub(crate) fn list_if_any<T: ArrowPrimitiveType>(
-        &self,
-        column: &'static str,
-    ) -> Result<Option<Vec<T::Native>>, DataError> {
-        if self.is_null(column) { Ok(None) } else { self.list::<T>(column).map(Some) }
-    }
-
-    pub(crate) fn is_null(&self, column: &'static str) -> bool {
-        self.batch.column_by_name(column).is_none_or(|column| column.is_null(self.index))
+    /// The column's array, in which this row is not null; `None` if the column's owner is absent. The columns
+    /// of an owner are null all together or not at all.
+    fn array(&self, column: &Column<R>) -> Result<Option<&dyn Array>, DataError> {
+        let of_row = |column: &Column<R>| {
+            let array = self.batch.column_by_name(column.name)?;
+            (!array.is_null(self.index)).then_some(array)
+        };
+        if let Some(array) = of_row(column) {
+            return Ok(Some(array));
+        }
+        let Some(owner) = column.part_of else { return Err(self.error(column, "is null")) };
+        let mut of_owner = self.columns.iter().filter(|other| other.part_of == Some(owner));
+        if of_owner.all(|other| of_row(other).is_none()) {
+            return Ok(None);
+        }
+        Err(self.error(column, &format!("is null where other columns of {owner} are not")))
     }
 
     /// An error about this row's value in a column.
-    pub(crate) fn error(&self, column: &'static str, problem: &str) -> DataError {
+    fn error(&self, column: &Column<R>, problem: &str) -> DataError {
         let problem = format!("{problem} (row {})", self.first_row + self.index);
-        DataError::Column { path: self.path.to_path_buf(), column, problem }
-    }
-
-    /// The column's array, in which this row is not null.
-    fn values(&self, column: &'static str) -> Result<&dyn Array, DataError> {
-        if !self.is_null(column) {
-            return Ok(self.batch.column_by_name(column).expect("a missing column is null"));
-        }
-        let owner = self.columns.iter().find(|known| known.name == column);
-        Err(match owner.and_then(|known| known.part_of) {
-            Some(owner) => {
-                self.error(column, &format!("is null where other columns of {owner} are not"))
-            }
-            None => self.error(column, "is null"),
-        })
+        DataError::Column { path: self.path.to_path_buf(), column: column.name, problem }
     }
 }

@@ -38,16 +38,16 @@ impl Noise {
 }
 
 /// A table whose columns a test changes before it is written.
-pub(crate) struct Table {
-    columns: &'static [Column],
+pub(crate) struct Table<R: 'static> {
+    columns: &'static [Column<R>],
     arrays: Vec<(Field, ArrayRef)>,
 }
 
-impl Table {
-    pub(crate) fn new(columns: &'static [Column], to_array: impl Fn(Column) -> ArrayRef) -> Self {
+impl<R> Table<R> {
+    pub(crate) fn of(columns: &'static [Column<R>], rows: &[R]) -> Self {
         let schema = arrow_schema(columns);
         let fields = schema.fields().iter().map(|field| field.as_ref().clone());
-        let arrays = fields.zip(columns.iter().map(|column| to_array(*column)));
+        let arrays = fields.zip(columns.iter().map(|column| to_array(rows, column).unwrap()));
         Self { columns, arrays: arrays.collect() }
     }
 

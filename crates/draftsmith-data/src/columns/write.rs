@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
 use arrow_array::{
     ArrayRef, ArrowPrimitiveType, BooleanArray, ListArray, PrimitiveArray, RecordBatch,
     StringArray, UInt32Array,
@@ -15,23 +16,21 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::errors::ParquetError;
 
-use super::{Column, arrow_schema, writer_properties};
+use super::{Cell, Column, arrow_schema, writer_properties};
 use crate::error::DataError;
 
 /// Rows per Arrow batch; bounds the memory in addition to the rows.
 const BATCH_ROWS: usize = 1024;
 
 /// Writes rows as one table, whole or not at all, with `entries` in its key-value metadata.
-/// `to_array` makes the array of one column from some of the rows.
-pub(crate) fn write_rows<T>(
+pub(crate) fn write_rows<R>(
     path: &Path,
-    columns: &[Column],
+    columns: &[Column<R>],
     entries: Vec<(String, String)>,
-    rows: &[T],
-    to_array: impl Fn(&[T], Column) -> Result<ArrayRef, ArrowError>,
+    rows: &[R],
 ) -> Result<(), DataError> {
     write_whole_with(path, |file| {
-        encode(file, columns, entries, rows, to_array).map_err(|e| match e {
+        encode(file, columns, entries, rows).map_err(|e| match e {
             ParquetError::External(source) => match source.downcast::<std::io::Error>() {
                 Ok(source) => DataError::io("write", path, *source),
                 Err(source) => write_error(path, &*source),
@@ -45,12 +44,11 @@ fn write_error(path: &Path, problem: &dyn std::error::Error) -> DataError {
     DataError::ParquetWrite { path: path.to_path_buf(), problem: problem.to_string() }
 }
 
-fn encode<T>(
+fn encode<R>(
     file: &mut File,
-    columns: &[Column],
+    columns: &[Column<R>],
     entries: Vec<(String, String)>,
-    rows: &[T],
-    to_array: impl Fn(&[T], Column) -> Result<ArrayRef, ArrowError>,
+    rows: &[R],
 ) -> Result<(), ParquetError> {
     // Parquet's schema is sufficient; do not embed Arrow's.
     let options = ArrowWriterOptions::new()
@@ -59,7 +57,7 @@ fn encode<T>(
     let schema = arrow_schema(columns);
     let mut writer = ArrowWriter::try_new_with_options(file, schema.clone(), options)?;
     for rows in rows.chunks(BATCH_ROWS) {
-        let arrays = columns.iter().map(|column| to_array(rows, *column));
+        let arrays = columns.iter().map(|column| to_array(rows, column));
         let batch = RecordBatch::try_new(schema.clone(), arrays.collect::<Result<_, _>>()?)?;
         writer.write(&batch)?;
     }
@@ -67,24 +65,30 @@ fn encode<T>(
     Ok(())
 }
 
-pub(crate) fn texts<'a>(texts: impl Iterator<Item = &'a str>) -> ArrayRef {
-    Arc::new(StringArray::from_iter_values(texts))
-}
-
-pub(crate) fn flags(flags: impl Iterator<Item = bool>) -> ArrayRef {
-    Arc::new(BooleanArray::from(flags.collect::<Vec<_>>()))
-}
-
-pub(crate) fn numbers(numbers: impl Iterator<Item = u32>) -> ArrayRef {
-    Arc::new(UInt32Array::from_iter_values(numbers))
+/// The array of a column of some rows.
+pub(crate) fn to_array<R>(rows: &[R], column: &Column<R>) -> Result<ArrayRef, ArrowError> {
+    let rows = rows.iter();
+    Ok(match &column.cell {
+        Cell::Text(place) => Arc::new(StringArray::from_iter(rows.map(place.get))),
+        Cell::Name(get, _) => Arc::new(StringArray::from_iter_values(rows.map(get))),
+        Cell::Flag(place) => {
+            Arc::new(BooleanArray::from_iter(rows.map(|row| (place.get)(row).copied())))
+        }
+        Cell::Number(place) => {
+            Arc::new(UInt32Array::from_iter(rows.map(|row| (place.get)(row).copied())))
+        }
+        Cell::Ids(place) => lists::<UInt32Type, R>(column, rows.map(place.get))?,
+        Cell::Floats(_, place) => lists::<Float32Type, R>(column, rows.map(place.get))?,
+        Cell::Doubles(_, place) => lists::<Float64Type, R>(column, rows.map(place.get))?,
+    })
 }
 
 /// A list array. `None` is null in a nullable column.
-pub(crate) fn lists<'a, T: ArrowPrimitiveType>(
-    column: Column,
+fn lists<'a, T: ArrowPrimitiveType, R>(
+    column: &Column<R>,
     lists: impl Iterator<Item = Option<&'a Vec<T::Native>>> + Clone,
 ) -> Result<ArrayRef, ArrowError> {
-    let DataType::List(element) = column.data_type() else {
+    let DataType::List(element) = column.data_type().0 else {
         unreachable!("only list columns hold lists")
     };
     let values = lists.clone().flatten().flatten().copied();

@@ -4,8 +4,34 @@
 //! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
 //! (teacher forcing). Log-probabilities are natural logarithms.
 
-use crate::columns::{ValueRange, unknown_id};
+use crate::columns::{Cell, Column, Held, Place, ValueRange, column};
 use crate::error::DataError;
+
+/// The owner of the draft's columns, and those of columns that files may lack.
+pub(super) const DRAFT: &str = "the draft";
+pub(super) const SERVER: &str = "a server";
+pub(super) const WEIGHTS: &str = "the target's weights";
+
+/// All columns, in the order of the file.
+pub(super) static COLUMNS: [Column<ResponseRow>; 17] = [
+    column!(Text, id),
+    column!(Text, source),
+    column!(Ids, prompt_ids),
+    column!(Ids, response_ids),
+    column!(Floats(LogProb), response_target_log_prob),
+    Column::optional(SERVER, column!(Floats(Prob), target_outside_mass)),
+    Column::part_of(DRAFT, column!(Floats(LogProb), draft?.response_draft_log_prob)),
+    Column::part_of(DRAFT, column!(Ids, draft?.draft_ids)),
+    Column::part_of(DRAFT, column!(Floats(FiniteLogProb), draft?.draft_log_prob)),
+    Column::part_of(DRAFT, column!(Floats(LogProb), draft?.target_log_prob)),
+    Column::part_of(DRAFT, column!(Floats(Prob), draft?.overlap)),
+    Column::part_of(DRAFT, column!(Floats(Entropy), draft?.draft_entropy)),
+    Column::optional(WEIGHTS, column!(Floats(Entropy), draft?.draft_target_cross_entropy)),
+    Column::part_of(DRAFT, column!(Ids, draft?.draft_top_ids)),
+    Column::part_of(DRAFT, column!(Ids, draft?.target_top_ids)),
+    Column::part_of(DRAFT, column!(Floats(FiniteLogProb), draft?.draft_top_log_prob)),
+    Column::new("finish_reason", Cell::Name(|row| row.finish_reason.as_str(), ResponseRow::finish)),
+];
 
 /// Mantissa bits that stored floats keep.
 const STORED_MANTISSA_BITS: u32 = 15;
@@ -16,7 +42,7 @@ const STORED_EXPONENT: i32 = -20;
 const F32_MANTISSA_BITS: u32 = 23;
 
 /// One response with its labels: a row of `responses-*.parquet`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ResponseRow {
     /// `source#n`, or `source#n#turn` for a later turn.
     pub id: String,
@@ -64,9 +90,10 @@ pub struct DraftColumns {
 }
 
 /// Why a response ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum FinishReason {
     /// An end-of-sequence token was produced.
+    #[default]
     Eos,
     /// A stop string was completed.
     StopString,
@@ -111,17 +138,13 @@ impl ResponseRow {
             return Err(self.error("prompt_ids", problem.to_owned()));
         }
         let expected = self.response_ids.len();
-        let ids = self.ids().filter(|(column, _)| *column != "prompt_ids");
-        let lengths = self.floats().map(|(column, _, values)| (column, values.len()));
-        let mut lengths = lengths.chain(ids.map(|(column, ids)| (column, ids.len())));
-        if let Some((column, found)) = lengths.find(|&(_, found)| found != expected) {
+        let lists = || COLUMNS.iter().filter(|column| column.name != "prompt_ids");
+        let mut lengths = lists().filter_map(|column| Some((column, column.list_len(self)?)));
+        if let Some((column, found)) = lengths.find(|(_, found)| *found != expected) {
             let problem = format!("has {found} values, `response_ids` has {expected}");
-            return Err(self.error(column, problem));
+            return Err(self.error(column.name, problem));
         }
-        self.floats().try_for_each(|(column, range, values)| match range.problem(values) {
-            Some(problem) => Err(self.error(column, problem)),
-            None => Ok(()),
-        })
+        self.check(|column| column.problem(self, expected))
     }
 
     /// Checks that every token that a model may read is in a vocabulary of `vocab_size` tokens: those
@@ -130,78 +153,36 @@ impl ResponseRow {
     /// # Errors
     /// [`DataError::Row`] with the first column that has an unknown token.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
-        let mut read = self.ids().filter(|(column, _)| *column != "target_top_ids");
-        read.try_for_each(|(column, ids)| match unknown_id(ids, vocab_size) {
-            Some(problem) => Err(self.error(column, problem)),
-            None => Ok(()),
+        self.check(|column| match column.name {
+            "target_top_ids" => None,
+            _ => column.unknown_id(self, vocab_size),
         })
     }
 
-    /// The lists of token ids that are not null, by column.
-    pub(super) fn ids(&self) -> impl Iterator<Item = (&'static str, &Vec<u32>)> {
-        let own = [("prompt_ids", &self.prompt_ids), ("response_ids", &self.response_ids)];
-        own.into_iter().chain(self.draft.iter().flat_map(DraftColumns::ids))
-    }
-
-    /// The lists of numbers that are not null, by column.
-    pub(super) fn floats(&self) -> impl Iterator<Item = (&'static str, ValueRange, &Vec<f32>)> {
-        let log_probs = &self.response_target_log_prob;
-        let masses = self.target_outside_mass.as_ref();
-        let draft = self.draft.as_ref();
-        let entropies = draft.and_then(|draft| draft.draft_target_cross_entropy.as_ref());
-        std::iter::once(("response_target_log_prob", ValueRange::LogProb, log_probs))
-            .chain(masses.map(|masses| ("target_outside_mass", ValueRange::Prob, masses)))
-            .chain(draft.into_iter().flat_map(DraftColumns::floats))
-            .chain(entropies.map(|all| ("draft_target_cross_entropy", ValueRange::Entropy, all)))
+    /// Checks that no column has a problem.
+    fn check(&self, problem: impl Fn(&Column<Self>) -> Option<String>) -> Result<(), DataError> {
+        let problems = |column: &'static Column<Self>| Some((column, problem(column)?));
+        match COLUMNS.iter().find_map(problems) {
+            Some((column, problem)) => Err(self.error(column.name, problem)),
+            None => Ok(()),
+        }
     }
 
     fn error(&self, column: &'static str, problem: String) -> DataError {
         DataError::Row { id: self.id.clone(), column, problem }
     }
 
+    /// Sets why the response ends, from the name in files.
+    fn finish(&mut self, reason: &str) -> Result<(), String> {
+        self.finish_reason = FinishReason::parse(reason)
+            .ok_or_else(|| format!("is `{reason}`, it must be `eos`, `stop_string` or `length`"))?;
+        Ok(())
+    }
+
     /// Applies [`round_stored`] to every float, so that the row in memory equals the row that will be
     /// read back.
     pub fn round_stored(&mut self) {
-        let draft = self.draft.iter_mut().flat_map(DraftColumns::floats_mut);
-        let own = [&mut self.response_target_log_prob].into_iter();
-        for values in own.chain(&mut self.target_outside_mass).chain(draft) {
-            values.iter_mut().for_each(|value| *value = round_stored(*value));
-        }
-    }
-}
-
-impl DraftColumns {
-    /// The lists of token ids.
-    pub(super) fn ids(&self) -> [(&'static str, &Vec<u32>); 3] {
-        [
-            ("draft_ids", &self.draft_ids),
-            ("draft_top_ids", &self.draft_top_ids),
-            ("target_top_ids", &self.target_top_ids),
-        ]
-    }
-
-    /// The lists of numbers that are never null.
-    pub(super) fn floats(&self) -> [(&'static str, ValueRange, &Vec<f32>); 6] {
-        [
-            ("response_draft_log_prob", ValueRange::LogProb, &self.response_draft_log_prob),
-            ("draft_log_prob", ValueRange::FiniteLogProb, &self.draft_log_prob),
-            ("target_log_prob", ValueRange::LogProb, &self.target_log_prob),
-            ("overlap", ValueRange::Prob, &self.overlap),
-            ("draft_entropy", ValueRange::Entropy, &self.draft_entropy),
-            ("draft_top_log_prob", ValueRange::FiniteLogProb, &self.draft_top_log_prob),
-        ]
-    }
-
-    fn floats_mut(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
-        let others = [
-            &mut self.response_draft_log_prob,
-            &mut self.draft_log_prob,
-            &mut self.target_log_prob,
-            &mut self.overlap,
-            &mut self.draft_entropy,
-            &mut self.draft_top_log_prob,
-        ];
-        others.into_iter().chain(&mut self.draft_target_cross_entropy)
+        COLUMNS.iter().for_each(|column| column.map_floats(self, round_stored));
     }
 }
 
@@ -321,15 +302,12 @@ mod tests {
             for (values, is_refused) in [(inside, false), (outside, true)] {
                 for &value in values {
                     let mut broken = row(3);
-                    let at = broken.floats().position(|(name, ..)| name == column).unwrap();
-                    let draft = broken.draft.as_mut().unwrap().floats_mut();
-                    let mut lists: Vec<&mut Vec<f32>> = vec![&mut broken.response_target_log_prob];
-                    lists.extend(&mut broken.target_outside_mass);
-                    lists.extend(draft);
-                    lists[at][1] = value;
+                    let column = COLUMNS.iter().find(|known| known.name == column).unwrap();
+                    column.map_floats(&mut broken, |_| value);
                     let found = broken.validate().map_err(|error| error.to_string());
+                    let column = column.name;
                     let expected =
-                        format!("row `set#0`: column `{column}` is {value} at 1, it must");
+                        format!("row `set#0`: column `{column}` is {value} at 0, it must");
                     match found {
                         Ok(()) => assert!(!is_refused, "{column}: {value}"),
                         Err(error) => {
@@ -418,9 +396,15 @@ mod tests {
         rounded.round_stored();
         let expected = round_stored(-0.123_456_79);
         assert_ne!(expected, -0.123_456_79);
-        assert!(rounded.response_target_log_prob.iter().all(|&v| v == expected));
-        for values in rounded.draft.as_mut().unwrap().floats_mut() {
-            assert!(values.iter().all(|value| -value.abs() == expected), "{values:?}");
+        let found = std::cell::RefCell::new(Vec::new());
+        for column in &COLUMNS {
+            column.map_floats(&mut rounded, |value| {
+                found.borrow_mut().push(value);
+                value
+            });
         }
+        let found = found.into_inner();
+        assert_eq!(found.len(), 9 * 2, "{found:?}");
+        assert!(found.iter().all(|value| -value.abs() == expected || *value == 0.25), "{found:?}");
     }
 }

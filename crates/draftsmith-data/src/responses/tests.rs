@@ -12,11 +12,10 @@ use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::WriterProperties;
 use parquet::schema::types::ColumnPath;
 
-use super::shard::COLUMNS;
+use super::row::COLUMNS;
 use super::*;
-use crate::columns::Kind;
 use crate::columns::tests::{
-    Noise, Table, check_cut_files, check_flipped_bytes, list, null_list, nullable,
+    Noise, Table, check_cut_files, check_flipped_bytes, null_list, nullable,
 };
 use crate::columns::write_rows;
 use crate::error::DataError;
@@ -134,7 +133,13 @@ fn the_bytes_and_the_hash_of_rows_stay_the_same() {
     let data = read_dir(dir.path(), Incomplete::Refused).unwrap();
     assert_eq!(data.rows, rows);
     let found = [blake3::hash(&bytes).to_hex().to_string(), data.hash];
-    assert_eq!(found, ["BYTES", "ROWS"]);
+    assert_eq!(
+        found,
+        [
+            "d9be04fea589a8838d1a70aa0329d1fbaa265da336c248a7d826a88686b4cfa8",
+            "ef3c46cb6ff2f7e1acb16ac0bb2329343dda7536b73d66426961871a4887b4de",
+        ]
+    );
 }
 
 #[test]
@@ -370,7 +375,7 @@ fn the_hash_depends_only_on_the_rows() {
     entries.push(("draftsmith.shard".to_owned(), r#"{"index":0,"count":3}"#.to_owned()));
     entries.push(("pandas".to_owned(), "{}".to_owned()));
     let bytes = fs::read(shard_path(dir.path(), 0)).unwrap();
-    write_rows(&shard_path(dir.path(), 0), &COLUMNS, entries, &rows[..3], shard::to_array).unwrap();
+    write_rows(&shard_path(dir.path(), 0), &COLUMNS, entries, &rows[..3]).unwrap();
     let error = refusal(dir.path());
     assert!(
         error.contains("responses-00000.parquet` has ") && error.contains("--repair"),
@@ -411,32 +416,43 @@ fn invalid_rows_are_not_written() {
 }
 
 /// A table of one row, which a test changes before it is written.
-fn table() -> Table {
-    let list = |values: ArrayRef| {
-        list(&Arc::new(Field::new("element", values.data_type().clone(), false)), values)
+fn table() -> Table<ResponseRow> {
+    let (shares, logs, ids) = (vec![0.5, 0.25], vec![-0.5, -1.5], vec![1, 2]);
+    let row = ResponseRow {
+        id: "eos".into(),
+        source: "eos".into(),
+        prompt_ids: ids.clone(),
+        response_ids: ids.clone(),
+        response_target_log_prob: logs.clone(),
+        target_outside_mass: Some(shares.clone()),
+        draft: Some(DraftColumns {
+            response_draft_log_prob: logs.clone(),
+            draft_ids: ids.clone(),
+            draft_log_prob: logs.clone(),
+            target_log_prob: logs.clone(),
+            overlap: shares.clone(),
+            draft_entropy: shares.clone(),
+            draft_target_cross_entropy: Some(shares),
+            draft_top_ids: ids.clone(),
+            target_top_ids: ids,
+            draft_top_log_prob: logs,
+        }),
+        finish_reason: FinishReason::Eos,
     };
-    Table::new(&COLUMNS, |column| match column.kind {
-        Kind::Text => Arc::new(StringArray::from(vec!["eos"])),
-        Kind::Ids => list(Arc::new(UInt32Array::from(vec![1, 2]))),
-        Kind::Floats if column.name.ends_with("log_prob") => {
-            list(Arc::new(Float32Array::from(vec![-0.5, -1.5])))
-        }
-        Kind::Floats => list(Arc::new(Float32Array::from(vec![0.5, 0.25]))),
-        other => unreachable!("not in the schema: {other:?}"),
-    })
+    Table::of(&COLUMNS, &[row])
 }
 
 #[test]
 fn columns_with_wrong_types_or_values_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = shard_path(dir.path(), 0);
-    let read = |change: &dyn Fn(&mut Table)| {
+    let read = |change: &dyn Fn(&mut Table<ResponseRow>)| {
         let mut table = table();
         change(&mut table);
         table.write(&path, fields_to_entries(provenance().fields()));
         read_shard(&path, None).map(|(rows, _)| rows).map_err(|e| e.to_string())
     };
-    let check = |change: &dyn Fn(&mut Table), expected: &str| {
+    let check = |change: &dyn Fn(&mut Table<ResponseRow>), expected: &str| {
         let error = read(change).unwrap_err();
         assert!(error.starts_with(&format!("`{}`: {expected}", path.display())), "{error}");
     };

@@ -61,7 +61,8 @@ impl RolloutProvenance {
 
     /// The fields, in the order of declaration, in which `self` and `other` differ.
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
-        fields_differences(self.fields(), other.fields())
+        let all = |it: &Self| it.with_own_fields(it.responses.all_fields());
+        fields_differences(all(self), &all(other))
     }
 
     /// The metadata entries: `draftsmith.<field>` and JSON text, in the order of declaration.
@@ -99,7 +100,10 @@ impl RolloutProvenance {
 
     /// The fields that files store and their values, in the order of declaration.
     pub fn fields(&self) -> Map<String, Value> {
-        let mut fields = self.responses.fields();
+        self.with_own_fields(self.responses.fields())
+    }
+
+    fn with_own_fields(&self, mut fields: Map<String, Value>) -> Map<String, Value> {
         fields.extend(fields_of(self).into_iter().filter(|(key, _)| key != RESPONSES));
         fields
     }

@@ -6,12 +6,33 @@
 //! at the last that the limit allows, where nothing is drafted. Log-probabilities are natural
 //! logarithms.
 
-use crate::columns::{ValueRange, unknown_id};
+use crate::columns::{Cell, Column, Held, Place, ValueRange, column};
 use crate::error::DataError;
+
+/// All columns, in the order of the file.
+pub(super) static COLUMNS: [Column<RolloutRow>; 14] = [
+    column!(Text, id),
+    column!(Ids, prompt_ids),
+    column!(Number, start),
+    column!(Flag, is_response),
+    column!(Number, limit),
+    column!(Ids, candidates.candidate_ids),
+    column!(Doubles(Prob), candidates.candidate_prob),
+    column!(Doubles(Prob), candidates.confidence),
+    column!(Doubles(Prob), candidates.confidence_of_ten),
+    column!(Doubles(Entropy), candidates.draft_entropy),
+    Column::part_of(
+        "the acceptance head",
+        column!(Doubles(Prob), candidates.predicted_acceptance_prob),
+    ),
+    column!(Doubles(LogProb), candidates.draft_log_prob),
+    column!(Doubles(LogProb), candidates.target_log_prob),
+    Column::optional("a greedy response", column!(Ids, candidates.draft_rank)),
+];
 
 /// What the drafter proposes from one position of a response, or the response itself: a row of
 /// `rollouts-<drafter>-<set>-<decoding>.parquet`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct RolloutRow {
     /// The prompt's id, `source#n`.
     pub id: String,
@@ -110,12 +131,12 @@ impl RolloutRow {
     /// # Errors
     /// [`DataError::Rollout`] with the first column that has an unknown token.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
-        let columns =
-            [("prompt_ids", &self.prompt_ids), ("candidate_ids", &self.candidates.candidate_ids)];
-        columns.into_iter().try_for_each(|(column, ids)| match unknown_id(ids, vocab_size) {
-            Some(problem) => Err(self.error(column, problem)),
-            None => Ok(()),
-        })
+        for column in COLUMNS.iter().filter(|column| column.name != DRAFT_RANK) {
+            if let Some(problem) = column.unknown_id(self, vocab_size) {
+                return Err(self.error(column.name, problem));
+            }
+        }
+        Ok(())
     }
 
     /// Whether the target's probabilities of all candidates are known.
@@ -136,51 +157,33 @@ impl RolloutRow {
 
     fn validate_lengths(&self) -> Result<(), DataError> {
         let expected = self.candidates.candidate_ids.len();
-        let ranks = self.candidates.draft_rank.iter().map(|ranks| (DRAFT_RANK, ranks.len()));
-        let mut lists =
-            self.numbers().map(|(column, _, values)| (column, values.len())).chain(ranks);
-        match lists.find(|(_, found)| *found != expected) {
+        let lists = COLUMNS.iter().filter(|column| column.name != "prompt_ids");
+        let mut lengths = lists.filter_map(|column| Some((column, column.list_len(self)?)));
+        match lengths.find(|(_, found)| *found != expected) {
             None => Ok(()),
             Some((column, found)) => {
                 let problem = format!("has {found} values, `candidate_ids` has {expected}");
-                Err(self.error(column, problem))
+                Err(self.error(column.name, problem))
             }
         }
     }
 
     fn validate_values(&self) -> Result<(), DataError> {
-        for (column, range, values) in self.numbers() {
-            let problem = match column {
-                PREDICTED => {
-                    // The last prediction may be missing.
-                    let is_missing = values.last().is_some_and(|prob| prob.is_nan());
-                    range.problem(&values[..values.len() - usize::from(is_missing)])
-                }
-                TARGET_LOG_PROB => range.problem(&values[..self.num_judged()]),
-                _ => range.problem(values),
+        let predicted = self.candidates.predicted_acceptance_prob.as_ref();
+        // The last prediction may be missing.
+        let is_missing = predicted.and_then(|all| all.last()).is_some_and(|prob| prob.is_nan());
+        let num_candidates = self.candidates.candidate_ids.len();
+        for column in &COLUMNS {
+            let num = match column.name {
+                PREDICTED => num_candidates - usize::from(is_missing),
+                TARGET_LOG_PROB => self.num_judged(),
+                _ => num_candidates,
             };
-            if let Some(problem) = problem {
-                return Err(self.error(column, problem));
+            if let Some(problem) = column.problem(self, num) {
+                return Err(self.error(column.name, problem));
             }
         }
         Ok(())
-    }
-
-    /// The lists of numbers that are not null, by column.
-    pub(super) fn numbers(&self) -> impl Iterator<Item = (&'static str, ValueRange, &Vec<f64>)> {
-        let candidates = &self.candidates;
-        let predicted = candidates.predicted_acceptance_prob.as_ref();
-        [
-            ("candidate_prob", ValueRange::Prob, Some(&candidates.candidate_prob)),
-            ("confidence", ValueRange::Prob, Some(&candidates.confidence)),
-            ("confidence_of_ten", ValueRange::Prob, Some(&candidates.confidence_of_ten)),
-            ("draft_entropy", ValueRange::Entropy, Some(&candidates.draft_entropy)),
-            (PREDICTED, ValueRange::Prob, predicted),
-            ("draft_log_prob", ValueRange::LogProb, Some(&candidates.draft_log_prob)),
-            (TARGET_LOG_PROB, ValueRange::LogProb, Some(&candidates.target_log_prob)),
-        ]
-        .into_iter()
-        .filter_map(|(column, range, values)| Some((column, range, values?)))
     }
 
     /// An error about this row's value in a column.

@@ -154,9 +154,10 @@ mod tests {
         d0-w1-r0.15    0.1114     0.1114  0.8241  0.2000      3       -
         d3-w1.5-r0.15  0.1114     0.0766  0.8241  0.2000      3  12.3 s  best
 
-        ECE: calibration error; KL: nats from a perfect head; AUROC: chance that an
-        accepted candidate ranks above a rejected one; epoch: of the weights; pass: time
-        of the training
+        ECE: calibration error; KL: nats from a perfect head; unshifted: KL without the
+        rejection weight's shift; the lowest is the best; AUROC: chance that an accepted
+        candidate ranks above a rejected one; epoch: of the weights; pass: time of the
+        training
         ");
         for width in [30, 50, 80] {
             let text = render_sweep_table(&rows, Some(width), false);

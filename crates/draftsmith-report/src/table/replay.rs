@@ -88,7 +88,7 @@ pub(crate) fn replay_table(rows: &[ReplayRow], oracle: Option<Estimate>) -> Tabl
     });
     let oracle = oracle.map(|gain| Line::of("oracle", Judged { rule: None, gain: Some(gain) }));
     let mut table = Table::new("setting", rules.chain(oracle));
-    table.marks = &[("*", "gains most")];
+    table.marks = &[["*", "gains most", ""]];
     table
         .page("stop rule", |row| row.of_rule(|rule| sentence_case(rule.stop_rule.text())))
         .classed("word")

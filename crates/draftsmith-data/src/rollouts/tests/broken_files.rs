@@ -9,7 +9,7 @@ use crate::error::DataError;
 use crate::provenance::fields_to_entries;
 
 /// A table with one response of two tokens, which a test changes before it is written.
-fn table() -> Table {
+fn table() -> Table<RolloutRow> {
     let row = RolloutRow {
         id: "set#0".into(),
         prompt_ids: vec![10],
@@ -18,20 +18,20 @@ fn table() -> Table {
         candidates: candidates(&mut Noise(5), vec![11, 12], true),
         is_response: true,
     };
-    Table::new(&COLUMNS, |column| to_array(std::slice::from_ref(&row), column).unwrap())
+    Table::of(&COLUMNS, &[row])
 }
 
 #[test]
 fn columns_with_wrong_types_or_values_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
-    let read = |change: &dyn Fn(&mut Table)| {
+    let read = |change: &dyn Fn(&mut Table<RolloutRow>)| {
         let mut table = table();
         change(&mut table);
         table.write(&path, provenance(true).to_entries());
         read_rollouts(&path, None).map(|(rows, _)| rows).map_err(|e| e.to_string())
     };
-    let check = |change: &dyn Fn(&mut Table), expected: &str| {
+    let check = |change: &dyn Fn(&mut Table<RolloutRow>), expected: &str| {
         let error = read(change).unwrap_err();
         assert!(error.starts_with(&format!("`{}`: {expected}", path.display())), "{error}");
         assert!(error.ends_with("; build the data again"), "{error}");
@@ -49,7 +49,7 @@ fn columns_with_wrong_types_or_values_are_named() {
     });
     assert_eq!(rewritten.unwrap()[0].candidates.confidence, [0.25, 0.75]);
 
-    for column in COLUMNS {
+    for column in &COLUMNS {
         let without = read(&|table| table.remove(column.name));
         if column.may_lack {
             // Older versions did not write it.
@@ -60,7 +60,7 @@ fn columns_with_wrong_types_or_values_are_named() {
             assert!(error.starts_with(&expected), "{error}");
             assert!(error.ends_with("; build the data again"), "{error}");
         }
-        let other_type = |table: &mut Table| {
+        let other_type = |table: &mut Table<RolloutRow>| {
             table.set(column.name, nullable(Arc::new(Float32Array::from(vec![0.5, 0.5]))));
         };
         check(&other_type, &format!("column `{}` is `List(", column.name));
@@ -171,7 +171,7 @@ fn the_error_of_an_invalid_row_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
     let rows = &small_rows()[1..];
-    let table = Table::new(&COLUMNS, |column| to_array(rows, column).unwrap());
+    let table = Table::of(&COLUMNS, rows);
     table.write(&path, provenance(true).to_entries());
     let error = read_rollouts(&path, None).unwrap_err();
     assert!(matches!(error, DataError::RowInFile { .. }));
