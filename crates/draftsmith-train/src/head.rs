@@ -9,6 +9,7 @@ pub(crate) mod batches;
 pub(crate) mod features;
 pub(crate) mod learner;
 pub(crate) mod recorded;
+pub(crate) mod rollout_rows;
 pub(crate) mod rows;
 pub(crate) mod settings;
 #[cfg(test)]

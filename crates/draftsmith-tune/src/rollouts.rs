@@ -6,12 +6,12 @@
 
 mod files;
 mod prompts;
-mod rows;
 mod training;
 
 use anyhow::{Result, bail};
 use draftsmith_data::{RolloutProvenance, RolloutRow};
 use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
+use draftsmith_train::recordings_of;
 use serde::Serialize;
 
 pub use self::files::{FileState, RolloutFiles, RolloutKey};
@@ -68,7 +68,7 @@ impl RecordedSet {
     /// # Errors
     /// If the provenance names an unknown drafter.
     pub fn new(rows: &[RolloutRow], provenance: &RolloutProvenance) -> Result<Self> {
-        let (ids, responses) = rows::recordings_of(rows);
+        let (ids, responses) = recordings_of(rows);
         let recordings = Recordings {
             drafter: provenance.drafter.parse()?,
             max_length: provenance.max_length as usize,

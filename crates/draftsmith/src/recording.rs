@@ -2,9 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use draftsmith_data::{FinishReason, ResponseRow, RolloutCandidates, RolloutRow};
+use draftsmith_data::{FinishReason, ResponseRow, RolloutRow};
 use draftsmith_decode::{Drafters, Finish, RecordOptions, RecordRequest, Sizes, record};
-use draftsmith_theory::{RecordedCandidate, Recordings, SeededDraws};
+use draftsmith_theory::{Recordings, SeededDraws};
 
 use crate::Error;
 use crate::generator::{Generator, PromptInput};
@@ -103,46 +103,6 @@ impl Generator {
 pub fn rollout_rows(rows: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
     assert_eq!(rows.len(), recordings.responses.len(), "one recording for each row");
     let has_head = recordings.head.is_some();
-    let of_response = |(row, recording): (&ResponseRow, &draftsmith_theory::Recording)| {
-        let places = recording.places.iter();
-        let own: Vec<&RecordedCandidate> = places.clone().map(|place| &place.candidate).collect();
-        let to_row = |start: usize, is_response: bool, candidates: &[&RecordedCandidate]| {
-            let prompt_ids = if is_response { row.prompt_ids.clone() } else { Vec::new() };
-            RolloutRow {
-                id: row.id.clone(),
-                prompt_ids,
-                start: start as u32,
-                limit: recording.limit as u32,
-                candidates: columns(candidates, has_head),
-                is_response,
-            }
-        };
-        let mut all = vec![to_row(0, true, &own)];
-        all[0].candidates.draft_rank = places.clone().map(|place| place.draft_rank).collect();
-        all.extend(places.enumerate().filter_map(|(start, place)| {
-            let rollout: Vec<&RecordedCandidate> = place.rollout.as_ref()?.iter().collect();
-            Some(to_row(start, false, &rollout))
-        }));
-        all
-    };
-    rows.iter().zip(&recordings.responses).flat_map(of_response).collect()
-}
-
-fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidates {
-    let list = |value: fn(&RecordedCandidate) -> f64| -> Vec<f64> {
-        candidates.iter().map(|candidate| value(candidate)).collect()
-    };
-    // The last candidate of a row needs no prediction.
-    let predicted = || list(|candidate| candidate.predicted_acceptance_prob.unwrap_or(f64::NAN));
-    RolloutCandidates {
-        candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),
-        candidate_prob: list(|candidate| candidate.candidate_prob),
-        confidence: list(|candidate| candidate.confidence),
-        confidence_of_ten: list(|candidate| candidate.confidence_of_ten),
-        draft_entropy: list(|candidate| candidate.entropy),
-        predicted_acceptance_prob: has_head.then(predicted),
-        draft_log_prob: list(|candidate| candidate.draft_log_prob),
-        target_log_prob: list(|candidate| candidate.target_log_prob),
-        draft_rank: None,
-    }
+    let recorded = rows.iter().zip(&recordings.responses);
+    recorded.flat_map(|(row, one)| draftsmith_train::rollout_rows(&row.id, one, has_head)).collect()
 }

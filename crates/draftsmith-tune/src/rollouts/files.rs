@@ -11,10 +11,10 @@ use draftsmith_data::{
 };
 use draftsmith_model::AcceptanceHeadConfig;
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};
+use draftsmith_train::rollout_rows;
 use serde::Serialize;
 use serde_json::json;
 
-use super::rows::rows_of;
 use super::{PromptSet, RecordedSet};
 use draftsmith_recipe::built_data::{built_data, changes_text};
 use draftsmith_recipe::kinds::loaded::Loading;
@@ -145,8 +145,10 @@ impl<'a> RolloutFiles<'a> {
     pub fn write(&self, key: RolloutKey, recorded: &[(String, Recording)]) -> Result<RecordedSet> {
         let provenance = self.provenance(key)?;
         let has_head = provenance.head.is_some();
-        let rows: Vec<_> =
-            recorded.iter().flat_map(|(id, recording)| rows_of(id, recording, has_head)).collect();
+        let rows: Vec<_> = recorded
+            .iter()
+            .flat_map(|(id, recording)| rollout_rows(id, recording, has_head))
+            .collect();
         write_rollouts(&self.path(key), &rows, &provenance)?;
         RecordedSet::new(&rows, &provenance)
     }

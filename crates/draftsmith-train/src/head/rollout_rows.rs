@@ -4,7 +4,7 @@ use draftsmith_data::{RolloutCandidates, RolloutRow};
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording};
 
 /// The rows of a recording: the response, then one rollout for each position with another candidate.
-pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
+pub fn rollout_rows(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
     let row = |start: usize, is_response, candidates: &[&RecordedCandidate]| RolloutRow {
         id: id.to_owned(),
         prompt_ids: if is_response { recording.prompt.clone() } else { Vec::new() },
@@ -27,7 +27,7 @@ pub(super) fn rows_of(id: &str, recording: &Recording, has_head: bool) -> Vec<Ro
 }
 
 /// The ids and recordings of valid rows.
-pub(super) fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
+pub fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
     let recorded = rows.chunk_by(|one, next| one.id == next.id).map(|rows| {
         let (response, rollouts) = rows.split_first().expect("a chunk has a row");
         let ranks = &response.candidates.draft_rank;
@@ -118,11 +118,11 @@ mod tests {
         for (has_head, is_greedy) in [(false, false), (true, false), (false, true)] {
             let one = recording(has_head, is_greedy);
             let other = Recording::new(vec![6], one.places.to_vec(), 7);
-            let mut rows = rows_of("set#0", &one, has_head);
+            let mut rows = rollout_rows("set#0", &one, has_head);
             let starts: Vec<(u32, bool)> =
                 rows.iter().map(|row| (row.start, row.is_response)).collect();
             assert_eq!(starts, [(0, true), (1, false)]);
-            rows.extend(rows_of("set#0#1", &other, has_head));
+            rows.extend(rollout_rows("set#0#1", &other, has_head));
             draftsmith_data::validate_rollouts(&rows).expect("rows keep their rules");
             let (ids, recordings) = recordings_of(&rows);
             assert_eq!(ids, ["set#0", "set#0#1"]);
