@@ -176,7 +176,7 @@ pub struct RowContext {
 }
 
 impl RowContext {
-    /// The context of a row over all prompts of a dataset, here one, of which only the trace is known.
+    /// The context of a row over a single prompt, without anything that its trace does not show.
     pub fn new(
         dataset: &str,
         drafter: DrafterName,

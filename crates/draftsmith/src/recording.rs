@@ -2,16 +2,17 @@
 
 use std::ops::ControlFlow;
 
-use draftsmith_data::{FinishReason, ResponseRow, RolloutCandidates, RolloutRow};
+use draftsmith_data::{FinishReason, ResponseRow};
 use draftsmith_decode::{Drafters, Finish, RecordOptions, RecordRequest, Sizes, record};
-use draftsmith_theory::{RecordedCandidate, Recordings, SeededDraws};
+use draftsmith_theory::{Recordings, SeededDraws};
 
 use crate::Error;
 use crate::generator::{Generator, PromptInput};
 
 impl Generator {
     /// The target's answers to prompts as training rows, named `SOURCE#0`, `SOURCE#1` and so on. An adapter is
-    /// trained on them as they are, a head with [`Generator::record`] and [`rollout_rows`].
+    /// trained on them as they are, a head with [`Generator::record`] and
+    /// [`rollout_rows`](draftsmith_train::rollout_rows).
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -90,59 +91,8 @@ impl Generator {
             drafter: drafter.parts.id,
             max_length,
             eos_token_ids: self.limits.eos_token_ids.clone(),
-            head: drafter.head.as_ref().map(|head| head.timing),
+            head: drafter.head,
             responses,
         })
-    }
-}
-
-/// The recordings of `rows` in the form in which heads are trained on them.
-///
-/// # Panics
-/// If there is not one recording for each row.
-pub fn rollout_rows(rows: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
-    assert_eq!(rows.len(), recordings.responses.len(), "one recording for each row");
-    let has_head = recordings.head.is_some();
-    let of_response = |(row, recording): (&ResponseRow, &draftsmith_theory::Recording)| {
-        let places = recording.places.iter();
-        let own: Vec<&RecordedCandidate> = places.clone().map(|place| &place.candidate).collect();
-        let to_row = |start: usize, is_response: bool, candidates: &[&RecordedCandidate]| {
-            let prompt_ids = if is_response { row.prompt_ids.clone() } else { Vec::new() };
-            RolloutRow {
-                id: row.id.clone(),
-                prompt_ids,
-                start: start as u32,
-                limit: recording.limit as u32,
-                candidates: columns(candidates, has_head),
-                is_response,
-            }
-        };
-        let mut all = vec![to_row(0, true, &own)];
-        all[0].candidates.draft_rank = places.clone().map(|place| place.draft_rank).collect();
-        all.extend(places.enumerate().filter_map(|(start, place)| {
-            let rollout: Vec<&RecordedCandidate> = place.rollout.as_ref()?.iter().collect();
-            Some(to_row(start, false, &rollout))
-        }));
-        all
-    };
-    rows.iter().zip(&recordings.responses).flat_map(of_response).collect()
-}
-
-fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidates {
-    let list = |value: fn(&RecordedCandidate) -> f64| -> Vec<f64> {
-        candidates.iter().map(|candidate| value(candidate)).collect()
-    };
-    // The last candidate of a row needs no prediction.
-    let predicted = || list(|candidate| candidate.predicted_acceptance_prob.unwrap_or(f64::NAN));
-    RolloutCandidates {
-        candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),
-        candidate_prob: list(|candidate| candidate.candidate_prob),
-        confidence: list(|candidate| candidate.confidence),
-        confidence_of_ten: list(|candidate| candidate.confidence_of_ten),
-        draft_entropy: list(|candidate| candidate.entropy),
-        predicted_acceptance_prob: has_head.then(predicted),
-        draft_log_prob: list(|candidate| candidate.draft_log_prob),
-        target_log_prob: list(|candidate| candidate.target_log_prob),
-        draft_rank: None,
     }
 }

@@ -6,9 +6,10 @@
 //! not mixed, so they are the same in every epoch.
 
 use std::collections::HashMap;
+use std::iter;
 
-use draftsmith_data::{ResponseRow, RolloutRow};
-use draftsmith_theory::acceptance_prob;
+use draftsmith_data::{ResponseRow, RolloutCandidates, RolloutRow};
+use draftsmith_theory::{RecordedCandidate, Recording, Recordings, acceptance_prob};
 
 use crate::error::TrainError;
 use crate::head::rows::{Branch, Mixture};
@@ -21,6 +22,55 @@ pub struct RecordedRollouts<'a> {
     /// Whether decoding was greedy. Labels are then 0 or 1, and candidates after a rejected one have no label.
     /// Otherwise labels are min(1, p/q).
     pub is_greedy: bool,
+}
+
+/// The recordings of `responses` as [`RecordedRollouts`]: for each, a row of the response, then one for each
+/// position at which another token is drafted.
+///
+/// # Panics
+/// If there is not one recording for each response.
+pub fn rollout_rows(responses: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
+    assert_eq!(responses.len(), recordings.responses.len(), "one recording for each response");
+    let has_head = recordings.head.is_some();
+    let of_response = |(response, recording): (&ResponseRow, &Recording)| {
+        let row = |start: usize, candidates: &[&RecordedCandidate]| RolloutRow {
+            id: response.id.clone(),
+            prompt_ids: Vec::new(),
+            start: start as u32,
+            limit: recording.limit as u32,
+            candidates: columns(candidates, has_head),
+            is_response: false,
+        };
+        let places = recording.places.iter();
+        let own: Vec<_> = places.clone().map(|place| &place.candidate).collect();
+        let prompt_ids = response.prompt_ids.clone();
+        let mut first = RolloutRow { is_response: true, prompt_ids, ..row(0, &own) };
+        first.candidates.draft_rank = places.clone().map(|place| place.draft_rank).collect();
+        let rollouts = places.enumerate().filter_map(|(start, place)| {
+            Some(row(start, &place.rollout.as_ref()?.iter().collect::<Vec<_>>()))
+        });
+        iter::once(first).chain(rollouts).collect::<Vec<_>>()
+    };
+    responses.iter().zip(&recordings.responses).flat_map(of_response).collect()
+}
+
+fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidates {
+    let list = |value: fn(&RecordedCandidate) -> f64| -> Vec<f64> {
+        candidates.iter().map(|candidate| value(candidate)).collect()
+    };
+    // The last candidate of a row needs no prediction.
+    let predicted = || list(|candidate| candidate.predicted_acceptance_prob.unwrap_or(f64::NAN));
+    RolloutCandidates {
+        candidate_ids: candidates.iter().map(|candidate| candidate.token_id).collect(),
+        candidate_prob: list(|candidate| candidate.candidate_prob),
+        confidence: list(|candidate| candidate.confidence),
+        confidence_of_ten: list(|candidate| candidate.confidence_of_ten),
+        draft_entropy: list(|candidate| candidate.entropy),
+        predicted_acceptance_prob: has_head.then(predicted),
+        draft_log_prob: list(|candidate| candidate.draft_log_prob),
+        target_log_prob: list(|candidate| candidate.target_log_prob),
+        draft_rank: None,
+    }
 }
 
 /// The rows of each response.
@@ -106,8 +156,6 @@ impl RolloutsById<'_> {
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_data::RolloutCandidates;
-
     use super::*;
     use crate::tests::pair::response_row;
 
