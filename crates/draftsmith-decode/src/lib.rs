@@ -24,8 +24,9 @@
 //!     rule: Some(&mut *rule),
 //!     draws: &mut SeededDraws::new(0, &["example"]),
 //! };
-//! let observe = &mut |_| ControlFlow::Continue(());
-//! let generation = decode_speculative(&mut session, &mut drafter, request, observe)?;
+//! let generation = decode_speculative(&mut session, &mut drafter, request, &mut |_| {
+//!     ControlFlow::Continue(()) // could show the round's tokens, or stop
+//! })?;
 //! assert_eq!(generation.trace.num_tokens, generation.token_ids.len());
 //! # Ok(())
 //! # }

@@ -74,6 +74,23 @@ pub enum ModelError {
         /// What is wrong.
         problem: String,
     },
+    /// A head or an adapter that was trained with other models.
+    #[error(
+        "the {what} in `{path}` was trained with another {of} (hash {then}, this one's is {now}); hint: \
+         train it again, or use the {of} it belongs to"
+    )]
+    TrainedWith {
+        /// `head` or `adapter`.
+        what: &'static str,
+        /// Its directory.
+        path: PathBuf,
+        /// The role of the other model: `target`, `draft` or `adapter`; or `tokenizer`.
+        of: &'static str,
+        /// The hash that it names.
+        then: String,
+        /// The hash of the one at hand.
+        now: String,
+    },
     /// A tensor that the architecture needs is missing.
     #[error("`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json")]
     MissingTensor {

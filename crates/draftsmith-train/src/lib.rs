@@ -54,7 +54,7 @@ pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
 pub use error::{Section, TrainError};
 pub use head::recorded::RecordedRollouts;
-pub use head::rollout_rows::{recordings_of, rollout_rows};
+pub use head::rollout_rows::{recordings_of, rollout_rows, rows_of_recording};
 pub use head::settings::{HeadLabels, HeadSweep, HeadTraining};
 pub use head::{HeadData, TrainedHead, first_head, head_examples, train_heads};
 pub use log::renderer;

@@ -40,9 +40,6 @@ impl Model {
         device: &Device,
     ) -> Result<Self, Error> {
         let dir = dir.as_ref();
-        if !dir.is_dir() {
-            return Err(Error::NoModel(dir.to_path_buf()));
-        }
         let tokenizer = TextTokenizer::from_model_dir(dir)?;
         let chat_format = ChatFormat::choose(dir, None)?;
         let network = CausalLm::load(dir, dtype, None, device)?;
@@ -51,13 +48,8 @@ impl Model {
             let path = dir.join("tokenizer.json");
             return Err(Error::Tokenizer { path, known, embedded });
         }
-        Ok(Self {
-            dir: dir.to_path_buf(),
-            network,
-            tokenizer: Arc::new(tokenizer),
-            chat_format: Arc::new(chat_format),
-            hash: Arc::default(),
-        })
+        let (tokenizer, chat_format) = (Arc::new(tokenizer), Arc::new(chat_format));
+        Ok(Self { dir: dir.to_path_buf(), network, tokenizer, chat_format, hash: Arc::default() })
     }
 
     /// The same model with another chat template: `vicuna`, `llama-2`, `alpaca`, a Jinja file, or `none` for
@@ -68,11 +60,6 @@ impl Model {
     pub fn with_chat_template(self, chosen: &str) -> Result<Self, Error> {
         let chat_format = Arc::new(ChatFormat::choose(&self.dir, Some(chosen))?);
         Ok(Self { chat_format, ..self })
-    }
-
-    /// The directory.
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// The network, for training and for the lower crates.

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use draftsmith_data::TextTokenizer;
-use draftsmith_decode::{DraftModelParts, LookUpParts, NamedParts, SelfDraftParts};
-use draftsmith_files::{hash_bytes, hash_file, parse_json, read_file};
-use draftsmith_model::{AcceptanceHead, Adapter, WeightDtype, weight_files};
+use draftsmith_decode::{DraftModelParts, DrafterParts, LookUpParts, NamedParts, SelfDraftParts};
+use draftsmith_files::{parse_json, read_file};
+use draftsmith_model::{
+    AcceptanceHead, Adapter, WeightDtype, check_trained_with, hash_adapter_dir,
+};
 use draftsmith_report::{DrafterName, FittedCalibration};
 use draftsmith_theory::{
     Calibration, Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,
@@ -19,39 +21,39 @@ use crate::{Error, Model};
 /// Proposes the candidates that a target verifies. A [`Generator`](crate::Generator) loads its files.
 #[derive(Debug, Clone)]
 pub struct Drafter {
-    kind: Kind,
+    source: Source,
     head: Option<PathBuf>,
     lookup_first: Option<LookupFirst>,
 }
 
 #[derive(Debug, Clone)]
-enum Kind {
+enum Source {
     Model(Box<Model>),
     Adapter(PathBuf),
-    PromptLookup(MaxGramConfig),
+    Lookup(MaxGramConfig),
 }
 
-impl From<Kind> for Drafter {
-    fn from(kind: Kind) -> Self {
-        Self { kind, head: None, lookup_first: None }
+impl From<Source> for Drafter {
+    fn from(source: Source) -> Self {
+        Self { source, head: None, lookup_first: None }
     }
 }
 
 impl Drafter {
     /// A separate, smaller model with the target's tokenizer.
     pub fn model(draft: &Model) -> Self {
-        Kind::Model(Box::new(draft.clone())).into()
+        Source::Model(Box::new(draft.clone())).into()
     }
 
     /// A self-draft adapter (Kangaroo) in a directory: the target's first layers draft. A head in the
     /// directory's `head` is used.
     pub fn adapter(dir: impl Into<PathBuf>) -> Self {
-        Kind::Adapter(dir.into()).into()
+        Source::Adapter(dir.into()).into()
     }
 
     /// Prompt lookup (Max-Gram), which proposes what followed the same tokens earlier in the text.
     pub fn prompt_lookup(config: MaxGramConfig) -> Self {
-        Kind::PromptLookup(config).into()
+        Source::Lookup(config).into()
     }
 
     /// The same drafter with the acceptance head in a directory.
@@ -68,26 +70,15 @@ impl Drafter {
 
     /// Reads what the drafter needs to draft for `target`.
     pub(crate) fn load(self, target: &Model) -> Result<LoadedDrafter, Error> {
-        let Self { kind, head, lookup_first } = self;
-        let mut loaded = match kind {
-            Kind::Model(draft) => of_model(&draft, head, target)?,
-            Kind::Adapter(dir) => of_adapter(&dir, head, target)?,
-            Kind::PromptLookup(config) => {
-                if let Some(dir) = head {
-                    return Err(Error::HeadOfLookup(dir));
-                }
-                LoadedDrafter {
-                    parts: named("lookup", LookUpParts { config, bigrams: None }),
-                    context: usize::MAX,
-                    max_candidates: 20,
-                    head: None,
-                    tuned: ByDecoding::default(),
-                    lookup_first: None,
-                }
+        let loaded = match (self.source, self.head) {
+            (Source::Model(draft), head) => of_model(&draft, head, target)?,
+            (Source::Adapter(dir), head) => of_adapter(&dir, head, target)?,
+            (Source::Lookup(_), Some(dir)) => return Err(Error::HeadOfLookup(dir)),
+            (Source::Lookup(config), None) => {
+                LoadedDrafter::new("lookup", LookUpParts { config, bigrams: None }, usize::MAX)
             }
         };
-        loaded.lookup_first = lookup_first;
-        Ok(loaded)
+        Ok(LoadedDrafter { lookup_first: self.lookup_first, ..loaded })
     }
 }
 
@@ -99,45 +90,44 @@ pub(crate) struct LoadedDrafter {
     pub(crate) context: usize,
     /// The most candidates of a round, unless the rule says otherwise.
     pub(crate) max_candidates: usize,
-    pub(crate) head: Option<LoadedHead>,
+    /// When its head predicts, if it has one.
+    pub(crate) head: Option<HeadTiming>,
     pub(crate) lookup_first: Option<LookupFirst>,
-    tuned: ByDecoding<TunedRule>,
+    tuned: TunedKeys,
 }
 
 impl LoadedDrafter {
-    /// The rule that `draftsmith tune` wrote for this way of decoding, with its look-ups.
-    pub(crate) fn tuned(
-        &self,
-        decoding: &Decoding,
-        dtype: WeightDtype,
-    ) -> Option<(StopRuleConfig, Option<LookupFirst>)> {
-        let tuned = self.tuned.of(decoding)?;
-        let is_for_this =
-            tuned.dtype == dtype && tuned.repetition_penalty == decoding.repetition_penalty;
-        is_for_this.then(|| (tuned.config.clone(), tuned.drafter.lookup_first()))
+    fn new(name: &str, parts: impl DrafterParts + 'static, context: usize) -> Self {
+        let parts = NamedParts { id: DrafterId::named(name), parts: Arc::new(parts) };
+        let tuned = TunedKeys::default();
+        Self { parts, context, max_candidates: 20, head: None, lookup_first: None, tuned }
     }
-}
 
-/// What decoding needs to know of a head.
-#[derive(Debug)]
-pub(crate) struct LoadedHead {
-    pub(crate) timing: HeadTiming,
-    calibration: ByDecoding<FittedCalibration>,
-}
-
-impl LoadedHead {
+    /// The calibration of the head's predictions for this way of decoding.
     pub(crate) fn calibration(&self, decoding: &Decoding) -> Option<&Calibration> {
-        self.calibration.of(decoding).map(|fitted| &fitted.map)
+        Some(&self.tuned.calibration.as_ref()?.of(decoding)?.map)
+    }
+
+    /// The rule that `draftsmith tune` wrote for this way of decoding.
+    pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&TunedRule> {
+        let tuned = self.tuned.tuned.as_ref()?.of(decoding)?;
+        let penalty = decoding.repetition_penalty;
+        (tuned.dtype == dtype && tuned.repetition_penalty == penalty).then_some(tuned)
     }
 }
 
 /// The keys that tuning adds to an export's `config.json`.
-#[derive(Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct TunedKeys {
-    #[serde(default)]
-    tuned: ByDecoding<TunedRule>,
-    #[serde(default)]
-    calibration: ByDecoding<FittedCalibration>,
+    tuned: Option<ByDecoding<TunedRule>>,
+    calibration: Option<ByDecoding<FittedCalibration>>,
+}
+
+impl TunedKeys {
+    fn read(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join("config.json");
+        Ok(parse_json(&path, &read_file(&path)?)?)
+    }
 }
 
 /// One value for greedy and one for sampled decoding.
@@ -147,142 +137,83 @@ struct ByDecoding<T> {
     sampled: Option<T>,
 }
 
-impl<T> Default for ByDecoding<T> {
-    fn default() -> Self {
-        Self { greedy: None, sampled: None }
-    }
-}
-
 impl<T> ByDecoding<T> {
     fn of(&self, decoding: &Decoding) -> Option<&T> {
         if decoding.is_greedy() { self.greedy.as_ref() } else { self.sampled.as_ref() }
     }
 }
 
+/// A tuned rule, with the name that also names the look-ups before its drafter.
 #[derive(Debug, Deserialize)]
-struct TunedRule {
-    drafter: DrafterName,
-    config: StopRuleConfig,
+pub(crate) struct TunedRule {
+    pub(crate) drafter: DrafterName,
+    pub(crate) config: StopRuleConfig,
     #[serde(default)]
     dtype: WeightDtype,
     #[serde(default = "draftsmith_data::no_penalty")]
     repetition_penalty: f64,
 }
 
-fn tuned_keys(dir: &Path) -> Result<TunedKeys, Error> {
-    let path = dir.join("config.json");
-    Ok(parse_json(&path, &read_file(&path)?)?)
-}
-
-fn named(name: &str, parts: impl draftsmith_decode::DrafterParts + 'static) -> NamedParts {
-    NamedParts { id: DrafterId::named(name), parts: Arc::new(parts) }
-}
+/// A head that was read: its network, when it predicts, and its tuning.
+type ReadHead = (AcceptanceHead, HeadTiming, TunedKeys);
 
 fn of_model(draft: &Model, head: Option<PathBuf>, target: &Model) -> Result<LoadedDrafter, Error> {
     TextTokenizer::check_shared(target.tokenizer(), draft.tokenizer())?;
-    let network = draft.network();
-    let mut loaded = LoadedDrafter {
-        parts: named("draft", DraftModelParts { model: network.clone(), head: None }),
-        context: network.shape().context,
-        max_candidates: 20,
-        head: None,
-        tuned: ByDecoding::default(),
-        lookup_first: None,
+    let model = draft.network().clone();
+    let (hidden_size, context) = (model.shape().hidden_size, model.shape().context);
+    let Some(dir) = head else {
+        return Ok(LoadedDrafter::new("draft", DraftModelParts { model, head: None }, context));
     };
-    if let Some(dir) = head {
-        let draft_hash = || Ok(draft.hash()?.to_owned());
-        let head =
-            loaded.read_head(&dir, network.shape().hidden_size, ("draft", &draft_hash), target)?;
-        loaded.parts = named("draft", DraftModelParts { model: network.clone(), head: Some(head) });
-    }
-    Ok(loaded)
+    let hash = || Ok(draft.hash()?.to_owned());
+    let (network, timing, tuned) = read_head(&dir, hidden_size, ("draft", hash), target)?;
+    let parts = DraftModelParts { model, head: Some(network) };
+    let loaded = LoadedDrafter::new("draft", parts, context);
+    Ok(LoadedDrafter { head: Some(timing), tuned, ..loaded })
 }
 
 fn of_adapter(dir: &Path, head: Option<PathBuf>, target: &Model) -> Result<LoadedDrafter, Error> {
     let network = target.network();
-    let read = Adapter::from_dir(dir, network.shape(), network.dtype(), &network.device());
-    let (config, adapter) = read?;
-    if let Some(then) = &config.target_hash {
-        check_hash(("adapter", dir), ("target", then), target.hash()?)?;
-    }
-    check_tokenizer(("adapter", dir), &config.training, target)?;
+    let (shape, device) = (network.shape(), network.device());
+    let (config, adapter) = Adapter::from_dir(dir, shape, network.dtype(), &device)?;
+    check_target(("adapter", dir), config.target_hash.as_deref(), &config.training, target)?;
     let exit_layer = config.exit_layer;
-    let parts = |head| SelfDraftParts { exit_layer, adapter: adapter.clone(), head };
-    let mut loaded = LoadedDrafter {
-        parts: named("adapter", parts(None)),
-        context: network.shape().context,
-        // Kangaroo's γ.
-        max_candidates: 6,
-        head: None,
-        tuned: tuned_keys(dir)?.tuned,
-        lookup_first: None,
-    };
+    let mut parts = SelfDraftParts { exit_layer, adapter, head: None };
+    let (mut head_timing, mut tuned) = (None, TunedKeys::read(dir)?);
     let beside = dir.join("head");
-    if let Some(head) = head.or_else(|| beside.join("config.json").is_file().then_some(beside)) {
-        let adapter_hash = || hash_of_adapter(dir, exit_layer);
-        let hidden_size = config.model.shape.hidden_size;
-        let head = loaded.read_head(&head, hidden_size, ("adapter", &adapter_hash), target)?;
-        loaded.parts = named("adapter", parts(Some(head)));
+    if let Some(of_head) = head.or_else(|| beside.join("config.json").is_file().then_some(beside)) {
+        let hash = || Ok(hash_adapter_dir(dir, exit_layer)?);
+        let (size, of) = (config.model.shape.hidden_size, ("adapter", hash));
+        let (network, timing, of_tuning) = read_head(&of_head, size, of, target)?;
+        (parts.head, head_timing, tuned) = (Some(network), Some(timing), of_tuning);
     }
-    Ok(loaded)
+    let loaded = LoadedDrafter::new("adapter", parts, shape.context);
+    // Kangaroo's γ.
+    Ok(LoadedDrafter { max_candidates: 6, head: head_timing, tuned, ..loaded })
 }
 
-impl LoadedDrafter {
-    /// Reads the head in a directory, and checks that it belongs to the target and to the drafter, whose hash
-    /// is computed only for a comparison.
-    fn read_head(
-        &mut self,
-        dir: &Path,
-        hidden_size: usize,
-        (of, drafter_hash): (&'static str, &dyn Fn() -> Result<String, Error>),
-        target: &Model,
-    ) -> Result<AcceptanceHead, Error> {
-        let (config, head) =
-            AcceptanceHead::from_dir(dir, hidden_size, &target.network().device())?;
-        if let Some(then) = &config.draft_hash {
-            check_hash(("head", dir), (of, then), &drafter_hash()?)?;
-        }
-        if let Some(then) = &config.target_hash {
-            check_hash(("head", dir), ("target", then), target.hash()?)?;
-        }
-        check_tokenizer(("head", dir), &config.training, target)?;
-        let timing = match config.reads.looks_ahead() {
-            true => HeadTiming::AtDraw,
-            false => HeadTiming::AfterRead,
-        };
-        let TunedKeys { tuned, calibration } = tuned_keys(dir)?;
-        (self.tuned, self.head) = (tuned, Some(LoadedHead { timing, calibration }));
-        Ok(head)
-    }
+/// Reads a head of a drafter with this hidden size, name and hash.
+fn read_head(
+    dir: &Path,
+    hidden_size: usize,
+    (drafter, hash): (&'static str, impl FnOnce() -> Result<String, Error>),
+    target: &Model,
+) -> Result<ReadHead, Error> {
+    let (config, head) = AcceptanceHead::from_dir(dir, hidden_size, &target.network().device())?;
+    check_trained_with(("head", dir), drafter, config.draft_hash.as_deref(), hash)?;
+    check_target(("head", dir), config.target_hash.as_deref(), &config.training, target)?;
+    let looks_ahead = config.reads.looks_ahead();
+    let timing = if looks_ahead { HeadTiming::AtDraw } else { HeadTiming::AfterRead };
+    Ok((head, timing, TunedKeys::read(dir)?))
 }
 
-fn check_hash(
-    (what, dir): (&'static str, &Path),
-    (of, then): (&'static str, &str),
-    now: &str,
-) -> Result<(), Error> {
-    if then == now {
-        return Ok(());
-    }
-    let (then, now) = (then.to_owned(), now.to_owned());
-    Err(Error::OtherModel { what, path: dir.to_path_buf(), of, then, now })
-}
-
-/// Compares the tokenizer of the training data, if the record of the training names it.
-fn check_tokenizer(
+/// Checks the target, and the tokenizer of the training data if the record of the training names it.
+fn check_target(
     export: (&'static str, &Path),
-    training: &Map<String, Value>,
+    hash: Option<&str>,
+    record: &Map<String, Value>,
     target: &Model,
 ) -> Result<(), Error> {
-    match training.get("data").and_then(|data| data.get("tokenizer")).and_then(Value::as_str) {
-        Some(then) => check_hash(export, ("tokenizer", then), &target.tokenizer().hash()?),
-        None => Ok(()),
-    }
-}
-
-/// The hash by which a head names its adapter: of the weights and the exit layer.
-fn hash_of_adapter(dir: &Path, exit_layer: usize) -> Result<String, Error> {
-    let hashes: Result<Vec<String>, _> =
-        weight_files(dir)?.iter().map(|name| hash_file(&dir.join(name))).collect();
-    Ok(hash_bytes(format!("{} {exit_layer}", hashes?.join(" ")).as_bytes()))
+    check_trained_with(export, "target", hash, || Ok::<_, Error>(target.hash()?.to_owned()))?;
+    let tokenizer = record.get("data").and_then(|data| data.get("tokenizer")?.as_str());
+    check_trained_with(export, "tokenizer", tokenizer, || Ok(target.tokenizer().hash()?))
 }

@@ -30,12 +30,6 @@ pub enum Error {
     /// A JSON file with another form than expected.
     #[error(transparent)]
     Json(#[from] JsonError),
-    /// A model's directory that is not there.
-    #[error(
-        "`{0}` is not a directory; hint: give a Hugging Face checkpoint directory with config.json and \
-         tokenizer.json"
-    )]
-    NoModel(PathBuf),
     /// A tokenizer of another model.
     #[error(
         "`{path}` has {known} tokens, but the model has embeddings for {embedded}: the tokenizer does not \
@@ -48,23 +42,6 @@ pub enum Error {
         known: usize,
         /// The model's number of embeddings.
         embedded: usize,
-    },
-    /// A head or an adapter that was trained with other models.
-    #[error(
-        "the {what} in `{path}` was trained with another {of} (hash {then}, this one's is {now}); hint: \
-         train it again, or use the {of} it belongs to"
-    )]
-    OtherModel {
-        /// `head` or `adapter`.
-        what: &'static str,
-        /// Its directory.
-        path: PathBuf,
-        /// `target`, `draft`, `adapter` or `tokenizer`.
-        of: &'static str,
-        /// The hash that it names.
-        then: String,
-        /// The hash of the one given.
-        now: String,
     },
     /// A head for prompt lookup.
     #[error("the head in `{0}` needs a drafter with a model, and prompt lookup has none")]

@@ -82,15 +82,9 @@ impl Generated {
 impl Generator {
     /// Greedy decoding of up to 128 new tokens, without a drafter. A text ends at the model's end tokens.
     pub fn new(target: &Model) -> Self {
-        let eos_token_ids = target.network().shape().eos_token_ids.clone();
-        Self {
-            target: target.clone(),
-            drafter: None,
-            rule: None,
-            decoding: Decoding::GREEDY,
-            seed: 0,
-            limits: Limits::new(128, eos_token_ids),
-        }
+        let limits = Limits::new(128, target.network().shape().eos_token_ids.clone());
+        let (target, decoding) = (target.clone(), Decoding::GREEDY);
+        Self { target, drafter: None, rule: None, decoding, seed: 0, limits }
     }
 
     /// Loads a drafter for the target.
@@ -128,13 +122,6 @@ impl Generator {
         self
     }
 
-    /// Sets the tokens that end a text, instead of the model's.
-    #[must_use]
-    pub fn with_eos_token_ids(mut self, eos_token_ids: Vec<u32>) -> Self {
-        self.limits.eos_token_ids = eos_token_ids;
-        self
-    }
-
     /// Sets strings that end a text too.
     ///
     /// # Errors
@@ -143,11 +130,6 @@ impl Generator {
         let strings = StopStrings::new(strings, self.target.tokenizer())?;
         self.limits.text_end = Some(Arc::new(StopText(strings)));
         Ok(self)
-    }
-
-    /// The target.
-    pub fn target(&self) -> &Model {
-        &self.target
     }
 
     /// Generates a text.
@@ -174,25 +156,19 @@ impl Generator {
         let (mut text, mut failure) = (String::new(), None);
         let generation = self.decode(&prompt_ids, "generate", &mut |round| {
             let RoundTokens { kept, num_drafted, num_accepted, .. } = round;
-            let begin = text.len();
-            for id in kept {
-                match stream.push(*id) {
-                    Ok(added) => text.extend(added),
-                    Err(error) => {
-                        failure = Some(error);
-                        return ControlFlow::Break(());
-                    }
-                }
-            }
-            observe(Piece { text: &text[begin..], token_ids: kept, num_drafted, num_accepted })
+            let added = kept.iter().filter_map(|id| stream.push(*id).transpose());
+            let added = added.collect::<Result<String, _>>().unwrap_or_else(|error| {
+                failure = Some(error);
+                String::new()
+            });
+            text += &added;
+            let piece = Piece { text: &added, token_ids: kept, num_drafted, num_accepted };
+            if failure.is_some() { ControlFlow::Break(()) } else { observe(piece) }
         })?;
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
+        failure.map_or(Ok(()), Err)?;
         if let Some(rest) = stream.finish()? {
-            let piece = Piece { text: &rest, token_ids: &[], num_drafted: 0, num_accepted: 0 };
-            // It is the last one in any case.
-            let _ = observe(piece);
+            // The last one in any case.
+            let _ = observe(Piece { text: &rest, token_ids: &[], num_drafted: 0, num_accepted: 0 });
             text += &rest;
         }
         let Generation { token_ids, trace, finish } = generation;
@@ -225,40 +201,29 @@ impl Generator {
         let capacity = self.capacity(prompt.len());
         let Self { target, drafter, rule, decoding, seed, limits } = self;
         let (target, limits, decoding) = (target.network(), &*limits, *decoding);
-        let dtype = target.dtype();
-        let (seed, drafter) = (*seed, drafter.as_ref());
         rayon::scope(|_| {
-            let draws = &mut SeededDraws::new(seed, &[purpose]);
+            let draws = &mut SeededDraws::new(*seed, &[purpose]);
             let sizes = Sizes { target, capacity, num_slots: 1 };
-            let mut drafters = Drafters::new(drafter.map(|drafter| &drafter.parts), sizes);
-            let Some(loaded) = drafter else {
+            let mut drafters = Drafters::new(drafter.as_ref().map(|it| &it.parts), sizes);
+            let Some(loaded) = &*drafter else {
                 let target = drafters.target();
                 return Ok(decode_plain(target, &decoding, prompt, limits, draws, observe)?);
             };
-            let tuned = loaded.tuned(&decoding, dtype).filter(|_| rule.is_none());
-            let (mut chosen, lookup_first) = match tuned {
-                Some((config, first)) => (Some(config.into()), loaded.lookup_first.or(first)),
-                None => (None, loaded.lookup_first),
-            };
+            let tuned = loaded.tuned(&decoding, target.dtype()).filter(|_| rule.is_none());
+            let first = loaded.lookup_first.or(tuned.and_then(|it| it.drafter.lookup_first()));
             let default = || Rule::by_default(loaded.head.is_some());
-            let rule = match rule {
-                Some(rule) => rule,
-                None => chosen.get_or_insert_with(default),
-            };
-            let mut rule = rule.init(loaded.max_candidates)?;
-            if rule.as_mut().needs().acceptance_prob && loaded.head.is_none() {
+            let mut own = tuned.map_or_else(default, |tuned| tuned.config.clone().into());
+            let (rule, mut place) = (rule.as_mut().unwrap_or(&mut own), None);
+            let rule = rule.init(loaded.max_candidates, &mut place)?;
+            if rule.needs().acceptance_prob && loaded.head.is_none() {
                 return Err(Error::NoHead);
             }
-            let (target, drafter) =
-                drafters.drafting(loaded.parts.id).expect("the drafter was built above");
-            drafter.set_calibration(loaded.head.as_ref().and_then(|it| it.calibration(&decoding)));
-            let rule = Some(rule.as_mut());
-            let request = Request { prompt, decoding, limits, rule, draws };
-            Ok(match lookup_first {
-                Some(first) => {
-                    let mut drafter = LookupFirstDraft::new(drafter, first, 1);
-                    decode_speculative(target, &mut drafter, request, observe)?
-                }
+            let built = drafters.drafting(loaded.parts.id);
+            let (target, drafter) = built.expect("the drafter was built above");
+            drafter.set_calibration(loaded.calibration(&decoding));
+            let request = Request { prompt, decoding, limits, rule: Some(rule), draws };
+            Ok(match first.map(|first| LookupFirstDraft::new(&mut *drafter, first, 1)) {
+                Some(mut drafter) => decode_speculative(target, &mut drafter, request, observe)?,
                 None => decode_speculative(target, drafter, request, observe)?,
             })
         })
@@ -281,14 +246,8 @@ impl<'a> From<&'a str> for PromptInput<'a> {
     }
 }
 
-impl<'a> From<&'a String> for PromptInput<'a> {
-    fn from(text: &'a String) -> Self {
-        Self::Text(text)
-    }
-}
-
-impl<'a> From<&'a [Message]> for PromptInput<'a> {
-    fn from(messages: &'a [Message]) -> Self {
+impl<'a> From<&'a Vec<Message>> for PromptInput<'a> {
+    fn from(messages: &'a Vec<Message>) -> Self {
         Self::Chat(messages)
     }
 }
@@ -296,17 +255,5 @@ impl<'a> From<&'a [Message]> for PromptInput<'a> {
 impl<'a, const N: usize> From<&'a [Message; N]> for PromptInput<'a> {
     fn from(messages: &'a [Message; N]) -> Self {
         Self::Chat(messages)
-    }
-}
-
-impl<'a> From<&'a Vec<Message>> for PromptInput<'a> {
-    fn from(messages: &'a Vec<Message>) -> Self {
-        Self::Chat(messages)
-    }
-}
-
-impl<'a> From<&'a [u32]> for PromptInput<'a> {
-    fn from(ids: &'a [u32]) -> Self {
-        Self::Ids(ids)
     }
 }

@@ -56,22 +56,18 @@ mod rule;
 mod tests;
 
 pub use burn::tensor::Device;
-pub use draftsmith_data as data;
-pub use draftsmith_data::Message;
-pub use draftsmith_decode as decode;
-pub use draftsmith_decode::Finish;
+pub use draftsmith_data::{self as data, Message};
+pub use draftsmith_decode::{self as decode, Finish};
 pub use draftsmith_model as model;
 pub use draftsmith_report as report;
-pub use draftsmith_theory as theory;
 pub use draftsmith_theory::{
-    Bounds, Counts, Decoding, DraftSignals, LookupFirst, MaxGramConfig, Sampling, SignalNeeds,
-    StopRule, StopRuleConfig,
+    self as theory, Bounds, Counts, Decoding, DraftSignals, LookupFirst, MaxGramConfig, Sampling,
+    SignalNeeds, StopRule, StopRuleConfig,
 };
-pub use draftsmith_train as train;
+pub use draftsmith_train::{self as train, rollout_rows};
 
 pub use checkpoint::Model;
 pub use drafter::Drafter;
 pub use error::Error;
 pub use generator::{Generated, Generator, Piece, PromptInput};
-pub use recording::rollout_rows;
 pub use rule::Rule;

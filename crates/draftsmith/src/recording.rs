@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use draftsmith_data::{FinishReason, ResponseRow, RolloutRow};
+use draftsmith_data::{FinishReason, ResponseRow};
 use draftsmith_decode::{Drafters, Finish, RecordOptions, RecordRequest, Sizes, record};
 use draftsmith_theory::{Recordings, SeededDraws};
 
@@ -11,7 +11,8 @@ use crate::generator::{Generator, PromptInput};
 
 impl Generator {
     /// The target's answers to prompts as training rows, named `SOURCE#0`, `SOURCE#1` and so on. An adapter is
-    /// trained on them as they are, a head with [`Generator::record`] and [`rollout_rows`].
+    /// trained on them as they are, a head with [`Generator::record`] and
+    /// [`rollout_rows`](draftsmith_train::rollout_rows).
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -90,19 +91,8 @@ impl Generator {
             drafter: drafter.parts.id,
             max_length,
             eos_token_ids: self.limits.eos_token_ids.clone(),
-            head: drafter.head.as_ref().map(|head| head.timing),
+            head: drafter.head,
             responses,
         })
     }
-}
-
-/// The recordings of `rows` in the form in which heads are trained on them.
-///
-/// # Panics
-/// If there is not one recording for each row.
-pub fn rollout_rows(rows: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
-    assert_eq!(rows.len(), recordings.responses.len(), "one recording for each row");
-    let has_head = recordings.head.is_some();
-    let recorded = rows.iter().zip(&recordings.responses);
-    recorded.flat_map(|(row, one)| draftsmith_train::rollout_rows(&row.id, one, has_head)).collect()
 }

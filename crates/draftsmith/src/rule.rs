@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use draftsmith_theory::{
-    Bounds, FixedLengthConfig, NamedRule, RejectionThresholdConfig, StopRule, StopRuleConfig,
-    TheoryError,
-};
+use draftsmith_theory::{Bounds, NamedRule, StopRule, StopRuleConfig, TheoryError};
 
 /// A stop rule: a rule of the table by its short name and value, as in `draftsmith generate --rule`, or your
 /// own [`StopRule`].
@@ -26,9 +23,9 @@ use draftsmith_theory::{
 /// | `confidence`, `joint-confidence` | the drafter's largest probability, or their product, falls to it |
 /// | `candidate-prob` | the candidate's own probability falls to it |
 /// | `entropy` | the drafter's entropy exceeds it |
-pub struct Rule(Kind);
+pub struct Rule(RuleForm);
 
-enum Kind {
+enum RuleForm {
     Named(NamedRule, Option<usize>),
     Config(StopRuleConfig),
     Custom(Box<dyn StopRule + Send>),
@@ -37,7 +34,7 @@ enum Kind {
 impl Rule {
     /// A stop rule of your own.
     pub fn custom(rule: impl StopRule + Send + 'static) -> Self {
-        Self(Kind::Custom(Box::new(rule)))
+        Self(RuleForm::Custom(Box::new(rule)))
     }
 
     /// The most candidates of a round, by default 20, and 6 for an adapter. Rules with bounds of their own
@@ -45,46 +42,30 @@ impl Rule {
     #[must_use]
     pub fn with_max_candidates(self, most: usize) -> Self {
         match self.0 {
-            Kind::Named(rule, _) => Self(Kind::Named(rule, Some(most))),
+            RuleForm::Named(rule, _) => Self(RuleForm::Named(rule, Some(most))),
             other => Self(other),
         }
     }
 
     /// The rule of a drafter that nobody chose one for.
     pub(crate) fn by_default(has_head: bool) -> Self {
-        Self(Kind::Config(match has_head {
-            true => StopRuleConfig::from(RejectionThresholdConfig {
-                stop_threshold: 0.7,
-                without_lag: false,
-                bounds: Bounds::default(),
-            }),
-            false => FixedLengthConfig { candidate_length: 5 }.into(),
-        }))
+        let named: Result<Self, _> = if has_head { "head=0.7" } else { "fixed=5" }.parse();
+        named.expect("the table has both").with_max_candidates(Bounds::default().max)
     }
 
-    /// The rule, with at most `most` candidates unless it says so itself.
-    pub(crate) fn init(&mut self, most: usize) -> Result<RuleInUse<'_>, TheoryError> {
+    /// The rule, with at most `most` candidates unless it says so itself. A rule of the table is kept in
+    /// `place`.
+    pub(crate) fn init<'r>(
+        &'r mut self,
+        most: usize,
+        place: &'r mut Option<Box<dyn StopRule>>,
+    ) -> Result<&'r mut dyn StopRule, TheoryError> {
         let config = match &mut self.0 {
-            Kind::Named(rule, own) => rule.config(Bounds::new(1, own.unwrap_or(most))?),
-            Kind::Config(config) => config.clone(),
-            Kind::Custom(rule) => return Ok(RuleInUse::Custom(&mut **rule)),
+            RuleForm::Named(rule, own) => rule.config(Bounds::new(1, own.unwrap_or(most))?),
+            RuleForm::Config(config) => config.clone(),
+            RuleForm::Custom(rule) => return Ok(&mut **rule),
         };
-        Ok(RuleInUse::OfTable(config.init()?))
-    }
-}
-
-/// A rule that is being asked.
-pub(crate) enum RuleInUse<'a> {
-    OfTable(Box<dyn StopRule>),
-    Custom(&'a mut (dyn StopRule + Send)),
-}
-
-impl RuleInUse<'_> {
-    pub(crate) fn as_mut(&mut self) -> &mut dyn StopRule {
-        match self {
-            Self::OfTable(rule) => &mut **rule,
-            Self::Custom(rule) => &mut **rule,
-        }
+        Ok(&mut **place.insert(config.init()?))
     }
 }
 
@@ -92,24 +73,18 @@ impl FromStr for Rule {
     type Err = TheoryError;
 
     fn from_str(text: &str) -> Result<Self, TheoryError> {
-        Ok(Self(Kind::Named(text.parse()?, None)))
+        Ok(Self(RuleForm::Named(text.parse()?, None)))
     }
 }
 
 impl From<StopRuleConfig> for Rule {
     fn from(config: StopRuleConfig) -> Self {
-        Self(Kind::Config(config))
+        Self(RuleForm::Config(config))
     }
 }
 
 impl fmt::Debug for Rule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Kind::Named(rule, most) => {
-                formatter.debug_tuple("Rule").field(rule).field(most).finish()
-            }
-            Kind::Config(config) => formatter.debug_tuple("Rule").field(config).finish(),
-            Kind::Custom(_) => formatter.write_str("Rule(custom)"),
-        }
+        formatter.debug_struct("Rule").finish_non_exhaustive()
     }
 }

@@ -1,10 +1,21 @@
 //! Recordings as rows of a rollouts file, and back.
 
-use draftsmith_data::{RolloutCandidates, RolloutRow};
-use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording};
+use draftsmith_data::{ResponseRow, RolloutCandidates, RolloutRow};
+use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, Recordings};
+
+/// The recordings of `responses` as rows, in the form in which heads are trained on them.
+///
+/// # Panics
+/// If there is not one recording for each response.
+pub fn rollout_rows(responses: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
+    assert_eq!(responses.len(), recordings.responses.len(), "one recording for each response");
+    let has_head = recordings.head.is_some();
+    let recorded = responses.iter().zip(&recordings.responses);
+    recorded.flat_map(|(row, recording)| rows_of_recording(&row.id, recording, has_head)).collect()
+}
 
 /// The rows of a recording: the response, then one rollout for each position with another candidate.
-pub fn rollout_rows(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
+pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
     let row = |start: usize, is_response, candidates: &[&RecordedCandidate]| RolloutRow {
         id: id.to_owned(),
         prompt_ids: if is_response { recording.prompt.clone() } else { Vec::new() },
@@ -118,11 +129,11 @@ mod tests {
         for (has_head, is_greedy) in [(false, false), (true, false), (false, true)] {
             let one = recording(has_head, is_greedy);
             let other = Recording::new(vec![6], one.places.to_vec(), 7);
-            let mut rows = rollout_rows("set#0", &one, has_head);
+            let mut rows = rows_of_recording("set#0", &one, has_head);
             let starts: Vec<(u32, bool)> =
                 rows.iter().map(|row| (row.start, row.is_response)).collect();
             assert_eq!(starts, [(0, true), (1, false)]);
-            rows.extend(rollout_rows("set#0#1", &other, has_head));
+            rows.extend(rows_of_recording("set#0#1", &other, has_head));
             draftsmith_data::validate_rollouts(&rows).expect("rows keep their rules");
             let (ids, recordings) = recordings_of(&rows);
             assert_eq!(ids, ["set#0", "set#0#1"]);

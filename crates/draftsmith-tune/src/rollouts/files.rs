@@ -11,7 +11,7 @@ use draftsmith_data::{
 };
 use draftsmith_model::AcceptanceHeadConfig;
 use draftsmith_theory::{DrafterId, Recording, TokenChoice};
-use draftsmith_train::rollout_rows;
+use draftsmith_train::rows_of_recording;
 use serde::Serialize;
 use serde_json::json;
 
@@ -147,7 +147,7 @@ impl<'a> RolloutFiles<'a> {
         let has_head = provenance.head.is_some();
         let rows: Vec<_> = recorded
             .iter()
-            .flat_map(|(id, recording)| rollout_rows(id, recording, has_head))
+            .flat_map(|(id, recording)| rows_of_recording(id, recording, has_head))
             .collect();
         write_rollouts(&self.path(key), &rows, &provenance)?;
         RecordedSet::new(&rows, &provenance)

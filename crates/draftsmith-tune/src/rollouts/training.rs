@@ -14,7 +14,7 @@ use draftsmith_data::{
 use draftsmith_theory::{
     Decoding, DrafterId, RecordedPlace, Recording, Sampling, SeededDraws, TopProbs,
 };
-use draftsmith_train::{RecordedRollouts, rollout_rows};
+use draftsmith_train::{RecordedRollouts, rows_of_recording};
 
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
 use crate::server_access::ServerAccess;
@@ -50,7 +50,7 @@ impl TrainingRollouts {
         };
         let rows = recorded
             .iter()
-            .flat_map(|(id, recording)| rollout_rows(id, &shortened(recording), false));
+            .flat_map(|(id, recording)| rows_of_recording(id, &shortened(recording), false));
         Self { rows: rows.collect(), is_greedy }
     }
 
@@ -183,7 +183,7 @@ impl TrainingRecorder<'_> {
         let recorded = on_pool(|| recorder.record(&drafter, &mut to_record))?;
         progress.clear();
         let rows = responses.iter().zip(&recorded);
-        Ok(rows.flat_map(|(row, recording)| rollout_rows(&row.id, recording, false)).collect())
+        Ok(rows.flat_map(|(row, recording)| rows_of_recording(&row.id, recording, false)).collect())
     }
 
     /// The probabilities that servers returned for the tokens of responses, as the journal has them.

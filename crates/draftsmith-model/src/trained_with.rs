@@ -1,0 +1,60 @@
+//! What a head or an adapter was trained with: it names hashes of models, and readers compare them.
+
+use std::path::Path;
+
+use draftsmith_files::{hash_bytes, hash_file};
+
+use crate::error::ModelError;
+use crate::weights::weight_files;
+
+/// Checks that the `what` (`head` or `adapter`) in `dir` was trained with the `of` (such as `target`) at hand.
+/// `then` is the hash that it names; an export from elsewhere names none. `now` computes the hash of the one
+/// at hand, only for a comparison.
+///
+/// # Errors
+/// If the hashes differ, or `now` fails.
+pub fn check_trained_with<E: From<ModelError>>(
+    (what, dir): (&'static str, &Path),
+    of: &'static str,
+    then: Option<&str>,
+    now: impl FnOnce() -> Result<String, E>,
+) -> Result<(), E> {
+    let Some(then) = then else { return Ok(()) };
+    let now = now()?;
+    if then == now {
+        return Ok(());
+    }
+    let (path, then) = (dir.to_path_buf(), then.to_owned());
+    Err(ModelError::TrainedWith { what, path, of, then, now }.into())
+}
+
+/// The hash by which a head names its adapter: of the adapter's weights in `dir` and its exit layer.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn hash_adapter_dir(dir: &Path, exit_layer: usize) -> Result<String, ModelError> {
+    let hashes = weight_files(dir)?.into_iter().map(|name| hash_file(&dir.join(name)));
+    let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
+    Ok(hash_bytes(format!("{} {exit_layer}", hashes.join(" ")).as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_another_hash_is_an_error() {
+        let check = |then| {
+            let now = || Ok::<_, ModelError>("beef".to_owned());
+            check_trained_with(("head", Path::new("heads/one")), "draft", then, now)
+        };
+        assert!(check(None).is_ok() && check(Some("beef")).is_ok());
+        let message = check(Some("cafe")).expect_err("differs").to_string();
+        for part in ["the head in `heads/one`", "another draft", "cafe", "beef"] {
+            assert!(message.contains(part), "{message}");
+        }
+        let unread = || Err(ModelError::Device("unread".to_owned()));
+        assert!(check_trained_with(("head", Path::new("one")), "draft", None, unread).is_ok());
+        assert!(hash_adapter_dir(Path::new("absent"), 2).is_err());
+    }
+}
