@@ -11,7 +11,9 @@ pub mod tuned;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelConfig};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelConfig, check_trained_with,
+};
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
@@ -40,8 +42,8 @@ impl AdapterExport {
         need_export(ExportKind::Adapter, dir)?;
         let (config, adapter) =
             workspace.artifacts.adapter_in(&workspace.models, dir, workspace.models.dtype)?;
-        let target = ("target", &config.target_hash, workspace.models.target_hash()?);
-        check_models("adapter", dir, &[target])?;
+        let now = || workspace.models.target_hash().map(str::to_owned);
+        check_trained_with(("adapter", dir), "target", config.target_hash.as_deref(), now)?;
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.to_path_buf() })
     }
@@ -63,10 +65,11 @@ pub fn read_adapter_head(
     workspace: &Workspace,
 ) -> Result<HeadExport> {
     let head = HeadExport::read(dir, config.model.shape.hidden_size, workspace)?;
-    let adapter_hash = workspace.artifacts.adapter_hash(adapter_dir, config)?;
-    let adapter = ("adapter", &head.config.draft_hash, adapter_hash.as_str());
-    let target = ("target", &head.config.target_hash, workspace.models.target_hash()?);
-    check_models("head", dir, &[adapter, target])?;
+    let AcceptanceHeadConfig { draft_hash, target_hash, .. } = &head.config;
+    let now = || workspace.artifacts.adapter_hash(adapter_dir, config);
+    check_trained_with(("head", dir), "adapter", draft_hash.as_deref(), now)?;
+    let now = || workspace.models.target_hash().map(str::to_owned);
+    check_trained_with(("head", dir), "target", target_hash.as_deref(), now)?;
     check_text("head", dir, &head.config.training, workspace)?;
     Ok(head)
 }
@@ -113,20 +116,6 @@ pub fn need_export(kind: ExportKind, dir: &Path) -> Result<()> {
     )
 }
 
-/// Checks the hashes of models that an export names. An entry of `models` is a role, the hash in the
-/// export and the current hash.
-fn check_models(what: &str, dir: &Path, models: &[(&str, &Option<String>, &str)]) -> Result<()> {
-    for (of, found, now) in models {
-        let Some(found) = found.as_ref().filter(|hash| hash != now) else { continue };
-        bail!(
-            "the {what} in `{}` was trained with another {of} (hash {found}, this one's is {now}); \
-             hint: train it again, or use the {of} it belongs to",
-            dir.display()
-        );
-    }
-    Ok(())
-}
-
 /// Reads the head of a draft model in a directory, and checks that it was trained with this draft and a reviewer
 /// of this hash, or with the target if `None`.
 ///
@@ -141,15 +130,10 @@ pub fn read_model_head(
     let hidden_size = workspace.models.draft_model_config(draft)?.shape.hidden_size;
     let head = HeadExport::read(dir, hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, training, .. } = &head.config;
-    // Heads from elsewhere have no hashes. A model is hashed only for a comparison.
-    if draft_hash.is_some() {
-        let draft = ("draft", draft_hash, workspace.models.draft_model_hash(draft)?);
-        check_models("head", dir, &[draft])?;
-    }
-    if target_hash.is_some() {
-        let reviewer = reviewer.map_or_else(|| workspace.models.target_hash(), Ok)?;
-        check_models("head", dir, &[("target", target_hash, reviewer)])?;
-    }
+    let now = || workspace.models.draft_model_hash(draft).map(str::to_owned);
+    check_trained_with(("head", dir), "draft", draft_hash.as_deref(), now)?;
+    let now = || reviewer.map_or_else(|| workspace.models.target_hash(), Ok).map(str::to_owned);
+    check_trained_with(("head", dir), "target", target_hash.as_deref(), now)?;
     check_text("head", dir, training, workspace)?;
     Ok(head)
 }
