@@ -54,7 +54,7 @@ struct Arguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Common options")]
 struct Common {
-    /// Compute on `cpu`, `cuda`, `cuda:N` or `wgpu`.
+    /// Compute on `cpu`, `cuda[:N]` or `wgpu`.
     #[arg(long, global = true, default_value = "cpu", value_name = "DEVICE")]
     device: DeviceChoice,
     /// Compute in `f32`, or on a GPU in `bf16`.
@@ -175,8 +175,8 @@ struct TrainBigramArguments {
 struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Tune adapters for runtimes that load them as draft models, with the rules that those have.
-    #[arg(long = "for", value_name = "FORM")]
+    /// `draft-model`: tune adapters as such exports, with the rules that runtimes have.
+    #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Option<TunedForm>,
     /// The serving runtime's costs of forwards: a TOML file with the keys of `[tune.costs]`, which it replaces.
     #[arg(long, value_name = "FILE", requires = "form")]

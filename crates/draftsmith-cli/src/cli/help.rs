@@ -4,7 +4,7 @@
 //! the help of a command into 45. What needs more words is in `recipes/README.md`.
 
 use clap::builder::Styles;
-use clap::{Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use super::Arguments;
 
@@ -120,18 +120,19 @@ impl CommandHelp {
 /// The parser, with its help.
 pub fn command() -> Command {
     let mut command = Arguments::command();
-    // Copies the common flags into the subcommands.
-    command.build();
     for (name, flags) in UNUSED {
-        command = command.mut_subcommand(name, |subcommand| {
-            flags.iter().fold(subcommand, |subcommand, flag| {
-                subcommand.mut_arg(flag, |argument| argument.hide(true))
-            })
-        });
+        for flag in flags {
+            let common = command.get_arguments().find(|argument| argument.get_id() == *flag);
+            let hidden = common.expect("a common flag").clone().hide(true);
+            // In place of the copy that clap would make.
+            command = command.mut_subcommand(name, |subcommand| subcommand.arg(hidden));
+        }
     }
     for help in HEADINGS.iter().flat_map(|(_, commands)| *commands) {
+        let version = Arg::new("version").short('V').long("version").action(ArgAction::Version);
         command = command.mut_subcommand(help.name, |subcommand| {
-            subcommand.after_help(help.text()).mut_arg("version", |argument| argument.hide(true))
+            let subcommand = subcommand.disable_version_flag(true).arg(version.hide(true));
+            subcommand.after_help(help.text())
         });
     }
     let list = list(&command);
@@ -164,11 +165,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_parser_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
     fn every_command_has_a_heading() {
         let mut listed: Vec<&str> = HEADINGS
             .iter()
             .flat_map(|(_, commands)| commands.iter().map(|command| command.name))
-            .chain(["help"])
             .collect();
         let command = command();
         let mut commands: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();

@@ -22,8 +22,8 @@ use draftsmith_recipe::workspace::Workspace;
 /// Arguments of `export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// The format to write.
-    #[arg(long = "for", value_name = "FORM")]
+    /// The form: `draft-model`, `transformers`, `vllm`, `specdec-pp` or `kangaroo`.
+    #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Form,
     /// The recipe that names the models, instead of the one beside the source.
     #[arg(long, value_name = "FILE")]

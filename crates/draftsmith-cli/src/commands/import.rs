@@ -21,8 +21,8 @@ use draftsmith_recipe::{Overrides, Recipe};
 /// Arguments of `import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// The source's format.
-    #[arg(long, value_name = "FORM")]
+    /// The source's form: `specdec-pp` or `kangaroo`.
+    #[arg(long, value_name = "FORM", hide_possible_values = true)]
     from: Form,
     /// For an adapter: the target's layers before it (the authors': 2 for 7B, 3 for 13B models).
     #[arg(long, value_name = "N")]

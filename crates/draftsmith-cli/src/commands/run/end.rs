@@ -98,11 +98,11 @@ mod tests {
         let recipe =
             "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
         let trained = format!("{recipe}[drafters.draft.head]\n");
-        insta::assert_snapshot!(end(DeployAdvice::Deploy, &trained), @"");
-        insta::assert_snapshot!(end(DeployAdvice::Deploy, recipe), @"");
-        insta::assert_snapshot!(end(DeployAdvice::DoNotSpeculate, recipe), @"");
-        insta::assert_snapshot!(end(DeployAdvice::TooUncertain, recipe), @"");
-        insta::assert_snapshot!(end(DeployAdvice::NotTuned, recipe), @"");
-        insta::assert_snapshot!(end(DeployAdvice::NotTuned, &format!("tune = {{}}\n{recipe}")), @"");
+        insta::assert_snapshot!(end(DeployAdvice::Deploy, &trained), @"Of the settings that tuning chose, draft (eta = 0.8) was fastest. It decodes 1.26 times as fast as the target alone (95 %: 1.21 to 1.31; test, greedy). Next, run `draftsmith check checkpoints/a/draft/head`, and serve with it if it passes.");
+        insta::assert_snapshot!(end(DeployAdvice::Deploy, recipe), @"Of the settings that tuning chose, draft (eta = 0.8) was fastest. It decodes 1.26 times as fast as the target alone (95 %: 1.21 to 1.31; test, greedy). Next, serve with this setting.");
+        insta::assert_snapshot!(end(DeployAdvice::DoNotSpeculate, recipe), @"The target alone was faster than the settings that tuning chose. The best of them, draft (eta = 0.8), decodes 1.26 times as fast (95 %: 1.21 to 1.31; test, greedy). Next, try another drafter, or serve the target alone.");
+        insta::assert_snapshot!(end(DeployAdvice::TooUncertain, recipe), @"No setting that tuning chose was clearly faster than the target alone. The best of them, draft (eta = 0.8), decodes 1.26 times as fast (95 %: 1.21 to 1.31; test, greedy). Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.");
+        insta::assert_snapshot!(end(DeployAdvice::NotTuned, recipe), @"Of the settings in the recipe, draft (eta = 0.8) was fastest. It decodes 1.26 times as fast as the target alone (95 %: 1.21 to 1.31; test, greedy). Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts.");
+        insta::assert_snapshot!(end(DeployAdvice::NotTuned, &format!("tune = {{}}\n{recipe}")), @"Of the settings in the recipe, draft (eta = 0.8) was fastest. It decodes 1.26 times as fast as the target alone (95 %: 1.21 to 1.31; test, greedy). Next, measure this setting on other prompts, because these chose it.");
     }
 }
