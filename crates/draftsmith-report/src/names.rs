@@ -99,7 +99,7 @@ impl DrafterName {
         }
     }
 
-    /// The prefix of its settings' labels: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`, `lookup 2x4 by itself`.
+    /// The prefix of its settings' labels: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`.
     pub fn prefix(self) -> Option<String> {
         match self.id()? {
             // The usual name says nothing.
@@ -116,7 +116,7 @@ impl DrafterName {
     /// The drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
     pub fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
-            return format!("lookup {first} by itself");
+            return format!("prompt lookup {first} by itself");
         }
         let mut text = self.id().map(|id| id.to_string()).unwrap_or_default();
         if let Some(addition) = self.addition() {

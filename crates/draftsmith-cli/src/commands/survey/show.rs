@@ -27,8 +27,7 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         SurveyResult::Target(found) => (target(found, width), &found.verdict.sentence),
     };
     let advice = wrapped(sentence, width).join("\n");
-    let words = explained(&text, width).map(|words| words + "\n").unwrap_or_default();
-    Ok(format!("{advice}\n\n{heading}{text}\n{words}"))
+    Ok(format!("{advice}\n\n{heading}{text}\n"))
 }
 
 fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {
@@ -116,13 +115,15 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
             if exit.exit_layer == found.best_exit_layer { "*" } else { "" }.to_owned(),
         ]);
     }
-    text += &table_text(table, &[0, 1, 2, 3, 5, 6]);
+    let table = table_text(table, &[0, 1, 2, 3, 5, 6]);
+    let words = explained(&table, width).map(|words| words + "\n").unwrap_or_default();
+    text += &table;
     let legend = format!(
         "*: the best; cost: of a draft forward, with at most {DRAFT_VOCABULARY} tokens, in target forwards; \
          pays from: the share of tokens that must be accepted for one candidate per round to gain; agrees: \
          how often a linear read-out of the layer gives the target's token, less often than an adapter"
     );
-    text += &format!("\n\n{}\n", wrapped(&legend, width).join("\n"));
+    text += &format!("\n\n{}\n{words}", wrapped(&legend, width).join("\n"));
     text += &format!("\n{}\n", found.look_ups.text());
     text
 }
