@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use draftsmith_data::DataError;
@@ -123,9 +122,6 @@ pub enum TrainError {
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]
     Device(String),
-    /// burn-train stopped because a metric or the renderer failed.
-    #[error("training stopped: {0}")]
-    Learner(Arc<burn_train::TrainingError>),
 }
 
 /// A section of the recipe that configures training.

@@ -1,4 +1,4 @@
-//! Training of acceptance heads and self-draft adapters, with burn-train.
+//! Training of acceptance heads and self-draft adapters.
 //!
 //! The inputs are rows of responses and a frozen model: the draft for a head, the target for an adapter. The
 //! results are heads or adapters with their validation scores and provenance. The learner contains only what
@@ -30,7 +30,7 @@
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
 //! | `adapter` | self-draft adapters: settings, batches, distillation losses, scores |
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
-//! | `log` | `metrics.jsonl`, TensorBoard event files, burn-train metrics, and [`renderer`] |
+//! | `log` | `metrics.jsonl`, TensorBoard event files, and [`renderer`], the display with burn-train |
 //! | `states` | hidden states of frozen models on the disk |
 //! | `ranges` | the ranges of numeric settings |
 
@@ -49,7 +49,6 @@ pub use adapter::distillation::DistillationLoss;
 pub use adapter::learner::AdapterScores;
 pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teaching};
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
-pub use burn_train::Interrupter;
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
 pub use error::{Section, TrainError};

@@ -4,7 +4,6 @@
 //! A resumed training cuts off later steps, so that `metrics.jsonl` does not depend on interruptions.
 
 pub(crate) mod event_file;
-pub(crate) mod metrics;
 pub mod renderer;
 
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! One run of a training, which resumes where an earlier run stopped: its settings, assembly and result.
+//! One run of a training, which resumes where an earlier run stopped: its settings and result.
 
 pub(crate) mod checkpoint;
 pub(crate) mod clipping;
@@ -7,7 +7,6 @@ pub(crate) mod epochs;
 pub(crate) mod member;
 pub(crate) mod optimizer;
 pub(crate) mod progress;
-mod supervised;
 pub(crate) mod trained;
 pub(crate) mod trainer;
 
@@ -15,31 +14,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use burn_train::Interrupter;
-use burn_train::renderer::MetricsRenderer;
-use draftsmith_files::check_room;
 
 use self::devices::PerDevice;
-use self::epochs::{EpochLoop, History, Saving, ShouldStop};
 use self::member::{Member, Trainee};
 use self::optimizer::OptimizerSettings;
 use self::progress::RunProgress;
-use self::supervised::launch;
 use self::trained::Outcome;
 use self::trainer::Trainer;
-use crate::data::{BatchSource, Loaders, RowCounts};
-use crate::error::{TrainError, file_error};
-use crate::log::StepLog;
-use crate::log::metrics::ScoreSlot;
-use crate::log::renderer::{EndRenderer, ListeningRenderer};
+use crate::data::{Loaders, RowCounts};
+use crate::log::renderer::Listener;
 use crate::states::FeatureDir;
 
 /// The default of [`TrainingRun::save_interval`].
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Bytes on the disk per weight. While a new state is written beside the previous one, each contains the
-/// weight, AdamW's two moments, and the best weight.
-const BYTES_PER_WEIGHT: u64 = (2 * 3 + 2) * 4;
 
 /// The settings of one run: where its state is saved, how long it may take, which devices it uses, and how
 /// its progress is shown.
@@ -62,16 +49,11 @@ pub struct TrainingRun<'a> {
     /// Where hidden states are stored if the settings ask for it. Default: beside the state.
     pub features: Option<FeatureDir<'a>>,
     /// Shows the progress. Default: nothing is shown.
-    pub renderer: Box<dyn MetricsRenderer>,
-    /// Disposes of the renderer after the last step; by default it is dropped. burn-train's dashboard waits
-    /// for its thread here.
-    pub end_renderer: EndRenderer,
-    /// Stops the run from outside, for example from a dashboard.
-    pub interrupter: Interrupter,
-    /// Called after each batch; if it returns true, the run stops. Default: never.
-    pub should_stop: ShouldStop,
+    pub listener: Box<dyn Listener + 'a>,
+    /// Called after each batch; once it returns true, the run stops. Default: never.
+    pub should_stop: Box<dyn Fn() -> bool + 'a>,
     /// Called with the size of the training before it begins.
-    pub begins: Box<dyn FnOnce(TrainingSize) + 'a>,
+    pub begins: Box<dyn Fn(TrainingSize) + 'a>,
 }
 
 /// The size of a training.
@@ -95,9 +77,7 @@ impl<'a> TrainingRun<'a> {
             save_interval: SAVE_INTERVAL,
             more_devices: Vec::new(),
             features: None,
-            renderer: Box::new(ListeningRenderer::new(())),
-            end_renderer: drop,
-            interrupter: Interrupter::new(),
+            listener: Box::new(()),
             should_stop: Box::new(|| false),
             begins: Box::new(|_| ()),
         }
@@ -112,63 +92,6 @@ impl<'a> TrainingRun<'a> {
             notify: &|_| (),
         })
     }
-
-    /// Trains named models side by side, beginning with the saved state if there is one. `trained` converts
-    /// each model's best weights, given its index. Several models have a directory of their name each; the
-    /// name of a single model is not used.
-    pub(crate) fn train<S, L, T>(
-        self,
-        setup: Setup<S>,
-        models: Vec<(String, L)>,
-        trained: impl FnMut(usize, L::Part, Outcome<L::Scores>) -> T,
-    ) -> Result<Ending<Vec<T>>, TrainError>
-    where
-        S: BatchSource<Content = L::Content>,
-        L: Trainee,
-    {
-        let Setup { loaders, devices, optimizer, label } = setup;
-        let models = match <[_; 1]>::try_from(models) {
-            Ok([(_, model)]) => vec![(String::new(), model)],
-            Err(models) => models,
-        };
-        let num_weights: usize = models.iter().map(|(_, model)| model.num_params()).sum();
-        let (num_steps, rows) = (loaders.num_steps, loaders.rows);
-        let num_bytes = num_weights as u64 * BYTES_PER_WEIGHT;
-        check_room("a training's state", self.checkpoint_dir, num_bytes)?;
-        (self.begins)(TrainingSize { num_steps, num_weights, num_bytes });
-        let trainer = Trainer::new(models, devices, &optimizer, num_steps);
-        let dir = self.checkpoint_dir;
-        let trainer = match checkpoint::load(dir, self.fingerprint)? {
-            Some((state, state_dir)) => trainer.resumed(state, &state_dir)?,
-            None => {
-                checkpoint::discard(dir)?;
-                trainer
-            }
-        };
-        let logs = trainer.members.iter().map(|member| {
-            let dir = dir.join(&member.name);
-            std::fs::create_dir_all(&dir).map_err(file_error("create", &dir))?;
-            StepLog::open(&dir, member.progress.num_steps, member.progress.epochs.len())
-        });
-        let logs = logs.collect::<Result<Vec<_>, _>>()?;
-        let epochs = EpochLoop {
-            trainer,
-            loaders,
-            logs,
-            scores: ScoreSlot::default(),
-            saving: Saving {
-                dir: dir.to_path_buf(),
-                fingerprint: self.fingerprint.to_owned(),
-                interval: self.save_interval,
-            },
-            max_steps: self.max_steps,
-            should_stop: self.should_stop,
-        };
-        let (renderer, outcome) = launch(epochs, label, self.renderer, self.interrupter);
-        (self.end_renderer)(renderer);
-        let history = outcome?;
-        Ok(Ending::of_members(history, num_steps, rows, trained))
-    }
 }
 
 /// What a run needs besides the models to train.
@@ -177,7 +100,7 @@ pub(crate) struct Setup<S> {
     /// With autodiff.
     pub(crate) devices: PerDevice<Device>,
     pub(crate) optimizer: OptimizerSettings,
-    /// What is trained, for renderers.
+    /// What is trained, for listeners.
     pub(crate) label: &'static str,
 }
 
@@ -198,14 +121,14 @@ pub enum Ending<T> {
 }
 
 impl<T> Ending<Vec<T>> {
-    /// The result of a run: `trained` converts each member's best weights, given the member's index.
+    /// The result of a run, which was `interrupted` if it stopped before the end: `trained` converts each member's best weights, given the member's index.
     fn of_members<L: Trainee>(
-        history: History<L>,
+        trainer: Trainer<L>,
+        interrupted: bool,
         num_planned_steps: usize,
         rows: RowCounts,
         mut trained: impl FnMut(usize, L::Part, Outcome<L::Scores>) -> T,
     ) -> Self {
-        let History { trainer, interrupted } = history;
         let RunProgress { num_steps, duration, .. } = trainer.progress;
         let members = trainer.members.into_iter().enumerate();
         let best = members.map(|(nth, Member { progress, best, .. })| {

@@ -164,7 +164,6 @@ impl Stage<'_> {
             data: self.data,
             provenance: &self.data.provenance,
             training_dir: self.recipe.checkpoint_dir().join(format!("{}-training", first.id)),
-            num_epochs: settings.optimizer.num_epochs,
             shown: &["cross-entropy", "agreement", "overlap"],
             feature_name: "target".to_owned(),
             feature_models: format!(

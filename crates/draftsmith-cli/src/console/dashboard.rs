@@ -17,8 +17,7 @@ use crossterm::cursor::Show;
 use crossterm::event::DisableMouseCapture;
 use crossterm::execute;
 use crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
-use draftsmith_train::Interrupter;
-use draftsmith_train::renderer::{Dashboard, EndRenderer, MetricsRenderer};
+use draftsmith_train::renderer::{Dashboard, Interrupter, Listener, RenderingListener};
 
 use crate::console::Console;
 use draftsmith_recipe::watch::Interrupted;
@@ -56,21 +55,25 @@ pub(crate) fn is_wanted(console: &Console) -> bool {
     wanted && stdin().is_terminal() && stdout().is_terminal() && keys::are_ours()
 }
 
-/// Runs `train` with the dashboard as its renderer, and restores the terminal however it ends.
+/// Runs `train` with the dashboard as its listener, and restores the terminal however it ends.
 ///
 /// # Errors
 /// What `train` returns; [`Interrupted`] if the user killed it.
 pub(crate) fn watched<T>(
     console: &Console,
     interrupter: &Interrupter,
-    train: impl FnOnce(Box<dyn MetricsRenderer>, EndRenderer) -> Result<T>,
+    train: impl FnOnce(Box<dyn Listener + '_>) -> Result<T>,
 ) -> Result<T> {
     let Screen(is_taken) = &console.screen;
     is_taken.store(true, Ordering::SeqCst);
-    let dashboard = Box::new(Dashboard::new(interrupter.clone(), None));
+    let mut dashboard = Dashboard::new(interrupter.clone(), None);
     keys::restore_interrupt();
     // Nothing uses the training's state after a panic.
-    let outcome = catch_unwind(AssertUnwindSafe(|| train(dashboard, end)));
+    let outcome = catch_unwind(AssertUnwindSafe(move || {
+        let trained = train(Box::new(RenderingListener::new(&mut dashboard)));
+        end(dashboard);
+        trained
+    }));
     is_taken.store(false, Ordering::SeqCst);
     let panic = match outcome {
         Ok(done) => return done,
@@ -84,10 +87,10 @@ pub(crate) fn watched<T>(
     }
 }
 
-/// Drops the renderer of a finished training. We don't wait for it once the terminal is closed, because
+/// Drops the dashboard of a finished training. We don't wait for it once the terminal is closed, because
 /// crossterm reads a closed terminal forever.
-fn end(renderer: Box<dyn MetricsRenderer>) {
-    let ending = thread::spawn(move || drop(renderer));
+fn end(dashboard: Dashboard) {
+    let ending = thread::spawn(move || drop(dashboard));
     while !ending.is_finished() {
         if keys::are_gone() {
             return;

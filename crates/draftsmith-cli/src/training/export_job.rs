@@ -8,10 +8,9 @@ use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard}
 use draftsmith_files::{in_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
 use draftsmith_theory::DrafterId;
-use draftsmith_train::renderer::{EndRenderer, ListeningRenderer};
+use draftsmith_train::renderer::{Interrupter, Listener};
 use draftsmith_train::{
-    Ending, FeatureDir, Interrupter, Resumption, TrainError, Trained, TrainingRun, TrainingSize,
-    discard,
+    Ending, FeatureDir, Resumption, TrainError, Trained, TrainingRun, TrainingSize, discard,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -139,7 +138,6 @@ pub(crate) struct ExportJob<'a> {
     pub(crate) provenance: &'a Provenance,
     /// The directory of the training's state.
     pub(crate) training_dir: PathBuf,
-    pub(crate) num_epochs: usize,
     /// The validation scores to show after each epoch.
     pub(crate) shown: &'static [&'static str],
     /// The name of the frozen model in caches of its hidden states beside the data.
@@ -174,43 +172,20 @@ impl ExportJob<'_> {
             planned.iter().map(|export| export.fingerprint.as_str()).collect();
         let fingerprint = hash_bytes(fingerprints.join("\n").as_bytes());
         let num_steps_before = self.num_steps_before(&fingerprint)?;
-        let interrupter = Interrupter::new();
-        let progress = EpochProgress::new(self.console, self.command, self.shown, self.num_epochs);
-        let dir = self.recipe.data_dir();
-        let notify = |text: String| self.note(&text);
-        let (name, models) = (self.feature_name.clone(), self.feature_models.clone());
-        let features = FeatureDir { dir: &dir, name, models, notify: &notify };
-        let train = |renderer, end_renderer: EndRenderer| {
-            let console = self.console.clone();
-            let ending = train(TrainingRun {
-                max_steps: self.console.steps_left(),
-                renderer,
-                end_renderer,
-                interrupter: interrupter.clone(),
-                should_stop: Box::new(move || console.is_interrupted()),
-                begins: Box::new(|size| self.note_size(size)),
-                features: Some(features),
-                more_devices: self.workspace.models.devices[1..].to_vec(),
-                ..TrainingRun::new(&self.training_dir, &fingerprint)
-            });
-            ending.map_err(|error| self.explain(error))
+        let ending = self.train(&fingerprint, train)?;
+        let num_steps = match &ending {
+            Ending::Finished(trained) => trained.iter().map(|one| one.num_steps).max().unwrap_or(0),
+            Ending::Stopped { num_steps, num_planned_steps, .. } => {
+                let dir = self.training_dir.display();
+                self.note(&format!(
+                    "stopped after step {num_steps} of {num_planned_steps}; its state is in `{dir}`"
+                ));
+                *num_steps
+            }
         };
-        let ending = if dashboard::is_wanted(self.console) {
-            dashboard::watched(self.console, &interrupter, train)
-        } else {
-            train(Box::new(ListeningRenderer::new(progress)), drop)
-        }?;
-        if let Resumption::After(num_steps) = Resumption::find(&self.training_dir, &fingerprint)? {
-            let num_taken = num_steps.saturating_sub(num_steps_before);
-            let left = self.console.steps_left().map(|left| left.saturating_sub(num_taken));
-            self.console.limit_steps(left);
-        }
-        if let Ending::Stopped { num_steps, num_planned_steps, .. } = &ending {
-            let dir = self.training_dir.display();
-            self.note(&format!(
-                "stopped after step {num_steps} of {num_planned_steps}; its state is in `{dir}`"
-            ));
-        }
+        let num_taken = num_steps.saturating_sub(num_steps_before);
+        let left = self.console.steps_left().map(|left| left.saturating_sub(num_taken));
+        self.console.limit_steps(left);
         let trained = ending.best().ok_or(Interrupted)?;
         let interrupted = trained.iter().any(|one| one.interrupted);
         let exports = planned.iter().zip(trained);
@@ -222,6 +197,36 @@ impl ExportJob<'_> {
             let _ = std::fs::remove_file(self.training_dir.join(NOT_FINITE));
         }
         Ok(Written { exports, interrupted })
+    }
+
+    /// Calls `train` with a run that is shown on the dashboard or as lines.
+    fn train<T>(
+        &self,
+        fingerprint: &str,
+        train: impl FnOnce(TrainingRun<'_>) -> Result<T, TrainError>,
+    ) -> Result<T> {
+        let interrupter = Interrupter::new();
+        let (dir, notify) = (self.recipe.data_dir(), |text: String| self.note(&text));
+        let (name, models) = (self.feature_name.clone(), self.feature_models.clone());
+        let features = FeatureDir { dir: &dir, name, models, notify: &notify };
+        let train = |listener: Box<dyn Listener + '_>| {
+            let trained = train(TrainingRun {
+                max_steps: self.console.steps_left(),
+                listener,
+                should_stop: Box::new(|| {
+                    self.console.is_interrupted() || interrupter.should_stop()
+                }),
+                begins: Box::new(|size| self.note_size(size)),
+                features: Some(features),
+                more_devices: self.workspace.models.devices[1..].to_vec(),
+                ..TrainingRun::new(&self.training_dir, fingerprint)
+            });
+            trained.map_err(|error| self.explain(error))
+        };
+        if dashboard::is_wanted(self.console) {
+            return dashboard::watched(self.console, &interrupter, train);
+        }
+        train(Box::new(EpochProgress::new(self.console, self.command, self.shown)))
     }
 
     /// Notes a line that begins with the command.

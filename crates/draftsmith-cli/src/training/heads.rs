@@ -114,7 +114,6 @@ impl HeadTrainer<'_> {
             data: self.data,
             provenance: &self.provenance,
             training_dir,
-            num_epochs: first.optimizer.num_epochs,
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
             feature_name: self.id.to_string(),
             feature_models: format!("{draft} {target} {}", first.dtype.name()),

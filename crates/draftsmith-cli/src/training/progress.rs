@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use draftsmith_train::renderer::{Half, Listener};
+use draftsmith_train::renderer::{Half, Listener, RunStart};
 
 use crate::console::Console;
 use draftsmith_recipe::watch::Progress;
@@ -21,7 +21,7 @@ pub(crate) struct EpochProgress {
     bar: Option<Progress>,
     validating: Option<Progress>,
     /// The scores of the current epoch.
-    scores: BTreeMap<String, f64>,
+    scores: BTreeMap<&'static str, f64>,
     /// Training rows per epoch.
     num_rows: usize,
     /// Rows done in the current half, which is training or validation.
@@ -35,16 +35,14 @@ impl EpochProgress {
         console: &Console,
         command: &'static str,
         shown: &'static [&'static str],
-        num_epochs: usize,
     ) -> Self {
-        let console = console.clone();
-        Self { console, command, shown, num_epochs, epoch: 1, is_new: true, ..Self::default() }
+        Self { console: console.clone(), command, shown, is_new: true, ..Self::default() }
     }
 }
 
 impl Listener for EpochProgress {
-    fn start(&mut self, epoch: usize) {
-        self.epoch = epoch.max(1);
+    fn start(&mut self, start: &RunStart) {
+        (self.epoch, self.num_epochs) = (start.epoch, start.num_epochs);
     }
 
     fn start_half(&mut self, half: Half, num_rows: usize) {
@@ -74,9 +72,9 @@ impl Listener for EpochProgress {
         }
     }
 
-    fn number(&mut self, half: Half, name: &str, number: f64) {
+    fn number(&mut self, half: Half, name: &'static str, number: f64) {
         if half == Half::Validation {
-            self.scores.insert(name.to_owned(), number);
+            self.scores.insert(name, number);
         } else if name == "Loss"
             && let Some(bar) = &self.bar
         {
@@ -89,7 +87,7 @@ impl Listener for EpochProgress {
     }
 
     fn end_epoch(&mut self, epoch: usize) {
-        let score = |name: &&str| self.scores.get(*name).map(|value| format!("{name} {value:.4}"));
+        let score = |name: &&str| self.scores.get(name).map(|value| format!("{name} {value:.4}"));
         let scores: Vec<String> = self.shown.iter().filter_map(score).collect();
         let line = format!(
             "{}: epoch {epoch}/{}, training loss {}; validation {}",

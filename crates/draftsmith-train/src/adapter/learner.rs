@@ -1,9 +1,8 @@
-//! The burn-train learner of an adapter: training and validation steps, and scores.
+//! The learner of an adapter: training and validation steps, and scores.
 
 use burn::module::Module;
-use burn::tensor::{ExecutionError, Tensor};
-use burn_train::metric::{Adaptor, LossInput};
-use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 use draftsmith_model::Adapter;
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +10,7 @@ use crate::adapter::batches::{AdapterBatch, at_positions};
 use crate::adapter::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
-use crate::log::metrics::Score;
-use crate::run::member::Trainee;
+use crate::run::member::{Score, Trainee};
 
 /// An adapter with the settings of its steps. The target is not part of it: everything here is trained and
 /// saved.
@@ -28,12 +26,8 @@ pub(crate) struct AdapterLearner {
     pub(crate) loss_chunk: usize,
 }
 
-/// The loss of a training batch, `[1]`, without an autodiff graph.
-#[derive(Debug, Clone)]
-pub(crate) struct AdapterLoss(Tensor<1>);
-
 /// The score sums of a validation batch.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct AdapterSums {
     /// `[NUM_SCORES]`: see [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
     sums: Tensor<1>,
@@ -91,47 +85,10 @@ impl AdapterLearner {
     }
 }
 
-impl TrainStep for AdapterLearner {
-    type Input = TrainingBatch<AdapterBatch>;
-    type Output = AdapterLoss;
-
-    fn step(&self, batch: TrainingBatch<AdapterBatch>) -> TrainOutput<AdapterLoss> {
-        let TrainingBatch { content, step_share, .. } = batch;
-        let student = self.student(&content);
-        let LossAndGradients { loss, hidden, own_head } = content.lm_head.loss_and_gradients(
-            self.loss,
-            student.without_autodiff(),
-            content.teacher,
-            &content.tokens,
-            self.loss_chunk,
-        );
-        // The gradient of Σ student ∘ g with respect to the student is g, so this backpropagates the
-        // loss's gradient through the adapter. Accumulation adds gradients: with each batch's share, the
-        // step has the mean over its tokens.
-        let mut sum = (student.hidden * (hidden * step_share)).sum();
-        if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
-            let gradient = (gradient * step_share).cast(head.dtype());
-            sum = sum + (head * gradient).sum();
-        }
-        TrainOutput::new(self, sum.backward(), AdapterLoss(loss))
-    }
-}
-
-impl InferenceStep for AdapterLearner {
-    type Input = TrainingBatch<AdapterBatch>;
-    type Output = AdapterSums;
-
-    fn step(&self, batch: TrainingBatch<AdapterBatch>) -> AdapterSums {
-        let student = self.student(&batch.content).without_autodiff();
-        let AdapterBatch { lm_head, teacher, tokens, .. } = batch.content;
-        let sums = lm_head.score_sums(student, teacher, &tokens, self.loss_chunk);
-        AdapterSums { sums, num_tokens: tokens.num }
-    }
-}
-
 impl Trainee for AdapterLearner {
     type Content = AdapterBatch;
     type Part = Adapter;
+    type Output = AdapterSums;
     type Tally = AdapterTally;
     type Scores = AdapterScores;
 
@@ -155,21 +112,48 @@ impl Trainee for AdapterLearner {
         self.adapter
     }
 
-    fn training_loss(output: &AdapterLoss) -> Tensor<1> {
-        output.0.clone()
+    fn train_step(&self, batch: &TrainingBatch<AdapterBatch>) -> (Tensor<1>, GradientsParams) {
+        let TrainingBatch { content, step_share, .. } = batch;
+        let student = self.student(content);
+        let LossAndGradients { loss, hidden, own_head } = content.lm_head.loss_and_gradients(
+            self.loss,
+            student.without_autodiff(),
+            content.teacher.clone(),
+            &content.tokens,
+            self.loss_chunk,
+        );
+        // The gradient of Σ student ∘ g with respect to the student is g, so this backpropagates the
+        // loss's gradient through the adapter. Accumulation adds gradients: with each batch's share, the
+        // step has the mean over its tokens.
+        let mut sum = (student.hidden * (hidden * *step_share)).sum();
+        if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
+            let gradient = (gradient * *step_share).cast(head.dtype());
+            sum = sum + (head * gradient).sum();
+        }
+        (loss, GradientsParams::from_grads(sum.backward(), self))
+    }
+
+    fn validation_step(&self, batch: &TrainingBatch<AdapterBatch>) -> AdapterSums {
+        let AdapterBatch { lm_head, teacher, tokens, .. } = &batch.content;
+        let student = self.student(&batch.content).without_autodiff();
+        let sums = lm_head.score_sums(student, teacher.clone(), tokens, self.loss_chunk);
+        AdapterSums { sums, num_tokens: tokens.num }
     }
 
     fn tally(&self) -> AdapterTally {
         AdapterTally::default()
     }
 
-    fn count(output: &AdapterSums, tally: &mut AdapterTally) -> Result<bool, TrainError> {
-        let sums = to_host(output.sums.clone())?;
+    /// The shown loss is the cross-entropy.
+    fn count(output: AdapterSums, tally: &mut AdapterTally) -> Result<Option<f64>, TrainError> {
+        let AdapterSums { sums, num_tokens } = output;
+        let sums = to_host(sums)?;
         for (total, sum) in tally.sums.iter_mut().zip(&sums) {
             *total += f64::from(*sum);
         }
-        tally.num_tokens += output.num_tokens;
-        Ok(sums.iter().all(|sum| sum.is_finite()))
+        tally.num_tokens += num_tokens;
+        let is_finite = sums.iter().all(|sum| sum.is_finite());
+        Ok(is_finite.then(|| f64::from(sums[0]) / num_tokens as f64))
     }
 
     fn scores(tally: AdapterTally) -> AdapterScores {
@@ -184,35 +168,10 @@ impl Trainee for AdapterLearner {
     }
 }
 
-impl ItemLazy for AdapterLoss {
-    fn sync(self) -> Result<Self, ExecutionError> {
-        Ok(self)
-    }
-}
-
-impl ItemLazy for AdapterSums {
-    fn sync(self) -> Result<Self, ExecutionError> {
-        Ok(self)
-    }
-}
-
-impl Adaptor<LossInput> for AdapterLoss {
-    fn adapt(&self) -> LossInput {
-        LossInput::new(self.0.clone())
-    }
-}
-
-impl Adaptor<LossInput> for AdapterSums {
-    fn adapt(&self) -> LossInput {
-        LossInput::new(self.sums.clone().slice(0..1) / self.num_tokens as f64)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use burn::optim::GradientsParams;
     use burn::tensor::activation::{log_softmax, softmax};
     use draftsmith_model::{AdapterArchitecture, AdapterConfig, Lengths};
 
@@ -287,11 +246,11 @@ mod tests {
         assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
         for loss_chunk in [1, 7, 1000] {
             learner.loss_chunk = loss_chunk;
-            let output = TrainStep::step(&learner, step.clone());
-            let loss: f32 = output.item.0.into_scalar();
+            let (loss, gradients) = learner.train_step(&step);
+            let loss: f32 = loss.into_scalar();
             // f32 sums in another order.
             assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
-            for (found, expected) in gradients_of(&learner, &output.grads).iter().zip(&expected) {
+            for (found, expected) in gradients_of(&learner, &gradients).iter().zip(&expected) {
                 assert!((found - expected).abs() < 1e-5, "{found} {expected}");
             }
         }

@@ -1,18 +1,16 @@
-//! The burn-train learner of a head: its loss, training and validation steps, and scores.
+//! The learner of a head: its loss, training and validation steps, and scores.
 
 use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 use burn::tensor::activation::log_sigmoid;
-use burn::tensor::{ExecutionError, Tensor};
-use burn_train::metric::{Adaptor, LossInput};
-use burn_train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::head::batches::HeadBatch;
-use crate::log::metrics::Score;
-use crate::run::member::Trainee;
+use crate::run::member::{Score, Trainee};
 
 /// A head with the settings of its steps. The draft is not part of it: everything here is trained and saved.
 #[derive(Module, Debug)]
@@ -25,8 +23,8 @@ pub(crate) struct HeadLearner {
     pub(crate) section: Section,
 }
 
-/// The outputs of a batch, without an autodiff graph.
-#[derive(Debug, Clone)]
+/// The outputs of a batch.
+#[derive(Debug)]
 pub(crate) struct HeadOutput {
     /// `[1]`
     pub(crate) loss: Tensor<1>,
@@ -49,30 +47,10 @@ impl HeadLearner {
     }
 }
 
-impl TrainStep for HeadLearner {
-    type Input = TrainingBatch<HeadBatch>;
-    type Output = HeadOutput;
-
-    fn step(&self, batch: TrainingBatch<HeadBatch>) -> TrainOutput<HeadOutput> {
-        let output = self.output(&batch);
-        // Accumulation adds gradients: with each batch's share, the step has the mean.
-        let grads = (output.loss.clone() * batch.step_share).backward();
-        TrainOutput::new(self, grads, output.without_graph())
-    }
-}
-
-impl InferenceStep for HeadLearner {
-    type Input = TrainingBatch<HeadBatch>;
-    type Output = HeadOutput;
-
-    fn step(&self, batch: TrainingBatch<HeadBatch>) -> HeadOutput {
-        self.output(&batch).without_graph()
-    }
-}
-
 impl Trainee for HeadLearner {
     type Content = HeadBatch;
     type Part = AcceptanceHead;
+    type Output = HeadOutput;
     type Tally = HeadMetrics;
     type Scores = HeadScores;
 
@@ -98,25 +76,34 @@ impl Trainee for HeadLearner {
         self.head
     }
 
-    fn training_loss(output: &HeadOutput) -> Tensor<1> {
-        output.loss.clone()
+    fn train_step(&self, batch: &TrainingBatch<HeadBatch>) -> (Tensor<1>, GradientsParams) {
+        let HeadOutput { loss, .. } = self.output(batch);
+        // Accumulation adds gradients: with each batch's share, the step has the mean.
+        let gradients = (loss.clone() * batch.step_share).backward();
+        (loss.without_autodiff(), GradientsParams::from_grads(gradients, self))
+    }
+
+    fn validation_step(&self, batch: &TrainingBatch<HeadBatch>) -> HeadOutput {
+        self.output(batch)
     }
 
     fn tally(&self) -> HeadMetrics {
         HeadMetrics::unshifting(self.rejection_weight)
     }
 
-    fn count(output: &HeadOutput, tally: &mut HeadMetrics) -> Result<bool, TrainError> {
-        let mut logits = to_host(output.logit.clone())?;
-        logits.truncate(output.num_labels);
+    fn count(output: HeadOutput, tally: &mut HeadMetrics) -> Result<Option<f64>, TrainError> {
+        let HeadOutput { loss, logit, labels, num_labels } = output;
+        let num_padded = labels.dims()[0];
+        let numbers = to_host(Tensor::cat(vec![loss, logit, labels], 0))?;
+        let logits = &numbers[1..][..num_labels];
         if !logits.iter().all(|logit| logit.is_finite()) {
-            return Ok(false);
+            return Ok(None);
         }
-        for (logit, label) in logits.into_iter().zip(to_host(output.labels.clone())?) {
-            let predicted_prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
-            tally.update(predicted_prob, f64::from(label));
+        for (logit, label) in logits.iter().zip(&numbers[1 + num_padded..]) {
+            let predicted_prob = 1.0 / (1.0 + (-f64::from(*logit)).exp());
+            tally.update(predicted_prob, f64::from(*label));
         }
-        Ok(true)
+        Ok(Some(f64::from(numbers[0])))
     }
 
     fn scores(tally: HeadMetrics) -> HeadScores {
@@ -127,12 +114,6 @@ impl Trainee for HeadLearner {
     /// epoch is the one that a sweep would choose.
     fn to_minimise(&self, scores: &HeadScores) -> f64 {
         scores.comparable_kl()
-    }
-}
-
-impl HeadOutput {
-    fn without_graph(self) -> Self {
-        Self { loss: self.loss.without_autodiff(), logit: self.logit.without_autodiff(), ..self }
     }
 }
 
@@ -161,18 +142,6 @@ pub(crate) fn weighted_bce(
     let log_likelihood =
         log_sigmoid(logit.clone()) * labels.clone() + log_sigmoid(logit.neg()) * rejected.clone();
     log_likelihood.sum().neg() / (rejected + labels).sum()
-}
-
-impl ItemLazy for HeadOutput {
-    fn sync(self) -> Result<Self, ExecutionError> {
-        Ok(self)
-    }
-}
-
-impl Adaptor<LossInput> for HeadOutput {
-    fn adapt(&self) -> LossInput {
-        LossInput::new(self.loss.clone())
-    }
 }
 
 #[cfg(test)]
@@ -222,11 +191,13 @@ mod tests {
             assert_eq!(given.num_supervised, padded.num_supervised);
             assert!(padded.content.labels.dims()[0] > padded.num_supervised);
             let [expected, found] = [given, padded].map(|batch| {
-                let TrainOutput { item, grads } = TrainStep::step(&learner, batch.clone());
-                let gradient = gradients_of(&learner, &grads);
+                let (loss, gradients) = learner.train_step(&batch);
+                let gradient = gradients_of(&learner, &gradients);
                 let mut tally = learner.tally();
-                assert!(HeadLearner::count(&item, &mut tally).unwrap());
-                let loss: f32 = item.loss.into_scalar();
+                let counted =
+                    HeadLearner::count(learner.valid().validation_step(&batch), &mut tally);
+                let loss: f32 = loss.into_scalar();
+                assert_eq!(counted.unwrap(), Some(f64::from(loss)));
                 (loss, HeadLearner::scores(tally).kl as f32, gradient)
             });
             assert!(found.2.iter().any(|gradient| gradient.abs() > 1e-3));

@@ -1,31 +1,38 @@
-//! Progress display: the trait [`Listener`], and [`ListeningRenderer`], which turns a listener into a
-//! burn-train renderer.
+//! Progress display: the trait [`Listener`], and [`RenderingListener`], which shows the progress with a
+//! burn-train renderer such as its [`Dashboard`].
 //!
-//! burn-train's renderer consists of five traits with some twenty methods, several for features that
-//! training here does not use. A listener implements only the methods that it needs.
+//! Everything of burn-train is in this file. Its training loop is not used: it counts batches to find the
+//! end of a step, drops the labels of validation batches, keeps no best model in memory, cannot return our
+//! errors, and saves only at the ends of epochs.
 //!
 //! During [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) a listener
-//! receives `start`, then for each half of an epoch `start_half`, `processed` and `number` after every
-//! batch, and `end_half`, and after both halves `end_epoch`. The numbers are named `Loss` and
-//! `Learning Rate` in training. In validation they are `Loss`, `training loss` (the mean of the epoch),
-//! and `KL`, `unshifted KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads or `cross-entropy`, `KL`,
-//! `agreement`, `overlap` for adapters.
+//! receives `start`, then for each half of an epoch `start_half`, `processed` after every batch, and
+//! `end_half`, after both halves `end_epoch`, and at last `end`. The numbers of a training batch, `Loss` and
+//! `Learning Rate`, arrive when its step ends; those of a validation batch, `Loss`, before its `processed`.
+//! A complete validation ends with its scores: `training loss` (the mean of the epoch), and `KL`, `unshifted
+//! KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads or `cross-entropy`, `KL`, `agreement`, `overlap` for
+//! adapters.
 
-use std::collections::HashMap;
-use std::error::Error;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use burn_train::LearnerSummary;
-use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
-use burn_train::metric::{MetricDefinition, MetricId, NumericEntry};
+pub use burn_train::Interrupter;
+use burn_train::metric::state::{FormatOptions, NumericMetricState};
+use burn_train::metric::{
+    MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry, SerializedEntry,
+};
+use burn_train::renderer::MetricState;
 pub use burn_train::renderer::MetricsRenderer;
 /// burn-train's dashboard, for a terminal.
 pub use burn_train::renderer::tui::TuiMetricsRendererWrapper as Dashboard;
-use burn_train::renderer::{
-    EvaluationName, MetricState, MetricsRendererEvaluation, MetricsRendererTraining,
-};
 
-/// Disposes of a renderer after the last step.
-pub type EndRenderer = fn(Box<dyn MetricsRenderer>);
+/// The loss of a batch.
+pub(crate) const LOSS: &str = "Loss";
+/// The learning rate of a training batch's step.
+pub(crate) const LEARNING_RATE: &str = "Learning Rate";
+/// The mean training loss of an epoch, which is shown among the scores. The renderer's mean of the losses
+/// covers only the current run.
+pub(crate) const TRAINING_LOSS: &str = "training loss";
 
 /// The two halves of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +43,24 @@ pub enum Half {
     Validation,
 }
 
-/// Receives the progress of a training, on a separate thread. By default every method does nothing.
+/// What a run will show.
+#[derive(Debug, Clone)]
+pub struct RunStart {
+    /// What is trained.
+    pub label: &'static str,
+    /// The first epoch, counted from 1.
+    pub epoch: usize,
+    /// Epochs of the whole training.
+    pub num_epochs: usize,
+    /// The scores of a validation, each with whether a higher one is better.
+    pub scores: Vec<(&'static str, bool)>,
+}
+
+/// Receives the progress of a training, between its batches. By default every method does nothing.
 #[expect(unused_variables, reason = "the defaults ignore their parameters")]
-pub trait Listener: Send + Sync {
-    /// Training begins or resumes in an epoch, counted from 1.
-    fn start(&mut self, epoch: usize) {}
+pub trait Listener {
+    /// Training begins or resumes.
+    fn start(&mut self, start: &RunStart) {}
 
     /// A half of an epoch with `num_rows` rows begins.
     fn start_half(&mut self, half: Half, num_rows: usize) {}
@@ -48,118 +68,113 @@ pub trait Listener: Send + Sync {
     /// `num_rows` rows of the half are done.
     fn processed(&mut self, num_rows: usize) {}
 
-    /// A loss, learning rate or score: the latest, the mean so far, or the final one.
-    fn number(&mut self, half: Half, name: &str, number: f64) {}
+    /// The loss or learning rate of a batch, or a score of the validation.
+    fn number(&mut self, half: Half, name: &'static str, number: f64) {}
 
     /// The half of the epoch ends.
     fn end_half(&mut self) {}
 
     /// The epoch ends.
     fn end_epoch(&mut self, epoch: usize) {}
+
+    /// The run ends, perhaps with an error.
+    fn end(&mut self) {}
 }
 
 /// Ignores everything.
 impl Listener for () {}
 
-/// A listener as a burn-train renderer.
-#[derive(Debug, Default)]
-pub struct ListeningRenderer<L> {
-    listener: L,
-    names: HashMap<MetricId, String>,
+/// A burn-train renderer as a listener. It makes the calls that burn-train's own loop would make.
+pub struct RenderingListener<'a> {
+    renderer: &'a mut dyn MetricsRenderer,
+    half: Half,
+    scores: Vec<&'static str>,
+    /// The numbers of the current half's batches.
+    of_batches: BTreeMap<&'static str, NumericMetricState>,
 }
 
-impl<L: Listener> ListeningRenderer<L> {
-    /// A renderer that passes everything on to `listener`.
-    pub fn new(listener: L) -> Self {
-        Self { listener, names: HashMap::new() }
+impl<'a> RenderingListener<'a> {
+    /// A listener that shows everything with `renderer`.
+    pub fn new(renderer: &'a mut dyn MetricsRenderer) -> Self {
+        Self { renderer, half: Half::Training, scores: Vec::new(), of_batches: BTreeMap::new() }
     }
 
-    fn number(&mut self, half: Half, state: &MetricState) {
-        let MetricState::Numeric(entry, Some(number)) = state else { return };
-        let Some(name) = self.names.get(&entry.metric_id) else { return };
-        let number = match number {
-            NumericEntry::Value(number) | NumericEntry::Final(number) => *number,
-            NumericEntry::Aggregated { aggregated_value, .. } => *aggregated_value,
-        };
-        self.listener.number(half, name, number);
-    }
-}
-
-impl<L: Listener> MetricsRendererTraining for ListeningRenderer<L> {
-    fn update_train(&mut self, state: MetricState) {
-        self.number(Half::Training, &state);
-    }
-
-    fn update_valid(&mut self, state: MetricState) {
-        self.number(Half::Validation, &state);
-    }
-
-    // burn-train's default implementation prints.
-    fn on_train_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
-        Ok(())
+    /// Shows a number, or with `None` that the batch has no such number.
+    fn show(&mut self, name: &str, text: SerializedEntry, number: Option<NumericEntry>) {
+        let state = MetricState::Numeric(MetricEntry::new(id(name), text), number);
+        match self.half {
+            Half::Training => self.renderer.update_train(state),
+            Half::Validation => self.renderer.update_valid(state),
+        }
     }
 }
 
-impl<L: Listener> TrainingProgressLogger for ListeningRenderer<L> {
-    fn start(
-        &mut self,
-        _total_epochs: usize,
-        starting_epoch: usize,
-        _total_items: Option<usize>,
-        _label: Option<&str>,
-    ) {
-        self.listener.start(starting_epoch);
+impl Listener for RenderingListener<'_> {
+    fn start(&mut self, start: &RunStart) {
+        let of_batches = [(LOSS, false), (LEARNING_RATE, false)];
+        for (name, higher_is_better) in of_batches.iter().chain(&start.scores) {
+            let attributes = NumericAttributes { unit: None, higher_is_better: *higher_is_better };
+            self.renderer.register_metric(MetricDefinition {
+                metric_id: id(name),
+                name: Arc::new((*name).to_owned()),
+                description: None,
+                attributes: attributes.into(),
+            });
+        }
+        self.scores = start.scores.iter().map(|(name, _)| *name).collect();
+        self.renderer.start(start.num_epochs, start.epoch, None, Some(start.label));
     }
 
-    fn update_epoch(&mut self, epoch: usize) {
-        self.listener.end_epoch(epoch);
+    fn start_half(&mut self, half: Half, num_rows: usize) {
+        self.half = half;
+        let name = if half == Half::Training { "train" } else { "valid" };
+        self.renderer.start_split(name, num_rows);
     }
 
-    fn start_split(&mut self, split: &str, total_items: usize) {
-        let half = if split == "train" { Half::Training } else { Half::Validation };
-        self.listener.start_half(half, total_items);
+    fn processed(&mut self, num_rows: usize) {
+        if self.half == Half::Validation {
+            for name in self.scores.clone() {
+                self.show(name, SerializedEntry::not_available(None), None);
+            }
+        }
+        self.renderer.update_split(num_rows);
+        self.renderer.log_event_training("Iteration".to_owned());
     }
 
-    fn update_split(&mut self, items_processed: usize) {
-        self.listener.processed(items_processed);
+    fn number(&mut self, _half: Half, name: &'static str, number: f64) {
+        if self.scores.contains(&name) {
+            let entry = NumericEntry::Final(number);
+            let text = SerializedEntry::new(format!("epoch {number:.4}"), entry.serialize());
+            return self.show(name, text, Some(entry));
+        }
+        let state = self.of_batches.entry(name).or_default();
+        state.update(number, 1);
+        let (text, latest) = (state.compute_update(format_of(name)), state.current_value());
+        self.show(name, text, Some(latest));
     }
 
-    fn end_split(&mut self) {
-        self.listener.end_half();
+    fn end_half(&mut self) {
+        for (name, state) in std::mem::take(&mut self.of_batches) {
+            self.show(name, state.compute_final(format_of(name)), Some(state.final_value()));
+        }
+        self.renderer.end_split();
     }
 
-    fn end(&mut self) {}
+    fn end_epoch(&mut self, epoch: usize) {
+        self.renderer.update_epoch(epoch);
+    }
 
-    fn log_event_training(&mut self, _event: String) {}
+    fn end(&mut self) {
+        self.renderer.end();
+        // A summary would be printed. Without one there is nothing that can fail.
+        let _ = self.renderer.on_train_end(None);
+    }
 }
 
-impl<L: Listener> MetricsRenderer for ListeningRenderer<L> {
-    fn manual_close(&mut self) {}
-
-    fn register_metric(&mut self, definition: MetricDefinition) {
-        self.names.insert(definition.metric_id, definition.name.to_string());
-    }
+fn id(name: &str) -> MetricId {
+    MetricId::new(Arc::new(name.to_owned()))
 }
 
-// Required by the trait. Training here has no test phase.
-impl<L: Listener> MetricsRendererEvaluation for ListeningRenderer<L> {
-    fn update_test(&mut self, _name: EvaluationName, _state: MetricState) {}
-
-    fn on_test_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
-        Ok(())
-    }
-}
-
-impl<L: Listener> EvaluationProgressLogger for ListeningRenderer<L> {
-    fn start_global_progress(&mut self, _total_tests: usize) {}
-
-    fn start_test(&mut self, _name: &str, _total_items: usize) {}
-
-    fn update_test_progress(&mut self, _items_processed: usize) {}
-
-    fn end_test(&mut self) {}
-
-    fn end_global_progress(&mut self) {}
-
-    fn log_event_evaluation(&mut self, _event: String) {}
+fn format_of(name: &str) -> FormatOptions {
+    FormatOptions::new(Arc::new(name.to_owned())).precision(2)
 }

@@ -6,35 +6,26 @@
 //! as if it were trained alone.
 
 use burn::module::Module;
-use burn::optim::{GradientsAccumulator, ModuleOptimizer};
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_train::metric::{Adaptor, LossInput};
-use burn_train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
-use crate::log::metrics::Score;
 use crate::run::clipping::Clipping;
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
 
-/// The learner of a head or an adapter: burn-train's steps, and how validation scores it.
-pub(crate) trait Trainee:
-    LearnerModel
-    + Sync
-    + TrainStep<Input = TrainingBatch<Self::Content>, Output: Adaptor<LossInput> + Adaptor<()>>
-    + InferenceStep<
-        Input = TrainingBatch<Self::Content>,
-        Output: Adaptor<LossInput> + Adaptor<()> + Sync,
-    >
-{
+/// The learner of a head or an adapter: its steps, and how validation scores it.
+pub(crate) trait Trainee: Module + Sync {
     /// What it reads of a batch.
-    type Content: Clone + Send + Sync + 'static;
+    type Content: Send + Sync + 'static;
     /// The trained module, which is exported.
     type Part: Module + 'static;
+    /// What validation computes for a batch.
+    type Output: Send + Sync;
     /// The sums that validation accumulates.
     type Tally: Send;
     /// The scores computed from the sums.
@@ -42,7 +33,7 @@ pub(crate) trait Trainee:
 
     /// The role of the frozen model, for messages.
     const FROZEN: &'static str;
-    /// The scores that are metrics.
+    /// The scores that are shown and logged.
     const SCORES: &'static [Score<Self::Scores>];
 
     /// The recipe's section, for messages.
@@ -51,22 +42,30 @@ pub(crate) trait Trainee:
     /// Extracts the trained module.
     fn part(self) -> Self::Part;
 
-    /// The loss of a batch without its graph, `[1]`.
-    fn training_loss(output: &<Self as TrainStep>::Output) -> Tensor<1>;
+    /// The loss of a batch without its graph, `[1]`, and the gradients of its share of the step's loss.
+    fn train_step(&self, batch: &TrainingBatch<Self::Content>) -> (Tensor<1>, GradientsParams);
+
+    /// What validation computes for a batch, without autodiff.
+    fn validation_step(&self, batch: &TrainingBatch<Self::Content>) -> Self::Output;
 
     /// An empty tally.
     fn tally(&self) -> Self::Tally;
 
-    /// Adds a validation batch, and waits for the device once. False if a prediction is not finite.
-    fn count(
-        output: &<Self as InferenceStep>::Output,
-        tally: &mut Self::Tally,
-    ) -> Result<bool, TrainError>;
+    /// Adds a validation batch, and waits for the device once. Returns the batch's loss; `None` if a
+    /// prediction is not finite.
+    fn count(output: Self::Output, tally: &mut Self::Tally) -> Result<Option<f64>, TrainError>;
 
     fn scores(tally: Self::Tally) -> Self::Scores;
 
     /// The number that the best epoch minimises.
     fn to_minimise(&self, scores: &Self::Scores) -> f64;
+}
+
+/// One score of a validation.
+pub(crate) struct Score<S> {
+    pub(crate) name: &'static str,
+    pub(crate) higher_is_better: bool,
+    pub(crate) pick: fn(&S) -> f64,
 }
 
 /// A member: everything that a step or validation changes about it.
@@ -94,12 +93,19 @@ struct UnfinishedStep<L> {
     norm: Option<Tensor<1>>,
 }
 
-/// The logged numbers of a step.
+/// The numbers of a step.
 pub(crate) struct StepNumbers {
-    /// The mean loss of its batches.
-    pub(crate) loss: f64,
+    /// The loss of each batch.
+    pub(crate) losses: Vec<f64>,
     /// The norm of its gradients before clipping.
     pub(crate) gradient_norm: f64,
+}
+
+impl StepNumbers {
+    /// The mean loss of its batches.
+    pub(crate) fn loss(&self) -> f64 {
+        self.losses.iter().sum::<f64>() / self.losses.len() as f64
+    }
 }
 
 impl<L: Trainee> Member<L> {
@@ -122,29 +128,26 @@ impl<L: Trainee> Member<L> {
         if nth == 0 { &self.model } else { &self.copies[nth - 1] }
     }
 
-    /// Adds the gradients and losses of batches, in order. With a learning rate, it then takes the
-    /// optimizer step. Returns the other outputs of the batches.
+    /// Adds the losses and gradients of batches, in order. With a learning rate, it then takes the
+    /// optimizer step.
     pub(crate) fn add(
         &mut self,
-        outputs: Vec<TrainOutput<<L as TrainStep>::Output>>,
+        batches: Vec<(Tensor<1>, GradientsParams)>,
         learning_rate: Option<f64>,
         devices: &PerDevice<Device>,
-    ) -> Vec<<L as TrainStep>::Output> {
-        let mut items = Vec::with_capacity(outputs.len());
-        for TrainOutput { grads, item } in outputs {
-            let grads = grads.to_device(devices.first(), &self.model);
-            self.unfinished.gradients.accumulate(&self.model, grads);
-            self.unfinished.losses.push(L::training_loss(&item).to_device(devices.first()));
-            items.push(item);
+    ) {
+        for (loss, gradients) in batches {
+            let gradients = gradients.to_device(devices.first(), &self.model);
+            self.unfinished.gradients.accumulate(&self.model, gradients);
+            self.unfinished.losses.push(loss.to_device(devices.first()));
         }
         if let Some(rate) = learning_rate {
-            let grads = self.unfinished.gradients.grads();
-            let (grads, norm) = self.clipping.clip(&self.model, grads);
-            self.model = self.model.clone().optimize(&mut self.optimizer, rate.into(), grads);
+            let gradients = self.unfinished.gradients.grads();
+            let (gradients, norm) = self.clipping.clip(&self.model, gradients);
+            self.model = self.optimizer.step(rate, self.model.clone(), gradients);
             self.unfinished.norm = norm;
             self.copy_to(devices);
         }
-        items
     }
 
     /// Begins the training half of an epoch, without the batches of an unfinished step.
@@ -216,13 +219,12 @@ pub(crate) fn count_step<L: Trainee>(
         if !gradient_norm.is_finite() {
             return Err(member.not_finite("gradient", epoch, row_ids.concat()));
         }
-        let loss_sum = losses.iter().sum::<f64>();
         let progress = &mut member.progress;
         progress.num_steps += 1;
         progress.num_supervised += num_supervised;
         progress.num_losses += losses.len();
-        progress.loss_sum += loss_sum;
-        of_members.push(StepNumbers { loss: loss_sum / losses.len() as f64, gradient_norm });
+        progress.loss_sum += losses.iter().sum::<f64>();
+        of_members.push(StepNumbers { losses, gradient_norm });
     }
     Ok(of_members)
 }

@@ -5,7 +5,6 @@ use std::path::Path;
 use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bytes, Device};
-use burn_train::TrainStep;
 use draftsmith_data::caught;
 
 use crate::data::TrainingBatch;
@@ -16,8 +15,7 @@ use crate::run::member::{Member, Trainee};
 use crate::run::optimizer::{LearningRates, OptimizerSettings};
 use crate::run::progress::RunProgress;
 
-/// Everything that a step or validation changes. burn-train's learner does not give access to its
-/// optimizer.
+/// Everything that a step or validation changes.
 pub(crate) struct Trainer<L: Trainee> {
     /// At least one.
     pub(crate) members: Vec<Member<L>>,
@@ -61,24 +59,22 @@ impl<L: Trainee> Trainer<L> {
     }
 
     /// Trains every active member on batches of a step, at most one per device. With a learning rate, it
-    /// then takes the optimizer step. Returns the first active member's outputs.
+    /// then takes the optimizer step.
     pub(crate) fn train(
         &mut self,
         batches: &[TrainingBatch<L::Content>],
         learning_rate: Option<f64>,
-    ) -> Vec<<L as TrainStep>::Output> {
+    ) {
         let devices = self.devices.clone();
         let members = self.active();
         let models = |nth| members.iter().map(|member| member.on_device(nth)).collect();
         let models: Vec<Vec<&L>> = (0..devices.num_devices()).map(models).collect();
-        let outputs = devices.work_of_members(batches.len(), &models, |model, nth| {
-            TrainStep::step(model, batches[nth].clone())
+        let steps = devices
+            .work_of_members(batches.len(), &models, |model, nth| model.train_step(&batches[nth]));
+        let members = members.into_iter().zip(steps).collect();
+        side_by_side(members, devices.is_cpu(), |(member, steps)| {
+            member.add(steps, learning_rate, &devices);
         });
-        let members = members.into_iter().zip(outputs).collect();
-        let shown = side_by_side(members, devices.is_cpu(), |(member, outputs)| {
-            member.add(outputs, learning_rate, &devices)
-        });
-        shown.into_iter().next().unwrap_or_default()
     }
 
     /// Restores `state`, which was read from `dir`.

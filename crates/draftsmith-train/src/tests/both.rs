@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_train::Interrupter;
 use draftsmith_data::ResponseRow;
 use serde_json::Value;
 
@@ -18,6 +17,7 @@ use crate::error::{Section, TrainError};
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
 use crate::head::train_heads;
+use crate::log::renderer::Interrupter;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
@@ -240,7 +240,7 @@ fn the_saved_state_contains_only_the_trained_module() {
             assert!(has(&format!("checkpoint/epoch-3-step-0/{name}")), "{files:?}");
         }
         assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
-        // burn-train writes no files of its own: it would panic on a full disk.
+        // There are no other files.
         assert!(has("mine.txt") && has("metrics.jsonl") && files.len() == 7, "{files:?}");
         // Weights of 4 bytes and a header. The embedding of the frozen model has 48 · 16 more weights.
         let model = dir.path().join("checkpoint/epoch-3-step-0/model.bpk");
@@ -261,23 +261,26 @@ fn every_score_is_listed_in_this_file() {
 }
 
 /// Trains for up to 50 epochs and stops after a number of batches. Returns the best result, and the number
-/// of final validation scores that the renderer received.
+/// of final validation scores that the listener received.
 fn stopped_after(subject: &Subject, num_batches: usize) -> (Option<Outcome>, usize) {
     let interrupter = Interrupter::new();
     let num_final_scores = Arc::new(AtomicUsize::new(0));
-    let renderer = Watcher {
+    let watcher = Watcher {
         interrupter: interrupter.clone(),
         stop_after: num_batches,
         num_updates: Arc::default(),
         num_final_scores: num_final_scores.clone(),
-    }
-    .renderer();
+    };
     if num_batches == 0 {
         interrupter.stop(None);
     }
     let dir = tempfile::tempdir().unwrap();
     let optimizer = OptimizerSettings { num_epochs: 50, ..optimizer() };
-    let run = TrainingRun { renderer, interrupter, ..TrainingRun::new(dir.path(), "") };
+    let run = TrainingRun {
+        listener: Box::new(watcher),
+        should_stop: Box::new(move || interrupter.should_stop()),
+        ..TrainingRun::new(dir.path(), "")
+    };
     let ending = (subject.train)(&responses(40, 10, 6), optimizer, SEED, run).unwrap();
     assert!(matches!(ending, Ending::Stopped { .. }));
     (ending.best(), num_final_scores.load(Ordering::SeqCst))

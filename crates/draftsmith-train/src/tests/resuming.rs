@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
+use crate::log::renderer::Interrupter;
 use crate::run::checkpoint::Resumption;
 use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
-    AdapterTraining, ExitLayers, HeadTraining, Interrupter, OptimizerSettings, TrainError,
-    TrainedAdapter, TrainedHead, train_adapters, train_heads,
+    AdapterTraining, ExitLayers, HeadTraining, OptimizerSettings, TrainError, TrainedAdapter,
+    TrainedHead, train_adapters, train_heads,
 };
 
 /// Runs a training as a new process would: only the directory is shared with earlier runs.
@@ -195,7 +196,6 @@ fn a_training_interrupted_within_a_step_ends_with_the_same_bytes() {
     for train in TRAINERS {
         let (expected, _) = whole(train);
         let mut num_within_a_step = 0;
-        // The renderer runs on another thread, so the point of interruption varies.
         for stop_after in (4..).step_by(5).take(12) {
             let dir = tempfile::tempdir().unwrap();
             let (run, num_updates) = stopped_after(stop_after, TrainingRun::new(dir.path(), "f"));
@@ -222,7 +222,8 @@ fn stopped_after(stop_after: usize, run: TrainingRun<'_>) -> (TrainingRun<'_>, A
         num_updates: num_updates.clone(),
         num_final_scores: Arc::default(),
     };
-    (TrainingRun { renderer: watcher.renderer(), interrupter, ..run }, num_updates)
+    let should_stop = Box::new(move || interrupter.should_stop());
+    (TrainingRun { listener: Box::new(watcher), should_stop, ..run }, num_updates)
 }
 
 /// A run on several devices: the CPU, listed several times. Each has a thread and copies of weights and

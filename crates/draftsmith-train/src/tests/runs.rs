@@ -1,13 +1,11 @@
-//! Test helpers: a renderer that stops a training, and the files that a training leaves.
+//! Test helpers: a listener that stops a training, and the files that a training leaves.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_train::Interrupter;
-
-use crate::log::renderer::{Half, Listener, ListeningRenderer, MetricsRenderer};
+use crate::log::renderer::{Half, Interrupter, Listener};
 use crate::run::Ending;
 
 /// The files of an export: the weights, and `config.json` with every epoch's scores and losses.
@@ -70,13 +68,6 @@ pub(crate) struct Watcher {
     pub(crate) num_final_scores: Arc<AtomicUsize>,
 }
 
-impl Watcher {
-    /// As burn-train's renderer.
-    pub(crate) fn renderer(self) -> Box<dyn MetricsRenderer> {
-        Box::new(ListeningRenderer::new(self))
-    }
-}
-
 impl Listener for Watcher {
     fn processed(&mut self, _num_rows: usize) {
         if self.num_updates.fetch_add(1, Ordering::SeqCst) + 1 == self.stop_after {
@@ -84,8 +75,7 @@ impl Listener for Watcher {
         }
     }
 
-    fn number(&mut self, half: Half, name: &str, number: f64) {
-        // The scores of an interrupted validation are NaN.
+    fn number(&mut self, half: Half, name: &'static str, number: f64) {
         if half == Half::Validation && name != "Loss" && number.is_finite() {
             self.num_final_scores.fetch_add(1, Ordering::SeqCst);
         }

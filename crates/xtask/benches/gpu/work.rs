@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use draftsmith_data::{DraftColumns, FinishReason, ResponseRow};
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
-use draftsmith_train::renderer::{Listener, ListeningRenderer};
+use draftsmith_train::renderer::Listener;
 use draftsmith_train::{
     AdapterTraining, Ending, ExitLayers, HeadTraining, OptimizerSettings, TrainingRun, is_held_out,
     train_adapters, train_heads,
@@ -99,7 +99,7 @@ impl Work {
         let clock = Clock::new(frozen.device());
         let run = TrainingRun {
             max_steps: Some(num_steps),
-            renderer: Box::new(ListeningRenderer::new(clock.clone())),
+            listener: Box::new(clock.clone()),
             ..TrainingRun::new(dir.path(), "")
         };
         self.train(frozen, &rows, timing, run)?;
