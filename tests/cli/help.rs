@@ -87,6 +87,7 @@ fn every_example_runs_in_a_clone() {
         .unwrap()
         .insert("costs".to_owned(), costs.parse::<toml::Table>().unwrap().into());
     place.write("recipes/tiny.toml", short.to_string());
+    place.write("costs.toml", "draft_ms = 1.0\ntarget_ms = 5.0\n");
     std::fs::create_dir_all(place.path(".config/fish/completions")).unwrap();
 
     let binary = std::path::Path::new(env!("CARGO_BIN_EXE_draftsmith"));
@@ -101,8 +102,10 @@ fn every_example_runs_in_a_clone() {
     });
     for command in commands {
         let text = help(&[&command, "--help"]);
+        let few = "survey --costs costs.toml --num-prompts 6 --max-new-tokens 12 ";
+        let example = example(&text).replace("survey ", few);
         let mut shell = Command::new("sh");
-        shell.args(["-ec", example(&text)]).current_dir(place.path("."));
+        shell.args(["-ec", &example]).current_dir(place.path("."));
         shell.env("PATH", &path).env("HOME", place.path(".")).env("HF_HUB_OFFLINE", "1");
         let output = shell.output().unwrap();
         let [out, err] =
