@@ -44,7 +44,7 @@ pub struct RecordedFile {
 /// Records what a recipe's drafters propose. Files that are there already are kept.
 ///
 /// # Errors
-/// If a file or model is broken, or there is no room.
+/// If a file or model is broken, or the disk is too small.
 pub fn record(
     recipe: &Recipe,
     workspace: &Workspace,

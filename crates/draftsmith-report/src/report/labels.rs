@@ -66,7 +66,7 @@ impl Rect {
     }
 }
 
-/// A label for every mark with a text, in the order of the marks; None if there is no space near the mark.
+/// A label for every mark with a text, in the order of the marks; None if no place near the mark is free.
 /// Labels stay within `bounds`, and out of the areas `taken`.
 ///
 /// Each label takes the first free one of rings of positions; bold ones choose first. That is enough for
