@@ -3,6 +3,7 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use draftsmith_model::WeightDtype;
+use draftsmith_recipe::workspace::Models;
 use draftsmith_train::{OptimizerSettings, Section};
 
 use crate::console::Console;
@@ -52,7 +53,7 @@ pub(crate) fn check_devices(
     console: &Console,
     command: &str,
     section: Section,
-    devices: &[Device],
+    Models { devices, .. }: &Models,
     dtype: WeightDtype,
     optimizer: &OptimizerSettings,
 ) -> Result<()> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use draftsmith_recipe::kinds::adapter::AdapterKind;
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind};
-use draftsmith_recipe::watch::{Bar, Silent, Watch};
+use draftsmith_recipe::watch::Watch;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, HeadTraining};
 
@@ -58,16 +58,6 @@ impl Reads {
 }
 
 impl Watch for Reads {
-    fn line(&self, _text: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
-        Silent.bar(name, unit, total)
-    }
-
     fn reads(&self, what: &str) {
         self.0.lock().expect("nobody panicked").push(what.to_owned());
     }

@@ -65,7 +65,7 @@ pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling, WindowSpec,
 };
-pub use trained_with::{check_trained_with, hash_adapter_dir};
+pub use trained_with::{check_trained_with, hash_adapter_dir, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, hash_first_layers,
     hash_model_dir, read_id_lists, read_metadata, weight_files, write_id_lists, write_safetensors,

@@ -28,14 +28,26 @@ pub fn check_trained_with<E: From<ModelError>>(
     Err(ModelError::TrainedWith { what, path, of, then, now }.into())
 }
 
+/// The hash of a head's or an adapter's weights in `dir` and of its shape. `hash` hashes a file.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn hash_export<E: From<ModelError>>(
+    dir: &Path,
+    shape: &str,
+    hash: impl Fn(&Path) -> Result<String, E>,
+) -> Result<String, E> {
+    let hashes = weight_files(dir)?.into_iter().map(|name| hash(&dir.join(name)));
+    let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
+    Ok(hash_bytes(format!("{} {shape}", hashes.join(" ")).as_bytes()))
+}
+
 /// The hash by which a head names its adapter: of the adapter's weights in `dir` and its exit layer.
 ///
 /// # Errors
 /// If a file cannot be read.
 pub fn hash_adapter_dir(dir: &Path, exit_layer: usize) -> Result<String, ModelError> {
-    let hashes = weight_files(dir)?.into_iter().map(|name| hash_file(&dir.join(name)));
-    let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
-    Ok(hash_bytes(format!("{} {exit_layer}", hashes.join(" ")).as_bytes()))
+    hash_export(dir, &exit_layer.to_string(), |path| Ok(hash_file(path)?))
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub use self::data::{DataRecipe, Responses, decoding, one};
 pub use self::evaluate::EvaluateRecipe;
 pub use self::overrides::Overrides;
 pub use self::prompts::{PromptSource, Split, Splits};
-pub use self::rules::{AskedRule, RulesRecipe};
+pub use self::rules::RulesRecipe;
 use self::server::check_without_weights;
 pub use self::server::read_server;
 pub use self::trees::{AskedShape, TreesRecipe};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use draftsmith_data::{ChatFormat, Message, Prompt, StopStrings, TextTokenizer};
 use draftsmith_decode::Limits;
-use draftsmith_theory::TextEnd;
 
 /// A target's tokenizer, chat template and ends of answers. Clones share them with the workspace.
 #[derive(Debug, Clone)]
@@ -17,7 +16,7 @@ pub struct TextSide {
     /// The tokens that end an answer.
     pub eos_token_ids: Vec<u32>,
     /// The stop strings that end one, if there are any.
-    pub text_end: Option<Arc<StopText>>,
+    pub text_end: Option<Arc<StopStrings>>,
     /// The longest sequence, in tokens, that all loaded models can read.
     pub context: usize,
 }
@@ -78,15 +77,5 @@ impl Ends {
     pub fn leave_open(&self, key: &str) -> bool {
         let are_chosen = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
         self.only_answers && are_chosen && matches!(key, "eos_token_ids" | "stop_strings")
-    }
-}
-
-/// Stop strings as decoding checks them.
-#[derive(Debug)]
-pub struct StopText(pub StopStrings);
-
-impl TextEnd for StopText {
-    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
-        self.0.is_completed_by_last(last_first)
     }
 }

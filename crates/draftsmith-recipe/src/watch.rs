@@ -9,16 +9,25 @@ use std::fmt::Debug;
 #[error("stopped")]
 pub struct Interrupted;
 
-/// Shows what a job does, and says when to stop.
+/// Shows what a job does, and says when to stop. By default it shows nothing and never stops one.
+#[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Watch: Debug + Send + Sync {
     /// Shows a line.
-    fn line(&self, text: &str);
+    fn line(&self, text: &str) {}
+
     /// Whether to stop before the next unit of work.
-    fn is_interrupted(&self) -> bool;
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
     /// Shows the progress of a stage of `total` units.
-    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar>;
+    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
+        Box::new(Silent)
+    }
+
     /// An input is read or hashed now.
-    fn reads(&self, _what: &str) {}
+    fn reads(&self, what: &str) {}
+
     /// Another handle to the same user.
     fn share(&self) -> Box<dyn Watch>;
 
@@ -36,22 +45,31 @@ impl dyn Watch + '_ {
     }
 }
 
-/// The progress of a stage as its user sees it. It disappears when dropped.
+/// The progress of a stage as its user sees it. It disappears when dropped. By default nothing is shown.
+#[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Bar: Debug + Send + Sync {
     /// Counts some more units, perhaps parts of one.
-    fn advance(&self, units: f64);
+    fn advance(&self, units: f64) {}
+
     /// Continues from another position, whose units say nothing about the pace.
-    fn skip_to(&self, position: u64);
+    fn skip_to(&self, position: u64) {}
+
     /// The number of whole units done.
-    fn position(&self) -> u64;
+    fn position(&self) -> u64 {
+        0
+    }
+
     /// Changes the number of units.
-    fn set_total(&self, total: u64);
+    fn set_total(&self, total: u64) {}
+
     /// Shows a short text at the end of the bar.
-    fn message(&self, text: String);
+    fn message(&self, text: String) {}
+
     /// Shows a line above the bar.
-    fn print(&self, line: &str);
+    fn print(&self, line: &str) {}
+
     /// Shows what was done and how long it took.
-    fn finish(&self);
+    fn finish(&self) {}
 }
 
 /// A user who sees nothing and never stops a job.
@@ -65,38 +83,12 @@ impl Default for Box<dyn Watch> {
 }
 
 impl Watch for Silent {
-    fn line(&self, _text: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn bar(&self, _name: &'static str, _unit: &'static str, _total: u64) -> Box<dyn Bar> {
-        Box::new(Self)
-    }
-
     fn share(&self) -> Box<dyn Watch> {
         Box::new(*self)
     }
 }
 
-impl Bar for Silent {
-    fn advance(&self, _units: f64) {}
-
-    fn skip_to(&self, _position: u64) {}
-
-    fn position(&self) -> u64 {
-        0
-    }
-
-    fn set_total(&self, _total: u64) {}
-
-    fn message(&self, _text: String) {}
-
-    fn print(&self, _line: &str) {}
-
-    fn finish(&self) {}
-}
+impl Bar for Silent {}
 
 /// The progress of a stage.
 #[derive(Debug)]
@@ -208,14 +200,6 @@ mod tests {
         fn position(&self) -> u64 {
             *self.0.lock().expect("nobody panics") as u64
         }
-
-        fn set_total(&self, _total: u64) {}
-
-        fn message(&self, _text: String) {}
-
-        fn print(&self, _line: &str) {}
-
-        fn finish(&self) {}
     }
 
     #[test]

@@ -124,7 +124,11 @@ impl Answers for OwnTarget<'_> {
         let mut prompts: Vec<(&[u32], SeededDraws)> =
             turns.iter().map(|turn| (&turn.prompt_ids[..], stream(turn))).collect();
         let mut log_probs = vec![Vec::new(); turns.len()];
-        let mut texts: Vec<Vec<u32>> = turns.iter().map(|turn| turn.prompt_ids.clone()).collect();
+        // What each token's log-probability is given, penalties included.
+        let mut texts: Vec<Vec<u32>> = match self.keeps_log_probs {
+            true => turns.iter().map(|turn| turn.prompt_ids.clone()).collect(),
+            false => Vec::new(),
+        };
         let mut written = self.progress.side_by_side(turns.iter().map(self.worth).collect());
         let mut lens = vec![0; turns.len()];
         let observe = |nth: usize, tokens: RoundTokens<'_>| {

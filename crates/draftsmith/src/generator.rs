@@ -11,7 +11,7 @@ use draftsmith_decode::{
     Drafters, Finish, Generation, Limits, LookupFirstDraft, Request, RoundTokens, Sizes,
     decode_plain, decode_speculative,
 };
-use draftsmith_theory::{Counts, Decoding, SeededDraws, TextEnd, Trace};
+use draftsmith_theory::{Counts, Decoding, SeededDraws, Trace};
 
 use crate::drafter::{Drafter, LoadedDrafter};
 use crate::rule::Rule;
@@ -128,7 +128,7 @@ impl Generator {
     /// If one is empty.
     pub fn with_stop_strings(mut self, strings: &[String]) -> Result<Self, Error> {
         let strings = StopStrings::new(strings, self.target.tokenizer())?;
-        self.limits.text_end = Some(Arc::new(StopText(strings)));
+        self.limits.text_end = Some(Arc::new(strings));
         Ok(self)
     }
 
@@ -227,16 +227,6 @@ impl Generator {
                 None => decode_speculative(target, drafter, request, observe)?,
             })
         })
-    }
-}
-
-/// Stop strings as decoding checks them.
-#[derive(Debug)]
-struct StopText(StopStrings);
-
-impl TextEnd for StopText {
-    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
-        self.0.is_completed_by_last(last_first)
     }
 }
 

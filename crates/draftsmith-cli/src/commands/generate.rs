@@ -16,7 +16,9 @@ use draftsmith_decode::{
     Drafters, Finish, Generation, Request, RoundTokens, Sizes, decode_plain, decode_speculative,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{DrafterId, LookupFirst, Round, SeededDraws, StopRuleConfig, TreeShape};
+use draftsmith_theory::{
+    DrafterId, LookupFirst, NamedRule, Round, SeededDraws, StopRuleConfig, TreeShape,
+};
 use serde::Serialize;
 
 use self::rule::{ChosenRule, RuleSource};
@@ -32,7 +34,7 @@ use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAF
 use draftsmith_recipe::pair::Pair;
 use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{AskedRule, Overrides, Recipe};
+use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_tune::decoders::{NO_TREE, proposing};
 
@@ -93,8 +95,8 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
     /// When a round ends, as in `fixed=4`, `head=0.7`.
-    #[arg(long, value_name = "NAME=VALUE")]
-    rule: Option<AskedRule>,
+    #[arg(long, value_name = "NAME=VALUE", value_parser = rule::parse)]
+    rule: Option<NamedRule>,
     /// The most candidates a round.
     #[arg(long, value_name = "K", requires = "rule")]
     max_candidate_length: Option<usize>,

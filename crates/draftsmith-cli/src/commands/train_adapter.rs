@@ -74,14 +74,7 @@ pub(crate) fn run(
     let mut outcomes = Vec::new();
     for (ids, settings) in passes(&trained, asked) {
         let (section, optimizer) = (Section::Adapter, &settings.optimizer);
-        check_devices(
-            console,
-            COMMAND,
-            section,
-            &workspace.models.devices,
-            settings.dtype,
-            optimizer,
-        )?;
+        check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
         let stage = Stage { recipe, settings, workspace, data: &data, console };
         outcomes.extend(stage.adapters(&ids)?);
     }
@@ -211,14 +204,7 @@ impl HeadStage<'_> {
     fn train(&self, id: DrafterId) -> Result<Option<HeadOutcome>> {
         let Self { recipe, settings, workspace, data, console } = *self;
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
-        check_devices(
-            console,
-            COMMAND,
-            section,
-            &workspace.models.devices,
-            settings.dtype,
-            optimizer,
-        )?;
+        check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
         let dir = recipe.export_dir(id);
         let config = AdapterConfig::from_dir(&dir)?;
         let trainer = HeadTrainer {

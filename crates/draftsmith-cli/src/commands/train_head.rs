@@ -36,14 +36,7 @@ pub(crate) fn run(
         );
     }
     let (section, optimizer) = (Section::Head, &settings.optimizer);
-    check_devices(
-        console,
-        "train-head",
-        section,
-        &workspace.models.devices,
-        settings.dtype,
-        optimizer,
-    )?;
+    check_devices(console, "train-head", section, &workspace.models, settings.dtype, optimizer)?;
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
     let trainer = HeadTrainer {
         recipe,

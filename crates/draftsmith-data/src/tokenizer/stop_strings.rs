@@ -4,6 +4,8 @@
 //! string is complete at the token that holds its last byte, wherever in the token it ends and
 //! however its characters are divided into tokens.
 
+use draftsmith_theory::TextEnd;
+
 use super::TextTokenizer;
 use crate::error::DataError;
 
@@ -74,6 +76,12 @@ impl StopStrings {
 
     fn bytes(&self, id: u32) -> &[u8] {
         self.tokens.get(id as usize).map_or(&[], |bytes| bytes)
+    }
+}
+
+impl TextEnd for StopStrings {
+    fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool {
+        self.is_completed_by_last(last_first)
     }
 }
 

@@ -2,9 +2,8 @@
 //! `--rule`. The theory crate's table of rules says which rules, options, numbers and defaults there are.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use draftsmith_theory::{Bounds, Grid, StopRuleConfig, StopRuleEntry, stop_rules};
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
@@ -37,17 +36,11 @@ fn listed() -> impl Iterator<Item = (&'static StopRuleEntry, &'static Grid)> {
     stop_rules().filter_map(|entry| Some((entry, entry.grid()?)))
 }
 
-fn quoted(names: impl Iterator<Item = &'static str>) -> String {
-    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-}
-
 impl RulesRecipe {
     /// Checks every rule's name, options and numbers. Messages call the table `key_prefix`.
     pub fn check(&self, key_prefix: &str) -> Result<()> {
         let mut rules = self.0.iter();
-        rules.try_for_each(|(name, rule)| {
-            rule.check(name, &format!("{key_prefix}.{name}")).map(drop)
-        })
+        rules.try_for_each(|(name, rule)| rule.check(name, &format!("{key_prefix}.{name}")))
     }
 
     /// Every setting of the rules of a drafter, within `bounds`: those in `over`, else those in this
@@ -67,17 +60,11 @@ impl RulesRecipe {
             let default = if is_self_draft { grid.self_draft_default } else { grid.default };
             let (values, options) =
                 given.map_or_else(|| (default.to_vec(), BTreeMap::new()), |rule| rule.numbers());
-            let options = all_options(grid, &options);
+            let options = grid.with_options(options).expect("a recipe's rules are checked");
             values.into_iter().map(move |value| (grid.config)(value, &options, bounds))
         });
         configs.collect()
     }
-}
-
-/// A number for each option of a rule: the given one, else the default.
-fn all_options(grid: &Grid, given: &BTreeMap<&str, f64>) -> Vec<f64> {
-    let options = grid.options.iter();
-    options.map(|option| *given.get(option.name).unwrap_or(&option.default)).collect()
 }
 
 impl RuleRecipe {
@@ -92,71 +79,25 @@ impl RuleRecipe {
         (values.iter().map(number).collect(), options.collect())
     }
 
-    /// Checks the settings as those of the rule `name`, which is returned.
-    fn check(&self, name: &str, key: &str) -> Result<&'static Grid> {
-        let named = listed().find(|(entry, _)| entry.file_name == name);
-        let (_, grid) = named.with_context(|| {
-            let known = quoted(listed().map(|(entry, _)| entry.file_name));
-            format!("key `{key}` is no stop rule, expected one of {known}")
-        })?;
+    /// Checks the settings as those of the rule `name`. Messages call it `key`.
+    fn check(&self, name: &str, key: &str) -> Result<()> {
+        let grid = Grid::of(name).map_err(|problem| anyhow!("key `{key}` {problem}"))?;
         let (values, options) = self.numbers();
         let problem = values.into_iter().find_map(|value| grid.values.problem(value));
         require(problem.is_none(), key, problem.unwrap_or_default())?;
-        for (name, number) in options {
-            let key = format!("{key}.{name}");
-            let named = grid.options.iter().find(|option| option.name == name);
-            let option = named.with_context(|| {
-                let known = quoted(grid.options.iter().map(|option| option.name));
-                format!("key `{key}` is not one of the rule's options: [{known}]")
-            })?;
-            let problem = option.values.problem(number);
-            require(problem.is_none(), &key, problem.unwrap_or_default())?;
-        }
-        Ok(grid)
-    }
-}
-
-/// A rule at one setting, written `fixed=4` or `entropy=0.3,check_interval=2`.
-#[derive(Debug, Clone)]
-pub struct AskedRule {
-    grid: &'static Grid,
-    value: f64,
-    options: Vec<f64>,
-}
-
-impl AskedRule {
-    const EXPECTED: &str = "expected NAME=NUMBER, then options: `entropy=0.3,check_interval=2`";
-
-    /// The rule within `bounds`.
-    pub fn config(&self, bounds: Bounds) -> StopRuleConfig {
-        (self.grid.config)(self.value, &self.options, bounds)
-    }
-}
-
-impl FromStr for AskedRule {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let mut parts = text.split(',').map(|part| {
-            let (name, number) = part.split_once('=').context(Self::EXPECTED)?;
-            let number = number.trim().parse().ok().and_then(Number::from_f64);
-            Ok((name.trim().to_owned(), number.context(Self::EXPECTED)?))
-        });
-        let (name, value) = parts.next().context(Self::EXPECTED)??;
-        let options = parts.collect::<Result<_>>()?;
-        let rule = RuleRecipe::WithOptions { values: vec![value], options };
-        let grid = rule.check(&name, &name)?;
-        let (values, options) = rule.numbers();
-        Ok(Self { grid, value: values[0], options: all_options(grid, &options) })
+        let options = grid.with_options(options).map(drop);
+        options.map_err(|(option, problem)| anyhow!("key `{key}.{option}` {problem}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_theory::{EntropyThresholdConfig, RuleOption};
+    use draftsmith_theory::{EntropyThresholdConfig, NamedRule, RuleOption};
 
     use super::*;
 
+    /// What a rule's text must be.
+    const EXPECTED: &str = "expected NAME=NUMBER, then options: `entropy=0.3,check_interval=2`";
     const BOUNDS: Bounds = Bounds { min: 1, max: 6 };
 
     fn read(keys: &str) -> RulesRecipe {
@@ -190,7 +131,7 @@ mod tests {
             let line = |option: &String| format!("{option}\n");
             let lines: String = options.iter().map(line).collect();
             for (text, numbers) in [
-                (format!("{name} = [{value}]\n"), &all_options(grid, &BTreeMap::new())),
+                (format!("{name} = [{value}]\n"), &grid.with_options([]).expect("the defaults")),
                 (format!("[{name}]\nvalues = [{value}]\n{lines}"), &all),
             ] {
                 let rules = read(&text);
@@ -199,7 +140,7 @@ mod tests {
                 let configs = rules.configs(None, false, true, BOUNDS);
                 assert!(configs.contains(&(grid.config)(value, numbers, BOUNDS)), "{configs:?}");
             }
-            let asked = |text: String| text.parse::<AskedRule>().expect("a rule").config(BOUNDS);
+            let asked = |text: String| text.parse::<NamedRule>().expect("a rule").config(BOUNDS);
             let with_options = [&[format!("{name}={value}")], &options[..]].concat().join(",");
             assert_eq!(asked(with_options), (grid.config)(value, &all, BOUNDS));
             assert_eq!(asked(format!("{name}={value}")), grid.at(value, BOUNDS));
@@ -305,11 +246,11 @@ mod tests {
             ("head=1.5", "`head` has a threshold outside 0 to 1"),
             ("entropy=0.3,scale=0", "`entropy.scale` is not a positive number"),
             ("heads=0.5", "`heads` is no stop rule, expected one of `fixed`"),
-            ("head", AskedRule::EXPECTED),
-            ("head=NaN", AskedRule::EXPECTED),
-            ("head=0.5,", AskedRule::EXPECTED),
+            ("head", EXPECTED),
+            ("head=NaN", EXPECTED),
+            ("head=0.5,", EXPECTED),
         ] {
-            let message = text.parse::<AskedRule>().expect_err("refused").to_string();
+            let message = text.parse::<NamedRule>().expect_err("refused").to_string();
             assert!(message.contains(problem), "{message}");
         }
     }

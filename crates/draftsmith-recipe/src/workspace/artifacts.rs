@@ -6,11 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, bail};
-use draftsmith_data::{
-    DataError, DataSet, Incomplete, PromptFile, hash_bytes, hash_file, read_dir,
-};
+use draftsmith_data::{DataError, DataSet, Incomplete, PromptFile, hash_file, read_dir};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype, weight_files,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype, hash_export,
 };
 
 use super::models::Models;
@@ -109,10 +107,7 @@ impl Artifacts {
     /// # Errors
     /// If a file cannot be read.
     pub fn export_hash(&self, dir: &Path, shape: &str) -> Result<String> {
-        let names = weight_files(dir)?;
-        let weights = names.iter().map(|name| self.file_hash(&dir.join(name)));
-        let weights = weights.collect::<Result<Vec<_>>>()?;
-        Ok(hash_bytes(format!("{} {shape}", weights.join(" ")).as_bytes()))
+        hash_export(dir, shape, |path| self.file_hash(path))
     }
 
     /// The hash of an adapter's weights and exit layer, by which its head names it.

@@ -3,23 +3,13 @@ use draftsmith_model::{AcceptanceHeadConfig, WeightDtype};
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::watch::{Bar, Silent};
+use crate::watch::Silent;
 
 /// Keeps what is read.
 #[derive(Debug, Clone, Default)]
 struct Reads(Arc<Mutex<Vec<String>>>);
 
 impl Watch for Reads {
-    fn line(&self, _text: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
-        Silent.bar(name, unit, total)
-    }
-
     fn reads(&self, what: &str) {
         self.0.lock().expect("nobody panics").push(what.to_owned());
     }

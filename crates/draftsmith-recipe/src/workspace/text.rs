@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::model_dir::{ModelDir, get_or_read};
 use super::models::Models;
-use crate::text_side::{Ends, StopText, TextSide};
+use crate::text_side::{Ends, TextSide};
 
 /// Where the target's text side comes from.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl TextSource {
             }
             let strings = &self.ends.stop_strings;
             let text_end = (!strings.is_empty())
-                .then(|| anyhow::Ok(Arc::new(StopText(StopStrings::new(strings, &tokenizer)?))))
+                .then(|| StopStrings::new(strings, &tokenizer).map(Arc::new))
                 .transpose()?;
             let context = shape.context;
             Ok(TextSide { tokenizer, chat_format, eos_token_ids, text_end, context })

@@ -2,11 +2,8 @@
 
 use minijinja::{Value, context};
 
-use super::look::Look;
+use super::look::{Look, Place, tenth};
 use crate::text::{number, typeset};
-
-/// A place in pixels, y downwards.
-pub(super) type Place = (f64, f64);
 
 /// A straight line between two places.
 pub(super) type Segment = [Place; 2];
@@ -200,11 +197,6 @@ pub(super) fn decimals(step: f64) -> usize {
             (scaled - scaled.round()).abs() < 1e-6 * scaled
         })
         .unwrap_or(6)
-}
-
-/// Rounds to a tenth of a pixel, which is as precise as the page needs.
-pub(super) fn tenth(pixels: f64) -> f64 {
-    (pixels * 10.0).round() / 10.0
 }
 
 #[cfg(test)]

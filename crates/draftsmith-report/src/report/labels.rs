@@ -1,6 +1,7 @@
 //! Places the labels of crowded points: near their point, without covering anything.
 
-use super::chart::{Place, Rect, Segment, width};
+use super::chart::{Rect, Segment, width};
+use super::look::Place;
 
 /// A mark with or without a label.
 #[derive(Debug, Clone)]

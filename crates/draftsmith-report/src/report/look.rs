@@ -8,8 +8,10 @@ use std::f64::consts::TAU;
 
 use draftsmith_theory::{RuleFamily, stop_rules};
 
-use super::chart::{Place, tenth};
 use crate::results::{Group, ResultRow, Road, StopRuleName};
+
+/// A place in pixels, y downwards.
+pub(super) type Place = (f64, f64);
 
 /// The look of marks and lines.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,6 +128,11 @@ impl Shape {
         });
         format!("M{}z", corners.collect::<Vec<_>>().join("L"))
     }
+}
+
+/// Rounds to a tenth of a pixel, which is as precise as the page needs.
+pub(super) fn tenth(pixels: f64) -> f64 {
+    (pixels * 10.0).round() / 10.0
 }
 
 #[cfg(test)]

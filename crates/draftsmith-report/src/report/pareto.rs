@@ -5,9 +5,9 @@
 
 use minijinja::{Value, context};
 
-use super::chart::{Axis, Frame, Place, Rect, Segment, Svg, decimals, picture, round_step};
+use super::chart::{Axis, Frame, Rect, Segment, Svg, decimals, picture, round_step};
 use super::labels::{Mark, place};
-use super::look::Look;
+use super::look::{Look, Place};
 use crate::results::{CostSummary, Group, GroupSummary, ResultRow};
 use crate::text::{number, on_a_page, sentence_case, times, typeset};
 

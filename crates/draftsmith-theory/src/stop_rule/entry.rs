@@ -3,8 +3,9 @@
 //! Every rule's file holds its entries, and the parent module lists the rules. Recipes, results,
 //! sweeps and reports read the table and never match on a rule.
 
-use super::{AcceptanceSignal, Bounds, HeadTiming, StopRule};
-use super::{StopRuleConfig, StopRuleName};
+use super::{
+    AcceptanceSignal, Bounds, HeadTiming, StopRule, StopRuleConfig, StopRuleName, stop_rules,
+};
 use crate::TheoryError;
 
 /// A row of the table. A rule has one for each of its forms that results distinguish.
@@ -81,11 +82,51 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// The grid of the rule with a short name.
+    ///
+    /// # Errors
+    /// What is wrong with the name, to be read after it.
+    pub fn of(name: &str) -> Result<&'static Self, String> {
+        let listed = || stop_rules().filter_map(|entry| Some((entry.file_name, entry.grid()?)));
+        let found = listed().find(|(listed, _)| *listed == name);
+        found.map(|(_, grid)| grid).ok_or_else(|| {
+            format!("is no stop rule, expected one of {}", quoted(listed().map(|(name, _)| name)))
+        })
+    }
+
+    /// A number for each of `options`: the given one, else the default.
+    ///
+    /// # Errors
+    /// The first given option that the rule lacks or that has another kind of number, and what is wrong with
+    /// it, to be read after its name.
+    pub fn with_options<'n>(
+        &self,
+        given: impl IntoIterator<Item = (&'n str, f64)>,
+    ) -> Result<Vec<f64>, (&'n str, String)> {
+        let mut numbers: Vec<f64> = self.options.iter().map(|option| option.default).collect();
+        for (name, number) in given {
+            let at =
+                self.options.iter().position(|option| option.name == name).ok_or_else(|| {
+                    let known = quoted(self.options.iter().map(|option| option.name));
+                    (name, format!("is not one of the rule's options: [{known}]"))
+                })?;
+            if let Some(problem) = self.options[at].values.problem(number) {
+                return Err((name, problem.to_owned()));
+            }
+            numbers[at] = number;
+        }
+        Ok(numbers)
+    }
+
     /// The rule at a value of its parameter, with the options' defaults.
     pub fn at(&self, value: f64, bounds: Bounds) -> StopRuleConfig {
         let options: Vec<f64> = self.options.iter().map(|option| option.default).collect();
         (self.config)(value, &options, bounds)
     }
+}
+
+fn quoted(names: impl Iterator<Item = &'static str>) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 /// A number of a rule beside its parameter.

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use super::entry::{Grid, StopRuleEntry};
-use super::{Bounds, StopRuleConfig, stop_rules};
+use super::entry::Grid;
+use super::{Bounds, StopRuleConfig};
 use crate::TheoryError;
 
 /// A rule of the table at one setting, without bounds.
@@ -41,27 +41,15 @@ impl FromStr for NamedRule {
 
 fn read(text: &str) -> Result<NamedRule, String> {
     let mut settings = text.split(',').map(setting);
-    let (name, value) = settings.next().unwrap_or_else(|| setting(text))?;
-    let listed = || stop_rules().filter(|entry| entry.grid().is_some());
-    let grid = listed().find(|entry| entry.file_name == name).and_then(StopRuleEntry::grid);
-    let grid = grid.ok_or_else(|| {
-        format!("expected one of {}", quoted(listed().map(|entry| entry.file_name)))
-    })?;
+    let (rule, value) = settings.next().unwrap_or_else(|| setting(text))?;
+    let given = settings.collect::<Result<Vec<_>, _>>()?;
+    let grid = Grid::of(rule).map_err(|problem| format!("key `{rule}` {problem}"))?;
     if let Some(problem) = grid.values.problem(value) {
-        return Err(format!("`{name}` {problem}"));
+        return Err(format!("key `{rule}` {problem}"));
     }
-    let mut options: Vec<f64> = grid.options.iter().map(|option| option.default).collect();
-    for setting in settings {
-        let (name, number) = setting?;
-        let at = grid.options.iter().position(|option| option.name == name).ok_or_else(|| {
-            let known = quoted(grid.options.iter().map(|option| option.name));
-            format!("`{name}` is not one of the rule's options: [{known}]")
-        })?;
-        if let Some(problem) = grid.options[at].values.problem(number) {
-            return Err(format!("`{name}` {problem}"));
-        }
-        options[at] = number;
-    }
+    let options = grid
+        .with_options(given)
+        .map_err(|(option, problem)| format!("key `{rule}.{option}` {problem}"))?;
     Ok(NamedRule { grid, value, options })
 }
 
@@ -76,13 +64,10 @@ fn setting(text: &str) -> Result<(&str, f64), String> {
     })
 }
 
-fn quoted(names: impl Iterator<Item = &'static str>) -> String {
-    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stop_rules;
 
     const BOUNDS: Bounds = Bounds { min: 1, max: 6 };
 
@@ -107,8 +92,8 @@ mod tests {
     fn errors_name_the_text_and_the_problem() {
         for (text, problem) in [
             ("head=1.5", "`head` has a threshold outside 0 to 1"),
-            ("entropy=0.3,scale=0", "`scale` is not a positive number"),
-            ("entropy=0.3,step=1", "`step` is not one of the rule's options: [`scale`"),
+            ("entropy=0.3,scale=0", "`entropy.scale` is not a positive number"),
+            ("entropy=0.3,step=1", "`entropy.step` is not one of the rule's options: [`scale`"),
             ("heads=0.5", "expected one of `fixed`, `heuristic`"),
             ("cost-head=0.5", "expected one of `fixed`"),
             ("head", "expected NAME=NUMBER"),

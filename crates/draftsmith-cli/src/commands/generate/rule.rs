@@ -2,7 +2,9 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Bounds, Decoding, DrafterId, LookupFirst, StopRuleConfig};
+use draftsmith_theory::{
+    Bounds, Decoding, DrafterId, LookupFirst, NamedRule, StopRuleConfig, TheoryError,
+};
 use serde::Serialize;
 
 use super::GenerateArguments;
@@ -32,6 +34,14 @@ pub(super) enum RuleSource {
     Tuning,
     /// Nobody: it is the default.
     Default,
+}
+
+/// Reads a rule of the command line, whose errors repeat its text.
+pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
+    text.parse().map_err(|error| match error {
+        TheoryError::NamedRule { problem, .. } => problem,
+        other => other.to_string(),
+    })
 }
 
 impl ChosenRule {
