@@ -132,6 +132,18 @@ pub fn stop_rules() -> impl Iterator<Item = &'static StopRuleEntry> {
 }
 
 impl StopRuleConfig {
+    /// The rule of a drafter that nobody chose one for: h = 0.7 with an acceptance head, else five candidates.
+    pub fn by_default(has_head: bool) -> Self {
+        match has_head {
+            true => Self::RejectionThreshold(RejectionThresholdConfig {
+                stop_threshold: 0.7,
+                without_lag: false,
+                bounds: Bounds::default(),
+            }),
+            false => Self::FixedLength(FixedLengthConfig { candidate_length: 5 }),
+        }
+    }
+
     /// The rule.
     ///
     /// # Errors

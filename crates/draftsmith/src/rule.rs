@@ -49,8 +49,7 @@ impl Rule {
 
     /// The rule of a drafter that nobody chose one for.
     pub(crate) fn by_default(has_head: bool) -> Self {
-        let named: Result<Self, _> = if has_head { "head=0.7" } else { "fixed=5" }.parse();
-        named.expect("the table has both").with_max_candidates(Bounds::default().max)
+        StopRuleConfig::by_default(has_head).into()
     }
 
     /// The rule, with at most `most` candidates unless it says so itself. A rule of the table is kept in

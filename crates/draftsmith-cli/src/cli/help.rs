@@ -139,7 +139,7 @@ pub fn command() -> Command {
     command.help_template(list)
 }
 
-/// The help of all commands: a line for each.
+/// The list of commands by heading, one line each.
 fn list(command: &Command) -> String {
     let mut text = "{about}\n\n{usage-heading} {usage}\n\n".to_owned();
     for (name, commands) in HEADINGS {

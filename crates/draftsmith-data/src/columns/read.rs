@@ -229,8 +229,8 @@ impl<R: Default> TableRow<'_, R> {
         Ok(values.as_primitive::<T>().values().to_vec())
     }
 
-    /// The column's array, in which this row is not null; `None` if the column's owner is absent. The columns
-    /// of an owner are null all together or not at all.
+    /// The column's array, which has a value in this row; `None` if this row lacks the optional part that the
+    /// column belongs to. Columns of one part must be null together.
     fn array(&self, column: &Column<R>) -> Result<Option<&dyn Array>, DataError> {
         let of_row = |column: &Column<R>| {
             let array = self.batch.column_by_name(column.name)?;

@@ -9,10 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 use draftsmith_report::{CostSource, DecodingName, DrafterName};
-use draftsmith_theory::{
-    Bounds, CostModel, Decoding, Estimate, FixedLengthConfig, RejectionThresholdConfig, Sampling,
-    StopRuleConfig,
-};
+use draftsmith_theory::{CostModel, Decoding, Estimate, Sampling, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::{named, read_key};
@@ -159,19 +156,6 @@ impl TunedRule {
     }
 }
 
-/// The rule of `generate` without a tuned rule: h = 0.7 with a head, else five candidates.
-pub fn default_rule(has_head: bool) -> StopRuleConfig {
-    if has_head {
-        StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
-            stop_threshold: 0.7,
-            without_lag: false,
-            bounds: Bounds::default(),
-        })
-    } else {
-        StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 5 })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +163,7 @@ mod tests {
     use burn::tensor::Device;
     use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig};
     use draftsmith_theory::DrafterId;
+    use draftsmith_theory::FixedLengthConfig;
 
     use crate::exports::config_keys::write_keys;
 
@@ -186,7 +171,7 @@ mod tests {
         let estimate = |value: f64| Estimate { value, low: value - 0.125, high: value + 0.25 };
         TunedRule {
             drafter: DrafterName::Of(DrafterId::DRAFT),
-            config: default_rule(true),
+            config: StopRuleConfig::by_default(true),
             temperature,
             top_p: 1.0,
             top_k: None,

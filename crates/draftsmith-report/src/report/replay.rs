@@ -18,7 +18,7 @@ use crate::text::{
 const WHOLE: f64 = 10.0;
 /// The least radius.
 const MIN_RADIUS: f64 = 2.4;
-/// The fewest predictions in a point; fewer would be noise.
+/// A point with fewer predictions would be noise.
 const MIN_LABELS: usize = 50;
 
 /// A section for each drafter and way of decoding, in order of appearance.

@@ -18,7 +18,7 @@ use super::{
 use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
-use draftsmith_recipe::exports::tuned::{Tuned, default_rule};
+use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
 
@@ -90,10 +90,14 @@ impl CheckedRule {
         }
         let (drafter, decoding, config) = match (tuned, name) {
             (Some(tuned), _) => (tuned.drafter, tuned.decoding(), tuned.config.clone()),
-            (None, DecodingName::Greedy) => (drafter, Decoding::GREEDY, default_rule(has_head)),
-            (None, DecodingName::Sampled) => {
-                (drafter, Decoding::sampled(Sampling::default()), default_rule(has_head))
+            (None, DecodingName::Greedy) => {
+                (drafter, Decoding::GREEDY, StopRuleConfig::by_default(has_head))
             }
+            (None, DecodingName::Sampled) => (
+                drafter,
+                Decoding::sampled(Sampling::default()),
+                StopRuleConfig::by_default(has_head),
+            ),
         };
         let promised = tuned.map(|tuned| tuned.expected_acceptance_rate);
         Ok(Self { drafter, decoding, rule: config.init()?, config, promised, counts: Vec::new() })

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
 use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::tuned::{Tuned, default_rule};
+use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::exports::{
     AdapterExport, ExportKind, HeadExport, found_adapter_head, read_adapter_head, read_model_head,
 };
@@ -118,7 +118,7 @@ fn rule_of(
     given: Option<f64>,
     ignored: &mut Vec<String>,
 ) -> Result<RejectionThresholdConfig> {
-    let StopRuleConfig::RejectionThreshold(default) = default_rule(true) else {
+    let StopRuleConfig::RejectionThreshold(default) = StopRuleConfig::by_default(true) else {
         unreachable!("a head's default rule has a threshold")
     };
     let tuned = Tuned::read(&head.dir)?.unwrap_or_default();

@@ -11,7 +11,7 @@ use super::GenerateArguments;
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::found_adapter_head;
-use draftsmith_recipe::exports::tuned::{Tuned, default_rule};
+use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::loaded::LoadedDrafter;
 use draftsmith_report::DecodingName;
 
@@ -47,7 +47,7 @@ pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
 impl ChosenRule {
     /// The rule of a drafter that was not tuned.
     pub(super) fn by_default(has_head: bool) -> Self {
-        let config = default_rule(has_head);
+        let config = StopRuleConfig::by_default(has_head);
         Self { config, lookup_first: None, chosen_by: RuleSource::Default }
     }
 
