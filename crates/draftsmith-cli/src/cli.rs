@@ -2,7 +2,6 @@
 
 mod help;
 
-use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +17,6 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
 use crate::commands;
-use crate::commands::build_data::Building;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
@@ -33,10 +31,10 @@ use crate::lock::RecipeLock;
 use draftsmith_recipe::device::{
     DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype,
 };
-use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, Models, Overrides, Recipe};
+use draftsmith_tune::build_data::DamagedShards;
 
 pub use help::command;
 
@@ -152,10 +150,6 @@ struct RecipeArguments {
 struct BuildDataArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// Build every N-th shard from shard I, counted from 0. In a Slurm array or an indexed Kubernetes job, the
-    /// task's by default.
-    #[arg(long, value_name = "I/N")]
-    shard: Option<Shard>,
     /// Build damaged shards again.
     #[arg(long)]
     repair: bool,
@@ -330,10 +324,8 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::Run(a) => setup.train(&a, Incomplete::Refused, commands::run::run),
         Command::BuildData(a) => {
             let recipe = setup.recipe(&a.recipe)?;
-            let building = Building { shard: shard(a.shard, console)?, repairs: a.repair };
-            let is_part = building.shard.is_part();
-            let try_lock = if is_part { File::try_lock_shared } else { File::try_lock };
-            setup.build_data(&RecipeLock::take(&recipe, try_lock)?, &recipe, building)
+            let rebuilt = if a.repair { DamagedShards::Rebuilt } else { DamagedShards::Refused };
+            setup.build_data(&recipe, rebuilt)
         }
         Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
         Command::TrainAdapter(a) => setup.train_drafter(&a, commands::train_adapter::run),
@@ -371,8 +363,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
-            let (lock, devices) =
-                (RecipeLock::take(&recipe, File::try_lock)?, vec![Device::flex()]);
+            let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
             setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
         Command::Check(a) => {
@@ -385,10 +376,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
-            Some(recipe) => {
-                let lock = RecipeLock::take(&recipe, File::try_lock)?;
-                setup.build_data(&lock, &recipe, Building::ALL)
-            }
+            Some(recipe) => setup.build_data(&recipe, DamagedShards::Refused),
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
@@ -449,7 +437,7 @@ impl Setup<'_> {
         job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
     ) -> Result<()> {
         let recipe = self.recipe(arguments)?;
-        let lock = RecipeLock::take(&recipe, File::try_lock)?;
+        let lock = RecipeLock::take(&recipe)?;
         self.run_on(&lock, &recipe, vec![self.device()?], incomplete, job)
     }
 
@@ -474,7 +462,7 @@ impl Setup<'_> {
     ) -> Result<()> {
         let TrainingArguments { recipe, devices, steps, hours } = arguments;
         let recipe = self.recipe(recipe)?;
-        let lock = RecipeLock::take(&recipe, File::try_lock)?;
+        let lock = RecipeLock::take(&recipe)?;
         let devices = match devices {
             Some(choices) => {
                 choices.iter().map(|choice| self.open(*choice)).collect::<Result<_>>()?
@@ -502,24 +490,12 @@ impl Setup<'_> {
         })
     }
 
-    fn build_data(&self, lock: &RecipeLock, recipe: &Recipe, building: Building) -> Result<()> {
-        let devices = vec![self.device()?];
-        self.run_on(lock, recipe, devices, Incomplete::Refused, |recipe, workspace, console| {
-            commands::build_data::run(recipe, building, workspace, console)
+    fn build_data(&self, recipe: &Recipe, damaged: DamagedShards) -> Result<()> {
+        let (lock, devices) = (RecipeLock::take(recipe)?, vec![self.device()?]);
+        self.run_on(&lock, recipe, devices, Incomplete::Refused, |recipe, workspace, console| {
+            commands::build_data::run(recipe, damaged, workspace, console)
         })
     }
-}
-
-/// The given shard, or the one that the environment assigns.
-fn shard(given: Option<Shard>, console: &Console) -> Result<Shard> {
-    if let Some(shard) = given {
-        return Ok(shard);
-    }
-    let Some((shard, variable)) = Shard::of_environment(|name| std::env::var(name).ok())? else {
-        return Ok(Shard::WHOLE);
-    };
-    console.note(format!("build-data: shard {shard}, from `{variable}`"));
-    Ok(shard)
 }
 
 /// Hides library panics that `draftsmith-data` catches and turns into errors naming the corrupt file. The

@@ -1,5 +1,6 @@
 //! Training of heads and adapters, shared by `train-head` and `train-adapter`.
 
+pub(crate) mod adapter_outcome;
 pub(crate) mod export_job;
 pub(crate) mod head_outcome;
 pub(crate) mod heads;

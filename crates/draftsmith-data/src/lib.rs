@@ -45,8 +45,8 @@ pub use prompts::{
 pub use provenance::{FieldDifference, PromptFile, Provenance, is_no_penalty, no_penalty};
 pub use responses::{
     DataSet, DraftColumns, FinishReason, Incomplete, MANIFEST, ResponseRow, ShardPlace, ShardSet,
-    broken_shards, forget_manifest, has_shards, is_record_name, read_dir, read_shard, record_name,
-    round_stored, shard_name, shard_path, write_manifest, write_shard,
+    broken_shards, forget_manifest, has_shards, read_dir, read_shard, round_stored, shard_name,
+    shard_path, write_manifest, write_shard,
 };
 pub use rollouts::{
     RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow, is_rollouts_path,

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use draftsmith_files::paths_in;
 
 pub use directory::{DataSet, Incomplete, ShardSet, broken_shards, read_dir, write_manifest};
-pub use manifest::{MANIFEST, forget_manifest, is_record_name, record_name};
+pub use manifest::{MANIFEST, forget_manifest};
 pub use row::{DraftColumns, FinishReason, ResponseRow, round_stored};
 pub use shard::{ShardPlace, read_shard, write_shard};
 

@@ -8,7 +8,6 @@ use anyhow::{Result, bail};
 use draftsmith_data::{DataSet, FieldDifference, Provenance, SourceWeight, hash_bytes};
 use serde_json::{Value, json};
 
-use crate::data_store::DataStore;
 use crate::prompt_files::files_of;
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::workspace::Workspace;
@@ -70,9 +69,6 @@ pub fn built_data(
     vocab_size: usize,
 ) -> Result<Arc<DataSet>> {
     let dir = recipe.data_dir();
-    if let Some(store) = recipe.data.as_ref().and_then(|data| data.store.as_deref()) {
-        DataStore::open(store)?.pull_all(&dir)?;
-    }
     if !dir.is_dir() {
         bail!(
             "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",

@@ -3,7 +3,7 @@
 //! We look in the cache that Python's `huggingface_hub` uses, and download what is missing into it: only
 //! configuration, tokenizer, chat template and weights, and never code. The crate `hf-hub` has no
 //! time-outs, so it downloads on a separate thread, which we abandon if it stalls. A later run resumes the
-//! download. Only this file, `draftsmith-served/client.rs` and `data_store/cloud.rs` use the network.
+//! download. Only this file and `draftsmith-served/client.rs` use the network.
 //!
 //! The environment variables are those of `huggingface_hub`: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
 //! `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`.

@@ -11,7 +11,6 @@
 //! This crate measures nothing and prints nothing; a [`watch::Watch`] shows what happens.
 
 pub mod built_data;
-pub mod data_store;
 pub mod device;
 pub mod exports;
 pub mod hub;
@@ -21,7 +20,6 @@ pub mod pair;
 pub mod prompt_files;
 pub mod prompts;
 mod recipe;
-pub mod shard;
 pub mod text_side;
 pub mod watch;
 pub mod workspace;

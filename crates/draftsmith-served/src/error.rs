@@ -3,7 +3,7 @@
 use draftsmith_data::DataError;
 use draftsmith_files::FileError;
 
-/// An error of servers' settings, requests or journals.
+/// An error of servers' settings, requests or the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum ServedError {
     /// A key of `[data.server]` has an invalid value.
@@ -22,8 +22,8 @@ pub enum ServedError {
         /// The server's address, what it did, and a hint, without the bearer token.
         problem: String,
     },
-    /// The journals lack a response.
-    #[error("the journals have no response to `{id}`")]
+    /// The journal lacks a response.
+    #[error("the journal has no response to `{id}`")]
     NotRequested {
         /// The row's id.
         id: String,
@@ -34,7 +34,7 @@ pub enum ServedError {
     /// The listener asked to stop.
     #[error("stopped")]
     Interrupted,
-    /// A journal cannot be read or written.
+    /// The journal cannot be read or written.
     #[error(transparent)]
     Journal(#[from] FileError),
     /// A response cannot be decoded.

@@ -1,6 +1,5 @@
 //! The servers' responses in `served.jsonl` beside the shards, one line each. A response is written before
-//! it is used, so a killed job never requests one twice. If there are several processes, each writes one
-//! journal, such as `served-2-of-16.jsonl`, and reads all.
+//! it is used, so a killed job never requests one twice.
 //!
 //! The key of a response is a hash of everything that it depends on, so a journal may hold responses for
 //! several settings. Truncated and unreadable lines are skipped. Lines are not synced one by one; a
@@ -19,8 +18,6 @@ use serde::{Deserialize, Serialize};
 use super::HELD;
 use super::known::{KnownTokens, SLACK};
 
-/// The prefix and suffix of journals' names.
-const NAMES: (&str, &str) = ("served", ".jsonl");
 /// The reason of a response that the server's content filter stopped.
 const FILTERED: &str = "content_filter";
 
@@ -68,25 +65,23 @@ impl Entry {
     }
 }
 
-/// A journal open for appending, and the journals beside it.
-#[derive(Default)]
+/// A journal open for appending.
 pub(super) struct Journal {
     path: PathBuf,
-    /// This process's journal, then the others.
-    files: Vec<Mutex<File>>,
-    /// The line of each request: index of the file, offset and length in bytes.
-    lines: HashMap<String, (usize, u64, usize)>,
-    /// Length of this process's journal in bytes.
+    file: Mutex<File>,
+    /// The line of each request: offset and length in bytes.
+    lines: HashMap<String, (u64, usize)>,
+    /// Length of the file in bytes.
     len: u64,
     /// The number of unreadable lines.
     pub(super) num_broken: usize,
 }
 
 impl Journal {
-    /// Opens or creates the journal at a path, and reads those beside it.
+    /// Opens or creates the journal at a path.
     ///
     /// # Errors
-    /// If a journal cannot be read, or this one cannot be written.
+    /// If it cannot be read or written.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let dir = path.parent().expect("a journal is in a directory");
         std::fs::create_dir_all(dir).map_err(|error| FileError::new("create", dir, error))?;
@@ -94,53 +89,26 @@ impl Journal {
         let mut options = OpenOptions::new();
         let options = options.read(true).append(true).create(true);
         let mut file = options.open(path).map_err(cannot("open"))?;
-        let mut journal = Self { path: path.to_path_buf(), ..Self::default() };
-        let is_whole = journal.read(&mut file, path)?;
-        journal.len = file.seek(SeekFrom::End(0)).map_err(cannot("read"))?;
-        if !is_whole {
-            // The next entry must start on a new line.
-            file.write_all(b"\n").map_err(cannot("write"))?;
-            journal.len += 1;
-        }
-        journal.files.push(Mutex::new(file));
-        let cannot = |error| FileError::new("read", dir, error);
-        let mut others = Vec::new();
-        for entry in std::fs::read_dir(dir).map_err(cannot)? {
-            let other = entry.map_err(cannot)?.path();
-            let name = other.file_name().unwrap_or_default().to_string_lossy();
-            if other != path && name.starts_with(NAMES.0) && name.ends_with(NAMES.1) {
-                others.push(other);
-            }
-        }
-        others.sort();
-        for other in others {
-            let mut file =
-                File::open(&other).map_err(|error| FileError::new("read", &other, error))?;
-            journal.read(&mut file, &other)?;
-            journal.files.push(Mutex::new(file));
-        }
-        Ok(journal)
-    }
-
-    /// Indexes the lines of the next file. Returns whether the last line is complete.
-    fn read(&mut self, file: &mut File, path: &Path) -> Result<bool, FileError> {
-        let number = self.files.len();
-        let (mut at, mut line) = (0, Vec::new());
-        let mut reader = BufReader::new(file);
+        let (mut lines, mut num_broken) = (HashMap::new(), 0);
+        let (mut len, mut line, mut reader) = (0, Vec::new(), BufReader::new(&mut file));
         loop {
             let is_whole = line.is_empty() || line.ends_with(b"\n");
             line.clear();
-            let num_bytes = reader
-                .read_until(b'\n', &mut line)
-                .map_err(|error| FileError::new("read", path, error))?;
+            let num_bytes = reader.read_until(b'\n', &mut line).map_err(cannot("read"))?;
             if num_bytes == 0 {
-                return Ok(is_whole);
+                if !is_whole {
+                    // The next entry must start on a new line.
+                    file.write_all(b"\n").map_err(cannot("write"))?;
+                    len += 1;
+                }
+                let path = path.to_path_buf();
+                return Ok(Self { path, file: Mutex::new(file), lines, len, num_broken });
             }
             match serde_json::from_slice::<Entry>(&line) {
-                Ok(entry) => drop(self.lines.insert(entry.request, (number, at, num_bytes))),
-                Err(_) => self.num_broken += 1,
+                Ok(entry) => drop(lines.insert(entry.request, (len, num_bytes))),
+                Err(_) => num_broken += 1,
             }
-            at += num_bytes as u64;
+            len += num_bytes as u64;
         }
     }
 
@@ -156,9 +124,9 @@ impl Journal {
     pub(super) fn append(&mut self, entry: &Entry) -> Result<(), FileError> {
         let mut line = serde_json::to_vec(entry).expect("an entry is JSON");
         line.push(b'\n');
-        let mut file = self.files[0].lock().expect(HELD);
+        let mut file = self.file.lock().expect(HELD);
         file.write_all(&line).map_err(|error| FileError::new("write", &self.path, error))?;
-        self.lines.insert(entry.request.clone(), (0, self.len, line.len()));
+        self.lines.insert(entry.request.clone(), (self.len, line.len()));
         self.len += line.len() as u64;
         Ok(())
     }
@@ -168,9 +136,9 @@ impl Journal {
     /// # Errors
     /// If the file cannot be read.
     pub(super) fn get(&self, request: &str) -> Result<Option<Entry>, FileError> {
-        let Some(&(number, at, num_bytes)) = self.lines.get(request) else { return Ok(None) };
+        let Some(&(at, num_bytes)) = self.lines.get(request) else { return Ok(None) };
         let mut line = vec![0; num_bytes];
-        let mut file = self.files[number].lock().expect(HELD);
+        let mut file = self.file.lock().expect(HELD);
         let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut line));
         let entry = read.and_then(|()| Ok(serde_json::from_slice(&line)?));
         entry.map(Some).map_err(|error| FileError::new("read", &self.path, error))
@@ -226,23 +194,6 @@ mod tests {
             let journal = Journal::open(&path).expect("opens");
             assert_eq!(journal.get("d").expect("reads"), Some(entry("d")), "{len}");
             assert_eq!(has(&journal, "b"), len >= second - 1);
-        }
-    }
-
-    #[test]
-    fn each_process_reads_all_journals() {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let path = |name: &str| dir.path().join(name);
-        let mut one = Journal::open(&path("served-0-of-2.jsonl")).expect("opens");
-        one.append(&entry("a")).expect("written");
-        let mut other = Journal::open(&path("served-1-of-2.jsonl")).expect("opens");
-        assert!(has(&other, "a"));
-        other.append(&entry("b")).expect("written");
-        std::fs::write(path("set.jsonl"), "another format").expect("written");
-        let whole = Journal::open(&path("served.jsonl")).expect("opens");
-        assert_eq!(whole.num_broken, 0);
-        for request in ["a", "b"] {
-            assert_eq!(whole.get(request).expect("reads"), Some(entry(request)));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Targets that servers run: their responses, requested over HTTP, kept in journals and looked up.
+//! Targets that servers run: their responses, requested over HTTP, kept in a journal and looked up.
 //!
 //! ```no_run
 //! use draftsmith_served::{Listener, Secret, Served, ServedError, ServedTurn, ServerRecipe, TargetSettings};

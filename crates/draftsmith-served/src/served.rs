@@ -134,10 +134,10 @@ struct Job<'a, L, N> {
 }
 
 impl Served {
-    /// Opens the target that servers run, with the responses in the journal and in those beside it.
+    /// Opens the target that servers run, with the responses in the journal.
     ///
     /// # Errors
-    /// If a journal cannot be read, or this one cannot be written.
+    /// If the journal cannot be read or written.
     pub fn open(
         server: &ServerRecipe,
         secret: Secret,
@@ -162,12 +162,12 @@ impl Served {
         })
     }
 
-    /// The number of lines of the journals that cannot be read. Their responses are requested again.
+    /// The number of lines of the journal that cannot be read. Their responses are requested again.
     pub fn num_broken(&self) -> usize {
         self.journal.num_broken
     }
 
-    /// Requests all responses that the journals lack and writes them down. Prompts are read as they are
+    /// Requests all responses that the journal lacks and writes them down. Prompts are read as they are
     /// sent. `next` returns a prompt's turn after those with the given answers, or `None` at its end.
     ///
     /// # Errors
@@ -291,7 +291,7 @@ impl Served {
         Ok(())
     }
 
-    /// A conversation's next request that the journals do not answer; `None` if all its turns are
+    /// A conversation's next request that the journal does not answer; `None` if all its turns are
     /// answered.
     fn next_ask<P, E: From<ServedError>>(
         &mut self,
@@ -334,7 +334,7 @@ impl Served {
         self.filtered.contains(id)
     }
 
-    /// The journals' response to a request. Edited entries that the target cannot have produced are
+    /// The journal's response to a request. Edited entries that the target cannot have produced are
     /// ignored, so that we request them again.
     fn written(&self, ask: &Ask) -> Result<Option<Entry>, ServedError> {
         let entry = self.journal.get(&self.terms.identity(ask))?;

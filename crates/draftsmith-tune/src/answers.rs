@@ -162,7 +162,7 @@ impl Answers for OwnTarget<'_> {
     }
 }
 
-/// What servers answered, as their journals have it.
+/// What servers answered, as the journal has it.
 impl Answers for Served {
     fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
         let answer = |turn: Turn<'_>| {

@@ -5,6 +5,7 @@
 
 pub mod agreement;
 pub mod answers;
+pub mod build_data;
 pub mod check;
 pub mod conversation;
 pub mod costs;

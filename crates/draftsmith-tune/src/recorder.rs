@@ -26,7 +26,6 @@ use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::LabelModels;
 use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::{Interrupted, Watch};
@@ -60,7 +59,7 @@ impl<'a> RecordedModels<'a> {
         if recipe.target_elsewhere().is_none() {
             return Ok(Self::Pair(workspace.pair()?));
         }
-        Self::served(workspace, ServerAccess::of(recipe, Shard::WHOLE)?)
+        Self::served(workspace, ServerAccess::of(recipe)?)
     }
 
     /// A workspace's draft and a target that servers serve.

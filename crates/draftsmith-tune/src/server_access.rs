@@ -12,7 +12,6 @@ use draftsmith_theory::Decoding;
 use indicatif::HumanDuration;
 
 use crate::conversation::{SetPrompt, next_turn};
-use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::{Interrupted, Watch};
@@ -29,7 +28,7 @@ pub struct ServerAccess<'a> {
     pub server: &'a ServerRecipe,
     /// The seed of random draws.
     pub seed: u64,
-    /// The journal that this process writes. It also reads the journals in the same directory.
+    /// The journal of responses.
     pub journal: PathBuf,
 }
 
@@ -38,19 +37,19 @@ impl<'a> ServerAccess<'a> {
     ///
     /// # Errors
     /// If the recipe has none.
-    pub fn of(recipe: &'a Recipe, shard: Shard) -> Result<Self> {
+    pub fn of(recipe: &'a Recipe) -> Result<Self> {
         let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
         Ok(Self {
             server: server.context("`data.responses` is `server`")?,
             seed: recipe.seed,
-            journal: recipe.data_dir().join(shard.file_name("served", "jsonl")),
+            journal: recipe.data_dir().join("served.jsonl"),
         })
     }
 
-    /// Opens the target that the servers run, with the responses in the journals.
+    /// Opens the target that the servers run, with the responses in the journal.
     ///
     /// # Errors
-    /// If the bearer token is not set, or a journal cannot be read.
+    /// If the bearer token is not set, or the journal cannot be read.
     pub fn open(
         &self,
         workspace: &Workspace,
@@ -75,8 +74,7 @@ impl<'a> ServerAccess<'a> {
         let served = Served::open(self.server, secret.unwrap_or_default(), target, &self.journal)?;
         if served.num_broken() > 0 {
             watch.note(format!(
-                "{} lines of the journals beside `{}` cannot be read; their responses are requested \
-                 again",
+                "{} lines of `{}` cannot be read; their responses are requested again",
                 served.num_broken(),
                 self.journal.display()
             ));
@@ -104,7 +102,7 @@ fn read_token(variable: &str) -> Result<Secret> {
     })
 }
 
-/// Requests all responses that the journals lack. `progress` counts completed prompts.
+/// Requests all responses that the journal lacks. `progress` counts completed prompts.
 ///
 /// # Errors
 /// If a prompt cannot be read or does not fit, the servers or the journal fail, or the job is interrupted.

@@ -11,13 +11,13 @@ use anyhow::{Result, bail};
 use draftsmith_report::wrapped;
 use serde_json::json;
 
-use crate::commands::build_data::Building;
 use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::build_data::DamagedShards;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results, the report's path,
 /// the commands that follow, and the end.
@@ -35,7 +35,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     // Each stage sees only the flags of this one; their own documents would be several on stdout.
     let quiet_stages = console.without_output();
     let built = match recipe.data {
-        Some(_) => Some(build_data::run(recipe, Building::ALL, workspace, &quiet_stages)?),
+        Some(_) => Some(build_data::run(recipe, DamagedShards::Refused, workspace, &quiet_stages)?),
         None => None,
     };
     let head = match head {

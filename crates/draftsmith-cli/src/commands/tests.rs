@@ -16,7 +16,6 @@ use draftsmith_theory::{
 use draftsmith_train::{HeadLabels, HeadTraining};
 use serde_json::json;
 
-use super::build_data::Building;
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
@@ -25,6 +24,7 @@ use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::record::RecordedFile;
 use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 
@@ -159,7 +159,7 @@ fn replay_counts_what_evaluation_counts() {
     let recipe = recipe(dir.path());
     let reads = Reads::default();
     let (workspace, console) = (watched(&recipe, &reads), Console::silent());
-    build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
+    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     train_head::run(&recipe, None, &workspace, &console).expect("a head");
     train_adapter::run(&recipe, None, &workspace, &console).expect("adapters");
     let calibration = calibrate(&recipe);
@@ -240,7 +240,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     )
     .expect("rules");
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
+    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     let trained = train_head::run(&recipe, None, &workspace, &console).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
@@ -307,7 +307,7 @@ fn heads_of_both_drafters_replay_as_they_decode() {
     };
     recipe.drafters.of("exit2").head = Some(Origin::Training(Box::new(of_adapter)));
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, Building::ALL, &workspace, &console).expect("data");
+    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     train_head::run(&recipe, None, &workspace, &console).expect("a head");
     train_adapter::run(&recipe, None, &workspace, &console).expect("an adapter");
     record::run(&recipe, &workspace, &console).expect("recorded");
@@ -443,10 +443,10 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
         let error = result.expect_err("refused").to_string();
         assert!(error.contains("`dtype` = \"bf16\", which is \"f32\" now"), "{error}");
     };
-    build_data::run(&recipe, Building::ALL, &reduced, &console).expect("data");
+    build_data::run(&recipe, DamagedShards::Refused, &reduced, &console).expect("data");
     let data = reduced.artifacts.data(&recipe.data_dir()).expect("it was built");
     assert_eq!(data.provenance.dtype, "bf16");
-    refused(build_data::run(&recipe, Building::ALL, &full, &console).map(drop));
+    refused(build_data::run(&recipe, DamagedShards::Refused, &full, &console).map(drop));
     refused(train_head::run(&recipe, None, &full, &console).map(drop));
     // The dtype of trainings comes from the recipe.
     let head = train_head::run(&recipe, None, &reduced, &console).expect("a head");

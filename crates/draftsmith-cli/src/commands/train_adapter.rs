@@ -2,21 +2,17 @@
 //! `checkpoints/<recipe>/<drafter>/`. Missing adapters with equal settings are trained together. One with a table
 //! `head` then gets an acceptance head in its directory `head/`.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
-use draftsmith_model::{AdapterArchitecture, AdapterConfig};
+use draftsmith_model::AdapterConfig;
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{
-    AdapterScores, AdapterTraining, ExitLayers, HeadTraining, Section, train_adapters,
-};
-use serde::Serialize;
+use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining, Section, train_adapters};
 use serde_json::json;
 
 use crate::console::Console;
 use crate::devices::check_devices;
-use crate::training::export_job::{ExportJob, Exported, KEPT, Planned};
+use crate::training::adapter_outcome::AdapterOutcome;
+use crate::training::export_job::{ExportJob, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
 use draftsmith_recipe::Recipe;
@@ -28,30 +24,6 @@ use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";
-
-/// An adapter in the document of `--json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct AdapterOutcome {
-    /// The drafter's name.
-    pub(crate) drafter: DrafterId,
-    pub(crate) adapter_dir: PathBuf,
-    /// The number of the target's layers that run before it.
-    pub(crate) exit_layer: usize,
-    pub(crate) architecture: AdapterArchitecture,
-    pub(crate) num_parameters: usize,
-    /// The size of the draft vocabulary; null if it has all tokens.
-    pub(crate) draft_vocabulary: Option<usize>,
-    /// The share of the validation rows' response tokens in the draft vocabulary.
-    pub(crate) vocabulary_coverage: Option<f64>,
-    /// Whether the adapter existed, trained with the same settings on the same data.
-    pub(crate) kept: bool,
-    /// Its scores on the validation rows.
-    pub(crate) scores: AdapterScores,
-    /// Supervised tokens per second of its training; null if it was kept.
-    pub(crate) tokens_per_second: Option<f64>,
-    /// Its acceptance head; null if the recipe has none.
-    pub(crate) head: Option<HeadOutcome>,
-}
 
 /// Runs the stage on one device or several.
 pub(crate) fn run(
@@ -87,7 +59,7 @@ pub(crate) fn run(
             outcome.head = head.train(outcome.drafter)?;
         }
     }
-    outcomes.iter().try_for_each(|outcome| outcome.tell(console))?;
+    outcomes.iter().try_for_each(|outcome| outcome.print(console))?;
     console.document(&outcomes)?;
     Ok(outcomes)
 }
@@ -224,52 +196,6 @@ impl HeadStage<'_> {
         };
         let head = trainer.pass(std::slice::from_ref(settings))?.pop();
         Ok(head.map(|head| HeadOutcome::of(head, None)))
-    }
-}
-
-impl AdapterOutcome {
-    fn of(drafter: DrafterId, adapter: Exported<AdapterConfig, AdapterScores>) -> Self {
-        Self {
-            drafter,
-            adapter_dir: adapter.dir,
-            exit_layer: adapter.config.exit_layer,
-            architecture: adapter.config.architecture,
-            num_parameters: adapter.config.num_parameters(),
-            draft_vocabulary: adapter.config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
-            vocabulary_coverage: adapter.config.vocabulary_coverage(),
-            kept: adapter.speed.is_none(),
-            scores: adapter.scores,
-            tokens_per_second: adapter.speed.map(|speed| speed.supervised_per_second),
-            head: None,
-        }
-    }
-
-    /// Prints its scores and those of its head.
-    fn tell(&self, console: &Console) -> Result<()> {
-        let scores = &self.scores;
-        let vocabulary = match (self.draft_vocabulary, self.vocabulary_coverage) {
-            (Some(size), Some(coverage)) => format!(
-                ", drafting {size} tokens: {:.1} % of the validation responses', to which the scores \
-                 are limited",
-                coverage * 100.0
-            ),
-            _ => String::new(),
-        };
-        console.text(format!(
-            "{}, behind layer {}: {}\n{}, {} parameters{vocabulary}\nvalidation over {} tokens: \
-             cross-entropy {:.4} (the target's own {:.4}), agreement {:.4}, overlap {:.4}\n",
-            self.drafter,
-            self.exit_layer,
-            self.adapter_dir.display(),
-            self.architecture,
-            self.num_parameters,
-            scores.num_tokens,
-            scores.cross_entropy,
-            scores.target_entropy,
-            scores.agreement,
-            scores.overlap,
-        ))?;
-        self.head.as_ref().map_or(Ok(()), |head| head.print(console))
     }
 }
 

@@ -199,19 +199,14 @@ pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError
     shards.read()
 }
 
-/// Finds the shards of a directory, among those `wanted` by index, that are malformed, have changed
-/// since they were written, or are not what their name claims. A shard without a record is read in
-/// full.
+/// Finds the shards of a directory that are malformed, have changed since they were written, or are not
+/// what their name claims. A shard without a record is read in full.
 ///
 /// # Errors
 /// If the directory, its manifest or a record cannot be read.
-pub fn broken_shards(
-    dir: &Path,
-    wanted: impl Fn(usize) -> bool,
-) -> Result<Vec<(usize, DataError)>, DataError> {
+pub fn broken_shards(dir: &Path) -> Result<Vec<(usize, DataError)>, DataError> {
     let records = ShardRecords::read(dir)?;
-    let mut files = shard_files(dir)?;
-    files.retain(|(index, _)| wanted(*index));
+    let files = shard_files(dir)?;
     let check = |file: &(usize, PathBuf)| {
         shard_header(file)?;
         let (index, path) = file;

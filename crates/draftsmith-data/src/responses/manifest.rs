@@ -1,10 +1,9 @@
 //! Records of the number of rows, size and BLAKE3 of each shard as written, which reveal later changes, and
 //! of its settings, so that shards of different settings never become one data set.
 //!
-//! Several processes may build one directory without knowing of each other. Each writes a record next
-//! to every shard it builds (`.responses-00003.json`). A process that finds all shards collects the
-//! records in `manifest.json` and then removes them; several may do so at once, since each writes the
-//! same bytes. A record that exists is newer than the manifest.
+//! A record is written next to every shard as it is built (`.responses-00003.json`), so that a build that
+//! was killed can check its shards. Once all exist, the records are collected in `manifest.json` and then
+//! removed. A record that exists is newer than the manifest.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -80,7 +79,6 @@ impl ShardRecords {
     /// # Errors
     /// If a record or the manifest cannot be read or is malformed.
     pub(super) fn read(dir: &Path) -> Result<Self, DataError> {
-        // Read records first: one that is removed meanwhile is in the manifest, which is read later.
         let mut newer = Vec::new();
         for path in record_paths(dir)? {
             newer.extend(read_json::<ShardRecord>(&path)?);
@@ -137,7 +135,7 @@ pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataErro
         write_whole(&path, text)?;
     }
     for path in record_paths(dir)? {
-        // Another process that found all shards may have removed it.
+        // A record that stays equals the manifest's.
         let _ = std::fs::remove_file(path);
     }
     remove_abandoned(dir);
@@ -161,12 +159,12 @@ pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
 }
 
 /// The file name of the record of shard `index`: `.responses-00003.json` for 3.
-pub fn record_name(index: usize) -> String {
+fn record_name(index: usize) -> String {
     format!(".{SHARD_PREFIX}{index:05}{RECORD_SUFFIX}")
 }
 
-/// Whether a file or object with this name is the record of a shard.
-pub fn is_record_name(name: &str) -> bool {
+/// Whether a file with this name is the record of a shard.
+fn is_record_name(name: &str) -> bool {
     let rest = name.strip_prefix('.').and_then(|rest| rest.strip_prefix(SHARD_PREFIX));
     rest.is_some_and(|rest| rest.ends_with(RECORD_SUFFIX))
 }

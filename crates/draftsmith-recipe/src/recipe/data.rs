@@ -33,8 +33,6 @@ pub struct DataRecipe {
     /// Stop at a malformed record; if false, it is skipped and counted.
     #[serde(default)]
     pub strict: bool,
-    /// URL of an object store for the data.
-    pub store: Option<String>,
     /// Where responses come from.
     #[serde(default)]
     pub responses: Responses,

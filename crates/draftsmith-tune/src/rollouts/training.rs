@@ -21,7 +21,6 @@ use crate::server_access::ServerAccess;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::shard::Shard;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::{Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
@@ -193,7 +192,7 @@ impl TrainingRecorder<'_> {
         max_new_tokens: usize,
         rows: &[&ResponseRow],
     ) -> Result<Vec<Option<Vec<TopProbs>>>> {
-        let asker = ServerAccess::of(self.recipe, Shard::WHOLE)?;
+        let asker = ServerAccess::of(self.recipe)?;
         let served = asker.open(self.workspace, decoding, max_new_tokens, &Silent)?;
         let probs_of = |row: &&ResponseRow| {
             let response = served.response(&row.id, &row.prompt_ids).with_context(|| {

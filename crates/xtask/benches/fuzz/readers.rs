@@ -153,7 +153,7 @@ pub(crate) const READERS: [Reader; 19] = [
             Ok(write_manifest(dir, 1)?)
         },
         read: |dir| {
-            broken_shards(dir, |_| true)?;
+            broken_shards(dir)?;
             read_dir(dir, Incomplete::Refused)?;
             draftsmith_cli::readers::inspect(dir)
         },

@@ -94,7 +94,8 @@ fn server(loopback: &Loopback, keys: &str) -> String {
 }
 
 fn built(recipe: &Recipe) -> DataSet {
-    build_data::run(recipe, Building::ALL, &workspace(recipe), &Console::silent()).expect("built");
+    build_data::run(recipe, DamagedShards::Refused, &workspace(recipe), &Console::silent())
+        .expect("built");
     read_dir(&recipe.data_dir(), Incomplete::Refused).expect("whole")
 }
 
@@ -247,8 +248,12 @@ fn data_of_which_every_response_is_left_out_is_an_error() {
     let data = server(&loopback, "logprobs = 2\nmax_outside_mass = 1e-9\n");
     let recipe = recipe(dir.path(), "none", &target, &data, "");
     let build = || {
-        let built =
-            build_data::run(&recipe, Building::ALL, &workspace(&recipe), &Console::silent());
+        let built = build_data::run(
+            &recipe,
+            DamagedShards::Refused,
+            &workspace(&recipe),
+            &Console::silent(),
+        );
         built.expect_err("no row").to_string()
     };
     let error = build();

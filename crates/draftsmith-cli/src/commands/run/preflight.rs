@@ -7,7 +7,6 @@ use draftsmith_files::in_bytes;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::TrainError;
 
-use crate::commands::build_data::BYTES_PER_TOKEN;
 use crate::console::Console;
 use draftsmith_recipe::kinds::adapter::exit_layer;
 use draftsmith_recipe::kinds::{DrafterRecipe, Role};
@@ -16,6 +15,7 @@ use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
 use draftsmith_report::{DecodingName, DrafterName, duration_text};
+use draftsmith_tune::build_data::BYTES_PER_TOKEN;
 use draftsmith_tune::decoders::target_speed;
 use draftsmith_tune::rollouts::{PromptSet, set_prompts};
 use draftsmith_tune::tuning::given_costs;

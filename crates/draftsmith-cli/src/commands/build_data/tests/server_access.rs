@@ -17,11 +17,12 @@ use draftsmith_recipe::workspace::Workspace;
 use draftsmith_served::{Served, ServerRecipe};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::answers::unfiltered;
+use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::server_access::{ServerAccess, ask_servers};
 use std::borrow::Cow;
 
-use crate::commands::build_data::{self, Building};
+use crate::commands::build_data;
 use crate::console::Console;
 use crate::loopback::{self, Deed};
 
@@ -140,7 +141,8 @@ fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     );
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join(name).display().to_string();
-    build_data::run(&recipe, Building::ALL, &workspace(), &Console::silent()).expect("built");
+    build_data::run(&recipe, DamagedShards::Refused, &workspace(), &Console::silent())
+        .expect("built");
     read_dir(&dir.join(name), Incomplete::Refused).expect("whole")
 }
 

@@ -14,15 +14,14 @@ use draftsmith_data::{Prompt, ResponseRow};
 use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
-use super::existing::GivenLabels;
-use crate::console::Console;
+use super::given::GivenLabels;
+use crate::answers::{Answer, Answers, unfiltered};
+use crate::conversation::answer_batched;
+use crate::labels::Labels;
 use draftsmith_recipe::pair::LabelModels;
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::{DataRecipe, Responses};
-use draftsmith_tune::answers::{Answer, Answers, unfiltered};
-use draftsmith_tune::conversation::answer_batched;
-use draftsmith_tune::labels::Labels;
 
 const HELD: &str = "nobody panics while holding it";
 
@@ -39,7 +38,7 @@ pub(super) struct Labeller<'a> {
     pub(super) given: Mutex<GivenLabels>,
     pub(super) known_mass: Mutex<KnownMass>,
     pub(super) progress: &'a Progress,
-    pub(super) console: &'a Console,
+    pub(super) watch: &'a dyn Watch,
 }
 
 /// How much of a served target's probability mass is known, for a note at the end.
@@ -92,7 +91,7 @@ impl LeftOutRows {
         }
         if *num_filtered > 0 {
             reasons += &format!(": the servers' content filter stopped {num_filtered} responses");
-            hints += "turn the servers' content filter off and delete `served*.jsonl` there; ";
+            hints += "turn the servers' content filter off and delete `served.jsonl` there; ";
         }
         anyhow!(
             "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
@@ -133,7 +132,7 @@ impl Labeller<'_> {
                     turns.iter().map(|(index, turn)| (*index, turn.of, turn.share)).collect();
                 let turns = turns.into_iter().map(|(_, turn)| turn).collect();
                 let label = |((index, of, share), answer): ((usize, Option<&_>, f64), Answer)| {
-                    self.console.check_interrupted()?;
+                    self.watch.check_interrupted()?;
                     let named = format!("prompt `{}`", answer.id);
                     let row = self.row(prompts[index], of, answer).context(named)?;
                     self.progress.advance_part(share * share_of_labels);
@@ -216,15 +215,15 @@ impl Labeller<'_> {
 
     /// Notes how far a file's labels are from ours, and how much of a served target's mass is unknown.
     pub(super) fn note(&self) {
-        self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.console);
+        self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.watch);
         let unknown = self.known_mass.lock().expect(HELD).kept.percent();
         if let Some(unknown) = unknown {
-            self.console.note(format!(
+            self.watch.note(format!(
                 "build-data: {unknown:.2} % of the target's probability mass is unknown"
             ));
         }
         if let Some(why) = self.left_out().why {
-            self.console.note(format!("build-data: {why}"));
+            self.watch.note(format!("build-data: {why}"));
         }
     }
 

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use draftsmith_data::{DraftColumns, GivenTokens, Prompt};
 use draftsmith_theory::acceptance_prob;
 
-use crate::console::Console;
+use draftsmith_recipe::watch::Watch;
 
 /// Mean difference of acceptance probabilities above which rounding cannot be the reason.
 const OTHER_MODELS: f64 = 0.05;
@@ -69,7 +69,7 @@ impl GivenLabels {
     }
 
     /// Notes how far the file's labels are from ours.
-    pub(super) fn note(&self, max_new_tokens: usize, console: &Console) {
+    pub(super) fn note(&self, max_new_tokens: usize, watch: &dyn Watch) {
         let Self { num_responses, num_cut, num_compared, difference } = *self;
         if num_responses == 0 {
             return;
@@ -91,6 +91,6 @@ impl GivenLabels {
                 }
             );
         }
-        console.note(line);
+        watch.note(line);
     }
 }

@@ -1,4 +1,4 @@
-//! Examines the shards that exist before building, and writes the manifest once all exist.
+//! Examines the shards that exist before building.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,25 +6,23 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{
     DataError, MANIFEST, Provenance, ShardSet, broken_shards, forget_manifest, has_shards,
-    shard_path, write_manifest,
 };
 use serde::Deserialize;
 
-use super::Building;
-use crate::console::Console;
+use super::DamagedShards;
 use draftsmith_recipe::built_data::changes_text;
+use draftsmith_recipe::watch::Watch;
 
-/// The shards of this process that exist and are intact.
+/// The shards that exist and are intact.
 ///
 /// # Errors
-/// If a shard is damaged or misnamed and is not to be repaired, or if shards of any process were built
-/// with other settings.
+/// If a shard is damaged or misnamed and is not to be repaired, or if shards were built with other settings.
 pub(super) fn present_shards(
     dir: &Path,
     provenance: &Provenance,
     num_shards: usize,
-    building: Building,
-    console: &Console,
+    damaged: DamagedShards,
+    watch: &dyn Watch,
 ) -> Result<BTreeSet<usize>> {
     if !has_shards(dir) {
         // The manifest of deleted shards does not apply to new ones.
@@ -33,18 +31,18 @@ pub(super) fn present_shards(
         }
         return Ok(BTreeSet::new());
     }
-    let is_own = |index: usize| building.shard.builds(index);
-    let broken = match broken_shards(dir, is_own) {
-        Err(error @ DataError::CorruptManifest { .. }) if building.repairs => {
-            console.note(format!("{error}; it is written again"));
+    let repairs = damaged == DamagedShards::Rebuilt;
+    let broken = match broken_shards(dir) {
+        Err(error @ DataError::CorruptManifest { .. }) if repairs => {
+            watch.note(format!("{error}; it is written again"));
             forget_manifest(dir)?;
-            broken_shards(dir, is_own)?
+            broken_shards(dir)?
         }
         broken => broken?,
     };
     // A shard beyond the last one cannot be built again.
     let is_beyond = broken.iter().any(|(index, _)| *index >= num_shards);
-    if !broken.is_empty() && (is_beyond || !building.repairs) {
+    if !broken.is_empty() && (is_beyond || !repairs) {
         let num_more = broken.len() - 1;
         let more =
             if num_more > 0 { format!("; and {num_more} more are broken") } else { String::new() };
@@ -58,27 +56,18 @@ pub(super) fn present_shards(
     let broken: BTreeSet<usize> = broken
         .into_iter()
         .map(|(index, error)| {
-            console.note(format!("{error}; it is built again"));
+            watch.note(format!("{error}; it is built again"));
             index
         })
         .collect();
-    // Other processes' shards may be missing or damaged. One that can be read suffices to compare settings.
-    let whole = |index: usize| is_own(index) && !broken.contains(&index);
-    let own = match ShardSet::find_among(dir, whole) {
-        Ok(own) => {
-            compare(dir, &own, provenance, num_shards)?;
-            own.present.into_keys().collect()
+    match ShardSet::find_among(dir, |index| !broken.contains(&index)) {
+        Ok(shards) => {
+            compare(dir, &shards, provenance, num_shards)?;
+            Ok(shards.present.into_keys().collect())
         }
-        Err(DataError::NoShards { .. }) => BTreeSet::new(),
-        Err(error) => return Err(error.into()),
-    };
-    if building.shard.is_part() {
-        let mut others = (0..num_shards).filter(|index| !is_own(*index));
-        let readable =
-            others.find_map(|other| ShardSet::find_among(dir, |index| index == other).ok());
-        readable.map_or(Ok(()), |other| compare(dir, &other, provenance, num_shards))?;
+        Err(DataError::NoShards { .. }) => Ok(BTreeSet::new()),
+        Err(error) => Err(error.into()),
     }
-    Ok(own)
 }
 
 /// Checks that shards belong to the data that is to be built.
@@ -121,17 +110,4 @@ pub(super) fn num_rows(dir: &Path) -> Result<u64> {
     let cannot = || format!("cannot read `{}`", path.display());
     let text = std::fs::read(&path).with_context(cannot)?;
     Ok(serde_json::from_slice::<Counts>(&text).with_context(cannot)?.num_rows)
-}
-
-/// The number of shards that other processes have yet to build. If there are none, writes the manifest.
-///
-/// # Errors
-/// If it cannot be written.
-pub(super) fn finish(dir: &Path, num_shards: usize) -> Result<usize> {
-    let is_missing = |index: &usize| !shard_path(dir, *index).exists();
-    let num_left = (0..num_shards).filter(is_missing).count();
-    if num_left == 0 {
-        write_manifest(dir, num_shards)?;
-    }
-    Ok(num_left)
 }

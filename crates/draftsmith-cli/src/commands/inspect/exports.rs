@@ -1,0 +1,99 @@
+//! Models, adapters and heads as JSON documents.
+
+use std::path::Path;
+
+use anyhow::Result;
+use draftsmith_data::{ChatTemplate, TextTokenizer};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
+use draftsmith_recipe::exports::calibration::HeadCalibration;
+use draftsmith_recipe::exports::found_adapter_head;
+use draftsmith_recipe::exports::tuned::Tuned;
+use draftsmith_recipe::workspace::hash_dir;
+use serde_json::{Value, json};
+
+use crate::console::Console;
+
+pub(super) fn model(dir: &Path) -> Result<Value> {
+    let config = ModelConfig::from_model_dir(dir)?;
+    let shape = &config.shape;
+    let weights = WeightReader::open_dir(dir)?;
+    let has_tokenizer = dir.join("tokenizer.json").is_file();
+    let tokenizer = has_tokenizer.then(|| TextTokenizer::from_model_dir(dir)).transpose()?;
+    let template = ChatTemplate::from_model_dir(dir)?;
+    Ok(json!({
+        "kind": "model",
+        "architecture": config.architecture.model_type(),
+        "num_parameters": config.num_parameters(),
+        "stored_dtype": weights.dtype(),
+        "num_tensors": weights.names().count(),
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": config.spec.mlp.width,
+        "num_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "tokenizer_size": tokenizer.as_ref().map(TextTokenizer::vocab_size),
+        "context": shape.context,
+        "rope_theta": config.spec.rope.theta,
+        "tied_embeddings": config.spec.tie_word_embeddings,
+        "eos_token_ids": shape.eos_token_ids,
+        "chat_template": template.is_some(),
+        "tokenizer_hash": tokenizer.map(|tokenizer| tokenizer.hash()).transpose()?,
+        "hash": hash_dir(dir, &Console::silent())?,
+    }))
+}
+
+/// The number of parameters in the weight files.
+fn num_stored_parameters(weights: &WeightReader) -> usize {
+    let names = weights.names().filter(|name| weights.is_weights(name));
+    let shapes = names.filter_map(|name| weights.shape(name));
+    shapes.map(|shape| shape.iter().product::<usize>()).sum()
+}
+
+pub(super) fn adapter(dir: &Path) -> Result<Value> {
+    let config = AdapterConfig::from_dir(dir)?;
+    let shape = &config.model.shape;
+    let weights = WeightReader::open_dir(dir)?;
+    Ok(json!({
+        "kind": "self-draft adapter",
+        "exit_layer": config.exit_layer,
+        "architecture": config.architecture,
+        "num_layers": shape.num_layers,
+        "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+        "hidden_size": shape.hidden_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "num_parameters": num_stored_parameters(&weights),
+        "stored_dtype": weights.dtype(),
+        "target_hash": config.target_hash,
+        "training": config.training,
+        "tuned": Tuned::read(dir)?,
+        "head": found_adapter_head(dir).as_deref().map(head).transpose()?,
+        "hash": hash_dir(dir, &Console::silent())?,
+    }))
+}
+
+pub(super) fn head(dir: &Path) -> Result<Value> {
+    let config = AcceptanceHeadConfig::from_dir(dir)?;
+    let weights = WeightReader::open_file(&dir.join("model.safetensors"))?;
+    Ok(json!({
+        "kind": "acceptance head",
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_layers,
+        "blocks": if config.tied { "tied" } else { "untied" },
+        "form": config.reads.form(),
+        "inputs": config.reads.inputs(),
+        "labels": config.training.get("labels"),
+        "num_parameters": num_stored_parameters(&weights),
+        "stored_dtype": weights.dtype(),
+        "draft_hash": config.draft_hash,
+        "target_hash": config.target_hash,
+        "training": config.training,
+        "calibration": HeadCalibration::read(dir)?,
+        "tuned": Tuned::read(dir)?,
+        "hash": hash_dir(dir, &Console::silent())?,
+    }))
+}
