@@ -177,7 +177,7 @@ fn an_adapters_head_works_in_every_stage() {
         place.run(&[stage, "road.toml"]).ok();
     }
     let config = json(&format!("{head}/config.json"));
-    assert!(config["tuned"]["greedy"].is_object() && config["calibration"].is_object(), "{config}");
+    assert!(config["tuned"]["greedy"].is_object(), "{config}");
     assert!(json(&format!("{adapter}/config.json"))["tuned"].is_null());
     let replayed = place.run(&["replay", "road.toml", "--json"]).json();
     assert_eq!(replayed["predictions"][0]["drafter"], "adapter");

@@ -1,4 +1,4 @@
-//! Predictions of an acceptance head for a drafter's candidates, with or without a calibration.
+//! Predictions of an acceptance head for a drafter's candidates.
 //!
 //! SpecDec++'s head predicts in the draft forward that reads the candidate, one candidate late, and its
 //! prediction comes to the host with that forward's logits. A look-ahead head predicts as soon as the
@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use draftsmith_model::{AcceptanceHead, DrafterModel, DrawnCandidate, Rows};
-use draftsmith_theory::{Calibration, HeadEstimate, SoftmaxSummary};
+use draftsmith_theory::{HeadEstimate, SoftmaxSummary};
 
 use crate::drafter::DraftStep;
 use crate::error::DecodeError;
@@ -24,7 +24,6 @@ const MAX_EMBEDDINGS: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Acceptance<'m> {
     head: Option<&'m AcceptanceHead>,
-    calibration: Option<&'m Calibration>,
     /// The forwards of each slot, in the order of the tokens they read. For a look-ahead head only those
     /// of the last step.
     forwards: Vec<Vec<Forward>>,
@@ -70,12 +69,7 @@ impl<'m> Acceptance<'m> {
     /// Predictions of `head`, if there is one, in `num_slots` slots.
     pub(crate) fn new(head: Option<&'m AcceptanceHead>, num_slots: usize) -> Self {
         let forwards = std::iter::repeat_with(Vec::new).take(num_slots).collect();
-        Self { head, calibration: None, forwards, of_embeddings: HashMap::new() }
-    }
-
-    /// Sets the calibration of later predictions; `None` leaves them as they are.
-    pub(crate) fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
-        self.calibration = calibration;
+        Self { head, forwards, of_embeddings: HashMap::new() }
     }
 
     /// Forgets all forwards of a slot that read a token after the first `len`.
@@ -137,7 +131,7 @@ impl<'m> Acceptance<'m> {
             check_logits(&logits, role, num_read)?;
             let estimate = predicted
                 .next_if(|(of_row, _)| *of_row == nth)
-                .map(|(_, logit)| self.acceptance_prob(logit, num_read))
+                .map(|(_, logit)| Self::acceptance_prob(logit, num_read))
                 .transpose()?
                 .map(HeadEstimate::OfRead);
             all.push((logits, estimate));
@@ -240,15 +234,15 @@ impl<'m> Acceptance<'m> {
             .or_insert_with(|| head.of_embedding(&model.embed_ids(&[candidate])));
         let acceptance = head.acceptance_logits(hidden, Some(of_embedding), &scalars);
         let [acceptance] = to_host([acceptance], role)?;
-        self.acceptance_prob(acceptance[0], forward.at + 1).map(Some)
+        Self::acceptance_prob(acceptance[0], forward.at + 1).map(Some)
     }
 
-    /// The calibrated acceptance probability for a logit of the head.
-    fn acceptance_prob(&self, logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
+    /// The acceptance probability for a logit of the head.
+    fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {
             return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });
         }
-        Ok(self.calibration.map_or(prob, |calibration| calibration.apply(prob)))
+        Ok(prob)
     }
 }

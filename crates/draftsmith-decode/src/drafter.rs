@@ -6,8 +6,8 @@
 use std::iter;
 
 use draftsmith_theory::{
-    Calibration, Decoding, DraftLimits, DraftSignals, DrafterId, Draws, HeadEstimate, Proposal,
-    SignalNeeds, StopRule,
+    Decoding, DraftLimits, DraftSignals, DrafterId, Draws, HeadEstimate, Proposal, SignalNeeds,
+    StopRule,
 };
 
 use crate::error::DecodeError;
@@ -130,12 +130,6 @@ pub trait StepDrafter<T>: Drafter<T> {
 
 /// A drafter whose target is a model on this machine.
 pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
-    /// Calibrates later predictions of the acceptance head; `None` leaves them as they are. A
-    /// calibration belongs to one way of decoding. Does nothing without a head.
-    fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
-        let _ = calibration;
-    }
-
     /// The drafter's steps; `None` if it does not draft step by step.
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         None

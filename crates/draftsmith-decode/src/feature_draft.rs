@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use draftsmith_model::{AcceptanceHead, DrafterModel, KvCache, Rows};
-use draftsmith_theory::{Calibration, DrafterId};
+use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
@@ -67,10 +67,6 @@ impl<'m, F> FeatureDraft<'m, F> {
 }
 
 impl<'m, F: FeatureSource<ModelSession<'m>> + 'm> ModelDrafter<'m> for FeatureDraft<'m, F> {
-    fn set_calibration(&mut self, calibration: Option<&'m Calibration>) {
-        self.acceptance.set_calibration(calibration);
-    }
-
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         Some(self)
     }

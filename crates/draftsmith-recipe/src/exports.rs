@@ -2,7 +2,6 @@
 //!
 //! Each is checked against the models at hand, and messages name each difference.
 
-pub mod calibration;
 pub mod config_keys;
 pub mod draft_model;
 mod kind;
@@ -17,7 +16,6 @@ use draftsmith_model::{
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
-use self::calibration::HeadCalibration;
 pub use self::kind::ExportKind;
 use crate::kinds::head_within;
 use crate::workspace::Workspace;
@@ -80,8 +78,6 @@ pub struct HeadExport {
     pub head: AcceptanceHead,
     /// Its settings.
     pub config: AcceptanceHeadConfig,
-    /// The calibration of its predictions.
-    pub calibration: HeadCalibration,
     /// Its directory.
     pub dir: PathBuf,
 }
@@ -93,7 +89,7 @@ impl HeadExport {
     /// If it is missing or invalid, or has another hidden size.
     pub fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
         let (config, head) = workspace.artifacts.head(&workspace.models, dir, hidden_size)?;
-        Ok(Self { head, config, calibration: HeadCalibration::read(dir)?, dir: dir.to_path_buf() })
+        Ok(Self { head, config, dir: dir.to_path_buf() })
     }
 }
 

@@ -40,11 +40,9 @@
 //! | `estimate` | numbers over prompts with confidence intervals, by the bootstrap |
 //! | `losslessness` | a statistical test of sampled output, and greedy mismatches by rounding |
 //! | `head_metrics` | scores of an acceptance head's predictions |
-//! | `calibration` | maps from a head's predictions to probabilities |
 //! | `ridge` | ridge regression with many outputs |
 //! | `serialized` | serde implementations that check values |
 
-mod calibration;
 mod closed_forms;
 mod cost;
 mod decoding;
@@ -77,7 +75,6 @@ mod trace;
 mod tree;
 mod verify;
 
-pub use calibration::{Calibration, CalibrationTrial, JudgedPrediction, try_calibration};
 pub use closed_forms::{
     DraftProfile, expected_tokens_per_round, horizontal_cascade_improvement,
     vertical_cascade_improvement,
@@ -100,8 +97,8 @@ pub use max_gram::{BigramCounts, Bigrams, LookupFirst, MaxGram, MaxGramConfig, S
 pub use mixing::{acceptance_prob, in_validation, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    CostOptimum, RecordedCandidate, RecordedPlace, Recording, Recordings, cost_optimal,
-    seconds_per_token,
+    CostOptimum, JudgedPrediction, RecordedCandidate, RecordedPlace, Recording, Recordings,
+    cost_optimal, seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;

@@ -10,12 +10,11 @@ use draftsmith_decode::{
     Sizes, Target, TreeDraft, Verification, decode_many, record,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_report::{DecodingName, DrafterName, tokens_per_second};
+use draftsmith_report::{DrafterName, tokens_per_second};
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Proposal, Recording, SeededDraws, SignalNeeds, StopRule,
 };
 
-use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
 use draftsmith_recipe::pair::Pair;
 
@@ -40,8 +39,8 @@ pub struct Decoders<'m> {
     drafters: Drafters<'m>,
     /// The dtype that the target computes in.
     pub dtype: WeightDtype,
-    /// The calibrations of the drafters' heads.
-    calibrations: Vec<(DrafterId, &'m HeadCalibration)>,
+    /// The drafters that have a head.
+    with_heads: Vec<DrafterId>,
     /// What ends answers.
     pub limits: Limits,
     num_slots: usize,
@@ -61,18 +60,20 @@ impl<'m> Decoders<'m> {
         num_slots: usize,
     ) -> Self {
         let sizes = Sizes { target: &pair.target, capacity: pair.text.context, num_slots };
-        let calibration = |it: &'m LoadedDrafter| Some((it.id(), &it.head.as_ref()?.calibration));
         Self {
             dtype: pair.target.dtype(),
-            calibrations: drafters.iter().filter_map(calibration).collect(),
+            with_heads: drafters
+                .iter()
+                .filter(|it| it.head.is_some())
+                .map(LoadedDrafter::id)
+                .collect(),
             drafters: Drafters::new(drafters.iter().map(|it| &it.parts), sizes),
             limits: pair.text.limits(max_new_tokens),
             num_slots,
         }
     }
 
-    /// Decodes with a drafter, or plainly, as many prompts side by side as there are slots. Rules read the
-    /// head's predictions with the calibration for this way of decoding.
+    /// Decodes with a drafter, or plainly, as many prompts side by side as there are slots.
     ///
     /// # Errors
     /// If a prompt does not fit, a model fails, or the drafter is missing.
@@ -82,7 +83,6 @@ impl<'m> Decoders<'m> {
         decoding: &Decoding,
         all: impl IntoIterator<Item = PromptToDecode<'r>>,
     ) -> Result<Vec<Generation>> {
-        let calibration = self.calibration_of(drafter);
         let limits = &self.limits.clone();
         let requests = all.into_iter().map(|PromptToDecode { prompt_ids, rule, draws }| Request {
             prompt: prompt_ids,
@@ -101,7 +101,6 @@ impl<'m> Decoders<'m> {
             return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
         }
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
-        drafter.set_calibration(calibration.and_then(|head| head.map(DecodingName::of(decoding))));
         proposing(drafter, name, num_slots, |drafter| {
             Ok(decode_many(target, drafter, requests, observe)?)
         })
@@ -123,8 +122,7 @@ impl<'m> Decoders<'m> {
         Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
     }
 
-    /// Records a drafter along responses of the target, with the head's uncalibrated predictions. `observe`
-    /// gets the number of positions recorded so far, and may stop the recording.
+    /// Records a drafter along responses of the target. `observe` gets the number of positions recorded so far, and may stop the recording.
     ///
     /// # Errors
     /// If a prompt does not fit, a model fails, or the drafter is missing or has no model.
@@ -136,7 +134,6 @@ impl<'m> Decoders<'m> {
         observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Vec<Recording>> {
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
-        drafter.set_calibration(None);
         let steps = drafter.by_steps().context(NO_STEPS)?;
         Ok(record(target, steps, options, responses, observe)?)
     }
@@ -246,7 +243,7 @@ impl<'m> Decoders<'m> {
 
     /// Whether the drafter has an acceptance head.
     pub fn has_head_for(&self, drafter: DrafterName) -> bool {
-        self.calibration_of(drafter).is_some()
+        drafter.id().is_some_and(|id| self.with_heads.contains(&id))
     }
 
     /// The target's logits after each token of `ids` from position `from` on.
@@ -255,11 +252,6 @@ impl<'m> Decoders<'m> {
     /// If the ids do not fit or the model fails.
     pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits> {
         Ok(self.drafters.target().score(ids, from)?)
-    }
-
-    fn calibration_of(&self, drafter: DrafterName) -> Option<&'m HeadCalibration> {
-        let mut calibrations = self.calibrations.iter();
-        calibrations.find(|(id, _)| Some(*id) == drafter.id()).map(|(_, calibration)| *calibration)
     }
 }
 

@@ -3,24 +3,23 @@
 //!
 //! The setting of each rule is chosen on the rollouts of the validation prompts, at the costs that the recipe
 //! gives, or else at those that `tune` measured here, and at the SpecDec++ paper's. A head's predictions are
-//! calibrated as in its export, and are judged on the test prompts before and after calibration.
+//! judged on the test prompts.
 
 use anyhow::Result;
 use draftsmith_report::{
-    CostSource, DecodingName, DrafterName, FittedCalibration, HeadPredictions, JudgedHead, LookUps,
-    Replay, ReplayGroup, ReplayedTree, Road,
+    CostSource, DecodingName, DrafterName, HeadPredictions, LookUps, Replay, ReplayGroup,
+    ReplayedTree, Road,
 };
 use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
 
 use crate::agreement::rounding;
 use crate::costs::Costs;
 use crate::judging::{Fold, Judging, over};
-use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::sweep::{best_look_ups_alone, best_of_all};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
@@ -44,21 +43,11 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
     for drafter in files.drafters() {
         let kind = drafter.id().and_then(|id| recipe.drafters.get(id));
         let road = kind.map_or(Road::SelfDraft, |it| it.kind.road());
-        let calibration = match files.head_dir(drafter) {
-            Some(dir) => HeadCalibration::read(dir)?,
-            None => HeadCalibration::default(),
-        };
         for decoding in &evaluate.decodings {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);
-            let fitted = calibration.of(*decoding).filter(|_| test.recordings.head.is_some());
-            let served = evaluate.decoding(*decoding);
-            replay.predictions.extend(predictions(drafter, served, &test, fitted));
-            let calibrated = |set: RecordedSet| match fitted {
-                Some(fitted) => set.recordings.calibrated(&fitted.map),
-                None => set.recordings,
-            };
-            let (validation, test) = (calibrated(validation), calibrated(test));
+            let (validation, test) = (validation.recordings, test.recordings);
+            replay.predictions.extend(predictions(drafter, evaluate.decoding(*decoding), &test));
             let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
                 .iter()
@@ -87,24 +76,19 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
 fn predictions(
     drafter: DrafterName,
     decoding: Decoding,
-    set: &RecordedSet,
-    fitted: Option<&FittedCalibration>,
+    test: &Recordings,
 ) -> Option<HeadPredictions> {
-    let judged = set.judged_prompts(decoding).concat();
-    let judge = |map: &dyn Fn(f64) -> f64| {
-        let mut metrics = HeadMetrics::default();
-        for judged in &judged {
-            metrics.update_weighted(map(judged.predicted_prob), judged.label, judged.weight);
-        }
-        JudgedHead { bins: metrics.reliability(), scores: metrics.finish() }
-    };
+    let judged = test.judged_predictions(decoding).concat();
+    let mut metrics = HeadMetrics::default();
+    for judged in &judged {
+        metrics.update_weighted(judged.predicted_prob, judged.label, judged.weight);
+    }
     (!judged.is_empty()).then(|| HeadPredictions {
         drafter,
         decoding: DecodingName::of(&decoding),
-        calibration: fitted.cloned(),
-        num_test_prompts: set.recordings.responses.len(),
-        before: judge(&|prob| prob),
-        after: fitted.map(|fitted| judge(&|prob| fitted.map.apply(prob))),
+        num_test_prompts: test.responses.len(),
+        bins: metrics.reliability(),
+        scores: metrics.finish(),
     })
 }
 

@@ -10,7 +10,7 @@ mod training;
 
 use anyhow::{Result, bail};
 use draftsmith_data::{RolloutProvenance, RolloutRow};
-use draftsmith_theory::{Decoding, HeadTiming, JudgedPrediction, Recordings};
+use draftsmith_theory::{HeadTiming, Recordings};
 use draftsmith_train::recordings_of;
 use serde::Serialize;
 
@@ -80,23 +80,6 @@ impl RecordedSet {
             responses,
         };
         Ok(Self { ids, recordings })
-    }
-
-    /// The head's predictions for the candidates of rounds, with their labels, by prompt: turns of a
-    /// conversation are joined. The ids of later turns are the id of the first turn followed by `#turn`.
-    pub fn judged_prompts(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
-        let mut prompts: Vec<(&str, Vec<JudgedPrediction>)> = Vec::new();
-        for (id, judged) in self.ids.iter().zip(self.recordings.judged_predictions(decoding)) {
-            match prompts.last_mut() {
-                Some((first, prompt))
-                    if id.strip_prefix(*first).is_some_and(|turn| turn.starts_with('#')) =>
-                {
-                    prompt.extend(judged);
-                }
-                _ => prompts.push((id, judged)),
-            }
-        }
-        prompts.into_iter().map(|(_, prompt)| prompt).collect()
     }
 
     /// Its numbers.

@@ -3,12 +3,10 @@
 //!
 //! Rules are replayed over the rollouts of validation prompts. The best rule is written into the config
 //! of the head or adapter that it is for, with its expected gain over the best fixed length; `evaluate`
-//! and `check` test that promise. First a head's predictions are calibrated on the same rollouts, if that
-//! improves them: rules are then replayed, and later decode, with calibrated predictions. Static trees
-//! whose shape the recipe leaves open are searched on the same rollouts.
+//! and `check` test that promise. Static trees whose shape the recipe leaves open are searched on the same
+//! rollouts.
 
 pub mod baseline;
-pub mod calibrate;
 mod draft_model;
 mod runtimes;
 
@@ -22,7 +20,6 @@ use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings, StopRuleNa
 use serde::Serialize;
 
 use self::baseline::{Baseline, RuleGain, TriedTree};
-use self::calibrate::{CalibrationChoices, calibrate};
 pub use self::draft_model::{DraftModelTuning, tune_for_draft_model};
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs};
@@ -30,7 +27,6 @@ use crate::decoders::Decoders;
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};
-use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::draft_model::RuntimeSetting;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
@@ -68,8 +64,6 @@ pub struct Tuning {
     /// What it is based on.
     #[serde(flatten)]
     pub basis: TuningBasis,
-    /// Calibrations of the head's predictions; null without a head.
-    pub calibration: Option<CalibrationChoices>,
     /// Each rule at its best setting.
     pub rules: Vec<RuleGain>,
     /// The rule that was written into the export.
@@ -130,26 +124,16 @@ pub fn tune_within(
     let mut tuned_exports = Vec::new();
     for drafter in files.drafters() {
         let mut tuned = Tuned::default();
-        let mut calibration = files.head_dir(drafter).map(|_| HeadCalibration::default());
         for name in &evaluate.decodings {
             let (tuning, rule) = tuner.tune(drafter, *name)?;
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
                 DecodingName::Sampled => tuned.sampled = Some(rule),
             }
-            if let (Some(calibration), Some(found)) = (&mut calibration, &tuning.calibration) {
-                *calibration.slot(*name) = found.chosen.clone();
-            }
             tunings.push(tuning);
         }
         if let Some(dir) = drafters.export_of(drafter) {
-            // Written together: the rule was chosen for calibrated predictions.
-            let mut keys = Vec::new();
-            if let Some(calibration) = calibration {
-                keys.push((HeadCalibration::KEY, serde_json::to_value(calibration)?));
-            }
-            keys.push((Tuned::KEY, serde_json::to_value(tuned)?));
-            tuned_exports.push((dir, keys));
+            tuned_exports.push((dir, vec![(Tuned::KEY, serde_json::to_value(tuned)?)]));
         }
     }
     // Written at the end: a run that is stopped leaves the exports as they were.
@@ -202,13 +186,7 @@ impl Tuner<'_> {
         let key = RolloutKey { drafter, set: PromptSet::Validation, decoding: name };
         let set = self.files.read(key)?;
         let share_accepted = set.summary().share_accepted;
-        let has_head = self.files.head_dir(drafter).is_some();
-        let calibration =
-            has_head.then(|| calibrate(self.tune.calibration, &set, decoding)).transpose()?;
-        let recordings = match calibration.as_ref().and_then(|found| found.chosen.as_ref()) {
-            Some(fitted) => set.recordings.calibrated(&fitted.map),
-            None => set.recordings,
-        };
+        let recordings = set.recordings;
         let (cost_source, measured) = self.costs(&recordings, decoding)?;
         let costs = &measured.costs;
         let choices = match self.tune.lookup_first {
@@ -245,7 +223,6 @@ impl Tuner<'_> {
             false => Vec::new(),
         };
         let tuning = Tuning {
-            calibration,
             rules,
             chosen: best.name,
             lookup_first: best.lookup_first,

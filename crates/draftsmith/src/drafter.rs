@@ -9,9 +9,9 @@ use draftsmith_files::{parse_json, read_file};
 use draftsmith_model::{
     AcceptanceHead, Adapter, WeightDtype, check_trained_with, hash_adapter_dir,
 };
-use draftsmith_report::{DrafterName, FittedCalibration};
+use draftsmith_report::DrafterName;
 use draftsmith_theory::{
-    Calibration, Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,
+    Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -103,11 +103,6 @@ impl LoadedDrafter {
         Self { parts, context, max_candidates: 20, head: None, lookup_first: None, tuned }
     }
 
-    /// The calibration of the head's predictions for this way of decoding.
-    pub(crate) fn calibration(&self, decoding: &Decoding) -> Option<&Calibration> {
-        Some(&self.tuned.calibration.as_ref()?.of(decoding)?.map)
-    }
-
     /// The rule that `draftsmith tune` wrote for this way of decoding.
     pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&TunedRule> {
         let tuned = self.tuned.tuned.as_ref()?.of(decoding)?;
@@ -120,7 +115,6 @@ impl LoadedDrafter {
 #[derive(Debug, Default, Deserialize)]
 struct TunedKeys {
     tuned: Option<ByDecoding<TunedRule>>,
-    calibration: Option<ByDecoding<FittedCalibration>>,
 }
 
 impl TunedKeys {

@@ -220,7 +220,6 @@ impl Generator {
             }
             let built = drafters.drafting(loaded.parts.id);
             let (target, drafter) = built.expect("the drafter was built above");
-            drafter.set_calibration(loaded.calibration(&decoding));
             let request = Request { prompt, decoding, limits, rule: Some(rule), draws };
             Ok(match first.map(|first| LookupFirstDraft::new(&mut *drafter, first, 1)) {
                 Some(mut drafter) => decode_speculative(target, &mut drafter, request, observe)?,

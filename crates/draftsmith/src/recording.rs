@@ -77,7 +77,6 @@ impl Generator {
             let mut drafters = Drafters::new([&drafter.parts], sizes);
             let (target, drafter) =
                 drafters.drafting(drafter.parts.id).expect("the drafter was built above");
-            drafter.set_calibration(None);
             let steps = drafter.by_steps().ok_or(Error::NoSteps)?;
             let requests = rows.iter().zip(&mut draws).map(|(row, draws)| RecordRequest {
                 prompt: &row.prompt_ids,

@@ -160,9 +160,6 @@ fn decode(
         return Ok((plain, begun.elapsed().as_secs_f64()));
     };
     let (target, drafter) = drafters.drafting(loaded.id()).context("the drafter was built")?;
-    let calibration =
-        loaded.head.as_ref().and_then(|head| head.calibration.map(DecodingName::of(&decoding)));
-    drafter.set_calibration(calibration);
     let generation = proposing(drafter, name, 1, |drafter| {
         Ok(decode_speculative(target, drafter, request, &mut observe)?)
     })?;

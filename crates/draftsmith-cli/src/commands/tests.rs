@@ -1,5 +1,5 @@
 //! Tests across stages. On real models the replay of a rule on the recorded test set has the same counts as
-//! its evaluation, with calibrated predictions in both; files that do not match the recipe are refused; and a
+//! its evaluation; files that do not match the recipe are refused; and a
 //! run reads each model once.
 
 use std::path::{Path, PathBuf};
@@ -9,19 +9,16 @@ use burn::tensor::Device;
 use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
 use draftsmith_report::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow};
 use draftsmith_theory::{
-    Bounds, Calibration, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
-    DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
-    JointConfidenceConfig, Recordings, RejectionThresholdConfig, StopRuleConfig, StopRuleName,
+    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts, DrafterId,
+    EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig,
+    RejectionThresholdConfig, StopRuleConfig, StopRuleName,
 };
 use draftsmith_train::{HeadLabels, HeadTraining};
-use serde_json::json;
 
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::calibration::HeadCalibration;
-use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
@@ -162,14 +159,13 @@ fn replay_counts_what_evaluation_counts() {
     build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     train_head::run(&recipe, None, &workspace, &console).expect("a head");
     train_adapter::run(&recipe, None, &workspace, &console).expect("adapters");
-    let calibration = calibrate(&recipe);
     let files = record::run(&recipe, &workspace, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
 
     let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
     everything_was_read_once(&reads);
-    let (mut num_compared, mut num_moved) = (0, 0);
+    let mut num_compared = 0;
     for row in rows.iter().filter(|row| row.category == ALL_CATEGORIES) {
         if row.decoding != DecodingName::Greedy || row.drafter == DrafterName::None {
             continue;
@@ -181,19 +177,17 @@ fn replay_counts_what_evaluation_counts() {
             test.recordings.head.is_some(),
             row.drafter == DrafterName::Of(DrafterId::DRAFT)
         );
-        let replayed = |recordings: &Recordings| -> Counts {
-            recordings.replay_counts(&rule(row)).expect("replays").into_iter().sum()
-        };
-        let calibrated = replayed(&test.recordings.calibrated(&calibration));
-        assert_eq!(calibrated, row.counts, "{:?} {:?}", row.drafter, rule(row));
+        let replayed = test.recordings.replay_counts(&rule(row)).expect("replays");
+        assert_eq!(
+            replayed.into_iter().sum::<Counts>(),
+            row.counts,
+            "{:?} {:?}",
+            row.drafter,
+            rule(row)
+        );
         num_compared += 1;
-        num_moved += usize::from(replayed(&test.recordings) != calibrated);
     }
     assert_eq!(num_compared, (3 + 2 + 4 + 2 + 3) + 2 * (2 + 2 + 2 + 3));
-    assert!(
-        (1..=4).contains(&num_moved),
-        "a calibration moves the head's rules alone: {num_moved}"
-    );
 
     for file in &files {
         let set = read_recordings(&recipe, file.key.drafter, file.key.set, file.key.decoding)
@@ -210,19 +204,6 @@ fn replay_counts_what_evaluation_counts() {
         }
     }
     stale_rollouts_are_refused(recipe, &files);
-}
-
-/// Writes a calibration for greedy decoding into the head, which changes the decisions of its rules.
-fn calibrate(recipe: &Recipe) -> Calibration {
-    let map = Calibration::new(2.5, -1.5).expect("valid");
-    let scores = json!({
-        "num_labels": 1, "kl": 0.5, "bce": 0.5, "auroc": null, "brier": 0.5, "ece": 0.5,
-        "mean_label": 0.5, "mean_predicted": 0.5,
-    });
-    let fitted = json!({ "map": map, "num_prompts": 1, "before": scores, "after": scores });
-    let calibration = json!({ "greedy": fitted, "sampled": null });
-    write_keys(&head_dir(recipe), vec![(HeadCalibration::KEY, calibration)]).expect("written");
-    map
 }
 
 #[test]

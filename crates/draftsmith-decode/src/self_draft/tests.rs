@@ -16,14 +16,14 @@ use draftsmith_model::{
     WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
-    Bounds, Calibration, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling,
-    SeededDraws, StopRule, Trace,
+    Bounds, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling, SeededDraws,
+    StopRule, Trace,
 };
 
 use super::*;
 use crate::chain::propose_chain;
 use crate::decode::decode_speculative;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Finish, Generation, Limits, Request};

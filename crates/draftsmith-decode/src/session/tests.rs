@@ -9,14 +9,13 @@ use draftsmith_model::{
     HeadFeatures, HeadReads, ModelConfig, ModelShape, Rows, WeightDtype,
 };
 use draftsmith_theory::{
-    Calibration, Decoding, DrawnFrom, HeadEstimate, Node, Proposal, SeededDraws, SignalNeeds,
-    StopRule, entropy_of_log_probs, log_softmax,
+    Decoding, DrawnFrom, HeadEstimate, Node, Proposal, SeededDraws, SignalNeeds, StopRule,
+    entropy_of_log_probs, log_softmax,
 };
 
 use super::ModelSession;
 use super::counting::{bytes, counted_pool};
 use crate::decode::{decode_plain, decode_speculative};
-use crate::drafter::ModelDrafter;
 use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::self_draft::SelfDraft;
 use crate::self_draft::tests::assert_close;
@@ -162,32 +161,6 @@ fn host_memory_and_tensors_give_the_same_logits_and_acceptance_probability() {
             assert!((a - b).abs() < 1e-5, "{a} for {b}");
         }
     }
-}
-
-#[test]
-fn a_calibration_changes_only_the_acceptance_probability() {
-    let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
-    let tokens = tokens();
-    let [models, _] = &Models::both("calibration", 1, &HeadReads::default());
-    let calibration = Calibration::new(0.5, 1.25).expect("valid");
-    let mut draft = SeparateDraft::new(&models.target, Some(&models.head), 100, CAPACITY, 1);
-    let mut drafted = |calibration| {
-        draft.set_calibration(calibration);
-        draft.begin(&mut (), 0, &tokens[..30]).expect("fits");
-        draft_one(&mut draft, &mut (), &tokens[..30], 1, needs)
-    };
-    let [raw, calibrated, again] = [None, Some(&calibration), None].map(&mut drafted);
-    let acceptance_prob = |drafted: &DraftRow| match drafted.signals.acceptance_prob {
-        Some(HeadEstimate::OfRead(prob)) => prob,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(acceptance_prob(&calibrated), calibration.apply(acceptance_prob(&raw)));
-    assert_ne!(acceptance_prob(&calibrated), acceptance_prob(&raw));
-    assert_eq!(
-        (acceptance_prob(&again), &again.own_logits),
-        (acceptance_prob(&raw), &raw.own_logits)
-    );
-    assert_eq!(calibrated.own_logits, raw.own_logits);
 }
 
 /// One draft step in slot 0.

@@ -1,8 +1,8 @@
 //! Keys in an export's `config.json` that are added after training, by tuning.
 //!
 //! Readers of the head or adapter ignore these keys. Training writes a new `config.json` without them,
-//! because they describe the old weights. `exports/tuned.rs`, `exports/draft_model.rs` and
-//! `exports/calibration.rs` own one key each.
+//! because they describe the old weights. `exports/tuned.rs` and
+//! `exports/draft_model.rs` own one key each.
 
 use std::path::Path;
 
@@ -60,13 +60,13 @@ mod tests {
             .expect("written");
         assert_eq!(read_key::<Value>(dir.path(), "tuned").expect("reads"), None);
         for fast in [1, 2] {
-            let keys = vec![("tuned", json!({ "fast": fast })), ("calibration", json!([]))];
+            let keys = vec![("tuned", json!({ "fast": fast })), ("draft_model", json!([]))];
             write_keys(dir.path(), keys).expect("written");
             let read = read_key::<Value>(dir.path(), "tuned").expect("reads");
             assert_eq!(read, Some(json!({ "fast": fast })));
         }
         let config = read_config(dir.path()).expect("reads");
-        let expected = ["zeta", "exit_layer", "alpha", "tuned", "calibration"];
+        let expected = ["zeta", "exit_layer", "alpha", "tuned", "draft_model"];
         assert_eq!(config.keys().collect::<Vec<_>>(), expected);
         assert_eq!(config["alpha"].to_string(), r#"{"b":0.25,"a":[]}"#);
         let names: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").collect();

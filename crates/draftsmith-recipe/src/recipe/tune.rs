@@ -22,25 +22,10 @@ pub struct TuneRecipe {
     pub split: Option<Split>,
     /// The most candidates that a replayed round can have.
     pub max_length: usize,
-    /// How the head's predictions are calibrated before a rule reads them.
-    pub calibration: CalibrationChoice,
     /// Also try prompt lookup before each drafter.
     pub lookup_first: bool,
     /// Costs of forwards on the machine that will serve the drafters; measured here if absent.
     pub costs: Option<GivenCosts>,
-}
-
-/// Which calibration of a head's predictions is fitted to the rollouts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CalibrationChoice {
-    /// Platt scaling if it is clearly better than none in cross-validation over prompts.
-    #[default]
-    Auto,
-    /// None: the head's own predictions are used.
-    None,
-    /// A scale and a bias of the logit.
-    Platt,
 }
 
 impl Default for TuneRecipe {
@@ -50,7 +35,6 @@ impl Default for TuneRecipe {
             num_prompts: None,
             split: None,
             max_length: 20,
-            calibration: CalibrationChoice::default(),
             lookup_first: true,
             costs: None,
         }

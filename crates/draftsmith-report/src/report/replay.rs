@@ -6,10 +6,8 @@ use minijinja::{Value, context};
 use super::bars::gains;
 use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
 use super::look::Look;
-use crate::results::{Estimate, HeadPredictions, JudgedHead, ReplayGroup, in_order};
-use crate::table::{
-    Line, best_of, calibration_text, costs_text, replay_table, scores_table, tree_text,
-};
+use crate::results::{Estimate, HeadPredictions, ReplayGroup, in_order};
+use crate::table::{Line, best_of, costs_text, replay_table, scores_table, tree_text};
 use crate::text::{
     counted, gain, interval, number, on_a_page, percent, sentence_case, signed, typeset,
 };
@@ -67,45 +65,32 @@ pub(super) fn predictions(predictions: &[HeadPredictions]) -> Vec<Value> {
 }
 
 fn judged(index: usize, predictions: &HeadPredictions) -> Value {
-    let HeadPredictions { calibration, before, after, num_test_prompts, .. } = predictions;
     let name = predictions.drafter.under(predictions.decoding);
-    let on_test = format!("on {}", counted(*num_test_prompts, "test prompt"));
-    let mut rows = vec![("Uncalibrated", on_test.clone(), before.scores)];
-    rows.extend(after.as_ref().map(|after| ("Calibrated", on_test, after.scores)));
-    if let Some(fitted) = calibration {
-        let on_tuning = format!("on {} of tuning", counted(fitted.num_prompts, "prompt"));
-        rows.push(("Uncalibrated", on_tuning.clone(), fitted.before));
-        rows.push(("Calibrated, cross-validated", on_tuning, fitted.after));
-    }
-    let rows = rows.into_iter().map(|(name, on, scores)| Line::of(format!("{name}, {on}"), scores));
+    let on_test = format!("on {}", counted(predictions.num_test_prompts, "test prompt"));
     context! {
         title => sentence_case(&name),
-        calibration => calibration.as_ref().map(|fitted| calibration_text(Some(&fitted.map))),
-        prompts => calibration.as_ref().map(|fitted| counted(fitted.num_prompts, "prompt")),
-        before => before.scores.ece, after => after.as_ref().map(|after| after.scores.ece),
+        error => predictions.scores.ece,
         plot => reliability(predictions, format!("predictions-{}", index + 1), &name).view(),
-        table => scores_table("predictions", rows.collect()).view(),
+        table => scores_table("predictions", vec![Line::of(on_test, predictions.scores)]).view(),
         name,
     }
 }
 
-/// The accepted share against the prediction, before and after calibration.
+/// The accepted share against the prediction.
 fn reliability(predictions: &HeadPredictions, id: String, name: &str) -> Plot {
-    let line = |class: &str, name: &str, judged: &JudgedHead| PlotLine {
-        look: Look::circle(class),
-        entry: [String::new(), name.to_owned()],
-        name: name.to_owned(),
-        points: gathered(&judged.bins).iter().map(point).collect(),
+    let line = PlotLine {
+        look: Look::circle("draft head"),
+        entry: [String::new(), "predictions".to_owned()],
+        name: "predictions".to_owned(),
+        points: gathered(&predictions.bins).iter().map(point).collect(),
     };
-    let mut lines = vec![line("plain hollow", "uncalibrated", &predictions.before)];
-    lines.extend(predictions.after.as_ref().map(|after| line("draft head", "calibrated", after)));
     Plot {
         id,
         title: format!("Reliability of the head\u{2019}s predictions: {name}"),
         caption: String::new(),
         x_name: "predicted acceptance probability \u{2192}",
         y_name: "\u{2191} accepted share",
-        content: PlotContent::Square(lines),
+        content: PlotContent::Square(vec![line]),
     }
 }
 

@@ -285,7 +285,7 @@ fn replays_show_ceilings_and_intervals() {
 }
 
 #[test]
-fn predictions_are_shown_before_and_after_calibration() {
+fn predictions_are_shown_with_their_reliability() {
     let page_of = |replay: &Replay| {
         let page = render_html(&[], &fixture::summary(), replay).expect("the page is rendered");
         tags(&page);
@@ -294,8 +294,7 @@ fn predictions_are_shown_before_and_after_calibration() {
     };
     let mut replay = Replay { groups: Vec::new(), ..fixture::replay() };
     let page = page_of(&replay);
-    assert!(page.contains("Calibrated (platt, scale 1.000, bias +1.386, fitted to 120 prompts)"));
-    assert!(page.contains("No calibration: the expected calibration error is"));
+    assert!(page.contains("The expected calibration error is 19.4"));
     let num_points = |class: &str| {
         let start = format!("<g class=\"series {class}\"><title>");
         let points =
@@ -303,18 +302,16 @@ fn predictions_are_shown_before_and_after_calibration() {
         points.map(|points| points.matches("<path").count()).collect::<Vec<_>>()
     };
     let [greedy, sampled] = &replay.predictions[..] else { panic!("two ways of decoding") };
-    let (raw, after) = (greedy.before.bins.len(), greedy.after.as_ref().expect("calibrated"));
-    let uncalibrated = sampled.before.bins.len();
-    assert_eq!(num_points("plain hollow"), [raw, raw, uncalibrated, uncalibrated]);
-    assert_eq!(num_points("draft head"), [after.bins.len(); 2]);
-    for score in [greedy.before.scores.ece, after.scores.ece, after.scores.brier] {
+    let [few, many] = [greedy, sampled].map(|one| one.bins.len());
+    assert_eq!(num_points("draft head"), [few, few, many, many]);
+    for score in [greedy.scores.ece, sampled.scores.ece, sampled.scores.brier] {
         assert!(page.contains(&format!(r#"<td class="num">{score:.4}</td>"#)), "{score}");
     }
 
     // A single kind of outcome has no AUROC.
     for one in &mut replay.predictions {
-        one.before.scores.auroc = None;
-        one.before.bins.truncate(1);
+        one.scores.auroc = None;
+        one.bins.truncate(1);
     }
     page_of(&replay);
     replay.predictions.clear();

@@ -5,8 +5,8 @@
 //! counts of the replayed rounds times the costs, without prefill.
 
 use draftsmith_theory::{
-    Calibration, CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, Rounding,
-    StopRuleConfig, StopRuleName, TreeShape,
+    CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, Rounding, StopRuleConfig,
+    StopRuleName, TreeShape,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct Replay {
     pub dtype: Rounding,
 }
 
-/// Quality of a head's predictions on test prompts, before and after calibration.
+/// Quality of a head's predictions on test prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadPredictions {
@@ -34,20 +34,8 @@ pub struct HeadPredictions {
     pub drafter: DrafterName,
     /// Greedy or sampled decoding.
     pub decoding: DecodingName,
-    /// The export's calibration, with scores on the prompts of its fit.
-    pub calibration: Option<FittedCalibration>,
     /// Number of test prompts.
     pub num_test_prompts: usize,
-    /// Uncalibrated predictions.
-    pub before: JudgedHead,
-    /// Calibrated predictions; null without a calibration.
-    pub after: Option<JudgedHead>,
-}
-
-/// Scores and reliability of predictions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct JudgedHead {
     /// Scores of all predictions.
     pub scores: HeadScores,
     /// Reliability bins, by ascending prediction.
@@ -161,18 +149,4 @@ impl ReplayRow {
     pub fn label(&self) -> String {
         rule_label(self.lookup_first, &self.config)
     }
-}
-
-/// A calibration, and the scores of the predictions without and with it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FittedCalibration {
-    /// Maps the head's prediction to an acceptance probability.
-    pub map: Calibration,
-    /// The number of prompts in the fit; the turns of a conversation count as one.
-    pub num_prompts: usize,
-    /// Scores of the uncalibrated predictions on these prompts.
-    pub before: HeadScores,
-    /// Cross-validated scores of calibrated predictions: each map was fitted without its prompt.
-    pub after: HeadScores,
 }

@@ -2,46 +2,24 @@
 
 use std::path::PathBuf;
 
-use draftsmith_theory::{Calibration, HeadScores};
+use draftsmith_theory::HeadScores;
 use serde::{Deserialize, Serialize};
 
 use super::{Line, Table, explained_tables};
 use crate::results::HeadPredictions;
 use crate::text::{counted, number};
 
-/// A calibration in words: `platt, scale 0.930, bias +1.104`, or `none`.
-pub fn calibration_text(calibration: Option<&Calibration>) -> String {
-    calibration.map_or_else(
-        || "none".to_owned(),
-        |map| format!("platt, scale {}, bias {:+.3}", number(map.scale(), 3), map.bias()),
-    )
-}
-
 /// A table of the head's scores on test prompts for each way of decoding; empty without a head.
 pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &'_ HeadPredictions| {
         let heading = format!(
-            "{}: the head's predictions on {}\ncalibration: {}\n",
+            "{}: the head's predictions on {}\n",
             one.drafter.under(one.decoding),
             counted(one.num_test_prompts, "test prompt"),
-            calibration_text(one.calibration.as_ref().map(|fitted| &fitted.map)),
         );
-        let mut lines = vec![Line::of("as they are", one.before.scores)];
-        lines.extend(one.after.as_ref().map(|after| Line::of("calibrated", after.scores)));
-        (heading, scores_table("", lines))
+        (heading, scores_table("", vec![Line::of("", one.scores)]))
     };
     explained_tables(&predictions.iter().map(table).collect::<Vec<_>>(), None, false)
-}
-
-/// A table of scores with its explanation and a final line break. A row has a name, scores and a mark, which
-/// may be empty.
-pub fn render_scores(heading: &'static str, rows: &[(&str, &HeadScores, &'static str)]) -> String {
-    let line = |&(name, scores, mark): &(&str, &HeadScores, &'static str)| Line {
-        mark,
-        ..Line::of(name, *scores)
-    };
-    let table = scores_table(heading, rows.iter().map(line).collect());
-    explained_tables(&[(String::new(), table)], None, false)
 }
 
 /// A table of scores for terminals and pages.
@@ -105,20 +83,10 @@ mod tests {
     use crate::report::fixture;
 
     #[test]
-    fn scores_are_shown_before_and_after_calibration() {
+    fn scores_are_shown_with_their_meaning() {
         let text = render_predictions(&fixture::replay().predictions);
         insta::assert_snapshot!(text, @"
-        draft, greedy: the head's predictions on 240 test prompts
-        calibration: platt, scale 1.000, bias +1.386
-                        ECE   Brier      KL   AUROC   mean   true
-        as they are  0.1937  0.0510  0.1388  0.8716  0.473  0.667
-        calibrated   0.0123  0.0007  0.0057  0.8716  0.667  0.667
-
-        draft, sampled: the head's predictions on 240 test prompts
-        calibration: none
-                        ECE   Brier      KL   AUROC   mean   true
-        as they are  0.0123  0.0007  0.0057  0.8716  0.667  0.667
-
+        TODO
         ECE: calibration error; Brier: mean squared error; KL: nats from a perfect head;
         AUROC: chance that an accepted candidate ranks above a rejected one; mean: of
         the predictions; true: share accepted

@@ -1,9 +1,9 @@
-//! An acceptance head's predictions along recordings, with their outcomes: the data of calibrations.
+//! An acceptance head's predictions along recordings, with their outcomes.
 //!
 //! A stop rule multiplies predictions to the probability that all candidates of its round are accepted
 //! so far. So a prediction should be the probability that a candidate is accepted *given that all before
-//! it are*. A calibration must therefore hold for the candidates that verification reaches, weighted by
-//! the probability that it does.
+//! it are*. Predictions are therefore judged on the candidates that verification reaches, weighted by the
+//! probability that it does.
 //!
 //! The output has the target's distribution under every rule, so an accepted prefix is a prefix of a
 //! response, and the recorded response is one draw of it. After such a prefix a round draws a candidate
@@ -25,14 +25,24 @@
 //! by (q − p)+(y) · p(y)/q(y) too much, on top of the p(y) from responses that continue with y.
 //!
 //! All positions of a response have the same weight. A rule with at most K candidates a round skips the
-//! target's own token after K accepted candidates, and so asks slightly less about easy positions. A
-//! calibration that corrected for this would hold only for that rule.
+//! target's own token after K accepted candidates, and so asks slightly less about easy positions.
 
 use super::{RecordedCandidate, Recordings};
-use crate::{Calibration, Decoding, JudgedPrediction, TokenChoice};
+use crate::{Decoding, TokenChoice};
+
+/// A prediction and its outcome.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct JudgedPrediction {
+    /// The head's prediction.
+    pub predicted_prob: f64,
+    /// Whether the candidate is accepted, 0 or 1, or the probability of it.
+    pub label: f64,
+    /// The probability that verification reaches the candidate.
+    pub weight: f64,
+}
 
 impl Recordings {
-    /// The head's uncalibrated predictions and their outcomes, by response; empty without a head.
+    /// The head's predictions and their outcomes, by response; empty without a head.
     /// `decoding` is how the responses were decoded.
     ///
     /// Predictions that no rule needs, such as for a candidate that ends the response, are missing.
@@ -72,15 +82,6 @@ impl Recordings {
         } else {
             vec![Vec::new(); self.responses.len()]
         }
-    }
-
-    /// The same recordings with calibrated predictions. Replaying a rule on them equals decoding with
-    /// the calibration.
-    pub fn calibrated(&self, calibration: &Calibration) -> Self {
-        self.with_candidates(|candidate| {
-            let predicted = &mut candidate.predicted_acceptance_prob;
-            *predicted = predicted.map(|prob| calibration.apply(prob));
-        })
     }
 }
 
@@ -182,21 +183,6 @@ mod tests {
         assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
         let recordings = Recordings { head: None, ..random(1, 3, 0.5) };
         assert_eq!(recordings.judged_predictions(Decoding::GREEDY), vec![Vec::new(); 3]);
-    }
-
-    #[test]
-    fn calibrated_recordings_say_what_the_calibration_makes_of_every_prediction() {
-        let recordings = random(2, 40, 0.7);
-        let judged = recordings.judged_predictions(Decoding::GREEDY).concat();
-        let calibration = Calibration::fit(&judged).expect("there is weight");
-        let calibrated = recordings.calibrated(&calibration);
-        let again = calibrated.judged_predictions(Decoding::GREEDY).concat();
-        assert_eq!(judged.len(), again.len());
-        for (raw, calibrated) in judged.iter().zip(&again) {
-            assert_eq!(calibrated.predicted_prob, calibration.apply(raw.predicted_prob));
-            assert_eq!((calibrated.label, calibrated.weight), (raw.label, raw.weight));
-        }
-        assert_eq!(recordings.with_candidates(forget), calibrated.with_candidates(forget));
     }
 
     fn forget(candidate: &mut RecordedCandidate) {

@@ -42,7 +42,7 @@ impl RejectionThresholdConfig {
             family: RuleFamily::Head,
             heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
             settings: RuleSettings::Grid(Grid {
-                doc: "SpecDec++'s h: a round ends when the calibrated probability of a rejection exceeds it; needs a head",
+                doc: "SpecDec++'s h: a round ends when the predicted probability of a rejection exceeds it; needs a head",
                 values: SettingKind::Probability,
                 default: &[0.1, 0.3, 0.5, 0.7, 0.9],
                 self_draft_default: &[0.1, 0.3, 0.5, 0.7, 0.9],

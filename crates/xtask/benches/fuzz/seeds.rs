@@ -386,17 +386,10 @@ fn rule(drafter: &str, temperature: f64, config: serde_json::Value) -> serde_jso
 }
 
 fn heads() -> Vec<Seed> {
-    let scores = json!({ "num_labels": 10, "kl": 0.1, "bce": 0.5, "auroc": 0.75, "brier": 0.2,
-        "ece": 0.05, "mean_label": 0.5, "mean_predicted": 0.5 });
-    let fitted = |map| json!({ "map": map, "num_prompts": 4, "before": scores, "after": scores });
     let own = json!({
         "hidden_size": 4, "num_layers": 2, "schema": "draftsmith.head.v2", "tied": true,
         "form": "candidate", "inputs": ["entropy"], "draft_hash": "aa", "target_hash": "bb",
         "training": { "labels": "sampled", "seed": 1 },
-        "calibration": {
-            "greedy": fitted(json!({ "kind": "platt", "scale": 1.5, "bias": -0.25 })),
-            "sampled": fitted(json!({ "kind": "platt", "scale": 0, "bias": 1e3 })),
-        },
         "tuned": tuned("draft"),
     });
     let mut sampled = own.clone();

@@ -10,7 +10,6 @@ use draftsmith_model::{
 use serde_json::json;
 
 use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::draft_model::TunedDraftModel;
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::Tuned;
@@ -39,22 +38,13 @@ pub(super) fn specdec_pp(ExportArguments { source, out, .. }: &ExportArguments) 
     let keys = json!({ "hidden_size": config.hidden_size, "num_layers": config.num_layers });
     write_whole(&dir.path().join("config.json"), serde_json::to_string_pretty(&keys)? + "\n")?;
     dir.finish()?;
-    let calibration = HeadCalibration::read(source)?;
-    let mut ignored = Vec::new();
-    if calibration != HeadCalibration::default() {
-        ignored.push(
-            "the calibration: the class returns uncalibrated predictions, so thresholds have another \
-             meaning"
-                .to_owned(),
-        );
-    }
-    ignored.extend(tuned_sentence(&Tuned::read(source)?.unwrap_or_default()));
+    let tuned = Tuned::read(source)?.unwrap_or_default();
     Ok(Written {
         what: format!(
             "an acceptance head of {} layers for the SpecDec++ authors' class",
             config.num_layers
         ),
-        ignored,
+        ignored: tuned_sentence(&tuned).into_iter().collect(),
         commands: vec![format!("AcceptancePredictionHead.from_pretrained(\"{}\")", out.display())],
     })
 }

@@ -8,7 +8,7 @@ use draftsmith_files::write_whole;
 use draftsmith_model::{ModelConfig, weight_files};
 use draftsmith_report::DecodingName;
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
 use super::{ExportArguments, Written};
@@ -157,7 +157,6 @@ fn write_head(
     out: &Path,
 ) -> Result<()> {
     head.head.write_weights(&out.join("acceptance_head.safetensors"))?;
-    let map = |name| head.calibration.map(name).map_or(Ok(Value::Null), serde_json::to_value);
     let settings = json!({
         "num_layers": head.config.num_layers,
         "num_stored_blocks": head.config.num_stored_blocks(),
@@ -166,10 +165,6 @@ fn write_head(
         "vocab_size": draft.shape.vocab_size,
         "embedding_scale": draft.spec.embedding_scale.unwrap_or(1.0),
         "logit_soft_cap": draft.spec.logit_soft_cap,
-        "calibration": {
-            "greedy": map(DecodingName::Greedy)?,
-            "sampled": map(DecodingName::Sampled)?,
-        },
         "stop_threshold": rule.stop_threshold,
         "min_candidates": rule.bounds.min,
         "max_candidates": rule.bounds.max,

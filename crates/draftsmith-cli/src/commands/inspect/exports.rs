@@ -5,7 +5,6 @@ use std::path::Path;
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
-use draftsmith_recipe::exports::calibration::HeadCalibration;
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::workspace::hash_dir;
@@ -92,7 +91,6 @@ pub(super) fn head(dir: &Path) -> Result<Value> {
         "draft_hash": config.draft_hash,
         "target_hash": config.target_hash,
         "training": config.training,
-        "calibration": HeadCalibration::read(dir)?,
         "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir, &Console::silent())?,
     }))

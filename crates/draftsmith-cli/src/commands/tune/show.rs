@@ -2,13 +2,10 @@
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
-use draftsmith_report::{
-    CostSource, DrafterName, calibration_text, explained, render_scores, table_text, times_text,
-};
+use draftsmith_report::{CostSource, DrafterName, explained, table_text, times_text};
 use draftsmith_theory::Estimate;
 
 use draftsmith_tune::sweep::static_trees::rule_of;
-use draftsmith_tune::tuner::calibrate::CalibrationChoices;
 use draftsmith_tune::tuner::{DraftModelTuning, Tuning, TuningBasis};
 use draftsmith_tune::tuning::TunedTree;
 
@@ -42,7 +39,6 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         micro(costs.entropy_seconds),
         how_known(basis),
     );
-    text += &tuning.calibration.as_ref().map(calibration).unwrap_or_default();
     let rules = rules(tuning, width);
     text += &format!("{rules}\n");
     text += &explained(&rules, width).map(|words| words + "\n").unwrap_or_default();
@@ -132,24 +128,6 @@ fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
         }
         other => other.text().to_owned(),
     }
-}
-
-/// The scores of the head's predictions under every form, and the chosen form.
-fn calibration(choices: &CalibrationChoices) -> String {
-    let chosen = choices.chosen.as_ref();
-    let rows = choices.tried.iter().map(|tried| {
-        let mark = if tried.kind.is_some() == chosen.is_some() { "chosen" } else { "" };
-        (tried.kind.unwrap_or("as they are"), &tried.scores, mark)
-    });
-    let rows: Vec<_> = rows.collect();
-    let mut text = format!(
-        "\ncalibration of the head's predictions: {}\n",
-        calibration_text(chosen.map(|chosen| &chosen.map))
-    );
-    if !rows.is_empty() {
-        text += &render_scores("cross-validated", &rows);
-    }
-    text + "\n"
 }
 
 fn percent(share: f64) -> String {

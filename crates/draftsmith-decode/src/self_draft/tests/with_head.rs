@@ -63,46 +63,40 @@ fn a_head_predicts_the_same_while_drafting_as_for_the_whole_sequence() {
         adapter(&model, AdapterArchitecture::AttentionWithHead, EXIT_LAYER, 0.1, "head-whole");
     let ids: Vec<u32> = (0..20_u32).map(|i| 2 + i * 37 % 90).collect();
     let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
-    let platt = Calibration::new(0.5, 0.25).expect("valid");
     for (nth, reads) in all_reads().iter().enumerate() {
         let head = head(&model, reads, &format!("whole-{nth}"));
-        for calibration in [None, Some(&platt)] {
-            let mut session = session_with_exit(&model, EXIT_LAYER, 64);
-            let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64, 1);
-            draft.set_calibration(calibration);
-            Target::begin(&mut session, 0, &ids[..8]).expect("fits");
-            draft.begin(&mut session, 0, &ids[..8]).expect("fits");
-            // Two rounds with the next tokens as candidates; the first round is partly rolled back.
-            for (start, end) in [(8, 13), (10, 20)] {
-                Drafter::<ModelSession<'_>>::commit(&mut draft, 0, start - 1, &[]);
-                session.commit(0, start - 1, &[]);
-                let expected = of_whole_sequence(&model, &adapter, &head, &ids[..end], start);
-                let mut found = Vec::new();
-                for at in start..end {
-                    let drafted =
-                        draft_one(&mut draft, &mut session, &ids[..at], at - start, needs);
-                    found.extend(drafted.signals.acceptance_prob.map(|estimate| match estimate {
-                        HeadEstimate::OfRead(prob) => prob,
-                        HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
-                    }));
-                    let drawn = StepDrafter::<ModelSession<'_>>::predict_acceptance(
-                        &mut draft,
-                        (0, 0),
-                        &drafted.own_logits,
-                        ids[at],
-                    );
-                    found.extend(drawn.expect("finite"));
-                }
-                let proposal = &Proposal::certain_chain(&ids[start..end]);
-                let one = Verification { slot: 0, tokens: &ids[..end], proposal };
-                session.verify(&[one]).expect("finite");
-                // A head that does not look ahead has yet to read the last candidate.
-                assert_eq!(found.len() + usize::from(!reads.looks_ahead()), expected.len());
-                for (found, expected) in found.iter().zip(expected) {
-                    let expected = calibration.map_or(expected, |map| map.apply(expected));
-                    // Sums of f32 in another order, of numbers near 1.
-                    assert!((found - expected).abs() < 1e-5, "{reads:?}: {found} for {expected}");
-                }
+        let mut session = session_with_exit(&model, EXIT_LAYER, 64);
+        let mut draft = SelfDraft::new(&model, &adapter, EXIT_LAYER, Some(&head), 64, 1);
+        Target::begin(&mut session, 0, &ids[..8]).expect("fits");
+        draft.begin(&mut session, 0, &ids[..8]).expect("fits");
+        // Two rounds with the next tokens as candidates; the first round is partly rolled back.
+        for (start, end) in [(8, 13), (10, 20)] {
+            Drafter::<ModelSession<'_>>::commit(&mut draft, 0, start - 1, &[]);
+            session.commit(0, start - 1, &[]);
+            let expected = of_whole_sequence(&model, &adapter, &head, &ids[..end], start);
+            let mut found = Vec::new();
+            for at in start..end {
+                let drafted = draft_one(&mut draft, &mut session, &ids[..at], at - start, needs);
+                found.extend(drafted.signals.acceptance_prob.map(|estimate| match estimate {
+                    HeadEstimate::OfRead(prob) => prob,
+                    HeadEstimate::OfDrawn(_) => panic!("nothing is drawn yet"),
+                }));
+                let drawn = StepDrafter::<ModelSession<'_>>::predict_acceptance(
+                    &mut draft,
+                    (0, 0),
+                    &drafted.own_logits,
+                    ids[at],
+                );
+                found.extend(drawn.expect("finite"));
+            }
+            let proposal = &Proposal::certain_chain(&ids[start..end]);
+            let one = Verification { slot: 0, tokens: &ids[..end], proposal };
+            session.verify(&[one]).expect("finite");
+            // A head that does not look ahead has yet to read the last candidate.
+            assert_eq!(found.len() + usize::from(!reads.looks_ahead()), expected.len());
+            for (found, expected) in found.iter().zip(expected) {
+                // Sums of f32 in another order, of numbers near 1.
+                assert!((found - expected).abs() < 1e-5, "{reads:?}: {found} for {expected}");
             }
         }
     }

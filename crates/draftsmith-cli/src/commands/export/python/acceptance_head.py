@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from torch.nn.functional import linear, silu
 
 CONFIG = "acceptance_head.json"
 WEIGHTS = "acceptance_head.safetensors"
-MAX_LOGIT = 30.0
 
 
 def sigmoid(logit: float) -> float:
@@ -36,7 +34,7 @@ class Forward:
 
 
 class AcceptanceHead:
-    """A head with its calibration and stop threshold, read from a directory."""
+    """A head with its stop threshold, read from a directory."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self.config = json.loads((directory / CONFIG).read_text())
@@ -71,8 +69,8 @@ class AcceptanceHead:
         return numbers
 
     def probability(self, hidden: torch.Tensor, embedding: torch.Tensor | None,
-                    scalars: list[float], is_greedy: bool) -> float:
-        """The calibrated probability that a candidate is accepted."""
+                    scalars: list[float]) -> float:
+        """The probability that a candidate is accepted."""
         x = hidden.float()
         extra = [embedding.float() * self.config["embedding_scale"]] if self.looks_ahead else []
         extra += [torch.tensor(scalars, device=x.device)] if scalars else []
@@ -82,22 +80,7 @@ class AcceptanceHead:
             block = f"blocks.{min(depth, self.config['num_stored_blocks'] - 1)}"
             x = x + silu(linear(x, self.tensors[f"{block}.weight"], self.tensors[f"{block}.bias"]))
         reject, accept = linear(x, self.tensors["output.weight"], self.tensors["output.bias"]).tolist()
-        return self.calibrated(accept - reject, is_greedy)
-
-    def calibrated(self, logit: float, is_greedy: bool) -> float:
-        calibration = self.config["calibration"]["greedy" if is_greedy else "sampled"]
-        if calibration is None:
-            return sigmoid(logit)
-        if calibration["kind"] == "platt":
-            logit = min(max(logit, -MAX_LOGIT), MAX_LOGIT)
-            return sigmoid(calibration["scale"] * logit + calibration["bias"])
-        probability = sigmoid(logit)
-        at, values = calibration["predicted"], calibration["calibrated"]
-        right = bisect_right(at, probability)
-        if right == 0 or right == len(at):
-            return values[0] if right == 0 else values[-1]
-        share = (probability - at[right - 1]) / (at[right] - at[right - 1])
-        return values[right - 1] + share * (values[right] - values[right - 1])
+        return sigmoid(accept - reject)
 
 
 class Round:
@@ -107,9 +90,8 @@ class Round:
     head the last candidate's prediction is not known yet and does not count.
     """
 
-    def __init__(self, head: AcceptanceHead, is_greedy: bool) -> None:
+    def __init__(self, head: AcceptanceHead) -> None:
         self.head = head
-        self.is_greedy = is_greedy
         self.all_accepted = 1.0
         self.num_candidates = 0
         self.last: tuple[Forward, int] | None = None
@@ -120,11 +102,11 @@ class Round:
         self.num_candidates += 1
         if head.looks_ahead:
             scalars = head.scalars(forward, candidate)
-            self.all_accepted *= head.probability(forward.hidden, embedding, scalars, self.is_greedy)
+            self.all_accepted *= head.probability(forward.hidden, embedding, scalars)
         elif self.last is not None:
             drawn_from, previous = self.last
             scalars = head.scalars(drawn_from, previous)
-            self.all_accepted *= head.probability(forward.hidden, None, scalars, self.is_greedy)
+            self.all_accepted *= head.probability(forward.hidden, None, scalars)
         self.last = (forward, candidate)
         doubts = 1.0 - self.all_accepted > head.stop_threshold
         return doubts and self.num_candidates >= head.min_candidates

@@ -23,8 +23,8 @@ from .acceptance_head import CONFIG, WEIGHTS, AcceptanceHead, Forward, Round
 class StopByHead(StoppingCriteria):
     """Ends a draft phase once the head expects a rejection."""
 
-    def __init__(self, model: PreTrainedModel, head: AcceptanceHead, is_greedy: bool) -> None:
-        self.round = Round(head, is_greedy)
+    def __init__(self, model: PreTrainedModel, head: AcceptanceHead) -> None:
+        self.round = Round(head)
         self.embeddings = model.get_input_embeddings().weight
         self.forward: Forward | None = None
 
@@ -58,7 +58,7 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     config = kwargs.get("generation_config")
     if not getattr(config, "is_assistant", False):
         return type(model).generate(model, *args, **kwargs)
-    criterion = StopByHead(model, head_of(model), is_greedy=not config.do_sample)
+    criterion = StopByHead(model, head_of(model))
     criteria = StoppingCriteriaList([*(kwargs.pop("stopping_criteria", None) or []), criterion])
     hook = model.get_output_embeddings().register_forward_hook(criterion.watch)
     try:

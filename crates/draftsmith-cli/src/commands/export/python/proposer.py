@@ -109,7 +109,7 @@ class Proposer:
     def _draft(self, tokens: list[int], sequence: Sequence) -> list[int]:
         room = min(self.most, self.max_len - len(tokens) - 1)
         candidates: list[int] = []
-        this_round = Round(self.head, is_greedy=True)
+        this_round = Round(self.head)
         unread = tokens[len(sequence.tokens):]
         while len(candidates) < room:
             ids = torch.tensor([unread], device=self.device)
