@@ -48,8 +48,6 @@ mod survey;
 mod sweep;
 #[path = "cli/texts.rs"]
 mod texts;
-#[path = "cli/tree.rs"]
-mod tree;
 #[path = "cli/tune.rs"]
 mod tune;
 #[path = "cli/verdict.rs"]

@@ -14,7 +14,6 @@ mod many;
 mod max_gram;
 mod merged;
 mod replay;
-mod static_trees;
 mod tables;
 mod trees;
 

@@ -17,7 +17,7 @@ mod tests;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Decoding, Draws, Proposal, RecordedPlace, Recording, StopRule, TokenChoice, child_rank,
+    Decoding, Draws, Proposal, RecordedPlace, Recording, StopRule, TokenChoice,
 };
 
 use crate::drafter::StepDrafter;
@@ -211,9 +211,7 @@ impl<T: Target> Recorder<'_, T> {
                 first.target_log_prob = self.target_log_prob(first, target_logits.as_deref());
                 rollouts.push(rollout);
             }
-            let is_greedy = decoding.choice == TokenChoice::Greedy;
-            let draft_rank = is_greedy.then(|| child_rank(step.row.logits(), token_id));
-            one.places.push(RecordedPlace { candidate, rollout: None, draft_rank });
+            one.places.push(RecordedPlace { candidate, rollout: None });
         }
         if !rollouts.is_empty() {
             self.roll_out(&mut rollouts, running)?;

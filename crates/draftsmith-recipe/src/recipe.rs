@@ -33,7 +33,7 @@ pub use self::prompts::{PromptSource, Split, Splits};
 pub use self::rules::RulesRecipe;
 use self::server::check_without_weights;
 pub use self::server::read_server;
-pub use self::trees::{AskedShape, TreesRecipe};
+pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
 use crate::kinds::{DrafterRecipe, DrafterRecipes, head_within};
 use crate::prompt_files::Reading;

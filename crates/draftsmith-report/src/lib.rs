@@ -35,8 +35,8 @@ pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 pub use results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DeployAdvice,
     EvaluationSummary, GroupSummary, GroupVerdict, HeadPredictions, LookUps, MeasuredSetting,
-    ModelSummary, PromiseOutcome, PromiseSummary, Replay, ReplayGroup, ReplayRow, ReplayedTree,
-    ResultRow, Version, acceptance_by_position, in_order, read_results, results_to_json, sort_rows,
+    ModelSummary, PromiseOutcome, PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow,
+    Version, acceptance_by_position, in_order, read_results, results_to_json, sort_rows,
     summary_to_json, tokens_per_second, waiting_time,
 };
 pub use statistics::{median_of, promise_interval, shown_interval};

@@ -24,7 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
 pub(crate) use group::{Group, groups};
-pub use replay::{HeadPredictions, LookUps, Replay, ReplayGroup, ReplayRow, ReplayedTree};
+pub use replay::{HeadPredictions, LookUps, Replay, ReplayGroup, ReplayRow};
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
     PromiseSummary, Version, summary_to_json,

@@ -15,7 +15,7 @@ use crate::text::{WIDTH, on_a_page, sentence_case, typeset, width_of, wrapped};
 
 pub(crate) use heads::scores_table;
 pub use heads::{SweptHead, render_predictions, render_sweep_table};
-pub(crate) use replay::{best_of, costs_text, replay_table, tree_text};
+pub(crate) use replay::{best_of, costs_text, replay_table};
 pub use replay::{render_replay_table, render_rules};
 pub use rows::{render_evaluation, render_table};
 pub(crate) use rows::{results_table, standard_table};

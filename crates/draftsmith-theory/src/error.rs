@@ -28,20 +28,9 @@ pub enum TheoryError {
     #[error(
         "a tree is written as its widths by depth, the nodes that a draft forward reads and the most \
          nodes beside the chain, as in `3-2-1x4x12`: at most eight widths, none of them 0, and a node \
-         to read; or as the children of every node, level by level, as in `3-2.0.1`: at most 64 nodes"
+         to read"
     )]
     TreeShape,
-    /// A set of paths that is not a tree.
-    #[error(
-        "the path {path:?} of a tree {problem}: a path lists ranks of children, counted from 0, and the \
-         tree must also list the path's parent and earlier siblings"
-    )]
-    TreePaths {
-        /// The path.
-        path: Vec<u8>,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
     /// A malformed [`LookupFirst`](crate::LookupFirst).
     #[error(
         "`{0}` does not say when to look up, as in `2x4`: the minimum match length and the maximum \
@@ -86,18 +75,6 @@ pub enum TheoryError {
     /// A replay of a rule that reads an acceptance head, from recordings without one.
     #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]
     NoHeadRecorded,
-    /// A replay of a tree that depends on more than its shape.
-    #[error(
-        "the tree `{0}` cannot be replayed: its nodes depend on probabilities that are not recorded; \
-         list its nodes, as in `2-1.1`"
-    )]
-    NoStaticTree(String),
-    /// A replay of a static tree along responses without the ranks of their tokens.
-    #[error(
-        "a static tree needs the rank of each response token among the drafter's, which was not \
-         recorded: record greedy responses again; sampled responses are not replayed in trees"
-    )]
-    NoRanksRecorded,
     /// Recordings without candidates to fit a rule to.
     #[error(
         "no candidate was recorded, so no rule can be fitted; hint: allow more new tokens: the last \

@@ -114,5 +114,5 @@ pub use stop_rule::{
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};
-pub use tree::{Children, MAX_CHILDREN, TreeChildren, TreeGrowth, TreeShape, child_rank};
+pub use tree::{Children, TreeChildren, TreeGrowth, TreeShape};
 pub use verify::{Commit, verify_greedy, verify_sampled};

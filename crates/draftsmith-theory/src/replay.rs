@@ -17,7 +17,6 @@ mod cost_optimal;
 mod judged;
 mod look_ups;
 mod recorded_steps;
-mod static_trees;
 #[cfg(test)]
 pub(crate) mod test_recordings;
 #[cfg(test)]
@@ -73,9 +72,6 @@ pub struct RecordedPlace {
     /// The rejected candidate and the candidates that follow it. None if the response's token is drafted
     /// and accepted, and at the last position within the limit, where nothing is drafted.
     pub rollout: Option<Vec<RecordedCandidate>>,
-    /// The rank of the response's token among the drafter's ([`child_rank`](crate::child_rank)). None for
-    /// sampled responses, and if it was not recorded.
-    pub draft_rank: Option<u32>,
 }
 
 /// A recorded response.

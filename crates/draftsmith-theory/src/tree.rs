@@ -7,9 +7,7 @@
 //!
 //! If all nodes are read, this is SpecInfer's expansion with fixed widths (Miao et al. 2023, section 3).
 //! If a few are read, it is EAGLE-2's (Li et al. 2024, section 4): the nodes with the largest products of
-//! probabilities are expanded, and the largest of the rest fill the proposal. If a shape lists the
-//! children of every node, it is Medusa's static tree (Cai et al. 2024, section 2.3.1): all nodes are
-//! proposed, and those with children are read, independent of their tokens.
+//! probabilities are expanded, and the largest of the rest fill the proposal.
 //!
 //! A node's children are its drafter's most probable tokens, with one-hot distributions, or are drawn
 //! without replacement. The target verifies every drawn token: withholding one for its value would bias
@@ -22,9 +20,8 @@ mod tests;
 
 use crate::{Decoding, DrawnFrom, Draws, Node, Proposal};
 
-pub use children::{Children, child_rank};
-pub(crate) use shape::TreePosition;
-pub use shape::{MAX_CHILDREN, TreeChildren, TreeShape};
+pub use children::Children;
+pub use shape::{TreeChildren, TreeShape};
 
 /// The growing tree of one round.
 #[derive(Debug, Clone)]
@@ -45,8 +42,8 @@ struct Candidate {
     token_id: u32,
     drawn_from: DrawnFrom,
     rank: usize,
-    /// Its position in the shape.
-    at: TreePosition,
+    /// The number of the round's tokens up to it.
+    depth: usize,
     /// The product of the drafter's probabilities along its path.
     prob: f64,
     /// Its index among the proposal's nodes, once it is one.
@@ -60,14 +57,14 @@ impl TreeGrowth {
     }
 
     /// The children of a node, at least one, from the drafter's `logits` after it.
-    fn children(&self, at: TreePosition, logits: &[f32], decoding: &Decoding) -> Children {
+    fn children(&self, depth: usize, logits: &[f32], decoding: &Decoding) -> Children {
         let probs = match self.shape.children {
             TreeChildren::Top => None,
             TreeChildren::Drawn => decoding.sampled_probs(logits),
         };
         match probs {
             Some(probs) => Children::drawn(probs),
-            None => Children::top(logits, self.shape.width(at).max(1)),
+            None => Children::top(logits, self.shape.width(depth).max(1)),
         }
     }
 
@@ -83,13 +80,13 @@ impl TreeGrowth {
         draws: &mut dyn Draws,
     ) -> (u32, f64) {
         let parent = self.tip.map(|tip| self.candidates[tip].node.expect("the tip is read"));
-        let at = self.tip.map_or(TreePosition::ROOT, |tip| self.candidates[tip].at);
-        let mut children = self.children(at, logits, decoding);
+        let depth = self.tip.map_or(0, |tip| self.candidates[tip].depth);
+        let mut children = self.children(depth, logits, decoding);
         let first = children.next(draws).expect("a distribution has a token");
         let (token_id, _, prob) = first;
         self.tip = Some(self.candidates.len());
-        self.add(parent, at, first, 0);
-        self.add_children(parent, at, children, 1, draws);
+        self.add(parent, depth, first, 0);
+        self.add_children(parent, depth, children, 1, draws);
         (token_id, prob)
     }
 
@@ -105,9 +102,9 @@ impl TreeGrowth {
         draws: &mut dyn Draws,
     ) {
         let of_node = self.candidates.iter().find(|candidate| candidate.node == Some(node));
-        let at = of_node.expect("a node was a candidate").at;
-        let children = self.children(at, logits, decoding);
-        self.add_children(Some(node), at, children, 0, draws);
+        let depth = of_node.expect("a node was a candidate").depth;
+        let children = self.children(depth, logits, decoding);
+        self.add_children(Some(node), depth, children, 0, draws);
     }
 
     /// The product of probabilities along the path to a node; 1 for None.
@@ -116,17 +113,17 @@ impl TreeGrowth {
         self.candidates.iter().find(is_it).map_or(1.0, |candidate| candidate.prob)
     }
 
-    /// Adds children of a parent at `at`, from rank `first` on. Drawn children will be proposed, so they
+    /// Adds children of a parent after `depth` tokens, from rank `first` on. Drawn children will be proposed, so they
     /// take room now.
     fn add_children(
         &mut self,
         parent: Option<usize>,
-        at: TreePosition,
+        depth: usize,
         mut children: Children,
         first: usize,
         draws: &mut dyn Draws,
     ) {
-        for rank in first..self.shape.width(at) {
+        for rank in first..self.shape.width(depth) {
             if children.are_drawn() {
                 if self.num_beside == usize::from(self.shape.num_beside) {
                     return;
@@ -134,7 +131,7 @@ impl TreeGrowth {
                 self.num_beside += 1;
             }
             match children.next(draws) {
-                Some(child) => self.add(parent, at, child, rank),
+                Some(child) => self.add(parent, depth, child, rank),
                 None => return,
             }
         }
@@ -143,18 +140,17 @@ impl TreeGrowth {
     fn add(
         &mut self,
         parent: Option<usize>,
-        at: TreePosition,
+        depth: usize,
         (token_id, drawn_from, prob): (u32, DrawnFrom, f64),
         rank: usize,
     ) {
-        let (at, prob) = (self.shape.child(at, rank), self.prob_of(parent) * prob);
-        let candidate = Candidate { parent, token_id, drawn_from, rank, at, prob, node: None };
+        let (depth, prob) = (depth + 1, self.prob_of(parent) * prob);
+        let candidate = Candidate { parent, token_id, drawn_from, rank, depth, prob, node: None };
         self.candidates.push(candidate);
     }
 
     /// Proposes the candidates that the drafter reads next, and appends their tokens to `tokens`: the
-    /// chain's last token, then the most probable candidates that may have children. A static shape reads
-    /// all of those; other shapes skip end tokens in favour of other candidates. Returns their number.
+    /// chain's last token, then the most probable candidates that are no end tokens. Returns their number.
     pub fn read_next(
         &mut self,
         eos_token_ids: &[u32],
@@ -164,10 +160,8 @@ impl TreeGrowth {
         let first = proposal.len();
         self.propose_tip(proposal, tokens);
         while proposal.len() - first < usize::from(self.shape.num_read)
-            && let Some(next) = self.next_beside(|shape, candidate| {
-                let is_end = || eos_token_ids.contains(&candidate.token_id);
-                shape.width(candidate.at) > 0 && (shape.is_static() || !is_end())
-            })
+            && let Some(next) =
+                self.next_beside(|candidate| !eos_token_ids.contains(&candidate.token_id))
         {
             self.propose(next, proposal, tokens);
         }
@@ -178,7 +172,7 @@ impl TreeGrowth {
     /// long as there is room.
     pub fn finish(&mut self, proposal: &mut Proposal, tokens: &mut Vec<u32>) {
         self.propose_tip(proposal, tokens);
-        while let Some(next) = self.next_beside(|_, _| true) {
+        while let Some(next) = self.next_beside(|_| true) {
             self.propose(next, proposal, tokens);
         }
     }
@@ -191,11 +185,12 @@ impl TreeGrowth {
 
     /// The most probable candidate beside the chain that is not proposed yet, satisfies `belongs` and has
     /// room.
-    fn next_beside(&mut self, belongs: impl Fn(&TreeShape, &Candidate) -> bool) -> Option<usize> {
-        let open =
-            self.candidates.iter().enumerate().filter(|(_, candidate)| {
-                candidate.node.is_none() && belongs(&self.shape, candidate)
-            });
+    fn next_beside(&mut self, belongs: impl Fn(&Candidate) -> bool) -> Option<usize> {
+        let open = self
+            .candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, candidate)| candidate.node.is_none() && belongs(candidate));
         // Among equals, the first.
         let (number, candidate) = open.rev().max_by(|(_, a), (_, b)| a.prob.total_cmp(&b.prob))?;
         // Drawn candidates took their room when they were drawn.

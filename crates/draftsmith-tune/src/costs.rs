@@ -6,7 +6,6 @@
 
 mod measure;
 mod mixed;
-mod trees;
 
 use anyhow::Result;
 use draftsmith_theory::{
@@ -17,7 +16,6 @@ use serde::{Deserialize, Serialize};
 use draftsmith_recipe::GivenCosts;
 
 pub use measure::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
-pub use trees::measure_tree_costs;
 
 /// The round lengths that are timed. The target reads one row more than a round has candidates.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
@@ -39,10 +37,6 @@ pub struct Costs {
     pub confidence_seconds: f64,
     /// Additional cost of a draft forward with its entropy.
     pub entropy_seconds: f64,
-    /// The drafter's forwards over 1, 2, … nodes of a tree. If they were not measured, rows are assumed to
-    /// add the same share as to the target's forwards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draft_rows: Option<RoundCosts>,
 }
 
 impl Costs {
@@ -98,25 +92,7 @@ impl Costs {
             head_seconds: 0.0,
             confidence_seconds: 0.0,
             entropy_seconds: 0.0,
-            draft_rows: None,
         }
-    }
-
-    /// Seconds of a forward of the drafter by its rows, at the costs of `target`'s rounds.
-    ///
-    /// # Errors
-    /// If a draft forward has no price.
-    pub fn forward_seconds(
-        &self,
-        target: &RoundCosts,
-    ) -> Result<impl Fn(usize) -> f64, TheoryError> {
-        let (one, own) = (target.draft_seconds(self.drafter)?, self.draft_rows.as_ref());
-        Ok(move |rows| match own {
-            // Forwards within rounds have other costs than forwards timed separately. Only the cost of
-            // further rows is taken from the latter.
-            Some(own) => one + (own.verify_seconds(rows) - own.verify_seconds(1)).max(0.0),
-            None => one * target.verify_seconds(rows) / target.verify_seconds(1),
-        })
     }
 
     /// The same costs under the name of another drafter.
@@ -198,26 +174,6 @@ mod tests {
             assert!((costs.rounds.verify_seconds(rows) * 1e3 - ms).abs() < 1e-12);
         }
         assert_eq!(Costs::given(&rows, DrafterId::DRAFT, 2).expect("not named"), None);
-    }
-
-    #[test]
-    fn rows_of_a_drafter_cost_what_was_measured_or_the_same_share_as_the_targets() {
-        let drafter = DrafterId::DRAFT;
-        let given: GivenCosts =
-            toml::from_str("draft_ms = 2\nrows_ms = [8, 10, 12]").expect("reads");
-        let costs = Costs::given(&given, drafter, 1).expect("one").expect("given");
-        let close = |found: f64, ms: f64| assert!((found * 1e3 - ms).abs() < 1e-12, "{found}");
-        let alike = costs.forward_seconds(&costs.rounds).expect("a price");
-        [(1, 2.0), (2, 2.5), (3, 3.0)].into_iter().for_each(|(rows, ms)| close(alike(rows), ms));
-        let own = RoundCosts::new([].into(), vec![1e-3, 1.25e-3]).expect("times");
-        let measured = Costs { draft_rows: Some(own), ..costs.clone() };
-        let measured = measured.forward_seconds(&measured.rounds).expect("a price");
-        [(1, 2.0), (2, 2.25), (4, 2.75)]
-            .into_iter()
-            .for_each(|(rows, ms)| close(measured(rows), ms));
-        let text = serde_json::to_string(&costs).expect("numbers");
-        assert!(!text.contains("draft_rows"));
-        assert_eq!(serde_json::from_str::<Costs>(&text).expect("reads"), costs);
     }
 
     #[test]

@@ -164,49 +164,6 @@ impl<'m> Decoders<'m> {
         Ok(logits)
     }
 
-    /// The times of a drafter's forwards over 1 or more tokens after a prompt: each number of `rows` in turn,
-    /// `num_passes` times. Empty if the context has no room for the largest number.
-    ///
-    /// # Errors
-    /// If the prompt does not fit, a model fails, or the drafter is missing or has no model.
-    pub fn draft_times(
-        &mut self,
-        drafter: DrafterName,
-        prompt_ids: &[u32],
-        rows: &[usize],
-        num_passes: usize,
-    ) -> Result<Vec<(usize, Duration)>> {
-        const SLOT: usize = 0;
-        let (target, drafter) = drafting(&mut self.drafters, drafter)?;
-        let drafter = drafter.by_steps().context(NO_STEPS)?;
-        let most = rows.iter().copied().max().unwrap_or(0);
-        if prompt_ids.len() + most > drafter.context().min(target.context()) {
-            return Ok(Vec::new());
-        }
-        target.begin(SLOT, prompt_ids)?;
-        drafter.begin(target, SLOT, prompt_ids)?;
-        // Which tokens follow does not matter.
-        let all: Vec<u32> = prompt_ids
-            .iter()
-            .chain(prompt_ids.iter().cycle())
-            .copied()
-            .take(prompt_ids.len() + most)
-            .collect();
-        let mut times = Vec::with_capacity(rows.len() * num_passes);
-        for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
-            let tokens = &all[..prompt_ids.len() + num_rows - 1];
-            let (num_candidates, needs) = (num_rows - 1, SignalNeeds::default());
-            let step = DraftStep::in_chain(SLOT, tokens, num_candidates, needs, &Decoding::GREEDY);
-            let begun = Instant::now();
-            drafter.draft(target, &[DraftStep { num_rows, ..step }])?;
-            times.push((num_rows, begun.elapsed()));
-            // The next forward reads the prompt's last token again.
-            target.commit(SLOT, prompt_ids.len() - 1, &[]);
-            drafter.commit(SLOT, prompt_ids.len() - 1, &[]);
-        }
-        Ok(times)
-    }
-
     /// The times of the target's forwards over 1 or more rows after a prompt: each number of `rows` in turn,
     /// `num_passes` times. Empty if the context has no room for the largest number.
     ///

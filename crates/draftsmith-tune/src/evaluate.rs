@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use self::group::{EvaluationResults, Group};
 use self::measure::{Bench, ProcessorTime};
-use self::promise::{Promise, TunedTrees};
+use self::promise::Promise;
 use self::settings::Setting;
 use crate::decoders::Decoders;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
@@ -66,10 +66,8 @@ pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Re
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, watch)?;
     let drafters = LoadedDrafters::read(recipe, workspace, true)?;
-    let trees = TunedTrees::read(recipe, evaluate, workspace)?;
-    let evaluate = &trees.evaluate;
     let models = MeasuredModels { recipe, evaluate, workspace, pair, drafters: &drafters, watch };
-    let plans = evaluate.decodings.iter().map(|name| models.plan(*name, &trees));
+    let plans = evaluate.decodings.iter().map(|name| models.plan(*name));
     let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
     let begun = ProcessorTime::now();
     let evaluated = models.run(&datasets, &plans)?;
@@ -83,7 +81,7 @@ pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Re
 /// The settings under one way of decoding.
 struct Plan {
     decoding: Decoding,
-    /// The rules and trees that tuning chose, with their expected gains.
+    /// The rules that tuning chose, with their expected gains.
     promised: Vec<Promise>,
     settings: Vec<Setting>,
 }
@@ -101,7 +99,6 @@ impl Plan {
 /// What is measured: the models of a recipe.
 struct MeasuredModels<'a> {
     recipe: &'a Recipe,
-    /// With tuned static trees in place of `"tuned"`.
     evaluate: &'a EvaluateRecipe,
     workspace: &'a Workspace,
     pair: &'a Pair,
@@ -110,11 +107,10 @@ struct MeasuredModels<'a> {
 }
 
 impl MeasuredModels<'_> {
-    fn plan(&self, name: DecodingName, trees: &TunedTrees) -> Result<Plan> {
+    fn plan(&self, name: DecodingName) -> Result<Plan> {
         let decoding = self.evaluate.decoding(name);
         let tuned = self.tuned_rules(&decoding)?;
-        let promised = tuned.iter().filter_map(Promise::of_rule);
-        let promised: Vec<Promise> = promised.chain(trees.promises(name)).collect();
+        let promised: Vec<Promise> = tuned.iter().filter_map(Promise::of_rule).collect();
         let settings = Setting::all(self.recipe, self.evaluate, name, self.drafters, &promised);
         Ok(Plan { decoding, promised, settings })
     }

@@ -237,7 +237,6 @@ mod tests {
         let mut place = || RecordedPlace {
             candidate: candidate.clone(),
             rollout: (draws.uniform() >= accepted).then(|| vec![candidate.clone(); 8]),
-            draft_rank: None,
         };
         let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
         Recordings {

@@ -7,16 +7,14 @@
 
 use anyhow::Result;
 use draftsmith_report::{
-    CostSource, DecodingName, DrafterName, HeadPredictions, LookUps, Replay, ReplayGroup,
-    ReplayedTree, Road,
+    CostSource, DecodingName, DrafterName, HeadPredictions, LookUps, Replay, ReplayGroup, Road,
 };
-use draftsmith_theory::{Counts, Decoding, HeadMetrics, Recordings};
+use draftsmith_theory::{Decoding, HeadMetrics, Recordings};
 
 use crate::agreement::rounding;
 use crate::costs::Costs;
-use crate::judging::{Fold, Judging, over};
+use crate::judging::{Fold, Judging};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
-use crate::sweep::static_trees::{fastest_tree, judge_trees, replay_tree, rule_of};
 use crate::sweep::{best_look_ups_alone, best_of_all};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::Recipe;
@@ -62,7 +60,6 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
                     test: &test,
                     costs,
                     seed: recipe.seed,
-                    in_trees: evaluate.tunes_trees(*decoding),
                 };
                 replay.groups.push(sets.group(drafter, *decoding, source)?);
             }
@@ -100,8 +97,6 @@ struct ReplaySets<'a> {
     test: &'a Recordings,
     costs: Costs,
     seed: u64,
-    /// Whether a static tree is also chosen.
-    in_trees: bool,
 }
 
 impl ReplaySets<'_> {
@@ -129,23 +124,6 @@ impl ReplaySets<'_> {
             rows: judging.rows(&judging.folds[0].choices)?,
             oracle,
             look_ups: Some(look_ups),
-            tree: self.in_trees.then(|| self.tree(&judging)).transpose()?,
-        })
-    }
-
-    fn tree(&self, judging: &Judging<'_>) -> Result<ReplayedTree> {
-        let judged = judge_trees(self.validation, &self.costs)?;
-        let shape = fastest_tree(&judged)?.shape;
-        let spent = replay_tree(shape, self.test, &self.costs)?;
-        let counts: Counts = spent.iter().map(|spent| spent.counts).sum();
-        Ok(ReplayedTree {
-            shape,
-            candidate_length: rule_of(shape).candidate_length,
-            num_tried: judged.len(),
-            speedup: judging.speedup(&spent),
-            gain: judging.estimate(&|some| over(&judging.fixed, &spent, some)),
-            verification_rate: counts.verification_rate(),
-            discard_rate: counts.discard_rate(),
         })
     }
 }

@@ -1,7 +1,5 @@
 //! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
 
-pub mod static_trees;
-
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,

@@ -3,8 +3,7 @@
 //!
 //! Rules are replayed over the rollouts of validation prompts. The best rule is written into the config
 //! of the head or adapter that it is for, with its expected gain over the best fixed length; `evaluate`
-//! and `check` test that promise. Static trees whose shape the recipe leaves open are searched on the same
-//! rollouts.
+//! and `check` test that promise.
 
 pub mod baseline;
 mod draft_model;
@@ -19,18 +18,18 @@ use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps};
 use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings, StopRuleName};
 use serde::Serialize;
 
-use self::baseline::{Baseline, RuleGain, TriedTree};
+use self::baseline::{Baseline, RuleGain};
 pub use self::draft_model::{DraftModelTuning, tune_for_draft_model};
 use crate::conversation::SetPrompt;
-use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts, measure_tree_costs};
+use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
-use crate::tuning::{CostsEntry, TunedTree, TuningFile, given_costs};
+use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::draft_model::RuntimeSetting;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::loaded::{LoadedDrafters, Loading};
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
 use draftsmith_recipe::prompts::spread;
 use draftsmith_recipe::watch::{Silent, Watch};
@@ -76,12 +75,6 @@ pub struct Tuning {
     pub share_accepted: Option<f64>,
     /// The best settings of runtimes without heads. Runtimes have no self-drafts.
     pub runtimes: Vec<RuntimeSetting>,
-    /// The fastest static tree, if the recipe leaves its shape open.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tree: Option<TunedTree>,
-    /// All trees that were tried.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub trees_tried: Vec<TriedTree>,
     /// The export whose config was written, if there is one.
     pub export: Option<PathBuf>,
 }
@@ -144,7 +137,7 @@ pub fn tune_within(
     Ok(tunings)
 }
 
-/// Writes measured costs and tuned trees, and the recipe beside them. Given costs are in the recipe.
+/// Writes measured costs, and the recipe beside them. Given costs are in the recipe.
 fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Result<()> {
     let bases = tunings.iter().map(|tuning| &tuning.basis);
     let entry = |basis: &TuningBasis| CostsEntry {
@@ -155,10 +148,6 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
     let entries: Vec<CostsEntry> =
         bases.filter(|basis| basis.cost_source.is_machine()).map(entry).collect();
     TuningFile::COSTS.write(recipe, &entries)?;
-    let trees: Vec<TunedTree> = tunings.iter().filter_map(|tuning| tuning.tree.clone()).collect();
-    if !trees.is_empty() {
-        TuningFile::TREES.write(recipe, &trees)?;
-    }
     recipe.write_beside(&recipe.tuning_dir())
 }
 
@@ -207,15 +196,6 @@ impl Tuner<'_> {
         let rules = choices.iter().map(|choice| baseline.rule_gain(choice));
         let rules = rules.collect::<Result<Vec<RuleGain>>>()?;
         let rule = baseline.tuned_rule(best)?;
-        let (tree, trees_tried) = match self.evaluate.tunes_trees(name) {
-            true => {
-                let Self { recipe, workspace, .. } = *self;
-                let models = Loading { id: recordings.drafter, recipe, workspace }.models_hash()?;
-                let (tree, tried) = baseline.best_tree(models)?;
-                (Some(tree), tried)
-            }
-            false => (None, Vec::new()),
-        };
         // Runtimes load a draft model as it is.
         let drafter_recipe = self.recipe.drafters.get(recordings.drafter);
         let runtimes = match drafter_recipe.is_some_and(|it| it.kind.model().is_some()) {
@@ -229,8 +209,6 @@ impl Tuner<'_> {
             look_ups: self.tune.lookup_first.then(|| baseline.look_ups_alone()).transpose()?,
             share_accepted,
             runtimes,
-            tree,
-            trees_tried,
             export: self.loaded.export_of(drafter),
             basis: TuningBasis {
                 drafter,
@@ -244,7 +222,7 @@ impl Tuner<'_> {
         Ok((tuning, rule))
     }
 
-    /// The costs of the recorded drafter, and of trees if they are tuned.
+    /// The costs of the recorded drafter.
     fn costs(
         &mut self,
         recordings: &Recordings,
@@ -263,11 +241,7 @@ impl Tuner<'_> {
             let time_limit = self.time_limit;
             let probe =
                 CostProbe { decoders, drafter, decoding, prompts, time_limit, watch: *watch };
-            let mut measured = probe.measure(&|costs| lengths_under(recordings, costs))?;
-            if self.evaluate.tunes_trees(name) {
-                measure_tree_costs(decoders, prompts, &mut measured.costs)?;
-            }
-            Ok(measured)
+            probe.measure(&|costs| lengths_under(recordings, costs))
         })
     }
 }

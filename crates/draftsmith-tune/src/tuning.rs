@@ -1,11 +1,10 @@
-//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `trees.json`
-//! and `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
+//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json` and
+//! `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::WeightDtype;
-use draftsmith_report::{CostSource, DecodingName, DrafterName};
-use draftsmith_theory::{DrafterId, Estimate, TreeShape};
+use draftsmith_report::{DecodingName, DrafterName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -43,37 +42,6 @@ pub fn given_costs(given: Option<&GivenCosts>, drafters: &[DrafterName]) -> Resu
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// An entry of `trees.json`: a drafter's fastest static tree by replay of greedy responses. Its chain is as
-/// long as the tree is deep.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TunedTree {
-    /// The drafter.
-    pub drafter: DrafterId,
-    /// The models that it was tuned with ([`Loading::models_hash`](draftsmith_recipe::kinds::loaded::Loading::models_hash)).
-    pub models: String,
-    /// The dtype they computed in.
-    #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
-    pub dtype: WeightDtype,
-    /// The tree.
-    pub shape: TreeShape,
-    /// Shapes that were tried.
-    pub num_tried: usize,
-    /// Prompts it was tuned on.
-    pub num_prompts: usize,
-    /// The source of the costs that it is best for.
-    pub cost_source: CostSource,
-    /// Modelled speed over plain decoding.
-    pub speedup: f64,
-    /// Target forwards a token.
-    pub verification_rate: f64,
-    /// Discarded candidates a token.
-    pub discard_rate: f64,
-    /// The drafter's best fixed length without a tree.
-    pub best_fixed_length: usize,
-    /// Modelled speed over that length, minus 1; negative if the drafter's chains are faster.
-    pub expected_gain: Estimate,
-}
-
 /// The files in a recipe's tuning directory.
 #[derive(Debug, Clone, Copy)]
 pub struct TuningFile {
@@ -85,8 +53,6 @@ pub struct TuningFile {
 impl TuningFile {
     /// A list of [`CostsEntry`].
     pub const COSTS: Self = Self { name: "costs.json", command: "tune" };
-    /// A list of [`TunedTree`].
-    pub const TREES: Self = Self { name: "trees.json", command: "tune" };
     /// `replay`'s results.
     pub const REPLAY: Self = Self { name: "replay.json", command: "replay" };
 

@@ -92,11 +92,7 @@ fn recordings() -> Recordings {
             let room = MAX_LENGTH.min(RESPONSE_LEN - at - 1);
             let rollout =
                 (!is_accepted).then(|| (0..room).map(|_| candidate(&mut draws)).collect());
-            places.push(RecordedPlace {
-                candidate: candidate(&mut draws),
-                rollout,
-                draft_rank: None,
-            });
+            places.push(RecordedPlace { candidate: candidate(&mut draws), rollout });
         }
         responses.push(Recording::new(Vec::new(), places, RESPONSE_LEN));
     }

@@ -10,7 +10,7 @@ use crate::columns::{Cell, Column, Held, Place, ValueRange, column};
 use crate::error::DataError;
 
 /// All columns, in the order of the file.
-pub(super) static COLUMNS: [Column<RolloutRow>; 14] = [
+pub(super) static COLUMNS: [Column<RolloutRow>; 13] = [
     column!(Text, id),
     column!(Ids, prompt_ids),
     column!(Number, start),
@@ -27,7 +27,6 @@ pub(super) static COLUMNS: [Column<RolloutRow>; 14] = [
     ),
     column!(Doubles(LogProb), candidates.draft_log_prob),
     column!(Doubles(LogProb), candidates.target_log_prob),
-    Column::optional("a greedy response", column!(Ids, candidates.draft_rank)),
 ];
 
 /// What the drafter proposes from one position of a response, or the response itself: a row of
@@ -71,15 +70,10 @@ pub struct RolloutCandidates {
     /// log p of the candidate in the target's distribution that defines acceptance; −∞ allowed. NaN
     /// where the target was not run: for all candidates, or for all but a rollout's first.
     pub target_log_prob: Vec<f64>,
-    /// The rank of each token of a greedy response in the drafter's distribution, from 0; 64 means 64
-    /// or more. `None` in other rows and in files of versions that did not record it.
-    pub draft_rank: Option<Vec<u32>>,
 }
 
 /// The column whose last number may be NaN.
 const PREDICTED: &str = "predicted_acceptance_prob";
-/// The column that only greedy responses have.
-pub(super) const DRAFT_RANK: &str = "draft_rank";
 /// The column in which a rollout may have only its first value.
 pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
@@ -106,10 +100,6 @@ impl RolloutRow {
             };
             return Err(self.error("prompt_ids", problem));
         }
-        if !self.is_response && self.candidates.draft_rank.is_some() {
-            let problem = "is not null, but only the response's tokens have ranks";
-            return Err(self.error(DRAFT_RANK, problem));
-        }
         if self.is_response && self.start != 0 {
             return Err(self.error("start", "is not 0, where the response begins"));
         }
@@ -131,7 +121,7 @@ impl RolloutRow {
     /// # Errors
     /// [`DataError::Rollout`] with the first column that has an unknown token.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
-        for column in COLUMNS.iter().filter(|column| column.name != DRAFT_RANK) {
+        for column in &COLUMNS {
             if let Some(problem) = column.unknown_id(self, vocab_size) {
                 return Err(self.error(column.name, problem));
             }

@@ -48,7 +48,6 @@ fn candidates(noise: &mut Noise, candidate_ids: Vec<u32>, with_head: bool) -> Ro
         predicted_acceptance_prob: predicted,
         draft_log_prob: list(Noise::log_prob),
         target_log_prob: list(Noise::log_prob),
-        draft_rank: None,
     }
 }
 
@@ -99,7 +98,7 @@ fn rows_of_id(noise: &mut Noise, n: usize, length: usize, with_head: bool) -> Ve
 fn the_bytes_of_a_file_stay_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rollouts.parquet");
-    let exact = |candidate_ids: Vec<u32>, draft_rank: Option<Vec<u32>>| {
+    let exact = |candidate_ids: Vec<u32>| {
         let list = |step: usize| -> Vec<f64> {
             (0..candidate_ids.len()).map(|at| (at * step % 9) as f64 / 8.0).collect()
         };
@@ -112,7 +111,6 @@ fn the_bytes_of_a_file_stay_the_same() {
             predicted_acceptance_prob: Some(list(7)),
             draft_log_prob: logs(1),
             target_log_prob: logs(2),
-            draft_rank,
             candidate_ids,
         }
     };
@@ -121,13 +119,13 @@ fn the_bytes_of_a_file_stay_the_same() {
         prompt_ids: vec![1, 5],
         start: 0,
         limit: 4,
-        candidates: exact(vec![11, 12, 13, 14], Some(vec![0, 3, 0, 0])),
+        candidates: exact(vec![11, 12, 13, 14]),
         is_response: true,
     };
     let rollout = RolloutRow {
         prompt_ids: Vec::new(),
         start: 1,
-        candidates: exact(vec![15, 16], None),
+        candidates: exact(vec![15, 16]),
         is_response: false,
         ..response.clone()
     };
@@ -177,7 +175,6 @@ fn bits(row: &RolloutRow) -> impl PartialEq + std::fmt::Debug {
         candidates.candidate_ids.clone(),
         lists,
         predicted,
-        candidates.draft_rank.clone(),
         row.is_response,
     )
 }
@@ -234,7 +231,7 @@ fn rollouts_are_plain_parquet() {
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap();
     let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
     let fields = builder.schema().fields();
-    assert_eq!(fields.len(), 14);
+    assert_eq!(fields.len(), 13);
     assert_eq!(*fields[0], Field::new("id", DataType::Utf8, false));
     assert_eq!(*fields[1], Field::new("prompt_ids", list(DataType::UInt32), false));
     assert_eq!(*fields[2], Field::new("start", DataType::UInt32, false));
@@ -244,7 +241,6 @@ fn rollouts_are_plain_parquet() {
     let predicted = Field::new("predicted_acceptance_prob", list(DataType::Float64), true);
     assert_eq!(*fields[10], predicted);
     assert_eq!(*fields[12], Field::new("target_log_prob", list(DataType::Float64), false));
-    assert_eq!(*fields[13], Field::new("draft_rank", list(DataType::UInt32), true));
     let metadata = builder.metadata();
     let entries = metadata.file_metadata().key_value_metadata().unwrap();
     let value = |key: &str| entries.iter().find(|entry| entry.key == key).unwrap().value.as_deref();
@@ -259,34 +255,6 @@ fn rollouts_are_plain_parquet() {
         assert!(column.encodings().any(|encoding| encoding == Encoding::BYTE_STREAM_SPLIT));
         assert!(column.dictionary_page_offset().is_none());
     }
-}
-
-/// Rows with ranks, as greedy responses have, and their provenance.
-fn ranked_rows() -> (Vec<RolloutRow>, RolloutProvenance) {
-    let mut rows = sample_rows(false);
-    for of_id in rows.chunk_by_mut(|one, next| one.id == next.id) {
-        let (response, rollouts) = of_id.split_first_mut().unwrap();
-        let mut ranks = vec![0; response.candidates.candidate_ids.len()];
-        for rollout in rollouts {
-            ranks[rollout.start as usize] = 1 + rollout.start;
-        }
-        response.candidates.draft_rank = Some(ranks);
-    }
-    let mut provenance = provenance(false);
-    provenance.responses.temperature = 0.0;
-    (rows, provenance)
-}
-
-#[test]
-fn ranks_of_greedy_responses_round_trip_and_may_be_absent() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = rollouts_path(dir.path(), "draft", "test", "greedy");
-    let (mut rows, provenance) = ranked_rows();
-    write_rollouts(&path, &rows, &provenance).unwrap();
-    assert!(all_bits(&read_rollouts(&path, None).unwrap().0) == all_bits(&rows));
-    rows.iter_mut().for_each(|row| row.candidates.draft_rank = None);
-    write_rollouts(&path, &rows, &provenance).unwrap();
-    assert!(all_bits(&read_rollouts(&path, None).unwrap().0) == all_bits(&rows));
 }
 
 /// A response of three tokens. The drafter misses the first two; at the last nothing is drafted,

@@ -3,14 +3,13 @@
 use std::collections::HashSet;
 
 use super::provenance::RolloutProvenance;
-use super::row::{DRAFT_RANK, RolloutRow, TARGET_LOG_PROB};
+use super::row::{RolloutRow, TARGET_LOG_PROB};
 use crate::error::DataError;
 
 /// Checks every row ([`RolloutRow::validate`]) and the rows of each id together.
 ///
 /// Rows of one id are consecutive: first the response, then the rollouts by ascending `start`, at
-/// most one per position. A rollout does not begin with the response's token; at positions without a
-/// rollout the response's token has rank 0.
+/// most one per position. A rollout does not begin with the response's token.
 ///
 /// # Errors
 /// [`DataError::Rollout`] with the first invalid row and column.
@@ -65,9 +64,6 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
             return Err(row.error(TARGET_LOG_PROB, format!("is NaN, but {why}")));
         }
     }
-    if is_sampled && row.candidates.draft_rank.is_some() {
-        return Err(row.error(DRAFT_RANK, "is not null, but only greedy responses have ranks"));
-    }
     let ids = &row.candidates.candidate_ids;
     let max_length = provenance.max_length as usize;
     let max_candidates = if row.is_response {
@@ -114,22 +110,6 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
             return Err(rollout.error("candidate_ids", problem));
         }
         next = start + 1;
-    }
-    validate_ranks(first, rollouts)
-}
-
-/// Checks that a rank is above 0 exactly where a rollout starts, except at the last position that the
-/// limit allows, where nothing is drafted.
-fn validate_ranks(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataError> {
-    let mut starts = rollouts.iter().map(|rollout| rollout.start as usize).peekable();
-    let ranks = first.candidates.draft_rank.iter().flatten().enumerate();
-    for (at, rank) in ranks.take(first.limit as usize - 1) {
-        let problem = match (rank, starts.next_if_eq(&at)) {
-            (0, Some(_)) => format!("is 0 at {at}, where a rollout has another token"),
-            (rank, None) if *rank > 0 => format!("is {rank} at {at}, where there is no rollout"),
-            _ => continue,
-        };
-        return Err(first.error(DRAFT_RANK, problem));
     }
     Ok(())
 }

@@ -93,11 +93,6 @@ impl EvaluateRecipe {
         decoding.penalising(self.repetition_penalty)
     }
 
-    /// Whether `tune` searches for a static tree of each drafter under a way of decoding.
-    pub fn tunes_trees(&self, decoding: DecodingName) -> bool {
-        self.trees.as_ref().is_some_and(|trees| trees.is_tuned(decoding))
-    }
-
     pub(super) fn check(&self, drafters: &DrafterRecipes) -> Result<()> {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
         require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
@@ -109,7 +104,7 @@ impl EvaluateRecipe {
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.rules.check("evaluate.rules")?;
-        self.trees.iter().try_for_each(|trees| trees.check(&self.decodings))?;
+        self.trees.iter().try_for_each(|trees| trees.check())?;
         for id in self.drafters.iter().flatten() {
             require(
                 drafters.get(*id).is_some(),

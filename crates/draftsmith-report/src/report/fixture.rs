@@ -20,7 +20,7 @@ use crate::results::{
     StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
-pub(crate) use replays::{replay, replays, static_tree};
+pub(crate) use replays::{replay, replays};
 
 const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };

@@ -7,7 +7,7 @@ use super::bars::gains;
 use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
 use super::look::Look;
 use crate::results::{Estimate, HeadPredictions, ReplayGroup, in_order};
-use crate::table::{Line, best_of, costs_text, replay_table, scores_table, tree_text};
+use crate::table::{Line, best_of, costs_text, replay_table, scores_table};
 use crate::text::{
     counted, gain, interval, number, on_a_page, percent, sentence_case, signed, typeset,
 };
@@ -35,7 +35,6 @@ pub(super) fn replays(replays: &[ReplayGroup]) -> Vec<Value> {
 
 fn view(index: usize, replay: &ReplayGroup) -> Value {
     let source = replay.cost_source.text();
-    let tree = replay.tree.as_ref().map(|tree| format!("; {}", tree_text(tree)));
     let shown = |it: Estimate| format!("{} ({})", gain(it.value), interval(it, signed));
     let fixed = replay.rows.iter().find(|row| row.is_best_fixed());
     let best = best_of(&replay.rows);
@@ -43,12 +42,11 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
         name => format!("{}, {source}", replay.drafter.under(replay.decoding)),
         costs => sentence_case(source),
         details => format!(
-            "{}; chosen on {}, judged on {} with {}{}",
+            "{}; chosen on {}, judged on {} with {}",
             costs_text(&replay.costs),
             counted(replay.num_validation_prompts, "validation prompt"),
             counted(replay.num_test_prompts, "test prompt"),
             counted(replay.num_test_tokens, "token"),
-            tree.unwrap_or_default(),
         ),
         fixed => fixed.map(|row| on_a_page(&row.label())),
         best => best.map(|row| context! {

@@ -6,7 +6,7 @@
 
 use draftsmith_theory::{
     CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, Rounding, StopRuleConfig,
-    StopRuleName, TreeShape,
+    StopRuleName,
 };
 use serde::{Deserialize, Serialize};
 
@@ -69,29 +69,6 @@ pub struct ReplayGroup {
     /// Prompt lookup alone, beside the row of rules after look-ups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub look_ups: Option<LookUps>,
-    /// The static tree that was fastest on validation prompts, if the recipe has `"tuned"` trees.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tree: Option<ReplayedTree>,
-}
-
-/// Results of a static tree on test prompts, with a chain as long as the tree is deep.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReplayedTree {
-    /// The shape.
-    pub shape: TreeShape,
-    /// The depth.
-    pub candidate_length: usize,
-    /// The number of shapes tried.
-    pub num_tried: usize,
-    /// Modelled speed relative to plain decoding.
-    pub speedup: Estimate,
-    /// Modelled speed relative to the best fixed length, minus 1.
-    pub gain: Estimate,
-    /// Target forwards per token.
-    pub verification_rate: f64,
-    /// Discarded candidates per token.
-    pub discard_rate: f64,
 }
 
 /// Prompt lookup without another drafter, at the setting that was best on the prompts of the choice.

@@ -3,7 +3,7 @@
 use draftsmith_theory::CostModel;
 
 use super::{Line, Table, explained_tables};
-use crate::results::{Estimate, LookUps, ReplayGroup, ReplayRow, ReplayedTree};
+use crate::results::{Estimate, LookUps, ReplayGroup, ReplayRow};
 use crate::text::{
     counted, gain, interval, number, percent, sentence_case, signed, times, wrapped,
 };
@@ -29,8 +29,7 @@ pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour:
                 counted(group.num_test_prompts, "test prompt"),
             ),
         ];
-        let heading = heading.into_iter().chain(group.tree.as_ref().map(tree_text));
-        let heading = heading.chain(group.look_ups.as_ref().map(LookUps::text));
+        let heading = heading.into_iter().chain(group.look_ups.as_ref().map(LookUps::text));
         heading.flat_map(|text| wrapped(&text, width)).map(|line| line + "\n").collect()
     };
     let tables = groups.iter().map(|group| (table(group), replay_table(&group.rows, group.oracle)));
@@ -59,18 +58,6 @@ pub(crate) fn costs_text(
         text += &format!(", {} a row", milliseconds(row_seconds));
     }
     text
-}
-
-/// `static tree 3-2.1, K = 2, the best of 410 shapes: 1.31x, +5.0% over the best K (+3.1..+6.9)`.
-pub(crate) fn tree_text(tree: &ReplayedTree) -> String {
-    let ReplayedTree { shape, candidate_length, num_tried, speedup, gain: over, .. } = *tree;
-    format!(
-        "static tree {shape}, K = {candidate_length}, the best of {num_tried} shapes: {}, {} over the \
-         best K ({})",
-        times(Some(speedup.value)),
-        gain(over.value),
-        interval(over, signed),
-    )
 }
 
 /// The rules and the oracle.
@@ -176,15 +163,6 @@ mod tests {
         entropy h: SVIP's entropy threshold; worth: tokens that a draft forward must be
         worth
         ");
-    }
-
-    #[test]
-    fn a_static_tree_is_shown_before_the_rules() {
-        let mut group = fixture::replays().remove(0);
-        group.tree = Some(fixture::static_tree());
-        let text = render_replay_table(&[group], None, false).replace('\n', " ");
-        let tree = "static tree 3-2.1, K = 2, the best of 410 shapes: 2.52x, +4.5% over the best K";
-        assert!(text.contains(tree) && text.contains("(+3.1..+5.9)"), "{text}");
     }
 
     #[test]

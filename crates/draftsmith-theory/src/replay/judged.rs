@@ -123,8 +123,8 @@ mod tests {
         // Behind the rejected one lies a candidate that must not count, and the limit leaves a
         // place that is not drafted.
         let rollout = rejected.map(|token| vec![candidate(token), candidate(2)]);
-        let place = RecordedPlace { candidate: candidate(token), rollout, draft_rank: None };
-        let last = RecordedPlace { candidate: candidate(1), rollout: None, draft_rank: None };
+        let place = RecordedPlace { candidate: candidate(token), rollout };
+        let last = RecordedPlace { candidate: candidate(1), rollout: None };
         let recording = Recording::new(Vec::new(), vec![place, last], 2);
         Recordings {
             drafter: DrafterId::DRAFT,

@@ -98,7 +98,6 @@ mod tests {
         let place = |(at, token): (usize, &u32)| RecordedPlace {
             candidate: candidate(*token),
             rollout: (*token != 7 && at + 1 < limit).then(|| vec![candidate(7); 8]),
-            draft_rank: None,
         };
         let places = tokens.iter().enumerate().map(place).collect();
         Recordings {

@@ -27,8 +27,7 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
                     if at + 1 == len && len < limit {
                         candidate.token_id = END;
                     }
-                    let draft_rank = Some(if accepted { 0 } else { 1 + (at % 3) as u32 });
-                    RecordedPlace { candidate, rollout, draft_rank }
+                    RecordedPlace { candidate, rollout }
                 })
                 .collect();
             Recording::new(vec![1], places, limit)

@@ -178,43 +178,6 @@ fn a_perfect_head_predicts_the_acceptance_probability() {
 }
 
 #[test]
-fn a_static_tree_that_is_a_chain_replays_as_that_chain_and_pays_for_its_reads() {
-    let recordings = random(7, 30, 0.6);
-    let model = CostModel { draft_seconds: 0.02, target_seconds: 0.1, row_seconds: 0.03 };
-    let costs = RoundCosts::from_line(DrafterId::DRAFT, model).expect("times");
-    let tree = |text: &str, length| {
-        let shape = text.parse().expect("a shape");
-        let seconds = |num_read: usize| 0.02 * num_read as f64;
-        recordings.replay_tree(shape, &fixed(length), seconds, &costs).expect("replays")
-    };
-    let close = |one: Vec<TimedCounts>, other: Vec<TimedCounts>| {
-        for (one, other) in one.into_iter().zip(other) {
-            assert_eq!(one.counts, other.counts);
-            // Sums of some tens of rounds, in a different order.
-            assert!((one.seconds - other.seconds).abs() < 1e-9);
-        }
-    };
-    // A chain may end with its shape or be longer.
-    close(tree("1-1-1", 3), recordings.replay(&fixed(3), &costs).expect("replays"));
-    close(tree("1", 3), recordings.replay(&fixed(3), &costs).expect("replays"));
-    close(tree("1-1-1", 2), recordings.replay(&fixed(2), &costs).expect("replays"));
-    // Three nodes after the sequence and one after each: forwards of one node and of three.
-    let runs = tree("3-1.1.1", 2);
-    let rows = CostModel { draft_seconds: 0.0, ..model };
-    for TimedCounts { counts, seconds } in &runs {
-        let verified = rows.seconds(counts);
-        let (rounds, forwards) =
-            (counts.num_target_forwards as f64, counts.num_draft_forwards as f64);
-        // The number of rounds with two forwards is forwards - rounds, except at the limit.
-        let without = (seconds - verified) / 0.02 - (rounds + 3.0 * (forwards - rounds));
-        assert!([0.0, 2.0].iter().any(|of| (without - of).abs() < 1e-6), "{without}");
-    }
-    let (tree, chain) = (of(runs), total(recordings.replay_counts(&fixed(2)).expect("replays")));
-    assert!(tree.num_accepted > chain.num_accepted);
-    assert!(tree.num_target_forwards < chain.num_target_forwards);
-}
-
-#[test]
 fn replays_beyond_the_recording_are_errors() {
     let mut recordings = random(6, 2, 0.5);
     let refused = recordings.replay_counts(&fixed(9));

@@ -1,22 +1,8 @@
 //! The children of one node, in order: the drafter's most probable tokens, with one-hot distributions, or
 //! tokens drawn without replacement.
 
-use super::shape::MAX_CHILDREN;
 use crate::select::largest;
 use crate::{DrawnFrom, Draws, SoftmaxSummary};
-
-/// The rank of a token among a node's most probable tokens, by the logits there: 0 is the most probable,
-/// equals by id. Higher ranks and tokens of probability 0 give [`MAX_CHILDREN`].
-pub fn child_rank(logits: &[f32], token_id: u32) -> u32 {
-    let own = logits[token_id as usize];
-    if own == f32::NEG_INFINITY {
-        return MAX_CHILDREN;
-    }
-    let (before, after) = logits.split_at(token_id as usize);
-    let num_before = before.iter().filter(|logit| **logit >= own).count()
-        + after.iter().filter(|logit| **logit > own).count();
-    MAX_CHILDREN.min(num_before as u32)
-}
 
 /// The remaining children of a node.
 #[derive(Debug, Clone)]

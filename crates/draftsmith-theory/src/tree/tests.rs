@@ -1,5 +1,4 @@
 use super::*;
-use crate::select::largest;
 use crate::{Sampling, SeededDraws, TheoryError};
 
 fn shape(text: &str) -> TreeShape {
@@ -96,81 +95,6 @@ fn shapes_are_read_only_as_they_are_written() {
     }
 }
 
-/// The paths of up to four steps whose ranks, counted from 1, have a product of at most `most`: a shape like
-/// those fitted to acceptance rates of ranks.
-fn likely_paths(most: usize) -> Vec<Vec<u8>> {
-    let (mut paths, mut open) = (Vec::new(), vec![(Vec::new(), 1)]);
-    while let Some((path, product)) = open.pop() {
-        for rank in 0..most / product {
-            let longer: Vec<u8> = path.iter().copied().chain([rank as u8]).collect();
-            if longer.len() < 4 {
-                open.push((longer.clone(), product * (rank + 1)));
-            }
-            paths.push(longer);
-        }
-    }
-    paths
-}
-
-fn of_paths(paths: &[&[u8]]) -> Result<TreeShape, TheoryError> {
-    TreeShape::of_paths(&paths.iter().map(|path| path.to_vec()).collect::<Vec<_>>())
-}
-
-#[test]
-fn a_list_of_paths_is_a_shape_in_any_order() {
-    let small = of_paths(&[&[1], &[0, 0], &[0], &[1, 0], &[0, 1], &[0, 0, 0]]).expect("a tree");
-    assert_eq!(small.to_string(), "2-2.1-1");
-    let (likely, too_many) = (likely_paths(5), likely_paths(6));
-    assert_eq!((likely.len(), too_many.len()), (54, 84));
-    let large = TreeShape::of_paths(&likely).expect("a tree");
-    assert_eq!(large, large.to_string().parse().expect("as it is written"));
-    assert!(large.to_string().starts_with("5-5.2.1.1.1-5.2.1.1.1.2.1.1.1.1-"), "{large}");
-    assert!(TreeShape::of_paths(&too_many).is_err());
-}
-
-#[test]
-fn paths_that_are_not_a_tree_are_errors() {
-    for (paths, path, problem) in [
-        (&[][..], &[][..], "1 to 64"),
-        (&[&[0][..], &[][..]], &[], "empty"),
-        (&[&[0], &[0, 0], &[0]], &[0], "twice"),
-        (&[&[0], &[1, 0]], &[1, 0], "no parent"),
-        (&[&[1]], &[1], "sibling before it"),
-        (&[&[0], &[0, 1]], &[0, 1], "sibling before it"),
-    ] {
-        let Err(TheoryError::TreePaths { path: found, problem: error }) = of_paths(paths) else {
-            panic!("refused")
-        };
-        assert_eq!(found, path);
-        assert!(error.contains(problem), "{error}");
-    }
-    let many: Vec<Vec<u8>> = (0..65).map(|rank| vec![rank]).collect();
-    assert!(TreeShape::of_paths(&many).is_err() && TreeShape::of_paths(&many[..64]).is_ok());
-}
-
-#[test]
-fn a_static_tree_has_its_paths_down_to_the_depth_of_the_chain() {
-    let draws = &mut SeededDraws::new(1, &["tree"]);
-    // In descending order of probability: 1, 3, 0.
-    let token = |rank: u8| [1, 3, 0][usize::from(rank)];
-    let listed: [&[u8]; 7] = [&[0], &[1], &[2], &[0, 0], &[0, 1], &[1, 0], &[1, 0, 0]];
-    let shape = of_paths(&listed).expect("a tree");
-    for chain_len in 1..=5 {
-        let (proposal, num_read) = grown(shape, &PROBS, chain_len, &Decoding::GREEDY, draws);
-        let mut found = paths(&proposal);
-        found.sort();
-        let within = listed.iter().filter(|path| path.len() <= chain_len);
-        let mut expected: Vec<Vec<u32>> =
-            within.map(|path| path.iter().map(|rank| token(*rank)).collect()).collect();
-        // The chain is longer than the paths.
-        expected.extend((3..=chain_len).map(|depth| vec![1; depth]));
-        expected.sort();
-        assert_eq!(found, expected);
-        // Nodes with children, and the chain's: 1 and 3, then 1 1 and 3 1, then only the chain's.
-        assert_eq!(num_read, [0, 2, 4, 5, 6][chain_len - 1]);
-    }
-}
-
 #[test]
 fn a_tree_of_width_one_is_its_chain() {
     let draws = &mut SeededDraws::new(1, &["tree"]);
@@ -209,31 +133,6 @@ fn an_end_token_is_proposed_and_never_read() {
     let (proposal, _) = grown(shape("2x2x3"), &probs, 2, &Decoding::GREEDY, draws);
     let paths = paths(&proposal);
     assert!(paths.contains(&vec![9]) && paths.iter().all(|path| path[0] != 9 || path.len() == 1));
-}
-
-#[test]
-fn a_static_tree_reads_the_nodes_of_its_shape_even_end_tokens() {
-    let draws = &mut SeededDraws::new(1, &["tree"]);
-    let mut probs = [0.02; 10];
-    (probs[1], probs[9]) = (0.5, 0.34);
-    let (proposal, num_read) = grown(shape("2-1.1"), &probs, 2, &Decoding::GREEDY, draws);
-    assert_eq!((paths(&proposal).len(), num_read), (4, 2));
-    assert!(paths(&proposal).contains(&vec![9, 1]));
-}
-
-#[test]
-fn a_tokens_rank_is_that_of_the_child_with_the_token() {
-    let logits = [1.0, 3.0, f32::NEG_INFINITY, 3.0, -1e30, 1.0, f32::NEG_INFINITY];
-    let all = largest(&logits, logits.len());
-    assert_eq!(all, [1, 3, 0, 5, 4]);
-    for (rank, token) in all.into_iter().enumerate() {
-        assert_eq!(child_rank(&logits, token), rank as u32);
-    }
-    // A token of probability 0, and one beyond the last possible child.
-    assert_eq!([2, 6].map(|token| child_rank(&logits, token)), [MAX_CHILDREN; 2]);
-    let descending: Vec<f32> = (0..100).map(|token| -(token as f32)).collect();
-    let ranks = [0, 63, 64, 99].map(|token| child_rank(&descending, token));
-    assert_eq!(ranks, [0, 63, 64, MAX_CHILDREN]);
 }
 
 #[test]

@@ -128,7 +128,6 @@ mod tests {
                 predicted_acceptance_prob: None,
                 draft_log_prob: vec![-0.25; num],
                 target_log_prob: acceptance_probs.iter().map(|p| -0.25 + p.ln()).collect(),
-                draft_rank: None,
             },
         }
     }

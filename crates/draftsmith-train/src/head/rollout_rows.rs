@@ -25,10 +25,7 @@ pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec
         is_response,
     };
     let tokens: Vec<_> = recording.places.iter().map(|place| &place.candidate).collect();
-    let mut response = row(0, true, &tokens);
-    response.candidates.draft_rank =
-        recording.places.iter().map(|place| place.draft_rank).collect();
-    let mut rows = vec![response];
+    let mut rows = vec![row(0, true, &tokens)];
     for (start, place) in recording.places.iter().enumerate() {
         if let Some(rollout) = &place.rollout {
             rows.push(row(start, false, &rollout.iter().collect::<Vec<_>>()));
@@ -41,12 +38,8 @@ pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec
 pub fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
     let recorded = rows.chunk_by(|one, next| one.id == next.id).map(|rows| {
         let (response, rollouts) = rows.split_first().expect("a chunk has a row");
-        let ranks = &response.candidates.draft_rank;
-        let rank = |at: usize| ranks.as_ref().map(|ranks| ranks[at]);
-        let places = candidates(&response.candidates).enumerate().map(|(at, candidate)| {
-            RecordedPlace { candidate, rollout: None, draft_rank: rank(at) }
-        });
-        let mut places: Vec<RecordedPlace> = places.collect();
+        let place = |candidate| RecordedPlace { candidate, rollout: None };
+        let mut places: Vec<RecordedPlace> = candidates(&response.candidates).map(place).collect();
         for rollout in rollouts {
             places[rollout.start as usize].rollout =
                 Some(candidates(&rollout.candidates).collect());
@@ -72,7 +65,6 @@ fn columns(candidates: &[&RecordedCandidate], has_head: bool) -> RolloutCandidat
         predicted_acceptance_prob: has_head.then(predicted),
         draft_log_prob: list(|candidate| candidate.draft_log_prob),
         target_log_prob: list(|candidate| candidate.target_log_prob),
-        draft_rank: None,
     }
 }
 
@@ -108,26 +100,22 @@ mod tests {
         }
     }
 
-    fn recording(has_head: bool, is_greedy: bool) -> Recording {
+    fn recording(has_head: bool) -> Recording {
         let predicted = |prob: f64| has_head.then_some(prob);
         let rollout = vec![candidate(9, predicted(0.25)), candidate(8, None)];
-        let place = |candidate, rollout, rank| RecordedPlace {
-            candidate,
-            rollout,
-            draft_rank: is_greedy.then_some(rank),
-        };
+        let place = |candidate, rollout| RecordedPlace { candidate, rollout };
         let places = vec![
-            place(candidate(3, predicted(0.5)), None, 0),
-            place(candidate(4, predicted(0.75)), Some(rollout), 2),
-            place(candidate(5, None), None, 0),
+            place(candidate(3, predicted(0.5)), None),
+            place(candidate(4, predicted(0.75)), Some(rollout)),
+            place(candidate(5, None), None),
         ];
         Recording::new(vec![6, 7], places, 4)
     }
 
     #[test]
     fn recordings_come_back_from_rows() {
-        for (has_head, is_greedy) in [(false, false), (true, false), (false, true)] {
-            let one = recording(has_head, is_greedy);
+        for has_head in [false, true] {
+            let one = recording(has_head);
             let other = Recording::new(vec![6], one.places.to_vec(), 7);
             let mut rows = rows_of_recording("set#0", &one, has_head);
             let starts: Vec<(u32, bool)> =

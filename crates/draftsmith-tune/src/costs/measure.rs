@@ -280,7 +280,6 @@ impl MeasuredCosts {
             head_seconds: extra(&|pass| pass.head_seconds),
             confidence_seconds: extra(&|pass| pass.confidence_seconds),
             entropy_seconds: extra(&|pass| pass.entropy_seconds),
-            draft_rows: None,
         };
         let all = verify.iter().map(|(_, known)| known).chain([&draft]);
         let uncertainty = all.map(|(median, half_width)| half_width / median).fold(0.0, f64::max);

@@ -8,7 +8,7 @@ use draftsmith_theory::{FixedLengthConfig, StopRuleConfig, StopRuleName};
 use super::promise::Promise;
 use draftsmith_recipe::kinds::Role;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::{EvaluateRecipe, Recipe, TreesRecipe};
+use draftsmith_recipe::{EvaluateRecipe, Recipe};
 use draftsmith_report::{DecodingName, DrafterName, in_order};
 
 /// A drafter and a stop rule.
@@ -44,7 +44,7 @@ impl Setting {
                     }
                 }
             }
-            let trees = evaluate.trees.iter().flat_map(TreesRecipe::given);
+            let trees = evaluate.trees.iter().flat_map(|trees| trees.shapes.iter().copied());
             let trees = trees.map(|shape| DrafterName::Tree(id, shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
             let others = after.chain(trees).filter(|_| has_steps);

@@ -127,15 +127,7 @@ impl<'a> RolloutFiles<'a> {
                 format!("`{}` was recorded with {}", path.display(), changes_text(&differences));
             return Ok(FileState::Stale(why));
         }
-        let set = RecordedSet::new(&rows, &provenance)?;
-        let needs_ranks = self.evaluate.tunes_trees(key.decoding);
-        Ok(match needs_ranks && !set.recordings.has_ranks() {
-            true => FileState::Stale(format!(
-                "`{}` was recorded without the ranks that trees are tuned by",
-                path.display()
-            )),
-            false => FileState::Whole(set),
-        })
+        Ok(FileState::Whole(RecordedSet::new(&rows, &provenance)?))
     }
 
     /// Writes a file completely or not at all, and returns its recordings.

@@ -42,7 +42,6 @@ impl TrainingRollouts {
             let first = |place: &RecordedPlace| RecordedPlace {
                 candidate: place.candidate.clone(),
                 rollout: place.rollout.as_ref().map(|rollout| rollout[..1].to_vec()),
-                draft_rank: place.draft_rank,
             };
             let places: Vec<RecordedPlace> = recording.places.iter().map(first).collect();
             Recording::new(recording.prompt.clone(), places, recording.limit)

@@ -229,7 +229,6 @@ fn recordings(
         let place = |(token_id, is_accepted): (&u32, &bool)| RecordedPlace {
             candidate: candidate(*token_id),
             rollout: (!is_accepted).then(|| vec![candidate(other); MAX_LENGTH]),
-            draft_rank: None,
         };
         let places = tokens.map(place).collect();
         Recording::new(answer.prompt_ids.clone(), places, surveyor.max_new_tokens)

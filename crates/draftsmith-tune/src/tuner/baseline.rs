@@ -1,4 +1,4 @@
-//! Compares rules and static trees with the best fixed length, along the recordings of one drafter and way
+//! Compares rules with the best fixed length, along the recordings of one drafter and way
 //! of decoding.
 
 use anyhow::Result;
@@ -6,15 +6,13 @@ use draftsmith_model::WeightDtype;
 use draftsmith_report::{CostSource, DrafterName, LookUps, promise_interval, shown_interval};
 use draftsmith_theory::{
     Counts, Decoding, Estimate, LookupFirst, Recordings, Sampling, StopRuleConfig, StopRuleName,
-    TimedCounts, TreeShape, seconds_per_token,
+    TimedCounts, seconds_per_token,
 };
 use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::judging::{over, speedup};
-use crate::sweep::static_trees::{fastest_tree, judge_trees};
 use crate::sweep::{Choice, best_look_ups_alone};
-use crate::tuning::TunedTree;
 use draftsmith_recipe::exports::tuned::TunedRule;
 
 /// A rule at its best setting.
@@ -32,16 +30,7 @@ pub struct RuleGain {
     pub gain: Estimate,
 }
 
-/// A tree that was tried.
-#[derive(Debug, Serialize)]
-pub struct TriedTree {
-    /// The tree.
-    pub shape: TreeShape,
-    /// Modelled speed over the best fixed length, minus 1.
-    pub gain: f64,
-}
-
-/// Recordings with their best fixed length, which rules and trees are compared with.
+/// Recordings with their best fixed length, which rules are compared with.
 pub(super) struct Baseline<'r> {
     pub(super) recordings: &'r Recordings,
     pub(super) costs: &'r Costs,
@@ -108,34 +97,5 @@ impl Baseline<'_> {
             dtype: self.dtype,
             cost_source: self.cost_source,
         })
-    }
-
-    /// The fastest static tree, and all that were tried. `models` is the hash of the models.
-    ///
-    /// # Errors
-    /// If no tree grows along the recordings.
-    pub(super) fn best_tree(&self, models: String) -> Result<(TunedTree, Vec<TriedTree>)> {
-        let judged = judge_trees(self.recordings, self.costs)?;
-        let best = fastest_tree(&judged)?;
-        let num_prompts = self.recordings.responses.len();
-        let all: Vec<usize> = (0..num_prompts).collect();
-        let gain = |spent: &[TimedCounts]| over(&self.fixed_spent, spent, &all);
-        let tried = judged.iter().map(|it| TriedTree { shape: it.shape, gain: gain(&it.spent) });
-        let counts: Counts = best.spent.iter().map(|spent| spent.counts).sum();
-        let tuned = TunedTree {
-            drafter: self.recordings.drafter,
-            dtype: self.dtype,
-            shape: best.shape,
-            num_tried: judged.len(),
-            num_prompts,
-            cost_source: self.cost_source,
-            speedup: self.plain_seconds() / best.seconds_per_token,
-            verification_rate: counts.verification_rate(),
-            discard_rate: counts.discard_rate(),
-            best_fixed_length: self.fixed_length,
-            expected_gain: self.gain(&best.spent),
-            models,
-        };
-        Ok((tuned, tried.collect()))
     }
 }

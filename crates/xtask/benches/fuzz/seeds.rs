@@ -254,8 +254,6 @@ fn rollouts() -> Result<Vec<Seed>> {
             predicted_acceptance_prob: Some(vec![0.25; ids.len()]),
             draft_log_prob: vec![-0.75; ids.len()],
             target_log_prob: vec![-0.5; ids.len()],
-            draft_rank: is_response
-                .then(|| ids.iter().map(|id| u32::from([4, 9].contains(id))).collect()),
         },
         is_response,
     };

@@ -13,7 +13,7 @@ use draftsmith_recipe::kinds::{DrafterRecipe, Role};
 use draftsmith_recipe::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses, TreesRecipe};
+use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses};
 use draftsmith_report::{DecodingName, DrafterName, duration_text};
 use draftsmith_tune::build_data::BYTES_PER_TOKEN;
 use draftsmith_tune::decoders::target_speed;
@@ -143,7 +143,7 @@ fn note_work(
 
 /// About how many settings an evaluation measures under one way of decoding.
 fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
-    let num_trees = evaluate.trees.iter().flat_map(TreesRecipe::given).count();
+    let num_trees = evaluate.trees.iter().map(|trees| trees.shapes.len()).sum::<usize>();
     let variants = 1 + num_trees + evaluate.lookup_first.len();
     let of_drafter = |(_, drafter): (DrafterId, &DrafterRecipe)| {
         let has_head = drafter.head.is_some();

@@ -5,9 +5,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use draftsmith_report::{CostSource, DrafterName, explained, table_text, times_text};
 use draftsmith_theory::Estimate;
 
-use draftsmith_tune::sweep::static_trees::rule_of;
 use draftsmith_tune::tuner::{DraftModelTuning, Tuning, TuningBasis};
-use draftsmith_tune::tuning::TunedTree;
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
 ///
@@ -55,7 +53,6 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
             );
         }
     }
-    text += &tuning.tree.as_ref().map(tree).unwrap_or_default();
     text += &match &tuning.export {
         Some(dir) => format!("\nwritten to {}\n\n", dir.join("config.json").display()),
         None => "\nno head or adapter to write it to\n\n".to_owned(),
@@ -106,18 +103,6 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
         ]);
     }
     table_text(table, &[1, 2, 3, 4])
-}
-
-/// A static tree. Its chain is as long as the tree is deep.
-fn tree(tuned: &TunedTree) -> String {
-    let TunedTree { shape, num_tried, speedup, best_fixed_length, expected_gain: gain, .. } = tuned;
-    format!(
-        "\nstatic tree, the best of {num_tried} shapes by replay:\n  \
-         {shape}, K = {}  {speedup:.3}x, {} over K = {best_fixed_length} alone ({})\n",
-        rule_of(*shape).candidate_length,
-        percent(gain.value),
-        interval(gain),
-    )
 }
 
 /// How precisely costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.

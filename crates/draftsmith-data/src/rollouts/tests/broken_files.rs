@@ -51,15 +51,10 @@ fn columns_with_wrong_types_or_values_are_named() {
 
     for column in &COLUMNS {
         let without = read(&|table| table.remove(column.name));
-        if column.may_lack {
-            // Older versions did not write it.
-            assert_eq!(without.unwrap()[0].candidates.draft_rank, None);
-        } else {
-            let error = without.unwrap_err();
-            let expected = format!("`{}`: column `{}` is missing: ", path.display(), column.name);
-            assert!(error.starts_with(&expected), "{error}");
-            assert!(error.ends_with("; build the data again"), "{error}");
-        }
+        let error = without.unwrap_err();
+        let expected = format!("`{}`: column `{}` is missing: ", path.display(), column.name);
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.ends_with("; build the data again"), "{error}");
         let other_type = |table: &mut Table<RolloutRow>| {
             table.set(column.name, nullable(Arc::new(Float32Array::from(vec![0.5, 0.5]))));
         };

@@ -94,40 +94,6 @@ fn the_column_of_an_invalid_row_is_named() {
 }
 
 #[test]
-fn ranks_that_contradict_rollouts_are_refused() {
-    let check = |break_it: fn(&mut [RolloutRow], &mut RolloutProvenance), expected: &str| {
-        let (mut rows, mut provenance) = ranked_rows();
-        break_it(&mut rows, &mut provenance);
-        let dir = tempfile::tempdir().unwrap();
-        let error = write_rollouts(&path_in(&dir), &rows, &provenance).unwrap_err().to_string();
-        assert!(error.contains("column `draft_rank` ") && error.contains(expected), "{error}");
-    };
-    // The second response, of six tokens, follows one of one.
-    let (rows, _) = ranked_rows();
-    assert!(rows[1].is_response && !rows[2].is_response && rows[2].start < 5);
-    check(|r, _| r[1].candidates.draft_rank.as_mut().unwrap().truncate(2), "has 2 values");
-    check(
-        |r, _| r[2].candidates.draft_rank = Some(vec![0; r[2].candidates.candidate_ids.len()]),
-        "is not null, but only the response",
-    );
-    check(|_, p| p.responses.temperature = 1.0, "is not null, but only greedy");
-    check(
-        |r, _| {
-            let start = r[2].start as usize;
-            r[1].candidates.draft_rank.as_mut().unwrap()[start] = 0;
-        },
-        "where a rollout has another token",
-    );
-    check(
-        |r, _| {
-            let ranks = r[1].candidates.draft_rank.as_mut().unwrap();
-            *ranks.iter_mut().find(|rank| **rank == 0).unwrap() = 3;
-        },
-        "is 3 at ",
-    );
-}
-
-#[test]
 fn unknown_tokens_are_named_with_their_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = path_in(&dir);
