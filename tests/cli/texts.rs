@@ -51,7 +51,7 @@ fn errors() {
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
     let trees = format!(
         "[models]\ntarget = '{target}'\n[drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
-         [evaluate]\nprompts = ['train.jsonl']\n[evaluate.trees]\nshapes = ['tuned']\n"
+         [evaluate]\nprompts = ['train.jsonl']\n[evaluate.trees]\nshapes = ['2-1']\n"
     );
     place.write("trees.toml", trees);
     let cut = place.copy_model("draft-small", "cut").join("model.safetensors");
@@ -93,8 +93,6 @@ fn errors() {
         output_of(&place, &["check", &draft]),
         output_of(&place, &["inspect", "notes.txt"]),
         output_of(&place, &["evaluate", "trees.toml"]),
-        output_of(&place, &["evaluate", "trees.toml", "--set", "evaluate.decodings=['sampled']"]),
-        output_of(&place, &["evaluate", "trees.toml", "--set", "evaluate.trees.shapes=['best']"]),
         generate(&["--head", "head"]),
         generate(&["--draft", &draft, "--head", &draft]),
         generate(&["--draft", "cut"]),

@@ -17,7 +17,7 @@ pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
             one.drafter.under(one.decoding),
             counted(one.num_test_prompts, "test prompt"),
         );
-        (heading, scores_table("", vec![Line::of("", one.scores)]))
+        (heading, scores_table("", vec![Line::of("head", one.scores)]))
     };
     explained_tables(&predictions.iter().map(table).collect::<Vec<_>>(), None, false)
 }
@@ -86,7 +86,14 @@ mod tests {
     fn scores_are_shown_with_their_meaning() {
         let text = render_predictions(&fixture::replay().predictions);
         insta::assert_snapshot!(text, @"
-        TODO
+        draft, greedy: the head's predictions on 240 test prompts
+                 ECE   Brier      KL   AUROC   mean   true
+        head  0.1937  0.0510  0.1388  0.8716  0.473  0.667
+
+        draft, sampled: the head's predictions on 240 test prompts
+                 ECE   Brier      KL   AUROC   mean   true
+        head  0.0123  0.0007  0.0057  0.8716  0.667  0.667
+
         ECE: calibration error; Brier: mean squared error; KL: nats from a perfect head;
         AUROC: chance that an accepted candidate ranks above a rejected one; mean: of
         the predictions; true: share accepted
