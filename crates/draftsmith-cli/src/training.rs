@@ -1,6 +1,7 @@
 //! Training of heads and adapters, shared by `train-head` and `train-adapter`.
 
 pub(crate) mod adapter_outcome;
+pub(crate) mod eagle3_outcome;
 pub(crate) mod export_job;
 pub(crate) mod head_outcome;
 pub(crate) mod heads;

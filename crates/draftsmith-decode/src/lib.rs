@@ -37,6 +37,7 @@ mod cascade;
 mod chain;
 mod decode;
 mod drafter;
+mod eagle3_draft;
 mod error;
 mod feature_draft;
 mod features;
@@ -59,6 +60,7 @@ pub use decode::{decode_many, decode_plain, decode_speculative};
 pub use drafter::{
     DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, NoDrafter, StepDrafter,
 };
+pub use eagle3_draft::{Eagle3Draft, Eagle3Parts};
 pub use error::DecodeError;
 pub use lookup_first::LookupFirstDraft;
 pub use max_gram::{LookUpParts, MaxGramDraft};

@@ -114,19 +114,45 @@ impl<'m> ModelSession<'m> {
         self.kept = kept.collect();
     }
 
-    /// The states of a slot that the session kept of the tokens from position `from` on, by layer. The tokens
-    /// are those that the target has read; the states before `from` are released.
+    /// The states of a slot after each of these numbers of layers, which the session kept, of the tokens from
+    /// position `from` on. The tokens are those that the target has read. States more than one position before
+    /// `from` are released.
     ///
     /// # Panics
-    /// If there are no such tokens, or their states were released.
-    pub fn kept_states(&mut self, slot: usize, from: usize) -> Vec<Rows> {
-        let kept = self.kept.iter_mut().map(|kept| {
-            let features = &mut kept.slots[slot];
-            let states = features.since(from);
-            features.release_before(from);
-            states
+    /// If there are no such tokens, their states were released, or a layer is not kept.
+    pub fn kept_states<const N: usize>(
+        &mut self,
+        slot: usize,
+        from: usize,
+        layers: &[usize; N],
+    ) -> [Rows; N] {
+        let states = layers.map(|layer| {
+            let kept = self.kept.iter().find(|kept| kept.layer == layer);
+            kept.expect("the session keeps the layer").slots[slot].since(from)
         });
-        kept.collect()
+        let released = from.saturating_sub(1);
+        self.kept.iter_mut().for_each(|kept| kept.slots[slot].release_before(released));
+        states
+    }
+
+    /// Reads the tokens of a sequence that have not been read, and computes no logits.
+    pub(crate) fn read_upto(&mut self, slot: usize, tokens: &[u32]) {
+        let ids = &tokens[self.num_read(slot).min(tokens.len())..];
+        if ids.is_empty() {
+            return;
+        }
+        let (first, hidden) = if self.exit.is_some() {
+            self.read_shallow(&[NewTokens { slot, ids, num_rows: 0 }]);
+            self.features_of_unread(std::iter::once(slot))
+        } else {
+            (0, self.model.embed_ids(ids).in_slot(slot))
+        };
+        // After the last kept layer only keys and values are needed.
+        let last_kept = self.kept.last().map_or(first, |kept| kept.layer.max(first));
+        let hidden = self.forward(first..last_kept, hidden);
+        if last_kept < self.num_layers() {
+            self.model.fill_cache(last_kept, hidden, &mut self.cache);
+        }
     }
 
     /// Runs a range of layers on new tokens, and keeps what the kept layers among them give.
@@ -345,22 +371,7 @@ impl Target for ModelSession<'_> {
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.check_prompt(prompt)?;
         self.truncate(slot, 0);
-        let ids = &prompt[..prompt.len() - 1];
-        if ids.is_empty() {
-            return Ok(());
-        }
-        let (first, hidden) = if self.exit.is_some() {
-            self.read_shallow(&[NewTokens { slot, ids, num_rows: 0 }]);
-            self.features_of_unread(std::iter::once(slot))
-        } else {
-            (0, self.model.embed_ids(ids).in_slot(slot))
-        };
-        // After the last kept layer only keys and values are needed.
-        let last_kept = self.kept.last().map_or(first, |kept| kept.layer.max(first));
-        let hidden = self.forward(first..last_kept, hidden);
-        if last_kept < self.num_layers() {
-            self.model.fill_cache(last_kept, hidden, &mut self.cache);
-        }
+        self.read_upto(slot, &prompt[..prompt.len() - 1]);
         Ok(())
     }
 

@@ -46,7 +46,7 @@ const NORM: &str = "norm";
 const LM_HEAD: &str = "lm_head";
 
 /// The key of the draft vocabulary's coverage in an adapter's training record.
-const VOCABULARY_COVERAGE: &str = "vocabulary_coverage";
+pub const VOCABULARY_COVERAGE: &str = "vocabulary_coverage";
 
 /// The parts of an adapter's layer (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -126,6 +126,29 @@ impl NarrowHead {
         }
     }
 
+    /// A drafter's own packed LM head, whose outputs are the tokens of `vocabulary`.
+    pub(crate) fn of_packed(
+        weight: Arc<PackedWeights>,
+        vocabulary: DraftVocabulary,
+        vocab_size: usize,
+    ) -> Self {
+        let weight = NarrowWeight::Packed(weight);
+        Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
+    }
+
+    /// The same of a tensor.
+    ///
+    /// # Shapes
+    /// - weight: `[hidden, tokens]`
+    pub(crate) fn of_tensor(
+        weight: Tensor<2>,
+        vocabulary: DraftVocabulary,
+        vocab_size: usize,
+    ) -> Self {
+        let weight = NarrowWeight::Tensor(Box::new(weight));
+        Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
+    }
+
     /// Logits of all tokens of the model.
     ///
     /// # Shapes

@@ -30,6 +30,7 @@ mod decoder;
 mod draft_model;
 mod draft_vocabulary;
 mod drafter;
+mod eagle3;
 mod error;
 #[cfg(test)]
 mod fixtures;
@@ -50,13 +51,16 @@ pub use acceptance_head::{
     AcceptanceHead, AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput,
     HeadReads,
 };
-pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA};
+pub use adapter::{
+    Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA, VOCABULARY_COVERAGE,
+};
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
+pub use eagle3::{Eagle3, Eagle3Config, NUM_TARGET_STATES};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};

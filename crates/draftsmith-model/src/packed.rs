@@ -198,6 +198,32 @@ pub(crate) fn forward_layers<'a>(
     });
 }
 
+/// Runs a layer in place on rows `x`, whose queries, keys and values read other rows, `read`, normed.
+pub(crate) fn forward_reading(
+    layer: &PackedLayer,
+    (read, x): (&[f32], &mut [f32]),
+    rows: PlacedRows<'_>,
+    slots: &mut [PackedLayerCache],
+    reaches: &[Reach],
+    scratch: &mut Scratch,
+) {
+    let (read_width, width) = (layer.attention.qkv.inputs, layer.mlp.norm.width());
+    let mut rest = rows;
+    let parts = read.chunks(MAX_ROWS_A_BLOCK * read_width);
+    for (read, x) in parts.zip(x.chunks_mut(MAX_ROWS_A_BLOCK * width)) {
+        let num_rows = x.len() / width;
+        let (rows, others) = rest.split_at(num_rows);
+        rest = others;
+        scratch.in_team(num_rows * layer.num_weights(), |scratch| {
+            let mut projected = std::mem::take(&mut scratch.projected);
+            layer.attention.project_read(read, rows, reaches, scratch, &mut projected);
+            layer.attention.write(&projected, rows, slots);
+            layer.finish(x, &projected, rows, slots, reaches, scratch);
+            scratch.projected = projected;
+        });
+    }
+}
+
 /// An MLP block with its norms, gated or not.
 #[derive(Debug)]
 pub(crate) struct PackedMlp {

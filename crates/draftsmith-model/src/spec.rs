@@ -88,6 +88,9 @@ pub struct AttentionSpec {
     pub query_scalar: Option<f64>,
     /// If set, scores become `cap · tanh(score / cap)`.
     pub soft_cap: Option<f32>,
+    /// The number of rows of the hidden width that queries, keys and values read side by side: 1, or 2 in
+    /// an EAGLE-3 drafter.
+    pub num_read: usize,
     pub(crate) names: AttentionNames,
 }
 
@@ -361,7 +364,14 @@ impl AttentionSpec {
     /// Grouped-query attention with Llama's names.
     pub(crate) fn llama(bias: bool) -> Self {
         let names = AttentionNames::LLAMA;
-        Self { qkv_bias: bias, output_bias: bias, query_scalar: None, soft_cap: None, names }
+        Self {
+            qkv_bias: bias,
+            output_bias: bias,
+            query_scalar: None,
+            soft_cap: None,
+            num_read: 1,
+            names,
+        }
     }
 
     /// The projections to queries, keys and values, and the output projection.
@@ -383,7 +393,7 @@ impl AttentionSpec {
                     step: 3 * head_dim,
                 },
             };
-            let matrix = LinearSpec::matrix(name, hidden, outputs[nth]);
+            let matrix = LinearSpec::matrix(name, self.num_read * hidden, outputs[nth]);
             LinearSpec { rows, has_bias: self.qkv_bias, ..matrix }
         };
         let output = LinearSpec {

@@ -104,6 +104,7 @@ pub fn need_export(kind: ExportKind, dir: &Path) -> Result<()> {
     let (what, command) = match kind {
         ExportKind::Head => ("acceptance head", "train-head"),
         ExportKind::Adapter => ("adapter", "train-adapter"),
+        ExportKind::Eagle3 => ("EAGLE-3 drafter", "train-adapter"),
     };
     bail!(
         "there is no {what} in `{}`, which has no `config.json`; \

@@ -6,6 +6,7 @@
 
 pub mod adapter;
 pub mod cascade;
+pub mod eagle3;
 pub mod loaded;
 pub mod merged;
 pub mod model;
@@ -21,12 +22,13 @@ use draftsmith_decode::NamedParts;
 use draftsmith_model::{DrafterModel, WeightDtype};
 use draftsmith_report::{DecodingName, ModelSummary, Road};
 use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
-use draftsmith_train::{AdapterTraining, HeadLabels, HeadTraining, Section};
+use draftsmith_train::{AdapterTraining, Eagle3Training, HeadLabels, HeadTraining, Section};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use self::adapter::AdapterKind;
 use self::cascade::CascadeKind;
+use self::eagle3::Eagle3Kind;
 use self::loaded::{LoadedDrafter, Loading};
 use self::merged::MergedKind;
 use self::model::ModelKind;
@@ -42,6 +44,8 @@ pub enum Kind {
     Model(ModelKind),
     /// Kangaroo: the target's first layers and an adapter.
     Adapter(AdapterKind),
+    /// EAGLE-3: a layer that reads the target's hidden states.
+    Eagle3(Eagle3Kind),
     /// Max-Gram: prompt lookup, without a model.
     PromptLookup(PromptLookupKind),
     /// CS-Drafting: drafters that review each other's candidates, or take turns.
@@ -54,9 +58,10 @@ pub enum Kind {
 type ReadKind = fn(toml::Table) -> Result<Kind, String>;
 
 /// The kinds, by their names in recipes.
-const KINDS: [(&str, ReadKind); 5] = [
+const KINDS: [(&str, ReadKind); 6] = [
     ("model", |keys| read_keys(keys).map(Kind::Model)),
     (AdapterKind::NAME, |keys| read_keys(keys).map(Kind::Adapter)),
+    (Eagle3Kind::NAME, |keys| read_keys(keys).map(Kind::Eagle3)),
     ("prompt-lookup", |keys| read_keys(keys).map(Kind::PromptLookup)),
     ("cascade", |keys| read_keys(keys).map(Kind::Cascade)),
     ("merged", |keys| read_keys(keys).map(Kind::Merged)),
@@ -84,6 +89,7 @@ impl Deref for Kind {
         match self {
             Self::Model(kind) => kind,
             Self::Adapter(kind) => kind,
+            Self::Eagle3(kind) => kind,
             Self::PromptLookup(kind) => kind,
             Self::Cascade(kind) => kind,
             Self::Merged(kind) => kind,
@@ -93,7 +99,7 @@ impl Deref for Kind {
 
 /// Why there is nothing to record, tune or measure.
 pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
-     checkpoint directory `model`, or `adapter` and its `exit_layer`";
+     checkpoint directory `model`, or `adapter` and its `exit_layer`; an EAGLE-3 drafter is not recorded, evaluate it";
 
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub trait DrafterKind: fmt::Debug {
@@ -115,9 +121,14 @@ pub trait DrafterKind: fmt::Debug {
     /// If something is missing or invalid, or belongs to other models.
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter>;
 
-    /// What it can be inside another drafter. Drafters with steps are recorded and tuned, and may have a head.
+    /// What it can be inside another drafter.
     fn role(&self) -> Role {
         Role::Neither
+    }
+
+    /// Whether it is recorded and tuned, and may have a head.
+    fn is_recorded(&self) -> bool {
+        self.role() == Role::Steps
     }
 
     /// Whether stop rules may read its probabilities.
@@ -137,6 +148,11 @@ pub trait DrafterKind: fmt::Debug {
 
     /// Its training, if its recipe trains it.
     fn training(&self) -> Option<&AdapterTraining> {
+        None
+    }
+
+    /// Its training, if it is an EAGLE-3 drafter that its recipe trains.
+    fn eagle3(&self) -> Option<&Eagle3Training> {
         None
     }
 
@@ -277,9 +293,9 @@ impl DrafterRecipe {
         self.kind.check(key, all)?;
         let key = format!("{key}.head");
         require(
-            self.head.is_none() || self.kind.role() == Role::Steps,
+            self.head.is_none() || self.kind.is_recorded(),
             &key,
-            "is set for a drafter without a model: only one that drafts step by step can have a head",
+            "is set for a drafter that is not recorded: only a draft model and an adapter can have a head",
         )?;
         let Some(head) = self.head_training() else { return Ok(()) };
         if self.kind.model().is_some() {
@@ -448,7 +464,8 @@ pub fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
         if let Some(head) = table.get_mut("head").and_then(toml::Value::as_table_mut) {
             set(head);
         }
-        if table.get("kind").and_then(toml::Value::as_str) == Some(AdapterKind::NAME) {
+        let kind = table.get("kind").and_then(toml::Value::as_str);
+        if kind == Some(AdapterKind::NAME) || kind == Some(Eagle3Kind::NAME) {
             set(table);
         }
     }

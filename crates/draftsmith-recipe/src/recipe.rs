@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{Notation, plain_problem, write_whole};
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{AdapterTraining, HeadTraining, OptimizerSettings};
+use draftsmith_train::{AdapterTraining, Eagle3Training, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -196,6 +196,18 @@ impl Recipe {
         self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
     }
 
+    /// The EAGLE-3 drafters that the recipe trains.
+    pub fn trained_eagle3(&self) -> Vec<(DrafterId, &Eagle3Training)> {
+        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.eagle3()?))).collect()
+    }
+
+    /// All self-drafts that the recipe trains, in its order.
+    pub fn trained_self_drafts(&self) -> Vec<DrafterId> {
+        let is_trained =
+            |it: &DrafterRecipe| it.kind.training().is_some() || it.kind.eagle3().is_some();
+        self.drafters.iter().filter(|(_, it)| is_trained(it)).map(|(id, _)| id).collect()
+    }
+
     /// The drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
     pub fn evaluated(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
         let asked = self.evaluate.as_ref().and_then(|evaluate| evaluate.drafters.as_ref());
@@ -225,7 +237,9 @@ impl Recipe {
     pub fn held_out_share(&self) -> f64 {
         let trainings = self.drafters.iter().flat_map(|(_, it)| {
             let head = it.head_training().map(|head| head.optimizer);
-            [head, it.kind.training().map(|adapter| adapter.optimizer)].into_iter().flatten()
+            let adapter = it.kind.training().map(|adapter| adapter.optimizer);
+            let eagle3 = it.kind.eagle3().map(|training| training.optimizer);
+            [head, adapter, eagle3].into_iter().flatten()
         });
         let fractions = trainings.map(|optimizer| optimizer.validation_fraction);
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)

@@ -24,15 +24,16 @@ use draftsmith_theory::SeededDraws;
 use self::batches::{AdapterSource, FrozenTarget};
 use self::learner::{AdapterLearner, AdapterScores};
 use self::rows::AdapterRow;
-use self::settings::{AdapterTraining, InitialWeights};
+use self::settings::{AdapterTraining, InitialWeights, Teaching};
 use self::stored::StoredStates;
 use crate::data::split::SplitRows;
 use crate::data::{Loaders, StepExamples};
 use crate::error::{Section, TrainError};
 use crate::run::devices::PerDevice;
+use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
-use crate::states::{FeatureDir, Features, StateFiles};
+use crate::states::{FeatureDir, FeatureFormat, Features, StateFiles};
 
 /// A trained adapter.
 pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
@@ -74,7 +75,7 @@ pub fn train_adapters(
     let targets = PerDevice::frozen(frozen, &run.more_devices)?;
     let place = run.feature_dir();
     let Sources { loaders, vocabulary, stored } =
-        prepare(&targets, rows, training, seed, Some(&place))?;
+        prepare(&targets, rows, &training.lessons(), seed, Some(&place))?;
     let (vocabulary, coverage) = vocabulary.unzip();
     let configs: Vec<AdapterConfig> = configs
         .into_iter()
@@ -116,7 +117,7 @@ pub fn adapter_examples(
     seed: u64,
 ) -> Result<Vec<StepExamples>, TrainError> {
     training.validate()?;
-    Ok(prepare(&target.valid().into(), rows, training, seed, None)?.loaders.examples())
+    Ok(prepare(&target.valid().into(), rows, &training.lessons(), seed, None)?.loaders.examples())
 }
 
 /// The initial adapter of [`train_adapters`], on the target's device.
@@ -147,35 +148,54 @@ fn config_of(
     Ok(config.with_layers(training.num_layers))
 }
 
+/// What a self-draft's training reads of the target and of the rows.
+pub(crate) struct Lessons<'a> {
+    pub(crate) section: Section,
+    /// The layers before the hidden states that it reads.
+    pub(crate) layers: Vec<usize>,
+    /// Whether it reads token embeddings, and hidden states one position late.
+    pub(crate) reads_tokens: bool,
+    /// Whether the target's soft cap applies to a drafter's own LM head.
+    pub(crate) caps_own_heads: bool,
+    pub(crate) draft_vocabulary: Option<usize>,
+    pub(crate) teacher: Teaching,
+    pub(crate) max_len: usize,
+    pub(crate) cache_mib: usize,
+    pub(crate) features: Features,
+    pub(crate) features_format: FeatureFormat,
+    pub(crate) optimizer: &'a OptimizerSettings,
+}
+
 /// The inputs of a training.
-struct Sources {
-    loaders: Loaders<AdapterSource>,
+pub(crate) struct Sources {
+    pub(crate) loaders: Loaders<AdapterSource>,
     /// The draft vocabulary, and the fraction of the validation rows' response tokens in it.
-    vocabulary: Option<(DraftVocabulary, f64)>,
+    pub(crate) vocabulary: Option<(DraftVocabulary, f64)>,
     /// Hidden states on the disk.
-    stored: Option<Arc<StoredStates>>,
+    pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
 /// Splits the rows and makes the loaders of both sides. If the settings ask for it, chooses a draft
 /// vocabulary from the training rows, and stores hidden states in `place`. `targets` are without autodiff.
-fn prepare(
+pub(crate) fn prepare(
     targets: &PerDevice<CausalLm>,
     rows: &[ResponseRow],
-    training: &AdapterTraining,
+    lessons: &Lessons<'_>,
     seed: u64,
     place: Option<&FeatureDir<'_>>,
 ) -> Result<Sources, TrainError> {
     let target = targets.first();
-    let max_len = training.max_len.min(target.shape().context);
+    let max_len = lessons.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;
-    let optimizer = &training.optimizer;
+    let optimizer = lessons.optimizer;
+    let first = usize::from(lessons.reads_tokens);
     let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, |row| {
-        Ok(AdapterRow::new(row, max_len))
+        Ok(AdapterRow::new(row, first, max_len))
     })?;
     let counts = split.counts();
     if counts.num_training == 0 || counts.num_validation == 0 {
         return Err(TrainError::TooFewRows {
-            section: Section::Adapter,
+            section: lessons.section,
             num_rows: rows.len(),
             num_unusable: counts.num_unusable,
             num_training: counts.num_training,
@@ -187,7 +207,7 @@ fn prepare(
     }
 
     let lengths = Lengths::on(&targets.first().device());
-    let vocabulary = training.draft_vocabulary.map(|size| {
+    let vocabulary = lessons.draft_vocabulary.map(|size| {
         let counts = |rows: &[Arc<AdapterRow>]| {
             let mut counts = vec![0_u64; vocab_size];
             for id in rows.iter().flat_map(|row| row.predicted()) {
@@ -201,26 +221,29 @@ fn prepare(
         (vocabulary, coverage)
     });
     let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
-    let targets = targets.clone().map(|target| FrozenTarget::new(target, narrowed));
-    let stored = match (training.features, place) {
+    let targets = targets.clone().map(|target| {
+        let frozen = FrozenTarget::new(target, narrowed);
+        if lessons.caps_own_heads { frozen } else { frozen.with_uncapped_students() }
+    });
+    let stored = match (lessons.features, place) {
         (Features::Cache, Some(place)) => {
-            let files = StateFiles::new(place.clone(), training.features_format);
+            let files = StateFiles::new(place.clone(), lessons.features_format);
             let mut all: Vec<&AdapterRow> =
                 split.training.iter().chain(&split.validation).map(AsRef::as_ref).collect();
             // Sorted, so that the file does not depend on the split.
             all.sort_by(|one, other| one.id.cmp(&other.id));
             let width = target.shape().hidden_size;
-            let exit_layers = training.exit_layer.to_vec();
-            let wanted = (&exit_layers[..], training.teacher);
+            let wanted = (&lessons.layers[..], lessons.teacher);
             Some(Arc::new(StoredStates::open(files, wanted, width, &all)?))
         }
         _ => None,
     };
-    let room = Arc::new(AtomicUsize::new(training.cache_mib.saturating_mul(1 << 20)));
+    let room = Arc::new(AtomicUsize::new(lessons.cache_mib.saturating_mul(1 << 20)));
     let source = |rows| AdapterSource {
         targets: targets.clone(),
-        exit_layers: training.exit_layer.to_vec(),
-        teaching: training.teacher,
+        exit_layers: lessons.layers.clone(),
+        reads_tokens: lessons.reads_tokens,
+        teaching: lessons.teacher,
         rows,
         batch_size: optimizer.batch_size,
         lengths,

@@ -131,6 +131,8 @@ pub enum Section {
     Head,
     /// A self-draft adapter.
     Adapter,
+    /// An EAGLE-3 drafter.
+    Eagle3,
     /// `head` of an adapter.
     AdapterHead,
 }
@@ -140,6 +142,7 @@ impl Display for Section {
         f.write_str(match self {
             Self::Head => "head",
             Self::Adapter => "adapter",
+            Self::Eagle3 => "eagle3",
             Self::AdapterHead => "head",
         })
     }

@@ -29,6 +29,7 @@
 //! | `data` | the rows of each batch and step, and the thread that prepares them |
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
 //! | `adapter` | self-draft adapters: settings, batches, distillation losses, scores |
+//! | `eagle3` | EAGLE-3 drafters: settings, unrolled steps, accepted lengths |
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
 //! | `log` | `metrics.jsonl`, TensorBoard event files, and [`renderer`], the display with burn-train |
 //! | `states` | hidden states of frozen models on the disk |
@@ -36,6 +37,7 @@
 
 mod adapter;
 mod data;
+mod eagle3;
 mod error;
 mod head;
 mod log;
@@ -51,6 +53,9 @@ pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teachin
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
+pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};
+pub use eagle3::settings::Eagle3Training;
+pub use eagle3::{TrainedEagle3, train_eagle3};
 pub use error::{Section, TrainError};
 pub use head::recorded::RecordedRollouts;
 pub use head::rollout_rows::{recordings_of, rollout_rows, rows_of_recording};

@@ -186,7 +186,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
         skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
     };
     let prompts = choice.of_all(&sources, &pair.text, watch)?;
-    let drafters = LoadedDrafters::read(&recipe, &workspace, false)?;
+    let drafters = LoadedDrafters::read(&recipe, &workspace, true)?;
     let loaded = drafters.get(id)?;
     let drafter = DrafterName::Of(id);
     let tuned_dir = loaded.tuned_dir().context("it was read just now")?;

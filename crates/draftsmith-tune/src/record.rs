@@ -16,8 +16,8 @@ use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
+use draftsmith_recipe::kinds::NOTHING_DRAFTS;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::kinds::{NOTHING_DRAFTS, Role};
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
@@ -51,7 +51,7 @@ pub fn record(
     watch: &dyn Watch,
 ) -> Result<Vec<RecordedFile>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
-    if !recipe.evaluated().any(|(_, it)| it.kind.role() == Role::Steps) {
+    if !recipe.evaluated().any(|(_, it)| it.kind.is_recorded()) {
         bail!("{NOTHING_DRAFTS}");
     }
     let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, watch)?));

@@ -2,6 +2,7 @@
 
 mod data;
 mod draft_model;
+mod eagle3;
 mod foreign;
 mod transformers;
 mod vllm;
@@ -22,7 +23,7 @@ use draftsmith_recipe::workspace::Workspace;
 /// Arguments of `export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// The form: `draft-model`, `transformers`, `vllm`, `specdec-pp` or `kangaroo`.
+    /// The form: `draft-model`, `eagle3`, `transformers`, `vllm`, `specdec-pp` or `kangaroo`.
     #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Form,
     /// The recipe that names the models, instead of the one beside the source.
@@ -44,6 +45,8 @@ enum Form {
     /// A self-draft adapter as a checkpoint of the target's family, for runtimes with draft models:
     /// transformers, vLLM, SGLang, llama.cpp.
     DraftModel,
+    /// An EAGLE-3 drafter as vLLM, SGLang and llama.cpp load it.
+    Eagle3,
     /// A draft with its acceptance head, which ends drafting in transformers' assisted generation. The
     /// draft is the head's separate model, or the draft model of an adapter.
     Transformers,
@@ -106,6 +109,13 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     };
     let written = match (form, kind) {
         (Form::DraftModel, ExportKind::Adapter) => draft_model::export(arguments, &workspace()?)?,
+        (Form::Eagle3, ExportKind::Eagle3) => eagle3::export(arguments, &workspace()?)?,
+        (Form::Eagle3, _) | (_, ExportKind::Eagle3) => bail!(
+            "this format does not support the {} in `{}`; hint: `--for eagle3` takes EAGLE-3 drafters, and \
+             they go out by it only",
+            kind.text(),
+            source.display()
+        ),
         (Form::Transformers, kind) => transformers::export(arguments, kind, &workspace()?)?,
         (Form::Vllm, kind) => vllm::export(arguments, kind, &workspace()?)?,
         (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(arguments)?,

@@ -12,11 +12,12 @@ use draftsmith_data::{
     DraftColumns, Incomplete, Provenance, ResponseRow, has_shards, is_rollouts_path, read_dir,
     read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
+use draftsmith_model::Eagle3Config;
 use draftsmith_report::{read_results, render_table};
 use serde_json::{Map, Value, json};
 
 use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
-use self::exports::{adapter, head, model};
+use self::exports::{adapter, eagle3, head, model};
 use self::lines::lines;
 use crate::console::Console;
 use draftsmith_tune::rollouts::RecordedSet;
@@ -63,6 +64,8 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         let has = |key: &str| config.contains_key(key);
         if has("num_layers") && !has("vocab_size") {
             head(path)?
+        } else if Eagle3Config::is_of(&config) {
+            eagle3(path, &config)?
         } else if has("exit_layer") {
             adapter(path)?
         } else {

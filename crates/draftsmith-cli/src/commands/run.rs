@@ -15,15 +15,15 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::on_pool;
-use draftsmith_recipe::kinds::head_within;
+use draftsmith_recipe::kinds::{DrafterRecipe, Role, head_within};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 
 /// Runs the command, with one workspace for all stages. Prints the table of results, the report's path,
 /// the commands that follow, and the end.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
-    let (head, adapters) = (recipe.trained_head(), recipe.trained_adapters());
-    let trains = head.is_some() || !adapters.is_empty();
+    let (head, self_drafts) = (recipe.trained_head(), recipe.trained_self_drafts());
+    let trains = head.is_some() || !self_drafts.is_empty();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
         bail!(
             "the recipe has no stage; hint: give it a section `[data]` or `[evaluate]`, or drafters that are \
@@ -42,22 +42,28 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         Some(_) => Some(train_head::run(recipe, None, workspace, &quiet_stages)?),
         None => None,
     };
-    let adapters = match adapters.is_empty() {
+    let adapters = match self_drafts.is_empty() {
         false => Some(train_adapter::run(recipe, None, workspace, &quiet_stages)?),
         true => None,
     };
-    let recorded = match recipe.tune {
-        Some(_) => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
-        None => None,
+    let any = |is: fn(&DrafterRecipe) -> bool| recipe.evaluated().any(|(_, it)| is(it));
+    let is_skipped = !any(|it| it.kind.is_recorded()) && any(|it| it.kind.role() == Role::Steps);
+    if recipe.tune.is_some() && is_skipped {
+        console.note("record, tune, replay: skipped, because an EAGLE-3 drafter is not recorded");
+    }
+    let is_tuned = recipe.tune.is_some() && !is_skipped;
+    let recorded = match is_tuned {
+        true => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
+        false => None,
     };
-    let (tuned, replayed) = match recipe.tune {
-        Some(_) => {
+    let (tuned, replayed) = match is_tuned {
+        true => {
             // Measuring costs takes at most a third of the time up to its end.
             let time_limit = Some(begun.elapsed() / 2);
             let tuned = on_pool(|| tune::run_within(recipe, workspace, time_limit, &quiet_stages))?;
             (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
         }
-        None => (None, None),
+        false => (None, None),
     };
     let evaluation = match recipe.evaluate {
         Some(_) if recipe.target_elsewhere().is_some() => {
@@ -85,8 +91,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     }))
 }
 
-/// The commands that follow, ready to paste, for the head and each adapter of a recipe: check it, try it, export
-/// it. Empty if it trains neither.
+/// The commands that follow, ready to paste, for the head and each self-draft of a recipe: check it, try it,
+/// export it. Empty if it trains neither.
 fn next_commands(recipe: &Recipe) -> String {
     let models = &recipe.models;
     let generate = |rest: String| {
@@ -105,6 +111,16 @@ fn next_commands(recipe: &Recipe) -> String {
         lines.push(format!("draftsmith check {dir}"));
         lines.push(generate(format!("--adapter {dir}")));
         lines.push(format!("draftsmith export --for draft-model {dir} exported/{id}"));
+    }
+    for (id, _) in recipe.trained_eagle3() {
+        let dir = recipe.export_dir(id);
+        let own_recipe = quoted(&dir.join("recipe.toml"));
+        let dir = quoted(&dir);
+        lines.push(format!("draftsmith check {dir}"));
+        lines.push(format!(
+            "draftsmith generate --recipe {own_recipe} --drafter {id} --prompt TEXT"
+        ));
+        lines.push(format!("draftsmith export --for eagle3 {dir} exported/{id}"));
     }
     match lines.is_empty() {
         true => String::new(),

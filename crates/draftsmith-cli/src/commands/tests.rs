@@ -13,13 +13,15 @@ use draftsmith_theory::{
     EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig,
     RejectionThresholdConfig, StopRuleConfig, StopRuleName,
 };
-use draftsmith_train::{HeadLabels, HeadTraining};
+use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining};
 
 use super::{build_data, evaluate, record, run, train_adapter, train_head};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::kinds::eagle3::Eagle3Kind;
 use draftsmith_recipe::kinds::origin::Origin;
+use draftsmith_recipe::kinds::{DrafterRecipe, Kind};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::record::RecordedFile;
@@ -302,6 +304,46 @@ fn heads_of_both_drafters_replay_as_they_decode() {
         let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(drafter), timing, &rows);
         assert!(num > 5, "{num}");
     }
+}
+
+#[test]
+fn an_eagle3_drafter_is_trained_measured_and_read_back() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut recipe = recipe(dir.path());
+    recipe.drafters.keep(&["exit2"]);
+    let training = Eagle3Training {
+        num_steps: 3,
+        draft_vocabulary: Some(300),
+        optimizer: recipe.drafters.adapter_of("exit2").optimizer,
+        ..Eagle3Training::default()
+    };
+    recipe.drafters.keep(&[]);
+    let id = DrafterId::named("eagle");
+    let kind = Kind::Eagle3(Eagle3Kind(Origin::Training(Box::new(training))));
+    recipe.drafters.push(id, DrafterRecipe::new(kind));
+    let (workspace, console) = (workspace(&recipe), Console::silent());
+    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
+    let trained = || {
+        let outcomes = train_adapter::run(&recipe, None, &workspace, &console).expect("trained");
+        serde_json::to_value(outcomes).expect("it is JSON")[0].take()
+    };
+    let first = trained();
+    assert_eq!((&first["drafter"], &first["kept"]), (&"eagle".into(), &false.into()));
+    assert_eq!(first["layers"], serde_json::json!([2, 4, 5]));
+    assert_eq!(first["scores"]["agreement"].as_array().expect("a list").len(), 3);
+    assert!(first["vocabulary_coverage"].as_f64().expect("a share") > 0.5);
+    let again = trained();
+    // JSON may change the last digit of a score.
+    let counts = |outcome: &serde_json::Value| outcome["scores"]["agreement"].clone();
+    assert_eq!((&again["kept"], counts(&again)), (&true.into(), counts(&first)));
+    let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    let own: Vec<&ResultRow> =
+        rows.iter().filter(|row| row.drafter == DrafterName::Of(id)).collect();
+    assert!(own.len() > 4 && own.iter().all(|row| row.lossless != Some(false)));
+    assert!(own.iter().any(|row| row.counts.num_accepted > 0), "nothing was accepted");
+    // It is not recorded, which is said rather than ignored.
+    let error = record::run(&recipe, &workspace, &console).unwrap_err().to_string();
+    assert!(error.contains("an EAGLE-3 drafter is not recorded"), "{error}");
 }
 
 #[test]

@@ -1,17 +1,21 @@
-//! `train-adapter`: trains self-draft adapters on built data, into
+//! `train-adapter`: trains self-draft adapters and EAGLE-3 drafters on built data, into
 //! `checkpoints/<recipe>/<drafter>/`. Missing adapters with equal settings are trained together. One with a table
 //! `head` then gets an acceptance head in its directory `head/`.
+
+mod eagle3;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::AdapterConfig;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining, Section, train_adapters};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::console::Console;
 use crate::devices::check_devices;
 use crate::training::adapter_outcome::AdapterOutcome;
+use crate::training::eagle3_outcome::Eagle3Outcome;
 use crate::training::export_job::{ExportJob, KEPT, Planned};
 use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
@@ -25,21 +29,45 @@ use draftsmith_recipe::workspace::Workspace;
 
 const COMMAND: &str = "train-adapter";
 
+/// What was trained, in the document of `--json`.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Outcome {
+    Adapter(AdapterOutcome),
+    Eagle3(Eagle3Outcome),
+}
+
+impl Outcome {
+    fn drafter(&self) -> DrafterId {
+        match self {
+            Self::Adapter(outcome) => outcome.drafter,
+            Self::Eagle3(outcome) => outcome.drafter,
+        }
+    }
+
+    fn print(&self, console: &Console) -> Result<()> {
+        match self {
+            Self::Adapter(outcome) => outcome.print(console),
+            Self::Eagle3(outcome) => outcome.print(console),
+        }
+    }
+}
+
 /// Runs the stage on one device or several.
 pub(crate) fn run(
     recipe: &Recipe,
     asked: Option<DrafterId>,
     workspace: &Workspace,
     console: &Console,
-) -> Result<Vec<AdapterOutcome>> {
+) -> Result<Vec<Outcome>> {
     let trained: Vec<(DrafterId, &AdapterTraining)> = recipe.trained_adapters();
-    let ids: Vec<DrafterId> = trained.iter().map(|(id, _)| *id).collect();
+    let ids = recipe.trained_self_drafts();
     if let Some(asked) = asked {
         check_known(&ids, asked, "adapter to train")?;
-    } else if trained.is_empty() {
+    } else if ids.is_empty() {
         bail!(
             "the recipe trains no adapter; hint: add a table `[drafters.NAME]` with `kind = \"adapter\"` and its \
-             `exit_layer`"
+             `exit_layer`, or with `kind = \"eagle3\"`"
         );
     }
     let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
@@ -50,7 +78,6 @@ pub(crate) fn run(
         let stage = Stage { recipe, settings, workspace, data: &data, console };
         outcomes.extend(stage.adapters(&ids)?);
     }
-    outcomes.sort_by_key(|outcome| trained.iter().position(|(id, _)| *id == outcome.drafter));
     for outcome in &mut outcomes {
         let drafter = recipe.drafters.get(outcome.drafter);
         if let Some(settings) = drafter.and_then(DrafterRecipe::head_training) {
@@ -59,6 +86,14 @@ pub(crate) fn run(
             outcome.head = head.train(outcome.drafter)?;
         }
     }
+    let mut outcomes: Vec<Outcome> = outcomes.into_iter().map(Outcome::Adapter).collect();
+    for (id, settings) in recipe.trained_eagle3() {
+        if asked.is_none_or(|asked| asked == id) {
+            let trained = eagle3::train(recipe, (id, settings), workspace, &data, console)?;
+            outcomes.push(Outcome::Eagle3(trained));
+        }
+    }
+    outcomes.sort_by_key(|outcome| ids.iter().position(|id| *id == outcome.drafter()));
     outcomes.iter().try_for_each(|outcome| outcome.print(console))?;
     console.document(&outcomes)?;
     Ok(outcomes)

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard};
 use draftsmith_files::{in_bytes, write_whole};
-use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelError};
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, Eagle3, Eagle3Config, ModelError,
+};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::renderer::{Interrupter, Listener};
 use draftsmith_train::{
@@ -108,11 +110,27 @@ impl ExportConfig for AdapterConfig {
     }
 }
 
+impl ExportConfig for Eagle3Config {
+    type Model = Eagle3;
+
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
+        self.target_hash = target;
+    }
+
+    fn write(&self, model: &Eagle3, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
 impl Planned {
     /// The export, if it exists and its training with this fingerprint finished.
     pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(
         &self,
-        read: fn(&Path) -> Result<C, ModelError>,
+        read: impl FnOnce(&Path) -> Result<C, ModelError>,
     ) -> Option<Exported<C, S>> {
         let mut config = read(&self.dir).ok()?;
         let training = config.training();

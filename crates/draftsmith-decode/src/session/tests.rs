@@ -285,7 +285,9 @@ fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
                     .expect("finite");
                 target.commit(0, num_standing, &path);
                 tokens.extend(path.iter().map(|node| proposed[*node]));
-                for (seen, states) in seen.iter_mut().zip(target.kept_states(0, from)) {
+                for (seen, states) in
+                    seen.iter_mut().zip(target.kept_states(0, from, &[0, 1, 2, 3]))
+                {
                     let [states] = Rows::to_host([states]).expect("finite");
                     seen.extend(states);
                 }

@@ -202,7 +202,8 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
         Positions::whole(&adapter(AdapterArchitecture::MlpOnly).stack.reaches, &x, &Device::flex());
     let (layer, _) = target.layer_and_norm(1);
     let attention = layer.attention.as_ref().expect("a model's layer has both");
-    let attended = x.clone() + attention.forward(x.clone(), &positions, None);
+    let attended =
+        x.clone() + attention.forward(attention.normed_input(x.clone()), &positions, None);
     let mlp = layer.mlp.as_ref().expect("a model's layer has both");
     let with_mlp = |h: Tensor<3>| {
         let read = if layer.is_parallel { x.clone() } else { h.clone() };

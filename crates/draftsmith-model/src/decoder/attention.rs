@@ -8,9 +8,11 @@
 //! whole sequences: it uses the backend's fused attention, which never materialises the scores.
 //! Fused attention multiplies in 16 bits, so f32 does not use it.
 
+mod unrolled;
+
 use std::ops::Range;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{
@@ -31,6 +33,8 @@ use crate::rows::{DeviceRows, Run};
 use crate::spec::ModelShape;
 use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
 use crate::weights::NamedTensor;
+
+pub(crate) use unrolled::StepKeys;
 
 /// One layer's attention block with its norms.
 #[derive(Module, Debug)]
@@ -68,14 +72,14 @@ struct View {
 /// number for later positions and those before its window. `None` if a query may look everywhere.
 type Mask = Option<Tensor<4>>;
 
-/// The causal mask of whole sequences.
-fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
-    if seq == 1 {
+/// The causal mask of whole sequences whose queries see keys up to `lag` positions before them.
+fn mask_of(reach: &Reach, seq: usize, lag: usize, dtype: FloatDType, device: &Device) -> Mask {
+    if seq == 1 && lag == 0 {
         return None;
     }
     let mut mask = vec![MASKED; seq * seq];
-    for (query, row) in mask.chunks_exact_mut(seq).enumerate() {
-        row[reach.first_seen(query)..=query].fill(0.0);
+    for (query, row) in mask.chunks_exact_mut(seq).enumerate().skip(lag) {
+        row[reach.first_seen(query).min(query - lag)..=query - lag].fill(0.0);
     }
     let mask = TensorData::new(mask, [1, 1, seq, seq]);
     Some(Tensor::<4>::from_data(mask, device).cast(dtype))
@@ -96,7 +100,7 @@ impl Positions {
             let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
             let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
             let is_fused = may_fuse && is_causal && !reach.is_capped;
-            let mask = if is_fused { None } else { mask_of(reach, seq, dtype, device) };
+            let mask = if is_fused { None } else { mask_of(reach, seq, 0, dtype, device) };
             View { rope, mask, is_fused }
         };
         Self { views: reaches.iter().map(view).collect(), following: None }
@@ -188,10 +192,46 @@ impl Attention {
         Self { form: self.form, ..copied(other, device) }
     }
 
+    /// The same with trainable copies of what fits of `other`'s weights: of its projections, if they have as
+    /// many heads, in the last rows of these.
+    pub(super) fn begun_from(self, other: Self, device: &Device) -> Self {
+        let begun = |own: Linear, theirs: Linear| {
+            let (own_weight, weight) = (own.weight.val(), theirs.weight.val());
+            let ([inputs, outputs], [their_inputs, their_outputs]) =
+                (own_weight.dims(), weight.dims());
+            if outputs != their_outputs || inputs < their_inputs {
+                return own;
+            }
+            let weight = weight.cast(FloatDType::F32).to_device(&own_weight.device());
+            let weight = match inputs - their_inputs {
+                0 => weight,
+                num => Tensor::cat(vec![own_weight.narrow(0, 0, num), weight], 0),
+            };
+            Linear { weight: Param::from_data(weight.into_data(), device), bias: own.bias }
+        };
+        let norm = match other.norm.beta() {
+            None => copied(other.norm, device),
+            Some(_) => self.norm,
+        };
+        Self {
+            norm,
+            query: begun(self.query, other.query),
+            key: begun(self.key, other.key),
+            value: begun(self.value, other.value),
+            output: begun(self.output, other.output),
+            ..self
+        }
+    }
+
+    /// The norm of what it reads.
+    pub(crate) fn normed_input(&self, x: Tensor<3>) -> Tensor<3> {
+        self.norm.forward(x)
+    }
+
     /// Attends from each token to itself and earlier tokens of its sequence.
     ///
     /// # Shapes
-    /// - x: `[batch, seq, hidden]`
+    /// - x: `[batch, seq, hidden · num_read]`, normed
     /// - output: `[batch, seq, hidden]`
     ///
     /// # Panics
@@ -202,10 +242,9 @@ impl Attention {
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let [batch, seq, hidden] = x.dims();
+        let [batch, seq, _] = x.dims();
         let AttentionForm { num_heads, head_dim, scale, reach, .. } = self.form;
         let View { rope, mask, is_fused } = &positions.views[reach];
-        let x = self.norm.forward(x);
         let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
         let [k, v] = self.keys_and_values(x, rope);
         // The scale of the scores is applied to the queries, which are fewer.
@@ -228,7 +267,9 @@ impl Attention {
                 following.unbatch(joined(self.mix(q, k, v, mask)))
             }
         };
-        let output = project(&self.output, mixed).reshape([batch, seq, hidden]);
+        let output = project(&self.output, mixed);
+        let [_, hidden] = output.dims();
+        let output = output.reshape([batch, seq, hidden]);
         match &self.post_norm {
             Some(norm) => norm.forward(output),
             None => output,

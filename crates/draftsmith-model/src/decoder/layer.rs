@@ -80,6 +80,22 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
+    /// The layer with trainable copies of what fits of `other`, an ordinary layer, although its own attention
+    /// reads further rows before those that `other` reads.
+    pub(crate) fn begun_from(self, other: Self, device: &Device) -> Self {
+        let attention = self.attention.map(|own| match other.attention {
+            Some(theirs) => own.begun_from(theirs, device),
+            None => own,
+        });
+        let mlp = self.mlp.map(|own| match other.mlp {
+            Some(mlp) if mlp.is_like(&own) && mlp.num_params() == own.num_params() => {
+                copied(mlp, device)
+            }
+            _ => own,
+        });
+        Self { attention, mlp, is_parallel: self.is_parallel }
+    }
+
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`
     pub(crate) fn forward(
@@ -90,13 +106,35 @@ impl DecoderLayer {
     ) -> Tensor<3> {
         let mut output = hidden.clone();
         if let Some(attention) = &self.attention {
-            output = output + attention.forward(hidden.clone(), positions, cache);
+            let read = attention.normed_input(hidden.clone());
+            output = output + attention.forward(read, positions, cache);
         }
         if let Some(mlp) = &self.mlp {
             let read = if self.is_parallel { hidden } else { output.clone() };
             output = output + mlp.forward(read);
         }
         output
+    }
+
+    /// The same for attention that reads other rows than the residual stream, normed.
+    ///
+    /// # Shapes
+    /// - read: `[batch, seq, hidden · num_read]`
+    /// - hidden, output: `[batch, seq, hidden]`
+    ///
+    /// # Panics
+    /// If the layer lacks a part.
+    pub(crate) fn forward_reading(
+        &self,
+        read: Tensor<3>,
+        hidden: Tensor<3>,
+        positions: &Positions,
+        cache: Option<&mut LayerCache>,
+    ) -> Tensor<3> {
+        let parts = self.attention.as_ref().zip(self.mlp.as_ref());
+        let (attention, mlp) = parts.expect("the layer has both parts");
+        let hidden = hidden + attention.forward(read, positions, cache);
+        hidden.clone() + mlp.forward(hidden)
     }
 
     /// Writes the keys and values of new tokens, and computes nothing else.

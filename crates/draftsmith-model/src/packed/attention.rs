@@ -102,8 +102,22 @@ impl PackedAttention {
         scratch: &mut Scratch,
         projected: &mut Vec<f32>,
     ) {
-        self.norm.forward_into(x, &mut scratch.normed);
-        self.qkv.multiply(&scratch.normed, projected, &scratch.threads);
+        let mut normed = std::mem::take(&mut scratch.normed);
+        self.norm.forward_into(x, &mut normed);
+        self.project_read(&normed, rows, reaches, scratch, projected);
+        scratch.normed = normed;
+    }
+
+    /// The same from normed rows, of which queries, keys and values may read several side by side.
+    pub(super) fn project_read(
+        &self,
+        read: &[f32],
+        rows: PlacedRows<'_>,
+        reaches: &[Reach],
+        scratch: &Scratch,
+        projected: &mut Vec<f32>,
+    ) {
+        self.qkv.multiply(read, projected, &scratch.threads);
         vectorized(
             #[inline(always)]
             || self.rotate(projected, rows, &reaches[self.form.reach].rope),

@@ -4,10 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::parse_json;
+use draftsmith_model::Eagle3Config;
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
 use crate::kinds::adapter::AdapterKind;
+use crate::kinds::eagle3::Eagle3Kind;
 use crate::kinds::origin::Origin;
 use crate::kinds::{DrafterRecipe, Kind};
 use crate::recipe::Recipe;
@@ -19,13 +21,15 @@ pub enum ExportKind {
     Head,
     /// A self-draft adapter.
     Adapter,
+    /// An EAGLE-3 drafter.
+    Eagle3,
 }
 
 impl ExportKind {
     /// The kind of the export in a directory, by the keys of its `config.json`.
     ///
     /// # Errors
-    /// If it is neither a head nor an adapter.
+    /// If it is neither a head nor a self-draft.
     pub fn of(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         if !path.is_file() {
@@ -38,13 +42,16 @@ impl ExportKind {
         let bytes =
             std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         let config: Map<String, Value> = parse_json(&path, &bytes)?;
-        if config.contains_key("exit_layer") {
+        if Eagle3Config::is_of(&config) {
+            Ok(Self::Eagle3)
+        } else if config.contains_key("exit_layer") {
             Ok(Self::Adapter)
         } else if config.contains_key("num_layers") && !config.contains_key("vocab_size") {
             Ok(Self::Head)
         } else {
             bail!(
-                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`",
+                "`{}` is neither a head's, with `num_layers`, nor an adapter's, with `exit_layer`, nor an EAGLE-3 \
+                 drafter's, with `draft_vocab_size`",
                 path.display()
             )
         }
@@ -61,6 +68,7 @@ impl ExportKind {
             found if found == self => return Ok(()),
             Self::Head => "give it with `--head`, beside the draft it was trained for",
             Self::Adapter => "give it with `--adapter`, without a draft",
+            Self::Eagle3 => "give a recipe with a drafter of the kind `eagle3`, and its `path`",
         };
         bail!(
             "`{flag} {}`: expected an export of the kind {}, found one of the kind {}; hint: {hint}",
@@ -79,13 +87,14 @@ impl ExportKind {
         let is_meant = |drafter: &DrafterRecipe| match self {
             Self::Head => drafter.kind.model().is_some(),
             Self::Adapter => drafter.kind.has_exit(),
+            Self::Eagle3 => matches!(drafter.kind, Kind::Eagle3(_)),
         };
         let all = recipe.drafters.iter().filter(|(_, drafter)| is_meant(drafter));
         let all: Vec<(DrafterId, &DrafterRecipe)> = all.collect();
         let is_own = |id: DrafterId| {
             let own = match self {
                 Self::Head => recipe.head_dir(id),
-                Self::Adapter => Some(recipe.export_dir(id)),
+                Self::Adapter | Self::Eagle3 => Some(recipe.export_dir(id)),
             };
             own.is_some_and(|own| own == dir)
         };
@@ -108,6 +117,10 @@ impl ExportKind {
             Self::Adapter => {
                 drafter = DrafterRecipe::new(Kind::Adapter(AdapterKind::in_dir(dir)));
             }
+            Self::Eagle3 => {
+                let origin = Origin::Path(dir.to_path_buf());
+                drafter = DrafterRecipe::new(Kind::Eagle3(Eagle3Kind(origin)));
+            }
         }
         Ok((*id, recipe.with_only(*id, drafter)))
     }
@@ -117,6 +130,7 @@ impl ExportKind {
         match self {
             Self::Head => "acceptance head",
             Self::Adapter => "self-draft adapter",
+            Self::Eagle3 => "EAGLE-3 drafter",
         }
     }
 }

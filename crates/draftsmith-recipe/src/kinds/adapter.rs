@@ -75,7 +75,7 @@ impl DrafterKind for AdapterKind {
         };
         let parts = NamedParts { id, parts: Arc::new(parts) };
         let sizes = vec![(id, num_read(workspace.models.target_config()?, &export))];
-        Ok(LoadedDrafter { parts, head, adapter: Some(export), sizes })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir), adapter: Some(export), sizes })
     }
 
     fn role(&self) -> Role {

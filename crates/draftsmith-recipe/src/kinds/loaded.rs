@@ -9,7 +9,7 @@ use draftsmith_model::CausalLm;
 use draftsmith_report::{DrafterName, ModelSummary};
 use draftsmith_theory::DrafterId;
 
-use super::{DrafterRecipe, Role, names_text};
+use super::{DrafterRecipe, names_text};
 use crate::exports::{
     AdapterExport, ExportKind, HeadExport, describe_head, found_adapter_head, need_export,
 };
@@ -34,6 +34,8 @@ pub struct LoadedDrafter {
     pub parts: NamedParts,
     /// Its acceptance head.
     pub head: Option<HeadExport>,
+    /// The directory of its own export, if it is trained.
+    pub dir: Option<PathBuf>,
     /// Its adapter, which runtimes may load as a draft model.
     pub adapter: Option<AdapterExport>,
     /// The parameters that a forward reads, by the drafter that it is counted for; 0 for look-ups.
@@ -46,10 +48,10 @@ impl LoadedDrafter {
         self.parts.id
     }
 
-    /// The directory whose `config.json` holds the tuned rule: the head's, or the adapter's without a head.
+    /// The directory whose `config.json` holds the tuned rule: the head's, or its own without a head.
     pub fn tuned_dir(&self) -> Option<&Path> {
         let head = self.head.as_ref().map(|head| &*head.dir);
-        head.or(self.adapter.as_ref().map(|adapter| &*adapter.dir))
+        head.or(self.dir.as_deref())
     }
 }
 
@@ -122,12 +124,12 @@ impl<'a> Loading<'a> {
 pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
 
 impl LoadedDrafters {
-    /// Reads the drafters of a recipe; only those with steps unless `all`.
+    /// Reads the drafters of a recipe; only those that are recorded unless `all`.
     ///
     /// # Errors
     /// If one is missing or invalid, or belongs to other models than the workspace's.
     pub fn read(recipe: &Recipe, workspace: &Workspace, all: bool) -> Result<Self> {
-        let wanted = recipe.evaluated().filter(|(_, it)| all || it.kind.role() == Role::Steps);
+        let wanted = recipe.evaluated().filter(|(_, it)| all || it.kind.is_recorded());
         let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
             let loaded = drafter.kind.load(&Loading { id, recipe, workspace });
             loaded.with_context(|| format!("the drafter `{id}`"))

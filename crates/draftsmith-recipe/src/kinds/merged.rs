@@ -62,7 +62,7 @@ impl DrafterKind for MergedKind {
         let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
         let parts = NamedParts { id: loading.id, parts };
         let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, adapter: None, sizes })
+        Ok(LoadedDrafter { parts, head: None, dir: None, adapter: None, sizes })
     }
 
     fn summaries(

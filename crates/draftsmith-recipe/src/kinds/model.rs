@@ -97,6 +97,6 @@ impl LoadedDrafter {
     /// A draft model that is in memory, with its head.
     pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
         let sizes = vec![(id, model.config().num_parameters() as f64)];
-        Self { parts: parts(id, model, head.as_ref()), head, adapter: None, sizes }
+        Self { parts: parts(id, model, head.as_ref()), head, dir: None, adapter: None, sizes }
     }
 }

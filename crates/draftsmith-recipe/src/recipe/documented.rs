@@ -14,12 +14,12 @@ const README: &str = include_str!("../../../../recipes/README.md");
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
                       [data.server]\nurls = ['required']\nmodel = 'required'\n\
                       [drafters.draft]\nkind = 'model'\nmodel = 'required'\n[drafters.draft.head.sweep]\n\
-                      [drafters.adapter]\nkind = 'adapter'\n[tune.costs]\n[evaluate]\n\
+                      [drafters.adapter]\nkind = 'adapter'\n[drafters.eagle]\nkind = 'eagle3'\n[tune.costs]\n[evaluate]\n\
                       prompts = ['required']\n[evaluate.trees]\n";
 
 /// Trainings with a table `optimizer`, in the order of its columns in the README. Keys of drafters begin with
-/// `head`, `adapter` or `lookup` there, instead of the drafter's name.
-const OPTIMIZERS: [&str; 2] = ["head", "adapter"];
+/// `head`, `adapter`, `eagle3` or `lookup` there, instead of the drafter's name.
+const OPTIMIZERS: [&str; 3] = ["head", "adapter", "eagle3"];
 
 /// Values by full key.
 type Keys = BTreeMap<String, Value>;
@@ -88,11 +88,13 @@ fn the_readme_lists_every_key_with_its_default() {
     let head = recipe.trained_head().map(|(_, training)| serde_json::to_value(training));
     let adapter =
         recipe.trained_adapters().pop().map(|(_, training)| serde_json::to_value(training));
+    let eagle3 = recipe.trained_eagle3().pop().map(|(_, training)| serde_json::to_value(training));
     let mut keys = Keys::new();
     add(&mut keys, "", sections);
     for (table, value) in [
         ("head", head.expect("the draft has a head")),
         ("adapter", adapter.expect("there is an adapter")),
+        ("eagle3", eagle3.expect("there is an EAGLE-3 drafter")),
         ("lookup", serde_json::to_value(PromptLookupKind::default())),
     ] {
         add(&mut keys, table, value.expect("settings are JSON"));

@@ -195,7 +195,7 @@ impl Models {
         if self.served_as.is_none() {
             return self.target_in(dtype);
         }
-        let num_layers = self.num_first_layers;
+        let num_layers = self.num_first_layers.min(self.target_shape()?.num_layers);
         self.first_layers.weights(dtype, |dir| {
             self.watch.reads(&format!("{num_layers} layers of the target, {dtype:?}"));
             let model = CausalLm::load(dir, dtype, Some(num_layers), self.device());

@@ -19,6 +19,14 @@ use crate::run::devices::PerDevice;
 pub(crate) struct AdapterBatch {
     /// `[rows, seq, hidden]` for each exit layer: the frozen target's hidden states, padded on the right.
     pub(crate) features: Vec<Tensor<3>>,
+    /// The target's token embeddings in the same form, if the drafter reads them.
+    pub(crate) embedded: Option<Tensor<3>>,
+    /// `[rows, seq]`: the tokens, padded on the right.
+    pub(crate) ids: Tensor<2, Int>,
+    /// The supervised positions of each row.
+    pub(crate) wanted: Vec<Range<usize>>,
+    /// The tokens that they predict, as the responses have them.
+    pub(crate) next_ids: Vec<u32>,
     /// `[tokens]`: the supervised positions as row indices of `features` reshaped to `[rows · seq, hidden]`,
     /// then padding.
     pub(crate) supervised: Tensor<1, Int>,
@@ -47,6 +55,11 @@ impl FrozenTarget {
         };
         Self { lm_head, model }
     }
+
+    /// The same for drafters whose own LM heads have no soft cap.
+    pub(crate) fn with_uncapped_students(self) -> Self {
+        Self { lm_head: self.lm_head.with_uncapped_students(), ..self }
+    }
 }
 
 /// Rows, with the target that reads them.
@@ -54,6 +67,8 @@ impl FrozenTarget {
 pub(crate) struct AdapterSource {
     pub(crate) targets: PerDevice<FrozenTarget>,
     pub(crate) exit_layers: Vec<usize>,
+    /// Whether batches have token embeddings.
+    pub(crate) reads_tokens: bool,
     pub(crate) teaching: Teaching,
     pub(crate) rows: Vec<Arc<AdapterRow>>,
     pub(crate) batch_size: usize,
@@ -142,28 +157,39 @@ impl AdapterSource {
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
         let are_tokens = padding_mask(num_supervised, self.lengths, &device);
+        let Padded { ids, wanted } = Padded::new(rows, self.lengths, self.batch_size, &device);
         let (features, teacher) = match &self.stored {
             Some(stored) => self.stored_states(stored, target, rows, dims, &supervised),
             None => {
-                let Padded { ids, wanted } =
-                    Padded::new(rows, self.lengths, self.batch_size, &device);
-                let features = target.model.exit_states_at(ids, &self.exit_layers, &wanted);
+                let features = target.model.exit_states_at(ids.clone(), &self.exit_layers, &wanted);
                 let teacher = match self.teaching {
                     Teaching::Response => None,
                     Teaching::Target => {
-                        let positions = supervised.clone();
+                        let (wanted, positions) = (wanted.clone(), supervised.clone());
                         Some(self.teacher(target, rows, &features, wanted, positions))
                     }
                 };
                 (features, teacher)
             }
         };
-        let teacher = teacher.map_or_else(|| self.responses(rows, &supervised), Lesson::States);
+        let next_ids: Vec<u32> = rows.iter().flat_map(|row| row.next_ids()).collect();
+        let teacher = teacher.map_or_else(|| responses(&next_ids, &supervised), Lesson::States);
+        let embedded = self.reads_tokens.then(|| target.model.embed(ids.clone()));
         let are_tokens = are_tokens.map(|are| are.unsqueeze_dim(1));
         let tokens = Tokens { num: num_supervised, are: are_tokens };
         let lm_head = target.lm_head.clone();
         TrainingBatch {
-            content: AdapterBatch { features, teacher, supervised, tokens, lm_head },
+            content: AdapterBatch {
+                features,
+                embedded,
+                ids,
+                wanted,
+                next_ids,
+                teacher,
+                supervised,
+                tokens,
+                lm_head,
+            },
             row_ids: rows.iter().map(|row| row.id.clone()).collect(),
             num_supervised,
             step_share: num_supervised as f64 / step_supervised as f64,
@@ -210,14 +236,6 @@ impl AdapterSource {
         (features, Some(last))
     }
 
-    /// The tokens that the supervised positions predict; the padding repeats the last one.
-    fn responses(&self, rows: &[&AdapterRow], supervised: &Tensor<1, Int>) -> Lesson {
-        let mut ids: Vec<u32> = rows.iter().flat_map(|row| row.next_ids()).collect();
-        let last = ids.last().copied().unwrap_or_default();
-        ids.resize(supervised.dims()[0], last);
-        Lesson::Tokens(ids)
-    }
-
     /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a packed
     /// target are kept in memory while there is room, because they take all layers after the exits; their
     /// bits do not depend on the other rows of the batch.
@@ -262,6 +280,14 @@ impl AdapterSource {
         }
         vectors::tensor(all, [supervised.dims()[0], width], &features[0].device())
     }
+}
+
+/// The tokens that the supervised positions predict; the padding repeats the last one.
+fn responses(next_ids: &[u32], supervised: &Tensor<1, Int>) -> Lesson {
+    let mut ids = next_ids.to_vec();
+    let last = ids.last().copied().unwrap_or_default();
+    ids.resize(supervised.dims()[0], last);
+    Lesson::Tokens(ids)
 }
 
 /// Selects the hidden states at positions of a batch.

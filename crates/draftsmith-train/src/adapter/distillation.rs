@@ -13,7 +13,7 @@ mod tests;
 
 use std::ops::Range;
 
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
@@ -34,8 +34,10 @@ pub enum DistillationLoss {
 pub(crate) struct LmHead {
     /// `[hidden, vocab]`
     weight: Tensor<2>,
-    /// Applied to its logits and to those of an adapter's separate head.
+    /// Applied to its logits.
     soft_cap: Option<f32>,
+    /// Applied to those of a drafter's own head.
+    students_soft_cap: Option<f32>,
 }
 
 /// An adapter's outputs at a batch's tokens.
@@ -69,6 +71,19 @@ impl Lesson {
         match self {
             Self::States(states) => states.dims()[0],
             Self::Tokens(ids) => ids.len(),
+        }
+    }
+
+    /// The labels of some tokens, with repeats.
+    pub(crate) fn select(&self, rows: &[usize]) -> Self {
+        match self {
+            Self::States(states) => {
+                let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
+                let indices = TensorData::from(indices.as_slice());
+                let indices = Tensor::<1, Int>::from_data(indices, &states.device());
+                Self::States(states.clone().select(0, indices))
+            }
+            Self::Tokens(ids) => Self::Tokens(rows.iter().map(|row| ids[*row]).collect()),
         }
     }
 
@@ -156,7 +171,12 @@ impl LmHead {
     /// The head of a target without autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
         let soft_cap = target.config().spec.logit_soft_cap;
-        Self { weight: target.lm_head_weight(), soft_cap }
+        Self { weight: target.lm_head_weight(), soft_cap, students_soft_cap: soft_cap }
+    }
+
+    /// The same for drafters whose own heads have no soft cap.
+    pub(crate) fn with_uncapped_students(self) -> Self {
+        Self { students_soft_cap: None, ..self }
     }
 
     /// The same over a draft vocabulary.
@@ -179,8 +199,8 @@ impl LmHead {
         let Student { hidden, own_head } = student;
         let device = hidden.device();
         let token_share = 1.0 / tokens.num as f64;
-        let students_head = own_head.clone().unwrap_or_else(|| self.weight.clone());
-        let transposed = students_head.clone().transpose();
+        let students_head = self.students(own_head.clone());
+        let transposed = students_head.weight.clone().transpose();
         let mut losses = Vec::new();
         let mut gradients = Vec::new();
         let mut heads_gradient: Option<Tensor<2>> = None;
@@ -188,8 +208,8 @@ impl LmHead {
             chunks(hidden, teacher.into(), tokens, loss_chunk)
         {
             let teacher = self.taught(teacher, &device);
-            let logits = self.logits(hidden.clone(), &students_head);
-            let slopes = self.soft_cap.map(|cap| {
+            let logits = students_head.logits(hidden.clone());
+            let slopes = students_head.soft_cap.map(|cap| {
                 // The slope of the cap: 1 − tanh².
                 (logits.clone() / cap).square().neg() + 1.0
             });
@@ -231,9 +251,9 @@ impl LmHead {
     ) -> Tensor<1> {
         let Student { hidden, own_head } = student;
         let device = hidden.device();
-        let students_head = own_head.unwrap_or_else(|| self.weight.clone());
+        let students_head = self.students(own_head);
         let sums = chunks(hidden, teacher.into(), tokens, loss_chunk).map(|chunk| {
-            let student = self.logits(chunk.student, &students_head);
+            let student = students_head.logits(chunk.student);
             let teacher = self.taught(chunk.teacher, &device);
             if is_on_host(&student, chunk.are_tokens.is_some()) {
                 let [_, vocab_size] = student.dims();
@@ -248,10 +268,29 @@ impl LmHead {
         sums.reduce(|sums, more| sums + more).expect("there is a token")
     }
 
+    /// The student's most probable tokens, `[tokens]`, as the head counts them.
+    pub(crate) fn most_probable(&self, student: Student, loss_chunk: usize) -> Tensor<1, Int> {
+        let head = self.students(student.own_head);
+        let [num_tokens, _] = student.hidden.dims();
+        let chunks = (0..num_tokens).step_by(loss_chunk).map(|start| {
+            let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
+            head.logits(student.hidden.clone().slice(rows)).argmax(1).squeeze_dim::<1>(1)
+        });
+        Tensor::cat(chunks.collect(), 0)
+    }
+
+    /// The student's head: its own, or this one.
+    fn students(&self, own_head: Option<Tensor<2>>) -> Self {
+        match own_head {
+            Some(weight) => Self { weight, soft_cap: self.students_soft_cap, ..self.clone() },
+            None => self.clone(),
+        }
+    }
+
     /// The teacher's logits, `[tokens, vocab]` in f32.
     fn taught(&self, lesson: Lesson, device: &Device) -> Tensor<2> {
         match lesson {
-            Lesson::States(states) => self.logits(states, &self.weight),
+            Lesson::States(states) => self.logits(states),
             Lesson::Tokens(ids) => {
                 let [_, vocab_size] = self.weight.dims();
                 let mut logits = vec![NEVER; ids.len() * vocab_size];
@@ -263,13 +302,13 @@ impl LmHead {
         }
     }
 
-    /// An LM head's logits of hidden states, in f32.
+    /// Logits of hidden states, in f32.
     ///
     /// # Shapes
     /// - hidden: `[tokens, hidden]`, in the head's type
-    /// - head: `[hidden, vocab]`
-    fn logits(&self, hidden: Tensor<2>, head: &Tensor<2>) -> Tensor<2> {
-        soft_capped(hidden.matmul(head.clone()).cast(FloatDType::F32), self.soft_cap)
+    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let logits = hidden.matmul(self.weight.clone()).cast(FloatDType::F32);
+        soft_capped(logits, self.soft_cap)
     }
 }
 

@@ -197,13 +197,14 @@ mod tests {
         let target = tiny_draft(16, 64);
         let rows = responses(6, 20, 5)
             .iter()
-            .map(|row| AdapterRow::new(row, 64).unwrap().into())
+            .map(|row| AdapterRow::new(row, 0, 64).unwrap().into())
             .collect();
         let targets = FrozenTarget::new(target.clone(), None).into();
         let (exit_layers, room) = (vec![1], Arc::default());
         let source = AdapterSource {
             targets,
             exit_layers,
+            reads_tokens: false,
             rows,
             batch_size: 7,
             lengths,

@@ -22,17 +22,18 @@ pub(crate) struct AdapterRow {
 }
 
 impl AdapterRow {
-    /// A row cut to `max_len` tokens. `None` without a supervised position.
+    /// A row cut to `max_len` tokens, supervised from `first` on at the earliest. `None` without a supervised
+    /// position.
     ///
     /// Position j predicts token j + 1, so it is supervised if and only if token j + 1 belongs to the
     /// response: from the last token of the prompt to the last but one of the response. The authors' code
     /// shifts hidden states and targets by one but not its mask, which supervises predictions two tokens
     /// late. Here the adapter reads BOS, as in decoding.
-    pub(crate) fn new(row: &ResponseRow, max_len: usize) -> Option<Self> {
+    pub(crate) fn new(row: &ResponseRow, first: usize, max_len: usize) -> Option<Self> {
         let mut input_ids: Vec<u32> =
             row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
         let last_id = input_ids.pop()?;
-        let first_supervised = row.prompt_ids.len().saturating_sub(1);
+        let first_supervised = row.prompt_ids.len().saturating_sub(1).max(first);
         let is_usable = first_supervised < input_ids.len();
         let (id, teacher) = (row.id.clone(), OnceLock::new());
         is_usable.then(|| Self { id, input_ids, last_id, first_supervised, teacher })

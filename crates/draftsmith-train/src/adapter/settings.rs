@@ -5,6 +5,7 @@
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::adapter::Lessons;
 use crate::adapter::distillation::DistillationLoss;
 use crate::error::{Section, TrainError};
 use crate::ranges::{Range, check_numbers};
@@ -162,6 +163,24 @@ impl AdapterTraining {
                 ("loss_chunk", self.loss_chunk as f64, Range::AT_LEAST_ONE),
             ],
         )
+    }
+}
+
+impl AdapterTraining {
+    pub(crate) fn lessons(&self) -> Lessons<'_> {
+        Lessons {
+            section: Section::Adapter,
+            layers: self.exit_layer.to_vec(),
+            reads_tokens: false,
+            caps_own_heads: true,
+            draft_vocabulary: self.draft_vocabulary,
+            teacher: self.teacher,
+            max_len: self.max_len,
+            cache_mib: self.cache_mib,
+            features: self.features,
+            features_format: self.features_format,
+            optimizer: &self.optimizer,
+        }
     }
 }
 

@@ -87,6 +87,11 @@ impl OptimizerSettings {
         ..Self::HEAD
     };
 
+    /// The defaults for EAGLE-3: its authors' learning rate, betas and clipping (Li et al. 2025, appendix), and
+    /// the other values of adapters.
+    pub const EAGLE3: Self =
+        Self { weight_decay: 0.0, clipping: Clipping::Norm(0.5), ..Self::ADAPTER };
+
     /// Reads a table whose missing keys come from `defaults`.
     pub(crate) fn read_over<'de, D: Deserializer<'de>>(
         defaults: Self,

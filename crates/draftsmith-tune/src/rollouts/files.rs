@@ -17,8 +17,8 @@ use serde_json::json;
 
 use super::{PromptSet, RecordedSet};
 use draftsmith_recipe::built_data::{built_data, changes_text};
+use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::kinds::loaded::Loading;
-use draftsmith_recipe::kinds::{DrafterRecipe, Role};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 
@@ -197,7 +197,7 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile
 
 /// The drafters that draft step by step, and the hashes of what they draft with.
 fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>> {
-    let recorded = recipe.evaluated().filter(|(_, it)| it.kind.role() == Role::Steps);
+    let recorded = recipe.evaluated().filter(|(_, it)| it.kind.is_recorded());
     let hashed = |(id, drafter): (DrafterId, &DrafterRecipe)| {
         let loading = Loading { id, recipe, workspace };
         let hash = drafter.kind.recorded_hash(&loading)?;

@@ -87,6 +87,9 @@ pub(super) fn write_with_head(
             let draft = write_draft_model(&adapter, workspace, out)?;
             (head, draft.config().clone())
         }
+        ExportKind::Eagle3 => {
+            bail!("an EAGLE-3 drafter has no acceptance head that a draft model could hold")
+        }
     };
     let rule = rule_of(&head, export.stop_threshold, ignored)?;
     write_head(&head, &draft, &rule, out)?;

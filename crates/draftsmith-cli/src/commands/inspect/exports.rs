@@ -8,7 +8,7 @@ use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightR
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::workspace::hash_dir;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::console::Console;
 
@@ -71,6 +71,32 @@ pub(super) fn adapter(dir: &Path) -> Result<Value> {
         "training": config.training,
         "tuned": Tuned::read(dir)?,
         "head": found_adapter_head(dir).as_deref().map(head).transpose()?,
+        "hash": hash_dir(dir, &Console::silent())?,
+    }))
+}
+
+pub(super) fn eagle3(dir: &Path, config: &Map<String, Value>) -> Result<Value> {
+    let ModelConfig { shape, spec, .. } = ModelConfig::from_model_dir(dir)?;
+    let weights = WeightReader::open_dir(dir)?;
+    let given = |key: &str| config.get(key).cloned();
+    Ok(json!({
+        "kind": "EAGLE-3 drafter",
+        // Null if they are the defaults, which depend on the target.
+        "layers": given("eagle_aux_hidden_state_layer_ids"),
+        "draft_vocabulary": given("draft_vocab_size"),
+        "norm_before_residual": given("norm_before_residual").unwrap_or(false.into()),
+        "target_hidden_size": given("target_hidden_size"),
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": spec.mlp.width,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "num_parameters": num_stored_parameters(&weights),
+        "stored_dtype": weights.dtype(),
+        "target_hash": given("target_hash"),
+        "training": given("training"),
+        "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir, &Console::silent())?,
     }))
 }

@@ -49,7 +49,7 @@ fn check_exit_layers(recipe: &Recipe, workspace: &Workspace) -> Result<()> {
 /// Checks that given costs name their drafters, and that none is missing where it cannot be measured.
 fn check_costs(recipe: &Recipe) -> Result<()> {
     let Some(tune) = &recipe.tune else { return Ok(()) };
-    let with_steps = recipe.evaluated().filter(|(_, it)| it.kind.role() == Role::Steps);
+    let with_steps = recipe.evaluated().filter(|(_, it)| it.kind.is_recorded());
     let drafters: Vec<DrafterName> = with_steps.map(|(id, _)| id.into()).collect();
     let given = given_costs(tune.costs.as_ref(), &drafters).context("section `[tune.costs]`")?;
     let missing =

@@ -16,7 +16,7 @@ fn row(prompt: &[u32], response: &[u32]) -> ResponseRow {
 /// The token at each supervised position, and the one that it predicts.
 fn predicted(prompt: &[u32], response: &[u32], max_len: usize) -> Option<Vec<(u32, u32)>> {
     let all = [prompt, response].concat();
-    let row = AdapterRow::new(&row(prompt, response), max_len)?;
+    let row = AdapterRow::new(&row(prompt, response), 0, max_len)?;
     assert_eq!(row.input_ids, all[..row.input_ids.len()]);
     let positions = row.first_supervised..row.input_ids.len();
     Some(positions.map(|position| (all[position], all[position + 1])).collect())
@@ -54,18 +54,19 @@ fn rows_without_a_supervised_position_are_unusable() {
 fn rows_need_no_draft_columns() {
     let mut without_draft = row(&[1], &[2]);
     without_draft.draft = None;
-    assert!(AdapterRow::new(&without_draft, 64).is_some());
+    assert!(AdapterRow::new(&without_draft, 0, 64).is_some());
 }
 
 fn source(num_rows: usize) -> AdapterSource {
     let target = tiny_draft(16, 64);
     let rows = responses(num_rows, 20, 5)
         .iter()
-        .map(|row| Arc::new(AdapterRow::new(row, 64).unwrap()))
+        .map(|row| Arc::new(AdapterRow::new(row, 0, 64).unwrap()))
         .collect();
     AdapterSource {
         targets: FrozenTarget::new(target, None).into(),
         exit_layers: vec![1],
+        reads_tokens: false,
         rows,
         batch_size: 3,
         lengths: Lengths::AsGiven,

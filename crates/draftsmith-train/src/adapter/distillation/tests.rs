@@ -139,7 +139,12 @@ fn assert_equals_autodiff(head: &LmHead) {
 fn the_gradient_of_a_separate_head_equals_autodiff() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     for soft_cap in [None, Some(1.5)] {
-        assert_separate_head_equals_autodiff(&LmHead { soft_cap, ..head.clone() });
+        let students_soft_cap = soft_cap;
+        assert_separate_head_equals_autodiff(&LmHead {
+            soft_cap,
+            students_soft_cap,
+            ..head.clone()
+        });
     }
 }
 

@@ -1,0 +1,51 @@
+//! An EAGLE-3 drafter in the part of the format that vLLM, SGLang and llama.cpp agree on.
+
+use anyhow::Result;
+use draftsmith_model::{Eagle3, Eagle3Config};
+
+use super::{ExportArguments, Written};
+use draftsmith_recipe::out_dir::OutDir;
+use draftsmith_recipe::workspace::Workspace;
+
+/// Writes the drafter in `source` without the record of its training. Reading it checks that it is complete.
+pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<Written> {
+    let ExportArguments { source, out, .. } = export;
+    let models = &workspace.models;
+    let (config, drafter) =
+        Eagle3::from_dir(source, models.target_shape()?, models.dtype, models.device())?;
+    let config = Eagle3Config { target_hash: None, training: serde_json::Map::default(), ..config };
+    let dir = OutDir::begin(out)?;
+    drafter.write_dir(dir.path(), &config)?;
+    dir.finish()?;
+    let num_steps = 3;
+    let (target, out) = (models.target_dir().display(), out.display());
+    let mut ignored = Vec::new();
+    if config.norm_before_residual {
+        ignored.push(
+            "`norm_before_residual`, in SGLang: its drafts are accepted less there".to_owned(),
+        );
+    }
+    Ok(Written {
+        what: format!(
+            "an EAGLE-3 drafter with {} parameters that drafts {} tokens",
+            config.num_parameters(),
+            config.num_draft_tokens()
+        ),
+        ignored,
+        commands: vec![
+            format!(
+                "vLLM: vllm serve {target} --speculative-config '{{\"method\": \"eagle3\", \"model\": \"{out}\", \
+                 \"num_speculative_tokens\": {num_steps}}}'"
+            ),
+            format!(
+                "llama.cpp: convert_hf_to_gguf.py {out} --target-model-dir {target} --outfile draft.gguf, then \
+                 llama-server -m target.gguf -md draft.gguf --spec-type draft-eagle3 --spec-draft-n-max {num_steps}"
+            ),
+            format!(
+                "SGLang: --speculative-algorithm EAGLE3 --speculative-draft-model-path {out} \
+                 --speculative-num-steps {num_steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
+                num_steps + 1
+            ),
+        ],
+    })
+}

@@ -1,0 +1,261 @@
+//! EAGLE-3's drafter (Li et al. 2025) beside its target's session, which keeps the hidden states that it reads.
+//!
+//! Position q of the drafter's cache belongs to the token at q + 1 and what is known at q: the target's states,
+//! or the drafter's own output where the target has not been. A round begins with one forward over all positions
+//! that verification has added since; after it, each drafted token is read with the output of the position before.
+//! What was computed from own outputs is dropped at the end of a round, so that every round equals a fresh pass
+//! over the target's states.
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use draftsmith_model::{CausalLm, Eagle3, KvCache, NUM_TARGET_STATES, Rows};
+use draftsmith_theory::DrafterId;
+
+use crate::chain::propose_chain;
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
+use crate::error::DecodeError;
+use crate::registry::{DrafterParts, Sizes};
+use crate::session::{ModelSession, check_fits, check_logits, to_host};
+use crate::target::TargetLayers;
+
+/// Its name in errors.
+const ROLE: &str = "drafter";
+
+/// A drafter that reads its target's hidden states.
+#[derive(Debug)]
+pub struct Eagle3Draft<'m> {
+    id: DrafterId,
+    model: &'m Eagle3,
+    target: &'m CausalLm,
+    layers: [usize; NUM_TARGET_STATES],
+    cache: KvCache,
+    slots: Vec<Slot>,
+}
+
+/// What is known of one sequence.
+#[derive(Debug, Default)]
+struct Slot {
+    /// The number of positions that were read with the target's states.
+    num_known: usize,
+    /// The output at the last of them, then at each token drafted since, in the order of nodes.
+    outputs: Vec<Rows>,
+}
+
+impl Slot {
+    /// The output that a node's position continues from; `None` if it has not been computed.
+    fn parent_of(&self, step: &DraftStep<'_>, node: usize) -> Option<&Rows> {
+        let parent = match step.parents.get(node) {
+            Some(parent) => parent.map_or(0, |parent| parent + 1),
+            // A chain.
+            None => node,
+        };
+        self.outputs.get(parent)
+    }
+}
+
+/// New positions of one sequence: the tokens after them, and g or outputs.
+struct NewPositions<'a> {
+    slot: usize,
+    tokens: &'a [u32],
+    features: Rows,
+}
+
+impl<'m> Eagle3Draft<'m> {
+    /// A drafter for `num_slots` sequences of up to `capacity` tokens side by side, which reads the target's
+    /// states after these numbers of layers.
+    pub fn new(
+        (target, model): (&'m CausalLm, &'m Eagle3),
+        layers: [usize; NUM_TARGET_STATES],
+        capacity: usize,
+        num_slots: usize,
+    ) -> Self {
+        let cache = model.new_cache(capacity.min(model.context()), num_slots);
+        let slots = std::iter::repeat_with(Slot::default).take(num_slots).collect();
+        Self { id: DrafterId::DRAFT, model, target, layers, cache, slots }
+    }
+
+    /// The same drafter under another name.
+    #[must_use]
+    pub fn named(mut self, id: DrafterId) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// Reads positions in one forward, and returns the outputs of each sequence.
+    fn forward(&mut self, new: Vec<NewPositions<'_>>) -> Vec<Rows> {
+        let runs: Vec<(usize, &[u32])> = new.iter().map(|one| (one.slot, one.tokens)).collect();
+        let lens: Vec<usize> = new.iter().map(|one| one.tokens.len()).collect();
+        let embedded = self.model.embed(self.target, &runs);
+        let features = Rows::cat(new.into_iter().map(|one| one.features.in_slot(one.slot)));
+        let outputs = self.model.forward_cached(embedded, features, &mut self.cache);
+        let ranges = lens.iter().scan(0, |end, len| {
+            let start = *end;
+            *end += len;
+            Some(start..*end)
+        });
+        ranges.map(|range: Range<usize>| outputs.slice(range)).collect()
+    }
+
+    /// Reads the positions whose states the target has computed since the last round.
+    fn read_known(&mut self, target: &mut ModelSession<'m>, steps: &[DraftStep<'_>]) {
+        let mut new = Vec::new();
+        for step in steps {
+            let num_standing = step.tokens.len() - step.num_candidates;
+            let slot = &mut self.slots[step.slot];
+            if slot.num_known + 1 == num_standing && !slot.outputs.is_empty() {
+                continue;
+            }
+            // At least the last position is read again, for its output.
+            let from = slot.num_known.min(num_standing.saturating_sub(2));
+            self.cache.truncate(step.slot, from);
+            (slot.num_known, slot.outputs) = (num_standing - 1, Vec::new());
+            if num_standing == 1 {
+                // No position comes before the first token.
+                slot.outputs.push(self.model.no_output(self.target, step.slot));
+                continue;
+            }
+            target.read_upto(step.slot, &step.tokens[..num_standing - 1]);
+            let states = target.kept_states(step.slot, from, &self.layers);
+            let states = states.map(|rows| rows.slice(0..num_standing - 1 - from));
+            let features = self.model.features(&states);
+            new.push(NewPositions {
+                slot: step.slot,
+                tokens: &step.tokens[from + 1..num_standing],
+                features,
+            });
+        }
+        if new.is_empty() {
+            return;
+        }
+        let slots: Vec<usize> = new.iter().map(|one| one.slot).collect();
+        for (slot, outputs) in slots.into_iter().zip(self.forward(new)) {
+            self.slots[slot].outputs.push(outputs.last(1));
+        }
+    }
+
+    /// Reads the drafted tokens whose parents' outputs are known, in one forward. Returns whether there were
+    /// any.
+    fn read_drafted(&mut self, steps: &[DraftStep<'_>]) -> bool {
+        let mut new = Vec::new();
+        for step in steps {
+            let slot = &self.slots[step.slot];
+            let first = slot.outputs.len() - 1;
+            let nodes = first..step.num_candidates;
+            let features = nodes.map_while(|node| slot.parent_of(step, node).cloned());
+            let features: Vec<Rows> = features.collect();
+            if features.is_empty() {
+                continue;
+            }
+            let num_standing = step.tokens.len() - step.num_candidates;
+            let parents = step.parents.get(..first + features.len()).unwrap_or_default();
+            self.cache.branch(step.slot, num_standing - 1, parents);
+            let tokens = &step.tokens[num_standing + first..][..features.len()];
+            new.push(NewPositions { slot: step.slot, tokens, features: Rows::cat(features) });
+        }
+        if new.is_empty() {
+            return false;
+        }
+        let slots: Vec<usize> = new.iter().map(|one| one.slot).collect();
+        for (slot, outputs) in slots.into_iter().zip(self.forward(new)) {
+            let each = (0..outputs.num_rows()).map(|row| outputs.slice(row..row + 1));
+            self.slots[slot].outputs.extend(each);
+        }
+        true
+    }
+}
+
+impl<'m> Drafter<ModelSession<'m>> for Eagle3Draft<'m> {
+    fn begin(
+        &mut self,
+        _target: &mut ModelSession<'m>,
+        slot: usize,
+        prompt: &[u32],
+    ) -> Result<(), DecodeError> {
+        check_fits(prompt, self.cache.capacity(), ROLE)?;
+        self.cache.truncate(slot, 0);
+        self.slots[slot] = Slot::default();
+        Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, rounds)
+    }
+
+    /// Drops all positions that were read with own outputs.
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        let known = &mut self.slots[slot];
+        let is_same_place = known.num_known + 1 == num_standing && path.is_empty();
+        known.outputs.truncate(usize::from(is_same_place));
+        known.num_known = known.num_known.min(num_standing.saturating_sub(1));
+        self.cache.truncate(slot, known.num_known);
+    }
+
+    fn context(&self) -> usize {
+        self.cache.capacity()
+    }
+}
+
+impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
+    fn id(&self) -> DrafterId {
+        self.id
+    }
+
+    fn draft(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<DraftRow>, DecodeError> {
+        self.read_known(target, steps);
+        while self.read_drafted(steps) {}
+        let last = steps.iter().flat_map(|step| {
+            let outputs = &self.slots[step.slot].outputs;
+            outputs[outputs.len() - step.num_rows..].iter().cloned()
+        });
+        let normed = self.model.normed(Rows::cat(last));
+        let [logits] = to_host([self.model.logits(&normed, self.target)], ROLE)?;
+        let num_tokens = steps.iter().map(|step| step.tokens.len()).max().unwrap_or(0);
+        check_logits(&logits, ROLE, num_tokens)?;
+        let rows = logits.chunks_exact(self.target.shape().vocab_size);
+        let rows = steps.iter().flat_map(DraftStep::rows).zip(rows);
+        Ok(rows.map(|(row, logits)| DraftRow::new(row, logits.to_vec(), None)).collect())
+    }
+}
+
+impl<'m> ModelDrafter<'m> for Eagle3Draft<'m> {
+    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
+        Some(self)
+    }
+
+    fn into_member(self: Box<Self>) -> Member<'m> {
+        Member::Steps(self)
+    }
+}
+
+/// A drafter and the target's layers that it reads.
+#[derive(Debug, Clone)]
+pub struct Eagle3Parts {
+    /// The network.
+    pub model: Eagle3,
+    /// The numbers of the target's layers before the states that it reads.
+    pub layers: [usize; NUM_TARGET_STATES],
+}
+
+impl DrafterParts for Eagle3Parts {
+    fn target_layers(&self) -> TargetLayers {
+        let kept = TargetLayers { exit: None, kept: self.layers.to_vec() };
+        TargetLayers::default().and(kept)
+    }
+
+    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let Sizes { target, capacity, num_slots } = sizes;
+        let models = (target, &self.model);
+        Box::new(Eagle3Draft::new(models, self.layers, capacity, num_slots).named(id))
+    }
+}

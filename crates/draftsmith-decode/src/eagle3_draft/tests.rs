@@ -1,0 +1,368 @@
+//! Real networks, small and random: rounds equal a fresh pass over the target's states, and output is the
+//! target's.
+
+use std::ops::ControlFlow;
+
+use burn::tensor::Device;
+use draftsmith_model::{
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, WeightDtype,
+};
+use draftsmith_theory::{
+    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, Sampling, SeededDraws,
+    StopRuleConfig, TreeShape, distribution_of, enumerate,
+};
+
+use super::*;
+use crate::decode::{decode_many, decode_plain, decode_speculative};
+use crate::lookup_first::LookupFirstDraft;
+use crate::self_draft::tests::assert_close;
+use crate::sequence::{Limits, Request};
+use crate::target::Target;
+use crate::tree_draft::TreeDraft;
+
+const CAPACITY: usize = 64;
+
+/// A target and a drafter of it.
+struct Models {
+    target: CausalLm,
+    drafter: Eagle3,
+    layers: [usize; NUM_TARGET_STATES],
+}
+
+/// How a drafter differs from the default.
+#[derive(Clone, Copy, Default)]
+struct Form {
+    draft_vocabulary: Option<&'static [u32]>,
+    has_other_width: bool,
+    norm_before_residual: bool,
+}
+
+const FORMS: [Form; 3] = [
+    Form { draft_vocabulary: None, has_other_width: false, norm_before_residual: false },
+    Form {
+        draft_vocabulary: Some(&[1, 2, 3, 7, 8, 11, 12]),
+        has_other_width: true,
+        norm_before_residual: false,
+    },
+    Form { draft_vocabulary: None, has_other_width: false, norm_before_residual: true },
+];
+
+impl Models {
+    /// The models as they are initialised, computed with tensors, and as they are read from files, computed in
+    /// host memory.
+    fn both(seed: u64, vocab_size: usize, form: Form) -> [Self; 2] {
+        let device = Device::flex();
+        let config = ModelConfig::llama(
+            ModelShape {
+                vocab_size,
+                hidden_size: 32,
+                num_layers: 5,
+                num_heads: 4,
+                num_kv_heads: 2,
+                head_dim: 8,
+                context: CAPACITY,
+                bos_token_id: None,
+                eos_token_ids: vec![1],
+            },
+            64,
+        );
+        let mut of_drafter = Eagle3Config::new(&config);
+        of_drafter.target_layers = [0, 2, 5];
+        of_drafter.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
+        of_drafter.norm_before_residual = form.norm_before_residual;
+        if form.has_other_width {
+            let shape = &mut of_drafter.model.shape;
+            (shape.hidden_size, shape.num_heads, shape.num_kv_heads) = (24, 2, 1);
+            of_drafter.has_embedding = true;
+        }
+        let name = format!("draftsmith-eagle3-{seed}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let [of_target, drafter] = ["target", "drafter"].map(|name| dir.join(name));
+        for dir in [&of_target, &drafter] {
+            std::fs::create_dir_all(dir).expect("created");
+        }
+        device.seed(seed);
+        let target = config.init(&device);
+        target.write_model_dir(&of_target, WeightDtype::F32).expect("written");
+        let mut draws = SeededDraws::new(seed, &["drafter"]);
+        let initialised = of_drafter.init_from(&device, || draws.uniform());
+        initialised.write_dir(&drafter, &of_drafter).expect("written");
+        let read =
+            |dtype| Eagle3::from_dir(&drafter, &config.shape, dtype, &device).expect("reads back");
+        let (found, packed) = read(WeightDtype::F32);
+        assert_eq!(found.target_layers, of_drafter.target_layers);
+        assert_eq!(found.num_parameters(), of_drafter.num_parameters());
+        let layers = of_drafter.target_layers;
+        let packed_target = CausalLm::from_model_dir(&of_target, &device).expect("reads");
+        std::fs::remove_dir_all(&dir).expect("removed");
+        [
+            Self { target, drafter: packed.to_tensors(&of_drafter), layers },
+            Self { target: packed_target, drafter: packed, layers },
+        ]
+    }
+
+    fn session(&self, num_slots: usize) -> (ModelSession<'_>, Eagle3Draft<'_>) {
+        let mut target = ModelSession::with_slots(&self.target, CAPACITY, num_slots, "target");
+        let kept = TargetLayers { exit: None, kept: self.layers.to_vec() };
+        target.set_layers(&TargetLayers::default().and(kept));
+        let models = (&self.target, &self.drafter);
+        (target, Eagle3Draft::new(models, self.layers, CAPACITY, num_slots))
+    }
+
+    /// The drafter's logits after each of these candidates, drafted from scratch after a text.
+    fn fresh(&self, tokens: &[u32], num_candidates: usize) -> Vec<f32> {
+        let (mut target, mut drafter) = self.session(1);
+        let standing = &tokens[..tokens.len() - num_candidates];
+        target.begin(0, standing).expect("fits");
+        drafter.begin(&mut target, 0, standing).expect("fits");
+        let step = DraftStep::in_chain(0, tokens, num_candidates, NEEDS, &Decoding::GREEDY);
+        drafter.draft(&mut target, &[step]).expect("finite").remove(0).own_logits
+    }
+}
+
+const NEEDS: draftsmith_theory::SignalNeeds = draftsmith_theory::SignalNeeds {
+    acceptance_prob: false,
+    confidence: false,
+    confidence_of_ten: false,
+    candidate_prob: false,
+    entropy: false,
+};
+
+fn fixed(candidate_length: usize) -> StopRuleConfig {
+    FixedLengthConfig { candidate_length }.into()
+}
+
+fn confident() -> StopRuleConfig {
+    StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+        confidence_threshold: 0.09,
+        before_draw: false,
+        bounds: Bounds { min: 1, max: 6 },
+    })
+}
+
+/// A drafter whose every row is compared with a fresh pass.
+struct Compared<'m> {
+    models: &'m Models,
+    drafter: Eagle3Draft<'m>,
+    num_compared: usize,
+}
+
+impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
+    fn begin(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        slot: usize,
+        prompt: &[u32],
+    ) -> Result<(), DecodeError> {
+        self.drafter.begin(target, slot, prompt)
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, rounds)
+    }
+
+    fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        self.drafter.commit(slot, num_standing, path);
+    }
+
+    fn context(&self) -> usize {
+        self.drafter.context()
+    }
+}
+
+impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
+    fn id(&self) -> DrafterId {
+        self.drafter.id()
+    }
+
+    fn draft(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<DraftRow>, DecodeError> {
+        let rows = self.drafter.draft(target, steps)?;
+        let of_steps = steps.iter().flat_map(|step| step.rows().map(move |(_, row)| (step, row)));
+        for ((step, row), found) in of_steps.zip(&rows) {
+            // The path to the node as a chain.
+            let at = step.at(row);
+            let num_standing = step.tokens.len() - step.num_candidates;
+            let mut path = Vec::new();
+            let mut next = (at >= num_standing).then_some(at);
+            while let Some(position) = next {
+                path.push(step.tokens[position]);
+                next = step.parent_of(position).filter(|parent| *parent >= num_standing);
+            }
+            path.reverse();
+            let chain = [&step.tokens[..num_standing], &path].concat();
+            let fresh = self.models.fresh(&chain, path.len());
+            if num_standing == 1 && path.is_empty() {
+                // Nothing is known before the first token, and logits are 0.
+                assert_eq!(found.own_logits, fresh);
+            } else {
+                assert_close(&found.own_logits, &fresh);
+            }
+            self.num_compared += 1;
+        }
+        Ok(rows)
+    }
+}
+
+fn prompt() -> Vec<u32> {
+    (0..9).map(|at| 2 + at * 5 % 11).collect()
+}
+
+#[test]
+fn every_step_equals_a_fresh_pass_and_greedy_output_is_the_targets() {
+    for (nth, form) in FORMS.into_iter().enumerate() {
+        for models in &Models::both(20 + nth as u64, 13, form) {
+            let limits = Limits::new(30, vec![1]);
+            let unused = &mut SeededDraws::new(0, &["unused"]);
+            let mut target = ModelSession::new(&models.target, CAPACITY, "target");
+            let go_on = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+            for prompt in [prompt(), vec![5]] {
+                let plain =
+                    decode_plain(&mut target, &Decoding::GREEDY, &prompt, &limits, unused, go_on)
+                        .expect("decodes");
+                for shape in [None, Some("2x2x4"), Some("3-1x9x99")] {
+                    for rule in [fixed(1), fixed(4), confident()] {
+                        let (mut target, drafter) = models.session(1);
+                        let mut compared = Compared { models, drafter, num_compared: 0 };
+                        let mut rule = rule.init().expect("valid");
+                        let request = Request {
+                            prompt: &prompt,
+                            decoding: Decoding::GREEDY,
+                            limits: &limits,
+                            rule: Some(&mut *rule),
+                            draws: unused,
+                        };
+                        let found = match shape.map(|text| text.parse::<TreeShape>()) {
+                            None => decode_speculative(&mut target, &mut compared, request, go_on),
+                            Some(shape) => {
+                                let shape = shape.expect("a shape");
+                                let mut trees = TreeDraft::new(&mut compared, shape);
+                                decode_speculative(&mut target, &mut trees, request, go_on)
+                            }
+                        };
+                        let found = found.expect("decodes");
+                        assert_eq!(found.token_ids, plain.token_ids);
+                        assert!(compared.num_compared > 0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_and_host_memory_draft_alike() {
+    for (nth, form) in FORMS.into_iter().enumerate() {
+        let [tensors, host] = &Models::both(30 + nth as u64, 13, form);
+        let tokens = [prompt(), vec![3, 8, 2, 7]].concat();
+        for num_candidates in 0..4 {
+            let tokens = &tokens[..9 + num_candidates];
+            let [one, other] = [tensors, host].map(|models| models.fresh(tokens, num_candidates));
+            if let Some(ids) = form.draft_vocabulary {
+                let drawn = one.iter().enumerate().filter(|(_, logit)| **logit > -1e20);
+                assert!(drawn.map(|(id, _)| id as u32).eq(ids.iter().copied()));
+            }
+            // A token that is never drawn has the same logit in both.
+            let seen = |logits: &[f32]| -> Vec<f32> {
+                logits.iter().copied().filter(|logit| *logit > -1e20).collect()
+            };
+            assert_close(&seen(&one), &seen(&other));
+        }
+    }
+}
+
+#[test]
+fn sequences_side_by_side_and_look_ups_before_it_change_no_token() {
+    let [_, models] = &Models::both(40, 13, Form::default());
+    let limits = &Limits::new(20, vec![1]);
+    let prompts: Vec<Vec<u32>> = (0..5).map(|nth| prompt()[nth..].repeat(2)).collect();
+    let go_on = |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+    let expected: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| {
+            let mut target = ModelSession::new(&models.target, CAPACITY, "target");
+            let unused = &mut SeededDraws::new(0, &["unused"]);
+            decode_plain(&mut target, &Decoding::GREEDY, prompt, limits, unused, &mut { go_on })
+                .expect("decodes")
+                .token_ids
+        })
+        .collect();
+    for looks_up in [false, true] {
+        let (mut target, drafter) = models.session(3);
+        let mut rules: Vec<_> = (0..5).map(|_| fixed(3).init().expect("valid")).collect();
+        let mut draws: Vec<_> = (0..5).map(|_| SeededDraws::new(0, &["unused"])).collect();
+        let requests = prompts.iter().zip(&mut rules).zip(&mut draws);
+        let requests = requests.map(|((prompt, rule), draws)| Request {
+            prompt,
+            decoding: Decoding::GREEDY,
+            limits,
+            rule: Some(&mut **rule),
+            draws,
+        });
+        let observe = &mut |_: usize, _: crate::RoundTokens<'_>| ControlFlow::Continue(());
+        let found = match looks_up {
+            false => {
+                let mut drafter = drafter;
+                decode_many(&mut target, &mut drafter, requests, observe)
+            }
+            true => {
+                let first = "2x3".parse().expect("look-ups");
+                let mut drafter = LookupFirstDraft::new(drafter, first, 3);
+                decode_many(&mut target, &mut drafter, requests, observe)
+            }
+        };
+        let found: Vec<Vec<u32>> =
+            found.expect("decodes").into_iter().map(|one| one.token_ids).collect();
+        assert_eq!(found, expected, "looks up: {looks_up}");
+    }
+}
+
+#[test]
+fn sampled_output_has_the_targets_distribution() {
+    let [_, models] = &Models::both(50, 4, Form::default());
+    let decoding = Decoding::sampled(Sampling { temperature: 0.7, ..Sampling::default() });
+    let limits = Limits::new(3, vec![1]);
+    let go_on = |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+    let expected = distribution_of(enumerate(|draws| {
+        let mut target = ModelSession::new(&models.target, CAPACITY, "target");
+        decode_plain(&mut target, &decoding, &[0, 2], &limits, draws, &mut { go_on })
+            .expect("decodes")
+            .token_ids
+    }));
+    for shape in [None, Some("2x1x9"), Some("2x2x3-drawn")] {
+        for rule in [fixed(1), fixed(2), confident()] {
+            let found = distribution_of(enumerate(|draws| {
+                let (mut target, mut drafter) = models.session(1);
+                let mut rule = rule.init().expect("valid");
+                let request = Request {
+                    prompt: &[0, 2],
+                    decoding,
+                    limits: &limits,
+                    rule: Some(&mut *rule),
+                    draws,
+                };
+                let found = match shape.map(|text| text.parse::<TreeShape>()) {
+                    None => decode_speculative(&mut target, &mut drafter, request, &mut { go_on }),
+                    Some(shape) => {
+                        let mut trees = TreeDraft::new(&mut drafter, shape.expect("a shape"));
+                        decode_speculative(&mut target, &mut trees, request, &mut { go_on })
+                    }
+                };
+                found.expect("decodes").token_ids
+            }));
+            assert_eq!(found.len(), expected.len());
+            for ((tokens, found), (other, expected)) in found.iter().zip(&expected) {
+                assert_eq!(tokens, other);
+                // Sums of products of f64.
+                assert!((found - expected).abs() < 1e-12, "{tokens:?}: {found} for {expected}");
+            }
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! EAGLE-3's drafter (Li et al. 2025, section 3): one layer that reads the target's hidden states after
+//! three of its layers, and its own output where the target has not been yet.
+//!
+//! At position q it reads the token after q and the target's states at q:
+//! ```text
+//! g = fc · [low; mid; high]
+//! x = [norm(embedding of token q + 1); norm(g)]
+//! a = g + attention(x)
+//! o = a + mlp(norm(a))
+//! ```
+//! The LM head turns `norm(o)` into logits of token q + 2. The next draft step is at q + 1, for the token that
+//! was just drafted, with o in the place of g. Layer L names the residual stream after the target's first L
+//! layers.
+
+mod files;
+mod packed_eagle3;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::nn::{Initializer, Linear};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use serde_json::{Map, Value};
+
+use crate::adapter::VOCABULARY_COVERAGE;
+use crate::buckets::padded_rows;
+use crate::causal_lm::CausalLm;
+use crate::config::ModelConfig;
+use crate::decoder::attention::{Positions, StepKeys};
+use crate::decoder::layer::DecoderLayer;
+use crate::decoder::norm::Norm;
+use crate::decoder::source::{RandomSource, WeightSource};
+use crate::draft_vocabulary::{DraftVocabulary, NarrowHead, narrowed};
+use crate::error::ModelError;
+use crate::kv_cache::{CachePlace, KvCache};
+use crate::precision::{cast_parameters, copied};
+use crate::rope::Reach;
+use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
+use crate::spec::{
+    AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
+};
+use crate::weights::WeightDtype;
+use packed_eagle3::PackedEagle3;
+
+/// The names of the tensors, as published drafters have them.
+const LAYER: &str = "midlayer";
+const FC: &str = "fc";
+const EMBEDDING_NORM: &str = "midlayer.input_layernorm";
+const NORM: &str = "norm";
+const LM_HEAD: &str = "lm_head";
+const EMBEDDING: &str = "embed_tokens";
+
+const BOTH_PARTS: &str = "its layer has both parts";
+
+/// The number of the target's hidden states that a drafter reads.
+pub const NUM_TARGET_STATES: usize = 3;
+
+/// A drafter's shape and origin: `config.json` of its directory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Eagle3Config {
+    /// The target's layers whose states it reads, in the order of the inputs of `fc`.
+    pub target_layers: [usize; NUM_TARGET_STATES],
+    /// The number of the target's layers.
+    pub num_target_layers: usize,
+    /// The width of the target's hidden states.
+    pub target_hidden_size: usize,
+    /// A Llama with one layer of the drafter's sizes and the target's vocabulary.
+    pub model: ModelConfig,
+    /// The tokens that it may draft; `None` for all.
+    pub draft_vocabulary: Option<DraftVocabulary>,
+    /// Whether the residual stream begins with the normed g.
+    pub norm_before_residual: bool,
+    /// Whether it has token embeddings of its own, and not the target's.
+    pub has_embedding: bool,
+    /// Whether it has an LM head of its own, and not the target's.
+    pub has_head: bool,
+    /// The type of the weights in its file.
+    pub dtype: WeightDtype,
+    /// SHA-256 of the target the drafter was trained for, if known.
+    pub target_hash: Option<String>,
+    /// The rest of the training record.
+    pub training: Map<String, Value>,
+}
+
+/// EAGLE-3's drafter.
+#[derive(Module, Debug)]
+pub struct Eagle3 {
+    /// From the target's states, side by side.
+    fc: Linear,
+    embedding_norm: Norm,
+    /// Its attention reads two rows side by side; its norm is that of g.
+    layer: DecoderLayer,
+    norm: Norm,
+    /// To the draft vocabulary. `None` to use the target's.
+    lm_head: Option<Linear>,
+    /// `[vocab, hidden]`; `None` to use the target's.
+    embedding: Option<Param<Tensor<2>>>,
+    #[module(skip)]
+    reaches: Vec<Reach>,
+    #[module(skip)]
+    norm_before_residual: bool,
+    /// The same weights packed for the CPU.
+    #[module(skip)]
+    packed: Option<Arc<PackedEagle3>>,
+    #[module(skip)]
+    shape: ModelShape,
+    /// The LM head with the draft vocabulary, of a drafter that was read to decode.
+    #[module(skip)]
+    narrow_head: Option<NarrowHead>,
+}
+
+impl Eagle3Config {
+    /// The layers that drafters read unless they name others: 2, n/2 and n − 3 of n.
+    pub fn default_layers(num_layers: usize) -> [usize; NUM_TARGET_STATES] {
+        [2, num_layers / 2, num_layers.saturating_sub(3)]
+    }
+
+    /// A drafter of the target's sizes, with an LM head of its own over all tokens.
+    pub fn new(target: &ModelConfig) -> Self {
+        let ModelConfig { shape, spec, .. } = target;
+        let shape = ModelShape { num_layers: 1, ..shape.clone() };
+        let mut model = ModelConfig::llama(shape, spec.mlp.width);
+        model.spec.norm.epsilon = spec.norm.epsilon;
+        model.spec.rope =
+            RopeConfig { theta: spec.rope.theta, width: None, scaling: RopeScaling::None };
+        Self {
+            target_layers: Self::default_layers(target.shape.num_layers),
+            num_target_layers: target.shape.num_layers,
+            target_hidden_size: target.shape.hidden_size,
+            model,
+            draft_vocabulary: None,
+            norm_before_residual: false,
+            has_embedding: false,
+            has_head: true,
+            dtype: WeightDtype::F32,
+            target_hash: None,
+            training: Map::new(),
+        }
+    }
+
+    /// The layer, whose queries, keys and values read an embedding and g side by side.
+    fn layer(&self) -> LayerSpec {
+        let spec = &self.model.spec;
+        let names = AttentionNames { norm: "hidden_norm", ..AttentionNames::LLAMA };
+        let attention = AttentionSpec { num_read: 2, names, ..spec.attention.clone() };
+        LayerSpec { attention: Some(attention), ..spec.layer(0) }
+    }
+
+    fn fc(&self) -> LinearSpec {
+        let inputs = NUM_TARGET_STATES * self.target_hidden_size;
+        LinearSpec::matrix(FC, inputs, self.model.shape.hidden_size)
+    }
+
+    fn own_head(&self) -> Option<LinearSpec> {
+        let shape = &self.model.shape;
+        let num_tokens = self.num_draft_tokens();
+        self.has_head.then(|| LinearSpec::matrix(LM_HEAD, shape.hidden_size, num_tokens))
+    }
+
+    /// The number of tokens that it may draft.
+    pub fn num_draft_tokens(&self) -> usize {
+        let all = self.model.shape.vocab_size;
+        self.draft_vocabulary.as_ref().map_or(all, |vocabulary| vocabulary.ids().len())
+    }
+
+    /// The share of the held-out responses' tokens that are in its draft vocabulary, counted in training; `None`
+    /// if unknown.
+    pub fn vocabulary_coverage(&self) -> Option<f64> {
+        self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
+    }
+
+    /// The number of parameters in its file.
+    pub fn num_parameters(&self) -> usize {
+        let ModelConfig { shape, spec, .. } = &self.model;
+        let norm = spec.norm.num_parameters(shape.hidden_size);
+        let embedding = if self.has_embedding { shape.vocab_size * shape.hidden_size } else { 0 };
+        let head = self.own_head().map_or(0, |head| head.num_parameters());
+        self.fc().num_parameters()
+            + self.layer().num_parameters(shape)
+            + 2 * norm
+            + embedding
+            + head
+    }
+
+    /// Checks that the drafter fits a target.
+    ///
+    /// # Errors
+    /// If a width or the vocabulary differs, or the target lacks a layer that the drafter reads.
+    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
+        let own = &self.model.shape;
+        let fail =
+            |key, problem| Err(ModelError::Config { path: dir.join("config.json"), key, problem });
+        let must_equal = |key, found: usize, expected: usize| {
+            let problem = format!(
+                "is {found}, but the target's is {expected}: the drafter was made for another target; hint: \
+                 train one for this target"
+            );
+            if found == expected { Ok(()) } else { fail(key, problem) }
+        };
+        must_equal("target_hidden_size", self.target_hidden_size, target.hidden_size)?;
+        must_equal("vocab_size", own.vocab_size, target.vocab_size)?;
+        if !(self.has_embedding && self.has_head) && own.hidden_size != target.hidden_size {
+            let problem = format!(
+                "is {}, and the target's is {}: such a drafter needs the tensors `{EMBEDDING}` and `{LM_HEAD}`",
+                own.hidden_size, target.hidden_size
+            );
+            return fail("hidden_size", problem);
+        }
+        if let Some(layer) = self.target_layers.iter().find(|layer| **layer > target.num_layers) {
+            let problem =
+                format!("names layer {layer}, but the target has {} layers", target.num_layers);
+            return fail(files::LAYERS, problem);
+        }
+        if own.context < target.context {
+            let problem = format!(
+                "is {}, but the target reads {} tokens: raise it to that",
+                own.context, target.context
+            );
+            return fail("max_position_embeddings", problem);
+        }
+        Ok(())
+    }
+
+    /// A drafter with random weights: linear layers uniform within ±1/√inputs, torch's default for
+    /// `nn.Linear`, norms of ones and embeddings of standard deviation 0.02. The numbers in \[0, 1) come from
+    /// `draw`, in the order of the tensors.
+    pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Eagle3 {
+        let mut values = |shape: [usize; 2], bound: f64| {
+            let values = (0..shape[0] * shape[1]).map(|_| (bound * (2.0 * draw() - 1.0)) as f32);
+            Param::from_data(TensorData::new(values.collect::<Vec<f32>>(), shape), device)
+        };
+        let ModelShape { vocab_size, hidden_size, .. } = self.model.shape;
+        // The deviation of a uniform number is its bound over √3.
+        let embedding =
+            self.has_embedding.then(|| values([vocab_size, hidden_size], 0.02 * 3f64.sqrt()));
+        let matrix = |linear: &LinearSpec| {
+            values([linear.inputs, linear.outputs], 1.0 / (linear.inputs as f64).sqrt())
+        };
+        let Ok(drafter) = self.build(embedding, &mut RandomSource { device, matrix });
+        drafter
+    }
+
+    /// [`Self::init_from`] with burn's random numbers.
+    pub fn init(&self, device: &Device) -> Eagle3 {
+        let shape = [self.model.shape.vocab_size, self.model.shape.hidden_size];
+        let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let embedding = self.has_embedding.then(|| normal.init(shape, device));
+        let matrix = |linear: &LinearSpec| {
+            let bound = 1.0 / (linear.inputs as f64).sqrt();
+            let uniform = Initializer::Uniform { min: -bound, max: bound };
+            uniform.init([linear.inputs, linear.outputs], device)
+        };
+        let Ok(drafter) = self.build(embedding, &mut RandomSource { device, matrix });
+        drafter
+    }
+
+    /// The drafter with the weights of `source`.
+    fn build<S: WeightSource>(
+        &self,
+        embedding: Option<Param<Tensor<2>>>,
+        source: &mut S,
+    ) -> Result<Eagle3, S::Error> {
+        let ModelConfig { shape, spec, .. } = &self.model;
+        let mut norm = |name| source.norm("", name, shape.hidden_size, &spec.norm);
+        let (embedding_norm, last_norm) = (norm(EMBEDDING_NORM)?, norm(NORM)?);
+        Ok(Eagle3 {
+            fc: source.linear("", &self.fc())?,
+            embedding_norm,
+            layer: DecoderLayer::build(&self.layer(), shape, LAYER, source)?,
+            norm: last_norm,
+            lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
+            embedding,
+            reaches: Reach::all_of(spec, shape),
+            norm_before_residual: self.norm_before_residual,
+            packed: None,
+            shape: shape.clone(),
+            narrow_head: None,
+        })
+    }
+}
+
+impl Eagle3 {
+    /// The width of its hidden states.
+    pub fn hidden_size(&self) -> usize {
+        self.shape.hidden_size
+    }
+
+    /// The longest sequence, in tokens.
+    pub fn context(&self) -> usize {
+        self.shape.context
+    }
+
+    fn device(&self) -> Device {
+        self.norm.gamma().device()
+    }
+
+    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        let device = self.device();
+        let place = match &self.packed {
+            Some(_) => CachePlace::Host,
+            None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
+        };
+        KvCache::new(&self.shape, capacity, num_slots, place)
+    }
+
+    /// The embeddings of the next tokens of sequences, by slot, from its own table or the target's.
+    pub fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
+        if let Some(packed) = &self.packed {
+            let Some(rows) = packed.embed(runs.iter().flat_map(|(_, ids)| *ids)) else {
+                return target.embed_runs(runs);
+            };
+            return slots_of(runs).rows(rows);
+        }
+        let Some(table) = &self.embedding else { return target.embed_runs(runs) };
+        let mut ids: Vec<i32> =
+            runs.iter().flat_map(|(_, ids)| *ids).map(|id| *id as i32).collect();
+        let num_rows = ids.len();
+        ids.resize(padded_rows(num_rows), 0);
+        let shape = [ids.len()];
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
+        let tensor = Box::new(table.val().select(0, ids).unsqueeze::<3>());
+        slots_of(runs).rows(DeviceRows { tensor, num_rows })
+    }
+
+    /// g of some positions, from the target's states there, in the order of
+    /// [`Eagle3Config::target_layers`].
+    ///
+    /// # Panics
+    /// If there are other numbers of states or rows.
+    pub fn features(&self, states: &[Rows]) -> Rows {
+        assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
+        if let Some(packed) = &self.packed {
+            return states[0].with_place(packed.features(states));
+        }
+        let device = self.device();
+        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
+        let parts: Vec<DeviceRows> = parts.collect();
+        let num_rows = parts[0].num_rows;
+        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
+        let tensor = Box::new(self.of_states(Tensor::cat(tensors, 2)));
+        states[0].with_place(DeviceRows { tensor, num_rows })
+    }
+
+    /// g of whole sequences.
+    ///
+    /// # Shapes
+    /// - states: `[batch, seq, 3 · target_hidden]`
+    /// - output: `[batch, seq, hidden]`
+    pub fn of_states(&self, states: Tensor<3>) -> Tensor<3> {
+        let [batch, seq, width] = states.dims();
+        let rows = self.fc.forward(states.reshape([batch * seq, width]));
+        rows.reshape([batch, seq, self.shape.hidden_size])
+    }
+
+    /// The LM head's inputs in `num_steps` steps over whole sequences, computed as decoding does. Step k at
+    /// position q belongs to the round that began k positions before; its first k positions belong to none
+    /// (training-time test, section 3.2).
+    ///
+    /// # Shapes
+    /// - embedded: `[batch, seq, hidden]`, of the token after each position
+    /// - features: `[batch, seq, hidden]`, g
+    /// - output: `[batch, seq, hidden]` for each step, normed
+    pub fn unrolled(
+        &self,
+        embedded: Tensor<3>,
+        features: Tensor<3>,
+        num_steps: usize,
+    ) -> Vec<Tensor<3>> {
+        let (attention, mlp) =
+            self.layer.attention.as_ref().zip(self.layer.mlp.as_ref()).expect(BOTH_PARTS);
+        let positions = Positions::whole(&self.reaches, &features, &self.device());
+        let mut keys = StepKeys::new();
+        let mut given = features;
+        let steps = (0..num_steps).map(|_| {
+            let (read, stream) = self.begin(embedded.clone(), given.clone());
+            let place = (&self.reaches[0], &positions);
+            let stream = stream + attention.forward_step(read, place, &mut keys);
+            let output = stream.clone() + mlp.forward(stream);
+            let [batch, seq, width] = output.dims();
+            let nothing = Tensor::zeros([batch, 1, width], (&output.device(), output.dtype()));
+            given = Tensor::cat(vec![nothing, output.clone().narrow(1, 0, seq - 1)], 1);
+            self.norm.forward(output)
+        });
+        steps.collect()
+    }
+
+    /// Its own LM head over the tokens that it may draft.
+    ///
+    /// # Shapes
+    /// - output: `[hidden, draft tokens]`
+    pub fn own_head(&self) -> Option<Tensor<2>> {
+        self.lm_head.as_ref().map(|head| head.weight.val())
+    }
+
+    /// The embeddings of whole sequences from its own table; `None` if it uses the target's.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `[batch, seq, hidden]`
+    pub fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
+        let [batch, seq] = ids.dims();
+        let table = self.embedding.as_ref()?.val();
+        let [_, width] = table.dims();
+        Some(table.select(0, ids.reshape([batch * seq])).reshape([batch, seq, width]))
+    }
+
+    /// The same drafter begun with the target's weights where the shapes allow. From its last layer: the MLP,
+    /// the output projection, the norms, and the halves of the other projections that read g. `fc` passes on
+    /// the highest state, and a tenth of what it was is added. The LM head is the target's, for the tokens that
+    /// the drafter may draft. Biases are left out.
+    pub fn with_weights_of(self, target: &CausalLm, config: &Eagle3Config) -> Self {
+        let device = self.device();
+        let ModelShape { num_layers, hidden_size, .. } = *target.shape();
+        if hidden_size != self.shape.hidden_size {
+            return self;
+        }
+        let (theirs, last_norm) = target.layer_and_norm(num_layers - 1);
+        let layer = self.layer.begun_from(theirs, &device);
+        let head = match &config.draft_vocabulary {
+            Some(vocabulary) => narrowed(target.lm_head_weight(), vocabulary),
+            None => target.lm_head_weight(),
+        };
+        let head = copied(Linear { weight: Param::from_tensor(head), bias: None }, &device);
+        let drawn = self.fc.weight.val();
+        let [inputs, outputs] = drawn.dims();
+        let mut weight = values_of(drawn * 0.1);
+        for (row, column) in (inputs - outputs..inputs).zip(0..outputs) {
+            weight[row * outputs + column] += 1.0;
+        }
+        let weight = Param::from_data(TensorData::new(weight, [inputs, outputs]), &device);
+        let norm = match last_norm.beta() {
+            None => copied(last_norm, &device),
+            Some(_) => self.norm,
+        };
+        let lm_head = self.lm_head.map(|_| head);
+        Self { fc: Linear { weight, bias: None }, layer, norm, lm_head, ..self }
+    }
+
+    /// What queries, keys and values read, and where the residual stream begins.
+    fn begin(&self, embedded: Tensor<3>, features: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+        let attention = self.layer.attention.as_ref().expect(BOTH_PARTS);
+        let normed = attention.normed_input(features.clone());
+        let read = Tensor::cat(vec![self.embedding_norm.forward(embedded), normed.clone()], 2);
+        (read, if self.norm_before_residual { normed } else { features })
+    }
+
+    /// One step over new positions, which follow their sequences' positions in the cache: o for the
+    /// embeddings of the tokens after them and g, or the o of the step before.
+    ///
+    /// # Panics
+    /// If a slot is full, or its rows come in several runs.
+    pub fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
+        let ((embedded, _), (features, slots)) = (embedded.into_parts(), features.into_parts());
+        let runs = slots.runs();
+        if let Some(packed) = &self.packed {
+            let rows = packed.forward(embedded.into_host(), features.into_host(), runs, cache);
+            return slots.rows(rows);
+        }
+        let device = self.device();
+        let (embedded, features) = (embedded.into_device(&device), features.into_device(&device));
+        let num_kv_heads = Some(self.shape.num_kv_heads);
+        let positions =
+            Positions::following(&self.reaches, num_kv_heads, &features, 0..1, runs, cache);
+        let (read, stream) = self.begin(*embedded.tensor, *features.tensor);
+        let num_rows = features.num_rows;
+        let output = self.layer.forward_reading(read, stream, &positions, Some(cache.layer_mut(0)));
+        slots.rows(DeviceRows { tensor: Box::new(output), num_rows })
+    }
+
+    /// An output of zeros for the next position of a slot, where nothing comes before it.
+    pub fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
+        let rows = target.embed_ids(&[0]).in_slot(slot);
+        let width = self.shape.hidden_size;
+        match &rows.place {
+            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
+            RowData::Device(found) => {
+                let [_, num_padded, _] = found.tensor.dims();
+                let like = (&self.device(), found.tensor.dtype());
+                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
+                rows.with_place(DeviceRows { tensor, num_rows: 1 })
+            }
+        }
+    }
+
+    /// The LM head's input: normed o.
+    pub fn normed(&self, outputs: Rows) -> Rows {
+        let (place, slots) = outputs.into_parts();
+        match &self.packed {
+            Some(packed) => slots.rows(packed.normed(place.into_host())),
+            None => {
+                let rows = place.into_device(&self.device());
+                slots.rows(rows.map(|rows| self.norm.forward(rows)))
+            }
+        }
+    }
+
+    /// Logits of normed rows over the target's vocabulary, by its own LM head or the target's.
+    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        match &self.narrow_head {
+            Some(head) => head.logits(normed),
+            None => target.logits(normed),
+        }
+    }
+
+    /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff
+    /// device gradients reach this drafter's parameters, in the parameters' type.
+    pub fn to_dtype(&self, dtype: FloatDType) -> Self {
+        let own = Self { packed: None, narrow_head: None, ..self.clone() };
+        cast_parameters(own, dtype)
+    }
+}
+
+fn values_of(tensor: Tensor<2>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+fn slots_of(runs: &[(usize, &[u32])]) -> Slots {
+    let run = |(slot, ids): &(usize, &[u32])| crate::rows::Run { slot: *slot, num_rows: ids.len() };
+    runs.iter().map(run).collect()
+}

@@ -1,0 +1,113 @@
+//! A drafter with packed weights, for decoding on the CPU.
+
+use std::sync::Arc;
+
+use super::{EMBEDDING, EMBEDDING_NORM, Eagle3Config, LAYER, NORM};
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::kv_cache::KvCache;
+use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Threads};
+use crate::rope::Reach;
+use crate::rows::{HostRows, Rows, Run};
+use crate::spec::LinearSpec;
+use crate::weights::WeightReader;
+
+/// A packed copy of the weights; the tensors are kept for writing and training.
+#[derive(Debug)]
+pub(super) struct PackedEagle3 {
+    fc: PackedWeights,
+    embedding_norm: PackedNorm,
+    layer: PackedLayer,
+    norm: PackedNorm,
+    pub(super) lm_head: Option<Arc<PackedWeights>>,
+    /// The outputs are tokens.
+    embedding: Option<PackedWeights>,
+    norm_before_residual: bool,
+    reaches: Vec<Reach>,
+}
+
+impl PackedEagle3 {
+    /// Packs a checkpoint's tensors in their storage format.
+    ///
+    /// # Errors
+    /// If a tensor is missing or misshapen, or a file is broken.
+    pub(super) fn read(
+        config: &Eagle3Config,
+        reader: &mut WeightReader,
+    ) -> Result<Self, ModelError> {
+        let ModelConfig { shape, spec, .. } = &config.model;
+        let mut packing = Packing { reader };
+        let head = config.own_head().map(|head| packing.linears("", &[head])).transpose()?;
+        let table = LinearSpec::lm_head(EMBEDDING, shape);
+        let embedding = config.has_embedding.then(|| packing.linears("", &[table])).transpose()?;
+        Ok(Self {
+            fc: packing.linears("", &[config.fc()])?,
+            embedding_norm: packing.norm("", EMBEDDING_NORM, shape.hidden_size, &spec.norm)?,
+            layer: packing.layer(&config.layer(), shape, LAYER)?,
+            norm: packing.norm("", NORM, shape.hidden_size, &spec.norm)?,
+            lm_head: head.map(Arc::new),
+            embedding,
+            norm_before_residual: config.norm_before_residual,
+            reaches: Reach::all_of(spec, shape),
+        })
+    }
+
+    /// The embeddings of tokens; `None` if it has none of its own.
+    pub(super) fn embed<'a>(&self, ids: impl Iterator<Item = &'a u32>) -> Option<HostRows> {
+        let (table, width) = (self.embedding.as_ref()?, self.norm.width());
+        let mut values = Vec::new();
+        ids.for_each(|id| table.read_output(*id as usize, &mut values));
+        Some(HostRows { values, width })
+    }
+
+    /// g of some positions, from the target's states there.
+    pub(super) fn features(&self, states: &[Rows]) -> HostRows {
+        let states: Vec<_> = states.iter().map(|rows| rows.place.host()).collect();
+        let width = states[0].width;
+        let mut read = Vec::with_capacity(self.fc.inputs * states[0].values.len() / width);
+        for row in 0..states[0].values.len() / width {
+            for part in &states {
+                read.extend_from_slice(&part.values[row * width..(row + 1) * width]);
+            }
+        }
+        let mut values = Vec::new();
+        self.fc.multiply(&read, &mut values, &Threads::All);
+        HostRows { values, width: self.norm.width() }
+    }
+
+    /// One step over new positions of the slots in `runs`: o for embeddings and features.
+    pub(super) fn forward(
+        &self,
+        mut embedded: HostRows,
+        features: HostRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) -> HostRows {
+        let width = self.norm.width();
+        self.embedding_norm.forward(&mut embedded.values);
+        let mut normed = features.values.clone();
+        self.layer.attention.norm.forward(&mut normed);
+        let mut read = Vec::with_capacity(2 * normed.len());
+        for (embedding, g) in embedded.values.chunks_exact(width).zip(normed.chunks_exact(width)) {
+            read.extend_from_slice(embedding);
+            read.extend_from_slice(g);
+        }
+        let mut x = if self.norm_before_residual { normed } else { features.values };
+        let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);
+        let slots = memory.next().expect("its cache has a layer");
+        packed::forward_reading(
+            &self.layer,
+            (&read, &mut x),
+            placed,
+            slots,
+            &self.reaches,
+            scratch,
+        );
+        HostRows { values: x, width }
+    }
+
+    pub(super) fn normed(&self, mut outputs: HostRows) -> HostRows {
+        self.norm.forward(&mut outputs.values);
+        outputs
+    }
+}

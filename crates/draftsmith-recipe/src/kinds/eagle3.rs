@@ -1,0 +1,115 @@
+//! The kind `eagle3`: a drafter that reads the target's hidden states after three of its layers.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use draftsmith_decode::{Eagle3Parts, NamedParts};
+use draftsmith_model::{Eagle3, Eagle3Config, check_trained_with};
+use serde::{Deserialize, Serialize};
+
+use draftsmith_train::Eagle3Training;
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::origin::Origin;
+use super::{DrafterKind, DrafterRecipes, Role};
+use crate::exports::{ExportKind, need_export};
+use draftsmith_report::{ModelSummary, Road};
+
+/// How the drafter is trained, or the directory of a trained one, as vLLM, SGLang and llama.cpp load it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Eagle3Kind(pub Origin<Eagle3Training>);
+
+impl Eagle3Kind {
+    /// The kind's name in recipes.
+    pub(super) const NAME: &str = "eagle3";
+}
+
+impl DrafterKind for Eagle3Kind {
+    fn text(&self) -> String {
+        "EAGLE-3".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::SelfDraft
+    }
+
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let Origin::Training(training) = &self.0 else { return Ok(()) };
+        training.validate().with_context(|| format!("section `[{key}]`"))
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let (models, id) = (&loading.workspace.models, loading.id);
+        let dir = loading.recipe.export_dir(id);
+        need_export(ExportKind::Eagle3, &dir)?;
+        let (shape, dtype) = (models.target_shape()?, models.dtype);
+        let (config, model) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
+        let now = || models.target_hash().map(str::to_owned);
+        let then = config.target_hash.as_deref();
+        check_trained_with(("drafter", &dir), "target", then, now)?;
+        let size = num_read(&config);
+        let parts = Arc::new(Eagle3Parts { model, layers: config.target_layers });
+        let parts = NamedParts { id, parts };
+        Ok(LoadedDrafter {
+            parts,
+            head: None,
+            dir: Some(dir),
+            adapter: None,
+            sizes: vec![(id, size)],
+        })
+    }
+
+    fn role(&self) -> Role {
+        Role::Steps
+    }
+
+    /// What it drafts depends on where a round begins, which recordings do not say.
+    fn is_recorded(&self) -> bool {
+        false
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.0.path()
+    }
+
+    fn eagle3(&self) -> Option<&Eagle3Training> {
+        self.0.training()
+    }
+
+    /// All, since the states that it reads go deep.
+    fn num_first_layers(&self) -> usize {
+        usize::MAX
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        let dir = loading.recipe.export_dir(loading.id);
+        loading.workspace.artifacts.export_hash(&dir, "eagle3")
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let num_layers = loading.workspace.models.target_shape()?.num_layers;
+        let dir = loading.recipe.export_dir(loading.id);
+        let config = Eagle3Config::from_dir(&dir, num_layers)?;
+        let [low, middle, high] = config.target_layers;
+        let description = format!(
+            "EAGLE-3 over layers {low}, {middle} and {high}, {} parameters, drafts {} tokens",
+            config.num_parameters(),
+            config.num_draft_tokens()
+        );
+        Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, description)?])
+    }
+}
+
+/// The parameters of a draft forward: all but embeddings and `fc`, which reads once a round.
+fn num_read(config: &Eagle3Config) -> f64 {
+    let embeddings = Eagle3Config { has_embedding: false, ..config.clone() };
+    let shape = &config.model.shape;
+    let head = if config.has_head { 0 } else { shape.hidden_size * config.num_draft_tokens() };
+    (embeddings.num_parameters() + head) as f64
+}

@@ -1,0 +1,114 @@
+//! EAGLE-3 drafters (Li et al. 2025): from rows and a frozen target to trained drafters.
+//!
+//! Batches are those of adapters, with the target's states after three layers and its token embeddings. The
+//! drafter is unrolled over them as many steps as it will draft, each reading what it would read in decoding.
+
+pub(crate) mod learner;
+pub(crate) mod scores;
+pub(crate) mod settings;
+#[cfg(test)]
+mod tests;
+
+use burn::module::Module;
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{CausalLm, Eagle3, Eagle3Config, VOCABULARY_COVERAGE};
+use draftsmith_theory::SeededDraws;
+
+use self::learner::Eagle3Learner;
+use self::scores::Eagle3Scores;
+use self::settings::Eagle3Training;
+use crate::adapter::settings::InitialWeights;
+use crate::adapter::{Sources, prepare};
+use crate::error::{Section, TrainError};
+use crate::run::devices::PerDevice;
+use crate::run::trained::Trained;
+use crate::run::{Ending, Setup, TrainingRun};
+
+/// A trained drafter.
+pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, Eagle3Scores>;
+
+/// Trains a drafter, on the target's device and `run.more_devices`.
+///
+/// Step k of the unrolled drafter predicts the k-th token of a draft from every position of the responses; the
+/// tokens before it are the response's. Its loss compares softmax(head(norm(o))) with the target's distribution
+/// over the draft vocabulary, weighted by `training.step_weight` to the power of k (Li et al. 2025, section 3.2).
+/// The epoch with the largest accepted length on held-out responses is kept.
+///
+/// Rows are split and shuffled, the run's files are kept, and it is resumed and stopped as in
+/// [`train_adapters`](crate::train_adapters).
+///
+/// # Errors
+/// If a setting is out of range, the target lacks a layer, a row is invalid, either side of the split has no
+/// response, a loss or prediction is not finite, or a file cannot be written.
+pub fn train_eagle3(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &Eagle3Training,
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Vec<TrainedEagle3>>, TrainError> {
+    training.validate()?;
+    let config = config_of(target, training)?;
+    let lessons = training.lessons(&config.target_layers);
+    let frozen = target.valid().to_dtype(training.dtype);
+    let targets = PerDevice::frozen(frozen, &run.more_devices)?;
+    let place = run.feature_dir();
+    let Sources { loaders, vocabulary, stored } =
+        prepare(&targets, rows, &lessons, seed, Some(&place))?;
+    let (vocabulary, coverage) = vocabulary.unzip();
+    let config = Eagle3Config { draft_vocabulary: vocabulary.clone(), ..config };
+    let devices = PerDevice::trained(targets.first().device(), &run.more_devices)?;
+    let optimizer = training.optimizer;
+    let setup = Setup { loaders, devices, optimizer, label: "EAGLE-3 drafter" };
+    let place_of = |layer: &usize| lessons.layers.binary_search(layer).ok();
+    let learner = Eagle3Learner {
+        drafter: initial_drafter(&config, target, training.initial, seed),
+        states: config.target_layers.iter().filter_map(place_of).collect(),
+        vocabulary,
+        num_steps: training.num_steps,
+        step_weight: training.step_weight,
+        loss: training.loss,
+        loss_chunk: training.loss_chunk,
+    };
+    let members = vec![("eagle3".to_owned(), learner)];
+    let trained = run.train(setup, members, |_, part, outcome| {
+        let mut trained = Trained::new((part, config.clone()), outcome);
+        trained.config.training = trained.record(training, &["layers"], "num_tokens", seed);
+        if let Some(coverage) = coverage {
+            trained.config.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
+        }
+        trained
+    });
+    stored.iter().flat_map(|stored| stored.problems()).for_each(place.notify);
+    trained
+}
+
+fn config_of(target: &CausalLm, training: &Eagle3Training) -> Result<Eagle3Config, TrainError> {
+    let config = Eagle3Config::new(target.config());
+    let num_layers = target.shape().num_layers;
+    let target_layers = training.layers.unwrap_or(config.target_layers);
+    if target_layers.iter().any(|layer| *layer >= num_layers) {
+        return Err(TrainError::Setting {
+            section: Section::Eagle3,
+            key: "layers",
+            value: format!("{target_layers:?}"),
+            expected: "numbers below the target's number of layers",
+        });
+    }
+    Ok(Eagle3Config { target_layers, dtype: target.stored_dtype(), ..config })
+}
+
+/// A drafter with initial weights, on the target's device with autodiff.
+fn initial_drafter(
+    config: &Eagle3Config,
+    target: &CausalLm,
+    initial: InitialWeights,
+    seed: u64,
+) -> Eagle3 {
+    let mut draws = SeededDraws::new(seed, &["eagle3"]);
+    let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
+    match initial {
+        InitialWeights::Random => drawn,
+        InitialWeights::Target => drawn.with_weights_of(target, config),
+    }
+}

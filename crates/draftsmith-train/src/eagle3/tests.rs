@@ -1,0 +1,189 @@
+//! Tests of EAGLE-3 training, besides those of all trainers (`crate::tests::both`): it learns, its gradients are
+//! those of the loss, and it reads what its settings say.
+
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn::tensor::activation::{log_softmax, softmax};
+use draftsmith_model::{Lengths, WeightDtype};
+
+use super::*;
+use crate::adapter::batches::{AdapterSource, FrozenTarget};
+use crate::adapter::distillation::{DistillationLoss, Lesson};
+use crate::adapter::rows::AdapterRow;
+use crate::adapter::settings::Teaching;
+use crate::data::BatchSource;
+use crate::run::member::Trainee;
+use crate::run::optimizer::OptimizerSettings;
+use crate::states::Features;
+use crate::tests::pair::{deep_target, gradients_of, response_row, responses};
+use crate::tests::runs::{assert_contains, only};
+
+fn quick() -> Eagle3Training {
+    Eagle3Training {
+        layers: Some([0, 1, 2]),
+        num_steps: 3,
+        loss_chunk: 7,
+        optimizer: OptimizerSettings {
+            learning_rate: 1e-2,
+            num_epochs: 2,
+            validation_fraction: 0.3,
+            ..OptimizerSettings::EAGLE3
+        },
+        ..Eagle3Training::default()
+    }
+}
+
+fn train(rows: &[ResponseRow], training: &Eagle3Training) -> Result<TrainedEagle3, TrainError> {
+    let dir = tempfile::tempdir().unwrap();
+    let run = TrainingRun::new(dir.path(), "");
+    train_eagle3(&deep_target(16, 64), rows, training, 3, run).map(only)
+}
+
+/// Responses that continue a pattern: each token is the one before plus the first token.
+fn patterned(num_rows: usize) -> Vec<ResponseRow> {
+    let row = |n: usize| {
+        let step = 1 + n as u32 % 5;
+        let tokens: Vec<u32> = (0..24).map(|at| (step * (at + 1)) % 48).collect();
+        response_row(&format!("set#{n}"), &tokens[..4], &tokens[4..], &[], &[])
+    };
+    (0..num_rows).map(|n| ResponseRow { draft: None, ..row(n) }).collect()
+}
+
+#[test]
+fn a_drafter_learns_to_draft_several_tokens() {
+    let rows = patterned(60);
+    let training = |learning_rate, num_epochs| {
+        let mut training = Eagle3Training { teacher: Teaching::Response, ..quick() };
+        (training.optimizer.learning_rate, training.optimizer.num_epochs) =
+            (learning_rate, num_epochs);
+        train(&rows, &training).unwrap()
+    };
+    let (untrained, trained) = (training(1e-30, 1).scores, training(1e-2, 12));
+    let scores = trained.scores;
+    assert!(untrained.accepted_length < 0.5, "{untrained:?}");
+    assert!(scores.accepted_length > 2.2, "{scores:?} after {untrained:?}");
+    let [first, .., last] = scores.agreement.as_slice() else { panic!("three steps") };
+    assert!(*first > 0.8 && *last > 0.8, "{scores:?}");
+    assert!(scores.cross_entropy < untrained.cross_entropy, "{scores:?} after {untrained:?}");
+}
+
+#[test]
+fn gradients_are_those_of_the_weighted_loss() {
+    for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
+        let target = deep_target(16, 64);
+        let rows = responses(6, 20, 5);
+        let rows = rows.iter().filter_map(|row| AdapterRow::new(row, 1, 64));
+        let rows: Vec<_> = rows.map(Into::into).collect();
+        let num_rows = rows.len();
+        let source = AdapterSource {
+            targets: FrozenTarget::new(target.clone(), None).into(),
+            exit_layers: vec![0, 1, 2],
+            reads_tokens: true,
+            rows,
+            batch_size: 7,
+            lengths,
+            room: Default::default(),
+            stored: None,
+            teaching: Teaching::Target,
+        };
+        let config =
+            Eagle3Config { target_layers: [0, 1, 2], ..Eagle3Config::new(target.config()) };
+        let mut learner = Eagle3Learner {
+            drafter: initial_drafter(&config, &target, InitialWeights::Random, 1),
+            states: vec![0, 1, 2],
+            vocabulary: None,
+            num_steps: 3,
+            step_weight: 0.5,
+            loss: DistillationLoss::CrossEntropy,
+            loss_chunk: 7,
+        };
+        let all: Vec<usize> = (0..num_rows).collect();
+        let mut batches: Vec<_> = source.step_batches(1, &[all]).collect();
+        let step = batches.remove(0);
+        let batch = &step.content;
+        let Lesson::States(teacher) = batch.teacher.clone() else { panic!("states") };
+        let [_, seq] = batch.ids.dims();
+        let states = batch.features.iter().map(|all| all.clone().narrow(1, 0, seq - 1)).collect();
+        let features = learner.drafter.of_states(Tensor::cat(states, 2));
+        let embedded = batch.embedded.clone().unwrap().narrow(1, 1, seq - 1);
+        let outputs = learner.drafter.unrolled(embedded, features, 3);
+        let mut direct: Option<Tensor<1>> = None;
+        let mut num_tokens = 0;
+        for (nth, output) in outputs.into_iter().enumerate() {
+            let mut place = 0;
+            for (row, wanted) in batch.wanted.iter().enumerate() {
+                for at in nth..wanted.len() {
+                    let position = wanted.start + at - 1;
+                    let student: Tensor<2> =
+                        output.clone().slice([row..row + 1, position..position + 1]).squeeze_dim(0);
+                    let logits = student.matmul(learner.drafter.own_head().unwrap());
+                    let taught = teacher.clone().slice(place + at..place + at + 1);
+                    let taught = target.lm_head(taught.unsqueeze()).squeeze_dim::<2>(0);
+                    let term = (log_softmax(logits, 1) * softmax(taught, 1)).sum();
+                    let term = term * -(0.5_f64.powi(nth as i32));
+                    direct = Some(direct.map_or(term.clone(), |sum| sum + term));
+                    num_tokens += usize::from(nth == 0);
+                }
+                place += wanted.len();
+            }
+        }
+        let direct = direct.unwrap() / num_tokens as f64;
+        let expected = GradientsParams::from_grads(direct.backward(), &learner);
+        let expected = gradients_of(&learner, &expected);
+        let direct: f32 = direct.into_scalar();
+        for loss_chunk in [5, 1000] {
+            learner.loss_chunk = loss_chunk;
+            let (loss, gradients) = learner.train_step(&step);
+            let loss: f32 = loss.into_scalar();
+            assert!((loss - direct).abs() < 1e-4, "{loss} {direct}");
+            let found = gradients_of(&learner, &gradients);
+            assert_eq!(found.len(), expected.len());
+            let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
+            assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found - expected).abs() < 2e-5, "{found} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_vocabulary_limits_the_drafter_and_its_coverage_is_recorded() {
+    let rows = patterned(40);
+    let training = Eagle3Training { draft_vocabulary: Some(20), ..quick() };
+    let trained = train(&rows, &training).unwrap();
+    let vocabulary = trained.config.draft_vocabulary.as_ref().unwrap();
+    assert_eq!(vocabulary.ids().len(), 20);
+    let coverage = trained.config.vocabulary_coverage().unwrap();
+    assert!(coverage > 0.3 && coverage < 1.0, "{coverage}");
+    assert_eq!(trained.model.own_head().unwrap().dims(), [16, 20]);
+}
+
+#[test]
+fn stored_states_train_the_same_drafter_within_their_rounding() {
+    let rows = patterned(30);
+    let scores = [Features::Recompute, Features::Cache]
+        .map(|features| train(&rows, &Eagle3Training { features, ..quick() }).unwrap().scores);
+    let [one, other] = scores.map(|scores| scores.cross_entropy);
+    assert!((one - other).abs() < 0.02 * one, "{one} {other}");
+}
+
+#[test]
+fn bad_settings_are_named() {
+    let rows = patterned(10);
+    let error = |training: &Eagle3Training| train(&rows, training).unwrap_err().to_string();
+    let layers = |layers| Eagle3Training { layers: Some(layers), ..quick() };
+    assert_contains(&error(&layers([2, 1, 0])), &["eagle3.layers", "[2, 1, 0]", "rise"]);
+    assert_contains(&error(&layers([0, 1, 3])), &["eagle3.layers", "below the target's"]);
+    let steps = Eagle3Training { num_steps: 9, ..quick() };
+    assert_contains(&error(&steps), &["eagle3.num_steps", "9", "1 to 8"]);
+    let weight = Eagle3Training { step_weight: 0.0, ..quick() };
+    assert_contains(&error(&weight), &["eagle3.step_weight", "above 0"]);
+    let narrow = Eagle3Training {
+        teacher: Teaching::Response,
+        draft_vocabulary: Some(9),
+        dtype: WeightDtype::F32,
+        ..quick()
+    };
+    assert_contains(&error(&narrow), &["eagle3.draft_vocabulary", "would have no label"]);
+}
