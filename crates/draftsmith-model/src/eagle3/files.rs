@@ -255,7 +255,7 @@ impl Eagle3 {
     }
 
     /// The tensors in a checkpoint's layout.
-    fn named(&self, config: &Eagle3Config) -> Vec<NamedTensor> {
+    pub(super) fn named(&self, config: &Eagle3Config) -> Vec<NamedTensor> {
         let norm = &config.model.spec.norm;
         let mut tensors = named_linears("", [(config.fc(), &self.fc)]);
         tensors.extend(self.embedding_norm.named(norm, EMBEDDING_NORM));

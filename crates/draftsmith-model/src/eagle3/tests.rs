@@ -1,6 +1,7 @@
 //! Training reads what decoding computes.
 
 use super::*;
+use crate::weights::write_with_ids;
 
 /// Numbers in [0, 1), the same in every run.
 fn draws(mut state: u64) -> impl FnMut() -> f64 {
@@ -110,4 +111,152 @@ fn a_drafter_begins_with_what_fits_of_the_target() {
     let before = values(drafter.fc.weight.val());
     assert!((fc[32 * 16] - (1.0 + before[32 * 16] / 10.0)).abs() < 1e-6);
     assert!((fc[1] - before[1] / 10.0).abs() < 1e-6);
+}
+
+/// What is changed in a drafter's files.
+struct Change {
+    /// What is wrong.
+    name: &'static str,
+    /// The tensor to leave out.
+    without: Option<&'static str>,
+    /// A tensor of ids to add.
+    ids: Option<(&'static str, &'static [u32])>,
+    /// Keys of `config.json`.
+    keys: Value,
+    /// What the error names.
+    named: &'static [&'static str],
+}
+
+/// A drafter of 24 tokens, or of 3 of them if `narrow`, written with a change, read back.
+fn read_changed(change: &Change, narrow: bool) -> Result<(Eagle3Config, Eagle3), ModelError> {
+    let (target, _) = models(false);
+    let draft_vocabulary = narrow.then(|| DraftVocabulary::new([1, 2, 5]));
+    let config = Eagle3Config { draft_vocabulary, ..Eagle3Config::new(target.config()) };
+    let drafter = config.init_from(&Device::flex(), draws(9));
+    let dir = tempfile::tempdir().unwrap();
+    drafter.write_dir(dir.path(), &config).unwrap();
+    let mut tensors = drafter.named(&config);
+    tensors.retain(|tensor| Some(tensor.name.as_str()) != change.without);
+    let mut ids: Vec<(&str, &[u32])> = change.ids.into_iter().collect();
+    if narrow && change.without != Some("d2t") {
+        ids.push(("d2t", &[1, 1, 3]));
+    }
+    let path = dir.path().join("model.safetensors");
+    write_with_ids(&path, &tensors, &ids, WeightDtype::F32, &[]).unwrap();
+    let path = dir.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let json_keys = json.as_object_mut().unwrap();
+    json_keys.remove("weights_hash");
+    for (key, value) in change.keys.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => json_keys.remove(key),
+            other => json_keys.insert(key.clone(), other.clone()),
+        };
+    }
+    std::fs::write(&path, json.to_string()).unwrap();
+    Eagle3::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex())
+}
+
+const NOTHING: Change =
+    Change { name: "nothing", without: None, ids: None, keys: Value::Null, named: &[] };
+
+#[test]
+fn damaged_drafters_are_refused_by_name() {
+    let all = [
+        (
+            Change {
+                name: "offsets of a drafter of all tokens",
+                ids: Some(("d2t", &[0; 24])),
+                named: &["draft_vocab_size", "all tokens", "`d2t`", "remove it"],
+                ..NOTHING
+            },
+            false,
+        ),
+        (
+            Change {
+                name: "no offsets",
+                without: Some("d2t"),
+                named: &["draft_vocab_size", "3 of 24", "`d2t`"],
+                ..NOTHING
+            },
+            true,
+        ),
+        (
+            Change { name: "no fc", without: Some("fc.weight"), named: &["fc.weight"], ..NOTHING },
+            false,
+        ),
+        (
+            Change {
+                name: "no norm",
+                without: Some("midlayer.hidden_norm.weight"),
+                named: &["midlayer.hidden_norm.weight"],
+                ..NOTHING
+            },
+            true,
+        ),
+        (
+            Change {
+                name: "an unknown tensor",
+                ids: Some(("medusa", &[1])),
+                named: &["medusa"],
+                ..NOTHING
+            },
+            false,
+        ),
+        (
+            Change {
+                name: "layers that do not ascend",
+                keys: serde_json::json!({ "eagle_aux_hidden_state_layer_ids": [3, 2, 1] }),
+                named: &["eagle_aux_hidden_state_layer_ids", "[3, 2, 1]", "sort them"],
+                ..NOTHING
+            },
+            false,
+        ),
+        (
+            Change {
+                name: "a layer that the target lacks",
+                keys: serde_json::json!({ "eagle_aux_hidden_state_layer_ids": [1, 2, 5] }),
+                named: &["names layer 5", "4 layers"],
+                ..NOTHING
+            },
+            false,
+        ),
+        (
+            Change {
+                name: "another width without embeddings",
+                keys: serde_json::json!({ "target_hidden_size": 32 }),
+                named: &["target_hidden_size", "is 32", "16"],
+                ..NOTHING
+            },
+            false,
+        ),
+    ];
+    for (change, narrow) in all {
+        let error = read_changed(&change, narrow).map(|_| ()).expect_err(change.name).to_string();
+        for part in change.named {
+            assert!(error.contains(part), "{}: `{part}` is not in: {error}", change.name);
+        }
+    }
+}
+
+#[test]
+fn forms_that_some_runtimes_lack_are_read_and_written_as_all_know_them() {
+    let keys = serde_json::json!({
+        "draft_vocab_size": null,
+        "eagle_config": { "eagle_aux_hidden_state_layer_ids": [1, 2, 3] },
+    });
+    let (config, drafter) = read_changed(&Change { keys, ..NOTHING }, true).unwrap();
+    assert_eq!((config.target_layers, config.num_draft_tokens()), ([1, 2, 3], 3));
+    let dir = tempfile::tempdir().unwrap();
+    drafter.write_dir(dir.path(), &config).unwrap();
+    let json = std::fs::read(dir.path().join("config.json")).unwrap();
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["draft_vocab_size"], 3);
+    assert_eq!(json["eagle_aux_hidden_state_layer_ids"], serde_json::json!([1, 2, 3]));
+    assert!(json.get("eagle_config").is_none());
+    // The defaults of four layers are not written.
+    let defaults = Eagle3Config { target_layers: Eagle3Config::default_layers(4), ..config };
+    drafter.write_dir(dir.path(), &defaults).unwrap();
+    let json = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
+    assert!(!json.contains("eagle_aux_hidden_state_layer_ids"));
 }
