@@ -108,7 +108,7 @@ impl PackedAttention {
         scratch.normed = normed;
     }
 
-    /// The same from normed rows, of which queries, keys and values may read several side by side.
+    /// The same from normed rows; queries, keys and values may read several of them side by side.
     pub(super) fn project_read(
         &self,
         read: &[f32],

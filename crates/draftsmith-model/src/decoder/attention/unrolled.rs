@@ -1,4 +1,4 @@
-//! Attention over whole sequences of which each position begins a draft (EAGLE-3's training-time test, Li et
+//! Attention over whole sequences, with a draft beginning at each position (EAGLE-3's training-time test, Li et
 //! al. 2025, section 3.2).
 //!
 //! Step k, from 0, reads at position q what decoding reads there in a round that began k positions before: the
