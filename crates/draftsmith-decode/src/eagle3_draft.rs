@@ -9,8 +9,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
 use draftsmith_model::{CausalLm, Eagle3, KvCache, NUM_TARGET_STATES, Rows};
 use draftsmith_theory::DrafterId;
 
@@ -84,19 +82,22 @@ impl<'m> Eagle3Draft<'m> {
         self
     }
 
-    /// Reads positions in one forward, and returns the outputs of each sequence.
-    fn forward(&mut self, new: Vec<NewPositions<'_>>) -> Vec<Rows> {
+    /// Reads positions in one forward, and returns each sequence's slot and outputs.
+    fn forward(&mut self, new: Vec<NewPositions<'_>>) -> Vec<(usize, Rows)> {
+        if new.is_empty() {
+            return Vec::new();
+        }
         let runs: Vec<(usize, &[u32])> = new.iter().map(|one| (one.slot, one.tokens)).collect();
-        let lens: Vec<usize> = new.iter().map(|one| one.tokens.len()).collect();
         let embedded = self.model.embed(self.target, &runs);
         let features = Rows::cat(new.into_iter().map(|one| one.features.in_slot(one.slot)));
         let outputs = self.model.forward_cached(embedded, features, &mut self.cache);
-        let ranges = lens.iter().scan(0, |end, len| {
-            let start = *end;
-            *end += len;
-            Some(start..*end)
-        });
-        ranges.map(|range: Range<usize>| outputs.slice(range)).collect()
+        let mut end = 0;
+        let of_run = |(slot, tokens): (usize, &[u32])| {
+            let start = end;
+            end += tokens.len();
+            (slot, outputs.slice(start..end))
+        };
+        runs.into_iter().map(of_run).collect()
     }
 
     /// Reads the positions whose states the target has computed since the last round.
@@ -127,11 +128,7 @@ impl<'m> Eagle3Draft<'m> {
                 features,
             });
         }
-        if new.is_empty() {
-            return;
-        }
-        let slots: Vec<usize> = new.iter().map(|one| one.slot).collect();
-        for (slot, outputs) in slots.into_iter().zip(self.forward(new)) {
+        for (slot, outputs) in self.forward(new) {
             self.slots[slot].outputs.push(outputs.last(1));
         }
     }
@@ -155,15 +152,12 @@ impl<'m> Eagle3Draft<'m> {
             let tokens = &step.tokens[num_standing + first..][..features.len()];
             new.push(NewPositions { slot: step.slot, tokens, features: Rows::cat(features) });
         }
-        if new.is_empty() {
-            return false;
-        }
-        let slots: Vec<usize> = new.iter().map(|one| one.slot).collect();
-        for (slot, outputs) in slots.into_iter().zip(self.forward(new)) {
+        let is_any = !new.is_empty();
+        for (slot, outputs) in self.forward(new) {
             let each = (0..outputs.num_rows()).map(|row| outputs.slice(row..row + 1));
             self.slots[slot].outputs.extend(each);
         }
-        true
+        is_any
     }
 }
 

@@ -12,7 +12,6 @@ use draftsmith_data::{
     DraftColumns, Incomplete, Provenance, ResponseRow, has_shards, is_rollouts_path, read_dir,
     read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
-use draftsmith_model::Eagle3Config;
 use draftsmith_report::{read_results, render_table};
 use serde_json::{Map, Value, json};
 
@@ -20,6 +19,7 @@ use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
 use self::exports::{adapter, eagle3, head, model};
 use self::lines::lines;
 use crate::console::Console;
+use draftsmith_recipe::exports::ExportKind;
 use draftsmith_tune::rollouts::RecordedSet;
 
 pub(crate) use page::PageArguments;
@@ -59,17 +59,11 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     } else if path.is_dir() && rollouts_paths(path).is_ok_and(|paths| !paths.is_empty()) {
         json!({ "kind": "rollouts", "rollouts": all_rollouts(&rollouts_paths(path)?)? })
     } else if path.join("config.json").is_file() {
-        let bytes = std::fs::read(path.join("config.json"))?;
-        let config: Map<String, Value> = serde_json::from_slice(&bytes).unwrap_or_default();
-        let has = |key: &str| config.contains_key(key);
-        if has("num_layers") && !has("vocab_size") {
-            head(path)?
-        } else if Eagle3Config::is_of(&config) {
-            eagle3(path, &config)?
-        } else if has("exit_layer") {
-            adapter(path)?
-        } else {
-            model(path)?
+        match ExportKind::of(path) {
+            Ok(ExportKind::Head) => head(path)?,
+            Ok(ExportKind::Adapter) => adapter(path)?,
+            Ok(ExportKind::Eagle3) => eagle3(path)?,
+            Err(_) => model(path)?,
         }
     } else if !path.exists() {
         bail!("there is no such file or directory");

@@ -6,7 +6,7 @@ mod eagle3;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
-use draftsmith_model::AdapterConfig;
+use draftsmith_model::{AdapterConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining, Section, train_adapters};
 use serde::Serialize;
@@ -71,25 +71,26 @@ pub(crate) fn run(
         );
     }
     let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
+    let inputs = Inputs { recipe, workspace, data: &data, console };
     let mut outcomes = Vec::new();
     for (ids, settings) in passes(&trained, asked) {
         let (section, optimizer) = (Section::Adapter, &settings.optimizer);
         check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
-        let stage = Stage { recipe, settings, workspace, data: &data, console };
+        let stage = Stage { inputs, settings };
         outcomes.extend(stage.adapters(&ids)?);
     }
     for outcome in &mut outcomes {
         let drafter = recipe.drafters.get(outcome.drafter);
         if let Some(settings) = drafter.and_then(DrafterRecipe::head_training) {
             console.note(format!("{COMMAND}: an acceptance head for `{}`", outcome.drafter));
-            let head = HeadStage { recipe, settings, workspace, data: &data, console };
+            let head = HeadStage { inputs, settings };
             outcome.head = head.train(outcome.drafter)?;
         }
     }
     let mut outcomes: Vec<Outcome> = outcomes.into_iter().map(Outcome::Adapter).collect();
     for (id, settings) in recipe.trained_eagle3() {
         if asked.is_none_or(|asked| asked == id) {
-            let trained = eagle3::train(recipe, (id, settings), workspace, &data, console)?;
+            let trained = eagle3::train(inputs, id, settings)?;
             outcomes.push(Outcome::Eagle3(trained));
         }
     }
@@ -119,31 +120,73 @@ fn passes<'a>(
     passes
 }
 
-/// What adapters with equal settings are trained from.
-struct Stage<'a> {
+/// What all self-drafts are trained from.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
     recipe: &'a Recipe,
-    settings: &'a AdapterTraining,
     workspace: &'a Workspace,
     data: &'a DataSet,
     console: &'a Console,
 }
 
+impl<'a> Inputs<'a> {
+    /// A training whose state goes by the name of the drafter `first`.
+    fn job(
+        self,
+        first: DrafterId,
+        dtype: WeightDtype,
+        shown: &'static [&'static str],
+    ) -> Result<ExportJob<'a>> {
+        let Self { recipe, workspace, data, console } = self;
+        Ok(ExportJob {
+            recipe,
+            workspace,
+            console,
+            command: COMMAND,
+            data,
+            provenance: &data.provenance,
+            training_dir: recipe.checkpoint_dir().join(format!("{first}-training")),
+            shown,
+            feature_name: "target".to_owned(),
+            feature_models: format!("{} {}", workspace.models.target_hash()?, dtype.name()),
+        })
+    }
+
+    /// Identifies the training of a kind of self-draft with these settings.
+    fn fingerprint(self, kind: &str, settings: impl Serialize) -> Result<String> {
+        let Self { recipe, workspace, data, .. } = self;
+        let mut settings = json!({ (kind): settings, "seed": recipe.seed });
+        if data.provenance.served_model.is_some() {
+            // Served data have only the name of the target.
+            settings["layers"] = json!(workspace.models.target_hash()?);
+        }
+        fingerprint(settings, data, &data.provenance)
+    }
+}
+
+/// What adapters with equal settings are trained from.
+struct Stage<'a> {
+    inputs: Inputs<'a>,
+    settings: &'a AdapterTraining,
+}
+
 impl Stage<'_> {
     /// The outcomes of adapters; those that are missing are trained.
     fn adapters(&self, ids: &[DrafterId]) -> Result<Vec<AdapterOutcome>> {
+        let Inputs { recipe, console, .. } = self.inputs;
         let mut outcomes = Vec::new();
         let (mut exit_layers, mut missing) = (Vec::new(), Vec::new());
         for id in ids {
-            let training = self.recipe.drafters.get(*id).and_then(|it| it.kind.training());
+            let training = recipe.drafters.get(*id).and_then(|it| it.kind.training());
             let exit_layer = exit_layer(training.context("it is trained")?);
-            let (id, dir) = (*id, self.recipe.export_dir(*id));
+            let (id, dir) = (*id, recipe.export_dir(*id));
             let planned = Planned { id, fingerprint: self.fingerprint(exit_layer)?, dir };
             let Some(found) = planned.found(AdapterConfig::from_dir) else {
                 exit_layers.push(exit_layer);
                 missing.push(planned);
                 continue;
             };
-            self.console.note(format!("{COMMAND}: `{}` is there, {KEPT}", planned.dir.display()));
+            console.note(format!("{COMMAND}: `{}` is there, {KEPT}", planned.dir.display()));
             outcomes.push(AdapterOutcome::of(id, found));
         }
         outcomes.extend(self.train(&missing, exit_layers)?);
@@ -154,29 +197,15 @@ impl Stage<'_> {
     fn train(&self, missing: &[Planned], exit_layers: Vec<usize>) -> Result<Vec<AdapterOutcome>> {
         let Some(first) = missing.first() else { return Ok(Vec::new()) };
         let settings = self.settings;
-        let target = self.workspace.models.target_of_adapters(settings.dtype)?;
-        self.console.note(format!("{COMMAND}: {}", behind(&exit_layers)));
-        let job = ExportJob {
-            recipe: self.recipe,
-            workspace: self.workspace,
-            console: self.console,
-            command: COMMAND,
-            data: self.data,
-            provenance: &self.data.provenance,
-            training_dir: self.recipe.checkpoint_dir().join(format!("{}-training", first.id)),
-            shown: &["cross-entropy", "agreement", "overlap"],
-            feature_name: "target".to_owned(),
-            feature_models: format!(
-                "{} {}",
-                self.workspace.models.target_hash()?,
-                settings.dtype.name()
-            ),
-        };
+        let Inputs { recipe, workspace, data, console } = self.inputs;
+        let target = workspace.models.target_of_adapters(settings.dtype)?;
+        console.note(format!("{COMMAND}: {}", behind(&exit_layers)));
+        let shown = &["cross-entropy", "agreement", "overlap"];
+        let job = self.inputs.job(first.id, settings.dtype, shown)?;
         let settings =
             AdapterTraining { exit_layer: ExitLayers::Many(exit_layers), ..settings.clone() };
-        let written = job.run(missing, |run| {
-            train_adapters(target, &self.data.rows, &settings, self.recipe.seed, run)
-        })?;
+        let written = job
+            .run(missing, |run| train_adapters(target, &data.rows, &settings, recipe.seed, run))?;
         if written.interrupted {
             return Err(Interrupted.into());
         }
@@ -189,27 +218,20 @@ impl Stage<'_> {
         let mut settings = serde_json::to_value(self.settings)?;
         // An adapter does not depend on those that are trained beside it.
         settings["exit_layer"] = json!(exit_layer);
-        let mut settings = json!({ "adapter": settings, "seed": self.recipe.seed });
-        if self.data.provenance.served_model.is_some() {
-            // Served data have only the name of the target.
-            settings["layers"] = json!(self.workspace.models.target_hash()?);
-        }
-        fingerprint(settings, self.data, &self.data.provenance)
+        self.inputs.fingerprint("adapter", settings)
     }
 }
 
 /// What the head of an adapter is trained from.
 struct HeadStage<'a> {
-    recipe: &'a Recipe,
+    inputs: Inputs<'a>,
     settings: &'a HeadTraining,
-    workspace: &'a Workspace,
-    data: &'a DataSet,
-    console: &'a Console,
 }
 
 impl HeadStage<'_> {
     fn train(&self, id: DrafterId) -> Result<Option<HeadOutcome>> {
-        let Self { recipe, settings, workspace, data, console } = *self;
+        let settings = self.settings;
+        let Inputs { recipe, workspace, data, console } = self.inputs;
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
         check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
         let dir = recipe.export_dir(id);

@@ -86,6 +86,24 @@ pub enum Teaching {
     Response,
 }
 
+impl Teaching {
+    /// Checks that every label is in a draft vocabulary of this size.
+    ///
+    /// # Errors
+    /// If it need not be.
+    pub(crate) fn check_vocabulary(self, section: Section, size: usize) -> Result<(), TrainError> {
+        match self {
+            Self::Target => Ok(()),
+            Self::Response => Err(TrainError::Setting {
+                section,
+                key: "draft_vocabulary",
+                value: size.to_string(),
+                expected: "none with `teacher = \"response\"`: a token outside it would have no label",
+            }),
+        }
+    }
+}
+
 /// One exit layer, or several with an adapter each. In a recipe, `2` or `[1, 2]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
@@ -148,11 +166,7 @@ impl AdapterTraining {
                 let expected = "1 or more, and an architecture without a separate LM head";
                 return invalid("draft_vocabulary", size.to_string(), expected);
             }
-            if self.teacher == Teaching::Response {
-                let expected =
-                    "none with `teacher = \"response\"`: a token outside it would have no label";
-                return invalid("draft_vocabulary", size.to_string(), expected);
-            }
+            self.teacher.check_vocabulary(section, size)?;
         }
         self.optimizer.check(section)?;
         check_numbers(

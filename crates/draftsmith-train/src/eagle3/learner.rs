@@ -203,15 +203,14 @@ impl Trainee for Eagle3Learner {
         };
         let first = &steps[0];
         let sums = head.score_sums(
-            first.student.without_autodiff(),
+            first.student.clone(),
             first.teacher.clone(),
             &first.tokens,
             self.loss_chunk,
         );
         let (mut drafted, mut wanted) = (Vec::new(), Vec::new());
         for step in steps {
-            let student = step.student.without_autodiff();
-            drafted.push(head.most_probable(student, self.loss_chunk));
+            drafted.push(head.most_probable(step.student, self.loss_chunk));
             let mut ids = step.places.iter().map(|place| number(content.next_ids[*place]));
             let rows = step.num_in_rows.iter().map(|num| ids.by_ref().take(*num).collect());
             wanted.push(rows.collect());

@@ -94,11 +94,7 @@ impl Eagle3Training {
             if size == 0 {
                 return invalid("draft_vocabulary", size.to_string(), "1 or more");
             }
-            if self.teacher == Teaching::Response {
-                let expected =
-                    "none with `teacher = \"response\"`: a token outside it would have no label";
-                return invalid("draft_vocabulary", size.to_string(), expected);
-            }
+            self.teacher.check_vocabulary(section, size)?;
         }
         self.optimizer.check(section)?;
         check_numbers(

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
+use draftsmith_files::parse_json;
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::Tuned;
@@ -75,7 +76,9 @@ pub(super) fn adapter(dir: &Path) -> Result<Value> {
     }))
 }
 
-pub(super) fn eagle3(dir: &Path, config: &Map<String, Value>) -> Result<Value> {
+pub(super) fn eagle3(dir: &Path) -> Result<Value> {
+    let path = dir.join("config.json");
+    let config: Map<String, Value> = parse_json(&path, &std::fs::read(&path)?)?;
     let ModelConfig { shape, spec, .. } = ModelConfig::from_model_dir(dir)?;
     let weights = WeightReader::open_dir(dir)?;
     let given = |key: &str| config.get(key).cloned();

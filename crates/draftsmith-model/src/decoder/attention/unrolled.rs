@@ -6,7 +6,7 @@
 
 use burn::tensor::{FloatDType, Tensor, activation::softmax};
 
-use super::{Attention, AttentionForm, Positions, joined, mask_of, project};
+use super::{Attention, AttentionForm, Positions, View, joined, mask_of, project};
 use crate::rope::Reach;
 
 /// Keys and values of the steps so far, `[batch, kv_heads, seq, head_dim]` each.
@@ -26,7 +26,7 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
         let AttentionForm { num_heads, num_kv_heads, head_dim, scale, .. } = self.form;
-        let rope = &positions.views[self.form.reach].rope;
+        let View { rope, mask, is_fused } = &positions.views[self.form.reach];
         let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
         let q = rope.rotate(q, scale).swap_dims(1, 2);
         let (dtype, device) = (FloatDType::from(q.dtype()), q.device());
@@ -39,7 +39,11 @@ impl Attention {
         let q = q.reshape([batch, num_kv_heads, rows, head_dim]);
         let [first_keys, first_values] = steps[0].clone();
         let mut seen = q.matmul(first_keys.swap_dims(2, 3));
-        if let Some(mask) = mask_of(reach, seq, lag, dtype, &device) {
+        let mask = match lag {
+            0 if !is_fused => mask.clone(),
+            _ => mask_of(reach, seq, lag, dtype, &device),
+        };
+        if let Some(mask) = mask {
             let scores = seen.reshape([batch, num_heads, seq, seq]) + mask;
             seen = scores.reshape([batch, num_kv_heads, rows, seq]);
         }
