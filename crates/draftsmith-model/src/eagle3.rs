@@ -17,6 +17,7 @@ mod packed_eagle3;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,10 +27,10 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
 
 use crate::adapter::VOCABULARY_COVERAGE;
-use crate::buckets::padded_rows;
+use crate::buckets::{Lengths, padded_rows};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::attention::{Positions, StepKeys};
+use crate::decoder::attention::{Drafts, Positions, UnrolledAttention, delayed};
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::source::{RandomSource, WeightSource};
@@ -341,48 +342,51 @@ impl Eagle3 {
         let parts: Vec<DeviceRows> = parts.collect();
         let num_rows = parts[0].num_rows;
         let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        let tensor = Box::new(self.of_states(Tensor::cat(tensors, 2)));
+        let tensor = Box::new(self.fc.forward(Tensor::cat(tensors, 2)));
         states[0].with_place(DeviceRows { tensor, num_rows })
     }
 
-    /// g of whole sequences.
+    /// The LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences,
+    /// computed as decoding does (training-time test, section 3.2).
+    ///
+    /// Rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for it. Step
+    /// k at a position belongs to the draft that began k positions before, so the first k rows of each sequence
+    /// belong to none.
     ///
     /// # Shapes
-    /// - states: `[batch, seq, 3 · target_hidden]`
-    /// - output: `[batch, seq, hidden]`
-    pub fn of_states(&self, states: Tensor<3>) -> Tensor<3> {
-        let [batch, seq, width] = states.dims();
-        let rows = self.fc.forward(states.reshape([batch * seq, width]));
-        rows.reshape([batch, seq, self.shape.hidden_size])
-    }
-
-    /// The LM head's inputs in `num_steps` steps over whole sequences, computed as decoding does. Step k at
-    /// position q belongs to the round that began k positions before; its first k positions belong to none
-    /// (training-time test, section 3.2).
-    ///
-    /// # Shapes
+    /// - states: `[batch, seq, target_hidden]` each, in the order of [`Eagle3Config::target_layers`]
     /// - embedded: `[batch, seq, hidden]`, of the token after each position
-    /// - features: `[batch, seq, hidden]`, g
-    /// - output: `[batch, seq, hidden]` for each step, normed
+    /// - begun: `batch` ranges of positions
+    /// - output: `[rows, hidden]` for each step, normed
     pub fn unrolled(
         &self,
+        states: Vec<Tensor<3>>,
         embedded: Tensor<3>,
-        features: Tensor<3>,
+        begun: &[Range<usize>],
         num_steps: usize,
-    ) -> Vec<Tensor<3>> {
+        lengths: Lengths,
+    ) -> Vec<Tensor<2>> {
         let (attention, mlp) =
             self.layer.attention.as_ref().zip(self.layer.mlp.as_ref()).expect(BOTH_PARTS);
-        let positions = Positions::whole(&self.reaches, &features, &self.device());
-        let mut keys = StepKeys::new();
-        let mut given = features;
+        let [_, seq, _] = embedded.dims();
+        let place = (embedded.dtype().into(), &self.device());
+        let drafts = Drafts::new(begun, seq, num_steps, lengths, &self.reaches[0], place);
+        let known = |x: Tensor<3>| {
+            let [batch, seq, width] = x.dims();
+            x.reshape([batch * seq, width]).select(0, drafts.known.clone())
+        };
+        let states = states.into_iter().map(known).collect();
+        let features = self.fc.forward(Tensor::cat(states, 1));
+        let normed = attention.normed_input(features.clone());
+        let embedded = self.embedding_norm.forward(known(embedded));
+        let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
+        let mut given = features.select(0, drafts.begun.clone());
         let steps = (0..num_steps).map(|_| {
-            let (read, stream) = self.begin(embedded.clone(), given.clone());
-            let place = (&self.reaches[0], &positions);
-            let stream = stream + attention.forward_step(read, place, &mut keys);
-            let output = stream.clone() + mlp.forward(stream);
-            let [batch, seq, width] = output.dims();
-            let nothing = Tensor::zeros([batch, 1, width], (&output.device(), output.dtype()));
-            given = Tensor::cat(vec![nothing, output.clone().narrow(1, 0, seq - 1)], 1);
+            let normed = attention.normed_input(given.clone());
+            let stream = if self.norm_before_residual { normed.clone() } else { given.clone() };
+            let stream = stream + attending.step(normed);
+            let output = stream.clone() + mlp.forward(stream.unsqueeze()).squeeze_dim::<2>(0);
+            given = delayed(output.clone(), 1);
             self.norm.forward(output)
         });
         steps.collect()

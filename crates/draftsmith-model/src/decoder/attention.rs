@@ -34,7 +34,7 @@ use crate::spec::ModelShape;
 use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
 use crate::weights::NamedTensor;
 
-pub(crate) use unrolled::StepKeys;
+pub(crate) use unrolled::{Drafts, UnrolledAttention, delayed};
 
 /// One layer's attention block with its norms.
 #[derive(Module, Debug)]
@@ -72,14 +72,14 @@ struct View {
 /// number for later positions and those before its window. `None` if a query may look everywhere.
 type Mask = Option<Tensor<4>>;
 
-/// The causal mask of whole sequences whose queries see keys up to `lag` positions before them.
-fn mask_of(reach: &Reach, seq: usize, lag: usize, dtype: FloatDType, device: &Device) -> Mask {
-    if seq == 1 && lag == 0 {
+/// The causal mask of whole sequences.
+fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
+    if seq == 1 {
         return None;
     }
     let mut mask = vec![MASKED; seq * seq];
-    for (query, row) in mask.chunks_exact_mut(seq).enumerate().skip(lag) {
-        row[reach.first_seen(query).min(query - lag)..=query - lag].fill(0.0);
+    for (query, row) in mask.chunks_exact_mut(seq).enumerate() {
+        row[reach.first_seen(query)..=query].fill(0.0);
     }
     let mask = TensorData::new(mask, [1, 1, seq, seq]);
     Some(Tensor::<4>::from_data(mask, device).cast(dtype))
@@ -100,7 +100,7 @@ impl Positions {
             let is_causal = reach.first_seen(seq.saturating_sub(1)) == 0;
             let may_fuse = dtype == FloatDType::BF16 && !device.is_autodiff();
             let is_fused = may_fuse && is_causal && !reach.is_capped;
-            let mask = if is_fused { None } else { mask_of(reach, seq, 0, dtype, device) };
+            let mask = if is_fused { None } else { mask_of(reach, seq, dtype, device) };
             View { rope, mask, is_fused }
         };
         Self { views: reaches.iter().map(view).collect(), following: None }
@@ -224,7 +224,7 @@ impl Attention {
     }
 
     /// The norm of what it reads.
-    pub(crate) fn normed_input(&self, x: Tensor<3>) -> Tensor<3> {
+    pub(crate) fn normed_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.norm.forward(x)
     }
 

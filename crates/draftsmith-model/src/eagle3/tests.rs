@@ -44,38 +44,70 @@ fn unrolled_steps_equal_those_of_decoding() {
         let device = Device::flex();
         let ids: Vec<u32> = (0..SEQ as u32).map(|n| (n * 7 + 3) % 24).collect();
         let mut draw = draws(6);
-        let features: Vec<f32> = (0..SEQ * 16).map(|_| draw() as f32 - 0.5).collect();
-        let features = Tensor::<3>::from_data(TensorData::new(features, [1, SEQ, 16]), &device);
-        let tokens: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, SEQ]), &device);
-        let unrolled = drafter.unrolled(target.embed(tokens), features.clone(), STEPS);
-        for start in 0..SEQ {
-            let known = start + 1;
-            let mut cache = drafter.new_cache(SEQ, 1);
-            let given = features.clone().narrow(1, 0, known);
-            let padding = Tensor::zeros([1, padded_rows(known), 16], &device);
-            let tensor = Box::new(padding.slice_assign([0..1, 0..known, 0..16], given));
-            let embedded = target.embed_ids(&ids[..known]);
-            let given = embedded.with_place(DeviceRows { tensor, num_rows: known });
-            let mut output = drafter.forward_cached(embedded, given, &mut cache).last(1);
-            for (step, all) in unrolled.iter().enumerate() {
-                let position = start + step;
-                let DeviceRows { tensor, .. } =
-                    drafter.normed(output.clone()).into_parts().0.into_device(&device);
-                let decoded = values(tensor.narrow(1, 0, 1));
-                let trained = values(all.clone().narrow(1, position, 1));
-                for (one, other) in decoded.iter().zip(&trained) {
-                    assert!(
-                        (one - other).abs() < 2e-5,
-                        "round {start}, step {step}: {one} {other}"
-                    );
-                }
-                if position + 1 == SEQ {
-                    break;
-                }
-                let embedded = target.embed_ids(&ids[position + 1..position + 2]);
-                output = drafter.forward_cached(embedded, output, &mut cache);
+        let states = [(); 3].map(|()| {
+            let values: Vec<f32> = (0..2 * SEQ * 16).map(|_| draw() as f32 - 0.5).collect();
+            Tensor::<3>::from_data(TensorData::new(values, [2, SEQ, 16]), &device)
+        });
+        let tokens: Vec<i32> = ids.iter().chain(&ids).map(|id| *id as i32).collect();
+        let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [2, SEQ]), &device);
+        let features = drafter.fc.forward(Tensor::cat(states.to_vec(), 2));
+        // The first sequence has no position, the others belong to one that is longer and one that ends early.
+        for (begun, lengths) in [
+            ([0..0, 0..SEQ], Lengths::AsGiven),
+            ([0..SEQ, 3..7], Lengths::AsGiven),
+            ([3..7, 0..SEQ], Lengths::InBuckets),
+        ] {
+            let embedded = target.embed(tokens.clone());
+            let unrolled = drafter.unrolled(states.to_vec(), embedded, &begun, STEPS, lengths);
+            let mut first = 0;
+            for (row, begun) in begun.iter().enumerate() {
+                let trained: Vec<Vec<Vec<f32>>> = unrolled
+                    .iter()
+                    .map(|rows| {
+                        let each = begun.clone().zip(first..);
+                        each.map(|(_, nth)| values(rows.clone().narrow(0, nth, 1))).collect()
+                    })
+                    .collect();
+                first += begun.len();
+                let features = features.clone().narrow(0, row, 1);
+                check_drafts((&target, &drafter), &ids, features, begun.clone(), &trained);
             }
+        }
+    }
+}
+
+/// Drafts from each of these positions, and compares the LM head's inputs with those of training, by step and
+/// position.
+fn check_drafts(
+    (target, drafter): (&CausalLm, &Eagle3),
+    ids: &[u32],
+    features: Tensor<3>,
+    begun: Range<usize>,
+    trained: &[Vec<Vec<f32>>],
+) {
+    let device = Device::flex();
+    for start in begun.clone() {
+        let known = start + 1;
+        let mut cache = drafter.new_cache(ids.len(), 1);
+        let given = features.clone().narrow(1, 0, known);
+        let padding = Tensor::zeros([1, padded_rows(known), 16], &device);
+        let tensor = Box::new(padding.slice_assign([0..1, 0..known, 0..16], given));
+        let embedded = target.embed_ids(&ids[..known]);
+        let given = embedded.with_place(DeviceRows { tensor, num_rows: known });
+        let mut output = drafter.forward_cached(embedded, given, &mut cache).last(1);
+        for (step, trained) in trained.iter().enumerate() {
+            let position = start + step;
+            let DeviceRows { tensor, .. } =
+                drafter.normed(output.clone()).into_parts().0.into_device(&device);
+            let decoded = values(tensor.narrow(1, 0, 1));
+            for (one, other) in decoded.iter().zip(&trained[position - begun.start]) {
+                assert!((one - other).abs() < 2e-5, "round {start}, step {step}: {one} {other}");
+            }
+            if position + 1 == begun.end {
+                break;
+            }
+            let embedded = target.embed_ids(&ids[position + 1..position + 2]);
+            output = drafter.forward_cached(embedded, output, &mut cache);
         }
     }
 }

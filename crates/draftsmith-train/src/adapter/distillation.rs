@@ -13,7 +13,9 @@ mod tests;
 
 use std::ops::Range;
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors};
 use serde::{Deserialize, Serialize};
 
@@ -60,30 +62,11 @@ pub(crate) enum Lesson {
     Tokens(Vec<u32>),
 }
 
-impl From<Tensor<2>> for Lesson {
-    fn from(states: Tensor<2>) -> Self {
-        Self::States(states)
-    }
-}
-
 impl Lesson {
     fn num_tokens(&self) -> usize {
         match self {
             Self::States(states) => states.dims()[0],
             Self::Tokens(ids) => ids.len(),
-        }
-    }
-
-    /// The labels of some tokens, with repeats.
-    pub(crate) fn select(&self, rows: &[usize]) -> Self {
-        match self {
-            Self::States(states) => {
-                let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
-                let indices = TensorData::from(indices.as_slice());
-                let indices = Tensor::<1, Int>::from_data(indices, &states.device());
-                Self::States(states.clone().select(0, indices))
-            }
-            Self::Tokens(ids) => Self::Tokens(rows.iter().map(|row| ids[*row]).collect()),
         }
     }
 
@@ -108,63 +91,115 @@ pub(crate) struct Tokens {
     pub(crate) are: Option<Tensor<2>>,
 }
 
-/// A loss, and its gradients with respect to a [`Student`]'s tensors.
+/// A student's outputs at a batch's tokens in one of its steps.
+#[derive(Debug, Clone)]
+pub(crate) struct StudentStep {
+    /// `[tokens, hidden]`, normed, without autodiff.
+    pub(crate) hidden: Tensor<2>,
+    /// `[tokens, 1]`, as [`Tokens::are`].
+    pub(crate) are: Option<Tensor<2>>,
+    /// What the sum of its tokens' losses is multiplied by.
+    pub(crate) share: f64,
+}
+
+/// A loss, and its gradients with respect to a student's tensors, without autodiff.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAndGradients {
     /// `[1]`
     pub(crate) loss: Tensor<1>,
-    /// `[tokens, hidden]`
-    pub(crate) hidden: Tensor<2>,
+    /// `[tokens, hidden]` for each step
+    pub(crate) hidden: Vec<Tensor<2>>,
     /// `[hidden, vocab]`, f32
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
-impl Student {
-    /// The same without an autodiff graph.
-    pub(crate) fn without_autodiff(&self) -> Self {
-        Self {
-            hidden: self.hidden.clone().without_autodiff(),
-            own_head: self.own_head.clone().map(Tensor::without_autodiff),
-        }
+impl LossAndGradients {
+    /// The gradients of a learner's parameters: those of a student's outputs, `share` times, backpropagated.
+    ///
+    /// # Shapes
+    /// - outputs: `[tokens, hidden]` for each step, with autodiff
+    /// - own_head: `[hidden, vocab]`
+    pub(crate) fn backward<L: Module>(
+        self,
+        learner: &L,
+        outputs: Vec<Tensor<2>>,
+        own_head: Option<Tensor<2>>,
+        share: f64,
+    ) -> GradientsParams {
+        // The gradient of Σ output ∘ g with respect to the output is g.
+        let of_outputs = outputs.into_iter().zip(self.hidden);
+        let of_outputs = of_outputs.map(|(output, gradient)| (output * (gradient * share)).sum());
+        let of_head = own_head.zip(self.own_head).map(|(head, gradient)| {
+            let gradient = (gradient * share).cast(head.dtype());
+            (head * gradient).sum()
+        });
+        let sum = of_outputs.chain(of_head).reduce(|sum, term| sum + term);
+        let sum = sum.expect("a student has a step");
+        GradientsParams::from_grads(sum.backward(), learner)
     }
 }
 
-/// Whether a chunk's losses are computed in host memory: if the logits are there, without padding.
-fn is_on_host(logits: &Tensor<2>, is_padded: bool) -> bool {
-    vectors::reach(&logits.device()) && !is_padded
+/// The teacher's probabilities of a chunk.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
+enum Probabilities {
+    /// By token.
+    Host(Vec<f32>),
+    /// `[tokens, vocab]`
+    Device(Tensor<2>),
+}
+
+impl Probabilities {
+    fn of(logits: Tensor<2>) -> Self {
+        if !vectors::reach(&logits.device()) {
+            return Self::Device(on_device::probabilities(logits));
+        }
+        let [_, vocab_size] = logits.dims();
+        Self::Host(on_host::probabilities(vectors::values(logits), vocab_size))
+    }
 }
 
 /// The number of sums of [`LmHead::score_sums`].
 pub(crate) const NUM_SCORES: usize = 4;
 
-/// The sum of a chunk's losses times `token_share`, and its gradient with respect to the student's
-/// logits.
+/// The sum of a chunk's losses times `share`, and its gradient with respect to the student's logits.
 ///
 /// # Shapes
-/// - student, teacher: logits, `[tokens, vocab]`
-/// - are_tokens: `[tokens, 1]`, as [`Tokens::are`]
+/// - student: logits, `[tokens, vocab]`
+/// - are: `[tokens, 1]`, as [`Tokens::are`]
 /// - output: `[1]` and `[tokens, vocab]`
 fn loss_and_gradient(
     loss: DistillationLoss,
-    [student, teacher]: [Tensor<2>; 2],
-    are_tokens: Option<Tensor<2>>,
-    token_share: f64,
+    student: Tensor<2>,
+    teacher: &Probabilities,
+    are: Option<Tensor<2>>,
+    share: f64,
 ) -> (Tensor<1>, Tensor<2>) {
-    if is_on_host(&teacher, are_tokens.is_some()) {
-        let (shape, device) = (student.dims(), student.device());
-        let [mut student, teacher] = [student, teacher].map(vectors::values);
-        let vocab_size = shape[1];
-        let share = token_share as f32;
-        let sum = on_host::loss_and_gradient(loss, &mut student, teacher, vocab_size, share);
-        let loss = vectors::tensor(vec![(sum * token_share) as f32], [1], &device);
-        return (loss, vectors::tensor(student, shape, &device));
+    match teacher {
+        Probabilities::Host(teacher) => {
+            let (shape, device) = (student.dims(), student.device());
+            let mut student = vectors::values(student);
+            let shares = shares(are, shape[0], share);
+            let sum = on_host::loss_and_gradient(loss, &mut student, teacher, &shares);
+            let loss = vectors::tensor(vec![sum as f32], [1], &device);
+            (loss, vectors::tensor(student, shape, &device))
+        }
+        Probabilities::Device(teacher) => {
+            let (losses, gradient) = on_device::losses_and_gradient(loss, student, teacher.clone());
+            let (losses, gradient) = match are {
+                Some(are) => (losses * are.clone(), gradient * are),
+                None => (losses, gradient),
+            };
+            (losses.sum() * share, gradient * share)
+        }
     }
-    let (losses, gradient) = on_device::losses_and_gradient(loss, student, teacher);
-    let (losses, gradient) = match are_tokens {
-        Some(are) => (losses * are.clone(), gradient * are),
-        None => (losses, gradient),
-    };
-    (losses.sum() * token_share, gradient * token_share)
+}
+
+/// `share` for each token, 0 for padding.
+fn shares(are: Option<Tensor<2>>, num_tokens: usize, share: f64) -> Vec<f32> {
+    match are {
+        Some(are) => vectors::values(are * share),
+        None => vec![share as f32; num_tokens],
+    }
 }
 
 impl LmHead {
@@ -184,55 +219,55 @@ impl LmHead {
         Self { weight: narrowed(self.weight, vocabulary), ..self }
     }
 
-    /// The mean loss over the tokens, p = softmax(head(teacher)) and q = softmax(head(student))
-    /// with the student's separate head or this one, and its gradients, without autodiff.
+    /// The sum over a student's steps of their losses, p = softmax(head(teacher)) and q = softmax(head(hidden))
+    /// with the student's own head or this one, and its gradients, without autodiff. The steps share the
+    /// teacher's distributions.
     ///
     /// It takes `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
-        student: Student,
-        teacher: impl Into<Lesson>,
-        tokens: &Tokens,
+        steps: &[StudentStep],
+        own_head: Option<Tensor<2>>,
+        teacher: &Lesson,
         loss_chunk: usize,
     ) -> LossAndGradients {
-        let Student { hidden, own_head } = student;
-        let device = hidden.device();
-        let token_share = 1.0 / tokens.num as f64;
         let students_head = self.students(own_head.clone());
         let transposed = students_head.weight.clone().transpose();
+        let device = transposed.device();
         let mut losses = Vec::new();
-        let mut gradients = Vec::new();
+        let mut gradients = vec![Vec::new(); steps.len()];
         let mut heads_gradient: Option<Tensor<2>> = None;
-        for Chunk { student: hidden, teacher, are_tokens } in
-            chunks(hidden, teacher.into(), tokens, loss_chunk)
-        {
-            let teacher = self.taught(teacher, &device);
-            let logits = students_head.logits(hidden.clone());
-            let slopes = students_head.soft_cap.map(|cap| {
-                // The slope of the cap: 1 − tanh².
-                (logits.clone() / cap).square().neg() + 1.0
-            });
-            let (loss, gradient) =
-                loss_and_gradient(loss, [logits, teacher], are_tokens, token_share);
-            losses.push(loss);
-            let gradient = match slopes {
-                Some(slopes) => gradient * slopes,
-                None => gradient,
-            };
-            let gradient = gradient.cast(self.weight.dtype());
-            if own_head.is_some() {
-                let more = hidden.transpose().matmul(gradient.clone()).cast(FloatDType::F32);
-                heads_gradient = Some(match heads_gradient {
-                    Some(sum) => sum + more,
-                    None => more,
+        for rows in chunks(teacher.num_tokens(), loss_chunk) {
+            let teacher = Probabilities::of(self.taught(teacher.slice(rows.clone()), &device));
+            for (step, gradients) in steps.iter().zip(&mut gradients) {
+                let hidden = step.hidden.clone().slice(rows.clone());
+                let are = step.are.clone().map(|are| are.slice(rows.clone()));
+                let logits = students_head.logits(hidden.clone());
+                let slopes = students_head.soft_cap.map(|cap| {
+                    // The slope of the cap: 1 − tanh².
+                    (logits.clone() / cap).square().neg() + 1.0
                 });
+                let (loss, gradient) = loss_and_gradient(loss, logits, &teacher, are, step.share);
+                losses.push(loss);
+                let gradient = match slopes {
+                    Some(slopes) => gradient * slopes,
+                    None => gradient,
+                };
+                let gradient = gradient.cast(self.weight.dtype());
+                if own_head.is_some() {
+                    let more = hidden.transpose().matmul(gradient.clone()).cast(FloatDType::F32);
+                    heads_gradient = Some(match heads_gradient {
+                        Some(sum) => sum + more,
+                        None => more,
+                    });
+                }
+                gradients.push(gradient.matmul(transposed.clone()));
             }
-            gradients.push(gradient.matmul(transposed.clone()));
         }
         LossAndGradients {
             loss: Tensor::cat(losses, 0).sum(),
-            hidden: Tensor::cat(gradients, 0),
+            hidden: gradients.into_iter().map(|parts| Tensor::cat(parts, 0)).collect(),
             own_head: heads_gradient,
         }
     }
@@ -245,24 +280,26 @@ impl LmHead {
     pub(crate) fn score_sums(
         &self,
         student: Student,
-        teacher: impl Into<Lesson>,
+        teacher: &Lesson,
         tokens: &Tokens,
         loss_chunk: usize,
     ) -> Tensor<1> {
         let Student { hidden, own_head } = student;
         let device = hidden.device();
         let students_head = self.students(own_head);
-        let sums = chunks(hidden, teacher.into(), tokens, loss_chunk).map(|chunk| {
-            let student = students_head.logits(chunk.student);
-            let teacher = self.taught(chunk.teacher, &device);
-            if is_on_host(&student, chunk.are_tokens.is_some()) {
-                let [_, vocab_size] = student.dims();
+        let sums = chunks(teacher.num_tokens(), loss_chunk).map(|rows| {
+            let are = tokens.are.clone().map(|are| are.slice(rows.clone()));
+            let student = students_head.logits(hidden.clone().slice(rows.clone()));
+            let teacher = self.taught(teacher.slice(rows), &device);
+            let [num_tokens, vocab_size] = student.dims();
+            if vectors::reach(&device) {
                 let [student, teacher] = [student, teacher].map(vectors::values);
-                let sums = on_host::score_sums(student, teacher, vocab_size);
+                let shares = shares(are, num_tokens, 1.0);
+                let sums = on_host::score_sums(student, teacher, vocab_size, &shares);
                 let sums = sums.map(|sum| sum as f32).to_vec();
                 vectors::tensor(sums, [NUM_SCORES], &device)
             } else {
-                on_device::score_sums(student, teacher, chunk.are_tokens)
+                on_device::score_sums(student, teacher, are)
             }
         });
         sums.reduce(|sums, more| sums + more).expect("there is a token")
@@ -272,8 +309,7 @@ impl LmHead {
     pub(crate) fn most_probable(&self, student: Student, loss_chunk: usize) -> Tensor<1, Int> {
         let head = self.students(student.own_head);
         let [num_tokens, _] = student.hidden.dims();
-        let chunks = (0..num_tokens).step_by(loss_chunk).map(|start| {
-            let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
+        let chunks = chunks(num_tokens, loss_chunk).map(|rows| {
             head.logits(student.hidden.clone().slice(rows)).argmax(1).squeeze_dim::<1>(1)
         });
         Tensor::cat(chunks.collect(), 0)
@@ -312,28 +348,9 @@ impl LmHead {
     }
 }
 
-/// Consecutive tokens of a batch, including padding.
-struct Chunk {
-    student: Tensor<2>,
-    teacher: Lesson,
-    are_tokens: Option<Tensor<2>>,
-}
-
-/// Divides a batch into chunks of `loss_chunk` tokens.
-fn chunks(
-    student: Tensor<2>,
-    teacher: Lesson,
-    tokens: &Tokens,
-    loss_chunk: usize,
-) -> impl Iterator<Item = Chunk> {
-    let [num_tokens, _] = student.dims();
-    assert_eq!(teacher.num_tokens(), num_tokens, "every token needs a label");
-    (0..num_tokens).step_by(loss_chunk).map(move |start| {
-        let rows = start..num_tokens.min(start.saturating_add(loss_chunk));
-        Chunk {
-            student: student.clone().slice(rows.clone()),
-            teacher: teacher.slice(rows.clone()),
-            are_tokens: tokens.are.clone().map(|are| are.slice(rows)),
-        }
-    })
+/// Divides a batch's tokens, including padding, into chunks of `loss_chunk`.
+fn chunks(num_tokens: usize, loss_chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..num_tokens)
+        .step_by(loss_chunk)
+        .map(move |start| start..num_tokens.min(start.saturating_add(loss_chunk)))
 }

@@ -7,7 +7,7 @@ use draftsmith_model::Adapter;
 use serde::{Deserialize, Serialize};
 
 use crate::adapter::batches::{AdapterBatch, at_positions};
-use crate::adapter::distillation::{DistillationLoss, LossAndGradients, NUM_SCORES, Student};
+use crate::adapter::distillation::{DistillationLoss, NUM_SCORES, Student, StudentStep};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::run::member::{Score, Trainee};
@@ -114,29 +114,29 @@ impl Trainee for AdapterLearner {
 
     fn train_step(&self, batch: &TrainingBatch<AdapterBatch>) -> (Tensor<1>, GradientsParams) {
         let TrainingBatch { content, step_share, .. } = batch;
-        let student = self.student(content);
-        let LossAndGradients { loss, hidden, own_head } = content.lm_head.loss_and_gradients(
+        let Student { hidden: outputs, own_head } = self.student(content);
+        let step = StudentStep {
+            hidden: outputs.clone().without_autodiff(),
+            are: content.tokens.are.clone(),
+            share: 1.0 / content.tokens.num as f64,
+        };
+        let found = content.lm_head.loss_and_gradients(
             self.loss,
-            student.without_autodiff(),
-            content.teacher.clone(),
-            &content.tokens,
+            &[step],
+            own_head.clone().map(Tensor::without_autodiff),
+            &content.teacher,
             self.loss_chunk,
         );
-        // The gradient of Σ student ∘ g with respect to the student is g, so this backpropagates the
-        // loss's gradient through the adapter. Accumulation adds gradients: with each batch's share, the
-        // step has the mean over its tokens.
-        let mut sum = (student.hidden * (hidden * *step_share)).sum();
-        if let (Some(head), Some(gradient)) = (student.own_head, own_head) {
-            let gradient = (gradient * *step_share).cast(head.dtype());
-            sum = sum + (head * gradient).sum();
-        }
-        (loss, GradientsParams::from_grads(sum.backward(), self))
+        let loss = found.loss.clone();
+        (loss, found.backward(self, vec![outputs], own_head, *step_share))
     }
 
     fn validation_step(&self, batch: &TrainingBatch<AdapterBatch>) -> AdapterSums {
         let AdapterBatch { lm_head, teacher, tokens, .. } = &batch.content;
-        let student = self.student(&batch.content).without_autodiff();
-        let sums = lm_head.score_sums(student, teacher.clone(), tokens, self.loss_chunk);
+        let Student { hidden, own_head } = self.student(&batch.content);
+        let own_head = own_head.map(Tensor::without_autodiff);
+        let student = Student { hidden: hidden.without_autodiff(), own_head };
+        let sums = lm_head.score_sums(student, teacher, tokens, self.loss_chunk);
         AdapterSums { sums, num_tokens: tokens.num }
     }
 

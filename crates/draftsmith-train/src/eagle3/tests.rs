@@ -104,9 +104,10 @@ fn gradients_are_those_of_the_weighted_loss() {
         let Lesson::States(teacher) = batch.teacher.clone() else { panic!("states") };
         let [_, seq] = batch.ids.dims();
         let states = batch.features.iter().map(|all| all.clone().narrow(1, 0, seq - 1)).collect();
-        let features = learner.drafter.of_states(Tensor::cat(states, 2));
         let embedded = batch.embedded.clone().unwrap().narrow(1, 1, seq - 1);
-        let outputs = learner.drafter.unrolled(embedded, features, 3);
+        // Drafts begin everywhere, and only those of the responses count.
+        let everywhere = vec![0..seq - 1; batch.wanted.len()];
+        let outputs = learner.drafter.unrolled(states, embedded, &everywhere, 3, Lengths::AsGiven);
         let mut direct: Option<Tensor<1>> = None;
         let mut num_tokens = 0;
         for (nth, output) in outputs.into_iter().enumerate() {
@@ -114,8 +115,7 @@ fn gradients_are_those_of_the_weighted_loss() {
             for (row, wanted) in batch.wanted.iter().enumerate() {
                 for at in nth..wanted.len() {
                     let position = wanted.start + at - 1;
-                    let student: Tensor<2> =
-                        output.clone().slice([row..row + 1, position..position + 1]).squeeze_dim(0);
+                    let student = output.clone().narrow(0, row * (seq - 1) + position, 1);
                     let logits = student.matmul(learner.drafter.own_head().unwrap());
                     let taught = teacher.clone().slice(place + at..place + at + 1);
                     let taught = target.lm_head(taught.unsqueeze()).squeeze_dim::<2>(0);

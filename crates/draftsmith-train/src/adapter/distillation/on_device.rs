@@ -20,18 +20,23 @@ impl Softmax {
     }
 }
 
+/// The probabilities of logits, `[tokens, vocab]`.
+pub(super) fn probabilities(logits: Tensor<2>) -> Tensor<2> {
+    Softmax::of(logits).probs
+}
+
 /// The tokens' losses, and the gradient of their sum with respect to the student's logits.
 ///
 /// # Shapes
-/// - student, teacher: logits, `[tokens, vocab]`
+/// - student: logits, `[tokens, vocab]`
+/// - p: the teacher's probabilities, `[tokens, vocab]`
 /// - output: `[tokens, 1]` and `[tokens, vocab]`
 pub(super) fn losses_and_gradient(
     loss: DistillationLoss,
     student: Tensor<2>,
-    teacher: Tensor<2>,
+    p: Tensor<2>,
 ) -> (Tensor<2>, Tensor<2>) {
     let Softmax { probs, log_probs } = Softmax::of(student);
-    let p = Softmax::of(teacher).probs;
     match loss {
         DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
         DistillationLoss::TotalVariation => {

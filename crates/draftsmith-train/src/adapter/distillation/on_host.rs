@@ -12,46 +12,66 @@ use super::{DistillationLoss, NUM_SCORES};
 /// The fewest tokens that are worth starting a thread for.
 const TOKENS_PER_TASK: usize = 16;
 
-/// Returns the sum of the tokens' losses (cross-entropy in nats), and overwrites the student's logits
-/// with the gradient of `token_share` times that sum.
+/// Turns logits into probabilities.
 ///
 /// # Shapes
-/// - student, teacher: logits, `[tokens, vocab]`
+/// - logits: `[tokens, vocab]`
+pub(super) fn probabilities(mut logits: Vec<f32>, vocab_size: usize) -> Vec<f32> {
+    let rows = logits.par_chunks_exact_mut(vocab_size).with_min_len(TOKENS_PER_TASK);
+    rows.for_each(|row| {
+        vectorized(
+            #[inline(always)]
+            || softmax(row),
+        );
+    });
+    logits
+}
+
+/// Returns the sum of the tokens' losses (cross-entropy in nats), each times its share, and overwrites the
+/// student's logits with the gradient of that sum. Tokens with a share of 0 are not read.
+///
+/// # Shapes
+/// - student: logits, `[tokens, vocab]`
+/// - teacher: probabilities, `[tokens, vocab]`
+/// - shares: `[tokens]`
 pub(super) fn loss_and_gradient(
     loss: DistillationLoss,
     student: &mut [f32],
-    mut teacher: Vec<f32>,
-    vocab_size: usize,
-    token_share: f32,
+    teacher: &[f32],
+    shares: &[f32],
 ) -> f64 {
+    let vocab_size = student.len() / shares.len();
     let rows = student.par_chunks_exact_mut(vocab_size);
-    let rows = rows.zip(teacher.par_chunks_exact_mut(vocab_size));
-    let of_row = |(row, probs): (&mut [f32], &mut [f32])| {
-        vectorized(
-            #[inline(always)]
-            || softmax(probs),
-        );
-        vectorized(
+    let rows = rows.zip(teacher.par_chunks_exact(vocab_size)).zip(shares);
+    let of_row = |((row, probs), share): ((&mut [f32], &[f32]), &f32)| {
+        if *share == 0.0 {
+            row.fill(0.0);
+            return 0.0;
+        }
+        let loss = vectorized(
             #[inline(always)]
             || match loss {
-                DistillationLoss::CrossEntropy => cross_entropy(row, probs, token_share),
-                DistillationLoss::TotalVariation => total_variation(row, probs, token_share),
+                DistillationLoss::CrossEntropy => cross_entropy(row, probs, *share),
+                DistillationLoss::TotalVariation => total_variation(row, probs, *share),
             },
-        )
+        );
+        f64::from(loss) * f64::from(*share)
     };
     // Added in order, so that the result does not depend on threads.
-    let losses: Vec<f32> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
-    losses.into_iter().map(f64::from).sum()
+    let losses: Vec<f64> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
+    losses.into_iter().sum()
 }
 
 /// The sums of [`LmHead::score_sums`](super::LmHead::score_sums).
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`
+/// - shares: `[tokens]`: 1 for a token, 0 for padding
 pub(super) fn score_sums(
     mut student: Vec<f32>,
     mut teacher: Vec<f32>,
     vocab_size: usize,
+    shares: &[f32],
 ) -> [f64; NUM_SCORES] {
     let rows = student.par_chunks_exact_mut(vocab_size);
     let rows = rows.zip(teacher.par_chunks_exact_mut(vocab_size));
@@ -73,9 +93,9 @@ pub(super) fn score_sums(
     };
     let all: Vec<[f32; NUM_SCORES]> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
     let mut sums = [0.0; NUM_SCORES];
-    for scores in all {
+    for (scores, share) in all.into_iter().zip(shares) {
         for (sum, score) in sums.iter_mut().zip(scores) {
-            *sum += f64::from(score);
+            *sum += f64::from(score * share);
         }
     }
     sums

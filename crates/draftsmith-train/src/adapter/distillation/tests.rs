@@ -48,6 +48,24 @@ fn direct(loss: DistillationLoss, student: Tensor<2>, teacher: Tensor<2>) -> Ten
     sum / num_tokens as f64
 }
 
+/// The mean loss of one step over its tokens.
+fn one_step(
+    head: &LmHead,
+    loss: DistillationLoss,
+    student: Student,
+    teacher: Tensor<2>,
+    tokens: &Tokens,
+    loss_chunk: usize,
+) -> LossAndGradients {
+    let share = 1.0 / tokens.num as f64;
+    let step = StudentStep { hidden: student.hidden, are: tokens.are.clone(), share };
+    head.loss_and_gradients(loss, &[step], student.own_head, &Lesson::States(teacher), loss_chunk)
+}
+
+fn states(teacher: &Tensor<2>) -> Lesson {
+    Lesson::States(teacher.clone())
+}
+
 /// Tokens without padding.
 fn all(teacher: &Tensor<2>) -> Tokens {
     Tokens { num: teacher.dims()[0], are: None }
@@ -66,22 +84,13 @@ fn padding_does_not_change_the_result() {
     let none = Tokens { num: 11, are: None };
     for loss in LOSSES {
         for loss_chunk in [4, 16] {
-            let found = head.loss_and_gradients(
-                loss,
-                of(student.clone()),
-                teacher.clone(),
-                &padded,
-                loss_chunk,
-            );
-            let expected = head.loss_and_gradients(
-                loss,
-                of(first(&student)),
-                first(&teacher),
-                &none,
-                loss_chunk,
-            );
+            let found =
+                one_step(&head, loss, of(student.clone()), teacher.clone(), &padded, loss_chunk);
+            let expected =
+                one_step(&head, loss, of(first(&student)), first(&teacher), &none, loss_chunk);
             assert_close(&values(found.loss), &values(expected.loss));
-            let [found_hidden, expected_hidden] = [found.hidden, expected.hidden].map(values);
+            let [found_hidden, expected_hidden] =
+                [&found.hidden, &expected.hidden].map(|hidden| values(hidden[0].clone()));
             assert_close(&found_hidden[..11 * HIDDEN], &expected_hidden);
             assert!(found_hidden[11 * HIDDEN..].iter().all(|x| *x == 0.0));
             let [found, expected] =
@@ -89,8 +98,9 @@ fn padding_does_not_change_the_result() {
             assert_close(&found, &expected);
         }
     }
-    let found = values(head.score_sums(of(student.clone()), teacher.clone(), &padded, 4));
-    let expected = values(head.score_sums(of(first(&student)), first(&teacher), &none, 4));
+    let found = values(head.score_sums(of(student.clone()), &states(&teacher), &padded, 4));
+    let expected =
+        values(head.score_sums(of(first(&student)), &states(&first(&teacher)), &none, 4));
     for (found, expected) in found.iter().zip(&expected) {
         // Sums over eleven tokens.
         assert!((found - expected).abs() < 1e-4, "{found} for {expected}");
@@ -126,10 +136,9 @@ fn assert_equals_autodiff(head: &LmHead) {
         assert!(gradient.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
         for loss_chunk in [1, 2, 7, 22, 23, 24, usize::MAX] {
             let student = headless(student.clone());
-            let found =
-                head.loss_and_gradients(loss, student, teacher.clone(), &all(&teacher), loss_chunk);
+            let found = one_step(head, loss, student, teacher.clone(), &all(&teacher), loss_chunk);
             assert_close(&values(found.loss), &values(expected.clone()));
-            assert_close(&values(found.hidden), &values(gradient.clone()));
+            assert_close(&values(found.hidden[0].clone()), &values(gradient.clone()));
             assert!(found.own_head.is_none());
         }
     }
@@ -163,17 +172,16 @@ fn assert_separate_head_equals_autodiff(head: &LmHead) {
         assert!(of_head.clone().abs().max().into_scalar::<f32>() > 1e-3, "{loss:?}");
         for loss_chunk in [1, 7, 23] {
             let student = Student { hidden: student.clone(), own_head: Some(own_head.clone()) };
-            let found =
-                head.loss_and_gradients(loss, student, teacher.clone(), &all(&teacher), loss_chunk);
+            let found = one_step(head, loss, student, teacher.clone(), &all(&teacher), loss_chunk);
             assert_close(&values(found.loss), &values(expected.clone()));
-            assert_close(&values(found.hidden), &values(of_hidden.clone()));
+            assert_close(&values(found.hidden[0].clone()), &values(of_hidden.clone()));
             assert_close(&values(found.own_head.unwrap()), &values(of_head.clone()));
         }
     }
     // A copy of the target's head has the same scores as no separate head.
     let [own, none] = [Some(head.weight.clone()), None].map(|own_head| {
         let student = Student { hidden: student.clone(), own_head };
-        values(head.score_sums(student, teacher.clone(), &all(&teacher), 7))
+        values(head.score_sums(student, &states(&teacher), &all(&teacher), 7))
     });
     assert_eq!(own, none);
 }
@@ -185,18 +193,21 @@ fn both_implementations_agree() {
         let logits = random(9, vocab_size, "student") * 3.0;
         let target = random(9, vocab_size, "teacher") * 3.0;
         for loss in LOSSES {
-            let (expected, expected_gradient) =
-                on_device::losses_and_gradient(loss, logits.clone(), target.clone());
+            let (expected, expected_gradient) = on_device::losses_and_gradient(
+                loss,
+                logits.clone(),
+                on_device::probabilities(target.clone()),
+            );
             let mut found_gradient = values(logits.clone());
-            let teacher = values(target.clone());
-            let found =
-                on_host::loss_and_gradient(loss, &mut found_gradient, teacher, vocab_size, 1.0);
+            let teacher = on_host::probabilities(values(target.clone()), vocab_size);
+            let shares = [1.0; 9];
+            let found = on_host::loss_and_gradient(loss, &mut found_gradient, &teacher, &shares);
             // Sums over nine tokens.
             assert!((found as f32 - expected.sum().into_scalar::<f32>()).abs() < 1e-4, "{loss:?}");
             assert_close(&found_gradient, &values(expected_gradient));
         }
         let expected = values(on_device::score_sums(logits.clone(), target.clone(), None));
-        let found = on_host::score_sums(values(logits), values(target), vocab_size);
+        let found = on_host::score_sums(values(logits), values(target), vocab_size, &[1.0; 9]);
         for (found, expected) in found.into_iter().zip(expected) {
             assert!((found as f32 - expected).abs() < 1e-4, "{found} for {expected}");
         }
@@ -208,11 +219,11 @@ fn a_student_equal_to_the_teacher_has_no_gradient() {
     let head = LmHead::of(&tiny_draft(HIDDEN, 64));
     let teacher = random(9, HIDDEN, "teacher");
     let sums =
-        values(head.score_sums(headless(teacher.clone()), teacher.clone(), &all(&teacher), 4));
+        values(head.score_sums(headless(teacher.clone()), &states(&teacher), &all(&teacher), 4));
     for loss in LOSSES {
         let student = headless(teacher.clone());
-        let found = head.loss_and_gradients(loss, student, teacher.clone(), &all(&teacher), 4);
-        assert_close(&values(found.hidden), &[0.0; 9 * HIDDEN]);
+        let found = one_step(&head, loss, student, teacher.clone(), &all(&teacher), 4);
+        assert_close(&values(found.hidden[0].clone()), &[0.0; 9 * HIDDEN]);
         let entropy = if loss == DistillationLoss::CrossEntropy { sums[1] / 9.0 } else { 0.0 };
         assert_close(&values(found.loss), &[entropy]);
     }
@@ -224,12 +235,15 @@ fn total_variation_between_equal_distributions_has_gradient_zero() {
     for vocab_size in [64, 61] {
         let logits = random(3, vocab_size, "both") * 5.0;
         let loss = DistillationLoss::TotalVariation;
-        let (losses, gradient) =
-            on_device::losses_and_gradient(loss, logits.clone(), logits.clone());
+        let (losses, gradient) = on_device::losses_and_gradient(
+            loss,
+            logits.clone(),
+            on_device::probabilities(logits.clone()),
+        );
         assert_eq!((values(losses), values(gradient)), (vec![0.0; 3], vec![0.0; 3 * vocab_size]));
-        let teacher = values(logits.clone());
+        let teacher = on_host::probabilities(values(logits.clone()), vocab_size);
         let mut gradient = values(logits);
-        let found = on_host::loss_and_gradient(loss, &mut gradient, teacher, vocab_size, 1.0);
+        let found = on_host::loss_and_gradient(loss, &mut gradient, &teacher, &[1.0; 3]);
         assert_eq!(found, 0.0);
         assert_eq!(gradient, vec![0.0; 3 * vocab_size]);
     }
@@ -256,7 +270,7 @@ fn score_sums_equal_the_definition_for_every_chunk_size() {
     }
     for loss_chunk in [1, 5, 12] {
         let student = headless(student.clone());
-        let sums = values(head.score_sums(student, teacher.clone(), &all(&teacher), loss_chunk));
+        let sums = values(head.score_sums(student, &states(&teacher), &all(&teacher), loss_chunk));
         for (found, expected) in sums.iter().zip(expected) {
             // Sums over twelve tokens.
             assert!((found - expected).abs() < 1e-4, "{sums:?} for {expected:?}");
@@ -270,19 +284,14 @@ fn distant_distributions_have_finite_losses_and_nan_logits_do_not() {
     let (student, teacher) =
         (random(5, HIDDEN, "student") * 1e3, random(5, HIDDEN, "teacher") * 1e3);
     for loss in LOSSES {
-        let found = head.loss_and_gradients(
-            loss,
-            headless(student.clone()),
-            teacher.clone(),
-            &all(&teacher),
-            2,
-        );
+        let whole = headless(student.clone());
+        let found = one_step(&head, loss, whole, teacher.clone(), &all(&teacher), 2);
         assert!(found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
-        assert!(values(found.hidden).iter().all(|x| x.is_finite()), "{loss:?}");
+        assert!(values(found.hidden[0].clone()).iter().all(|x| x.is_finite()), "{loss:?}");
         let broken = headless(student.clone() * f32::NAN);
-        let found = head.loss_and_gradients(loss, broken, teacher.clone(), &all(&teacher), 2);
+        let found = one_step(&head, loss, broken, teacher.clone(), &all(&teacher), 2);
         assert!(!found.loss.into_scalar::<f32>().is_finite(), "{loss:?}");
     }
-    let sums = values(head.score_sums(headless(student), teacher.clone(), &all(&teacher), 2));
+    let sums = values(head.score_sums(headless(student), &states(&teacher), &all(&teacher), 2));
     assert!(sums.iter().all(|x| x.is_finite()), "{sums:?}");
 }
