@@ -110,6 +110,12 @@ pub trait StepDrafter<T>: Drafter<T> {
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<DraftRow>, DecodeError>;
 
+    /// Whether what it drafts depends on where the round began. It then takes a step after each accepted prefix
+    /// as that of a new round.
+    fn drafts_by_round(&self) -> bool {
+        false
+    }
+
     /// The acceptance probability that a look-ahead head predicts for `candidate`, just drawn from a
     /// row of the last [`draft`](Self::draft) in a slot. `logits` are that row's
     /// [`own_logits`](DraftRow::own_logits). `None` without such a head. Called only if the stop rule

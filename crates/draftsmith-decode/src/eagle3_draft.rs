@@ -201,6 +201,10 @@ impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
         self.id
     }
 
+    fn drafts_by_round(&self) -> bool {
+        true
+    }
+
     fn draft(
         &mut self,
         target: &mut ModelSession<'m>,

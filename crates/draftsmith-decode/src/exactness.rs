@@ -326,7 +326,9 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_for_each_mismatch_and_on
             .collect();
         // The last token needs no candidate, because it is the target's own in any case.
         let num_mismatches = is_mismatch[..39].iter().filter(|differs| **differs).count();
-        let mut rule = Oracle::new(is_mismatch, 64);
+        let num_accepted = (0..40)
+            .map(|start| is_mismatch[start..].iter().take_while(|differs| !**differs).count());
+        let mut rule = Oracle::new(num_accepted.collect(), 64);
         let oracle = decode_speculative(
             &mut target,
             &mut draft,

@@ -5,6 +5,9 @@
 //! response's token, or would be rejected, a draft phase continues from that candidate and is then rolled
 //! back.
 //!
+//! If what the drafter drafts depends on where the round began, a whole round is drafted at every position:
+//! along the response while candidates are accepted, and on from the first that is rejected.
+//!
 //! Greedy recordings without a head never ask the target. It is asked about drafted tokens only if a head
 //! is recorded, if labels are wanted, or if decoding is sampled, because it then decides how a round ends.
 
@@ -62,8 +65,16 @@ enum TargetUse {
 }
 
 impl RecordOptions {
-    fn target_use(&self) -> TargetUse {
-        if self.has_head || self.labels {
+    /// Whether the target is asked about candidates after rejected ones.
+    fn asks_after_rejected(&self) -> bool {
+        (self.has_head || self.labels) && self.is_target_here
+    }
+
+    /// What a drafter's recording asks of the target; `by_round` is [`StepDrafter::drafts_by_round`].
+    fn target_use(&self, by_round: bool) -> TargetUse {
+        if (self.has_head || self.labels) && by_round {
+            TargetUse::Along
+        } else if self.has_head || self.labels {
             TargetUse::PlaceByPlace
         } else if self.decoding.choice == TokenChoice::Greedy {
             TargetUse::Unused
@@ -121,7 +132,7 @@ pub fn record<'a, T: Target>(
         num_places += running.len();
         for one in running.extract_if(.., |one| one.at() == one.response.len()) {
             free.push(one.slot);
-            let prompt = one.tokens[..one.tokens.len() - one.places.len()].to_vec();
+            let prompt = one.tokens[..one.prompt_len].to_vec();
             recorded.push((one.number, Recording::new(prompt, one.places, one.limit)));
         }
     }
@@ -130,6 +141,10 @@ pub fn record<'a, T: Target>(
 }
 
 impl<T: Target> Recorder<'_, T> {
+    fn target_use(&self) -> TargetUse {
+        self.options.target_use(self.drafter.drafts_by_round())
+    }
+
     /// Starts a response in a slot.
     fn begin<'r>(
         &mut self,
@@ -143,7 +158,7 @@ impl<T: Target> Recorder<'_, T> {
         }
         let context = self.target.context().min(self.drafter.context());
         let max_len = prompt.len().saturating_add(self.options.limits.max_new_tokens).min(context);
-        match self.options.target_use() {
+        match self.target_use() {
             // The target reads at most the features that the drafter asks for.
             TargetUse::Unused => self.target.commit(slot, 0, &[]),
             TargetUse::Along => {
@@ -154,7 +169,18 @@ impl<T: Target> Recorder<'_, T> {
         self.drafter.begin(self.target, slot, prompt)?;
         let (limit, tokens) = (max_len - prompt.len(), prompt.to_vec());
         let places = Vec::with_capacity(response.len());
-        Ok(RunningResponse { number, slot, response, draws, limit, tokens, places, ahead: None })
+        let prompt_len = prompt.len();
+        Ok(RunningResponse {
+            number,
+            slot,
+            response,
+            draws,
+            limit,
+            prompt_len,
+            tokens,
+            places,
+            ahead: None,
+        })
     }
 
     /// The target's logits at the next position of each response; `None` if it is not asked.
@@ -162,11 +188,12 @@ impl<T: Target> Recorder<'_, T> {
         &mut self,
         running: &mut [RunningResponse<'_>],
     ) -> Result<Vec<Option<Vec<f32>>>, DecodeError> {
-        match self.options.target_use() {
+        match self.target_use() {
             TargetUse::Unused => Ok(vec![None; running.len()]),
-            TargetUse::Along => {
-                running.iter_mut().map(|one| one.row_ahead(self.target).map(Some)).collect()
-            }
+            TargetUse::Along => running
+                .iter_mut()
+                .map(|one| one.row_ahead(self.target, one.at(), 0).map(Some))
+                .collect(),
             TargetUse::PlaceByPlace => {
                 let proposal = &Proposal::default();
                 let batch = running.iter().map(|RunningResponse { slot, tokens, .. }| {
@@ -182,7 +209,9 @@ impl<T: Target> Recorder<'_, T> {
     fn record_place(&mut self, running: &mut [RunningResponse<'_>]) -> Result<(), DecodeError> {
         let needs = EverySignal { has_head: self.options.has_head }.needs();
         let decoding = &self.options.decoding;
-        let steps = running.iter().map(|one| one.step(one.at(), needs, decoding));
+        let by_round = self.drafter.drafts_by_round();
+        let num_candidates = |at: usize| if by_round { 0 } else { at };
+        let steps = running.iter().map(|one| one.step(num_candidates(one.at()), needs, decoding));
         let steps = self.step(&steps.collect::<Vec<_>>())?;
         let target_rows = self.target_rows(running)?;
         let mut rollouts = Vec::new();
@@ -201,12 +230,12 @@ impl<T: Target> Recorder<'_, T> {
             enter(predicted, &mut candidate);
             // The last token within the limit is the target's own in any case.
             let room = one.limit.saturating_sub(one.at() + 1).min(self.options.max_length);
-            let rejected = (room > 0)
-                .then(|| one.rejected(&step, target_logits.as_deref(), self.options))
-                .flatten();
-            if let Some(rejected) = rejected {
+            let drafted = (room > 0)
+                .then(|| one.candidate_at(one.at(), &step, target_logits.as_deref(), self.options));
+            let drafted = drafted.filter(|drafted| by_round || *drafted != one.token());
+            if let Some(candidate) = drafted {
                 let mut rollout = Rollout::begin(number, room, self.options);
-                self.advance(&mut rollout, one, &step, Some(rejected))?;
+                self.advance(&mut rollout, one, &step, Some(candidate))?;
                 let first = &mut rollout.candidates[0];
                 first.target_log_prob = self.target_log_prob(first, target_logits.as_deref());
                 rollouts.push(rollout);

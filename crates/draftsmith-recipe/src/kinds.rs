@@ -99,7 +99,7 @@ impl Deref for Kind {
 
 /// Why there is nothing to record, tune or measure.
 pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
-     checkpoint directory `model`, or `adapter` and its `exit_layer`; an EAGLE-3 drafter is not recorded, evaluate it";
+     checkpoint directory `model`, or `adapter` and its `exit_layer`, or `eagle3`";
 
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub trait DrafterKind: fmt::Debug {
@@ -126,7 +126,7 @@ pub trait DrafterKind: fmt::Debug {
         Role::Neither
     }
 
-    /// Whether it is recorded and tuned, and may have a head.
+    /// Whether it is recorded and tuned.
     fn is_recorded(&self) -> bool {
         self.role() == Role::Steps
     }
@@ -293,9 +293,9 @@ impl DrafterRecipe {
         self.kind.check(key, all)?;
         let key = format!("{key}.head");
         require(
-            self.head.is_none() || self.kind.is_recorded(),
+            self.head.is_none() || self.kind.model().is_some() || self.kind.has_exit(),
             &key,
-            "is set for a drafter that is not recorded: only a draft model and an adapter can have a head",
+            "is set for a drafter that can have none: only a draft model and an adapter can have a head",
         )?;
         let Some(head) = self.head_training() else { return Ok(()) };
         if self.kind.model().is_some() {

@@ -6,6 +6,10 @@
 //! rejection. A round from any accepted prefix then follows the response while candidates are accepted,
 //! and the rollout from the first rejection.
 //!
+//! What some drafters draft depends on where their round began: EAGLE-3's reads the target's states up to there
+//! and its own output after it. Their recordings have a rollout at every position, which is the whole round from
+//! there, with its accepted candidates first.
+//!
 //! The replay of greedy decoding is exact, count for count. The replay of sampled decoding is exact in
 //! distribution. Given that the target's token is x, the candidate was x and was accepted with
 //! probability min(1, q(x)/p(x)), since that happens with probability min(p(x), q(x)) and x is emitted
@@ -69,9 +73,23 @@ impl RecordedCandidate {
 pub struct RecordedPlace {
     /// The response's token, as a candidate.
     pub candidate: RecordedCandidate,
-    /// The rejected candidate and the candidates that follow it. None if the response's token is drafted
-    /// and accepted, and at the last position within the limit, where nothing is drafted.
+    /// The rejected candidate and the candidates that follow it, or a whole round, which may begin with accepted
+    /// candidates. None if the response's token is drafted and accepted as in any round, and at the last position
+    /// within the limit, where nothing is drafted.
     pub rollout: Option<Vec<RecordedCandidate>>,
+}
+
+impl RecordedPlace {
+    /// The candidate that a round which begins here drafts first.
+    pub fn drafted(&self) -> &RecordedCandidate {
+        self.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&self.candidate)
+    }
+
+    /// The same, if it is rejected.
+    pub fn rejected(&self) -> Option<&RecordedCandidate> {
+        // A rejected candidate is never the response's token.
+        Some(self.drafted()).filter(|drafted| drafted.token_id != self.candidate.token_id)
+    }
 }
 
 /// A recorded response.
@@ -91,6 +109,16 @@ impl Recording {
     /// A response to a prompt, without look-ups.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
+    }
+
+    /// How many candidates of a round that begins at a position are accepted if the round is long enough.
+    pub fn num_accepted(&self, start: usize) -> usize {
+        let mut steps = RecordedSteps::new(&self.places[start..], None);
+        while steps.has_next() && steps.is_accepted() {
+            steps.step();
+            steps.count();
+        }
+        steps.num_accepted
     }
 }
 
@@ -201,8 +229,8 @@ impl Recordings {
     pub fn replay_oracle(&self, costs: &RoundCosts) -> Result<Vec<TimedCounts>, TheoryError> {
         let seconds = self.round_seconds(costs)?;
         let replay = |response: &Recording| {
-            let is_mismatch = response.places.iter().map(|place| place.rollout.is_some()).collect();
-            let mut oracle = Oracle::new(is_mismatch, self.max_length);
+            let num_accepted = (0..response.places.len()).map(|start| response.num_accepted(start));
+            let mut oracle = Oracle::new(num_accepted.collect(), self.max_length);
             self.replay_one(response, &mut oracle, &seconds, |_, _| {})
         };
         Ok(self.responses.iter().map(replay).collect())

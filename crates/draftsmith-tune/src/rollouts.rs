@@ -56,7 +56,7 @@ pub struct RolloutSummary {
     pub num_tokens: usize,
     /// The share of drafted positions at which the response's token is drafted and accepted.
     pub share_accepted: Option<f64>,
-    /// Positions at which another token is drafted or the token is rejected.
+    /// Positions at which another token is drafted or the token is rejected, or at which whole rounds are recorded.
     pub num_rollouts: usize,
     /// Candidates per rollout.
     pub mean_rollout_length: Option<f64>,
@@ -96,11 +96,13 @@ impl RecordedSet {
             .flat_map(|response| &*response.places)
             .filter_map(|place| place.rollout.as_ref().map(Vec::len))
             .collect();
+        let places = responses.iter().flat_map(|response| &*response.places);
+        let num_rejected = places.filter(|place| place.rejected().is_some()).count();
         let share = |part: usize, whole: usize| (whole > 0).then(|| part as f64 / whole as f64);
         RolloutSummary {
             num_responses: responses.len(),
             num_tokens: self.recordings.num_tokens(),
-            share_accepted: share(num_drafted - rollouts.len(), num_drafted),
+            share_accepted: share(num_drafted - num_rejected, num_drafted),
             num_rollouts: rollouts.len(),
             mean_rollout_length: share(rollouts.iter().sum(), rollouts.len()),
         }

@@ -90,8 +90,13 @@ fn recordings() -> Recordings {
         for at in 0..RESPONSE_LEN {
             let is_accepted = draws.bernoulli(0.8) || at + 1 == RESPONSE_LEN;
             let room = MAX_LENGTH.min(RESPONSE_LEN - at - 1);
-            let rollout =
-                (!is_accepted).then(|| (0..room).map(|_| candidate(&mut draws)).collect());
+            let rollout = (!is_accepted).then(|| {
+                let mut rollout: Vec<RecordedCandidate> =
+                    (0..room).map(|_| candidate(&mut draws)).collect();
+                // A rejected candidate is another token.
+                rollout.iter_mut().take(1).for_each(|first| first.token_id += 1);
+                rollout
+            });
             places.push(RecordedPlace { candidate: candidate(&mut draws), rollout });
         }
         responses.push(Recording::new(Vec::new(), places, RESPONSE_LEN));

@@ -15,7 +15,7 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::on_pool;
-use draftsmith_recipe::kinds::{DrafterRecipe, Role, head_within};
+use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 
@@ -46,12 +46,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         false => Some(train_adapter::run(recipe, None, workspace, &quiet_stages)?),
         true => None,
     };
-    let any = |is: fn(&DrafterRecipe) -> bool| recipe.evaluated().any(|(_, it)| is(it));
-    let is_skipped = !any(|it| it.kind.is_recorded()) && any(|it| it.kind.role() == Role::Steps);
-    if recipe.tune.is_some() && is_skipped {
-        console.note("record, tune, replay: skipped, because an EAGLE-3 drafter is not recorded");
-    }
-    let is_tuned = recipe.tune.is_some() && !is_skipped;
+    let is_tuned = recipe.tune.is_some();
     let recorded = match is_tuned {
         true => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
         false => None,

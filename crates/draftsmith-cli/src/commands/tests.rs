@@ -15,7 +15,7 @@ use draftsmith_theory::{
 };
 use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining};
 
-use super::{build_data, evaluate, record, run, train_adapter, train_head};
+use super::{build_data, evaluate, record, run, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
 use draftsmith_recipe::Recipe;
@@ -248,7 +248,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     record::run(&other, &workspace, &console).expect("recorded");
     let rows = evaluate::run(&other, &workspace, &console).expect("results").rows;
     let drafter = DrafterName::Of(DrafterId::DRAFT);
-    let num_compared = assert_greedy_is_replayed(&other, drafter, HeadTiming::AtDraw, &rows);
+    let num_compared = assert_greedy_is_replayed(&other, drafter, Some(HeadTiming::AtDraw), &rows);
     assert_eq!(num_compared, 3 + 2 + 2 + 2);
 }
 
@@ -257,12 +257,12 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
 fn assert_greedy_is_replayed(
     recipe: &Recipe,
     drafter: DrafterName,
-    head: HeadTiming,
+    head: Option<HeadTiming>,
     rows: &[ResultRow],
 ) -> usize {
     let test = read_recordings(recipe, drafter, PromptSet::Test, DecodingName::Greedy);
     let recordings = test.expect("recorded").recordings;
-    assert_eq!(recordings.head, Some(head));
+    assert_eq!(recordings.head, head);
     let is_compared = |row: &&ResultRow| {
         row.category == ALL_CATEGORIES
             && row.decoding == DecodingName::Greedy
@@ -301,7 +301,7 @@ fn heads_of_both_drafters_replay_as_they_decode() {
         (DrafterId::named("exit2"), HeadTiming::AtDraw),
     ];
     for (drafter, timing) in drafters {
-        let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(drafter), timing, &rows);
+        let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(drafter), Some(timing), &rows);
         assert!(num > 5, "{num}");
     }
 }
@@ -341,9 +341,14 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
         rows.iter().filter(|row| row.drafter == DrafterName::Of(id)).collect();
     assert!(own.len() > 4 && own.iter().all(|row| row.lossless != Some(false)));
     assert!(own.iter().any(|row| row.counts.num_accepted > 0), "nothing was accepted");
-    // It is not recorded, which is said rather than ignored.
-    let error = record::run(&recipe, &workspace, &console).unwrap_err().to_string();
-    assert!(error.contains("an EAGLE-3 drafter is not recorded"), "{error}");
+    let files = record::run(&recipe, &workspace, &console).expect("recorded");
+    assert_eq!(files.len(), 2 * 2, "sets, decodings");
+    let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(id), None, &rows);
+    assert!(num > 4, "{num}");
+    let tuned = tune::run(&recipe, &workspace, &console).expect("tuned");
+    assert!(!tuned.is_empty());
+    let tuned = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    assert!(tuned.iter().all(|row| row.lossless != Some(false)));
 }
 
 #[test]

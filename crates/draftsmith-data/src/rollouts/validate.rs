@@ -9,7 +9,8 @@ use crate::error::DataError;
 /// Checks every row ([`RolloutRow::validate`]) and the rows of each id together.
 ///
 /// Rows of one id are consecutive: first the response, then the rollouts by ascending `start`, at
-/// most one per position. A rollout does not begin with the response's token.
+/// most one per position. A rollout does not begin with the response's token, unless there is one at each position
+/// where something is drafted: they are then whole rounds.
 ///
 /// # Errors
 /// [`DataError::Rollout`] with the first invalid row and column.
@@ -97,14 +98,17 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
         return Err(first.error("is_response", problem));
     }
     let response = &first.candidates.candidate_ids;
+    let num_drafted = response.len().min(first.limit as usize - 1);
+    let are_rounds = rollouts.len() == num_drafted;
     // The first position that a rollout may still have.
     let mut next = 0;
     for rollout in rollouts {
         let start = rollout.start as usize;
         validate_rollout(first, rollout, next)?;
-        if rollout.candidates.candidate_ids[0] == response[start] {
+        if !are_rounds && rollout.candidates.candidate_ids[0] == response[start] {
             let problem = format!(
-                "begins with {}, which is the response's token: a rollout must begin with another",
+                "begins with {}, which is the response's token: a rollout must begin with another, or there must \
+                 be one at each position",
                 response[start]
             );
             return Err(rollout.error("candidate_ids", problem));

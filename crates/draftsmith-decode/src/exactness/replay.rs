@@ -138,9 +138,9 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
                 assert_eq!(decoded, (tokens.clone(), replayed), "{first}, {config:?}");
             }
         }
-        let places = &recordings.responses[0].places;
-        let is_mismatch = places.iter().map(|place| place.rollout.is_some()).collect();
-        let decoded = self.decode(&mut Oracle::new(is_mismatch, MAX_LENGTH), unused);
+        let response = &recordings.responses[0];
+        let num_accepted = (0..tokens.len()).map(|start| response.num_accepted(start)).collect();
+        let decoded = self.decode(&mut Oracle::new(num_accepted, MAX_LENGTH), unused);
         let free = RoundCosts::new([(recordings.drafter, 0.0)].into(), vec![0.0]).expect("times");
         let replayed = recordings.replay_oracle(&free).expect("a price").remove(0).counts;
         assert_eq!(decoded, (tokens, replayed));
@@ -220,6 +220,13 @@ pub(super) fn separate(
     }
 }
 
+/// A drafter whose candidates depend on where their round began.
+fn by_round(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Table, Drafting> {
+    let mut models = separate(case, head, decoding);
+    models.drafter.by_round = true;
+    models
+}
+
 pub(super) fn self_draft(
     case: &Case,
     head: HeadTiming,
@@ -238,6 +245,7 @@ fn greedy_replay_has_the_counts_of_decoding() {
                 let decoding = Decoding::GREEDY.penalising([1.0, 1.7, 0.6][seed as usize % 3]);
                 separate(&case, head, decoding).assert_same_counts();
                 self_draft(&case, head, decoding).assert_same_counts();
+                by_round(&case, head, decoding).assert_same_counts();
             }
         }
     }
@@ -250,6 +258,7 @@ fn the_context_limits_replay_and_decoding_alike() {
             let mut case = Case::new(3, 20, Some(2), 1100 + seed).with_head(head);
             case.draft.context = 9;
             separate(&case, head, Decoding::GREEDY).assert_same_counts();
+            by_round(&case, head, Decoding::GREEDY).assert_same_counts();
         }
     }
 }
@@ -262,10 +271,12 @@ fn replay_ends_at_stop_strings() {
                 let case = Case::new(2, 14, None, 1220 + seed).with_head(head).stopping(stop);
                 separate(&case, head, Decoding::GREEDY).assert_same_counts();
                 self_draft(&case, head, Decoding::GREEDY).assert_same_counts();
+                by_round(&case, head, Decoding::GREEDY).assert_same_counts();
             }
             let case = Case::new(2, 4, None, 1230).with_head(head).stopping(stop);
             separate(&case, head, case.decoding).assert_same_distributions();
             self_draft(&case, head, case.decoding).assert_same_distributions();
+            by_round(&case, head, case.decoding).assert_same_distributions();
         }
     }
 }
@@ -277,6 +288,7 @@ fn sampled_replay_has_the_distribution_of_decoding() {
             let case = Case::new(vocab_size, max_new_tokens, eos, 1200).with_head(head);
             separate(&case, head, case.decoding).assert_same_distributions();
             self_draft(&case, head, case.decoding).assert_same_distributions();
+            by_round(&case, head, case.decoding).assert_same_distributions();
         }
     }
 }
@@ -288,6 +300,7 @@ fn sampled_replay_has_the_distribution_of_decoding_under_a_repetition_penalty() 
             let case = Case::new(2, 4, Some(1), 1210).with_head(head);
             separate(&case, head, decoding).assert_same_distributions();
             self_draft(&case, head, decoding).assert_same_distributions();
+            by_round(&case, head, decoding).assert_same_distributions();
         }
     }
 }

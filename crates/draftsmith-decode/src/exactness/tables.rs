@@ -161,13 +161,15 @@ fn parents(proposal: &Proposal) -> Vec<Option<usize>> {
 #[derive(Clone)]
 pub(super) struct Drafting {
     pub(super) table: Table,
+    /// Whether its rows depend on the number of candidates before them in the round.
+    pub(super) by_round: bool,
     /// The paths before each row of the last step, by slot.
     read: [Vec<Vec<u32>>; NUM_SLOTS],
 }
 
 impl From<&Table> for Drafting {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), read: Default::default() }
+        Self { table: table.clone(), by_round: false, read: Default::default() }
     }
 }
 
@@ -207,7 +209,16 @@ impl<T> StepDrafter<T> for Drafting {
             self.read[step.slot] = read.last_prefixes(step.num_rows).collect();
         }
         let rows = steps.iter().flat_map(|step| step.rows().zip(&self.read[step.slot]));
-        Ok(rows.map(|(row, prefix)| self.table.draft_row(row, prefix)).collect())
+        let row_of = |(row, prefix): ((&DraftStep<'_>, usize), &Vec<u32>)| {
+            let depth = if self.by_round { row.0.num_candidates as u64 } else { 0 };
+            let table = Table { seed: self.table.seed + 10_000 * depth, ..self.table.clone() };
+            table.draft_row(row, prefix)
+        };
+        Ok(rows.map(row_of).collect())
+    }
+
+    fn drafts_by_round(&self) -> bool {
+        self.by_round
     }
 
     fn predict_acceptance(

@@ -17,6 +17,7 @@ pub(super) struct RunningResponse<'a> {
     pub(super) draws: &'a mut dyn Draws,
     /// The largest length of a response.
     pub(super) limit: usize,
+    pub(super) prompt_len: usize,
     /// The prompt and the response so far, then the rollout's candidates.
     pub(super) tokens: Vec<u32>,
     /// The recorded positions.
@@ -39,19 +40,23 @@ impl RunningResponse<'_> {
         DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs, decoding)
     }
 
-    /// The target's logits at the next position. The target must have begun along the response.
-    pub(super) fn row_ahead<T: Target>(&mut self, target: &mut T) -> Result<Vec<f32>, DecodeError> {
-        let at = self.at();
+    /// The target's logits `num` tokens after position `at`. The target must have begun along the response.
+    pub(super) fn row_ahead<T: Target>(
+        &mut self,
+        target: &mut T,
+        at: usize,
+        num: usize,
+    ) -> Result<Vec<f32>, DecodeError> {
         if let Some((first, rows)) = &self.ahead
-            && at - first < rows.num_rows()
+            && at + num - first < rows.num_rows()
         {
-            return Ok(rows.row(at - first).to_vec());
+            return Ok(rows.row(at + num - first).to_vec());
         }
-        let end = self.response.len().min(at + NUM_ROWS_AHEAD);
-        let text = [&self.tokens, &self.response[at..end]].concat();
-        let lens = self.tokens.len()..self.tokens.len() + end - at;
-        let rows = target.logits_along(self.slot, &text, lens)?;
-        let row = rows.row(0).to_vec();
+        let end = self.response.len().min(at + num + NUM_ROWS_AHEAD);
+        let num_before = self.prompt_len + at;
+        let text = [&self.tokens[..num_before], &self.response[at..end]].concat();
+        let rows = target.logits_along(self.slot, &text, num_before..num_before + end - at)?;
+        let row = rows.row(num).to_vec();
         self.ahead = Some((at, rows));
         Ok(row)
     }
@@ -66,31 +71,31 @@ impl RunningResponse<'_> {
         self.response[self.at()]
     }
 
-    /// The candidate that is drafted instead of the response's next token and then rejected, if any.
+    /// The candidate that is drafted at a position after an accepted prefix: the response's token there if it is
+    /// accepted, and otherwise a token that is rejected.
     ///
     /// # Panics
     /// If decoding is sampled and there are no target logits.
-    pub(super) fn rejected(
+    pub(super) fn candidate_at(
         &mut self,
+        at: usize,
         step: &RecordedStep,
         target_logits: Option<&[f32]>,
         options: &RecordOptions,
-    ) -> Option<u32> {
-        let token = self.token();
+    ) -> u32 {
+        let token = self.response[at];
         let (TokenChoice::Sampled(sampling), Some(q)) = (options.decoding.choice, &step.probs)
         else {
-            let choice = argmax(step.row.logits());
-            return (choice != token).then_some(choice);
+            return argmax(step.row.logits());
         };
         let p = sampling.probs(target_logits.expect("a target that samples was asked"));
-        let token = token as usize;
-        if self.draws.bernoulli(q[token] / p[token]) {
-            return None;
+        if self.draws.bernoulli(q[token as usize] / p[token as usize]) {
+            return token;
         }
         let residual: Vec<f64> = q.iter().zip(&p).map(|(q, p)| (q - p).max(0.0)).collect();
         // q < p for the response's token, so q > p for another one, unless rounding leaves nothing to
         // reject.
         let is_possible = residual.iter().any(|&weight| weight > 0.0);
-        is_possible.then(|| self.draws.categorical(&residual) as u32)
+        if is_possible { self.draws.categorical(&residual) as u32 } else { token }
     }
 }

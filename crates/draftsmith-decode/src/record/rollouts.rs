@@ -1,18 +1,18 @@
-//! Rollouts: a rejected candidate and the candidates that the drafter proposes after it.
+//! Rollouts: a rejected candidate and the candidates that the drafter proposes after it, or whole rounds.
 
 use draftsmith_theory::{
     CandidateSource, DraftPhase, DrawnToken, Draws, Proposal, RecordedCandidate, SignalNeeds,
 };
 
+use super::RecordOptions;
 use super::recorder::{EverySignal, RecordedStep, Recorder, enter};
 use super::response::RunningResponse;
-use super::{RecordOptions, TargetUse};
 use crate::chain::draw;
 use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::target::{Target, Verification};
 
-/// A rejected candidate and the candidates drafted after it.
+/// The candidates of a place's rollout so far.
 pub(super) struct Rollout {
     /// The index of the response among the running ones.
     number: usize,
@@ -37,8 +37,8 @@ struct RolloutSource<'s, 'r, 'a, T> {
     slot: usize,
     draws: &'r mut dyn Draws,
     step: &'s RecordedStep,
-    /// The candidate of a rollout's first step, which is not drawn.
-    rejected: Option<u32>,
+    /// The candidate, if it follows from the response and is not drawn.
+    given: Option<u32>,
     candidates: &'s mut Vec<RecordedCandidate>,
 }
 
@@ -46,7 +46,7 @@ impl<T: Target> CandidateSource for RolloutSource<'_, '_, '_, T> {
     type Error = DecodeError;
 
     fn draw(&mut self, needs: SignalNeeds) -> DrawnToken {
-        let drawn = match self.rejected {
+        let drawn = match self.given {
             Some(token_id) => DrawnToken { token_id, candidate_prob: None },
             None => draw(self.step.row.logits(), self.step.probs.as_deref(), needs, self.draws),
         };
@@ -64,8 +64,8 @@ impl<T: Target> CandidateSource for RolloutSource<'_, '_, '_, T> {
 }
 
 impl<T: Target> Recorder<'_, T> {
-    /// Drafts on from rejected candidates until the room is used or an end token comes. Then rolls target
-    /// and drafter back.
+    /// Drafts on from first candidates until the room is used or an end token comes. Then rolls target and
+    /// drafter back.
     pub(super) fn roll_out(
         &mut self,
         rollouts: &mut [Rollout],
@@ -86,15 +86,15 @@ impl<T: Target> Recorder<'_, T> {
                 })
                 .collect();
             for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {
-                let last = rollout
-                    .candidates
-                    .last_mut()
-                    .expect("a rollout begins with a rejected candidate");
+                let last =
+                    rollout.candidates.last_mut().expect("a rollout begins with a candidate");
                 enter(step.predicted_of_read(), last);
-                self.advance(rollout, &mut running[rollout.number], &step, None)?;
+                let one = &mut running[rollout.number];
+                let given = self.given(rollout, one, &step)?;
+                self.advance(rollout, one, &step, given)?;
             }
         }
-        if self.options.target_use() == TargetUse::PlaceByPlace && self.options.is_target_here {
+        if self.options.asks_after_rejected() {
             self.label(rollouts, running)?;
         }
         for rollout in rollouts {
@@ -109,7 +109,27 @@ impl<T: Target> Recorder<'_, T> {
         Ok(())
     }
 
-    /// Asks the target for log p of the candidates after rejected ones.
+    /// The next candidate of a sampled round whose candidates were all accepted; `None` if it is drawn.
+    fn given(
+        &mut self,
+        rollout: &Rollout,
+        one: &mut RunningResponse<'_>,
+        step: &RecordedStep,
+    ) -> Result<Option<u32>, DecodeError> {
+        // The rollout's place is recorded already.
+        let (start, num) = (one.at() - 1, rollout.candidates.len());
+        let candidates = rollout.candidates.iter().map(|candidate| &candidate.token_id);
+        let along = &one.response[start..];
+        let is_accepted = along.len() > num && candidates.eq(&along[..num]);
+        if step.probs.is_none() || !is_accepted {
+            return Ok(None);
+        }
+        let row = one.row_ahead(self.target, start, num)?;
+        let row = self.options.decoding.penalised(&row, one.tokens.iter().copied());
+        Ok(Some(one.candidate_at(start + num, step, Some(&row), self.options)))
+    }
+
+    /// Asks the target for log p of the candidates after the first.
     fn label(
         &mut self,
         rollouts: &mut [Rollout],
@@ -145,18 +165,18 @@ impl<T: Target> Recorder<'_, T> {
         Ok(())
     }
 
-    /// Advances a rollout by a step; by the `rejected` candidate in its first step.
+    /// Advances a rollout by a step; by the `given` candidate, if there is one.
     pub(super) fn advance(
         &mut self,
         rollout: &mut Rollout,
         one: &mut RunningResponse<'_>,
         step: &RecordedStep,
-        rejected: Option<u32>,
+        given: Option<u32>,
     ) -> Result<(), DecodeError> {
         let Rollout { phase, rule, room, candidates, .. } = rollout;
         let limits = self.options.limits.of_drafts(*room);
         let (slot, draws) = (one.slot, &mut *one.draws);
-        let mut source = RolloutSource { recorder: self, slot, draws, step, rejected, candidates };
+        let mut source = RolloutSource { recorder: self, slot, draws, step, given, candidates };
         phase.advance(&mut source, step.row.signals, rule, limits, &mut one.tokens)?;
         // The draft phase asks for no prediction of a candidate that ends the response.
         if let Some(last) = candidates.last_mut()

@@ -65,11 +65,6 @@ impl DrafterKind for Eagle3Kind {
         Role::Steps
     }
 
-    /// What it drafts depends on where a round begins, which recordings do not say.
-    fn is_recorded(&self) -> bool {
-        false
-    }
-
     fn path(&self) -> Option<&Path> {
         self.0.path()
     }
@@ -83,9 +78,18 @@ impl DrafterKind for Eagle3Kind {
         usize::MAX
     }
 
-    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.recipe.export_dir(loading.id);
-        loading.workspace.artifacts.export_hash(&dir, "eagle3")
+        need_export(ExportKind::Eagle3, &dir)?;
+        let num_layers = loading.workspace.models.target_shape()?.num_layers;
+        let config = Eagle3Config::from_dir(&dir, num_layers)?;
+        let shape = (config.target_layers, config.norm_before_residual);
+        let shape = format!("{shape:?} {}", config.model.to_json("float32"));
+        loading.workspace.artifacts.export_hash(&dir, &shape)
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        self.recorded_hash(loading)
     }
 
     fn summaries(

@@ -48,7 +48,7 @@ pub fn cost_optimal(
     let fit = |signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>, outcome| {
         fit_steps(outcomes(recordings, signal_of, outcome))
     };
-    let own = |place: &RecordedPlace| signal.of(drafted(place));
+    let own = |place: &RecordedPlace| signal.of(place.drafted());
     let estimate = fit(&own, 0..1).ok_or(TheoryError::NothingRecorded)?;
     // A head that predicts a candidate after reading it is one candidate behind: the next candidate can
     // be drawn at once, and another forward brings the second. Other signals belong to the candidate
@@ -190,19 +190,17 @@ fn outcomes(
     signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>,
     ahead: Range<usize>,
 ) -> Vec<(f64, f64)> {
-    let is_accepted = |place: &RecordedPlace| place.rollout.is_none();
     let mut pairs = Vec::new();
     for response in &recordings.responses {
         // The last position within the limit has no draft.
         let num_drafted = response.places.len().min(response.limit - 1);
-        let places = &response.places[..num_drafted];
-        for at in 0..places.len().saturating_sub(ahead.end - 1) {
-            if !places[at..at + ahead.start].iter().all(is_accepted) {
+        for at in 0..num_drafted.saturating_sub(ahead.end - 1) {
+            let num_accepted = response.num_accepted(at);
+            if num_accepted < ahead.start {
                 continue;
             }
-            let all = places[at + ahead.start..at + ahead.end].iter().all(is_accepted);
-            if let Some(signal) = signal_of(&places[at]) {
-                pairs.push((signal, f64::from(u8::from(all))));
+            if let Some(signal) = signal_of(&response.places[at]) {
+                pairs.push((signal, f64::from(u8::from(num_accepted >= ahead.end))));
             }
         }
     }
@@ -212,11 +210,6 @@ fn outcomes(
 fn mean(pairs: &[(f64, f64)]) -> Option<f64> {
     let total: f64 = pairs.iter().map(|(_, outcome)| outcome).sum();
     (!pairs.is_empty()).then(|| total / pairs.len() as f64)
-}
-
-/// The candidate drafted at a position.
-fn drafted(place: &RecordedPlace) -> &RecordedCandidate {
-    place.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&place.candidate)
 }
 
 impl AcceptanceSignal {
@@ -328,7 +321,8 @@ mod tests {
     fn a_drafter_that_is_never_accepted_has_no_such_rule() {
         let recordings = random(4, 20, 0.0);
         let rejected = |place: &RecordedPlace| {
-            let rollout = Some(vec![place.candidate.clone(); recordings.max_length]);
+            let other = RecordedCandidate { token_id: 8, ..place.candidate.clone() };
+            let rollout = Some(vec![other; recordings.max_length]);
             RecordedPlace { rollout, ..place.clone() }
         };
         let responses = recordings.responses.iter().map(|response| {

@@ -52,7 +52,7 @@ impl Recordings {
             let num_drafted = response.places.len().min(response.limit - 1);
             let mut judged = Vec::with_capacity(num_drafted);
             for place in &response.places[..num_drafted] {
-                let rejected = place.rollout.as_ref().and_then(|rollout| rollout.first());
+                let rejected = place.rejected();
                 let own = &place.candidate;
                 let (own_weight, own_label) = match decoding.choice {
                     TokenChoice::Greedy => (f64::from(u8::from(rejected.is_none())), 1.0),

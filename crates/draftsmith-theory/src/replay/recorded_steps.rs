@@ -12,8 +12,10 @@ pub(super) struct RecordedSteps<'a> {
     head: Option<HeadTiming>,
     /// From the accepted prefix on.
     places: Iter<'a, RecordedPlace>,
-    /// Set once a candidate is rejected.
+    /// Set once the candidates are those of a rollout.
     rollout: Option<Iter<'a, RecordedCandidate>>,
+    /// Whether a candidate was rejected.
+    is_rejected: bool,
     /// The candidate that is drawn from the last step.
     last: Option<&'a RecordedCandidate>,
     /// How many of the candidates drawn so far are accepted.
@@ -22,7 +24,8 @@ pub(super) struct RecordedSteps<'a> {
 
 impl<'a> RecordedSteps<'a> {
     pub(super) fn new(places: &'a [RecordedPlace], head: Option<HeadTiming>) -> Self {
-        Self { head, places: places.iter(), rollout: None, last: None, num_accepted: 0 }
+        let places = places.iter();
+        Self { head, places, rollout: None, is_rejected: false, last: None, num_accepted: 0 }
     }
 
     /// Whether another step was recorded: recording stops where a text ends.
@@ -33,14 +36,31 @@ impl<'a> RecordedSteps<'a> {
         }
     }
 
+    /// Whether no candidate has been rejected so far.
+    pub(super) fn is_accepted(&self) -> bool {
+        !self.is_rejected
+    }
+
     fn next(&mut self) -> &'a RecordedCandidate {
-        if self.rollout.is_none() {
-            let place = self.places.next().expect("a step is taken where there is one");
-            let Some(rollout) = &place.rollout else { return &place.candidate };
+        let place = self.places.next();
+        if let Some(rollout) = place.and_then(|place| place.rollout.as_ref())
+            && self.rollout.is_none()
+        {
             self.rollout = Some(rollout.iter());
         }
-        let rest = self.rollout.as_mut().and_then(Iter::next);
-        rest.expect("a step is taken where there is one")
+        let own = place.map(|place| &place.candidate);
+        let candidate = match &mut self.rollout {
+            Some(rest) => rest.next(),
+            None => own,
+        };
+        let candidate = candidate.expect("a step is taken where there is one");
+        self.is_rejected |= own.is_none_or(|own| own.token_id != candidate.token_id);
+        candidate
+    }
+
+    /// Counts the candidate of the last step, if it is accepted.
+    pub(super) fn count(&mut self) {
+        self.num_accepted += usize::from(!self.is_rejected);
     }
 
     /// Takes the next step: its signals.
@@ -65,7 +85,7 @@ impl CandidateSource for RecordedSteps<'_> {
 
     fn draw(&mut self, _needs: SignalNeeds) -> DrawnToken {
         let candidate = self.last.expect("a step comes before its draw");
-        self.num_accepted += usize::from(self.rollout.is_none());
+        self.count();
         DrawnToken { token_id: candidate.token_id, candidate_prob: Some(candidate.candidate_prob) }
     }
 

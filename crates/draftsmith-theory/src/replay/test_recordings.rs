@@ -5,6 +5,8 @@ use crate::{DrafterId, Draws, HeadTiming, SeededDraws};
 
 /// The end token.
 const END: u32 = 9;
+/// A rejected token.
+const REJECTED: u32 = 8;
 
 /// Responses of 1 to 40 tokens. Each token is accepted with a probability that varies around `mean`, to
 /// which the head's prediction and the confidence are correlated.
@@ -21,7 +23,10 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
                     let accepted = draws.bernoulli(chance) || at + 1 == limit;
                     let rollout = (!accepted).then(|| {
                         let next = |n| candidate(&mut draws, if n == 0 { chance } else { mean });
-                        (0..max_length).map(next).collect()
+                        let mut rollout: Vec<RecordedCandidate> =
+                            (0..max_length).map(next).collect();
+                        rollout[0].token_id = REJECTED;
+                        rollout
                     });
                     let mut candidate = candidate(&mut draws, chance);
                     if at + 1 == len && len < limit {

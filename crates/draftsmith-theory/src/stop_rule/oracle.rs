@@ -10,26 +10,26 @@ use super::{Bounds, DraftSignals, RoundEnd, StopRule};
 /// target runs |S| + 1 times, which no rule can improve. The token limit changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Oracle {
-    /// One entry for each response token.
-    is_mismatch: Vec<bool>,
+    /// For each response token, how many candidates of a round that begins there are accepted.
+    num_accepted: Vec<usize>,
     bounds: Bounds,
     num_kept: usize,
 }
 
 impl Oracle {
-    /// The rule for one response: `is_mismatch` says for each of its tokens whether the draft chooses
-    /// another one there. Rounds have at most `max_length` candidates.
+    /// The rule for one response: for each of its tokens, how many candidates are accepted of a round that begins
+    /// there. Rounds have at most `max_length` candidates.
     ///
     /// # Panics
     /// If `max_length` is 0.
-    pub fn new(is_mismatch: Vec<bool>, max_length: usize) -> Self {
+    pub fn new(num_accepted: Vec<usize>, max_length: usize) -> Self {
         let bounds = Bounds::new(1, max_length).expect("a round has room for a candidate");
-        Self { is_mismatch, bounds, num_kept: 0 }
+        Self { num_accepted, bounds, num_kept: 0 }
     }
 
     /// Whether the candidate after `num_drafted` others would be rejected or lie past the response.
     fn rejects(&self, num_drafted: usize) -> bool {
-        self.is_mismatch.get(self.num_kept + num_drafted).copied().unwrap_or(true)
+        self.num_accepted.get(self.num_kept).is_none_or(|num| num_drafted >= *num)
     }
 }
 
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn it_drafts_up_to_the_next_mismatch_and_skips_where_the_first_candidate_mismatches() {
-        let mut rule = Oracle::new(vec![false, false, true, true, false, false], 20);
+        let mut rule = Oracle::new(vec![2, 1, 0, 0, 2, 1], 20);
         let signals = [DraftSignals::default(); 8];
         rule.begin_sequence();
         assert!(!rule.skips_drafting());

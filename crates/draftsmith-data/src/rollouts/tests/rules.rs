@@ -132,7 +132,10 @@ fn violated_rules_between_rows_are_named() {
     );
     check(|r| r[2].limit = 4, "rollout `set#0` at 1: column `limit` is 4, but the response's is 3");
     check(
-        |r| r[2].candidates.candidate_ids[0] = 11,
+        |r| {
+            r[2].candidates.candidate_ids[0] = 11;
+            drop(r.remove(1));
+        },
         "rollout `set#0` at 1: column `candidate_ids` begins with 11, which is the response's",
     );
     check(
@@ -145,6 +148,13 @@ fn violated_rules_between_rows_are_named() {
         },
         &at_0("`id` comes again after rows of other ids"),
     );
+}
+
+#[test]
+fn rounds_may_begin_with_the_responses_tokens() {
+    let mut rows = small_rows();
+    rows[2].candidates.candidate_ids[0] = 11;
+    validate_rollouts(&rows).unwrap();
 }
 
 #[test]
