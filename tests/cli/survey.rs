@@ -121,7 +121,8 @@ fn without_a_draft_every_layer_of_the_target_is_tried() {
     place.write("costs.toml", "target_ms = 10\n");
     let found = run(&place, &["--costs", "costs.toml", "--json"]).json();
     let exits = found["exits"].as_array().unwrap();
-    assert_eq!(exits.len(), 7);
+    assert_eq!(exits.len(), 8, "each layer but the last, and EAGLE-3");
+    assert_eq!(exits[7]["exit_layer"], Value::Null);
     let value = |exit: &Value, key: &str| exit[key]["value"].as_f64().unwrap();
     for exit in exits {
         let agreement = value(exit, "agreement");
@@ -134,7 +135,9 @@ fn without_a_draft_every_layer_of_the_target_is_tried() {
     }
     assert!(value(&exits[6], "agreement") > value(&exits[0], "agreement"));
     let shares: Vec<f64> = exits.iter().map(|exit| exit["draft_share"].as_f64().unwrap()).collect();
-    assert!(shares.is_sorted() && shares[6] == 1.0, "{shares:?}");
+    assert!(shares[..7].is_sorted() && shares[6] == 1.0, "{shares:?}");
+    // An EAGLE-3 drafter reads a layer and the LM head.
+    assert!(shares[7] < shares[1] && shares[7] > 0.0, "{shares:?}");
     // If draft forwards cost almost nothing, every layer pays.
     place.write("free.toml", "draft_ms = { exit2 = 0.01 }\ntarget_ms = 10\n");
     let free = run(&place, &["--costs", "free.toml", "--json"]).json();
@@ -142,7 +145,7 @@ fn without_a_draft_every_layer_of_the_target_is_tried() {
     assert_eq!(free["verdict"]["advice"], "train_adapter", "{}", free["verdict"]);
     let sampled = ["--costs", "free.toml", "--temperature", "1", "--json"];
     let sampled = run(&place, &sampled).json();
-    assert_eq!(sampled["exits"].as_array().unwrap().len(), 7);
+    assert_eq!(sampled["exits"].as_array().unwrap().len(), 8);
     assert!(value(&sampled["exits"][6], "accepted") > 0.05, "{sampled}");
     assert_eq!(place.names("."), ["costs.toml", "free.toml", "prompts.jsonl"]);
 }

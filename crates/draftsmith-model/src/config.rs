@@ -16,7 +16,9 @@ mod tests;
 
 use std::path::Path;
 
+use draftsmith_files::parse_json_value;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use self::keys::TokenIds;
 use crate::error::{ModelError, read_json};
@@ -143,7 +145,7 @@ impl ModelConfig {
     /// If a file is missing or not JSON, the family is not supported, or a key has a bad value.
     pub fn from_model_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let mut config = families::read(read_architecture(&path)?, &path)?;
+        let mut config = Self::from_keys(&path, &read_json(&path)?)?;
         let generation_path = dir.join("generation_config.json");
         if generation_path.exists() {
             let generation: GenerationConfig = read_json(&generation_path)?;
@@ -152,6 +154,14 @@ impl ModelConfig {
             }
         }
         Ok(config)
+    }
+
+    /// Reads the keys of the `config.json` at `path`.
+    ///
+    /// # Errors
+    /// If the family is not supported, or a key has a bad value.
+    pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self, ModelError> {
+        families::read(read_architecture(path, keys)?, path, keys)
     }
 
     /// The number of parameters; a tied LM head counts once.
@@ -163,8 +173,8 @@ impl ModelConfig {
 }
 
 /// The family that a `config.json` names; Llama if it names none.
-fn read_architecture(path: &Path) -> Result<Architecture, ModelError> {
-    let ModelType { model_type } = read_json(path)?;
+fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architecture, ModelError> {
+    let ModelType { model_type } = parse_json_value(path, "", Value::Object(keys.clone()))?;
     let Some(model_type) = model_type else { return Ok(Architecture::Llama) };
     let known = |architecture: &Architecture| architecture.model_type() == model_type;
     Architecture::ALL.into_iter().find(known).ok_or_else(|| {

@@ -236,7 +236,7 @@ impl ExportJob<'_> {
                 }),
                 begins: Box::new(|size| self.note_size(size)),
                 features: Some(features),
-                more_devices: self.workspace.models.devices[1..].to_vec(),
+                more_devices: self.workspace.models.more_devices(),
                 ..TrainingRun::new(&self.training_dir, fingerprint)
             });
             trained.map_err(|error| self.explain(error))

@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 use super::keys::{Given, Keys, TokenIds};
 use super::rope::{self, Ropes};
 use super::{Architecture, ModelConfig};
@@ -136,9 +138,13 @@ impl Architecture {
     }
 }
 
-/// Reads a family's `config.json`.
-pub(super) fn read(architecture: Architecture, path: &Path) -> Result<ModelConfig, ModelError> {
-    let keys = Keys::read(path)?;
+/// Reads the keys of a family's `config.json`.
+pub(super) fn read(
+    architecture: Architecture,
+    path: &Path,
+    keys: &Map<String, Value>,
+) -> Result<ModelConfig, ModelError> {
+    let keys = Keys::read(path, keys)?;
     let family = architecture.family();
     let mut shape = shape_of(&keys, &family)?;
     let Ropes { full, in_window } = rope::read(architecture, &keys, &shape)?;

@@ -3,10 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::parse_json_value;
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::error::{ModelError, read_json};
+use crate::error::ModelError;
 use crate::spec::Activation;
 
 #[derive(Deserialize)]
@@ -105,9 +106,10 @@ impl TokenIds {
 }
 
 impl Keys {
-    /// Reads the keys, and refuses those of models that no family here computes.
-    pub(super) fn read(path: &Path) -> Result<Self, ModelError> {
-        let keys = Self { path: path.to_path_buf(), ..read_json(path)? };
+    /// Reads the keys of the file at `path`, and refuses those of models that no family here computes.
+    pub(super) fn read(path: &Path, keys: &Map<String, Value>) -> Result<Self, ModelError> {
+        let keys = parse_json_value(path, "", Value::Object(keys.clone()))?;
+        let keys = Self { path: path.to_path_buf(), ..keys };
         if keys.quantization_config.is_some() {
             let problem = "is set, but quantised weights cannot be read; hint: use the original \
                            checkpoint in f32, bf16 or f16";

@@ -3,11 +3,15 @@
 //!
 //! `d2t` holds the offsets of target ids from draft ids and is there exactly if the drafter drafts only some
 //! tokens. The target's layers are named only if they are not the defaults.
+//!
+//! Drafters of other trainers are read in two more forms: with the layer called `layers.0`, and with the keys of the
+//! speculators library, which keeps those of the layer in `transformer_layer_config`.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
+use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -27,6 +31,11 @@ use crate::weights::{
 
 /// The key of the target's layers.
 pub(super) const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+/// The layer's name in files of other trainers.
+const OTHER_LAYER: &str = "layers.0.";
+/// The keys of the speculators library's form: what is drafted with, and the keys of the layer.
+const METHOD: &str = "speculators_model_type";
+const LAYER_KEYS: &str = "transformer_layer_config";
 /// The tensor of the draft vocabulary's offsets, and the mask that some files have besides.
 const OFFSETS: &str = "d2t";
 const MASK: &str = "t2d";
@@ -38,6 +47,8 @@ struct OwnKeys {
     target_hidden_size: Option<usize>,
     #[serde(default)]
     norm_before_residual: bool,
+    #[serde(default)]
+    norm_before_fc: bool,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
     eagle_config: Option<NestedKeys>,
     /// Called `dtype` by transformers 5 and `torch_dtype` before.
@@ -66,10 +77,15 @@ impl Eagle3Config {
     /// If a file is missing or malformed, or a key contradicts the tensors.
     pub fn from_dir(dir: &Path, num_layers: usize) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        let model = ModelConfig::from_model_dir(dir)?;
-        let keys: OwnKeys = read_json(&path)?;
+        let keys = plain_keys(&path, read_json(&path)?)?;
+        let model = ModelConfig::from_keys(&path, &keys)?;
+        let keys: OwnKeys = parse_json_value(&path, "", Value::Object(keys))?;
         let fail =
             |key, problem: String| Err(ModelError::Config { path: path.clone(), key, problem });
+        if keys.norm_before_fc {
+            let problem = "is true, and such drafters cannot be computed".to_owned();
+            return fail("norm_before_fc", problem);
+        }
         if model.shape.num_layers != 1 {
             let problem = format!("is {}, but a drafter has one layer", model.shape.num_layers);
             return fail("num_hidden_layers", problem);
@@ -92,7 +108,7 @@ impl Eagle3Config {
                 }
             },
         };
-        let mut reader = WeightReader::open_dir(dir)?;
+        let mut reader = open(dir)?;
         let has = |reader: &WeightReader, name: &str| {
             let tensor = format!("{name}.weight");
             reader.names().any(|name| *name == tensor)
@@ -159,6 +175,24 @@ impl Eagle3Config {
     }
 }
 
+/// The tensors of a directory by their usual names.
+fn open(dir: &Path) -> Result<WeightReader, ModelError> {
+    Ok(WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}.")))
+}
+
+/// The keys of a `config.json` with those of the layer among them.
+fn plain_keys(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, Value>, ModelError> {
+    if let Some(method) = keys.get(METHOD).filter(|method| **method != "eagle3") {
+        let problem = format!("is {method}, expected \"eagle3\"");
+        return Err(ModelError::Config { path: path.to_path_buf(), key: METHOD, problem });
+    }
+    if let Some(Value::Object(layer)) = keys.remove(LAYER_KEYS) {
+        keys.extend(layer);
+        keys.entry("norm_before_residual").or_insert(true.into());
+    }
+    Ok(keys)
+}
+
 /// Reads the draft vocabulary from its offsets.
 fn read_offsets(
     reader: &mut WeightReader,
@@ -194,7 +228,7 @@ impl Eagle3 {
     ) -> Result<(Eagle3Config, Self), ModelError> {
         let config = Eagle3Config::from_dir(dir, target.num_layers)?;
         config.check_target(dir, target)?;
-        let mut reader = WeightReader::open_dir(dir)?;
+        let mut reader = open(dir)?;
         let dtype = dtype.float_dtype();
         let ModelShape { vocab_size, hidden_size, .. } = config.model.shape;
         let embedding = match config.has_embedding {

@@ -292,3 +292,45 @@ fn forms_that_some_runtimes_lack_are_read_and_written_as_all_know_them() {
     let json = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
     assert!(!json.contains("eagle_aux_hidden_state_layer_ids"));
 }
+
+#[test]
+fn drafters_of_other_trainers_are_read() {
+    let (target, drafter) = models(true);
+    let config = Eagle3Config { norm_before_residual: true, ..Eagle3Config::new(target.config()) };
+    let dir = tempfile::tempdir().unwrap();
+    let (path, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
+    drafter.write_dir(dir.path(), &config).unwrap();
+    let mut tensors = drafter.named(&config);
+    for tensor in &mut tensors {
+        tensor.name = tensor.name.replace("midlayer.", "layers.0.");
+    }
+    write_with_ids(&weights, &tensors, &[], WeightDtype::F32, &[]).unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut of_layer = json.clone();
+    of_layer.as_object_mut().unwrap().remove("norm_before_residual");
+    let write = |method: &str, norm_before_fc: bool| {
+        let speculators = serde_json::json!({
+            "model_type": "speculator_model",
+            "speculators_model_type": method,
+            "draft_vocab_size": 24,
+            "norm_before_fc": norm_before_fc,
+            "transformer_layer_config": of_layer.clone(),
+        });
+        std::fs::write(&path, speculators.to_string()).unwrap();
+        Eagle3::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex())
+    };
+    let mut plain = json.clone();
+    plain.as_object_mut().unwrap().remove("weights_hash");
+    std::fs::write(&path, plain.to_string()).unwrap();
+    let read = || Eagle3::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex());
+    for (found, other) in [read().unwrap(), write("eagle3", false).unwrap()] {
+        assert!(found.norm_before_residual);
+        let pairs = other.named(&found).into_iter().zip(drafter.named(&config));
+        for (found, expected) in pairs {
+            assert_eq!((found.name, found.values), (expected.name, expected.values));
+        }
+    }
+    let error = |method, norm_before_fc| write(method, norm_before_fc).unwrap_err().to_string();
+    assert!(error("eagle", false).contains("speculators_model_type"));
+    assert!(error("eagle3", true).contains("norm_before_fc"));
+}

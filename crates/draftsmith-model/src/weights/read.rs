@@ -103,6 +103,17 @@ impl WeightReader {
         self
     }
 
+    /// The same with names that begin with `from` beginning with `to` instead.
+    pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Self {
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        let renamed = tensors.map(|(name, stored)| match name.strip_prefix(from) {
+            Some(rest) => (format!("{to}{rest}"), stored),
+            None => (name, stored),
+        });
+        self.tensors = renamed.collect();
+        self
+    }
+
     /// The names not taken yet, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)

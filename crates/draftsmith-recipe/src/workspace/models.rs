@@ -10,6 +10,7 @@ use draftsmith_model::{
 use draftsmith_theory::DrafterId;
 
 use super::model_dir::{HashModel, ModelDir, get_or_read, hash_with};
+use crate::device::DeviceChoice;
 use crate::pair::LabelModels;
 use crate::watch::Watch;
 
@@ -36,6 +37,15 @@ impl Models {
     /// The device of everything but trainings.
     pub fn device(&self) -> &Device {
         &self.devices[0]
+    }
+
+    /// The devices besides the first among which a training divides the batches of a step: the others, or the CPU
+    /// again for each further thread.
+    pub fn more_devices(&self) -> Vec<Device> {
+        match DeviceChoice::is_cpu(self.device()) {
+            true => vec![self.device().clone(); rayon::current_num_threads() - 1],
+            false => self.devices[1..].to_vec(),
+        }
     }
 
     /// The target, computing in `dtype`.

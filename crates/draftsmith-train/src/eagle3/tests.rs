@@ -26,6 +26,7 @@ fn quick() -> Eagle3Training {
         optimizer: OptimizerSettings {
             learning_rate: 1e-2,
             num_epochs: 2,
+            gradient_accumulation: 1,
             validation_fraction: 0.3,
             ..OptimizerSettings::EAGLE3
         },

@@ -87,10 +87,14 @@ impl OptimizerSettings {
         ..Self::HEAD
     };
 
-    /// The defaults for EAGLE-3: its authors' learning rate, betas and clipping (Li et al. 2025, appendix), and
-    /// the other values of adapters.
-    pub const EAGLE3: Self =
-        Self { weight_decay: 0.0, clipping: Clipping::Norm(0.5), ..Self::ADAPTER };
+    /// The defaults for EAGLE-3: its authors' learning rate, betas and clipping (Li et al. 2025, appendix), two
+    /// batches in a step, which run side by side on a CPU, and the other values of adapters.
+    pub const EAGLE3: Self = Self {
+        weight_decay: 0.0,
+        clipping: Clipping::Norm(0.5),
+        gradient_accumulation: 2,
+        ..Self::ADAPTER
+    };
 
     /// Reads a table whose missing keys come from `defaults`.
     pub(crate) fn read_over<'de, D: Deserializer<'de>>(

@@ -1,15 +1,19 @@
-//! Linear read-outs of layers: a layer's hidden states are mapped to the final ones by ridge regression, and
-//! the target's LM head turns them into logits.
+//! Linear read-outs of what self-drafts read, mapped to the final hidden states by ridge regression; the target's LM
+//! head turns them into logits.
 //!
-//! The map is fitted to one half of the answers and their prompts, and applied to the other half. It is an
-//! addition to the logit lens, the final norm of the layer's states, and stays close to it if data are few.
-//! An adapter has attention and more data, so the read-out's agreement is a lower bound.
+//! An adapter reads a layer's states. Its map is an addition to the logit lens, the final norm of the states, and stays
+//! close to it if data are few. An EAGLE-3 drafter reads the token's embedding and three layers' states at the token
+//! before.
+//!
+//! A map is fitted to one half of the answers and their prompts, and applied to the other half. A drafter has attention
+//! and more data, so the read-out's agreement is a lower bound; but an EAGLE-3 drafter agrees less often at the later
+//! steps of a round, where its own output takes the place of the states.
 
 use std::borrow::Cow;
 
 use anyhow::{Context, Result};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
-use draftsmith_model::{CausalLm, soft_capped, vectors};
+use draftsmith_model::{CausalLm, Eagle3Config, soft_capped, vectors};
 use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
@@ -26,9 +30,10 @@ const CHUNK: usize = 256;
 /// The least standard deviation of a feature, so that a constant feature does not divide by zero.
 const LEAST_SPREAD: f32 = 1e-6;
 
-/// The drafts of a layer's read-out along each answer, one entry per token.
+/// The drafts of a read-out along each answer, one entry per token.
 pub(super) struct ReadOut {
-    pub(super) exit_layer: usize,
+    /// The layers before an adapter; `None` for an EAGLE-3 drafter.
+    pub(super) exit_layer: Option<usize>,
     /// Whether the most probable token is the target's.
     pub(super) agrees: Vec<Vec<bool>>,
     /// Whether the answer's token would be drafted and accepted.
@@ -37,13 +42,23 @@ pub(super) struct ReadOut {
 
 /// Hidden states along all answers, in their order.
 struct States {
-    /// After each exit layer, `[rows, hidden]`.
-    exits: Vec<Tensor<2>>,
+    /// What each self-draft reads.
+    inputs: Vec<Inputs>,
     /// After the final norm, `[rows, hidden]`.
     last: Tensor<2>,
     /// The rows of each answer, those of the prompt included. A token is predicted from the row before it, so
     /// the last rows predict the answer's tokens.
     answers: Vec<std::ops::Range<usize>>,
+}
+
+/// What a self-draft reads.
+struct Inputs {
+    /// The layers before an adapter; `None` for an EAGLE-3 drafter.
+    exit_layer: Option<usize>,
+    /// `[rows, width]`
+    states: Tensor<2>,
+    /// What the map adds to, `[rows, hidden]`.
+    base: Tensor<2>,
 }
 
 /// A token of an answer, as the target predicted it.
@@ -57,7 +72,7 @@ struct AnswerToken {
     luck: f64,
 }
 
-/// A fitted map from standardised states to the difference between the final states and the logit lens.
+/// A fitted map from standardised states to the difference between the final states and a base.
 struct LinearMap {
     mean: Tensor<2>,
     spread: Tensor<2>,
@@ -65,7 +80,8 @@ struct LinearMap {
     weights: Tensor<2>,
 }
 
-/// The read-outs of layers. Each half of the answers is read with the map of the other half.
+/// The read-outs of layers, and of an EAGLE-3 drafter if all layers that it reads are among them. Each half of the
+/// answers is read with the map of the other half.
 pub(super) fn read_outs(
     surveyor: &Surveyor<'_>,
     exit_layers: &[usize],
@@ -78,7 +94,7 @@ pub(super) fn read_outs(
     let tokens = answer_tokens(surveyor, target, &states, &head);
     let halves = surveyor.halves();
     progress.message("layers");
-    let all = exit_layers.par_iter().zip(&states.exits).map(|(exit_layer, exit)| {
+    let all = states.inputs.par_iter().map(|inputs| {
         let num_answers = surveyor.answers.len();
         let mut agrees = vec![Vec::new(); num_answers];
         let mut accepted = vec![Vec::new(); num_answers];
@@ -86,7 +102,8 @@ pub(super) fn read_outs(
             surveyor.watch.check_interrupted()?;
             let rows = halves[other].iter().flat_map(|nth| states.answers[*nth].clone());
             let rows: Vec<usize> = rows.collect();
-            let map = LinearMap::fit(target, &select(exit, &rows), &select(&states.last, &rows))
+            let over_base = select(&states.last, &rows) - select(&inputs.base, &rows);
+            let map = LinearMap::fit(&select(&inputs.states, &rows), over_base)
                 .context("hidden states that are not finite")?;
             // All answers of a half at once: each product reads the whole LM head.
             let places = halves[half].iter().flat_map(|nth| {
@@ -95,7 +112,7 @@ pub(super) fn read_outs(
             });
             let places: Vec<(usize, usize, usize)> = places.collect();
             let rows: Vec<usize> = places.iter().map(|(.., row)| *row).collect();
-            let predicted = map.apply(target, select(exit, &rows));
+            let predicted = select(&inputs.base, &rows) + map.apply(select(&inputs.states, &rows));
             each_logits(target, predicted, &head, |row, logits| {
                 let (nth, at, _) = places[row];
                 let token = &tokens[nth][at];
@@ -112,7 +129,7 @@ pub(super) fn read_outs(
             });
         }
         progress.advance(1);
-        anyhow::Ok(ReadOut { exit_layer: *exit_layer, agrees, accepted })
+        anyhow::Ok(ReadOut { exit_layer: inputs.exit_layer, agrees, accepted })
     });
     all.collect()
 }
@@ -131,6 +148,10 @@ fn states(
     // The stride of prompt positions.
     let step = num_of_prompts.div_ceil(MAX_ROWS.saturating_sub(num_of_answers).max(1)).max(1);
     let mut exits: Vec<Vec<Tensor<2>>> = vec![Vec::new(); exit_layers.len()];
+    let of_eagle3 = Eagle3Config::default_layers(target.shape().num_layers);
+    let places = of_eagle3.map(|layer| exit_layers.binary_search(&layer).ok());
+    let places: Option<Vec<usize>> = places.into_iter().collect();
+    let mut of_eagle3 = Vec::new();
     let mut last = Vec::new();
     let mut rows_of_answers: Vec<std::ops::Range<usize>> = Vec::new();
     for answer in answers {
@@ -139,24 +160,39 @@ fn states(
         let seq = ids.len() - 1;
         let values: Vec<i32> = ids[..seq].iter().map(|id| *id as i32).collect();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(values, [1, seq]), &device);
+        let embedded = target.embed(ids.clone());
         let wanted = 0..seq;
         let (of_exits, of_last) =
             target.hidden_states_at(ids, exit_layers, std::slice::from_ref(&wanted));
         let first = answer.prompt_ids.len() - 1;
         // States at the first token of a sequence are unlike all others.
         let rows: Vec<usize> = (1..first).step_by(step).chain(first..seq).collect();
-        let kept = |state: Tensor<3>| {
+        let before: Vec<usize> = rows.iter().map(|row| row.saturating_sub(1)).collect();
+        let kept = |state: &Tensor<3>, rows: &[usize]| {
             let [_, seq, width] = state.dims();
-            select(&state.cast(FloatDType::F32).reshape([seq, width]), &rows)
+            select(&state.clone().cast(FloatDType::F32).reshape([seq, width]), rows)
         };
-        exits.iter_mut().zip(of_exits).for_each(|(all, state)| all.push(kept(state)));
-        last.push(kept(of_last));
+        if let Some(places) = &places {
+            let states = places.iter().map(|place| kept(&of_exits[*place], &before));
+            of_eagle3.push(Tensor::cat(states.chain([kept(&embedded, &rows)]).collect(), 1));
+        }
+        exits.iter_mut().zip(&of_exits).for_each(|(all, state)| all.push(kept(state, &rows)));
+        last.push(kept(&of_last, &rows));
         let start = rows_of_answers.last().map_or(0, |rows| rows.end);
         rows_of_answers.push(start..start + rows.len());
         progress.advance(1);
     }
-    let exits = exits.into_iter().map(|all| Tensor::cat(all, 0)).collect();
-    Ok(States { exits, last: Tensor::cat(last, 0), answers: rows_of_answers })
+    let last = Tensor::cat(last, 0);
+    let of_exits = exit_layers.iter().zip(exits).map(|(exit_layer, all)| {
+        let states = Tensor::cat(all, 0);
+        Inputs { exit_layer: Some(*exit_layer), base: lens(target, states.clone()), states }
+    });
+    let mut inputs: Vec<Inputs> = of_exits.collect();
+    if places.is_some() {
+        let states = Tensor::cat(of_eagle3, 0);
+        inputs.push(Inputs { exit_layer: None, base: last.zeros_like(), states });
+    }
+    Ok(States { inputs, last, answers: rows_of_answers })
 }
 
 /// The tokens of every answer.
@@ -202,14 +238,13 @@ fn penalised<'l>(
 }
 
 impl LinearMap {
-    /// Fits the map to rows of an exit's states and of final states; `None` if some are not finite.
-    fn fit(target: &CausalLm, exit: &Tensor<2>, last: &Tensor<2>) -> Option<Self> {
-        let over_lens = last.clone() - lens(target, exit.clone());
-        let (mean, offset) = (exit.clone().mean_dim(0), over_lens.clone().mean_dim(0));
+    /// Fits the map to rows of states and of what final states have over the base; `None` if some are not finite.
+    fn fit(exit: &Tensor<2>, over_base: Tensor<2>) -> Option<Self> {
+        let (mean, offset) = (exit.clone().mean_dim(0), over_base.clone().mean_dim(0));
         let centred = exit.clone() - mean.clone();
         let spread = centred.clone().powi_scalar(2).mean_dim(0).sqrt().clamp_min(LEAST_SPREAD);
         let inputs = centred / spread.clone();
-        let wanted = over_lens - offset.clone();
+        let wanted = over_base - offset.clone();
         let [rows, size] = inputs.dims();
         let outputs = wanted.dims()[1];
         let doubles = |tensor: Tensor<2>| -> Vec<f64> {
@@ -235,10 +270,10 @@ impl LinearMap {
         Some(Self { mean, spread, offset, weights })
     }
 
-    /// The predicted final states.
-    fn apply(&self, target: &CausalLm, exit: Tensor<2>) -> Tensor<2> {
-        let inputs = (exit.clone() - self.mean.clone()) / self.spread.clone();
-        lens(target, exit) + self.offset.clone() + inputs.matmul(self.weights.clone())
+    /// What the predicted final states have over the base.
+    fn apply(&self, states: Tensor<2>) -> Tensor<2> {
+        let inputs = (states - self.mean.clone()) / self.spread.clone();
+        self.offset.clone() + inputs.matmul(self.weights.clone())
     }
 }
 
@@ -308,8 +343,9 @@ mod tests {
             lens(&target, exit.clone()) + exit.clone().matmul(truth.clone()) + 0.5
         };
         let error = |rows: Tensor<2>| {
-            let map = LinearMap::fit(&target, &rows, &last(&rows)).expect("finite");
-            let wrong = map.apply(&target, unseen.clone()) - last(&unseen);
+            let over_lens = last(&rows) - lens(&target, rows.clone());
+            let map = LinearMap::fit(&rows, over_lens).expect("finite");
+            let wrong = lens(&target, unseen.clone()) + map.apply(unseen.clone()) - last(&unseen);
             let size = |tensor: Tensor<2>| vectors::values(tensor.powi_scalar(2).mean())[0];
             size(wrong) / size(unseen.clone().matmul(truth.clone()))
         };

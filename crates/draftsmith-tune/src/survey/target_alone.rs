@@ -1,8 +1,8 @@
-//! Surveys a target without a draft: how well a linear read-out of each layer would draft. That is a lower
-//! bound of what a self-draft adapter at that layer could learn.
+//! Surveys a target without a draft: how well a linear read-out of each layer would draft, and one of what an EAGLE-3
+//! drafter reads. That is a lower bound of what a self-draft could learn.
 
 use anyhow::{Context, Result, bail};
-use draftsmith_model::ModelConfig;
+use draftsmith_model::{Eagle3Config, ModelConfig, ModelShape};
 use draftsmith_report::{CostSource, LookUps, shown_interval};
 use draftsmith_theory::{
     DrafterId, Estimate, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
@@ -32,11 +32,11 @@ pub struct TargetSurvey {
     pub cost_source: CostSource,
     /// Seconds of the target's forwards of 1, 2, 3 … rows.
     pub verify_seconds: Vec<f64>,
-    /// By exit layer.
+    /// By exit layer, then an EAGLE-3 drafter, unless the layers that it reads are not surveyed.
     pub exits: Vec<ExitSurvey>,
-    /// The exit layer that promises most.
-    pub best_exit_layer: usize,
-    /// Its best rule; the speed is cross-validated over exit layers and rules.
+    /// The exit layer that promises most; null if an EAGLE-3 drafter does.
+    pub best_exit_layer: Option<usize>,
+    /// Its best rule; the speed is cross-validated over self-drafts and rules.
     pub best: Promise,
     /// Prompt lookup without an adapter.
     pub look_ups: LookUps,
@@ -44,11 +44,11 @@ pub struct TargetSurvey {
     pub verdict: Verdict,
 }
 
-/// A linear read-out of a layer as a drafter.
+/// A linear read-out as a drafter.
 #[derive(Debug, Serialize)]
 pub struct ExitSurvey {
-    /// Layers run before the adapter.
-    pub exit_layer: usize,
+    /// Layers run before the adapter; null for an EAGLE-3 drafter.
+    pub exit_layer: Option<usize>,
     /// The cost of a draft forward over that of a target forward. Unless it is given, it is the share of
     /// weights that a draft forward reads: the layers up to the exit, one for the adapter, and the LM
     /// head's rows of [`DRAFT_VOCABULARY`] tokens.
@@ -80,7 +80,10 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     progress.clear();
     let (cost_source, base) = surveyor.target_costs()?;
     let exits = read_outs.into_iter().map(|read_out| {
-        let id = format!("exit{}", read_out.exit_layer).parse::<DrafterId>()?;
+        let id = match read_out.exit_layer {
+            Some(layer) => format!("exit{layer}").parse::<DrafterId>()?,
+            None => DrafterId::named("eagle3"),
+        };
         let given = surveyor.given.map(|given| Costs::given(given, id, exit_layers.len()));
         let costs = match given.transpose()?.flatten() {
             Some(costs) => costs,
@@ -188,17 +191,25 @@ fn best_of<'a>(
 }
 
 /// The weights that a draft forward with an exit reads, over those that a target forward reads: the
-/// layers up to the exit, one for the adapter, and the LM head's rows of the draft vocabulary. Embeddings
-/// are looked up and do not count.
-fn share_read(config: &ModelConfig, exit_layer: usize) -> f64 {
+/// layers up to the exit, one for the adapter or EAGLE-3's layer, and the LM head's rows of the draft vocabulary.
+/// Embeddings are looked up and do not count.
+fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     let read = |num_layers, vocab_size| {
         let mut config = config.clone().with_tied_embeddings(true);
         (config.shape.num_layers, config.shape.vocab_size) = (num_layers, vocab_size);
         config.num_parameters() as f64
     };
-    let vocab_size = config.shape.vocab_size;
-    read(exit_layer + 1, vocab_size.min(DRAFT_VOCABULARY))
-        / read(config.shape.num_layers, vocab_size)
+    let ModelShape { vocab_size, hidden_size, num_layers, .. } = config.shape;
+    let num_drafted = vocab_size.min(DRAFT_VOCABULARY);
+    let drafter = match exit_layer {
+        Some(exit_layer) => read(exit_layer + 1, num_drafted),
+        None => {
+            // `fc` reads once a round.
+            let not_read = (vocab_size - num_drafted + 3 * hidden_size) * hidden_size;
+            (Eagle3Config::new(config).num_parameters() - not_read) as f64
+        }
+    };
+    drafter / read(num_layers, vocab_size)
 }
 
 /// The recordings of a read-out along some answers, for rules that read no signal: which token is drafted
@@ -244,8 +255,6 @@ fn recordings(
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_model::ModelShape;
-
     use super::*;
 
     #[test]
@@ -266,15 +275,18 @@ mod tests {
         for tied in [false, true] {
             let config = ModelConfig::llama(shape.clone(), 20).with_tied_embeddings(tied);
             let expected = (2.0 * 1020.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
-            assert!((share_read(&config, 1) - expected).abs() < 1e-12);
-            assert_eq!(share_read(&config, 3), 1.0);
+            assert!((share_read(&config, Some(1)) - expected).abs() < 1e-12);
+            assert_eq!(share_read(&config, Some(3)), 1.0);
+            // EAGLE-3's queries, keys and values read 20 numbers, and it has a third norm.
+            let expected = (1020.0 + 300.0 + 10.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
+            assert!((share_read(&config, None) - expected).abs() < 1e-12);
             // Of a large vocabulary only the draft vocabulary counts.
             let large = ModelShape { vocab_size: 4 * DRAFT_VOCABULARY, ..shape.clone() };
             let config = ModelConfig::llama(large, 20).with_tied_embeddings(tied);
             let head = |tokens: usize| (10 * tokens + 10) as f64;
             let expected =
                 (2040.0 + head(DRAFT_VOCABULARY)) / (4080.0 + head(4 * DRAFT_VOCABULARY));
-            assert!((share_read(&config, 1) - expected).abs() < 1e-12);
+            assert!((share_read(&config, Some(1)) - expected).abs() < 1e-12);
         }
     }
 }

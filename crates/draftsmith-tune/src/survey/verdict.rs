@@ -124,28 +124,36 @@ impl Verdict {
         Self::new(Advice::JustSet, Some(set.config.clone()), expected_gain, sentence)
     }
 
-    /// The advice for a target without a draft: `best` is the promise of the best exit layer's linear
-    /// read-out, `accepted` the share of tokens that it drafts correctly, and `break_even` the share above
+    /// The advice for a target without a draft: `best` is the promise of the best linear read-out, of a layer or,
+    /// without one, of what an EAGLE-3 drafter reads, `accepted` the share of tokens that it drafts correctly, and `break_even` the share above
     /// which one candidate a round pays.
     pub(super) fn of_target(
-        exit_layer: usize,
+        exit_layer: Option<usize>,
         best: &Promise,
         accepted: Estimate,
         break_even: f64,
     ) -> Self {
         let gain = minus_one(best.speedup);
         if gain.low > 0.0 {
+            let (what, reads, learner) = match exit_layer {
+                Some(layer) => (format!("an adapter after layer {layer}"), "it", "an adapter"),
+                None => ("an EAGLE-3 drafter".to_owned(), "what it reads", "a drafter"),
+            };
             let sentence = format!(
-                "train an adapter behind layer {exit_layer}: a linear read-out of it would give {} \
-                 over the target alone with {}, and an adapter learns more",
+                "train {what}: a linear read-out of {reads} would give {} over the target alone with {}, and \
+                 {learner} learns more",
                 gain_text(gain),
                 best.setting
             );
             return Self::new(Advice::TrainAdapter, Some(best.config.clone()), gain, sentence);
         }
-        let setting = format!("a linear read-out of layer {exit_layer}, {}", best.setting);
+        let (reads, learner) = match exit_layer {
+            Some(layer) => (format!("layer {layer}"), "an adapter there"),
+            None => ("what an EAGLE-3 drafter reads".to_owned(), "the drafter"),
+        };
+        let setting = format!("a linear read-out of {reads}, {}", best.setting);
         let sentence = format!(
-            "{}; an adapter there would have to draft {:.0} % of the tokens, and the read-out drafts \
+            "{}; {learner} would have to draft {:.0} % of the tokens, and the read-out drafts \
              {:.0} %",
             refusal(&setting, gain),
             100.0 * break_even,
@@ -322,10 +330,10 @@ mod tests {
 
     #[test]
     fn an_adapter_is_trained_if_a_linear_read_out_gains() {
-        let of = |speedup| Verdict::of_target(2, &fixed(speedup), estimate(0.3, 0.02), 0.45);
+        let of = |speedup| Verdict::of_target(Some(2), &fixed(speedup), estimate(0.3, 0.02), 0.45);
         let verdict = of(estimate(1.12, 0.04));
         assert_eq!(verdict.advice, Advice::TrainAdapter);
-        insta::assert_snapshot!(verdict.sentence, @"train an adapter behind layer 2: a linear read-out of it would give +12.0 % (95 %: +8.0 to +16.0) over the target alone with K = 4, and an adapter learns more");
+        insta::assert_snapshot!(verdict.sentence, @"train an adapter after layer 2: a linear read-out of it would give +12.0 % (95 %: +8.0 to +16.0) over the target alone with K = 4, and an adapter learns more");
         let straddling = of(estimate(1.02, 0.04));
         assert_eq!(straddling.advice, Advice::DoNotSpeculate);
         assert!(straddling.sentence.contains("may gain nothing"), "{}", straddling.sentence);
@@ -346,12 +354,13 @@ mod tests {
         assert_eq!((verdict.advice, verdict.config), (Advice::JustLookUp, None));
         assert_eq!(verdict.look_ups, Some(look_ups));
         insta::assert_snapshot!(verdict.sentence, @"just look up prompts, up to 4 candidates after a match of 2: expect +30.0 % (95 %: +25.0 to +35.0) over the target alone; otherwise, just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; these are too few prompts to say what a head would know; a perfect one gains +20.0 % over the best K");
-        let slow = Verdict::of_target(2, &fixed(estimate(0.9, 0.04)), estimate(0.3, 0.02), 0.45);
+        let slow =
+            Verdict::of_target(Some(2), &fixed(estimate(0.9, 0.04)), estimate(0.3, 0.02), 0.45);
         let verdict = slow.beside_look_ups(&found(estimate(1.1, 0.05)));
         assert_eq!(verdict.advice, Advice::JustLookUp);
         // Training is advised still, with look-ups as an addition.
         let adapter =
-            || Verdict::of_target(2, &fixed(estimate(1.12, 0.04)), estimate(0.3, 0.02), 0.45);
+            || Verdict::of_target(Some(2), &fixed(estimate(1.12, 0.04)), estimate(0.3, 0.02), 0.45);
         let verdict = adapter().beside_look_ups(&found(estimate(1.3, 0.05)));
         assert_eq!(verdict.advice, Advice::TrainAdapter);
         assert_eq!(verdict.expected_gain, adapter().expected_gain);

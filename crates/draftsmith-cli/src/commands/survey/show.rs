@@ -105,7 +105,7 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
     for exit in &found.exits {
         let interval = |estimate: Estimate| format!("{:.3}..{:.3}", estimate.low, estimate.high);
         table.add_row([
-            exit.exit_layer.to_string(),
+            exit.exit_layer.map_or("EAGLE-3".to_owned(), |layer| layer.to_string()),
             format!("{:.1} %", 100.0 * exit.draft_share),
             format!("{:.3}", exit.break_even),
             format!("{:.3}", exit.agreement.value),
@@ -121,7 +121,8 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
     let legend = format!(
         "*: the best; cost: of a draft forward, with at most {DRAFT_VOCABULARY} tokens, in target forwards; \
          pays from: the share of tokens that must be accepted for one candidate per round to gain; agrees: \
-         how often a linear read-out of the layer gives the target's token, less often than an adapter"
+         how often a linear read-out of the layer gives the target's token, less often than an adapter; EAGLE-3: \
+         of what such a drafter reads, as if it agreed as often at each step"
     );
     text += &format!("\n\n{}\n{words}", wrapped(&legend, width).join("\n"));
     text += &format!("\n{}\n", found.look_ups.text());
