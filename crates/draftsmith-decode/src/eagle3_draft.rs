@@ -9,14 +9,17 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{CausalLm, Eagle3, KvCache, NUM_TARGET_STATES, Rows};
+use draftsmith_model::{
+    AcceptanceHead, CausalLm, DrafterModel, Eagle3, KvCache, NUM_TARGET_STATES, Rows,
+};
 use draftsmith_theory::DrafterId;
 
+use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::registry::{DrafterParts, Sizes};
-use crate::session::{ModelSession, check_fits, check_logits, to_host};
+use crate::session::{ModelSession, check_fits};
 use crate::target::TargetLayers;
 
 /// Its name in errors.
@@ -31,6 +34,9 @@ pub struct Eagle3Draft<'m> {
     layers: [usize; NUM_TARGET_STATES],
     cache: KvCache,
     slots: Vec<Slot>,
+    /// The same drafter as its head reads it.
+    read_by_head: DrafterModel,
+    acceptance: Acceptance<'m>,
 }
 
 /// What is known of one sequence.
@@ -63,16 +69,20 @@ struct NewPositions<'a> {
 
 impl<'m> Eagle3Draft<'m> {
     /// A drafter for `num_slots` sequences of up to `capacity` tokens side by side, which reads the target's
-    /// states after these numbers of layers.
+    /// states after these numbers of layers. A head needs a drafter of the target's width.
     pub fn new(
         (target, model): (&'m CausalLm, &'m Eagle3),
         layers: [usize; NUM_TARGET_STATES],
+        head: Option<&'m AcceptanceHead>,
         capacity: usize,
         num_slots: usize,
     ) -> Self {
         let cache = model.new_cache(capacity.min(model.context()), num_slots);
         let slots = std::iter::repeat_with(Slot::default).take(num_slots).collect();
-        Self { id: DrafterId::DRAFT, model, target, layers, cache, slots }
+        let read_by_head = DrafterModel::eagle3(target.clone(), model.clone(), layers);
+        let acceptance = Acceptance::new(head, num_slots);
+        let id = DrafterId::DRAFT;
+        Self { id, model, target, layers, cache, slots, read_by_head, acceptance }
     }
 
     /// The same drafter under another name.
@@ -189,6 +199,7 @@ impl<'m> Drafter<ModelSession<'m>> for Eagle3Draft<'m> {
         known.outputs.truncate(usize::from(is_same_place));
         known.num_known = known.num_known.min(num_standing.saturating_sub(1));
         self.cache.truncate(slot, known.num_known);
+        self.acceptance.roll_back(slot, 0);
     }
 
     fn context(&self) -> usize {
@@ -217,12 +228,21 @@ impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
             outputs[outputs.len() - step.num_rows..].iter().cloned()
         });
         let normed = self.model.normed(Rows::cat(last));
-        let [logits] = to_host([self.model.logits(&normed, self.target)], ROLE)?;
-        let num_tokens = steps.iter().map(|step| step.tokens.len()).max().unwrap_or(0);
-        check_logits(&logits, ROLE, num_tokens)?;
-        let rows = logits.chunks_exact(self.target.shape().vocab_size);
-        let rows = steps.iter().flat_map(DraftStep::rows).zip(rows);
-        Ok(rows.map(|(row, logits)| DraftRow::new(row, logits.to_vec(), None)).collect())
+        let logits = self.model.logits(&normed, self.target);
+        let read = self.acceptance.read(&self.read_by_head, normed, logits, steps, ROLE)?;
+        let rows = steps.iter().flat_map(DraftStep::rows).zip(read);
+        Ok(rows.map(|(row, (logits, predicted))| DraftRow::new(row, logits, predicted)).collect())
+    }
+
+    /// # Panics
+    /// If the last draft step did not ask for the head's prediction.
+    fn predict_acceptance(
+        &mut self,
+        at: (usize, usize),
+        logits: &[f32],
+        candidate: u32,
+    ) -> Result<Option<f64>, DecodeError> {
+        self.acceptance.predict(&self.read_by_head, at, logits, candidate, ROLE)
     }
 }
 
@@ -243,6 +263,8 @@ pub struct Eagle3Parts {
     pub model: Eagle3,
     /// The numbers of the target's layers before the states that it reads.
     pub layers: [usize; NUM_TARGET_STATES],
+    /// Its head.
+    pub head: Option<AcceptanceHead>,
 }
 
 impl DrafterParts for Eagle3Parts {
@@ -254,6 +276,7 @@ impl DrafterParts for Eagle3Parts {
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         let Sizes { target, capacity, num_slots } = sizes;
         let models = (target, &self.model);
-        Box::new(Eagle3Draft::new(models, self.layers, capacity, num_slots).named(id))
+        let head = self.head.as_ref();
+        Box::new(Eagle3Draft::new(models, self.layers, head, capacity, num_slots).named(id))
     }
 }

@@ -1,4 +1,4 @@
-//! A frozen drafter: a draft model, or a target's first layers with an adapter.
+//! A frozen drafter: a draft model, a target's first layers with an adapter, or an EAGLE-3 drafter.
 //!
 //! Training runs it over whole sequences and decoding over a cache; heads read its hidden states in
 //! both. It has two halves. The first turns tokens into *features*: a draft model's embeddings, or
@@ -6,6 +6,9 @@
 //! for the LM head: the draft model's layers, or the adapter, and a final norm. While decoding, a
 //! self-draft leaves the first half to its target, which continues from the same features in
 //! verification.
+//!
+//! An EAGLE-3 drafter has no such halves: its states depend on where a round began
+//! ([`DrafterModel::round_states`]).
 
 mod head_features;
 
@@ -19,6 +22,7 @@ use crate::adapter::Adapter;
 use crate::buckets::Lengths;
 use crate::causal_lm::CausalLm;
 use crate::draft_vocabulary::NarrowHead;
+use crate::eagle3::{Eagle3, NUM_TARGET_STATES};
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
 use crate::weights::WeightDtype;
@@ -29,6 +33,7 @@ pub struct DrafterModel {
     /// The draft model, or the target of a self-draft.
     model: CausalLm,
     exit: Option<Exit>,
+    eagle3: Option<Eagle3Half>,
     /// The LM head's rows of the draft vocabulary, if there is one.
     #[module(skip)]
     narrow_head: Option<NarrowHead>,
@@ -44,11 +49,21 @@ struct Exit {
     adapter: Adapter,
 }
 
+/// An EAGLE-3 drafter of the target.
+#[derive(Module, Debug)]
+struct Eagle3Half {
+    /// The numbers of the target's layers before the states that it reads.
+    #[module(skip)]
+    layers: [usize; NUM_TARGET_STATES],
+    drafter: Eagle3,
+}
+
 impl From<&CausalLm> for DrafterModel {
     /// A separate draft model.
     fn from(draft: &CausalLm) -> Self {
+        let (exit, eagle3, narrow_head) = (None, None, None);
         let embedding_gain = OnceLock::new();
-        Self { model: draft.clone(), exit: None, narrow_head: None, embedding_gain }
+        Self { model: draft.clone(), exit, eagle3, narrow_head, embedding_gain }
     }
 }
 
@@ -59,12 +74,22 @@ impl DrafterModel {
         let vocabulary = adapter.draft_vocabulary().cloned();
         let narrow_head = vocabulary.map(|vocabulary| NarrowHead::of(&target, vocabulary));
         let exit = Some(Exit { layer: exit_layer, adapter });
-        Self { model: target, exit, narrow_head, embedding_gain: OnceLock::new() }
+        Self { model: target, exit, eagle3: None, narrow_head, embedding_gain: OnceLock::new() }
     }
 
-    /// Whether this is a target's first layers with an adapter.
+    /// An EAGLE-3 drafter of the target's width, which reads the target's states after these numbers of layers.
+    pub fn eagle3(target: CausalLm, drafter: Eagle3, layers: [usize; NUM_TARGET_STATES]) -> Self {
+        Self { eagle3: Some(Eagle3Half { layers, drafter }), ..Self::from(&target) }
+    }
+
+    /// Whether this is a target's first layers with an adapter, or an EAGLE-3 drafter.
     pub fn is_self_draft(&self) -> bool {
-        self.exit.is_some()
+        self.exit.is_some() || self.drafts_by_round()
+    }
+
+    /// Whether hidden states depend on where a round began.
+    pub fn drafts_by_round(&self) -> bool {
+        self.eagle3.is_some()
     }
 
     /// Number of logits.
@@ -98,9 +123,14 @@ impl DrafterModel {
             WeightDtype::F32 => exit,
             other => Exit { adapter: exit.adapter.to_dtype(other.float_dtype()), ..exit },
         };
+        let of_eagle3 = |half: Eagle3Half| match dtype {
+            WeightDtype::F32 => half,
+            other => Eagle3Half { drafter: half.drafter.in_dtype(other.float_dtype()), ..half },
+        };
         let model = self.model.to_dtype(dtype);
         let narrow_head = self.narrow_head.map(|head| NarrowHead::of(&model, head.vocabulary));
-        Self { model, exit: self.exit.map(of_exit), narrow_head, ..self }
+        let (exit, eagle3) = (self.exit.map(of_exit), self.eagle3.map(of_eagle3));
+        Self { model, exit, eagle3, narrow_head, ..self }
     }
 
     /// A token id that the drafter can read. A token without an embedding becomes token 0, which
@@ -201,8 +231,54 @@ impl DrafterModel {
         }
     }
 
+    /// The hidden states that the LM head reads after each token of a text, then after each candidate of rounds, given
+    /// as the number of tokens before them and their candidates. Before the second token there is none, and zeros
+    /// stand in for it.
+    ///
+    /// # Panics
+    /// If this is no EAGLE-3 drafter, or a round begins before the first token.
+    pub fn round_states(&self, ids: &[u32], rounds: &[(usize, &[u32])]) -> Rows {
+        let Eagle3Half { layers, drafter } = self.eagle3.as_ref().expect("an EAGLE-3 drafter");
+        let ends = rounds.iter().map(|(start, candidates)| start + candidates.len());
+        let capacity = ends.max().unwrap_or(0).max(ids.len());
+        let mut cache = self.model.new_cache(capacity, 1);
+        let (mut hidden, mut at) = (self.embed_ids(&ids[..ids.len() - 1]), 0);
+        let states = layers.map(|layer| {
+            hidden = self.model.forward_layers(at..layer, hidden.clone(), &mut cache);
+            at = layer;
+            hidden.clone()
+        });
+        let mut cache = drafter.new_cache(capacity, 1);
+        let embed = |ids: &[u32]| {
+            let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();
+            drafter.embed(&self.model, &[(0, &ids)])
+        };
+        let features = drafter.features(&states);
+        let along = drafter.forward_cached(embed(&ids[1..]), features, &mut cache);
+        let nothing = || drafter.no_output(&self.model, 0);
+        // In reverse, each prefix is still in the cache: a round overwrites only what follows its start.
+        let mut of_rounds: Vec<Rows> = Vec::new();
+        for (start, candidates) in rounds.iter().rev() {
+            cache.truncate(0, start - 1);
+            let mut output = match start.checked_sub(2) {
+                Some(before) => along.slice(before..before + 1),
+                None => nothing(),
+            };
+            let states = candidates.iter().map(|id| {
+                output = drafter.forward_cached(embed(&[*id]), output.clone(), &mut cache);
+                output.clone()
+            });
+            of_rounds.push(Rows::cat(states.collect::<Vec<_>>()));
+        }
+        let all = [nothing(), along].into_iter().chain(of_rounds.into_iter().rev());
+        drafter.normed(Rows::cat(all))
+    }
+
     /// The logits of hidden states, one row each.
     pub fn logits(&self, normed: &Rows) -> Rows {
+        if let Some(half) = &self.eagle3 {
+            return half.drafter.logits(normed, &self.model);
+        }
         match (&self.narrow_head, &self.exit) {
             (Some(head), _) => head.logits(normed),
             (None, None) => self.model.logits(normed),

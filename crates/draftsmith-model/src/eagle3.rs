@@ -510,6 +510,16 @@ impl Eagle3 {
         }
     }
 
+    /// The same drafter, converted to decode in `dtype`.
+    pub fn in_dtype(&self, dtype: FloatDType) -> Self {
+        let own = self.to_dtype(dtype);
+        let head = self.narrow_head.as_ref().zip(own.own_head());
+        let narrow_head = head.map(|(head, weight)| {
+            NarrowHead::of_tensor(weight, head.vocabulary.clone(), self.shape.vocab_size)
+        });
+        Self { narrow_head, ..own }
+    }
+
     /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff
     /// device gradients reach this drafter's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {

@@ -52,20 +52,30 @@ pub fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
     Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
-/// Reads a head in `dir` of the adapter in `adapter_dir`.
+impl AdapterExport {
+    /// Its head in `dir`.
+    ///
+    /// # Errors
+    /// If it is invalid, or belongs to another adapter or target.
+    pub fn head(&self, dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
+        let hash = || workspace.artifacts.adapter_hash(&self.dir, &self.config);
+        read_self_drafts_head(dir, self.config.model.shape.hidden_size, hash, workspace)
+    }
+}
+
+/// Reads a head in `dir` of a self-draft with this hidden size and hash.
 ///
 /// # Errors
-/// If it is invalid, or belongs to another adapter or target.
-pub fn read_adapter_head(
+/// If it is invalid, or belongs to another self-draft or target.
+pub fn read_self_drafts_head(
     dir: &Path,
-    adapter_dir: &Path,
-    config: &AdapterConfig,
+    hidden_size: usize,
+    hash: impl FnOnce() -> Result<String>,
     workspace: &Workspace,
 ) -> Result<HeadExport> {
-    let head = HeadExport::read(dir, config.model.shape.hidden_size, workspace)?;
+    let head = HeadExport::read(dir, hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, .. } = &head.config;
-    let now = || workspace.artifacts.adapter_hash(adapter_dir, config);
-    check_trained_with(("head", dir), "adapter", draft_hash.as_deref(), now)?;
+    check_trained_with(("head", dir), "adapter", draft_hash.as_deref(), hash)?;
     let now = || workspace.models.target_hash().map(str::to_owned);
     check_trained_with(("head", dir), "target", target_hash.as_deref(), now)?;
     check_text("head", dir, &head.config.training, workspace)?;

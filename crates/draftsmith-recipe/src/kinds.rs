@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::NamedParts;
-use draftsmith_model::{DrafterModel, WeightDtype};
+use draftsmith_model::{DrafterModel, HeadForm, WeightDtype};
 use draftsmith_report::{DecodingName, ModelSummary, Road};
 use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
 use draftsmith_train::{AdapterTraining, Eagle3Training, HeadLabels, HeadTraining, Section};
@@ -293,15 +293,20 @@ impl DrafterRecipe {
         self.kind.check(key, all)?;
         let key = format!("{key}.head");
         require(
-            self.head.is_none() || self.kind.model().is_some() || self.kind.has_exit(),
+            self.head.is_none() || self.kind.is_recorded(),
             &key,
-            "is set for a drafter that can have none: only a draft model and an adapter can have a head",
+            "is set for a drafter that can have none: only a draft model, an adapter and an EAGLE-3 drafter can have a head",
         )?;
         let Some(head) = self.head_training() else { return Ok(()) };
         if self.kind.model().is_some() {
             return head.validate(Section::Head).with_context(|| format!("section `[{key}]`"));
         }
         head.validate(Section::AdapterHead).with_context(|| format!("section `[{key}]`"))?;
+        require(
+            self.kind.has_exit() || head.form == HeadForm::LookAhead,
+            &format!("{key}.form"),
+            "is not `look-ahead`, the form of a head of an EAGLE-3 drafter",
+        )?;
         require(
             head.labels == HeadLabels::Rollouts,
             &format!("{key}.labels"),

@@ -310,6 +310,7 @@ fn heads_of_both_drafters_replay_as_they_decode() {
 fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
+    let of_draft = recipe.drafters.head_of("draft").clone();
     recipe.drafters.keep(&["exit2"]);
     let training = Eagle3Training {
         num_steps: 3,
@@ -320,7 +321,15 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     recipe.drafters.keep(&[]);
     let id = DrafterId::named("eagle");
     let kind = Kind::Eagle3(Eagle3Kind(Origin::Training(Box::new(training))));
-    recipe.drafters.push(id, DrafterRecipe::new(kind));
+    let head = HeadTraining {
+        form: HeadForm::LookAhead,
+        labels: HeadLabels::Rollouts,
+        rollout_length: 3,
+        ..of_draft
+    };
+    let drafter = DrafterRecipe::new(kind);
+    let head = Some(Origin::Training(Box::new(head)));
+    recipe.drafters.push(id, DrafterRecipe { head, ..drafter });
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     let trained = || {
@@ -332,6 +341,7 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     assert_eq!(first["layers"], serde_json::json!([2, 4, 5]));
     assert_eq!(first["scores"]["agreement"].as_array().expect("a list").len(), 3);
     assert!(first["vocabulary_coverage"].as_f64().expect("a share") > 0.5);
+    assert!(first["head"]["scores"]["num_labels"].as_u64() > Some(100), "{first}");
     let again = trained();
     // JSON may change the last digit of a score.
     let counts = |outcome: &serde_json::Value| outcome["scores"]["agreement"].clone();
@@ -343,8 +353,11 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     assert!(own.iter().any(|row| row.counts.num_accepted > 0), "nothing was accepted");
     let files = record::run(&recipe, &workspace, &console).expect("recorded");
     assert_eq!(files.len(), 2 * 2, "sets, decodings");
-    let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(id), None, &rows);
+    let head = Some(HeadTiming::AtDraw);
+    let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(id), head, &rows);
     assert!(num > 4, "{num}");
+    let reads_head = |row: &&ResultRow| rule(row).needs().acceptance_prob;
+    assert!(rows.iter().any(|row| reads_head(&row)), "no rule reads the head");
     let tuned = tune::run(&recipe, &workspace, &console).expect("tuned");
     assert!(!tuned.is_empty());
     let tuned = evaluate::run(&recipe, &workspace, &console).expect("results").rows;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AdapterConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{AdapterTraining, ExitLayers, HeadTraining, Section, train_adapters};
+use draftsmith_train::{AdapterTraining, ExitLayers, Section, train_adapters};
 use serde::Serialize;
 use serde_json::json;
 
@@ -21,9 +21,8 @@ use crate::training::head_outcome::HeadOutcome;
 use crate::training::heads::HeadTrainer;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::{built_data, fingerprint};
-use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::kinds::adapter::exit_layer;
-use draftsmith_recipe::kinds::loaded::check_known;
+use draftsmith_recipe::kinds::loaded::{Loading, check_known};
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 
@@ -80,17 +79,13 @@ pub(crate) fn run(
         outcomes.extend(stage.adapters(&ids)?);
     }
     for outcome in &mut outcomes {
-        let drafter = recipe.drafters.get(outcome.drafter);
-        if let Some(settings) = drafter.and_then(DrafterRecipe::head_training) {
-            console.note(format!("{COMMAND}: an acceptance head for `{}`", outcome.drafter));
-            let head = HeadStage { inputs, settings };
-            outcome.head = head.train(outcome.drafter)?;
-        }
+        outcome.head = inputs.head(outcome.drafter)?;
     }
     let mut outcomes: Vec<Outcome> = outcomes.into_iter().map(Outcome::Adapter).collect();
     for (id, settings) in recipe.trained_eagle3() {
         if asked.is_none_or(|asked| asked == id) {
-            let trained = eagle3::train(inputs, id, settings)?;
+            let mut trained = eagle3::train(inputs, id, settings)?;
+            trained.head = inputs.head(id)?;
             outcomes.push(Outcome::Eagle3(trained));
         }
     }
@@ -150,6 +145,31 @@ impl<'a> Inputs<'a> {
             feature_name: "target".to_owned(),
             feature_models: format!("{} {}", workspace.models.target_hash()?, dtype.name()),
         })
+    }
+
+    /// The acceptance head of a self-draft, if the recipe trains one.
+    fn head(self, id: DrafterId) -> Result<Option<HeadOutcome>> {
+        let Inputs { recipe, workspace, data, console } = self;
+        let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
+        let Some(settings) = drafter.head_training() else { return Ok(None) };
+        console.note(format!("{COMMAND}: an acceptance head for `{id}`"));
+        let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
+        check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
+        let hash = drafter.kind.weights_hash(&Loading { id, recipe, workspace })?;
+        let trainer = HeadTrainer {
+            recipe,
+            workspace,
+            command: COMMAND,
+            id,
+            training_dir: recipe.head_training_dir(id),
+            is_swept: false,
+            data,
+            // Labels come from rollouts of the self-draft, not of the data's draft.
+            provenance: Provenance { draft: Some(hash), ..data.provenance.clone() },
+            console,
+        };
+        let head = trainer.pass(std::slice::from_ref(settings))?.pop();
+        Ok(head.map(|head| HeadOutcome::of(head, None)))
     }
 
     /// Identifies the training of a kind of self-draft with these settings.
@@ -219,40 +239,6 @@ impl Stage<'_> {
         // An adapter does not depend on those that are trained beside it.
         settings["exit_layer"] = json!(exit_layer);
         self.inputs.fingerprint("adapter", settings)
-    }
-}
-
-/// What the head of an adapter is trained from.
-struct HeadStage<'a> {
-    inputs: Inputs<'a>,
-    settings: &'a HeadTraining,
-}
-
-impl HeadStage<'_> {
-    fn train(&self, id: DrafterId) -> Result<Option<HeadOutcome>> {
-        let settings = self.settings;
-        let Inputs { recipe, workspace, data, console } = self.inputs;
-        let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
-        check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
-        let dir = recipe.export_dir(id);
-        let config = AdapterConfig::from_dir(&dir)?;
-        let trainer = HeadTrainer {
-            recipe,
-            workspace,
-            command: COMMAND,
-            id,
-            training_dir: recipe.head_training_dir(id),
-            is_swept: false,
-            data,
-            // Labels come from rollouts of the adapter, not of the data's draft.
-            provenance: Provenance {
-                draft: Some(workspace.artifacts.adapter_hash(&dir, &config)?),
-                ..data.provenance.clone()
-            },
-            console,
-        };
-        let head = trainer.pass(std::slice::from_ref(settings))?.pop();
-        Ok(head.map(|head| HeadOutcome::of(head, None)))
     }
 }
 

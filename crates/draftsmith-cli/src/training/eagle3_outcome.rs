@@ -9,6 +9,7 @@ use draftsmith_train::Eagle3Scores;
 use serde::Serialize;
 
 use super::export_job::Exported;
+use super::head_outcome::HeadOutcome;
 use crate::console::Console;
 
 /// A drafter in the document of `--json`.
@@ -30,6 +31,8 @@ pub(crate) struct Eagle3Outcome {
     pub(crate) scores: Eagle3Scores,
     /// Supervised tokens per second of its training; null if it was kept.
     pub(crate) tokens_per_second: Option<f64>,
+    /// Its acceptance head; null if the recipe has none.
+    pub(crate) head: Option<HeadOutcome>,
 }
 
 impl Eagle3Outcome {
@@ -45,6 +48,7 @@ impl Eagle3Outcome {
             kept: speed.is_none(),
             scores,
             tokens_per_second: speed.map(|speed| speed.supervised_per_second),
+            head: None,
         }
     }
 
@@ -71,6 +75,7 @@ impl Eagle3Outcome {
             scores.accepted_length,
             scores.cross_entropy,
             scores.overlap,
-        ))
+        ))?;
+        self.head.as_ref().map_or(Ok(()), |head| head.print(console))
     }
 }

@@ -102,9 +102,9 @@ impl HeadTrainer<'_> {
         let data = HeadData { rows: &self.data.rows, rollouts: recorded };
         let frozen = self.frozen(first.dtype)?;
         let draft = self.provenance.draft.as_deref().unwrap_or_default();
-        let target = match self.drafter()?.kind.has_exit() {
-            true => self.workspace.models.target_hash()?,
-            false => "",
+        let target = match self.drafter()?.kind.model() {
+            None => self.workspace.models.target_hash()?,
+            Some(_) => "",
         };
         let job = ExportJob {
             recipe: self.recipe,

@@ -106,7 +106,7 @@ impl Models {
         let kept = TargetLayers { exit: None, kept: self.layers.to_vec() };
         target.set_layers(&TargetLayers::default().and(kept));
         let models = (&self.target, &self.drafter);
-        (target, Eagle3Draft::new(models, self.layers, CAPACITY, num_slots))
+        (target, Eagle3Draft::new(models, self.layers, None, CAPACITY, num_slots))
     }
 
     /// The drafter's logits after each of these candidates, drafted from scratch after a text.

@@ -1,6 +1,7 @@
 //! Training reads what decoding computes.
 
 use super::*;
+use crate::drafter::DrafterModel;
 use crate::weights::write_with_ids;
 
 /// Numbers in [0, 1), the same in every run.
@@ -143,6 +144,35 @@ fn a_drafter_begins_with_what_fits_of_the_target() {
     let before = values(drafter.fc.weight.val());
     assert!((fc[32 * 16] - (1.0 + before[32 * 16] / 10.0)).abs() < 1e-6);
     assert!((fc[1] - before[1] / 10.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_heads_states_are_those_of_training() {
+    const LAYERS: [usize; 3] = [1, 2, 3];
+    let (target, drafter) = models(false);
+    let ids: Vec<u32> = (0..9).map(|n| (n * 7 + 3) % 24).collect();
+    let tokens: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, 9]), &Device::flex());
+    let states = target.exit_states_at(tokens.clone(), &LAYERS, std::slice::from_ref(&(0..9)));
+    let states = states.into_iter().map(|state| state.narrow(1, 0, 8)).collect();
+    let embedded = target.embed(tokens).narrow(1, 1, 8);
+    let everywhere = std::slice::from_ref(&(0..8));
+    let steps = drafter.unrolled(states, embedded, everywhere, 4, Lengths::AsGiven);
+    let rounds = [(2, &ids[2..5]), (5, &ids[5..8])];
+    let found = DrafterModel::eagle3(target, drafter, LAYERS).round_states(&ids, &rounds);
+    let found = values(found.into_tensor(&Device::flex()));
+    // After token t of the text the drafter is at position t − 1, in its first step; after a candidate in a later one.
+    let along = (1..9).map(|token| (token, 0, token - 1));
+    let of_rounds = rounds.iter().flat_map(|(start, candidates)| {
+        (0..candidates.len()).map(move |nth| (nth + 1, start - 1 + nth))
+    });
+    let of_rounds = of_rounds.zip(9..).map(|((step, position), row)| (row, step, position));
+    for (row, step, position) in along.chain(of_rounds) {
+        let expected = values(steps[step].clone().narrow(0, position, 1));
+        for (one, other) in found[row * 16..(row + 1) * 16].iter().zip(&expected) {
+            assert!((one - other).abs() < 2e-5, "row {row}: {one} {other}");
+        }
+    }
 }
 
 /// What is changed in a drafter's files.

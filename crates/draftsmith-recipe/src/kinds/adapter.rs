@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{DrafterKind, DrafterRecipes, Role};
-use crate::exports::{AdapterExport, ExportKind, describe_adapter, need_export, read_adapter_head};
+use crate::exports::{AdapterExport, ExportKind, describe_adapter, need_export};
 use draftsmith_report::{ModelSummary, Road};
 
 /// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
@@ -65,7 +65,7 @@ impl DrafterKind for AdapterKind {
         let dir = recipe.export_dir(id);
         let export = AdapterExport::read(&dir, workspace)?;
         let head = match loading.head_dir()? {
-            Some(head) => Some(read_adapter_head(&head, &dir, &export.config, workspace)?),
+            Some(head) => Some(export.head(&head, workspace)?),
             None => None,
         };
         let parts = SelfDraftParts {

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use draftsmith_decode::{Eagle3Parts, NamedParts};
-use draftsmith_model::{Eagle3, Eagle3Config, check_trained_with};
+use draftsmith_model::{DrafterModel, Eagle3, Eagle3Config, WeightDtype, check_trained_with};
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::Eagle3Training;
@@ -13,7 +13,7 @@ use draftsmith_train::Eagle3Training;
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{DrafterKind, DrafterRecipes, Role};
-use crate::exports::{ExportKind, need_export};
+use crate::exports::{ExportKind, need_export, read_self_drafts_head};
 use draftsmith_report::{ModelSummary, Road};
 
 /// How the drafter is trained, or the directory of a trained one, as vLLM, SGLang and llama.cpp load it.
@@ -49,16 +49,22 @@ impl DrafterKind for Eagle3Kind {
         let now = || models.target_hash().map(str::to_owned);
         let then = config.target_hash.as_deref();
         check_trained_with(("drafter", &dir), "target", then, now)?;
+        let head = match loading.head_dir()? {
+            Some(head) => {
+                check_width(&dir, &config)?;
+                let hash = || self.recorded_hash(loading);
+                Some(read_self_drafts_head(&head, shape.hidden_size, hash, loading.workspace)?)
+            }
+            None => None,
+        };
         let size = num_read(&config);
-        let parts = Arc::new(Eagle3Parts { model, layers: config.target_layers });
+        let parts = Arc::new(Eagle3Parts {
+            model,
+            layers: config.target_layers,
+            head: head.as_ref().map(|head| head.head.clone()),
+        });
         let parts = NamedParts { id, parts };
-        Ok(LoadedDrafter {
-            parts,
-            head: None,
-            dir: Some(dir),
-            adapter: None,
-            sizes: vec![(id, size)],
-        })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir), adapter: None, sizes: vec![(id, size)] })
     }
 
     fn role(&self) -> Role {
@@ -95,7 +101,7 @@ impl DrafterKind for Eagle3Kind {
     fn summaries(
         &self,
         loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
+        loaded: &LoadedDrafter,
     ) -> Result<Vec<ModelSummary>> {
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
         let dir = loading.recipe.export_dir(loading.id);
@@ -106,8 +112,30 @@ impl DrafterKind for Eagle3Kind {
             config.num_parameters(),
             config.num_draft_tokens()
         );
-        Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, description)?])
+        let own = loading.dir_summary(loading.id.as_str(), &dir, description);
+        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
+        [own].into_iter().chain(head).collect()
     }
+
+    fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
+        let (models, dir) = (&loading.workspace.models, loading.recipe.export_dir(loading.id));
+        let shape = models.target_shape()?;
+        let (config, drafter) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
+        check_width(&dir, &config)?;
+        let target = models.target_of_adapters(dtype)?.clone();
+        Ok(DrafterModel::eagle3(target, drafter, config.target_layers))
+    }
+}
+
+/// A head reads the drafter's states beside the target's embeddings.
+fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
+    let (own, target) = (config.model.shape.hidden_size, config.target_hidden_size);
+    ensure!(
+        own == target,
+        "`{}` has hidden states of width {own}, and the target's have {target}: such a drafter can have no head",
+        dir.display()
+    );
+    Ok(())
 }
 
 /// The parameters of a draft forward: all but embeddings and `fc`, which reads once a round.

@@ -171,6 +171,11 @@ fn batch_states(
 
 /// The hidden states of a mixture, then those of its branches.
 fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
+    if draft.drafts_by_round() {
+        let rounds = mixture.branches.iter().map(|branch| (branch.start, &branch.token_ids[..]));
+        let states = draft.round_states(&mixture.input_ids, &rounds.collect::<Vec<_>>());
+        return states.into_tensor(&draft.device()).squeeze_dim(0);
+    }
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
     let (mut feature_cache, mut cache) =

@@ -76,7 +76,8 @@ impl RolloutsById<'_> {
                     mixture.labels.push(self.label(response, at, true));
                 }
                 Some(rollout) => {
-                    mixture.branches.push(self.branch(rollout, first + at, context));
+                    let along = &recorded[at..];
+                    mixture.branches.push(self.branch(rollout, along, first + at, context));
                 }
             }
         }
@@ -84,14 +85,17 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// The candidates drafted instead of the response's token at `start`, which is less than `context`.
-    fn branch(&self, rollout: &RolloutRow, start: usize, context: usize) -> Branch {
-        let num_known = if self.is_greedy { 1 } else { rollout.candidates.candidate_ids.len() };
-        let len = num_known.min(context - start);
+    /// The candidates drafted at `start`, which is less than `context`: instead of the response's token there, or of
+    /// a whole round, the first of which may be accepted. `along` is the response from there on.
+    fn branch(&self, rollout: &RolloutRow, along: &[u32], start: usize, context: usize) -> Branch {
+        let ids = &rollout.candidates.candidate_ids;
+        let num_accepted = ids.iter().zip(along).take_while(|(id, token)| id == token).count();
+        let num_known = if self.is_greedy { num_accepted + 1 } else { ids.len() };
+        let len = num_known.min(ids.len()).min(context - start);
         Branch {
             start,
-            token_ids: rollout.candidates.candidate_ids[..len].to_vec(),
-            labels: (0..len).map(|at| self.label(rollout, at, false)).collect(),
+            token_ids: ids[..len].to_vec(),
+            labels: (0..len).map(|at| self.label(rollout, at, at < num_accepted)).collect(),
         }
     }
 
@@ -166,6 +170,19 @@ mod tests {
             (&found.branches[0].token_ids, &found.branches[0].labels),
             (&vec![7], &vec![0.0])
         );
+    }
+
+    #[test]
+    fn a_round_has_labels_up_to_its_rejection() {
+        let (row, mut rows) = recorded();
+        rows[1] = rollout(1, &[4, 5, 8, 6], &[1.0, 0.5, 0.125, 0.75], 4);
+        let branch = |is_greedy| {
+            let rollouts = RolloutsById::from(RecordedRollouts { rows: &rows, is_greedy });
+            rollouts.mixture(&row, 64).unwrap().unwrap().branches.remove(0)
+        };
+        let greedy = branch(true);
+        assert_eq!((greedy.token_ids, greedy.labels), (vec![4, 5, 8], vec![1.0, 1.0, 0.0]));
+        assert_eq!(branch(false).labels, [1.0, 0.5, 0.125, 0.75]);
     }
 
     #[test]

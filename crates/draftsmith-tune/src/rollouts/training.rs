@@ -93,7 +93,8 @@ impl TrainingRecorder<'_> {
             );
         }
         let drafter = recipe.drafters.get(self.id).context("the recipe has the drafter")?;
-        let models = match drafter.kind.has_exit() && recipe.target_elsewhere().is_none() {
+        let is_self_draft = drafter.kind.model().is_none();
+        let models = match is_self_draft && recipe.target_elsewhere().is_none() {
             true => RecordedModels::Pair(workspace.target_alone()?),
             false => RecordedModels::of(recipe, workspace)?,
         };

@@ -14,7 +14,7 @@ use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_m
 use super::{ExportArguments, Written};
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::exports::{
-    AdapterExport, ExportKind, HeadExport, found_adapter_head, read_adapter_head, read_model_head,
+    AdapterExport, ExportKind, HeadExport, found_adapter_head, read_model_head,
 };
 use draftsmith_recipe::out_dir::{OutDir, copy_if_there};
 use draftsmith_recipe::workspace::Workspace;
@@ -82,7 +82,7 @@ pub(super) fn write_with_head(
                     source.display()
                 );
             };
-            let head = read_adapter_head(&head, source, &adapter.config, workspace)?;
+            let head = adapter.head(&head, workspace)?;
             ignored.extend(vocabulary_ignored(&adapter.config));
             let draft = write_draft_model(&adapter, workspace, out)?;
             (head, draft.config().clone())
