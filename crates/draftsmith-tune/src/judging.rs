@@ -236,7 +236,8 @@ mod tests {
         };
         let mut place = || RecordedPlace {
             candidate: candidate.clone(),
-            rollout: (draws.uniform() >= accepted).then(|| vec![candidate.clone(); 8]),
+            rollout: (draws.uniform() >= accepted)
+                .then(|| vec![RecordedCandidate { token_id: 8, ..candidate.clone() }; 8]),
         };
         let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
         Recordings {

@@ -85,8 +85,8 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// The candidates drafted at `start`, which is less than `context`: instead of the response's token there, or of
-    /// a whole round, the first of which may be accepted. `along` is the response from there on.
+    /// The candidates drafted at `start`, which is less than `context`: a rejected one and what follows it, or a whole
+    /// round, which may begin with accepted candidates. `along` is the response from there on.
     fn branch(&self, rollout: &RolloutRow, along: &[u32], start: usize, context: usize) -> Branch {
         let ids = &rollout.candidates.candidate_ids;
         let num_accepted = ids.iter().zip(along).take_while(|(id, token)| id == token).count();

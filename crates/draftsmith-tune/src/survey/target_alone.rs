@@ -232,14 +232,16 @@ fn recordings(
         draft_log_prob: 0.0,
         target_log_prob: 0.0,
     };
-    // Not an end token: rounds continue after a rejected candidate.
-    let other = (0..).find(|id| !eos_token_ids.contains(id)).unwrap_or_default();
+    // Neither the answer's token nor an end token: rounds continue after a rejected candidate.
+    let other = |token: &u32| {
+        (0..).find(|id| id != token && !eos_token_ids.contains(id)).unwrap_or_default()
+    };
     let of_answer = |nth: &usize| {
         let answer = &surveyor.answers[*nth];
         let tokens = answer.response_ids.iter().zip(&read_out.accepted[*nth]);
         let place = |(token_id, is_accepted): (&u32, &bool)| RecordedPlace {
             candidate: candidate(*token_id),
-            rollout: (!is_accepted).then(|| vec![candidate(other); MAX_LENGTH]),
+            rollout: (!is_accepted).then(|| vec![candidate(other(token_id)); MAX_LENGTH]),
         };
         let places = tokens.map(place).collect();
         Recording::new(answer.prompt_ids.clone(), places, surveyor.max_new_tokens)
