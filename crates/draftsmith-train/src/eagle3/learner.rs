@@ -9,7 +9,7 @@ use draftsmith_model::{DraftVocabulary, Eagle3, Lengths};
 
 use super::scores::{Eagle3Scores, Eagle3Tally};
 use crate::adapter::batches::AdapterBatch;
-use crate::adapter::distillation::{DistillationLoss, Student, StudentStep, Tokens};
+use crate::adapter::distillation::{DistillationLoss, Student, StudentStep};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::run::member::{Score, Trainee};
@@ -78,17 +78,19 @@ fn lengths_of(batch: &AdapterBatch) -> Lengths {
 
 /// The supervised tokens of a step, numbered from 0: all of each row but the first `step`, since a round begins
 /// at the first supervised position at the earliest.
-fn tokens_of(batch: &AdapterBatch, step: usize) -> Tokens {
+///
+/// # Shapes
+/// - output: `[tokens, 1]`, as [`Tokens::are`](crate::adapter::distillation::Tokens::are)
+fn are_supervised(batch: &AdapterBatch, step: usize) -> Option<Tensor<2>> {
     if step == 0 {
-        return batch.tokens.clone();
+        return batch.tokens.are.clone();
     }
     let of_row = |wanted: &Range<usize>| (0..wanted.len()).map(|nth| nth >= step);
     let are = batch.wanted.iter().flat_map(of_row).map(|is| if is { 1.0 } else { 0.0 });
     let mut are: Vec<f32> = are.collect();
-    let num = are.iter().filter(|is| **is > 0.0).count();
     are.resize(lengths_of(batch).padded(are.len()), 0.0);
     let are = Tensor::<1>::from_floats(are.as_slice(), &batch.features[0].device());
-    Tokens { num, are: Some(are.unsqueeze_dim(1)) }
+    Some(are.unsqueeze_dim(1))
 }
 
 impl Trainee for Eagle3Learner {
@@ -135,7 +137,7 @@ impl Trainee for Eagle3Learner {
             .enumerate()
             .map(|(nth, outputs)| StudentStep {
                 hidden: outputs.clone().without_autodiff(),
-                are: tokens_of(content, nth).are,
+                are: are_supervised(content, nth),
                 share: self.step_weight.powi(nth as i32) / content.tokens.num as f64,
             })
             .collect();
