@@ -172,7 +172,7 @@ impl<'a> Inputs<'a> {
         Ok(head.map(|head| HeadOutcome::of(head, None)))
     }
 
-    /// Identifies the training of a kind of self-draft with these settings.
+    /// The fingerprint of a training with these settings, for a self-draft of this kind.
     fn fingerprint(self, kind: &str, settings: impl Serialize) -> Result<String> {
         let Self { recipe, workspace, data, .. } = self;
         let mut settings = json!({ (kind): settings, "seed": recipe.seed });

@@ -72,7 +72,7 @@ struct AnswerToken {
     luck: f64,
 }
 
-/// A fitted map from standardised states to the difference between the final states and a base.
+/// A fitted map from standardised states to what is missing from a base to the final states.
 struct LinearMap {
     mean: Tensor<2>,
     spread: Tensor<2>,

@@ -126,7 +126,7 @@ impl Drafts {
     }
 }
 
-/// A projection to queries, keys or values from rows of two parts.
+/// A projection to queries, keys or values, divided into the half that reads embeddings and the half that reads features.
 struct Divided {
     of_embedded: Tensor<2>,
     of_features: Tensor<2>,
