@@ -62,9 +62,14 @@ impl DraftVocabulary {
         &self.ids
     }
 
+    /// The number of a token in the vocabulary, from 0; `None` if it is not in it.
+    pub fn number_of(&self, id: u32) -> Option<u32> {
+        self.ids.binary_search(&id).ok().map(|number| number as u32)
+    }
+
     /// Whether a token is in the vocabulary.
     pub fn contains(&self, id: u32) -> bool {
-        self.ids.binary_search(&id).is_ok()
+        self.number_of(id).is_some()
     }
 
     /// Reads the vocabulary of `len` tokens from a file's tensor.

@@ -27,11 +27,12 @@ use crate::run::{Ending, Setup, TrainingRun};
 /// A trained drafter.
 pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, Eagle3Scores>;
 
-/// Trains a drafter, on the target's device and `run.more_devices`.
+/// Trains a drafter for each of `trainings`, which share the target's forwards, on the target's device and
+/// `run.more_devices`. Each ends with the same bits as if it were trained alone.
 ///
 /// Step k of the unrolled drafter predicts the k-th token of a draft from every position of the responses; the
 /// tokens before it are the response's. Its loss compares softmax(head(norm(o))) with the target's distribution
-/// over the draft vocabulary, weighted by `training.step_weight` to the power of k (Li et al. 2025, section 3.2).
+/// over the draft vocabulary, weighted by `step_weight` to the power of k (Li et al. 2025, section 3.2).
 /// The epoch with the largest accepted length on held-out responses is kept.
 ///
 /// Rows are split and shuffled, the run's files are kept, and it is resumed and stopped as in
@@ -40,40 +41,51 @@ pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, Eagle3Scores>;
 /// # Errors
 /// If a setting is out of range, the target lacks a layer, a row is invalid, either side of the split has no
 /// response, a loss or prediction is not finite, or a file cannot be written.
+///
+/// # Panics
+/// If there is no training, or two do not [share a pass](Eagle3Training::shares_pass_with).
 pub fn train_eagle3(
     target: &CausalLm,
     rows: &[ResponseRow],
-    training: &Eagle3Training,
+    trainings: &[Eagle3Training],
     seed: u64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedEagle3>>, TrainError> {
-    training.validate()?;
-    let config = config_of(target, training)?;
-    let lessons = training.lessons(&config.target_layers);
-    let frozen = target.valid().to_dtype(training.dtype);
+    let first = trainings.first().expect("there is a training");
+    assert!(trainings.iter().all(|one| one.shares_pass_with(first)), "they share a pass");
+    trainings.iter().try_for_each(Eagle3Training::validate)?;
+    let configs = trainings.iter().map(|training| config_of(target, training));
+    let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
+    let layers = configs.iter().flat_map(|config| config.target_layers);
+    let lessons = first.lessons(layers.collect());
+    let frozen = target.valid().to_dtype(first.dtype);
     let targets = PerDevice::frozen(frozen, &run.more_devices)?;
     let place = run.feature_dir();
     let Sources { loaders, vocabulary, stored } =
         prepare(&targets, rows, &lessons, seed, Some(&place))?;
     let (vocabulary, coverage) = vocabulary.unzip();
-    let config = Eagle3Config { draft_vocabulary: vocabulary.clone(), ..config };
+    let configs = configs.into_iter();
+    let configs = configs
+        .map(|config| Eagle3Config { draft_vocabulary: vocabulary.clone(), ..config })
+        .collect::<Vec<_>>();
     let devices = PerDevice::trained(targets.first().device(), &run.more_devices)?;
-    let optimizer = training.optimizer;
+    let optimizer = first.optimizer;
     let setup = Setup { loaders, devices, optimizer, label: "EAGLE-3 drafter" };
     let place_of = |layer: &usize| lessons.layers.binary_search(layer).ok();
-    let learner = Eagle3Learner {
-        drafter: initial_drafter(&config, target, training.initial, seed),
+    let learner = |(config, training): (&Eagle3Config, &Eagle3Training)| Eagle3Learner {
+        drafter: initial_drafter(config, target, training.initial, seed),
         states: config.target_layers.iter().filter_map(place_of).collect(),
-        vocabulary,
         num_steps: training.num_steps,
         step_weight: training.step_weight,
         loss: training.loss,
         loss_chunk: training.loss_chunk,
     };
-    let members = vec![("eagle3".to_owned(), learner)];
-    let trained = run.train(setup, members, |_, part, outcome| {
-        let mut trained = Trained::new((part, config.clone()), outcome);
-        trained.config.training = trained.record(training, &["layers"], "num_tokens", seed);
+    let learners = configs.iter().zip(trainings).map(learner);
+    let members =
+        learners.enumerate().map(|(nth, learner)| (format!("drafter-{}", nth + 1), learner));
+    let trained = run.train(setup, members.collect(), |nth, part, outcome| {
+        let mut trained = Trained::new((part, configs[nth].clone()), outcome);
+        trained.config.training = trained.record(&trainings[nth], &["layers"], "num_tokens", seed);
         if let Some(coverage) = coverage {
             trained.config.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
         }

@@ -1,6 +1,6 @@
 //! `train-adapter`: trains self-draft adapters and EAGLE-3 drafters on built data, into
-//! `checkpoints/<recipe>/<drafter>/`. Missing adapters with equal settings are trained together. One with a table
-//! `head` then gets an acceptance head in its directory `head/`.
+//! `checkpoints/<recipe>/<drafter>/`. Missing ones whose settings let them share a pass are trained together. One with
+//! a table `head` then gets an acceptance head in its directory `head/`.
 
 mod eagle3;
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AdapterConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{AdapterTraining, ExitLayers, Section, train_adapters};
+use draftsmith_train::{AdapterTraining, Eagle3Training, ExitLayers, Section, train_adapters};
 use serde::Serialize;
 use serde_json::json;
 
@@ -59,7 +59,6 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<Outcome>> {
-    let trained: Vec<(DrafterId, &AdapterTraining)> = recipe.trained_adapters();
     let ids = recipe.trained_self_drafts();
     if let Some(asked) = asked {
         check_known(&ids, asked, "adapter to train")?;
@@ -72,9 +71,12 @@ pub(crate) fn run(
     let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
     let inputs = Inputs { recipe, workspace, data: &data, console };
     let mut outcomes = Vec::new();
-    for (ids, settings) in passes(&trained, asked) {
+    let is_asked = |id| asked.is_none_or(|asked| asked == id);
+    for pass in passes(recipe.trained_adapters(), is_asked, share_pass) {
+        let settings = pass[0].1;
         let (section, optimizer) = (Section::Adapter, &settings.optimizer);
         check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
+        let ids: Vec<DrafterId> = pass.iter().map(|(id, _)| *id).collect();
         let stage = Stage { inputs, settings };
         outcomes.extend(stage.adapters(&ids)?);
     }
@@ -82,10 +84,9 @@ pub(crate) fn run(
         outcome.head = inputs.head(outcome.drafter)?;
     }
     let mut outcomes: Vec<Outcome> = outcomes.into_iter().map(Outcome::Adapter).collect();
-    for (id, settings) in recipe.trained_eagle3() {
-        if asked.is_none_or(|asked| asked == id) {
-            let mut trained = eagle3::train(inputs, id, settings)?;
-            trained.head = inputs.head(id)?;
+    for pass in passes(recipe.trained_eagle3(), is_asked, Eagle3Training::shares_pass_with) {
+        for mut trained in eagle3::train(inputs, &pass)? {
+            trained.head = inputs.head(trained.drafter)?;
             outcomes.push(Outcome::Eagle3(trained));
         }
     }
@@ -95,24 +96,28 @@ pub(crate) fn run(
     Ok(outcomes)
 }
 
-/// Adapters whose settings differ only in the exit layer, which one pass over the data trains, with those
-/// settings.
-fn passes<'a>(
-    trained: &[(DrafterId, &'a AdapterTraining)],
-    asked: Option<DrafterId>,
-) -> Vec<(Vec<DrafterId>, &'a AdapterTraining)> {
-    let alike = |settings: &AdapterTraining| {
-        let any = AdapterTraining { exit_layer: ExitLayers::One(0), ..settings.clone() };
-        serde_json::to_string(&any).unwrap_or_default()
-    };
-    let mut passes: Vec<(Vec<DrafterId>, &AdapterTraining)> = Vec::new();
-    for (id, settings) in trained.iter().filter(|(id, _)| asked.is_none_or(|asked| asked == *id)) {
-        match passes.iter_mut().find(|(_, own)| alike(own) == alike(settings)) {
-            Some((ids, _)) => ids.push(*id),
-            None => passes.push((vec![*id], settings)),
+/// Drafters that are trained, and their settings.
+type Trained<'a, T> = Vec<(DrafterId, &'a T)>;
+
+/// Groups the asked ones of `trained` into passes over the data.
+fn passes<'a, T>(
+    trained: Trained<'a, T>,
+    is_asked: impl Fn(DrafterId) -> bool,
+    share_pass: impl Fn(&T, &T) -> bool,
+) -> Vec<Trained<'a, T>> {
+    let mut passes: Vec<Trained<'a, T>> = Vec::new();
+    for (id, settings) in trained.into_iter().filter(|(id, _)| is_asked(*id)) {
+        match passes.iter_mut().find(|pass| share_pass(pass[0].1, settings)) {
+            Some(pass) => pass.push((id, settings)),
+            None => passes.push(vec![(id, settings)]),
         }
     }
     passes
+}
+
+/// Whether two adapters' settings differ at most in the exit layer.
+fn share_pass(one: &AdapterTraining, other: &AdapterTraining) -> bool {
+    AdapterTraining { exit_layer: other.exit_layer.clone(), ..one.clone() } == *other
 }
 
 /// What all self-drafts are trained from.

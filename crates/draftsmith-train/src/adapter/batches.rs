@@ -25,8 +25,9 @@ pub(crate) struct AdapterBatch {
     pub(crate) ids: Tensor<2, Int>,
     /// The supervised positions of each row.
     pub(crate) wanted: Vec<Range<usize>>,
-    /// The tokens that they predict, as the responses have them.
-    pub(crate) next_ids: Vec<u32>,
+    /// The responses' tokens that they predict, as drafters number them; `None` for one outside the draft
+    /// vocabulary.
+    pub(crate) next_ids: Vec<Option<u32>>,
     /// `[tokens]`: the supervised positions as row indices of `features` reshaped to `[rows · seq, hidden]`,
     /// then padding.
     pub(crate) supervised: Tensor<1, Int>,
@@ -35,6 +36,8 @@ pub(crate) struct AdapterBatch {
     pub(crate) teacher: Lesson,
     /// The target's LM head.
     pub(crate) lm_head: LmHead,
+    /// How its tensors are padded.
+    pub(crate) lengths: Lengths,
 }
 
 /// The frozen target.
@@ -43,6 +46,8 @@ pub(crate) struct FrozenTarget {
     /// Without autodiff.
     model: CausalLm,
     lm_head: LmHead,
+    /// The tokens that may be drafted; `None` if all may.
+    vocabulary: Option<DraftVocabulary>,
 }
 
 impl FrozenTarget {
@@ -53,7 +58,15 @@ impl FrozenTarget {
             Some(vocabulary) => lm_head.narrowed(vocabulary),
             None => lm_head,
         };
-        Self { lm_head, model }
+        Self { lm_head, model, vocabulary: vocabulary.cloned() }
+    }
+
+    /// A token's number in the draft vocabulary.
+    fn number_of(&self, id: u32) -> Option<u32> {
+        match &self.vocabulary {
+            Some(vocabulary) => vocabulary.number_of(id),
+            None => Some(id),
+        }
     }
 
     /// The same for drafters whose own LM heads have no soft cap.
@@ -156,7 +169,6 @@ impl AdapterSource {
         supervised.resize(self.lengths.padded(num_supervised), supervised[num_supervised - 1]);
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
-        let are_tokens = padding_mask(num_supervised, self.lengths, &device);
         let Padded { ids, wanted } = Padded::new(rows, self.lengths, self.batch_size, &device);
         let (features, teacher) = match &self.stored {
             Some(stored) => self.stored_states(stored, target, rows, dims, &supervised),
@@ -172,8 +184,13 @@ impl AdapterSource {
                 (features, teacher)
             }
         };
-        let next_ids: Vec<u32> = rows.iter().flat_map(|row| row.next_ids()).collect();
-        let teacher = teacher.map_or_else(|| responses(&next_ids, &supervised), Lesson::States);
+        let next_ids = rows.iter().flat_map(|row| row.next_ids());
+        let next_ids: Vec<Option<u32>> = next_ids.map(|id| target.number_of(id)).collect();
+        let are_tokens = padding_mask(num_supervised, self.lengths, &device);
+        let (teacher, are_tokens) = match teacher {
+            Some(states) => (Lesson::States(states), are_tokens),
+            None => responses(&next_ids, &supervised, are_tokens),
+        };
         let embedded = self.reads_tokens.then(|| target.model.embed(ids.clone()));
         let are_tokens = are_tokens.map(|are| are.unsqueeze_dim(1));
         let tokens = Tokens { num: num_supervised, are: are_tokens };
@@ -189,6 +206,7 @@ impl AdapterSource {
                 supervised,
                 tokens,
                 lm_head,
+                lengths: self.lengths,
             },
             row_ids: rows.iter().map(|row| row.id.clone()).collect(),
             num_supervised,
@@ -282,12 +300,24 @@ impl AdapterSource {
     }
 }
 
-/// The tokens that the supervised positions predict; the padding repeats the last one.
-fn responses(next_ids: &[u32], supervised: &Tensor<1, Int>) -> Lesson {
-    let mut ids = next_ids.to_vec();
-    let last = ids.last().copied().unwrap_or_default();
-    ids.resize(supervised.dims()[0], last);
-    Lesson::Tokens(ids)
+/// The tokens that the supervised positions predict as labels, and [`Tokens::are`] without those that have none.
+/// They and the padding are labelled 0, which nothing reads.
+fn responses(
+    next_ids: &[Option<u32>],
+    supervised: &Tensor<1, Int>,
+    are: Option<Tensor<1>>,
+) -> (Lesson, Option<Tensor<1>>) {
+    let mut ids: Vec<u32> = next_ids.iter().map(|id| id.unwrap_or(0)).collect();
+    let [num_padded] = supervised.dims();
+    ids.resize(num_padded, 0);
+    if next_ids.iter().all(Option::is_some) {
+        return (Lesson::Tokens(ids), are);
+    }
+    let have_label = next_ids.iter().map(|id| f32::from(id.is_some()));
+    let mut have_label: Vec<f32> = have_label.collect();
+    have_label.resize(num_padded, 0.0);
+    let are = Tensor::from_floats(have_label.as_slice(), &supervised.device());
+    (Lesson::Tokens(ids), Some(are))
 }
 
 /// Selects the hidden states at positions of a batch.

@@ -87,7 +87,7 @@ const NEVER: f32 = -1e30;
 pub(crate) struct Tokens {
     /// The number without padding, at least 1.
     pub(crate) num: usize,
-    /// `[tokens, 1]`: 1 for a token, 0 for padding; `None` without padding.
+    /// `[tokens, 1]`: 1 for a token, 0 for padding and for a token without a label; `None` if there is neither.
     pub(crate) are: Option<Tensor<2>>,
 }
 

@@ -82,26 +82,8 @@ pub enum InitialWeights {
 pub enum Teaching {
     /// The target's distribution at each token.
     Target,
-    /// The next token of the response.
+    /// The next token of the response. One outside the draft vocabulary teaches nothing.
     Response,
-}
-
-impl Teaching {
-    /// Checks that every label is in a draft vocabulary of this size.
-    ///
-    /// # Errors
-    /// If it need not be.
-    pub(crate) fn check_vocabulary(self, section: Section, size: usize) -> Result<(), TrainError> {
-        match self {
-            Self::Target => Ok(()),
-            Self::Response => Err(TrainError::Setting {
-                section,
-                key: "draft_vocabulary",
-                value: size.to_string(),
-                expected: "none with `teacher = \"response\"`: a token outside it would have no label",
-            }),
-        }
-    }
 }
 
 /// One exit layer, or several with an adapter each. In a recipe, `2` or `[1, 2]`.
@@ -161,12 +143,11 @@ impl AdapterTraining {
             let expected = "0 or more, or a list of different such numbers";
             return invalid("exit_layer", format!("{exit_layers:?}"), expected);
         }
-        if let Some(size) = self.draft_vocabulary {
-            if size == 0 || self.architecture.has_head() {
-                let expected = "1 or more, and an architecture without a separate LM head";
-                return invalid("draft_vocabulary", size.to_string(), expected);
-            }
-            self.teacher.check_vocabulary(section, size)?;
+        if let Some(size) = self.draft_vocabulary
+            && (size == 0 || self.architecture.has_head())
+        {
+            let expected = "1 or more, and an architecture without a separate LM head";
+            return invalid("draft_vocabulary", size.to_string(), expected);
         }
         self.optimizer.check(section)?;
         check_numbers(
@@ -281,9 +262,6 @@ mod tests {
         let narrow = AdapterTraining { draft_vocabulary: Some(9), architecture, ..default() };
         check("draft_vocabulary", narrow);
         check("loss_chunk", AdapterTraining { loss_chunk: 0, ..default() });
-        let teacher = Teaching::Response;
-        let narrow = AdapterTraining { teacher, draft_vocabulary: Some(9), ..default() };
-        check("draft_vocabulary", narrow);
         let optimizer = OptimizerSettings { batch_size: 0, ..OptimizerSettings::ADAPTER };
         check("optimizer.batch_size", AdapterTraining { optimizer, ..default() });
     }

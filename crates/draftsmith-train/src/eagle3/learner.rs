@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
-use draftsmith_model::{DraftVocabulary, Eagle3, Lengths};
+use draftsmith_model::Eagle3;
 
 use super::scores::{Eagle3Scores, Eagle3Tally};
 use crate::adapter::batches::AdapterBatch;
@@ -21,8 +21,6 @@ pub(crate) struct Eagle3Learner {
     /// The indices in [`AdapterBatch::features`] of the states that it reads.
     #[module(skip)]
     pub(crate) states: Vec<usize>,
-    #[module(skip)]
-    pub(crate) vocabulary: Option<DraftVocabulary>,
     #[module(skip)]
     pub(crate) num_steps: usize,
     #[module(skip)]
@@ -40,9 +38,8 @@ pub(crate) struct Eagle3Output {
     sums: Tensor<1>,
     /// For each step, the most probable token of each supervised position.
     drafted: Vec<Tensor<1, Int>>,
-    /// For each row, the response's tokens there, counted as the drafter counts them; `None` for one that it
-    /// cannot draft.
-    wanted: Vec<Vec<Option<usize>>>,
+    /// For each row, the response's tokens there, as [`AdapterBatch::next_ids`].
+    wanted: Vec<Vec<Option<u32>>>,
 }
 
 impl Eagle3Learner {
@@ -66,14 +63,10 @@ impl Eagle3Learner {
             false => wanted.start - 1..wanted.end - 1,
         });
         let begun: Vec<Range<usize>> = begun.collect();
-        let lengths = lengths_of(batch);
-        let outputs = drafter.unrolled(states.collect(), embedded, &begun, self.num_steps, lengths);
+        let (states, lengths) = (states.collect(), batch.lengths);
+        let outputs = drafter.unrolled(states, embedded, &begun, self.num_steps, lengths);
         (outputs, drafter.own_head())
     }
-}
-
-fn lengths_of(batch: &AdapterBatch) -> Lengths {
-    if batch.tokens.are.is_some() { Lengths::InBuckets } else { Lengths::AsGiven }
 }
 
 /// The supervised tokens of a step, numbered from 0: all of each row but the first `step`, since a round begins
@@ -82,15 +75,20 @@ fn lengths_of(batch: &AdapterBatch) -> Lengths {
 /// # Shapes
 /// - output: `[tokens, 1]`, as [`Tokens::are`](crate::adapter::distillation::Tokens::are)
 fn are_supervised(batch: &AdapterBatch, step: usize) -> Option<Tensor<2>> {
+    let all = batch.tokens.are.clone();
     if step == 0 {
-        return batch.tokens.are.clone();
+        return all;
     }
     let of_row = |wanted: &Range<usize>| (0..wanted.len()).map(|nth| nth >= step);
     let are = batch.wanted.iter().flat_map(of_row).map(|is| if is { 1.0 } else { 0.0 });
     let mut are: Vec<f32> = are.collect();
-    are.resize(lengths_of(batch).padded(are.len()), 0.0);
+    are.resize(batch.lengths.padded(are.len()), 0.0);
     let are = Tensor::<1>::from_floats(are.as_slice(), &batch.features[0].device());
-    Some(are.unsqueeze_dim(1))
+    let are = are.unsqueeze_dim(1);
+    Some(match all {
+        Some(all) => are * all,
+        None => are,
+    })
 }
 
 impl Trainee for Eagle3Learner {
@@ -162,11 +160,7 @@ impl Trainee for Eagle3Learner {
         let sums = head.score_sums(student(&outputs[0]), teacher, tokens, self.loss_chunk);
         let drafted =
             outputs.iter().map(|outputs| head.most_probable(student(outputs), self.loss_chunk));
-        let number = |id: &u32| match &self.vocabulary {
-            Some(vocabulary) => vocabulary.ids().binary_search(id).ok(),
-            None => Some(*id as usize),
-        };
-        let mut ids = content.next_ids.iter().map(number);
+        let mut ids = content.next_ids.iter().copied();
         let wanted = content.wanted.iter().map(|row| ids.by_ref().take(row.len()).collect());
         Eagle3Output { sums, drafted: drafted.collect(), wanted: wanted.collect() }
     }
@@ -184,7 +178,7 @@ impl Trainee for Eagle3Learner {
             let mut drafted = to_host(drafted.float())?.into_iter();
             for (row, wanted) in rows.iter_mut().zip(&wanted) {
                 let pairs = wanted.iter().zip(drafted.by_ref());
-                let are_equal = pairs.map(|(id, own)| *id == Some(own as usize));
+                let are_equal = pairs.map(|(id, own)| *id == Some(own as u32));
                 row.push(are_equal.skip(step).collect());
             }
         }

@@ -90,11 +90,8 @@ impl Eagle3Training {
         {
             return invalid("layers", format!("{layers:?}"), "three numbers that rise");
         }
-        if let Some(size) = self.draft_vocabulary {
-            if size == 0 {
-                return invalid("draft_vocabulary", size.to_string(), "1 or more");
-            }
-            self.teacher.check_vocabulary(section, size)?;
+        if self.draft_vocabulary == Some(0) {
+            return invalid("draft_vocabulary", "0".to_owned(), "1 or more");
         }
         self.optimizer.check(section)?;
         check_numbers(
@@ -116,9 +113,17 @@ impl Eagle3Training {
         )
     }
 
-    /// What the training reads, of the target's layers `layers`, each once.
-    pub(crate) fn lessons(&self, layers: &[usize]) -> Lessons<'_> {
-        let mut layers = layers.to_vec();
+    /// Whether one pass over the data can train both: they differ at most in what they read of the target, their
+    /// steps, loss and initial weights.
+    pub fn shares_pass_with(&self, other: &Self) -> bool {
+        let Self { layers, num_steps, step_weight, initial, loss, loss_chunk, .. } = self.clone();
+        let own =
+            Self { layers, num_steps, step_weight, initial, loss, loss_chunk, ..other.clone() };
+        own == *self
+    }
+
+    /// What the training reads, of the target's layers `layers`.
+    pub(crate) fn lessons(&self, mut layers: Vec<usize>) -> Lessons<'_> {
         layers.sort_unstable();
         layers.dedup();
         Lessons {

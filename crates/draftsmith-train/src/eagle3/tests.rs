@@ -4,7 +4,7 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
-use draftsmith_model::{Lengths, WeightDtype};
+use draftsmith_model::Lengths;
 
 use super::*;
 use crate::adapter::batches::{AdapterSource, FrozenTarget};
@@ -15,7 +15,7 @@ use crate::data::BatchSource;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::Features;
-use crate::tests::pair::{deep_target, gradients_of, response_row, responses};
+use crate::tests::pair::{deep_target, gradients_of, random_model, response_row, responses};
 use crate::tests::runs::{assert_contains, only};
 
 fn quick() -> Eagle3Training {
@@ -37,7 +37,7 @@ fn quick() -> Eagle3Training {
 fn train(rows: &[ResponseRow], training: &Eagle3Training) -> Result<TrainedEagle3, TrainError> {
     let dir = tempfile::tempdir().unwrap();
     let run = TrainingRun::new(dir.path(), "");
-    train_eagle3(&deep_target(16, 64), rows, training, 3, run).map(only)
+    train_eagle3(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run).map(only)
 }
 
 /// Responses that continue a pattern: each token is the one before plus the first token.
@@ -92,7 +92,6 @@ fn gradients_are_those_of_the_weighted_loss() {
         let mut learner = Eagle3Learner {
             drafter: initial_drafter(&config, &target, InitialWeights::Random, 1),
             states: vec![0, 1, 2],
-            vocabulary: None,
             num_steps: 3,
             step_weight: 0.5,
             loss: DistillationLoss::CrossEntropy,
@@ -161,6 +160,55 @@ fn a_draft_vocabulary_limits_the_drafter_and_its_coverage_is_recorded() {
 }
 
 #[test]
+fn tokens_outside_the_draft_vocabulary_teach_nothing() {
+    let rows = patterned(60);
+    let response = Eagle3Training {
+        teacher: Teaching::Response,
+        draft_vocabulary: Some(8),
+        optimizer: OptimizerSettings { num_epochs: 12, ..quick().optimizer },
+        ..quick()
+    };
+    let trained = train(&rows, &response).unwrap();
+    let coverage = trained.config.vocabulary_coverage().unwrap();
+    assert!(coverage > 0.1 && coverage < 0.5, "{coverage}");
+    // It learns the labelled tokens, and cannot draft the others. Coverage leaves out each response's last token.
+    let first = trained.scores.agreement.first();
+    assert!((first - coverage).abs() < 0.05, "{first} of {coverage}");
+}
+
+#[test]
+fn drafters_of_one_pass_equal_those_trained_alone() {
+    let rows = patterned(40);
+    let lower = Eagle3Training { num_steps: 2, step_weight: 0.5, ..quick() };
+    let higher = Eagle3Training {
+        layers: Some([1, 3, 4]),
+        loss: DistillationLoss::TotalVariation,
+        initial: InitialWeights::Random,
+        ..quick()
+    };
+    let trainings = [lower, higher];
+    let target = random_model(5, 16, 64);
+    let pass = |trainings: &[Eagle3Training]| {
+        let dir = tempfile::tempdir().unwrap();
+        let run = TrainingRun::new(dir.path(), "");
+        match train_eagle3(&target, &rows, trainings, 3, run).unwrap() {
+            Ending::Finished(trained) => trained,
+            Ending::Stopped { .. } => panic!("nothing stops it"),
+        }
+    };
+    for (training, together) in trainings.iter().zip(pass(&trainings)) {
+        let alone = pass(std::slice::from_ref(training)).remove(0);
+        assert_eq!(alone.scores, together.scores);
+        let [alone, together] = [alone, together].map(|trained| {
+            let dir = tempfile::tempdir().unwrap();
+            trained.model.write_dir(dir.path(), &trained.config).unwrap();
+            std::fs::read(dir.path().join("model.safetensors")).unwrap()
+        });
+        assert!(alone == together, "the weights differ");
+    }
+}
+
+#[test]
 fn stored_states_train_the_same_drafter_within_their_rounding() {
     let rows = patterned(30);
     let scores = [Features::Recompute, Features::Cache]
@@ -180,11 +228,6 @@ fn bad_settings_are_named() {
     assert_contains(&error(&steps), &["eagle3.num_steps", "9", "1 to 8"]);
     let weight = Eagle3Training { step_weight: 0.0, ..quick() };
     assert_contains(&error(&weight), &["eagle3.step_weight", "above 0"]);
-    let narrow = Eagle3Training {
-        teacher: Teaching::Response,
-        draft_vocabulary: Some(9),
-        dtype: WeightDtype::F32,
-        ..quick()
-    };
-    assert_contains(&error(&narrow), &["eagle3.draft_vocabulary", "would have no label"]);
+    let narrow = Eagle3Training { draft_vocabulary: Some(0), ..quick() };
+    assert_contains(&error(&narrow), &["eagle3.draft_vocabulary", "1 or more"]);
 }

@@ -138,7 +138,7 @@ fn train_drafter(
         optimizer,
         ..Eagle3Training::default()
     };
-    let ending = train_eagle3(&deep_target(16, 64), rows, &settings, seed, run)?;
+    let ending = train_eagle3(&deep_target(16, 64), rows, &[settings], seed, run)?;
     Ok(ending.map(|mut drafters| {
         let drafter = drafters.remove(0);
         Outcome::of(&drafter, |dir| drafter.model.write_dir(dir, &drafter.config).unwrap())

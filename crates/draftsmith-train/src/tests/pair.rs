@@ -38,7 +38,7 @@ pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel
     [(&tiny_draft(hidden_size, context)).into(), DrafterModel::self_draft(target, adapter, 2)]
 }
 
-fn random_model(num_layers: usize, hidden_size: usize, context: usize) -> CausalLm {
+pub(crate) fn random_model(num_layers: usize, hidden_size: usize, context: usize) -> CausalLm {
     let config = ModelConfig::llama(
         ModelShape {
             vocab_size: VOCAB_SIZE as usize,

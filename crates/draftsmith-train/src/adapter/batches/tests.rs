@@ -222,3 +222,29 @@ fn a_response_as_teacher_needs_only_its_tokens() {
         assert!(states(&batch) == states(&whole));
     }
 }
+
+#[test]
+fn a_responses_labels_are_numbers_in_the_draft_vocabulary() {
+    for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
+        let ids: Vec<u32> = (0..48).filter(|id| id % 3 != 0).collect();
+        let vocabulary = DraftVocabulary::new(ids.clone());
+        let targets = FrozenTarget::new(tiny_draft(16, 64), Some(&vocabulary)).into();
+        let teaching = Teaching::Response;
+        let source = AdapterSource { targets, teaching, lengths, ..source(3) };
+        let batch = source.step_batches(1, &[vec![0, 1, 2]]).next().unwrap().content;
+        let predicted: Vec<u32> = source.rows_of_batches(&[vec![0, 1, 2]])[0]
+            .iter()
+            .flat_map(|row| row.next_ids())
+            .collect();
+        let (are, Lesson::Tokens(labels)) = (values(batch.tokens.are.unwrap()), batch.teacher)
+        else {
+            panic!("tokens")
+        };
+        assert!(predicted.iter().any(|id| id % 3 == 0) && predicted.iter().any(|id| id % 3 != 0));
+        for (nth, id) in predicted.iter().enumerate() {
+            assert_eq!(are[nth] == 1.0, id % 3 != 0, "{id}");
+            assert!(are[nth] == 0.0 || ids[labels[nth] as usize] == *id, "{id}");
+        }
+        assert!(are[predicted.len()..].iter().all(|are| *are == 0.0));
+    }
+}
