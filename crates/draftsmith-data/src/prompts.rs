@@ -59,6 +59,16 @@ impl Turn {
     }
 }
 
+/// The source in the id of a row, `source#n` or `source#n#turn`: the stem of its prompt file.
+pub fn source_of(row_id: &str) -> &str {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut source = row_id;
+    while let Some((before, _)) = source.rsplit_once('#').filter(|(_, number)| is_number(number)) {
+        source = before;
+    }
+    source
+}
+
 impl Prompt {
     /// The id of a turn's row: the prompt's id for turn 0, `source#n#turn` for later turns.
     pub fn row_id(&self, turn: usize) -> String {

@@ -45,6 +45,16 @@ impl<'a> Fold<'a> {
         Ok(Self { choices, judged_on, perfect: perfect.transpose()? })
     }
 
+    /// The same choices, judged on other recordings.
+    pub fn on<'b>(&self, judged_on: &'b Recordings) -> Fold<'b> {
+        let perfect = self.perfect.as_ref().map(|perfect| {
+            let choices = perfect.choices.clone();
+            let judged_on = Cow::Owned(judged_on.with_perfect_head());
+            Box::new(Fold { choices, judged_on, perfect: None })
+        });
+        Fold { choices: self.choices.clone(), judged_on: Cow::Borrowed(judged_on), perfect }
+    }
+
     /// The best of the rules that `belong` and have no look-ups, with its costs on the judging recordings.
     ///
     /// # Errors

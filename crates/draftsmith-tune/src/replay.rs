@@ -9,7 +9,7 @@ use anyhow::Result;
 use draftsmith_report::{
     CostSource, DecodingName, DrafterName, HeadPredictions, LookUps, Replay, ReplayGroup, Road,
 };
-use draftsmith_theory::{Decoding, HeadMetrics, Recordings};
+use draftsmith_theory::{Decoding, HeadMetrics, LookupFirst, Recordings};
 
 use crate::agreement::rounding;
 use crate::costs::Costs;
@@ -44,8 +44,9 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
         for decoding in &evaluate.decodings {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);
-            let (validation, test) = (validation.recordings, test.recordings);
-            replay.predictions.extend(predictions(drafter, evaluate.decoding(*decoding), &test));
+            let sources = test.by_source();
+            let (validation, test) = (validation.recordings, &test.recordings);
+            replay.predictions.extend(predictions(drafter, evaluate.decoding(*decoding), test));
             let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
                 .iter()
@@ -55,13 +56,22 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
             let paper = (CostSource::Paper, Costs::paper(test.drafter));
             for (source, costs) in own.into_iter().chain([paper]) {
                 let sets = ReplaySets {
+                    drafter,
                     road,
-                    validation: &validation,
-                    test: &test,
+                    decoding: *decoding,
+                    cost_source: source,
+                    first: best_look_ups_alone(&validation, &costs)?,
+                    fold: Fold::new(&validation, test, &costs, best_of_all)?,
+                    num_validation_prompts: validation.responses.len(),
                     costs,
                     seed: recipe.seed,
                 };
-                replay.groups.push(sets.group(drafter, *decoding, source)?);
+                replay.groups.push(sets.group(None, test)?);
+                if sources.len() > 1 {
+                    for (source, test) in &sources {
+                        replay.groups.push(sets.group(Some(source), test)?);
+                    }
+                }
             }
         }
     }
@@ -89,38 +99,39 @@ fn predictions(
     })
 }
 
-/// The recordings that rules are chosen and judged on.
+/// The rules that were chosen on validation prompts, and what they are judged by.
 struct ReplaySets<'a> {
+    drafter: DrafterName,
     /// What reports compare the drafter by.
     road: Road,
-    validation: &'a Recordings,
-    test: &'a Recordings,
+    decoding: DecodingName,
+    cost_source: CostSource,
+    /// The look-ups that are best without the drafter.
+    first: LookupFirst,
+    fold: Fold<'a>,
+    num_validation_prompts: usize,
     costs: Costs,
     seed: u64,
 }
 
 impl ReplaySets<'_> {
-    fn group(
-        &self,
-        drafter: DrafterName,
-        decoding: DecodingName,
-        cost_source: CostSource,
-    ) -> Result<ReplayGroup> {
-        let fold = Fold::new(self.validation, self.test, &self.costs, best_of_all)?;
-        let judging = Judging::new(vec![fold], &self.costs, self.seed)?;
-        let first = best_look_ups_alone(self.validation, &self.costs)?;
-        let looked_up = self.test.replay_look_ups(first, &self.costs.rounds);
-        let look_ups = LookUps { look_ups: first, speedup: judging.speedup(&looked_up) };
-        let oracle = (decoding == DecodingName::Greedy).then(|| judging.oracle()).transpose()?;
+    /// The rules on all test prompts, or on those of one source.
+    fn group(&self, dataset: Option<&str>, test: &Recordings) -> Result<ReplayGroup> {
+        let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
+        let looked_up = test.replay_look_ups(self.first, &self.costs.rounds);
+        let look_ups = LookUps { look_ups: self.first, speedup: judging.speedup(&looked_up) };
+        let is_greedy = self.decoding == DecodingName::Greedy;
+        let oracle = is_greedy.then(|| judging.oracle()).transpose()?;
         Ok(ReplayGroup {
-            drafter,
+            drafter: self.drafter,
             road: self.road,
-            decoding,
-            cost_source,
+            decoding: self.decoding,
+            dataset: dataset.map(str::to_owned),
+            cost_source: self.cost_source,
             costs: self.costs.rounds.line(self.costs.drafter)?,
-            num_validation_prompts: self.validation.responses.len(),
-            num_test_prompts: self.test.responses.len(),
-            num_test_tokens: self.test.num_tokens(),
+            num_validation_prompts: self.num_validation_prompts,
+            num_test_prompts: test.responses.len(),
+            num_test_tokens: test.num_tokens(),
             rows: judging.rows(&judging.folds[0].choices)?,
             oracle,
             look_ups: Some(look_ups),

@@ -9,8 +9,8 @@ mod prompts;
 mod training;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{RolloutProvenance, RolloutRow};
-use draftsmith_theory::{HeadTiming, Recordings};
+use draftsmith_data::{RolloutProvenance, RolloutRow, source_of};
+use draftsmith_theory::{HeadTiming, Recording, Recordings};
 use draftsmith_train::recordings_of;
 use serde::Serialize;
 
@@ -80,6 +80,23 @@ impl RecordedSet {
             responses,
         };
         Ok(Self { ids, recordings })
+    }
+
+    /// The recordings of each source of prompts, in order of appearance.
+    pub fn by_source(&self) -> Vec<(&str, Recordings)> {
+        let mut sources: Vec<(&str, Vec<Recording>)> = Vec::new();
+        for (id, response) in self.ids.iter().zip(&self.recordings.responses) {
+            let source = source_of(id);
+            match sources.iter_mut().find(|(name, _)| *name == source) {
+                Some((_, responses)) => responses.push(response.clone()),
+                None => sources.push((source, vec![response.clone()])),
+            }
+        }
+        let of_source = |(source, responses)| {
+            let shared = Recordings { responses: Vec::new(), ..self.recordings.clone() };
+            (source, Recordings { responses, ..shared })
+        };
+        sources.into_iter().map(of_source).collect()
     }
 
     /// Its numbers.

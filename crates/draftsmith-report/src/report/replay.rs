@@ -19,18 +19,16 @@ const MIN_RADIUS: f64 = 2.4;
 /// A point with fewer predictions would be noise.
 const MIN_LABELS: usize = 50;
 
-/// A section for each drafter and way of decoding, in order of appearance.
+/// A section for each drafter, way of decoding and source of prompts, in order of appearance.
 pub(super) fn replays(replays: &[ReplayGroup]) -> Vec<Value> {
-    let kind = |replay: &ReplayGroup| (replay.drafter, replay.decoding);
-    let section = |(drafter, decoding)| {
-        let of_section =
-            replays.iter().enumerate().filter(|(_, it)| kind(it) == (drafter, decoding));
+    let section = |name: String| {
+        let of_section = replays.iter().enumerate().filter(|(_, it)| it.name() == name);
         context! {
-            title => sentence_case(&drafter.under(decoding)),
+            title => sentence_case(&name),
             groups => of_section.map(|(index, replay)| view(index, replay)).collect::<Vec<_>>(),
         }
     };
-    in_order(replays.iter().map(kind)).into_iter().map(section).collect()
+    in_order(replays.iter().map(ReplayGroup::name)).into_iter().map(section).collect()
 }
 
 fn view(index: usize, replay: &ReplayGroup) -> Value {
@@ -39,7 +37,7 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
     let fixed = replay.rows.iter().find(|row| row.is_best_fixed());
     let best = best_of(&replay.rows);
     context! {
-        name => format!("{}, {source}", replay.drafter.under(replay.decoding)),
+        name => format!("{}, {source}", replay.name()),
         costs => sentence_case(source),
         details => format!(
             "{}; chosen on {}, judged on {} with {}",

@@ -52,6 +52,9 @@ pub struct ReplayGroup {
     pub road: Road,
     /// Greedy or sampled decoding.
     pub decoding: DecodingName,
+    /// The source of the test prompts; null for all of them together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<String>,
     /// The source of the costs.
     pub cost_source: CostSource,
     /// Costs for rules that read no signal, with the average time per verified row.
@@ -79,6 +82,17 @@ pub struct LookUps {
     pub look_ups: LookupFirst,
     /// Modelled speed relative to plain decoding.
     pub speedup: Estimate,
+}
+
+impl ReplayGroup {
+    /// `draft, greedy`, or `draft, greedy, gsm8k_test`.
+    pub(crate) fn name(&self) -> String {
+        let name = self.drafter.under(self.decoding);
+        match &self.dataset {
+            Some(dataset) => format!("{name}, {dataset}"),
+            None => name,
+        }
+    }
 }
 
 impl LookUps {

@@ -21,7 +21,7 @@ pub(crate) struct Judged<'a> {
 pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour: bool) -> String {
     let table = |group: &'_ ReplayGroup| {
         let heading = [
-            format!("{}, {}", group.drafter.under(group.decoding), group.cost_source.text()),
+            format!("{}, {}", group.name(), group.cost_source.text()),
             costs_text(&group.costs) + "; without prefill",
             format!(
                 "settings chosen on {}, judged on {}",

@@ -5,7 +5,7 @@
 //! thousands of prompts explains more.
 
 use anyhow::{Context, Result};
-use draftsmith_data::ResponseRow;
+use draftsmith_data::{ResponseRow, source_of};
 use draftsmith_model::{HeadForm, HeadInput};
 use draftsmith_theory::{HeadMetrics, HeadScores, JudgedPrediction, Recording};
 use draftsmith_train::{
@@ -88,7 +88,7 @@ impl Surveyor<'_> {
         let answer = &self.answers[nth];
         ResponseRow {
             id: answer.id.clone(),
-            source: answer.id.split('#').next().unwrap_or_default().to_owned(),
+            source: source_of(&answer.id).to_owned(),
             prompt_ids: answer.prompt_ids.clone(),
             response_ids: answer.response_ids.clone(),
             response_target_log_prob: vec![f32::NEG_INFINITY; answer.response_ids.len()],
