@@ -3,7 +3,9 @@
 
 use std::path::PathBuf;
 
-use crate::support::{Place, model};
+use serde_json::Value;
+
+use crate::support::{Place, copy_dir, model};
 
 const BASE: &str = "[drafters.draft.head.optimizer]\nnum_epochs = 2\nlearning_rate = 3e-3\nbatch_size = 2\n\
                     gradient_accumulation = 2\nvalidation_fraction = 0.3\n";
@@ -94,6 +96,84 @@ fn every_head_equals_a_single_training_and_the_best_is_exported() {
     let outcome = ran.json();
     assert_eq!(outcome["sweep"].as_array().unwrap().len(), 12);
     assert!(place.path("checkpoints/swept/draft/sweep/d1-w6-r0.4/model.safetensors").exists());
+}
+
+#[test]
+fn tuning_puts_the_fastest_head_of_a_sweep_into_use() {
+    let place = place("num_layers = [0, 2]\nrejection_weight = [1, 6]\n");
+    place.write_prompts("one.jsonl", 6);
+    place.write_prompts("two.jsonl", 9);
+    let text = std::fs::read_to_string(place.path("sweep.toml")).unwrap();
+    let more = "[tune]\nmax_length = 6\ncosts = { draft_ms = 1.0, target_ms = 4.0 }\n[evaluate]\n\
+                prompts = ['one.jsonl', 'two.jsonl']\nmax_new_tokens = 12\nrules.fixed = [2]\n";
+    place.write("sweep.toml", text + more);
+    for stage in ["train-head", "record"] {
+        place.run(&[stage, "sweep.toml"]).ok();
+    }
+    let shown = place.run(&["tune", "sweep.toml"]).ok();
+    assert!(shown.contains("of 4 heads") && shown.contains("least share"), "{shown}");
+    let race = place.json("checkpoints/swept/tuning/heads.json");
+    let heads = race["heads"].as_array().unwrap();
+    let speed = |head: &Value| head["speedup"].as_f64().unwrap();
+    let fastest = heads.iter().map(speed).fold(0.0, f64::max);
+    let [chosen] = &heads.iter().filter(|head| head["is_chosen"] == true).collect::<Vec<_>>()[..]
+    else {
+        panic!("one is chosen: {race}")
+    };
+    assert_eq!(speed(chosen), fastest);
+    assert_eq!(heads.iter().filter(|head| head["has_lowest_kl"] == true).count(), 1);
+    assert_eq!(race["lost_by_kl"].is_null(), chosen["has_lowest_kl"] == true);
+    for head in heads {
+        let sets = head["sets"].as_array().unwrap();
+        let names: Vec<_> = sets.iter().map(|set| &set["dataset"]).collect();
+        assert_eq!(names, ["one", "two", "one", "two"]);
+        assert!(head["least_share"].as_f64().unwrap() <= 1.0, "{head}");
+        assert!(sets.iter().all(|set| set["curve"].as_array().unwrap().len() == 49), "{head}");
+    }
+    let name = chosen["name"].as_str().unwrap();
+    let [weights, ..] = bytes(&place, &format!("sweep/{name}"));
+    assert!(bytes(&place, "head")[0] == weights, "`head` is not {name}");
+
+    // Put another head there: the recordings then belong to another, and tuning replaces both.
+    let other = heads.iter().find(|head| head["is_chosen"] == false).unwrap();
+    let other = format!("checkpoints/swept/draft/sweep/{}", other["name"].as_str().unwrap());
+    std::fs::remove_dir_all(place.path("checkpoints/swept/draft/head")).unwrap();
+    copy_dir(&place.path(&other), &place.path("checkpoints/swept/draft/head"));
+    place.run(&["replay", "sweep.toml"]).fails_naming(&["head", "draftsmith record"]);
+    place.run(&["record", "sweep.toml"]).ok();
+    place.run(&["tune", "sweep.toml"]).ok();
+    assert!(bytes(&place, "head")[0] == weights, "`head` is not {name}");
+    assert_eq!(place.json("checkpoints/swept/tuning/heads.json"), race);
+
+    // Replay judges it on all test prompts and on those of each source.
+    let replay = place.run(&["replay", "sweep.toml", "--json"]).json();
+    assert_eq!(replay["heads"], race);
+    let groups = replay["groups"].as_array().unwrap().iter();
+    let datasets: Vec<_> = groups.map(|group| &group["dataset"]).collect();
+    assert_eq!(datasets.len(), 2 * 2 * 3);
+    assert_eq!(datasets[..3], [&Value::Null, &"one".into(), &"two".into()]);
+    // Recording with the head predicts what tuning wrote into the recordings.
+    for name in place.names("data/swept").iter().filter(|name| name.starts_with("rollouts-")) {
+        std::fs::remove_file(place.path("data/swept").join(name)).unwrap();
+    }
+    place.run(&["record", "sweep.toml"]).ok();
+    let again = place.run(&["replay", "sweep.toml", "--json"]).json();
+    let counts = |replay: &Value| -> Vec<[Value; 3]> {
+        let rows = replay["groups"].as_array().unwrap().iter();
+        let rows = rows.flat_map(|group| group["rows"].as_array().unwrap());
+        let keys = ["stop_rule", "discard_rate", "verification_rate"];
+        rows.map(|row| keys.map(|key| row[key].clone())).collect()
+    };
+    assert!(counts(&again) == counts(&replay), "other predictions");
+    // It stays, although another may have the lowest KL.
+    place.run(&["train-head", "sweep.toml"]).ok();
+    assert!(bytes(&place, "head")[0] == weights, "`head` is not {name}");
+    place.run(&["evaluate", "sweep.toml"]).ok();
+    let page = place.path("checkpoints/swept/evaluation/report.html");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(
+        page.contains("Which head of the sweep") && page.contains("no head needs less of both")
+    );
 }
 
 #[test]

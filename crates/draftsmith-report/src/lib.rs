@@ -33,15 +33,15 @@ pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
 pub use report::render_html;
 pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 pub use results::{
-    ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DeployAdvice,
-    EvaluationSummary, GroupSummary, GroupVerdict, HeadPredictions, LookUps, MeasuredSetting,
-    ModelSummary, PromiseOutcome, PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow,
-    Version, acceptance_by_position, in_order, read_results, results_to_json, sort_rows,
-    summary_to_json, tokens_per_second, waiting_time,
+    ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, CurvePoint, DatasetSummary, DeployAdvice,
+    EvaluationSummary, GroupSummary, GroupVerdict, HeadOnSet, HeadPredictions, HeadRace,
+    JudgedHead, LookUps, MeasuredSetting, ModelSummary, PromiseOutcome, PromiseSummary, Replay,
+    ReplayGroup, ReplayRow, ResultRow, Version, acceptance_by_position, in_order, read_results,
+    results_to_json, sort_rows, summary_to_json, tokens_per_second, waiting_time,
 };
 pub use statistics::{median_of, promise_interval, shown_interval};
 pub use table::{
-    SweptHead, explained, render_evaluation, render_predictions, render_replay_table, render_rules,
-    render_sweep_table, render_table, table_text,
+    SweptHead, explained, render_evaluation, render_head_race, render_predictions,
+    render_replay_table, render_rules, render_sweep_table, render_table, table_text,
 };
 pub use text::{counted, duration_text, times_text, wrapped};

@@ -11,6 +11,7 @@ mod chart;
 pub(crate) mod data;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod heads;
 mod labels;
 pub(crate) mod lines;
 mod look;
@@ -63,6 +64,7 @@ pub fn render_html(
         datasets => datasets.collect::<Vec<_>>(),
         replays => replay::replays(&replay.groups),
         predictions => replay::predictions(&replay.predictions),
+        heads => heads::section(replay.heads.as_ref()),
         costs => sections::costs(&groups, summary),
         lossless => sections::lossless(&groups, summary),
     };
@@ -92,11 +94,12 @@ fn render(template: &str, page: Value) -> Result<String> {
 }
 
 /// The files of the pages, under the names by which they include each other.
-const TEMPLATES: [(&str, &str); 10] = [
+const TEMPLATES: [(&str, &str); 11] = [
     ("page.html", include_str!("report/page.html")),
     ("group.html", include_str!("report/group.html")),
     ("picture.html", include_str!("report/picture.html")),
     ("replay.html", include_str!("report/replay.html")),
+    ("heads.html", include_str!("report/heads.html")),
     ("predictions.html", include_str!("report/predictions.html")),
     ("data.html", include_str!("report/data.html")),
     ("head.html", include_str!("report/head.html")),

@@ -8,6 +8,7 @@
 
 pub(crate) mod answers;
 mod group;
+mod heads;
 mod replay;
 mod summary;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
 pub(crate) use group::{Group, groups};
+pub use heads::{CurvePoint, HeadOnSet, HeadRace, JudgedHead};
 pub use replay::{HeadPredictions, LookUps, Replay, ReplayGroup, ReplayRow};
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,

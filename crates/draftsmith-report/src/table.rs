@@ -13,8 +13,9 @@ use minijinja::{Value, context};
 
 use crate::text::{WIDTH, on_a_page, sentence_case, typeset, width_of, wrapped};
 
+pub(crate) use heads::head_race_table;
 pub(crate) use heads::scores_table;
-pub use heads::{SweptHead, render_predictions, render_sweep_table};
+pub use heads::{SweptHead, render_head_race, render_predictions, render_sweep_table};
 pub(crate) use replay::{best_of, costs_text, replay_table};
 pub use replay::{render_replay_table, render_rules};
 pub use rows::{render_evaluation, render_table};
@@ -205,7 +206,7 @@ fn explained_tables<Row>(
 }
 
 /// Headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 28] = [
+const WORDS: [(&str, &str); 29] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
@@ -218,6 +219,7 @@ const WORDS: [(&str, &str); 28] = [
     ("lossless", "the tokens are the target's"),
     ("ceiling", "the gain with a perfect head"),
     ("reached", "the share of the ceiling"),
+    ("least share", "of the fastest head's speed, on the test prompts where it is lowest"),
     ("ECE", "calibration error"),
     ("Brier", "mean squared error"),
     ("KL", "nats from a perfect head"),

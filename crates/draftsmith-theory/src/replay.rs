@@ -269,6 +269,26 @@ impl Recordings {
         Self { head, ..knowing }
     }
 
+    /// The same recordings with the predictions of another head: of each response's tokens, then of its rollouts'
+    /// candidates.
+    ///
+    /// # Panics
+    /// If there are fewer predictions than candidates.
+    pub fn with_head(&self, head: HeadTiming, predictions: &[f32]) -> Self {
+        let mut recordings = Self { head: Some(head), ..self.clone() };
+        let mut predictions = predictions.iter();
+        let mut predict = |candidate: &mut RecordedCandidate| {
+            let predicted = predictions.next().expect("a prediction for every candidate");
+            candidate.predicted_acceptance_prob = Some(f64::from(*predicted));
+        };
+        for response in &mut recordings.responses {
+            let places = Arc::make_mut(&mut response.places);
+            places.iter_mut().for_each(|place| predict(&mut place.candidate));
+            places.iter_mut().flat_map(|place| &mut place.rollout).flatten().for_each(&mut predict);
+        }
+        recordings
+    }
+
     /// The same recordings after a change to every candidate.
     fn with_candidates(&self, change: impl Fn(&mut RecordedCandidate)) -> Self {
         let mut recordings = self.clone();

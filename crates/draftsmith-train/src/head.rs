@@ -8,6 +8,7 @@
 pub(crate) mod batches;
 pub(crate) mod features;
 pub(crate) mod learner;
+pub(crate) mod predicted;
 pub(crate) mod recorded;
 pub(crate) mod rollout_rows;
 pub(crate) mod rows;

@@ -11,6 +11,7 @@ pub mod conversation;
 pub mod costs;
 pub mod decoders;
 pub mod evaluate;
+pub mod heads;
 pub mod judging;
 pub mod labels;
 pub mod record;

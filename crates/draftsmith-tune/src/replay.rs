@@ -7,7 +7,8 @@
 
 use anyhow::Result;
 use draftsmith_report::{
-    CostSource, DecodingName, DrafterName, HeadPredictions, LookUps, Replay, ReplayGroup, Road,
+    CostSource, DecodingName, DrafterName, HeadPredictions, HeadRace, LookUps, Replay, ReplayGroup,
+    Road,
 };
 use draftsmith_theory::{Decoding, HeadMetrics, LookupFirst, Recordings};
 
@@ -37,7 +38,9 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
              hint: run `draftsmith tune` with this recipe first",
         );
     }
-    let mut replay = Replay { dtype: rounding(workspace.models.dtype), ..Replay::default() };
+    let mut heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
+    heads = heads.filter(|race| files.head_hash(race.drafter) == Some(race.head_hash.as_str()));
+    let mut replay = Replay { dtype: rounding(workspace.models.dtype), heads, ..Replay::default() };
     for drafter in files.drafters() {
         let kind = drafter.id().and_then(|id| recipe.drafters.get(id));
         let road = kind.map_or(Road::SelfDraft, |it| it.kind.road());

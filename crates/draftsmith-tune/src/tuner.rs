@@ -89,29 +89,10 @@ pub fn tune_within(
     time_limit: Option<Duration>,
     watch: &dyn Watch,
 ) -> Result<Vec<Tuning>> {
-    let (tune, evaluate) = recipe.need_tuning("tune")?;
+    let (_, evaluate) = recipe.need_tuning("tune")?;
     let drafters = LoadedDrafters::read(recipe, workspace, false)?;
     let files = RolloutFiles::of(recipe, workspace)?;
-    let num_measurements = (files.drafters().len() * evaluate.decodings.len()).max(1) as u32;
-    let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
-    let mut tuner = Tuner {
-        recipe,
-        tune,
-        evaluate,
-        workspace,
-        loaded: &drafters,
-        files: &files,
-        time_limit: share.min(COSTS_TIME_LIMIT),
-        given: given_costs(tune.costs.as_ref(), &files.drafters())?,
-        measuring: match recipe.target_elsewhere() {
-            Some(_) => None,
-            None => Some((
-                Decoders::new(workspace.pair()?, &drafters, evaluate.max_new_tokens),
-                cost_prompts(recipe, workspace, watch)?,
-            )),
-        },
-        watch,
-    };
+    let mut tuner = Tuner::new((recipe, workspace), &drafters, &files, time_limit, watch)?;
     note_prompts_in_data(recipe, workspace, watch)?;
     let mut tunings = Vec::new();
     let mut tuned_exports = Vec::new();
@@ -152,7 +133,7 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
 }
 
 /// Tunes the drafters of a recipe.
-struct Tuner<'a> {
+pub(crate) struct Tuner<'a> {
     recipe: &'a Recipe,
     tune: &'a TuneRecipe,
     evaluate: &'a EvaluateRecipe,
@@ -169,7 +150,38 @@ struct Tuner<'a> {
     watch: &'a dyn Watch,
 }
 
-impl Tuner<'_> {
+impl<'a> Tuner<'a> {
+    /// A tuner, with a time limit for all measurements of costs together, if one is given.
+    pub(crate) fn new(
+        (recipe, workspace): (&'a Recipe, &'a Workspace),
+        loaded: &'a LoadedDrafters,
+        files: &'a RolloutFiles<'a>,
+        time_limit: Option<Duration>,
+        watch: &'a dyn Watch,
+    ) -> Result<Self> {
+        let (tune, evaluate) = recipe.need_tuning("tune")?;
+        let num_measurements = (files.drafters().len() * evaluate.decodings.len()).max(1) as u32;
+        let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
+        Ok(Self {
+            recipe,
+            tune,
+            evaluate,
+            workspace,
+            loaded,
+            files,
+            time_limit: share.min(COSTS_TIME_LIMIT),
+            given: given_costs(tune.costs.as_ref(), &files.drafters())?,
+            measuring: match recipe.target_elsewhere() {
+                Some(_) => None,
+                None => Some((
+                    Decoders::new(workspace.pair()?, loaded, evaluate.max_new_tokens),
+                    cost_prompts(recipe, workspace, watch)?,
+                )),
+            },
+            watch,
+        })
+    }
+
     fn tune(&mut self, drafter: DrafterName, name: DecodingName) -> Result<(Tuning, TunedRule)> {
         let (decoding, seed) = (self.evaluate.decoding(name), self.recipe.seed);
         let key = RolloutKey { drafter, set: PromptSet::Validation, decoding: name };
@@ -223,7 +235,7 @@ impl Tuner<'_> {
     }
 
     /// The costs of the recorded drafter.
-    fn costs(
+    pub(crate) fn costs(
         &mut self,
         recordings: &Recordings,
         decoding: Decoding,

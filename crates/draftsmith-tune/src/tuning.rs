@@ -1,4 +1,4 @@
-//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json` and
+//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `heads.json` and
 //! `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
 
 use anyhow::{Context, Result, bail};
@@ -53,6 +53,8 @@ pub struct TuningFile {
 impl TuningFile {
     /// A list of [`CostsEntry`].
     pub const COSTS: Self = Self { name: "costs.json", command: "tune" };
+    /// The heads of a sweep, compared.
+    pub const HEADS: Self = Self { name: "heads.json", command: "tune" };
     /// `replay`'s results.
     pub const REPLAY: Self = Self { name: "replay.json", command: "replay" };
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 use anyhow::Result;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, Recipe};
+use draftsmith_report::render_head_race;
+use draftsmith_tune::heads::choose_head;
 use draftsmith_tune::tuner::{Tuning, tune_for_draft_model, tune_within};
 
 use crate::console::Console;
@@ -27,6 +29,9 @@ pub(crate) fn run_within(
     time_limit: Option<Duration>,
     console: &Console,
 ) -> Result<Vec<Tuning>> {
+    if let Some(race) = choose_head(recipe, workspace, time_limit, console)? {
+        console.text(render_head_race(&race, console.width(), console.colour()))?;
+    }
     let tunings = tune_within(recipe, workspace, time_limit, console)?;
     for tuning in &tunings {
         console.text(show::tuning(tuning, console.width())?)?;

@@ -2,21 +2,18 @@
 
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
-use draftsmith_model::AcceptanceHeadConfig;
 use draftsmith_report::SweptHead;
-use draftsmith_theory::{DrafterId, HeadScores};
+use draftsmith_theory::DrafterId;
 use draftsmith_train::HeadTraining;
 use serde_json::Value;
 
-use super::export_job::{Planned, SCORES};
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::workspace::Workspace;
-
-/// The file of the rows in the sweep's directory.
-const ROWS: &str = "sweep.json";
+use draftsmith_tune::heads::{install_head, sweep_path};
 
 /// Copies the best head to the recipe's head directory, and writes and returns the rows of all heads.
 pub(crate) fn finish(
@@ -25,7 +22,7 @@ pub(crate) fn finish(
     heads: Vec<(HeadTraining, ExportedHead)>,
     console: &Console,
 ) -> Result<HeadOutcome> {
-    let path = recipe.sweep_dir(id).join(ROWS);
+    let path = sweep_path(recipe, id);
     // The rows of an earlier run; none if they have another format.
     let before: Vec<SweptHead> =
         serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
@@ -50,25 +47,19 @@ pub(crate) fn finish(
     };
     let rows: Vec<SweptHead> = heads.iter().enumerate().map(row).collect();
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
-    let (_, mut head) = heads.into_iter().nth(best).context("the best is one of them")?;
-    let fingerprint = head.config.training.get("fingerprint").and_then(Value::as_str);
-    let fingerprint = fingerprint.context("a head of a sweep has a fingerprint")?.to_owned();
-    let planned = Planned { id, dir: head_within(&recipe.export_dir(id)), fingerprint };
-    // An existing copy may have been tuned since, so we keep it.
-    if planned.found::<_, HeadScores>(AcceptanceHeadConfig::from_dir).is_none() {
-        workspace.artifacts.forget(&planned.dir);
-        std::fs::create_dir_all(&planned.dir)
-            .with_context(|| format!("cannot create `{}`", planned.dir.display()))?;
-        // `config.json` comes last, because it marks a complete head.
-        for name in [SCORES, "model.safetensors", "config.json"] {
-            let from = head.dir.join(name);
-            let bytes = std::fs::read(&from);
-            let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
-            write_whole(&planned.dir.join(name), bytes)?;
-        }
-        recipe.write_of(id, &planned.dir)?;
+    let dir = head_within(&recipe.export_dir(id));
+    // An existing copy may have been tuned since, which may have chosen another head of the sweep.
+    let found = std::fs::read(dir.join("config.json")).unwrap_or_default();
+    let found: Value = serde_json::from_slice(&found).unwrap_or_default();
+    let is_tuned = found.get(Tuned::KEY).is_some();
+    let fingerprint = |nth: usize| heads[nth].1.config.training.get("fingerprint");
+    let is_found = |nth: &usize| found.pointer("/training/fingerprint") == fingerprint(*nth);
+    let kept = (0..heads.len()).find(is_found).filter(|kept| is_tuned || *kept == best);
+    if kept.is_none() {
+        install_head(recipe, id, workspace, &heads[best].1.dir)?;
     }
+    let (_, mut head) = heads.into_iter().nth(kept.unwrap_or(best)).context("it is one of them")?;
     console.note(format!("train-head: the sweep is in `{}`", path.display()));
-    head.dir = planned.dir;
+    head.dir = dir;
     Ok(HeadOutcome::of(head, Some(rows)))
 }

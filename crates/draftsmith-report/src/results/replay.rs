@@ -10,6 +10,7 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::heads::HeadRace;
 use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 use crate::text::times_text;
 
@@ -21,6 +22,9 @@ pub struct Replay {
     pub groups: Vec<ReplayGroup>,
     /// Quality of the head's predictions under each way of decoding; empty without a head.
     pub predictions: Vec<HeadPredictions>,
+    /// The heads of a sweep, compared by `tune`; null without a sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heads: Option<HeadRace>,
     /// The type that models computed in when rollouts were recorded.
     #[serde(default, skip_serializing_if = "Rounding::is_f32")]
     pub dtype: Rounding,

@@ -6,8 +6,8 @@ use draftsmith_theory::HeadScores;
 use serde::{Deserialize, Serialize};
 
 use super::{Line, Table, explained_tables};
-use crate::results::HeadPredictions;
-use crate::text::{counted, number};
+use crate::results::{HeadPredictions, HeadRace, JudgedHead};
+use crate::text::{counted, gain, interval, number, percent, signed, times, wrapped};
 
 /// A table of the head's scores on test prompts for each way of decoding; empty without a head.
 pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
@@ -73,6 +73,37 @@ pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool
         .column("epoch", "", 3, |row| row.best_epoch.to_string())
         .column("pass", "", 4, |row| seconds(row.seconds));
     explained_tables(&[(String::new(), table)], width, colour)
+}
+
+/// The heads of a sweep by speed, as a text table with its explanation and a final line break.
+pub fn render_head_race(race: &HeadRace, width: Option<usize>, colour: bool) -> String {
+    let heading = format!(
+        "heads of {}, {}\n{}\n",
+        race.drafter.text(),
+        race.cost_source.text(),
+        race.verdict()
+    );
+    let heading = heading.lines().flat_map(|line| wrapped(line, width)).map(|line| line + "\n");
+    explained_tables(&[(heading.collect(), head_race_table(race))], width, colour)
+}
+
+/// A table of heads for terminals and pages.
+pub(crate) fn head_race_table(race: &HeadRace) -> Table<&JudgedHead> {
+    let lines = race.heads.iter().map(|head| {
+        let mark = if head.is_chosen { "*" } else { "" };
+        let class = if head.is_chosen { "best" } else { "" };
+        Line { mark, class, ..Line::of(head.name.clone(), head) }
+    });
+    let mut table = Table::new("head", lines);
+    table.marks = &[["*", "fastest", ""]];
+    table
+        .column("speed-up", "speed-up", 0, |head| times(Some(head.speedup)))
+        .column("gain", "gain over fixed", 0, |head| gain(head.gain.value))
+        .classed("change")
+        .column("95 %", "95 %", 1, |head| interval(head.gain, signed))
+        .classed("range")
+        .column("least share", "least share of the fastest", 2, |head| percent(head.least_share, 1))
+        .column("KL", "KL, nats", 3, |head| number(head.kl, 4))
 }
 
 #[cfg(test)]

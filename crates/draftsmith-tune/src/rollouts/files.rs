@@ -101,6 +101,12 @@ impl<'a> RolloutFiles<'a> {
         drafting.and_then(|drafting| drafting.head_dir.as_deref())
     }
 
+    /// The hash of the drafter's acceptance head.
+    pub fn head_hash(&self, drafter: DrafterName) -> Option<&str> {
+        let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
+        drafting.and_then(|drafting| Some(drafting.head.as_ref()?.hash.as_str()))
+    }
+
     /// The path of a file.
     pub fn path(&self, key: RolloutKey) -> PathBuf {
         let drafter = key.drafter.to_string();

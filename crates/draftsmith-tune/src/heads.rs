@@ -1,0 +1,363 @@
+//! Which head of a sweep decodes fastest (SpecDec++, §4.2): every head predicts along the recordings of its
+//! drafter, and the rules that read it are replayed.
+//!
+//! The fastest head on the validation prompts is copied into `head/`, and the recordings get its predictions.
+//! Each head is then judged on the test prompts of every source, with the setting that was best on the
+//! validation prompts.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use draftsmith_files::{parse_json, write_whole};
+use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
+use draftsmith_report::{
+    CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead, SweptHead, median_of,
+    shown_interval,
+};
+use draftsmith_theory::{
+    Counts, DrafterId, Estimate, HeadTiming, Recording, Recordings, StopRuleConfig, TimedCounts,
+    seconds_per_token,
+};
+use draftsmith_train::{HeadTraining, predictions_along};
+use rayon::prelude::*;
+use serde_json::Value;
+
+use crate::costs::Costs;
+use crate::judging::{over, speedup};
+use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
+use crate::sweep::{Choice, best_fixed, best_unread, cheapest, settings};
+use crate::tuner::Tuner;
+use crate::tuning::TuningFile;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::{HeadExport, read_model_head};
+use draftsmith_recipe::kinds::head_within;
+use draftsmith_recipe::kinds::loaded::{LoadedDrafters, Loading};
+use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::workspace::Workspace;
+
+/// Forwards of a head over one row, of which the median counts.
+const NUM_TIMED: usize = 51;
+
+/// The file with the rows of a recipe's sweep.
+pub fn sweep_path(recipe: &Recipe, id: DrafterId) -> PathBuf {
+    recipe.sweep_dir(id).join("sweep.json")
+}
+
+/// Copies a head of a sweep into `head/`, for the other stages.
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub fn install_head(
+    recipe: &Recipe,
+    id: DrafterId,
+    workspace: &Workspace,
+    from: &Path,
+) -> Result<()> {
+    let dir = head_within(&recipe.export_dir(id));
+    workspace.artifacts.forget(&dir);
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
+    // `config.json` comes last, because it marks a complete head.
+    for name in ["scores.json", "model.safetensors", "config.json"] {
+        let from = from.join(name);
+        let bytes = std::fs::read(&from);
+        let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
+        write_whole(&dir.join(name), bytes)?;
+    }
+    recipe.write_of(id, &dir)
+}
+
+/// Compares the heads of a recipe's sweep, puts the fastest into `head/` and writes `tuning/heads.json`. `None`
+/// without a sweep.
+///
+/// # Errors
+/// If a head or recording is missing or belongs to other models.
+pub fn choose_head(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    time_limit: Option<Duration>,
+    watch: &dyn Watch,
+) -> Result<Option<HeadRace>> {
+    let swept = recipe.trained_head().filter(|(_, settings)| settings.sweep.is_some());
+    let Some((id, training)) = swept else { return Ok(None) };
+    let (_, evaluate) = recipe.need_tuning("tune")?;
+    let rows = swept_heads(recipe, id, training)?;
+    let read = |row: &SweptHead| read_model_head(&row.dir, id, None, workspace);
+    let heads = rows.iter().map(read).collect::<Result<Vec<HeadExport>>>()?;
+    let draft = drafter_of(recipe, id, workspace)?;
+    let loaded = LoadedDrafters::read(recipe, workspace, false)?;
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let mut tuner = Tuner::new((recipe, workspace), &loaded, &files, time_limit, watch)?;
+    let now = files.head_dir(DrafterName::Of(id)).context("the drafter has a head")?;
+    let now = read_model_head(now, id, None, workspace)?;
+    let mut race = Race {
+        id,
+        draft,
+        heads: &heads,
+        seed: recipe.seed,
+        plain: Vec::new(),
+        fixed: Vec::new(),
+        runs: heads.iter().map(|_| HeadRun::default()).collect(),
+        recorded: Vec::new(),
+    };
+    let mut cost_source = None;
+    for decoding in &evaluate.decodings {
+        let read =
+            |set| files.read(RolloutKey { drafter: DrafterName::Of(id), set, decoding: *decoding });
+        let sets = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
+        let (source, measured) = tuner.costs(&sets[0].recordings, evaluate.decoding(*decoding))?;
+        cost_source = Some(source);
+        let extra: Vec<f64> = match source.is_machine() {
+            true => race.extra_seconds(&now.head)?,
+            false => vec![0.0; heads.len()],
+        };
+        watch.note(format!("tune: comparing {} heads, {}", heads.len(), decoding.text()));
+        race.run(*decoding, sets, &measured.costs, &extra)?;
+    }
+    let fastest = race.fastest();
+    if fingerprint(&now) != fingerprint(&heads[fastest]) {
+        install_head(recipe, id, workspace, &rows[fastest].dir)?;
+        let files = RolloutFiles::of(recipe, workspace)?;
+        for (key, set) in race.recordings_of(fastest) {
+            files.write(key, &set)?;
+        }
+    }
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let (lost_by_kl, heads) = race.judged(&rows, fastest);
+    let race = HeadRace {
+        drafter: DrafterName::Of(id),
+        cost_source: cost_source.context("the recipe has a way of decoding")?,
+        head_hash: files.head_hash(DrafterName::Of(id)).context("it is there")?.to_owned(),
+        lost_by_kl,
+        heads,
+    };
+    TuningFile::HEADS.write(recipe, &race)?;
+    Ok(Some(race))
+}
+
+/// The rows of the recipe's sweep, with the heads' directories where they are now.
+fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Result<Vec<SweptHead>> {
+    let path = sweep_path(recipe, id);
+    let hint =
+        || format!("there is no sweep in `{}`; hint: run `draftsmith train-head`", path.display());
+    let rows: Vec<SweptHead> = parse_json(&path, &std::fs::read(&path).with_context(hint)?)?;
+    let find = |settings: HeadTraining| {
+        let name = settings.name();
+        let row = rows.iter().find(|row| row.name == name).cloned();
+        let row = row.with_context(|| {
+            format!(
+                "`{}` lacks the head `{name}`; hint: run `draftsmith train-head`",
+                path.display()
+            )
+        })?;
+        Ok(SweptHead { dir: recipe.sweep_dir(id).join(&name), ..row })
+    };
+    training.passes().into_iter().flatten().map(find).collect()
+}
+
+/// The frozen drafter whose hidden states the heads read.
+fn drafter_of(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<DrafterModel> {
+    let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
+    drafter.kind.frozen(&Loading { id, recipe, workspace }, workspace.models.dtype)
+}
+
+fn fingerprint(head: &HeadExport) -> Option<&Value> {
+    head.config.training.get("fingerprint")
+}
+
+/// The heads of a sweep, and what was found so far.
+struct Race<'a> {
+    id: DrafterId,
+    draft: DrafterModel,
+    heads: &'a [HeadExport],
+    seed: u64,
+    /// The costs of plain decoding and of the best fixed lengths, over the validation prompts of all ways of decoding.
+    plain: Vec<TimedCounts>,
+    fixed: Vec<TimedCounts>,
+    runs: Vec<HeadRun>,
+    /// The recordings, with each head's predictions.
+    recorded: Vec<(RolloutKey, RecordedSet, Vec<Vec<f32>>)>,
+}
+
+/// What was found of one head.
+#[derive(Default)]
+struct HeadRun {
+    /// The costs under it, as in [`Race::fixed`].
+    spent: Vec<TimedCounts>,
+    sets: Vec<HeadOnSet>,
+}
+
+impl Race<'_> {
+    /// Seconds that each head takes longer for a candidate than `now`, with which the costs were measured.
+    fn extra_seconds(&self, now: &AcceptanceHead) -> Result<Vec<f64>> {
+        let now = self.seconds_of(now)?;
+        let extra = |head: &HeadExport| Ok(self.seconds_of(&head.head)? - now);
+        self.heads.iter().map(extra).collect()
+    }
+
+    fn seconds_of(&self, head: &AcceptanceHead) -> Result<f64> {
+        let hidden = self.draft.embed_ids(&[0]);
+        let of_embedding = head.reads().looks_ahead().then(|| head.of_embedding(&hidden));
+        let scalars = vec![0.0; head.reads().num_scalars()];
+        let mut seconds = Vec::with_capacity(NUM_TIMED);
+        for _ in 0..NUM_TIMED {
+            let begun = Instant::now();
+            let [_] =
+                Rows::to_host([head.acceptance_logits(&hidden, of_embedding.as_ref(), &scalars)])?;
+            seconds.push(begun.elapsed().as_secs_f64());
+        }
+        median_of(seconds).context("there are timings")
+    }
+
+    /// Replays every head over the recordings of validation and test prompts.
+    fn run(
+        &mut self,
+        decoding: DecodingName,
+        [validation, test]: [RecordedSet; 2],
+        costs: &Costs,
+        extra: &[f64],
+    ) -> Result<()> {
+        let heads: Vec<&AcceptanceHead> = self.heads.iter().map(|head| &head.head).collect();
+        let timing = self.timing();
+        let predicted = |set: &RecordedSet| predictions_along(&self.draft, &heads, &set.recordings);
+        let (on_validation, on_test) = (predicted(&validation), predicted(&test));
+        let fixed = best_fixed(&best_unread(&validation.recordings, costs)?)?.clone();
+        self.plain.extend(validation.recordings.plain(&costs.rounds));
+        self.fixed.extend(fixed.replay(&validation.recordings, costs)?);
+        for nth in 0..self.heads.len() {
+            let head_seconds = (costs.head_seconds + extra[nth]).max(0.0);
+            let costs = Costs { head_seconds, ..costs.clone() };
+            let own = validation.recordings.with_head(timing, &on_validation[nth]);
+            let best = best_reading(&own, &costs)?;
+            self.runs[nth].spent.extend(best.replay(&own, &costs)?);
+            let set = RecordedSet {
+                ids: test.ids.clone(),
+                recordings: test.recordings.with_head(timing, &on_test[nth]),
+            };
+            for (dataset, test) in set.by_source() {
+                let judged =
+                    OnSet { decoding, dataset, test: &test, costs: &costs, seed: self.seed };
+                self.runs[nth].sets.push(judged.judge(&best, &fixed)?);
+            }
+        }
+        let drafter = DrafterName::Of(self.id);
+        let key = |set| RolloutKey { drafter, set, decoding };
+        self.recorded.push((key(PromptSet::Validation), validation, on_validation));
+        self.recorded.push((key(PromptSet::Test), test, on_test));
+        Ok(())
+    }
+
+    fn timing(&self) -> HeadTiming {
+        match self.heads.first().is_some_and(|head| head.head.reads().looks_ahead()) {
+            true => HeadTiming::AtDraw,
+            false => HeadTiming::AfterRead,
+        }
+    }
+
+    /// The head with the fewest seconds a token on the validation prompts.
+    fn fastest(&self) -> usize {
+        let seconds = |nth: &usize| seconds_per_token(&self.runs[*nth].spent);
+        let by_time = |one: &usize, other: &usize| seconds(one).total_cmp(&seconds(other));
+        (0..self.runs.len()).min_by(by_time).unwrap_or(0)
+    }
+
+    /// The recordings with the predictions of a head, with their ids.
+    fn recordings_of(
+        &self,
+        nth: usize,
+    ) -> impl Iterator<Item = (RolloutKey, Vec<(String, Recording)>)> {
+        let timing = self.timing();
+        self.recorded.iter().map(move |(key, set, predicted)| {
+            let responses = set.recordings.with_head(timing, &predicted[nth]).responses;
+            (*key, set.ids.iter().cloned().zip(responses).collect())
+        })
+    }
+
+    /// [`HeadRace::lost_by_kl`], and the heads.
+    fn judged(&self, rows: &[SweptHead], fastest: usize) -> (Option<Estimate>, Vec<JudgedHead>) {
+        let kl = |nth: &usize| rows[*nth].scores.comparable_kl();
+        let by_kl = |one: &usize, other: &usize| kl(one).total_cmp(&kl(other));
+        let lowest = (0..rows.len()).min_by(by_kl).unwrap_or(0);
+        let best_on = |set: usize| {
+            let speeds = self.runs.iter().map(|run| run.sets[set].speedup.value);
+            speeds.fold(f64::NEG_INFINITY, f64::max)
+        };
+        let heads = rows.iter().enumerate().map(|(nth, row)| {
+            let HeadRun { spent, sets } = &self.runs[nth];
+            let shares = (0..sets.len()).map(|set| sets[set].speedup.value / best_on(set));
+            JudgedHead {
+                name: row.name.clone(),
+                num_layers: row.num_layers,
+                rejection_weight: row.rejection_weight,
+                mixing_ratio: row.mixing_ratio,
+                kl: row.scores.comparable_kl(),
+                is_chosen: nth == fastest,
+                has_lowest_kl: nth == lowest,
+                speedup: speedup(&self.plain, spent, self.seed).value,
+                gain: shown_interval(spent.len(), self.seed, |some| over(&self.fixed, spent, some)),
+                least_share: shares.fold(f64::INFINITY, f64::min),
+                sets: sets.clone(),
+            }
+        });
+        let [best, of_kl] = [fastest, lowest].map(|nth| &self.runs[nth].spent);
+        let lost = shown_interval(best.len(), self.seed, |some| over(best, of_kl, some));
+        ((lowest != fastest).then_some(lost), heads.collect())
+    }
+}
+
+/// The rule that reads the head and is fastest on recordings, with rounds of up to the recorded length.
+fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<Choice> {
+    let tried = reading(recordings).into_par_iter().map(|config| {
+        let spent = recordings.replay(&config, &costs.of_rule(&config))?;
+        let seconds_per_token = seconds_per_token(&spent);
+        Ok(Choice { lookup_first: None, name: config.name(), config, seconds_per_token })
+    });
+    let tried = tried.collect::<Result<Vec<Choice>>>()?;
+    Ok(cheapest(&tried)?.clone())
+}
+
+/// The settings of rules that read the head, with rounds of up to the recorded length.
+fn reading(recordings: &Recordings) -> Vec<StopRuleConfig> {
+    let max_length = recordings.max_length;
+    let is_longest = |config: &StopRuleConfig| {
+        config.needs().acceptance_prob
+            && config.init().is_ok_and(|rule| rule.bounds().max == max_length)
+    };
+    settings(max_length, recordings.head).into_iter().filter(is_longest).collect()
+}
+
+/// Test prompts of one source.
+struct OnSet<'a> {
+    decoding: DecodingName,
+    dataset: &'a str,
+    /// With the head's predictions.
+    test: &'a Recordings,
+    costs: &'a Costs,
+    seed: u64,
+}
+
+impl OnSet<'_> {
+    /// The best rule of the validation prompts beside their best fixed length, and the rule's curve.
+    fn judge(&self, best: &Choice, fixed: &Choice) -> Result<HeadOnSet> {
+        let Self { decoding, dataset, test, costs, seed } = *self;
+        let (plain, own) = (test.plain(&costs.rounds), best.replay(test, costs)?);
+        let fixed = fixed.replay(test, costs)?;
+        let same_rule = reading(test).into_par_iter().filter(|config| config.name() == best.name);
+        let curve = same_rule.map(|config| {
+            let counts: Counts = test.replay_counts(&config)?.into_iter().sum();
+            Ok(CurvePoint {
+                threshold: config.parameter(),
+                discard_rate: counts.discard_rate(),
+                verification_rate: counts.verification_rate(),
+            })
+        });
+        Ok(HeadOnSet {
+            decoding,
+            dataset: dataset.to_owned(),
+            config: best.config.clone(),
+            speedup: speedup(&plain, &own, seed),
+            gain: shown_interval(own.len(), seed, |some| over(&fixed, &own, some)),
+            curve: curve.collect::<Result<_>>()?,
+        })
+    }
+}
