@@ -277,14 +277,23 @@ impl Recordings {
     pub fn with_head(&self, head: HeadTiming, predictions: &[f32]) -> Self {
         let mut recordings = Self { head: Some(head), ..self.clone() };
         let mut predictions = predictions.iter();
-        let mut predict = |candidate: &mut RecordedCandidate| {
-            let predicted = predictions.next().expect("a prediction for every candidate");
-            candidate.predicted_acceptance_prob = Some(f64::from(*predicted));
+        let mut predict = |candidates: &mut dyn Iterator<Item = &mut RecordedCandidate>| {
+            let mut last = None;
+            for candidate in candidates {
+                let predicted = predictions.next().expect("a prediction for every candidate");
+                candidate.predicted_acceptance_prob = Some(f64::from(*predicted));
+                last = Some(candidate);
+            }
+            // Nothing is drafted after the last one, which would read it.
+            if let Some(last) = last.filter(|_| head == HeadTiming::AfterRead) {
+                last.predicted_acceptance_prob = None;
+            }
         };
         for response in &mut recordings.responses {
             let places = Arc::make_mut(&mut response.places);
-            places.iter_mut().for_each(|place| predict(&mut place.candidate));
-            places.iter_mut().flat_map(|place| &mut place.rollout).flatten().for_each(&mut predict);
+            predict(&mut places.iter_mut().map(|place| &mut place.candidate));
+            let rollouts = places.iter_mut().filter_map(|place| place.rollout.as_mut());
+            rollouts.for_each(|rollout| predict(&mut rollout.iter_mut()));
         }
         recordings
     }
