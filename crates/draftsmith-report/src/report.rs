@@ -116,7 +116,8 @@ fn group_id(index: usize) -> String {
 /// The pictures and tables of a group.
 fn group_view(group: &Group<'_>, summary: &EvaluationSummary, id: String) -> Value {
     let known = summary.group(group);
-    let [ctar, acceptance, unconditional] = lines::curves(group, &id).map(|plot| plot.view());
+    let [ctar, acceptance, unconditional, length] =
+        lines::curves(group, &id).map(|plot| plot.view());
     let bars = bars::speedups(group);
     let num_settings = group.pooled().count();
     context! {
@@ -125,7 +126,7 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, id: String) -> Val
         pareto => pareto::view(group, known, &format!("{id}-pareto")),
         bars => bars.picture(&format!("{id}-bars")),
         has_model => bars.has_ticks(), has_dots => bars.has_dots(),
-        ctar, acceptance, unconditional,
+        ctar, acceptance, unconditional, length,
         standard => standard_table(group).view(),
         settings => results_table(group).view(),
         promises => known.map(sections::promises).unwrap_or_default(),

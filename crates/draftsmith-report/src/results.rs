@@ -20,7 +20,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use draftsmith_files::{FileError, parse_json};
-use draftsmith_theory::{Counts, Decoding, DrafterId, Round, TokenChoice, Trace, setting_text};
+use draftsmith_theory::{
+    CostModel, Counts, Decoding, DrafterId, Round, TokenChoice, Trace, setting_text,
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
@@ -108,12 +110,20 @@ pub struct ResultRow {
     pub tokens_per_second: f64,
     /// `tokens_per_second` relative to plain decoding; null if that was not measured.
     pub speedup: Option<f64>,
+    /// Speed at 32, 64, 128 tokens of an answer and so on, if at least three answers are as long; only over all
+    /// categories.
+    #[serde(default)]
+    pub by_length: Vec<SpeedAtLength>,
     /// The 95 % interval of `speedup`, bootstrapped over prompts.
     pub speedup_interval: Option<[f64; 2]>,
     /// The speed-up of these rounds at the average costs over all settings: of draft forwards, and of
     /// verifications by their number of rows. Both sides include the measured prefill; null if nothing
     /// was timed.
     pub modelled_speedup: Option<f64>,
+    /// The speed-up of these rounds at the SpecDec++ paper's costs, where a draft forward costs 0.21 of a target
+    /// forward and verified rows are free, as on a GPU; without prefill. NaN without tokens.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub speedup_at_paper_costs: f64,
     /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts by the
     /// share of the target's parameters that it reads; null if a share is unknown.
     pub improvement_by_size: Option<f64>,
@@ -125,6 +135,20 @@ pub struct ResultRow {
     /// Number of prompts whose tokens first differ from plain decoding at a tie: a position where the
     /// logits of both tokens are the greatest up to rounding.
     pub num_forgiven_ties: usize,
+}
+
+/// Speed over the first tokens of answers, prefill included (SVIP, Tables 2 and 6).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpeedAtLength {
+    /// The number of tokens.
+    pub num_tokens: usize,
+    /// The number of answers that are as long, here and by plain decoding.
+    pub num_answers: usize,
+    /// Tokens per second.
+    pub tokens_per_second: f64,
+    /// The same relative to plain decoding.
+    pub speedup: f64,
 }
 
 impl ResultRow {
@@ -145,6 +169,8 @@ impl ResultRow {
             acceptance_by_position: acceptance_by_position(trace),
             unconditional_acceptance: unconditional_acceptance(trace),
             tokens_per_second: tokens_per_second(trace),
+            speedup_at_paper_costs: counts.num_tokens as f64 * CostModel::PAPER.target_seconds
+                / CostModel::PAPER.seconds(&counts),
             ..Self::default()
         }
     }

@@ -206,12 +206,13 @@ fn explained_tables<Row>(
 }
 
 /// Headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 29] = [
+const WORDS: [(&str, &str); 30] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
     ("over best K", "gain in modelled speed"),
     ("95 %", "interval of the number before it"),
+    ("A100", "speed-up of the same rounds at the SpecDec++ paper's costs, where rows are free"),
     ("model", "speed-up at average costs"),
     ("discard", "discarded candidates per token"),
     ("verify", "target forwards per token"),

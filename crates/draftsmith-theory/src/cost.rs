@@ -54,6 +54,9 @@ pub struct CostFit {
 }
 
 impl CostModel {
+    /// SpecDec++, §5: a 7B draft and a 70B target on A100s, where verified rows are free.
+    pub const PAPER: Self = Self { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+
     /// Predicted seconds for these counts (Eq. 2.1, plus the rows).
     pub fn seconds(&self, counts: &Counts) -> f64 {
         let coefficients = [self.draft_seconds, self.target_seconds, self.row_seconds];
@@ -131,8 +134,7 @@ mod tests {
     use super::*;
     use crate::{DrafterId, Draws, Forwards, Round, SeededDraws};
 
-    const PAPER: CostModel =
-        CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+    const PAPER: CostModel = CostModel::PAPER;
 
     /// Prompts decoded with several candidate lengths, timed by `model` with relative noise up to
     /// `noise`.

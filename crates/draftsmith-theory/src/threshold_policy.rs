@@ -134,7 +134,7 @@ fn processes(num_levels: usize, max: usize) -> impl Iterator<Item = Process> {
         let levels = weights.into_iter().map(&mut level).collect();
         let (draft_seconds, row_seconds) = (0.01 + 0.4 * draws.uniform(), 0.05 * draws.uniform());
         let costs = match case % 5 {
-            0 => CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 },
+            0 => CostModel::PAPER,
             _ => CostModel { draft_seconds, target_seconds: 1.0, row_seconds },
         };
         let bounds = Bounds { min: 1 + case % 3 / 2, max };

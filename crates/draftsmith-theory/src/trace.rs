@@ -63,6 +63,23 @@ impl Trace {
         merged
     }
 
+    /// The beginning of one generation: its rounds up to the one that reaches `num_tokens` tokens. `None` if it is
+    /// shorter.
+    pub fn first(&self, num_tokens: usize) -> Option<Trace> {
+        if self.num_tokens < num_tokens {
+            return None;
+        }
+        let mut num_yielded = 0;
+        let rounds = self.rounds.iter().take_while(|round| {
+            let is_before = num_yielded < num_tokens;
+            num_yielded += if is_before { round.num_tokens() } else { 0 };
+            is_before
+        });
+        let rounds = rounds.copied().collect();
+        let num_tokens = num_yielded.min(self.num_tokens);
+        Some(Trace { rounds, num_tokens, prefill_time: self.prefill_time })
+    }
+
     /// The counts from which rates are computed.
     ///
     /// # Panics
@@ -243,6 +260,20 @@ mod tests {
     fn example() -> Trace {
         let rounds = vec![round(3, 3), round(4, 1), round(5, 5)];
         Trace { rounds, num_tokens: 10, prefill_time: Duration::from_millis(7) }
+    }
+
+    #[test]
+    fn the_beginning_of_a_trace_ends_with_the_round_that_reaches_its_length() {
+        let beginning = |num_tokens| {
+            let first = example().first(num_tokens)?;
+            Some((first.rounds.len(), first.num_tokens, first.prefill_time.as_millis()))
+        };
+        assert_eq!(beginning(4), Some((1, 4, 7)));
+        assert_eq!(beginning(5), Some((2, 6, 7)));
+        // The limit cut the last round.
+        assert_eq!(beginning(7), Some((3, 10, 7)));
+        assert_eq!(beginning(10), Some((3, 10, 7)));
+        assert_eq!(beginning(11), None);
     }
 
     fn random_trace(draws: &mut SeededDraws) -> Trace {

@@ -43,7 +43,7 @@ impl Costs {
     /// The costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft and a 70B target: signals and
     /// further rows are free.
     pub fn paper(drafter: DrafterId) -> Self {
-        let line = CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+        let line = CostModel::PAPER;
         Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
     }
 

@@ -17,10 +17,10 @@ use draftsmith_theory::{
 use crate::results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
     EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome, PromiseSummary, ResultRow,
-    StopRuleName, Version, sort_rows, tokens_per_second,
+    SpeedAtLength, StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
-pub(crate) use replays::{replay, replays};
+pub(crate) use replays::{head_race, replay, replays};
 
 const COST: CostModel =
     CostModel { draft_seconds: 0.0009, target_seconds: 0.0062, row_seconds: 0.0 };
@@ -175,6 +175,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         is_tuned: (drafter, stop_rule, setting) == TUNED,
                         num_prompts: picked.len(),
                         speedup: Some(speedup),
+                        by_length: [32, 64].map(|num_tokens| at_length(num_tokens, speedup)).into(),
                         speedup_interval: (drafter != DrafterName::None)
                             .then_some([0.96 * speedup, 1.05 * speedup]),
                         modelled_speedup: Some(
@@ -289,6 +290,12 @@ impl Seen {
             StopRuleName::CostOptimalEntropy => 0.7 * self.all_confident < setting,
         }
     }
+}
+
+/// Speed over the first tokens, which grows with their number.
+fn at_length(num_tokens: usize, speedup: f64) -> SpeedAtLength {
+    let speedup = speedup * (1.0 - 4.0 / num_tokens as f64);
+    SpeedAtLength { num_tokens, num_answers: 12, tokens_per_second: 50.0 * speedup, speedup }
 }
 
 fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {

@@ -6,7 +6,7 @@ use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
 use super::look::Look;
 use crate::results::{CurvePoint, HeadOnSet, HeadRace, JudgedHead, in_order};
 use crate::table::head_race_table;
-use crate::text::{interval, number, on_a_page, sentence_case, times, typeset};
+use crate::text::{interval, number, on_a_page, times, typeset};
 
 /// Of a head's curve, every fifth threshold has a mark.
 const EVERY: usize = 5;
@@ -23,7 +23,7 @@ pub(super) fn section(race: Option<&HeadRace>) -> Option<Value> {
         let chosen = race.heads.iter().find(|head| head.is_chosen).and_then(on_it);
         let name = format!("{dataset}, {}", decoding.text());
         context! {
-            title => sentence_case(&name),
+            title => &name,
             speed => chosen.map(|set| format!(
                 "{} ({}) with {}",
                 typeset(&times(Some(set.speedup.value))),
@@ -34,7 +34,7 @@ pub(super) fn section(race: Option<&HeadRace>) -> Option<Value> {
         }
     };
     Some(context! {
-        verdict => typeset(&race.verdict()),
+        verdict => race.verdict(),
         costs => race.cost_source.text(),
         pictures => sets.into_iter().enumerate().map(picture).collect::<Vec<_>>(),
         table => head_race_table(race).view(),
@@ -45,8 +45,8 @@ fn plot(race: &HeadRace, is_it: &dyn Fn(&&HeadOnSet) -> bool, id: String, name: 
     let curve = |head: &JudgedHead| head.sets.iter().find(is_it).map(|set| set.curve.clone());
     let line = |head: &JudgedHead| {
         let (look, entry, radius) = match head.is_chosen {
-            true => (Look::circle("draft head"), "the fastest head", 3.4),
-            false => (Look::circle("plain"), "other heads", 1.6),
+            true => (Look::circle("draft length"), "the fastest head", 3.4),
+            false => (Look::circle("plain"), "other heads", 1.2),
         };
         let points = curve(head).unwrap_or_default().into_iter().step_by(EVERY);
         let points = points.map(|at| point(&head.name, at, radius)).collect();
@@ -56,10 +56,10 @@ fn plot(race: &HeadRace, is_it: &dyn Fn(&&HeadOnSet) -> bool, id: String, name: 
         curve(head).unwrap_or_default().into_iter().map(|at| (head.name.as_str(), at))
     });
     let frontier = PlotLine {
-        look: Look::circle("draft cost dotted"),
+        look: Look::circle("draft cost"),
         entry: [String::new(), "no head needs less of both".to_owned()],
         name: "frontier".to_owned(),
-        points: frontier(all).into_iter().map(|(name, at)| point(name, at, 1.0)).collect(),
+        points: frontier(all).into_iter().map(|(name, at)| point(name, at, 2.2)).collect(),
     };
     let (chosen, others): (Vec<&JudgedHead>, Vec<_>) =
         race.heads.iter().partition(|head| head.is_chosen);
@@ -70,7 +70,7 @@ fn plot(race: &HeadRace, is_it: &dyn Fn(&&HeadOnSet) -> bool, id: String, name: 
         caption: String::new(),
         x_name: "discarded candidates per token \u{2192}",
         y_name: "\u{2191} target forwards per token",
-        content: PlotContent::Lines(lines.collect()),
+        content: PlotContent::Curves(lines.collect()),
     }
 }
 

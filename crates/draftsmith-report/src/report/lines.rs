@@ -5,8 +5,8 @@ use minijinja::{Value, context};
 
 use super::chart::{Axis, Frame, Rect, Svg, picture, round_step};
 use super::look::{Look, family_of};
-use crate::results::{Group, ResultRow};
-use crate::text::{number, on_a_page, percent, sentence_case, typeset};
+use crate::results::{Group, ResultRow, SpeedAtLength};
+use crate::text::{number, on_a_page, percent, sentence_case, times, typeset};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 16.0;
@@ -37,6 +37,8 @@ pub struct Plot {
 pub enum PlotContent {
     /// Lines of shares.
     Lines(Vec<PlotLine>),
+    /// Many thin lines, over the range of their points.
+    Curves(Vec<PlotLine>),
     /// Lines of shares over the positions of a round.
     Positions(Vec<PlotLine>),
     /// Lines between two shares, with the diagonal.
@@ -107,7 +109,8 @@ impl PlotContent {
 
     fn all_lines(&self) -> &[PlotLine] {
         match self {
-            Self::Lines(lines) | Self::Positions(lines) | Self::Square(lines) => lines,
+            Self::Lines(lines) | Self::Curves(lines) => lines,
+            Self::Positions(lines) | Self::Square(lines) => lines,
             Self::Bars { .. } => &[],
         }
     }
@@ -135,6 +138,7 @@ impl PlotContent {
         let xs = || points().map(|(x, _)| x).chain(self.bars().flat_map(|(edges, ..)| edges));
         let (x, y_range) = match self {
             Self::Lines(_) => (None, range(&mut ys(), [0.0, 1.0])),
+            Self::Curves(_) => (None, range(&mut ys(), [f64::INFINITY, 0.0])),
             Self::Bars { .. } => (None, range(&mut ys(), [0.0, 0.0])),
             Self::Square(_) => (Some(Axis::new((0.0, 1.0), 5, plot.left, plot.right)), (0.0, 1.0)),
             Self::Positions(_) => {
@@ -169,7 +173,9 @@ impl Plot {
 
     fn draw(&self, frame: Frame, svg: &mut Svg) -> f64 {
         let is_square = matches!(self.content, PlotContent::Square(_));
-        let height = if is_square { frame.tall } else { frame.low };
+        let are_many = matches!(self.content, PlotContent::Curves(_));
+        let height = if is_square || are_many { frame.tall } else { frame.low };
+        let width = if are_many { "" } else { " strong" };
         let (right, bottom) = (frame.width - RIGHT, height - BOTTOM);
         let plot = Rect { left: LEFT, top: TOP, right, bottom };
         let [x, y] = self.content.axes(plot);
@@ -186,7 +192,7 @@ impl Plot {
         for PlotLine { look, name, points, .. } in self.content.all_lines() {
             let at = |point: &PlotPoint| (x.place(point.at.0), y.place(point.at.1));
             svg.line(
-                &format!("curve strong {}", look.class),
+                &format!("curve{width} {}", look.class),
                 &points.iter().map(at).collect::<Vec<_>>(),
             );
             svg.open(&format!("series {}", look.class), name);
@@ -213,7 +219,7 @@ impl Plot {
 
 /// The curves of a group: CTAR(w), and acceptance by position among the candidates judged and among all
 /// rounds.
-pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 3] {
+pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 4] {
     let position = "position in the round \u{2192}";
     let plot = |name, title, x_name, y_name, values| Plot {
         id: format!("{id}-{name}"),
@@ -249,7 +255,28 @@ pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 3] {
             "\u{2191} share of rounds accepted so far",
             |row| &row.unconditional_acceptance,
         ),
+        Plot {
+            id: format!("{id}-length"),
+            title: format!("Speed-up by length of the answer: {}", group.name()),
+            caption: String::new(),
+            x_name: "first tokens of an answer \u{2192}",
+            y_name: "\u{2191} speed-up, prefill included",
+            content: PlotContent::Lines(lines_by_length(group)),
+        },
     ]
+}
+
+/// A line for each drafter and family of stop rules, at its fastest setting; none if only one length was measured.
+fn lines_by_length(group: &Group<'_>) -> Vec<PlotLine> {
+    let points = |row: &ResultRow| -> Vec<PlotPoint> {
+        let point = |at: &SpeedAtLength| PlotPoint {
+            at: (at.num_tokens as f64, at.speedup),
+            radius: RADIUS,
+            title: format!("{} over the first {} tokens", times(Some(at.speedup)), at.num_tokens),
+        };
+        row.by_length.iter().filter(|_| row.by_length.len() > 1).map(point).collect()
+    };
+    best_of_families(group, points)
 }
 
 /// A line of values at 1, 2, 3 and so on for each drafter and family of stop rules, at its fastest setting;
@@ -260,11 +287,19 @@ fn best_lines(group: &Group<'_>, values: fn(&ResultRow) -> &[f64]) -> Vec<PlotLi
         radius: RADIUS,
         title: format!("{} at {position}", number(*value, 3)),
     };
+    best_of_families(group, |row| (1..).zip(values(row)).map(point).collect())
+}
+
+/// A line of `points` for each drafter and family of stop rules, at its fastest setting.
+fn best_of_families(
+    group: &Group<'_>,
+    points: impl Fn(&ResultRow) -> Vec<PlotPoint>,
+) -> Vec<PlotLine> {
     let line = |row: &ResultRow| PlotLine {
         look: Look::of(row, group),
         entry: [sentence_case(&row.drafter.text()), on_a_page(&row.rule_label())],
         name: on_a_page(&row.label()),
-        points: (1..).zip(values(row)).map(point).collect(),
+        points: points(row),
     };
     let rows = group.best_by(|row| (row.drafter, family_of(row.stop_rule)));
     rows.into_iter().map(line).filter(|line| !line.points.is_empty()).collect()

@@ -45,6 +45,19 @@ fn promised_and_measured_gains_are_shown_together() {
     }
 }
 
+#[test]
+fn heads_of_a_sweep_and_lengths_of_answers_are_shown() {
+    let page = page();
+    for part in [
+        "d2-w6-r0.15 is the fastest of 20 heads.",
+        "d1-w6-r0.15 has the lowest KL and is 4.8% slower (3.8 to 5.8).",
+        "no head needs less of both",
+        "over the first 64 tokens",
+    ] {
+        assert!(page.contains(part), "`{part}`");
+    }
+}
+
 /// `REPORT_PAGE=page.html cargo test the_page_can_be_viewed` writes the page, for a browser.
 #[test]
 fn the_page_can_be_viewed() {
@@ -62,15 +75,15 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // In two sizes: five pictures for every dataset and decoding, one for every replay, and one for the
-    // head's predictions under each decoding.
+    // In two sizes: six pictures for every dataset and decoding, one for every replay, and one for the head's
+    // predictions and one for the heads of a sweep under each decoding.
     assert_eq!(
         tags.iter()
             .filter(
                 |(name, attributes)| name == "svg" && attribute(attributes, "role") == Some("img")
             )
             .count(),
-        (4 * 5 + 8 + 2) * 2
+        (4 * 6 + 8 + 2 + 2) * 2
     );
     for (name, attributes) in &tags {
         for number in ["x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "width", "height"] {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 30] = [
+const COLUMNS: [&str; 32] = [
     "dataset",
     "category",
     "drafter",
@@ -33,8 +33,10 @@ const COLUMNS: [&str; 30] = [
     "unconditional_acceptance",
     "tokens_per_second",
     "speedup",
+    "by_length",
     "speedup_interval",
     "modelled_speedup",
+    "speedup_at_paper_costs",
     "improvement_by_size",
     "improvement_by_time",
     "lossless",

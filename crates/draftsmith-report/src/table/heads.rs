@@ -132,6 +132,20 @@ mod tests {
         assert_eq!(render_predictions(&[]), "");
     }
 
+    #[test]
+    fn a_race_of_heads_fits_80_columns() {
+        let text = render_head_race(&fixture::head_race(), Some(80), false);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("d2-w")).collect();
+        insta::assert_snapshot!(shown.join("\n"), @"
+        d2-w6-r0.15 is the fastest of 20 heads. d1-w6-r0.15 has the lowest KL and is
+        d2-w1-r0.15      2.39x  +2.6%  +0.6..+4.6        97.6%  0.2900
+        d2-w3-r0.15      2.32x  -0.2%  -2.2..+1.8        94.8%  0.2800
+        d2-w6-r0.15      2.45x  +5.0%  +3.0..+7.0       100.0%  0.2700  *
+        d2-w12-r0.15     2.38x  +2.2%  +0.2..+4.2        97.2%  0.2600
+        ");
+    }
+
     fn row(num_layers: usize, rejection_weight: f64, best: bool) -> SweptHead {
         let mut metrics = HeadMetrics::unshifting(rejection_weight);
         for (predicted_prob, label) in [(0.3, 0.2), (0.6, 0.9), (0.5, 0.7)] {

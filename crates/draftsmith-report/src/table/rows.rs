@@ -54,17 +54,18 @@ pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     table
         .column("tok/s", "tok/s", 0, |row| number(row.tokens_per_second, 1))
         .column("speed-up", "speed-up", 0, |row| times(row.speedup))
-        .column("95 %", "95 %", 3, |row| row.speedup_range())
+        .column("95 %", "95 %", 1, |row| row.speedup_range())
         .classed("range")
+        .column("A100", "on A100s", 2, |row| times(Some(row.speedup_at_paper_costs)))
         .column("model", "modelled", 5, |row| times(row.modelled_speedup))
-        .column("discard", "discard rate", 1, |row| number(row.discard_rate, 3))
+        .column("discard", "discard rate", 3, |row| number(row.discard_rate, 3))
         .column("verify", "verification rate", 4, |row| number(row.verification_rate, 3))
         .column("tok/fwd", "tokens per forward", 6, |row| number(row.compression_rate, 2))
         .page("accepted", |row| percent(row.counts.acceptance_rate(), 1))
         .page("tokens", |row| thousands(row.counts.num_tokens))
         .page("target forwards", |row| thousands(row.counts.num_target_forwards))
         .page("draft forwards", |row| thousands(row.counts.num_draft_forwards))
-        .column("lossless", "lossless", 2, |row| lossless(row))
+        .column("lossless", "lossless", 1, |row| lossless(row))
         .classed("lossless")
 }
 

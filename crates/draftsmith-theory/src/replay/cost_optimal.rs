@@ -233,8 +233,7 @@ mod tests {
         RoundCosts::from_line(DrafterId::DRAFT, line).expect("times")
     }
 
-    const COSTS: CostModel =
-        CostModel { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+    const COSTS: CostModel = CostModel::PAPER;
 
     fn cost(recordings: &Recordings, rule: &StopRuleConfig, costs: CostModel) -> f64 {
         seconds_per_token(&recordings.replay(rule, &rounds(costs)).expect("replays"))

@@ -6,8 +6,8 @@ use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_report::{
     ALL_CATEGORIES, Answer, Choice, CostRatios, CostSummary, DecodingName, DrafterName,
-    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, answers_to_jsonl,
-    shown_interval, tokens_per_second, waiting_time,
+    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, SpeedAtLength,
+    answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
 };
 use draftsmith_theory::{
     CostFit, CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
@@ -22,6 +22,11 @@ use super::settings::Setting;
 use crate::agreement::Agreement;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
+
+/// The fewest first tokens of answers whose speed is a result.
+const SHORTEST: usize = 32;
+/// The fewest answers of a result.
+const MIN_ANSWERS: usize = 3;
 
 /// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {
@@ -152,6 +157,10 @@ impl Group<'_> {
                 is_tuned: self.plan.is_tuned(setting),
                 num_prompts: runs.len(),
                 speedup: finite(row.tokens_per_second / tokens_per_second(plain)),
+                by_length: match category == ALL_CATEGORIES {
+                    true => by_length(runs, &of_category[0]),
+                    false => Vec::new(),
+                },
                 speedup_interval: interval.filter(|ends| ends.iter().all(|it| it.is_finite())),
                 modelled_speedup: costs.of_rounds[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
@@ -208,6 +217,26 @@ impl GroupCosts<'_> {
 /// The standardised improvement at these costs of forwards.
 fn improvement(trace: &Trace, ratios: &CostRatios) -> Option<f64> {
     trace.standard_improvement(|id| ratios.get(&id).copied())
+}
+
+/// Speed over the first tokens of answers, by their number.
+fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
+    let turns =
+        || own.iter().zip(plain).flat_map(|(own, plain)| own.turns.iter().zip(&plain.turns));
+    let at_length = |num_tokens: usize| {
+        let beginnings = turns().filter_map(|(own, plain)| {
+            own.trace.first(num_tokens).zip(plain.trace.first(num_tokens))
+        });
+        let (own, plain): (Vec<Trace>, Vec<Trace>) = beginnings.unzip();
+        let [fast, slow] = [&own, &plain].map(|traces| tokens_per_second(&Trace::merge(traces)));
+        (own.len() >= MIN_ANSWERS).then(|| SpeedAtLength {
+            num_tokens,
+            num_answers: own.len(),
+            tokens_per_second: fast,
+            speedup: fast / slow,
+        })
+    };
+    std::iter::successors(Some(SHORTEST), |length| Some(2 * length)).map_while(at_length).collect()
 }
 
 /// The 95 % interval of a speed-up, over prompts.
