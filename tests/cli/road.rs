@@ -182,6 +182,38 @@ fn an_interrupted_evaluation_keeps_complete_prompts_separately() {
 
 #[cfg(unix)]
 #[test]
+fn a_killed_evaluation_continues_with_the_next_measurement() {
+    let place = Place::new();
+    place.write_small_recipe();
+    place.write_prompts("test.jsonl", 250);
+    let text = std::fs::read_to_string(place.path("small.toml")).unwrap();
+    let (before, rest) = text.split_once("[data]").unwrap();
+    let evaluate = rest.split_once("[evaluate]").unwrap().1.replace("[0.5]", "[]");
+    place.write("small.toml", format!("{before}[evaluate]{evaluate}"));
+    let journal = place.path("checkpoints/small/evaluation-runs.jsonl");
+    let lines = || std::fs::read_to_string(&journal).unwrap_or_default().lines().count();
+    let mut child = place.command(&["evaluate", "small.toml"]).spawn().unwrap();
+    while lines() < 20 {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it was killed");
+        wait(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The last line is cut short, as by a crash.
+    let text = std::fs::read_to_string(&journal).unwrap();
+    let num_whole = text.lines().count() - 2;
+    std::fs::write(&journal, &text[..text.trim_end().len() - 9]).unwrap();
+    let ran = place.run(&["evaluate", "small.toml"]);
+    let kept = ran.stderr.lines().find(|line| line.contains("of an earlier run are kept")).unwrap();
+    let num_kept: usize = kept.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!((num_whole - 1..=num_whole).contains(&num_kept), "{kept}: {num_whole}");
+    let rows = place.results("small");
+    assert!(rows.iter().all(|row| row["num_prompts"] == 250), "{rows:?}");
+    assert!(!journal.exists());
+}
+
+#[cfg(unix)]
+#[test]
 fn ctrl_c_stops_cleanly_and_keeps_finished_work() {
     let place = Place::new();
     place.write_small_recipe();

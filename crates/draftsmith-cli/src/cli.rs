@@ -109,6 +109,13 @@ enum Command {
         #[command(flatten)]
         page: PageArguments,
     },
+    /// Compare the results of two evaluations.
+    Report {
+        /// A directory that `evaluate` wrote, or its results.json.
+        first: PathBuf,
+        /// Another, whose speeds are compared with those of the first.
+        second: PathBuf,
+    },
     /// Print the completions of a shell.
     Completions {
         /// The shell.
@@ -126,7 +133,7 @@ impl Command {
             | Self::TrainAdapter(_)
             | Self::Record(_) => "progress is kept: run the same command again to resume",
             Self::Evaluate(_) => {
-                "finished measurements are written; running it again measures them again"
+                "finished measurements are kept: run the same command again to measure the rest"
             }
             _ => "nothing is kept; running it again starts over",
         }
@@ -380,6 +387,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         },
         Command::Inspect { path, page } => commands::inspect::run(&path, Some(&page), console)
             .with_context(|| format!("cannot inspect `{}`", path.display())),
+        Command::Report { first, second } => commands::report::run([&first, &second], console),
         Command::Completions { shell } => {
             commands::completions::run(shell, &mut help::command(), console)
         }

@@ -10,6 +10,7 @@ pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod record;
 pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod survey;
 #[cfg(test)]

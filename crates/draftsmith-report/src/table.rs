@@ -1,10 +1,11 @@
 //! Tables of results, as text for terminals and as data for pages.
 //!
 //! This file owns what a table is, its layout, and the words that explain it. `table/rows.rs` has the rows of
-//! an evaluation, `table/replay.rs` the results of replay, and `table/heads.rs` acceptance heads. Marks name
+//! an evaluation, `table/pairs.rs` those of two, `table/replay.rs` the results of replay, and `table/heads.rs` heads. Marks name
 //! the best rows, so colour is never the only information.
 
 mod heads;
+mod pairs;
 mod replay;
 mod rows;
 
@@ -16,6 +17,7 @@ use crate::text::{WIDTH, on_a_page, sentence_case, typeset, width_of, wrapped};
 pub(crate) use heads::head_race_table;
 pub(crate) use heads::scores_table;
 pub use heads::{SweptHead, render_head_race, render_predictions, render_sweep_table};
+pub use pairs::{RowPair, pair_rows, render_pairs};
 pub(crate) use replay::{best_of, costs_text, replay_table};
 pub use replay::{render_replay_table, render_rules};
 pub use rows::{render_evaluation, render_table};
@@ -206,12 +208,14 @@ fn explained_tables<Row>(
 }
 
 /// Headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 30] = [
+const WORDS: [(&str, &str); 32] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
     ("over best K", "gain in modelled speed"),
     ("95 %", "interval of the number before it"),
+    ("B/A", "tokens per second of the second over the first"),
+    ("A speed-up", "over the target alone"),
     ("A100", "speed-up of the same rounds at the SpecDec++ paper's costs, where rows are free"),
     ("model", "speed-up at average costs"),
     ("discard", "discarded candidates per token"),

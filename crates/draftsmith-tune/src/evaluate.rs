@@ -5,6 +5,7 @@
 
 mod cost_ratios;
 mod group;
+mod journal;
 mod measure;
 mod promise;
 mod settings;
@@ -19,6 +20,7 @@ use draftsmith_theory::Decoding;
 use serde::Serialize;
 
 use self::group::{EvaluationResults, Group};
+use self::journal::Journal;
 use self::measure::{Bench, ProcessorTime};
 use self::promise::Promise;
 use self::settings::Setting;
@@ -149,10 +151,17 @@ impl MeasuredModels<'_> {
         let progress = Progress::new(watch, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
+        let mut journal = Journal::open(self, plans)?;
+        if journal.num_known() > 0 {
+            watch.note(format!(
+                "evaluate: {} measurements of an earlier run are kept",
+                journal.num_known()
+            ));
+        }
         let mut evaluated =
             EvaluationResults { cost_by_size, roads, ..EvaluationResults::default() };
-        'all: for dataset in datasets {
-            for plan in plans {
+        'all: for (of_dataset, dataset) in datasets.iter().enumerate() {
+            for (of_plan, plan) in plans.iter().enumerate() {
                 let runs = vec![Vec::new(); plan.settings.len()];
                 let mut group = Group { dataset, plan, runs };
                 let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
@@ -164,8 +173,17 @@ impl MeasuredModels<'_> {
                             evaluated.add(group, recipe, evaluate)?;
                             break 'all;
                         }
-                        let first = number * batch_size;
-                        for measured in bench.run(first, batch, &plan.decoding, setting)? {
+                        let place = [of_dataset, of_plan, number, index];
+                        let runs = match journal.take(place) {
+                            Some(runs) => runs,
+                            None => {
+                                let first = number * batch_size;
+                                let runs = bench.run(first, batch, &plan.decoding, setting)?;
+                                journal.add(place, &runs)?;
+                                runs
+                            }
+                        };
+                        for measured in runs {
                             group.add(index, measured, &mut bench)?;
                         }
                         progress.advance(batch.len() as u64);
@@ -175,6 +193,9 @@ impl MeasuredModels<'_> {
             }
         }
         progress.finish();
+        if !watch.is_interrupted() {
+            journal.remove();
+        }
         Ok(evaluated)
     }
 }

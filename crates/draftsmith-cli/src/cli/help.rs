@@ -64,6 +64,13 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
         "Measure",
         &[
             CommandHelp::new("evaluate", "draftsmith evaluate recipes/tiny.toml").after(RUN),
+            CommandHelp::new(
+                "report",
+                "cp -r checkpoints/tiny/evaluation before
+  draftsmith evaluate recipes/tiny.toml
+  draftsmith report before checkpoints/tiny/evaluation",
+            )
+            .after(RUN),
             CommandHelp::new("check", "draftsmith check checkpoints/tiny/draft/head").after(RUN),
         ],
     ),
@@ -89,7 +96,8 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
 ];
 
 /// Common flags that do nothing in a command, and are not in its help.
-const UNUSED: [(&str, &[&str]); 4] = [
+const UNUSED: [(&str, &[&str]); 5] = [
+    ("report", &["device", "dtype", "seed", "verbose"]),
     ("inspect", &["device", "dtype", "seed", "verbose"]),
     ("export", &["dtype", "seed"]),
     ("replay", &["device"]),

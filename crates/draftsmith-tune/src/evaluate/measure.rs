@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 use draftsmith_decode::Generation;
 use draftsmith_theory::{Decoding, SeededDraws, StopRuleConfig, Trace};
+use serde::{Deserialize, Serialize};
 
 use super::settings::Setting;
 use crate::agreement::{Agreement, compare};
@@ -14,7 +15,7 @@ use crate::decoders::{Decoders, PromptToDecode};
 use draftsmith_recipe::pair::Pair;
 
 /// One prompt under one setting.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PromptRun {
     /// The index of the prompt in its dataset.
     pub(super) prompt: usize,
@@ -24,12 +25,17 @@ pub(super) struct PromptRun {
     pub(super) turns: Vec<AnsweredTurn>,
     /// Their texts.
     pub(super) texts: Vec<String>,
-    /// The comparison with plain decoding; `Same` if there was none.
+    /// The comparison with plain decoding; `Same` if there was none yet.
+    #[serde(skip, default = "same")]
     pub(super) agreement: Agreement,
 }
 
+fn same() -> Agreement {
+    Agreement::Same
+}
+
 /// One answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct AnsweredTurn {
     pub(super) trace: Trace,
     token_ids: Vec<u32>,

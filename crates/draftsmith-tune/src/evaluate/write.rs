@@ -96,7 +96,7 @@ impl MeasuredModels<'_> {
     }
 
     /// The models, heads, adapters and cascades.
-    fn summaries(&self) -> Result<Vec<ModelSummary>> {
+    pub(super) fn summaries(&self) -> Result<Vec<ModelSummary>> {
         let Self { recipe, workspace, .. } = *self;
         let (hash, path) = (workspace.models.target_hash()?, &recipe.models.target);
         let mut all = vec![summary_of("target", path, self.pair.target.config(), hash)];

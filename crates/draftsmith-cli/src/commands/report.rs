@@ -1,0 +1,32 @@
+//! `report`: two evaluations side by side.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use draftsmith_report::{ResultRow, pair_rows, read_results, render_pairs};
+
+use crate::console::Console;
+
+/// Runs the command, for a `results.json` or a directory with one on each side.
+pub(crate) fn run([first, second]: [&Path; 2], console: &Console) -> Result<()> {
+    let (first, second) = (rows_of(first)?, rows_of(second)?);
+    console.text(render_pairs(&first, &second, console.width(), console.colour()))?;
+    console.document(&pair_rows(&first, &second))
+}
+
+/// The rows in a file, in `results.json` of an evaluation, or in that of a recipe's checkpoints.
+fn rows_of(path: &Path) -> Result<Vec<ResultRow>> {
+    let places = ["results.json", "evaluation/results.json"];
+    let found = match path.is_dir() {
+        true => places.map(|place| path.join(place)).into_iter().find(|place| place.is_file()),
+        false => Some(PathBuf::from(path)),
+    };
+    let found = found.with_context(|| {
+        format!(
+            "`{}` holds no `results.json`; hint: name a directory that `draftsmith evaluate` wrote, such as \
+             `checkpoints/NAME/evaluation`",
+            path.display()
+        )
+    })?;
+    Ok(read_results(&found)?)
+}
