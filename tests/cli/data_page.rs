@@ -30,7 +30,13 @@ fn a_page_shows_tokens_with_their_overlap() {
             .unwrap();
     let first = rows.first().unwrap();
     let article = html.split("<article").nth(1).unwrap();
+    let (article, mixture) = article.split_once("Training input").unwrap();
     assert!(article.contains(&first.id));
+    // A mixture has labels at the draft's tokens only.
+    let num_labelled = count(mixture, "title=\"Y ");
+    let shaded = (0..10).map(|tenth| count(mixture, &format!("class=\"t{tenth}\"")));
+    assert_eq!(shaded.sum::<usize>(), num_labelled);
+    assert_eq!(num_labelled + count(mixture, "title=\"X "), first.response_ids.len());
     let overlap = &first.draft.as_ref().unwrap().overlap;
     assert_eq!(count(article, "title=\"token "), overlap.len());
     for tenth in 0..10 {
@@ -46,8 +52,13 @@ fn a_page_shows_tokens_with_their_overlap() {
 
     // Without a tokenizer the page shows ids, also for a single shard.
     let shard = ["inspect", "data/small/responses-00000.parquet", "--html", "ids.html"];
-    place.run(&shard).ok();
+    place.run(&[&shard[..], &["--mixing-ratio", "0"]].concat()).ok();
     let html = std::fs::read_to_string(place.path("ids.html")).unwrap();
+    let draft = first.draft.as_ref().unwrap();
+    for (x, y) in first.response_ids.iter().zip(&draft.draft_ids) {
+        assert!(html.contains(&format!("title=\"Y {y}, where X is {x}: label ")), "{x} {y}");
+    }
+    assert_eq!(count(&html, "title=\"X "), 0);
     assert!(html.contains(&format!(">{} </span>", first.response_ids[0])));
     assert_eq!(count(&html, "<article class=\"row\">"), 20);
 }

@@ -27,6 +27,8 @@ pub struct DataPage {
     /// The pictures.
     #[serde(skip)]
     pub plots: Vec<Plot>,
+    /// The mixing ratio of the rows' training inputs.
+    pub mixing_ratio: f64,
     /// The rows that are shown.
     pub rows: Vec<ShownRow>,
     /// Names and values.
@@ -69,6 +71,8 @@ pub struct ShownRow {
     pub prompt: String,
     /// The response's tokens.
     pub tokens: Vec<ShownToken>,
+    /// The training input of a head in the first epoch; empty without a draft.
+    pub mixture: Vec<ShownToken>,
 }
 
 /// A token of a response.
@@ -76,8 +80,9 @@ pub struct ShownRow {
 pub struct ShownToken {
     /// Its text.
     pub text: String,
-    /// Σ min(p, q) at the token: the probability that the draft's candidate is accepted.
-    pub overlap: Option<f32>,
+    /// The probability that the draft's candidate is accepted: Σ min(p, q) at a token of the response, min(1, p/q)
+    /// at one of a mixture; none at a mixture's tokens without a label.
+    pub accepted: Option<f32>,
     /// Shown when the pointer is over the token.
     pub title: String,
 }

@@ -12,7 +12,7 @@ use draftsmith_report::{
     DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
     render_data_html,
 };
-use draftsmith_theory::acceptance_prob;
+use draftsmith_theory::{acceptance_prob, keep_target};
 use serde_json::Value;
 
 use super::acceptance::{EntropyBand, acceptance_probs, agreements, by_entropy, overlaps};
@@ -34,9 +34,17 @@ pub(crate) struct PageArguments {
     /// The checkpoint whose tokenizer decodes the page's responses; shown as ids if absent.
     #[arg(long, value_name = "DIR", requires = "html")]
     tokenizer: Option<PathBuf>,
+    /// The mixing ratio of the training inputs that the page shows: the share of the target's tokens.
+    #[arg(long, value_name = "R", default_value = "0.15", requires = "html", value_parser = ratio)]
+    mixing_ratio: f64,
     /// Number of responses on the page, spread evenly over the data.
     #[arg(long, value_name = "N", default_value = "20", requires = "html")]
     rows: NonZeroUsize,
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 impl PageArguments {
@@ -56,7 +64,8 @@ impl PageArguments {
         let tokenizer = tokenizer.map(|dir| data_tokenizer(dir, provenance)).transpose()?;
         let shown =
             draftsmith_recipe::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
-        let shown = shown.into_iter().map(|row| shown_row(row, tokenizer.as_ref()));
+        let mixing = (provenance.seed, self.mixing_ratio);
+        let shown = shown.into_iter().map(|row| shown_row(row, mixing, tokenizer.as_ref()));
         let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let page = DataPage {
             name: name.file_name().unwrap_or(name.as_os_str()).to_string_lossy().into_owned(),
@@ -65,6 +74,7 @@ impl PageArguments {
             num_tokens: rows.iter().map(|row| row.response_ids.len()).sum(),
             sources: figures(rows),
             plots: plots(rows, provenance),
+            mixing_ratio: self.mixing_ratio,
             rows: shown.collect::<Result<_>>()?,
             provenance: facts(provenance),
         };
@@ -240,7 +250,12 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     }
 }
 
-fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<ShownRow> {
+/// A row; `mixing` is the seed and ratio of its mixture.
+fn shown_row(
+    row: &ResponseRow,
+    mixing: (u64, f64),
+    tokenizer: Option<&TextTokenizer>,
+) -> Result<ShownRow> {
     let texts = texts(&row.response_ids, tokenizer)?;
     let tokens = texts.into_iter().enumerate().map(|(at, text)| {
         let draft = row.draft.as_ref();
@@ -259,7 +274,7 @@ fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<Sho
                 draft.draft_ids[at],
             );
         }
-        ShownToken { text, overlap: draft.map(|draft| draft.overlap[at]), title }
+        ShownToken { text, accepted: draft.map(|draft| draft.overlap[at]), title }
     });
     Ok(ShownRow {
         id: row.id.clone(),
@@ -269,7 +284,35 @@ fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<Sho
             None => ids(&row.prompt_ids).concat(),
         },
         tokens: tokens.collect(),
+        mixture: match &row.draft {
+            Some(draft) => mixture(row, draft, mixing, tokenizer)?,
+            None => Vec::new(),
+        },
     })
+}
+
+/// A row's training input Z in the first epoch: the draft's tokens Y with their labels, and kept tokens of the
+/// target, which have none (SpecDec++, section 3.2).
+fn mixture(
+    row: &ResponseRow,
+    draft: &DraftColumns,
+    (seed, ratio): (u64, f64),
+    tokenizer: Option<&TextTokenizer>,
+) -> Result<Vec<ShownToken>> {
+    let kept = keep_target(seed, 1, &row.id, ratio, row.response_ids.len());
+    let pairs = row.response_ids.iter().zip(&draft.draft_ids).zip(&kept);
+    let mixed: Vec<u32> = pairs.map(|((x, y), kept)| if *kept { *x } else { *y }).collect();
+    let texts = texts(&mixed, tokenizer)?.into_iter().zip(kept).enumerate();
+    let tokens = texts.map(|(at, (text, is_kept))| {
+        let (x, y) = (row.response_ids[at], draft.draft_ids[at]);
+        let label = acceptance_prob(draft.target_log_prob[at], draft.draft_log_prob[at]);
+        let title = match is_kept {
+            true => format!("X {x}, kept: no label"),
+            false => format!("Y {y}, where X is {x}: label {label:.3}"),
+        };
+        ShownToken { text, accepted: (!is_kept).then_some(label), title }
+    });
+    Ok(tokens.collect())
 }
 
 /// The text that each token adds, or an ellipsis for a token that is part of a character.
