@@ -19,9 +19,15 @@ fn a_page_shows_tokens_with_their_overlap() {
     assert_eq!(shown, place.run(&inspect).ok(), "the text output stays the same");
     let html = std::fs::read_to_string(place.path("page.html")).unwrap();
     assert_eq!(count(&html, "<article class=\"row\">"), 7);
-    for id in
-        ["prompt-lengths", "response-lengths", "acceptance", "overlap", "by-position", "entropy"]
-    {
+    for id in [
+        "prompt-lengths",
+        "response-lengths",
+        "acceptance",
+        "overlap",
+        "by-position",
+        "entropy",
+        "entropy-ratio",
+    ] {
         assert_eq!(count(&html, &format!("id=\"{id}-wide-title\"")), 1, "{id}");
     }
     // Each token has a background and a title.

@@ -31,7 +31,7 @@ pub use heads::{CurvePoint, HeadOnSet, HeadRace, JudgedHead};
 pub use replay::{HeadPredictions, LookUps, Replay, ReplayGroup, ReplayRow};
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
-    PromiseSummary, Version, summary_to_json,
+    PromiseSummary, RuleReads, Version, summary_to_json,
 };
 pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
 

@@ -77,7 +77,7 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
 ///
 /// # Panics
 /// If the divergence is NaN.
-fn pinsker_bound(kl_nats: f64) -> f64 {
+pub fn pinsker_bound(kl_nats: f64) -> f64 {
     (1.0 - (checked(kl_nats) / 2.0).sqrt()).max(0.0)
 }
 
@@ -88,7 +88,7 @@ fn pinsker_bound(kl_nats: f64) -> f64 {
 ///
 /// # Panics
 /// If the divergence is NaN.
-fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
+pub fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     let kl_nats = checked(kl_nats);
     // 1 − √(1 − e) equals e / (1 + √(1 − e)), which loses no digits at large KL; exp_m1 loses none at
     // small KL.

@@ -82,8 +82,8 @@ pub use closed_forms::{
 pub use cost::{CostFit, CostModel, TimedCounts};
 pub use decoding::{Decoding, TokenChoice};
 pub use distribution::{
-    argmax, cross_entropy, entropy_of_log_probs, entropy_overlap_estimate, log_softmax, overlap,
-    overlap_lower_bound,
+    argmax, bretagnolle_huber_bound, cross_entropy, entropy_of_log_probs, entropy_overlap_estimate,
+    log_softmax, overlap, overlap_lower_bound, pinsker_bound,
 };
 pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, DrawnToken, EndAfter, TextEnd};
 pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};

@@ -43,7 +43,7 @@ pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, Eagle3Scores>;
 /// response, a loss or prediction is not finite, or a file cannot be written.
 ///
 /// # Panics
-/// If there is no training, or two do not [share a pass](Eagle3Training::shares_pass_with).
+/// If `trainings` is empty, or two do not [share a pass](Eagle3Training::shares_pass_with).
 pub fn train_eagle3(
     target: &CausalLm,
     rows: &[ResponseRow],

@@ -36,7 +36,7 @@ use draftsmith_recipe::kinds::loaded::{LoadedDrafters, Loading};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
-/// Forwards of a head over one row, of which the median counts.
+/// How often a head is timed over one row; the median counts.
 const NUM_TIMED: usize = 51;
 
 /// The file with the rows of a recipe's sweep.

@@ -110,6 +110,7 @@ fn dataset(
         "mean_acceptance_prob": mean_of(acceptance_probs),
         "greedy_agreement": mean_of(agreements),
         "mean_draft_entropy": mean_of(|c| c.draft_entropy.iter().map(|v| f64::from(*v)).collect()),
+        "entropy_ratio": acceptance::entropy_ratio(&drafted),
         "by_entropy": acceptance::by_entropy(&drafted, provenance.is_raw()),
         "expected_tokens": mean_overlap.map(acceptance::expected_tokens),
         "provenance": provenance,

@@ -139,7 +139,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 dataset: dataset.into(),
                 decoding,
                 num_forgiven_ties: usize::from(decoding.is_greedy()),
-                costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, &fit)).into(),
+                costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, None, &fit)).into(),
                 promises: vec![PromiseSummary {
                     drafter: DrafterName::Of(DrafterId::DRAFT),
                     stop_rule: StopRuleName::CostOptimalConfidence,

@@ -9,7 +9,7 @@ use minijinja::{Value, context};
 use super::group_id;
 use crate::results::{
     Conclusion, CostSummary, DecodingName, DeployAdvice, EvaluationSummary, Group, GroupSummary,
-    GroupVerdict, PromiseSummary, ResultRow, Road, StopRuleName,
+    GroupVerdict, PromiseSummary, ResultRow, Road, RuleReads, StopRuleName,
 };
 use crate::table::{Line, Table};
 use crate::text::{counted, gain, number, on_a_page, percent, times, typeset};
@@ -199,7 +199,8 @@ pub(super) fn categories(group: &Group<'_>) -> Value {
 /// The fitted cost models of all groups, with the greatest error of a speed-up.
 pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Value {
     let miss = |group: &Group<'_>, cost: &CostSummary| {
-        let rows = group.pooled().filter(|row| row.drafter == cost.drafter);
+        let is_of_all = cost.reads.is_none();
+        let rows = group.pooled().filter(|row| is_of_all && row.drafter == cost.drafter);
         let misses =
             rows.filter_map(|row| Some((row.modelled_speedup? / row.speedup? - 1.0).abs()));
         misses.fold(f64::NAN, f64::max)
@@ -211,6 +212,8 @@ pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Value 
     let ms = |seconds: f64| number(1e3 * seconds, 3);
     Table::new("dataset and decoding", lines)
         .page("drafter", |(cost, _)| cost.drafter.text())
+        .classed("word")
+        .page("rules read", |(cost, _)| cost.reads.map_or("all", RuleReads::text).to_owned())
         .classed("word")
         .page("t_draft, ms", |(cost, _)| ms(cost.draft_seconds))
         .page("t_target, ms", |(cost, _)| ms(cost.target_seconds))

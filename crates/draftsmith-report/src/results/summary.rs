@@ -1,7 +1,7 @@
 //! The schema of `summary.json`: program, machine, models, prompts and cost models of the rows in
 //! `results.json`. The `evaluate` command fills it in.
 
-use draftsmith_theory::{CostFit, Decoding, Rounding};
+use draftsmith_theory::{CostFit, Decoding, Rounding, SignalNeeds};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -151,11 +151,50 @@ impl PromiseOutcome {
     }
 }
 
-/// The cost model fitted to plain decoding and all settings of one drafter, and its errors.
+/// What a stop rule reads, which a draft forward then computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuleReads {
+    /// Only the number of candidates.
+    Nothing,
+    /// A probability of the drafter.
+    Probability,
+    /// The entropy of its distribution.
+    Entropy,
+    /// An acceptance head.
+    Head,
+}
+
+impl RuleReads {
+    /// What a rule with these needs reads.
+    pub fn of(needs: SignalNeeds) -> Self {
+        match needs {
+            SignalNeeds { acceptance_prob: true, .. } => Self::Head,
+            SignalNeeds { entropy: true, .. } => Self::Entropy,
+            needs if needs.is_nothing() => Self::Nothing,
+            _ => Self::Probability,
+        }
+    }
+
+    /// In words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Probability => "probabilities",
+            Self::Entropy => "entropy",
+            Self::Head => "the head",
+        }
+    }
+}
+
+/// The cost model fitted to plain decoding and settings of one drafter, and its errors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CostSummary {
     /// The drafter.
     pub drafter: DrafterName,
+    /// What the rules of the settings read; null for all settings together.
+    #[serde(default)]
+    pub reads: Option<RuleReads>,
     /// t_draft: seconds per draft forward.
     pub draft_seconds: f64,
     /// t_target: seconds per target forward.
@@ -174,10 +213,11 @@ pub struct CostSummary {
 }
 
 impl CostSummary {
-    /// The model of `fit` over the settings of `drafter`.
-    pub fn new(drafter: DrafterName, fit: &CostFit) -> Self {
+    /// The model of `fit` over the settings of `drafter` whose rules read this, or over all.
+    pub fn new(drafter: DrafterName, reads: Option<RuleReads>, fit: &CostFit) -> Self {
         Self {
             drafter,
+            reads,
             draft_seconds: fit.model.draft_seconds,
             target_seconds: fit.model.target_seconds,
             row_seconds: fit.rows_separable.then_some(fit.model.row_seconds),
@@ -189,9 +229,14 @@ impl CostSummary {
 }
 
 impl GroupSummary {
+    /// The cost models over all settings of a drafter.
+    fn costs_of_all(&self) -> impl Iterator<Item = &CostSummary> {
+        self.costs.iter().filter(|cost| cost.reads.is_none())
+    }
+
     /// The drafter's fitted cost model.
     pub(crate) fn cost_of(&self, drafter: DrafterName) -> Option<&CostSummary> {
-        self.costs.iter().find(|cost| cost.drafter == drafter)
+        self.costs_of_all().find(|cost| cost.drafter == drafter)
     }
 }
 
@@ -221,7 +266,7 @@ impl EvaluationSummary {
             )
         });
         let poor = groups.iter().filter_map(|group| {
-            let costs = self.group(group)?.costs.iter();
+            let costs = self.group(group)?.costs_of_all();
             let poor = costs.filter(|cost| cost.r_squared < MIN_R_SQUARED);
             let cost = poor.min_by(|one, other| one.r_squared.total_cmp(&other.r_squared))?;
             let CostSummary { drafter, r_squared, mean_relative_error, .. } = cost;

@@ -428,7 +428,7 @@ fn summaries_read_back() {
             group(
                 Decoding::GREEDY,
                 [DrafterName::Of(DrafterId::DRAFT), SELF_DRAFT]
-                    .map(|drafter| CostSummary::new(drafter, &fit))
+                    .map(|drafter| CostSummary::new(drafter, None, &fit))
                     .into(),
             ),
             group(Decoding::sampled(sampling), vec![]),

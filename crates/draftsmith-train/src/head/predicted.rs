@@ -9,7 +9,7 @@ use crate::head::rows::{Branch, Mixture};
 use crate::run::devices::PerDevice;
 
 /// The predictions of heads that read the same of a drafter, for every candidate of the drafter's recordings, in
-/// the order of [`Recordings::with_head`]. The drafter reads each candidate once, whatever the number of heads.
+/// the order of [`Recordings::with_head`]. The drafter reads each candidate once for all heads.
 ///
 /// # Panics
 /// If a head belongs to another drafter, or heads do not read the same.

@@ -6,11 +6,11 @@ use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_report::{
     ALL_CATEGORIES, Answer, Choice, CostRatios, CostSummary, DecodingName, DrafterName,
-    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, SpeedAtLength,
-    answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
+    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, RuleReads,
+    SpeedAtLength, answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
 };
 use draftsmith_theory::{
-    CostFit, CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
+    CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
     TimedCounts, Trace,
 };
 
@@ -61,26 +61,30 @@ impl Group<'_> {
         }
     }
 
-    /// The cost model of each drafter, fitted to all its settings and plain decoding over all prompts. Drafters
-    /// without a fit are left out.
-    fn fits(&self) -> Vec<(DrafterName, CostFit)> {
-        let drafters: BTreeSet<DrafterName> =
-            self.plan.settings.iter().map(|setting| setting.drafter).collect();
-        let fit = |drafter: DrafterName| {
-            let runs: Vec<TimedCounts> = self
-                .plan
-                .settings
-                .iter()
-                .zip(&self.runs)
-                .filter(|(setting, _)| [DrafterName::None, drafter].contains(&setting.drafter))
+    /// The cost models of each drafter, fitted to plain decoding and all its settings over all prompts, and to
+    /// those whose rules read the same (SpecDec++, Table 2). Those without a fit are left out.
+    fn fits(&self) -> Vec<CostSummary> {
+        let settings = &self.plan.settings;
+        let reads = |setting: &Setting| Some(RuleReads::of(setting.rule.as_ref()?.needs()));
+        let of_rules = settings.iter().map(|setting| (setting.drafter, reads(setting)));
+        let of_all = settings.iter().map(|setting| (setting.drafter, None));
+        let fitted: BTreeSet<(DrafterName, Option<RuleReads>)> = of_all.chain(of_rules).collect();
+        let fit = |(drafter, wanted): (DrafterName, Option<RuleReads>)| {
+            let belongs = |setting: &Setting| match setting.drafter {
+                DrafterName::None => true,
+                own => own == drafter && (wanted.is_none() || reads(setting) == wanted),
+            };
+            let settings = settings.iter().zip(&self.runs);
+            let runs: Vec<TimedCounts> = settings
+                .filter(|(setting, _)| belongs(setting))
                 .flat_map(|(_, runs)| runs)
                 .filter(|run| run.trace.num_tokens > 0)
                 .map(|run| TimedCounts::from(&run.trace))
                 .collect();
-            Some((drafter, CostModel::fit(&runs).ok()?))
+            Some(CostSummary::new(drafter, wanted, &CostModel::fit(&runs).ok()?))
         };
-        let drafters = drafters.into_iter().filter(|drafter| *drafter != DrafterName::None);
-        drafters.filter_map(fit).collect()
+        let fitted = fitted.into_iter().filter(|(drafter, _)| *drafter != DrafterName::None);
+        fitted.filter_map(fit).collect()
     }
 
     /// The costs of rounds under each setting, over all prompts. Verifications are averaged by rows over all
@@ -312,7 +316,7 @@ impl EvaluationResults {
                 .flatten()
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
-            costs: fits.iter().map(|(drafter, fit)| CostSummary::new(*drafter, fit)).collect(),
+            costs: fits,
             // Promises hold for one sequence at a time.
             promises: if evaluate.batch_size > 1 {
                 Vec::new()

@@ -1,9 +1,10 @@
 //! Acceptance of a data set's draft: by its entropy, and the expected tokens of rounds of fixed lengths.
 
 use draftsmith_data::DraftColumns;
+use draftsmith_report::median_of;
 use draftsmith_theory::{
-    EntropyThresholdConfig, acceptance_prob, entropy_overlap_estimate, expected_tokens_per_round,
-    overlap_lower_bound,
+    EntropyThresholdConfig, acceptance_prob, bretagnolle_huber_bound, entropy_overlap_estimate,
+    expected_tokens_per_round, overlap_lower_bound, pinsker_bound,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -92,6 +93,59 @@ pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<Entropy
     bands.iter().enumerate().filter_map(band).collect()
 }
 
+/// The least entropy of the draft, in nats, at which the ratio of entropies is judged: below, it is rounding.
+const LEAST_ENTROPY: f64 = 0.01;
+
+/// What SVIP's estimate assumes, H(q, p) = (1 + 2c)·H(q) (Zhang et al. 2024, section 2), and how it is in the data.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct EntropyRatio {
+    /// Positions where the draft's entropy is at least 0.01 nats.
+    num_positions: usize,
+    /// The median of H(q, p) / H(q).
+    pub(super) median_ratio: f64,
+    /// c = (median ratio − 1) / 2, for `entropy = { scale = c }` in a recipe.
+    pub(super) fitted_scale: f64,
+    /// The mean lower bound of the overlap by Pinsker, 1 − √(KL/2).
+    mean_pinsker_bound: f64,
+    /// The mean lower bound by Bretagnolle and Huber, 1 − √(1 − exp(−KL)).
+    mean_bretagnolle_huber_bound: f64,
+    /// The share of positions where Pinsker's is the better one.
+    share_pinsker_is_better: f64,
+}
+
+/// H(q, p) / H(q) at the positions where it is judged; none for served data.
+pub(super) fn entropy_ratios(drafted: &[&DraftColumns]) -> Vec<f64> {
+    entropies(drafted).map(|[cross, own]| cross / own).collect()
+}
+
+/// H(q, p) and H(q) at the positions where their ratio is judged.
+fn entropies<'a>(drafted: &'a [&DraftColumns]) -> impl Iterator<Item = [f64; 2]> + 'a {
+    let pairs = drafted.iter().flat_map(|columns| {
+        let cross = columns.draft_target_cross_entropy.iter().flatten();
+        cross.zip(&columns.draft_entropy).map(|(cross, own)| [*cross, *own].map(f64::from))
+    });
+    pairs.filter(|[cross, own]| *own >= LEAST_ENTROPY && cross.is_finite())
+}
+
+/// The ratio of entropies in the data; `None` where it is judged nowhere.
+pub(super) fn entropy_ratio(drafted: &[&DraftColumns]) -> Option<EntropyRatio> {
+    let median_ratio = median_of(entropy_ratios(drafted))?;
+    let bounds = || {
+        let divergences = entropies(drafted).map(|[cross, own]| (cross - own).max(0.0));
+        divergences.map(|kl| [pinsker_bound(kl), bretagnolle_huber_bound(kl)])
+    };
+    Some(EntropyRatio {
+        num_positions: bounds().count(),
+        median_ratio,
+        fitted_scale: ((median_ratio - 1.0) / 2.0).max(0.0),
+        mean_pinsker_bound: mean(bounds().map(|[pinsker, _]| pinsker))?,
+        mean_bretagnolle_huber_bound: mean(bounds().map(|[_, other]| other))?,
+        share_pinsker_is_better: mean(
+            bounds().map(|[pinsker, other]| f64::from(u8::from(pinsker > other))),
+        )?,
+    })
+}
+
 /// E\[L\], including the target's token, at several numbers K of candidates per round, if every candidate is
 /// accepted independently with the same probability (Leviathan et al., Eq. 1).
 pub(super) fn expected_tokens(acceptance_prob: f64) -> [Value; 8] {
@@ -146,6 +200,19 @@ mod tests {
         let served = by_entropy(&[&first], false);
         assert_eq!(served[0].overlap_bound, None);
         assert_eq!(by_entropy(&[], true), []);
+    }
+
+    #[test]
+    fn svips_constant_is_fitted_to_the_median_ratio() {
+        // Ratios 2, 1.5 and 4, and a position without entropy. KL 0.5, 2 and 0.75.
+        let some = columns(&[[0.9, 0.5, 1.0], [0.5, 4.0, 6.0], [0.1, 0.0, 3.0]]);
+        let more = columns(&[[0.4, 0.25, 1.0]]);
+        let found = entropy_ratio(&[&some, &more]).expect("there are positions");
+        assert_eq!((found.num_positions, found.median_ratio, found.fitted_scale), (3, 2.0, 0.5));
+        // Pinsker's is better below a divergence of 1.59.
+        assert!((found.share_pinsker_is_better - 2.0 / 3.0).abs() < 1e-12, "{found:?}");
+        let served = DraftColumns { draft_target_cross_entropy: None, ..some };
+        assert_eq!(entropy_ratio(&[&served]), None);
     }
 
     #[test]

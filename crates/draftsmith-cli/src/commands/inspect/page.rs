@@ -15,11 +15,15 @@ use draftsmith_report::{
 use draftsmith_theory::{acceptance_prob, keep_target};
 use serde_json::Value;
 
-use super::acceptance::{EntropyBand, acceptance_probs, agreements, by_entropy, overlaps};
+use super::acceptance::{
+    EntropyBand, acceptance_probs, agreements, by_entropy, entropy_ratio, entropy_ratios, overlaps,
+};
 use crate::console::Console;
 
 /// Most bars or points in a plot.
 const NUM_BINS: usize = 20;
+/// The greatest ratio of entropies with a bar.
+const MOST_RATIO: f64 = 8.0;
 /// Fewest positions for a point.
 const LEAST_POSITIONS: usize = 20;
 /// Most sources with separate lines.
@@ -182,7 +186,28 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
         ),
         by_position(rows),
         entropy(&drafted, provenance),
+        ratio_of_entropies(&drafted),
     ]
+}
+
+/// The ratio of H(q, p) to H(q), which SVIP takes to be the same at all positions.
+fn ratio_of_entropies(drafted: &[&DraftColumns]) -> Plot {
+    let edges = bins(MOST_RATIO, NUM_BINS, 0.1);
+    let ratios = entropy_ratios(drafted).into_iter().map(|ratio| ratio.min(MOST_RATIO));
+    let fitted = entropy_ratio(drafted).map(|it| (it.median_ratio, it.fitted_scale));
+    Plot {
+        id: "entropy-ratio".to_owned(),
+        title: "Cross-entropy over the draft\u{2019}s entropy".to_owned(),
+        caption: fitted.map_or_else(String::new, |(median, scale)| {
+            format!(
+                "Where the draft\u{2019}s entropy is at least 0.01 nats; {MOST_RATIO} and more are one bar. SVIP \
+                 takes it to be 1 + 2c everywhere. The median {median:.2} makes c = {scale:.2}."
+            )
+        }),
+        x_name: "H(q, p) / H(q) \u{2192}",
+        y_name: "\u{2191} share of positions",
+        content: PlotContent::histogram(edges, ratios),
+    }
 }
 
 /// The mean overlap by position in the response, for all rows and for the largest sources.
