@@ -54,9 +54,9 @@ pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     table
         .column("tok/s", "tok/s", 0, |row| number(row.tokens_per_second, 1))
         .column("speed-up", "speed-up", 0, |row| times(row.speedup))
-        .column("95 %", "95 %", 1, |row| row.speedup_range())
+        .column("95 %", "95 %", 2, |row| row.speedup_range())
         .classed("range")
-        .column("A100", "on A100s", 2, |row| times(Some(row.speedup_at_paper_costs)))
+        .column("A100", "on A100s", 1, |row| times(Some(row.speedup_at_paper_costs)))
         .column("model", "modelled", 5, |row| times(row.modelled_speedup))
         .column("discard", "discard rate", 3, |row| number(row.discard_rate, 3))
         .column("verify", "verification rate", 4, |row| number(row.verification_rate, 3))
