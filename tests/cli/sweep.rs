@@ -165,6 +165,16 @@ fn tuning_puts_the_fastest_head_of_a_sweep_into_use() {
         rows.map(|row| keys.map(|key| row[key].clone())).collect()
     };
     assert!(counts(&again) == counts(&replay), "other predictions");
+    // A sweep of a drafter that is not tuned is left as it is.
+    let text = std::fs::read_to_string(place.path("sweep.toml")).unwrap();
+    let other =
+        format!("[drafters.other]\nkind = 'model'\nmodel = '{}'\n", model("draft").display());
+    let with_other = text.replace("[evaluate]\n", "[evaluate]\ndrafters = ['other']\n") + &other;
+    place.write("other.toml", with_other);
+    for stage in ["record", "tune"] {
+        place.run(&[stage, "other.toml"]).ok();
+    }
+    assert_eq!(place.json("checkpoints/swept/tuning/heads.json"), race);
     // It stays, although another may have the lowest KL.
     place.run(&["train-head", "sweep.toml"]).ok();
     assert!(bytes(&place, "head")[0] == weights, "`head` is not {name}");

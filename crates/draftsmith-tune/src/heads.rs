@@ -81,15 +81,17 @@ pub fn choose_head(
     let swept = recipe.trained_head().filter(|(_, settings)| settings.sweep.is_some());
     let Some((id, training)) = swept else { return Ok(None) };
     let (_, evaluate) = recipe.need_tuning("tune")?;
+    let drafter = DrafterName::Of(id);
+    let files = RolloutFiles::of(recipe, workspace)?;
+    // The recipe may leave the drafter out of tuning.
+    let Some(now) = files.head_dir(drafter) else { return Ok(None) };
+    let now = read_model_head(now, id, None, workspace)?;
     let rows = swept_heads(recipe, id, training)?;
     let read = |row: &SweptHead| read_model_head(&row.dir, id, None, workspace);
     let heads = rows.iter().map(read).collect::<Result<Vec<HeadExport>>>()?;
     let draft = drafter_of(recipe, id, workspace)?;
     let loaded = LoadedDrafters::read(recipe, workspace, false)?;
-    let files = RolloutFiles::of(recipe, workspace)?;
     let mut tuner = Tuner::new((recipe, workspace), &loaded, &files, time_limit, watch)?;
-    let now = files.head_dir(DrafterName::Of(id)).context("the drafter has a head")?;
-    let now = read_model_head(now, id, None, workspace)?;
     let mut race = Race {
         id,
         draft,
@@ -102,8 +104,7 @@ pub fn choose_head(
     };
     let mut cost_source = None;
     for decoding in &evaluate.decodings {
-        let read =
-            |set| files.read(RolloutKey { drafter: DrafterName::Of(id), set, decoding: *decoding });
+        let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
         let sets = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
         let (source, measured) = tuner.costs(&sets[0].recordings, evaluate.decoding(*decoding))?;
         cost_source = Some(source);
@@ -115,19 +116,20 @@ pub fn choose_head(
         race.run(*decoding, sets, &measured.costs, &extra)?;
     }
     let fastest = race.fastest();
-    if fingerprint(&now) != fingerprint(&heads[fastest]) {
+    let is_new = fingerprint(&now) != fingerprint(&heads[fastest]);
+    if is_new {
         install_head(recipe, id, workspace, &rows[fastest].dir)?;
-        let files = RolloutFiles::of(recipe, workspace)?;
-        for (key, set) in race.recordings_of(fastest) {
-            files.write(key, &set)?;
-        }
     }
+    // With the hash of the head that is there now.
     let files = RolloutFiles::of(recipe, workspace)?;
+    for (key, set) in race.recordings_of(fastest).filter(|_| is_new) {
+        files.write(key, &set)?;
+    }
     let (lost_by_kl, heads) = race.judged(&rows, fastest);
     let race = HeadRace {
-        drafter: DrafterName::Of(id),
+        drafter,
         cost_source: cost_source.context("the recipe has a way of decoding")?,
-        head_hash: files.head_hash(DrafterName::Of(id)).context("it is there")?.to_owned(),
+        head_hash: files.head_hash(drafter).context("it is there")?.to_owned(),
         lost_by_kl,
         heads,
     };

@@ -7,7 +7,7 @@ use draftsmith_report::{ResultRow, pair_rows, read_results, render_pairs};
 
 use crate::console::Console;
 
-/// Runs the command, for a `results.json` or a directory with one on each side.
+/// Runs the command. Each side is a `results.json` or a directory that has one.
 pub(crate) fn run([first, second]: [&Path; 2], console: &Console) -> Result<()> {
     let (first, second) = (rows_of(first)?, rows_of(second)?);
     console.text(render_pairs(&first, &second, console.width(), console.colour()))?;

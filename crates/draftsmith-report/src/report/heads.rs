@@ -8,7 +8,7 @@ use crate::results::{CurvePoint, HeadOnSet, HeadRace, JudgedHead, in_order};
 use crate::table::head_race_table;
 use crate::text::{interval, number, on_a_page, times, typeset};
 
-/// Of a head's curve, every fifth threshold has a mark.
+/// Every fifth threshold of a head's curve has a mark.
 const EVERY: usize = 5;
 
 /// The section; None without a sweep.
@@ -42,19 +42,20 @@ pub(super) fn section(race: Option<&HeadRace>) -> Option<Value> {
 }
 
 fn plot(race: &HeadRace, is_it: &dyn Fn(&&HeadOnSet) -> bool, id: String, name: &str) -> Plot {
-    let curve = |head: &JudgedHead| head.sets.iter().find(is_it).map(|set| set.curve.clone());
+    let curve = |head: &'_ JudgedHead| -> Vec<CurvePoint> {
+        head.sets.iter().find(is_it).map_or_else(Vec::new, |set| set.curve.clone())
+    };
     let line = |head: &JudgedHead| {
         let (look, entry, radius) = match head.is_chosen {
             true => (Look::circle("draft length"), "the fastest head", 3.4),
             false => (Look::circle("plain"), "other heads", 1.2),
         };
-        let points = curve(head).unwrap_or_default().into_iter().step_by(EVERY);
+        let points = curve(head).into_iter().step_by(EVERY);
         let points = points.map(|at| point(&head.name, at, radius)).collect();
         PlotLine { look, entry: [String::new(), entry.to_owned()], name: head.name.clone(), points }
     };
-    let all = race.heads.iter().flat_map(|head| {
-        curve(head).unwrap_or_default().into_iter().map(|at| (head.name.as_str(), at))
-    });
+    let all = race.heads.iter();
+    let all = all.flat_map(|head| curve(head).into_iter().map(|at| (head.name.as_str(), at)));
     let frontier = PlotLine {
         look: Look::circle("draft cost"),
         entry: [String::new(), "no head needs less of both".to_owned()],
@@ -82,7 +83,7 @@ fn point(head: &str, at: CurvePoint, radius: f64) -> PlotPoint {
     PlotPoint { at: (discard_rate, verification_rate), radius, title }
 }
 
-/// The points than which no other needs less of both, from the left.
+/// The points that no other point beats in both rates, from the left.
 fn frontier<'h>(all: impl Iterator<Item = (&'h str, CurvePoint)>) -> Vec<(&'h str, CurvePoint)> {
     let mut all: Vec<_> = all.collect();
     all.sort_by(|(_, one), (_, other)| {

@@ -99,7 +99,7 @@ const LEAST_ENTROPY: f64 = 0.01;
 /// What SVIP's estimate assumes, H(q, p) = (1 + 2c)·H(q) (Zhang et al. 2024, section 2), and how it is in the data.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct EntropyRatio {
-    /// Positions where the draft's entropy is at least 0.01 nats.
+    /// The number of positions where the draft's entropy is at least 0.01 nats.
     num_positions: usize,
     /// The median of H(q, p) / H(q).
     pub(super) median_ratio: f64,
