@@ -23,6 +23,8 @@ mod generate;
 mod help;
 #[path = "cli/hub.rs"]
 mod hub;
+#[path = "cli/papers.rs"]
+mod papers;
 #[cfg(target_os = "linux")]
 #[path = "cli/process.rs"]
 mod process;

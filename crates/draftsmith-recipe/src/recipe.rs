@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{Notation, plain_problem, write_whole};
+use draftsmith_report::PaperTable;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, Eagle3Training, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
@@ -66,6 +67,9 @@ pub struct Recipe {
     pub tune: Option<TuneRecipe>,
     /// Stage evaluate.
     pub evaluate: Option<EvaluateRecipe>,
+    /// Tables of papers that its results fill.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub papers: Vec<PaperTable>,
 }
 
 /// The target: a checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
@@ -137,6 +141,7 @@ impl Recipe {
             is_strict: false,
             tune: None,
             evaluate: None,
+            papers: Vec::new(),
         }
     }
 
@@ -322,7 +327,8 @@ impl Recipe {
         self.splits.check()?;
         self.drafters.check()?;
         self.tune.iter().try_for_each(TuneRecipe::check)?;
-        self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))
+        self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))?;
+        Ok(self.papers.iter().try_for_each(PaperTable::check)?)
     }
 }
 

@@ -20,6 +20,14 @@ pub enum ReportError {
         /// What is wrong with it.
         source: JsonError,
     },
+    /// A recipe describes a table of a paper that results cannot fill.
+    #[error("the paper's table `{title}`: {what}")]
+    PaperTable {
+        /// The table.
+        title: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A page's template does not fit its data, which is a bug.
     #[error("the page's template does not fit its data")]
     Template(#[from] minijinja::Error),

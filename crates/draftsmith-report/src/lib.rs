@@ -15,11 +15,12 @@
 //!
 //! [`ResultRow::of`] makes rows of other measurements, which [`results_to_json`] writes and [`render_html`] shows.
 //! `results` owns the files `results.json`, `summary.json` and `replay.json`, and the answers; `table`
-//! renders text for terminals and `report` HTML. This crate sees no models or tensors, measures nothing and
+//! renders text for terminals and `report` HTML; `paper` fills in the tables of papers. This crate sees no models or tensors, measures nothing and
 //! prints nothing.
 
 mod error;
 mod names;
+mod paper;
 mod report;
 mod results;
 mod statistics;
@@ -28,6 +29,10 @@ mod text;
 
 pub use error::ReportError;
 pub use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
+pub use paper::{
+    FilledBlock, FilledRow, FilledTable, PaperColumn, PaperRow, PaperSource, PaperTable, Published,
+    render_papers,
+};
 pub use report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
 pub use report::render_html;

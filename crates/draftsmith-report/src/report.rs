@@ -24,6 +24,7 @@ use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
 use crate::error::Result;
+use crate::paper::FilledTable;
 use crate::results::{EvaluationSummary, Group, Replay, ResultRow, groups, in_order};
 use crate::table::{results_table, standard_table};
 use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, times, typeset};
@@ -65,6 +66,7 @@ pub fn render_html(
         replays => replay::replays(&replay.groups),
         predictions => replay::predictions(&replay.predictions),
         heads => heads::section(replay.heads.as_ref()),
+        papers => summary.papers.iter().map(FilledTable::view).collect::<Vec<_>>(),
         costs => sections::costs(&groups, summary),
         lossless => sections::lossless(&groups, summary),
     };

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use draftsmith_files::{FileError, parse_json};
 use draftsmith_theory::{
-    CostModel, Counts, Decoding, DrafterId, Round, TokenChoice, Trace, setting_text,
+    CostModel, Counts, Decoding, DrafterId, Round, TokenChoice, Trace, expected_tokens_per_round,
+    setting_text,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -96,6 +97,23 @@ pub struct ResultRow {
     /// Tokens per target forward.
     #[serde(deserialize_with = "nan_if_null")]
     pub compression_rate: f64,
+    /// Candidates per round.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub draft_length: f64,
+    /// Accepted candidates per round.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub accepted_length: f64,
+    /// Accepted candidates per candidate.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub acceptance_rate: f64,
+    /// Tokens per round, before any cut, that the rounds would have if candidates were accepted independently: the
+    /// mean of 1 + β + … + β^K over the rounds' lengths K, for the share β of the judged candidates that were
+    /// accepted (Leviathan et al., Eq. 1).
+    #[serde(deserialize_with = "nan_if_null")]
+    pub expected_tokens_per_round: f64,
+    /// Tokens per round, before any cut.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub tokens_per_round: f64,
     /// CTAR(w) for w = 1 to 10: the share of rounds that yield more than w tokens. Empty without rounds.
     pub ctar: Vec<f64>,
     /// For each position of a round up to 10: the accepted share of the candidates whose predecessors
@@ -110,6 +128,10 @@ pub struct ResultRow {
     pub tokens_per_second: f64,
     /// `tokens_per_second` relative to plain decoding; null if that was not measured.
     pub speedup: Option<f64>,
+    /// The same by Spec-Bench's rule: the mean over prompts of tokens per second, relative to plain decoding's.
+    pub speedup_over_prompts: Option<f64>,
+    /// The standard deviation of `speedup` over repeats; null without repeats.
+    pub speedup_sd: Option<f64>,
     /// Speed at 32, 64, 128 tokens of an answer and so on, if at least three answers are as long; only over all
     /// categories.
     #[serde(default)]
@@ -165,6 +187,11 @@ impl ResultRow {
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
             compression_rate: counts.compression_rate(),
+            draft_length: counts.num_drafted as f64 / counts.num_target_forwards as f64,
+            accepted_length: counts.num_accepted as f64 / counts.num_target_forwards as f64,
+            acceptance_rate: counts.acceptance_rate(),
+            expected_tokens_per_round: expected_tokens(trace),
+            tokens_per_round: 1.0 + counts.num_accepted as f64 / counts.num_target_forwards as f64,
             ctar: if trace.rounds.is_empty() { Vec::new() } else { ctar.collect() },
             acceptance_by_position: acceptance_by_position(trace),
             unconditional_acceptance: unconditional_acceptance(trace),
@@ -181,11 +208,6 @@ impl ResultRow {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
             None => self.rule_label(),
         }
-    }
-
-    /// `E[L]`: mean tokens per round, before any cut. NaN without rounds.
-    pub fn tokens_per_round(&self) -> f64 {
-        1.0 + self.counts.num_accepted as f64 / self.counts.num_target_forwards as f64
     }
 
     /// The label without the drafter.
@@ -255,6 +277,16 @@ fn accepted_shares(
         (rounds.len() >= MIN_JUDGED).then(|| num_accepted as f64 / rounds.len() as f64)
     };
     (1..=num_positions).map_while(share).collect()
+}
+
+fn expected_tokens(trace: &Trace) -> f64 {
+    let rounds = || trace.rounds.iter();
+    let num_accepted: usize = rounds().map(|round| round.num_accepted).sum();
+    let num_rejected = rounds().filter(|round| round.num_accepted < round.depth).count();
+    let acceptance = num_accepted as f64 / (num_accepted + num_rejected).max(1) as f64;
+    let expected: f64 =
+        rounds().map(|round| expected_tokens_per_round(acceptance, round.depth)).sum();
+    expected / trace.rounds.len() as f64
 }
 
 fn temperature(decoding: &Decoding) -> f64 {

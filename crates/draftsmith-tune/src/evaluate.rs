@@ -11,7 +11,7 @@ mod promise;
 mod settings;
 mod write;
 
-use draftsmith_report::{Conclusion, DecodingName, ResultRow};
+use draftsmith_report::{Conclusion, DecodingName, FilledTable, ResultRow};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -45,6 +45,8 @@ pub struct Evaluation {
     pub report: PathBuf,
     /// What to deploy, and what makes the measurements doubtful.
     pub conclusion: Conclusion,
+    /// The tables of papers that the recipe asks for.
+    pub papers: Vec<FilledTable>,
     /// Whether the evaluation was stopped, so that not all prompts were measured.
     #[serde(skip)]
     pub is_partial: bool,
@@ -131,7 +133,7 @@ impl MeasuredModels<'_> {
     /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
     fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
         let Self { recipe, evaluate, pair, drafters, watch, .. } = *self;
-        let EvaluateRecipe { max_new_tokens, batch_size, .. } = *evaluate;
+        let EvaluateRecipe { max_new_tokens, batch_size, repeats, .. } = *evaluate;
         let decoders = Decoders::with_slots(pair, drafters, max_new_tokens, batch_size);
         let mut bench = Bench { pair, decoders, seed: recipe.seed };
         for plan in plans {
@@ -145,9 +147,9 @@ impl MeasuredModels<'_> {
             "evaluate: {num_settings} settings in {} decodings, {num_prompts} prompts, at most {} \
              tokens",
             plans.len(),
-            num_turns * num_settings * max_new_tokens.min(pair.text.context)
+            num_turns * num_settings * repeats * max_new_tokens.min(pair.text.context)
         ));
-        let num_runs = (num_prompts * num_settings) as u64;
+        let num_runs = (num_prompts * num_settings * repeats) as u64;
         let progress = Progress::new(watch, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
@@ -165,7 +167,11 @@ impl MeasuredModels<'_> {
                 let runs = vec![Vec::new(); plan.settings.len()];
                 let mut group = Group { dataset, plan, runs };
                 let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
-                for (number, batch) in prompts.chunks(batch_size).enumerate() {
+                let batches = prompts.len().div_ceil(batch_size);
+                for number in 0..batches * repeats {
+                    let first = number % batches * batch_size;
+                    let batch = &prompts[first..prompts.len().min(first + batch_size)];
+                    bench.seed = recipe.seed + (number / batches) as u64;
                     progress.message(dataset.name.clone());
                     for (index, setting) in plan.settings.iter().enumerate() {
                         if watch.is_interrupted() {
@@ -177,7 +183,6 @@ impl MeasuredModels<'_> {
                         let runs = match journal.take(place) {
                             Some(runs) => runs,
                             None => {
-                                let first = number * batch_size;
                                 let runs = bench.run(first, batch, &plan.decoding, setting)?;
                                 journal.add(place, &runs)?;
                                 runs

@@ -4,7 +4,7 @@ use anyhow::Result;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::render_evaluation;
+use draftsmith_report::{render_evaluation, render_papers};
 use draftsmith_tune::evaluate::{Evaluation, evaluate};
 
 use crate::console::Console;
@@ -17,8 +17,13 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     if evaluation.is_partial { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
-/// The conclusion, the tables of rows and the report's path, as a terminal shows them.
+/// The conclusion, the tables of rows, the report's path and the tables of papers, as a terminal shows them.
 pub(crate) fn text(evaluation: &Evaluation, console: &Console) -> String {
-    let Evaluation { rows, report, conclusion, .. } = evaluation;
-    render_evaluation(rows, conclusion, report, console.width(), console.colour())
+    let Evaluation { rows, report, conclusion, papers, .. } = evaluation;
+    let (width, colour) = (console.width(), console.colour());
+    let text = render_evaluation(rows, conclusion, report, width, colour);
+    match render_papers(papers, width) {
+        papers if papers.is_empty() => text,
+        papers => format!("{text}\n{papers}"),
+    }
 }

@@ -26,6 +26,8 @@ pub struct EvaluateRecipe {
     pub num_prompts: Option<usize>,
     /// The split of the prompt files to use; all prompts if absent.
     pub split: Option<Split>,
+    /// How often everything is measured; each time with another seed.
+    pub repeats: usize,
     /// The most new tokens per turn.
     pub max_new_tokens: usize,
     /// Skip prompts that do not fit into the models' context; if false, they are an error.
@@ -61,6 +63,7 @@ impl Default for EvaluateRecipe {
             prompts: Vec::new(),
             num_prompts: None,
             split: None,
+            repeats: 1,
             max_new_tokens: 128,
             skip_long_prompts: false,
             batch_size: 1,
@@ -96,6 +99,7 @@ impl EvaluateRecipe {
     pub(super) fn check(&self, drafters: &DrafterRecipes) -> Result<()> {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
         require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
+        require(self.repeats > 0, "evaluate.repeats", "is 0, expected 1 or more")?;
         require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
         require(
             (1..=MAX_BATCH_SIZE).contains(&self.batch_size),

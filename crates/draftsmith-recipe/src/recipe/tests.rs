@@ -27,6 +27,23 @@ fn message(text: &str, overrides: &[&str]) -> String {
 }
 
 #[test]
+fn all_recipes_of_the_repository_read() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes");
+    let mut num_tables = 0;
+    for dir in [dir.to_owned(), format!("{dir}/papers")] {
+        for entry in std::fs::read_dir(dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|it| it == "toml") {
+                let recipe = Recipe::read(&path, &Overrides::default());
+                let recipe = recipe.unwrap_or_else(|error| panic!("{error:#}"));
+                num_tables += recipe.papers.len();
+            }
+        }
+    }
+    assert!(num_tables > 15, "{num_tables} tables of papers");
+}
+
+#[test]
 fn defaults_and_overrides_resolve() {
     let recipe =
         read(RECIPE, &["drafters.draft.head.num_layers=2", "seed=7", "drafters.draft.model=other"])

@@ -308,6 +308,7 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
     let version =
         |name: &str, version: &str| Version { name: name.into(), version: version.into() };
     EvaluationSummary {
+        papers: Vec::new(),
         recipe: "tiny".into(),
         conclusion: Conclusion::default(),
         version: "0.1.0".into(),

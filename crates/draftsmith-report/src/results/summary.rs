@@ -9,6 +9,7 @@ use super::{
     nan_if_null, temperature,
 };
 use crate::error::Result;
+use crate::paper::FilledTable;
 
 /// A cost model that explains less of the variance is doubtful.
 const MIN_R_SQUARED: f64 = 0.9;
@@ -47,6 +48,9 @@ pub struct EvaluationSummary {
     pub datasets: Vec<DatasetSummary>,
     /// An entry for each dataset and way of decoding.
     pub groups: Vec<GroupSummary>,
+    /// The tables of papers that the recipe asks for.
+    #[serde(default)]
+    pub papers: Vec<FilledTable>,
 }
 
 /// A library or driver and its version.

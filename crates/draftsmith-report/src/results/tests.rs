@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 32] = [
+const COLUMNS: [&str; 39] = [
     "dataset",
     "category",
     "drafter",
@@ -28,11 +28,18 @@ const COLUMNS: [&str; 32] = [
     "verification_rate",
     "discard_rate",
     "compression_rate",
+    "draft_length",
+    "accepted_length",
+    "acceptance_rate",
+    "expected_tokens_per_round",
+    "tokens_per_round",
     "ctar",
     "acceptance_by_position",
     "unconditional_acceptance",
     "tokens_per_second",
     "speedup",
+    "speedup_over_prompts",
+    "speedup_sd",
     "by_length",
     "speedup_interval",
     "modelled_speedup",
@@ -402,6 +409,7 @@ fn summaries_read_back() {
         promises: Vec::new(),
     };
     let summary = EvaluationSummary {
+        papers: Vec::new(),
         recipe: "tiny".into(),
         conclusion: Conclusion::default(),
         version: "0.1.0".into(),

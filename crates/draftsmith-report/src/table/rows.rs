@@ -82,7 +82,7 @@ fn lossless(row: &ResultRow) -> String {
 pub(crate) fn standard_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     let rows = group.best_by(|row| row.drafter).into_iter();
     let mut table = Table::new("drafter", rows.map(|row| Line::of(row.label(), row)))
-        .page("tokens per round", |row| number(row.tokens_per_round(), 2));
+        .page("tokens per round", |row| number(row.tokens_per_round, 2));
     for position in [1, 2, 4, 8] {
         table = table.page(format!("accepted up to {position}"), |row| {
             let share = row.unconditional_acceptance.get(position - 1);

@@ -28,11 +28,24 @@ const SHORTEST: usize = 32;
 /// The fewest answers of a result.
 const MIN_ANSWERS: usize = 3;
 
+/// MT-Bench's categories, which Spec-Bench reports as one.
+const MT_BENCH: [&str; 9] = [
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+    "mt-bench",
+];
+
 /// The runs of one dataset under one way of decoding.
 pub(super) struct Group<'a> {
     pub(super) dataset: &'a Dataset,
     pub(super) plan: &'a Plan,
-    /// One list per setting, one entry per prompt.
+    /// One list per setting, one entry per prompt and repeat.
     pub(super) runs: Vec<Vec<PromptRun>>,
 }
 
@@ -118,12 +131,17 @@ impl Group<'_> {
     fn rows(&self, seed: u64, costs: &GroupCosts<'_>) -> Vec<ResultRow> {
         let mut rows = self.category_rows(ALL_CATEGORIES, seed, costs, |_| true);
         let prompts = &self.dataset.prompts;
-        let categories: BTreeSet<&str> =
-            prompts.iter().filter_map(|prompt| prompt.category.as_deref()).collect();
+        let of_spec_bench = prompts.iter().any(|it| it.category.as_deref() == Some("humanities"));
+        let category_of = |prompt: &'_ Prompt| -> Option<String> {
+            let own = prompt.category.as_deref()?;
+            let is_turn_of_mt_bench = of_spec_bench && MT_BENCH.contains(&own);
+            Some(if is_turn_of_mt_bench { "mt_bench" } else { own }.to_owned())
+        };
+        let categories: BTreeSet<String> = prompts.iter().filter_map(category_of).collect();
         if categories.len() > 1 {
             for category in categories {
-                rows.extend(self.category_rows(category, seed, costs, |run| {
-                    prompts[run.prompt].category.as_deref() == Some(category)
+                rows.extend(self.category_rows(&category, seed, costs, |run| {
+                    category_of(&prompts[run.prompt]).as_ref() == Some(&category)
                 }));
             }
         }
@@ -159,7 +177,9 @@ impl Group<'_> {
                 stop_rule: setting.stop_rule(),
                 setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 is_tuned: self.plan.is_tuned(setting),
-                num_prompts: runs.len(),
+                num_prompts: by_prompt(runs).len(),
+                speedup_over_prompts: finite(mean_speed(runs) / mean_speed(&of_category[0])),
+                speedup_sd: speedup_sd(runs, &of_category[0]),
                 speedup: finite(row.tokens_per_second / tokens_per_second(plain)),
                 by_length: match category == ALL_CATEGORIES {
                     true => by_length(runs, &of_category[0]),
@@ -182,21 +202,25 @@ impl Group<'_> {
         traces.iter().zip(&of_category).enumerate().map(row).collect()
     }
 
+    /// The answers to each prompt, one for each repeat.
     fn answers(&self, index: usize, recipe: &Recipe) -> Vec<Answer> {
         let name = self.plan.settings[index].name();
-        self.runs[index]
-            .iter()
-            .map(|run| {
-                let prompt = &self.dataset.prompts[run.prompt];
-                let mut choice = Choice::default();
+        let runs: Vec<&PromptRun> = self.runs[index].iter().collect();
+        let answer = |(index, runs): (usize, Vec<&PromptRun>)| {
+            let prompt = &self.dataset.prompts[index];
+            let choice = |(index, run): (usize, &PromptRun)| {
+                let mut choice = Choice { index, ..Choice::default() };
                 for (turn, text) in run.turns.iter().zip(&run.texts) {
                     choice.push_turn(text.clone(), &turn.trace);
                 }
-                let category = prompt.category.clone().unwrap_or_else(|| prompt.source.clone());
-                let model_id = format!("{}-{name}", recipe.name);
-                Answer::new(question_id(prompt), category, model_id, vec![choice])
-            })
-            .collect()
+                choice
+            };
+            let choices = runs.into_iter().enumerate().map(choice).collect();
+            let category = prompt.category.clone().unwrap_or_else(|| prompt.source.clone());
+            let model_id = format!("{}-{name}", recipe.name);
+            Answer::new(question_id(prompt), category, model_id, choices)
+        };
+        by_prompt(&runs).into_iter().map(answer).collect()
     }
 }
 
@@ -247,9 +271,8 @@ fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
 fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64; 2] {
     // Rounds are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
-        let of_run =
-            |run: &&PromptRun| (run.trace.num_tokens, waiting_time(&run.trace).as_secs_f64());
-        runs.iter().map(of_run).collect::<Vec<(usize, f64)>>()
+        let of_prompt = |runs: Vec<&PromptRun>| tokens_and_seconds(&runs);
+        by_prompt(runs).into_values().map(of_prompt).collect::<Vec<(usize, f64)>>()
     });
     let per_second = |runs: &[(usize, f64)], some: &[usize]| {
         let (tokens, seconds) = some.iter().fold((0, 0.0), |(tokens, seconds), index| {
@@ -260,6 +283,45 @@ fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64
     let speedup = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
     let Estimate { low, high, .. } = shown_interval(own.len(), seed, speedup);
     [low, high]
+}
+
+/// Runs by the index of their prompt, in the order of repeats.
+fn by_prompt<'r>(runs: &[&'r PromptRun]) -> BTreeMap<usize, Vec<&'r PromptRun>> {
+    let mut of_prompts: BTreeMap<usize, Vec<&PromptRun>> = BTreeMap::new();
+    for run in runs {
+        of_prompts.entry(run.prompt).or_default().push(run);
+    }
+    of_prompts
+}
+
+/// The tokens of runs, and the seconds that a user waits for them.
+fn tokens_and_seconds(runs: &[&PromptRun]) -> (usize, f64) {
+    let tokens = runs.iter().map(|run| run.trace.num_tokens).sum();
+    (tokens, runs.iter().map(|run| waiting_time(&run.trace).as_secs_f64()).sum())
+}
+
+fn speed(runs: &[&PromptRun]) -> f64 {
+    let (tokens, seconds) = tokens_and_seconds(runs);
+    tokens as f64 / seconds
+}
+
+/// The mean over runs of tokens per second, as Spec-Bench averages.
+fn mean_speed(runs: &[&PromptRun]) -> f64 {
+    runs.iter().map(|run| speed(&[run])).sum::<f64>() / runs.len() as f64
+}
+
+/// The standard deviation of the speed-up over repeats, from n − 1; `None` without repeats.
+fn speedup_sd(own: &[&PromptRun], plain: &[&PromptRun]) -> Option<f64> {
+    let num_repeats = by_prompt(own).into_values().map(|runs| runs.len()).min()?;
+    let of_repeat = |runs: &[&PromptRun], nth: usize| {
+        let nth = by_prompt(runs).into_values().filter_map(|runs| runs.get(nth).copied());
+        speed(&nth.collect::<Vec<_>>())
+    };
+    let speedups: Vec<f64> =
+        (0..num_repeats).map(|nth| of_repeat(own, nth) / of_repeat(plain, nth)).collect();
+    let mean = speedups.iter().sum::<f64>() / num_repeats as f64;
+    let squares: f64 = speedups.iter().map(|it| (it - mean).powi(2)).sum();
+    (num_repeats > 1).then(|| (squares / (num_repeats - 1) as f64).sqrt())
 }
 
 /// Tokens per second with rounds at their average costs and the measured prefill; `None` if the cost of a

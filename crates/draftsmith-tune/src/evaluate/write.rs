@@ -4,8 +4,9 @@
 use anyhow::Result;
 use draftsmith_files::write_whole;
 use draftsmith_report::{
-    Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, ModelSummary,
-    PromiseSummary, Replay, Version, render_html, results_to_json, sort_rows, summary_to_json,
+    Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, HeadRace,
+    ModelSummary, PromiseSummary, Replay, Version, render_html, results_to_json, sort_rows,
+    summary_to_json,
 };
 use draftsmith_theory::Estimate;
 
@@ -47,11 +48,18 @@ impl MeasuredModels<'_> {
             models: self.summaries()?,
             max_new_tokens: evaluate.max_new_tokens,
             batch_size: evaluate.batch_size,
-            seeds: vec![recipe.seed],
+            seeds: (0..evaluate.repeats as u64).map(|nth| recipe.seed + nth).collect(),
             datasets: self.dataset_summaries(datasets),
             groups: evaluated.groups,
+            papers: Vec::new(),
         };
-        let summary = summary.concluded(&evaluated.rows);
+        let mut summary = summary.concluded(&evaluated.rows);
+        let heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
+        let filled = recipe
+            .papers
+            .iter()
+            .map(|it| it.fill(&evaluated.rows, &summary.groups, heads.as_ref()));
+        summary.papers = filled.collect();
         for (name, text) in &evaluated.answers {
             write_whole(&dir.join(name), text)?;
         }
@@ -65,8 +73,8 @@ impl MeasuredModels<'_> {
         write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
         recipe.write_beside(&dir)?;
         self.note(&summary);
-        let (rows, conclusion) = (evaluated.rows, summary.conclusion);
-        Ok(Evaluation { rows, report, conclusion, is_partial })
+        let EvaluationSummary { conclusion, papers, .. } = summary;
+        Ok(Evaluation { rows: evaluated.rows, report, conclusion, papers, is_partial })
     }
 
     /// The datasets, each with the number of prompts that the training data was built from.

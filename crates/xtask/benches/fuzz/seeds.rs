@@ -70,7 +70,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
                 seeds.push(Seed::new(Form::Toml, format!("{OVERRIDES}{text}")));
                 seeds.push(Seed::new(Form::Toml, text));
             }
-            seeds.push(file(Form::Toml, &root.join("recipes/cascades.toml"))?);
+            seeds.push(file(Form::Toml, &root.join("recipes/papers/cs-drafting.toml"))?);
             seeds
         }
         "head" => heads(),

@@ -1,0 +1,639 @@
+//! Tables as papers print them: figures picked from results, above the published ones.
+//!
+//! A recipe describes a table by its rows and columns. Each names conditions on the keys of `results.json`,
+//! `summary.json` or `heads.json`; a cell has a key's value in the entry that meets the conditions of both.
+
+use std::collections::BTreeMap;
+
+use minijinja::context;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::{ReportError, Result};
+use crate::results::{ALL_CATEGORIES, GroupSummary, HeadRace, ResultRow, in_order};
+use crate::text::{WIDTH, typeset, width_of, wrapped};
+
+/// Figures that differ by a smaller share count as equal.
+const EQUAL_WITHIN: f64 = 0.01;
+
+/// The keys that tell one table of measured figures from another, unless a row or column has a condition on them.
+const SPLIT_BY: [&str; 2] = ["dataset", "decoding"];
+
+/// Keys of entries, with the values that they must have. A list holds alternatives.
+type Conditions = BTreeMap<String, Value>;
+
+/// A table of a paper, as a recipe describes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperTable {
+    /// The paper and the number of the table or figure.
+    pub title: String,
+    /// What differs from the paper's measurement.
+    #[serde(default)]
+    pub note: String,
+    /// The file that the figures are from.
+    #[serde(default)]
+    pub source: PaperSource,
+    /// The key whose largest value decides if several entries fit a cell.
+    #[serde(default = "speed")]
+    pub best: String,
+    /// The rows.
+    pub rows: Vec<PaperRow>,
+    /// The columns.
+    pub columns: Vec<PaperColumn>,
+    /// The paper's figures.
+    #[serde(default)]
+    pub published: Vec<Published>,
+}
+
+fn speed() -> String {
+    "tokens_per_second".to_owned()
+}
+
+/// Where the figures of a table are from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PaperSource {
+    /// `results.json`.
+    #[default]
+    Results,
+    /// The costs in `summary.json`.
+    Costs,
+    /// The heads of a sweep in `heads.json`.
+    Heads,
+}
+
+/// A row of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperRow {
+    /// Its name.
+    pub name: String,
+    /// A key: there is a row for each of its values, whose name follows `name`.
+    pub each: Option<String>,
+    /// What its entries have in common.
+    #[serde(default)]
+    pub r#where: Conditions,
+}
+
+/// A column of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperColumn {
+    /// Its name; with `each`, what precedes the value.
+    #[serde(default)]
+    pub name: String,
+    /// The key that it shows. Slashes lead into lists and objects: `ctar/2`.
+    pub value: String,
+    /// A key: there is a column for each of its values.
+    pub each: Option<String>,
+    /// What its entries have in common.
+    #[serde(default)]
+    pub r#where: Conditions,
+}
+
+/// Published figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// Models and prompts.
+    pub name: String,
+    /// The names of rows, if they are not those of the table.
+    pub rows: Option<Vec<String>>,
+    /// The names of columns, if they are not those of the table.
+    pub columns: Option<Vec<String>>,
+    /// The figures by row and column; NaN where there is none.
+    pub figures: Vec<Vec<f64>>,
+}
+
+/// A table with its figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilledTable {
+    /// As in [`PaperTable`].
+    pub title: String,
+    /// As in [`PaperTable`].
+    pub note: String,
+    /// Measured figures, then published ones.
+    pub blocks: Vec<FilledBlock>,
+    /// How many comparisons of two rows come out as published, and the one that differs most; empty if no two
+    /// can be compared.
+    pub trend: String,
+}
+
+/// Figures of one measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilledBlock {
+    /// What was measured.
+    pub name: String,
+    /// Whether the figures are the paper's.
+    pub is_published: bool,
+    /// The names of columns.
+    pub columns: Vec<String>,
+    /// The rows.
+    pub rows: Vec<FilledRow>,
+}
+
+/// A row of figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilledRow {
+    /// Its name.
+    pub name: String,
+    /// Its figures; null where there is none.
+    pub figures: Vec<Option<f64>>,
+}
+
+impl PaperTable {
+    /// Checks that keys exist and that published figures fit their rows and columns.
+    ///
+    /// # Errors
+    /// If not; the message names the table.
+    pub fn check(&self) -> Result<()> {
+        let problem =
+            |what: String| Err(ReportError::PaperTable { title: self.title.clone(), what });
+        let known = self.source.keys();
+        let rows = self.rows.iter().flat_map(|row| row.each.iter().chain(row.r#where.keys()));
+        let columns = self.columns.iter().flat_map(|column| {
+            [&column.value].into_iter().chain(&column.each).chain(column.r#where.keys())
+        });
+        for key in rows.chain(columns) {
+            let first = key.split('/').next().unwrap_or_default();
+            if !known.iter().any(|known| known == first) {
+                return problem(format!("`{key}` is no key of {}", self.source.text()));
+            }
+        }
+        for it in &self.published {
+            let num_rows = it.rows.as_ref().map_or(self.rows.len(), Vec::len);
+            let num_columns = it.columns.as_ref().map_or(self.columns.len(), Vec::len);
+            let is_full = it.figures.iter().all(|row| row.len() == num_columns);
+            if it.figures.len() != num_rows || !is_full {
+                return problem(format!(
+                    "the figures published for `{}` are not {num_rows} rows of {num_columns}; hint: write `nan` \
+                     where there is none",
+                    it.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The table with figures from results.
+    pub fn fill(
+        &self,
+        rows: &[ResultRow],
+        groups: &[GroupSummary],
+        heads: Option<&HeadRace>,
+    ) -> FilledTable {
+        let entries = self.source.entries(rows, groups, heads);
+        let is_mentioned = |key: &str| {
+            let conditions = self.rows.iter().map(|row| &row.r#where);
+            let columns = self.columns.iter().map(|column| &column.r#where);
+            let each = self.rows.iter().map(|row| &row.each);
+            let each = each.chain(self.columns.iter().map(|column| &column.each));
+            conditions.chain(columns).any(|conditions| conditions.contains_key(key))
+                || each.flatten().any(|each| each == key)
+        };
+        let split: Vec<&str> = SPLIT_BY.into_iter().filter(|key| !is_mentioned(key)).collect();
+        let key =
+            |entry: &Value| -> Vec<Value> { split.iter().map(|key| entry[*key].clone()).collect() };
+        let measured = in_order(entries.iter().map(key)).into_iter().map(|values| {
+            let own: Vec<&Value> = entries.iter().filter(|entry| key(entry) == values).collect();
+            let name: Vec<String> = values.iter().map(value_text).collect();
+            self.block(format!("here: {}", name.join(", ")), &own)
+        });
+        let published = self.published.iter().map(|it| self.published_block(it));
+        let blocks: Vec<FilledBlock> = measured.chain(published).collect();
+        let (title, note, trend) = (self.title.clone(), self.note.clone(), trend(&blocks));
+        FilledTable { title, note, blocks, trend }
+    }
+
+    fn block(&self, name: String, entries: &[&Value]) -> FilledBlock {
+        let columns: Vec<(String, &str, Conditions)> = self
+            .columns
+            .iter()
+            .flat_map(|column| {
+                let all = expanded(&column.name, column.each.as_deref(), &column.r#where, entries);
+                all.into_iter().map(|(name, conditions)| (name, column.value.as_str(), conditions))
+            })
+            .collect();
+        let rows = self
+            .rows
+            .iter()
+            .flat_map(|row| expanded(&row.name, row.each.as_deref(), &row.r#where, entries));
+        let row = |(name, conditions): (String, Conditions)| {
+            let figure = |(_, value, others): &(String, &str, Conditions)| {
+                let mut all = conditions.clone();
+                all.extend(others.clone());
+                if self.source == PaperSource::Results && !all.contains_key("category") {
+                    all.insert("category".to_owned(), json!(ALL_CATEGORIES));
+                }
+                let fits = entries.iter().filter(|entry| meets(entry, &all));
+                let speed = |entry: &Value| number_at(entry, &self.best).unwrap_or(f64::MIN);
+                let best = fits.reduce(|best, it| if speed(it) > speed(best) { it } else { best });
+                number_at(best?, value)
+            };
+            FilledRow { name, figures: columns.iter().map(figure).collect() }
+        };
+        let mut rows: Vec<FilledRow> = rows.map(row).collect();
+        let is_filled: Vec<bool> = (0..columns.len())
+            .map(|at| rows.iter().any(|row: &FilledRow| row.figures[at].is_some()))
+            .collect();
+        let only_filled = |at: &mut usize| {
+            *at += 1;
+            is_filled[*at - 1]
+        };
+        for row in &mut rows {
+            let mut at = 0;
+            row.figures.retain(|_| only_filled(&mut at));
+        }
+        let columns = columns.iter().zip(&is_filled).filter(|(_, is_filled)| **is_filled);
+        let columns = columns.map(|((name, ..), _)| name.clone()).collect();
+        FilledBlock { name, is_published: false, columns, rows }
+    }
+
+    fn published_block(&self, it: &Published) -> FilledBlock {
+        let own = || self.rows.iter().map(|row| row.name.clone()).collect();
+        let names: Vec<String> = it.rows.clone().unwrap_or_else(own);
+        let rows = names.into_iter().zip(&it.figures).map(|(name, figures)| {
+            let figures = figures.iter().map(|it| Some(*it).filter(|it| it.is_finite()));
+            FilledRow { name, figures: figures.collect() }
+        });
+        let own = || self.columns.iter().map(|column| column.name.clone()).collect();
+        let columns = it.columns.clone().unwrap_or_else(own);
+        let name = format!("paper: {}", it.name);
+        FilledBlock { name, is_published: true, columns, rows: rows.collect() }
+    }
+}
+
+impl PaperSource {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Results => "`results.json`",
+            Self::Costs => "the costs in `summary.json`",
+            Self::Heads => "`heads.json`",
+        }
+    }
+
+    /// The keys of entries.
+    fn keys(self) -> Vec<String> {
+        let names: &[&str] = match self {
+            Self::Results => {
+                let row = json!(ResultRow::default());
+                return row.as_object().into_iter().flat_map(|row| row.keys().cloned()).collect();
+            }
+            Self::Costs => &[
+                "dataset",
+                "decoding",
+                "drafter",
+                "reads",
+                "draft_seconds",
+                "target_seconds",
+                "row_seconds",
+                "r_squared",
+                "mean_relative_error",
+                "max_relative_error",
+            ],
+            Self::Heads => &[
+                "name",
+                "num_layers",
+                "rejection_weight",
+                "mixing_ratio",
+                "kl",
+                "is_chosen",
+                "has_lowest_kl",
+                "least_share",
+                "decoding",
+                "dataset",
+                "config",
+                "speedup",
+                "gain",
+                "curve",
+            ],
+        };
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn entries(
+        self,
+        rows: &[ResultRow],
+        groups: &[GroupSummary],
+        heads: Option<&HeadRace>,
+    ) -> Vec<Value> {
+        let merged = |mut into: Value, from: Value| {
+            if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
+                into.extend(from);
+            }
+            into
+        };
+        match self {
+            Self::Results => rows.iter().map(|row| json!(row)).collect(),
+            Self::Costs => groups
+                .iter()
+                .flat_map(|group| {
+                    let decoding = crate::names::DecodingName::of(&group.decoding);
+                    let of = json!({ "dataset": group.dataset, "decoding": decoding });
+                    group.costs.iter().map(move |cost| merged(of.clone(), json!(cost)))
+                })
+                .collect(),
+            Self::Heads => heads
+                .iter()
+                .flat_map(|race| &race.heads)
+                .flat_map(|head| {
+                    let mut own = json!(head);
+                    own.as_object_mut().map(|own| own.remove("sets"));
+                    head.sets.iter().map(move |set| merged(own.clone(), json!(set)))
+                })
+                .collect(),
+        }
+    }
+}
+
+/// A row's or column's name and conditions; with `each`, one for each value in the entries.
+fn expanded(
+    name: &str,
+    each: Option<&str>,
+    conditions: &Conditions,
+    entries: &[&Value],
+) -> Vec<(String, Conditions)> {
+    let Some(key) = each else { return vec![(name.to_owned(), conditions.clone())] };
+    let fits = entries.iter().filter(|entry| meets(entry, conditions));
+    let values = in_order(fits.map(|entry| entry[key].clone()));
+    let one = |value: Value| {
+        let name = format!("{name} {}", value_text(&value)).trim().to_owned();
+        let mut conditions = conditions.clone();
+        conditions.insert(key.to_owned(), value);
+        (name, conditions)
+    };
+    values.into_iter().filter(|it| !it.is_null() && *it != ALL_CATEGORIES).map(one).collect()
+}
+
+fn meets(entry: &Value, conditions: &Conditions) -> bool {
+    let equals = |found: &Value, wanted: &Value| match (found.as_f64(), wanted.as_f64()) {
+        (Some(found), Some(wanted)) => found == wanted,
+        _ => found == wanted,
+    };
+    conditions.iter().all(|(key, wanted)| match wanted {
+        Value::Array(any) => any.iter().any(|wanted| equals(&entry[key], wanted)),
+        wanted => equals(&entry[key], wanted),
+    })
+}
+
+fn number_at(entry: &Value, key: &str) -> Option<f64> {
+    entry.pointer(&format!("/{key}"))?.as_f64()
+}
+
+fn value_text(value: &Value) -> String {
+    match (value.as_str(), value.as_f64()) {
+        (Some(text), _) => text.to_owned(),
+        (_, Some(number)) => number.to_string(),
+        _ => value.to_string(),
+    }
+}
+
+/// Whether comparisons of two rows come out as in all published figures.
+fn trend(blocks: &[FilledBlock]) -> String {
+    let (published, measured): (Vec<_>, Vec<_>) = blocks.iter().partition(|it| it.is_published);
+    let comparisons = measured.iter().flat_map(|block| block.comparisons(&published));
+    let (same, differing): (Vec<_>, Vec<_>) =
+        comparisons.partition(|(off, _)| *off <= EQUAL_WITHIN);
+    let num_all = same.len() + differing.len();
+    match differing.into_iter().max_by(|(one, _), (other, _)| one.total_cmp(other)) {
+        None if num_all == 0 => String::new(),
+        None => format!("All {num_all} comparisons of rows come out as in the paper."),
+        Some((_, most)) => format!(
+            "{} of {num_all} comparisons of rows come out as in the paper. The largest difference: {most}.",
+            same.len()
+        ),
+    }
+}
+
+impl FilledBlock {
+    /// For each two rows that all published figures put in the same order: by what share ours are in the other
+    /// order, negative if they are not, and what differs in words. Rows are compared by the columns that the paper
+    /// has too, or by the mean of their ratios over all columns if it has none of them.
+    fn comparisons(&self, published: &[&Self]) -> Vec<(f64, String)> {
+        let is_shared = |name: &&String| published.iter().any(|it| it.columns.contains(name));
+        let shared: Vec<Option<&str>> =
+            self.columns.iter().filter(is_shared).map(|name| Some(name.as_str())).collect();
+        let columns = if shared.is_empty() { vec![None] } else { shared };
+        let mut all = Vec::new();
+        for (nth, first) in self.rows.iter().enumerate() {
+            for (second, column) in
+                self.rows[nth + 1..].iter().flat_map(|row| columns.iter().map(move |it| (row, it)))
+            {
+                let over = |it: &Self| it.ratio(&first.name, &second.name, *column);
+                let theirs: Vec<f64> = published.iter().filter_map(|it| over(it)).collect();
+                let are = |is: fn(&f64) -> bool| !theirs.is_empty() && theirs.iter().all(is);
+                let Some(ours) = over(self) else { continue };
+                let (off, [here, there]) = match (are(|it| *it > 1.0), are(|it| *it < 1.0)) {
+                    (true, _) => (1.0 / ours - 1.0, ["lower", "higher"]),
+                    (_, true) => (ours - 1.0, ["higher", "lower"]),
+                    _ => continue,
+                };
+                let (what, [first, second]) =
+                    (column.unwrap_or("the mean"), [&first.name, &second.name]);
+                let text = format!(
+                    "in \"{}\", {what} of {first} is {here} than of {second}, and {there} in the paper",
+                    self.name
+                );
+                all.push((off, text));
+            }
+        }
+        all
+    }
+
+    /// The figure of a row over that of another: in a column, or the mean over all that have both.
+    fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<f64> {
+        let row = |name: &str| self.rows.iter().find(|row| row.name == name);
+        let pairs = row(first)?.figures.iter().zip(&row(second)?.figures).zip(&self.columns);
+        let pairs = pairs.filter(|(_, name)| column.is_none_or(|wanted| wanted == *name));
+        let ratios: Vec<f64> =
+            pairs.filter_map(|((first, second), _)| Some((*first)? / (*second)?)).collect();
+        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+        Some(mean).filter(|ratio| ratio.is_finite())
+    }
+}
+
+impl FilledTable {
+    /// The table for the page.
+    pub(crate) fn view(&self) -> minijinja::Value {
+        let row = |block: &FilledBlock, row: &FilledRow| {
+            let cells = block.texts(row).map(|text| ("num", typeset(&text)));
+            context! { name => &row.name, mark => "", class => "", cells => cells.collect::<Vec<_>>() }
+        };
+        let table = |block: &FilledBlock| {
+            let columns = block.columns.iter().map(|name| ("num", name.clone()));
+            let columns: Vec<_> = columns.collect();
+            let lines: Vec<_> = block.rows.iter().map(|it| row(block, it)).collect();
+            context! { first => &block.name, columns, lines }
+        };
+        let tables: Vec<_> = self.blocks.iter().map(table).collect();
+        context! { title => &self.title, note => &self.note, trend => &self.trend, tables }
+    }
+}
+
+impl FilledBlock {
+    /// The figures of a row as texts: ours with three digits, the paper's with as many decimals as their column has.
+    fn texts<'a>(&'a self, row: &'a FilledRow) -> impl Iterator<Item = String> + use<'a> {
+        let decimals = |at: usize| {
+            let printed = self.rows.iter().filter_map(|row| row.figures[at]);
+            let decimals =
+                printed.map(|it| it.to_string().split_once('.').map_or(0, |(_, it)| it.len()));
+            decimals.max().unwrap_or(0)
+        };
+        row.figures.iter().enumerate().map(move |(at, figure)| match figure {
+            None => "-".to_owned(),
+            Some(figure) if self.is_published => format!("{figure:.*}", decimals(at)),
+            Some(figure) => three_digits(*figure),
+        })
+    }
+
+    /// Lines of at most this width; columns that do not fit follow below, under the names again.
+    fn lines(&self, names: usize, width: usize) -> Vec<String> {
+        let cells: Vec<Vec<String>> =
+            self.rows.iter().map(|row| self.texts(row).collect()).collect();
+        let widest = |column: usize| {
+            let texts = cells.iter().map(|row| width_of(&row[column]));
+            texts.chain([width_of(&self.columns[column])]).max().unwrap_or(0)
+        };
+        let mut lines = Vec::new();
+        let mut from = 0;
+        while from < self.columns.len() {
+            let mut to = from + 1;
+            let mut used = names + 2 + widest(from);
+            while to < self.columns.len() && used + 2 + widest(to) <= width {
+                used += 2 + widest(to);
+                to += 1;
+            }
+            let line = |name: &str, texts: &[String]| {
+                let cells = (from..to).map(|at| format!("  {:>1$}", texts[at], widest(at)));
+                format!("{name:<names$}{}", cells.collect::<String>())
+            };
+            lines.push(line(&self.name, &self.columns));
+            let rows = self.rows.iter().zip(&cells);
+            lines.extend(rows.map(|(row, cells)| line(&format!("  {}", row.name), cells)));
+            from = to;
+        }
+        lines
+    }
+}
+
+fn three_digits(figure: f64) -> String {
+    let magnitude = if figure == 0.0 { 0.0 } else { figure.abs().log10().floor() };
+    let decimals = (2.0 - magnitude).clamp(0.0, 9.0) as usize;
+    format!("{figure:.decimals$}")
+}
+
+/// Tables as text, with a final line break.
+pub fn render_papers(tables: &[FilledTable], width: Option<usize>) -> String {
+    let mut text = String::new();
+    for table in tables {
+        let all = width.unwrap_or(WIDTH);
+        let names = table.blocks.iter().flat_map(|block| {
+            block.rows.iter().map(|row| 2 + width_of(&row.name)).chain([width_of(&block.name)])
+        });
+        let names = names.max().unwrap_or(0).min(all / 2);
+        let blocks = table.blocks.iter().flat_map(|block| block.lines(names, all));
+        let lines = wrapped(&table.title, width).into_iter().chain(blocks);
+        let said = [&table.trend, &table.note].into_iter().filter(|it| !it.is_empty());
+        for line in lines.chain(said.flat_map(|it| wrapped(it, width))) {
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::fixture;
+
+    fn table(text: &str) -> PaperTable {
+        serde_json::from_str(text).expect("a table")
+    }
+
+    #[test]
+    fn figures_are_picked_by_conditions_and_compared_with_published_ones() {
+        let (rows, summary) = (fixture::rows(), fixture::summary());
+        let spec = r#"{"title": "A paper, Table 1", "note": "Another pair.",
+            "rows": [{"name": "best K", "where": {"drafter": "draft", "stop_rule": "fixed_length"}},
+                     {"name": "K =", "each": "setting",
+                      "where": {"drafter": "exit1", "stop_rule": "fixed_length", "setting": [1, 2]}}],
+            "columns": [{"name": "speed-up", "value": "speedup"}, {"name": "CTAR(3)", "value": "ctar/2"}],
+            "published": [{"name": "7B", "rows": ["best K", "K = 1"], "figures": [[1.5, 0.25], [1.9, null]]}]}"#;
+        let mut spec = table(&spec.replace("null", "0.5"));
+        spec.published[0].figures[1][1] = f64::NAN;
+        spec.check().expect("a table of known keys");
+        let filled = spec.fill(&rows, &summary.groups, None);
+        let best = |name: &str| {
+            let own = rows.iter().filter(|row| {
+                row.dataset == name
+                    && row.category == ALL_CATEGORIES
+                    && row.label().starts_with("K =")
+                    && row.decoding == crate::DecodingName::Greedy
+            });
+            own.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second)).expect("rows")
+        };
+        let first = &filled.blocks[0];
+        let row = best(
+            first
+                .name
+                .strip_prefix("here: ")
+                .and_then(|it| it.strip_suffix(", greedy"))
+                .expect("greedy"),
+        );
+        assert_eq!(first.rows[0].figures, [row.speedup, Some(row.ctar[2])]);
+        assert_eq!(first.rows.len(), 3, "a row for each of the two settings");
+        let text = render_papers(&[filled], Some(60));
+        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        assert!(
+            text.contains("paper: 7B") && text.contains("1.9") && text.contains("  -\n"),
+            "{text}"
+        );
+        assert!(text.contains("comparisons of rows come out as in the"), "{text}");
+    }
+
+    #[test]
+    fn wide_tables_continue_below() {
+        let columns = (1..=9).map(|nth| format!("category {nth}")).collect::<Vec<_>>();
+        let rows = vec![FilledRow { name: "a".into(), figures: vec![Some(0.04213); 9] }];
+        let block = FilledBlock { name: "here".into(), is_published: false, columns, rows };
+        let lines = block.lines(6, 40);
+        assert_eq!(lines.iter().filter(|line| line.starts_with("here")).count(), 5);
+        assert!(lines.iter().all(|line| line.len() <= 40) && lines[1].contains("0.0421"));
+    }
+
+    #[test]
+    fn unknown_keys_and_figures_of_another_shape_are_named() {
+        let columns = r#""columns": [{"name": "a", "value": "speedup"}]"#;
+        let wrong = table(&format!(
+            r#"{{"title": "T", "rows": [{{"name": "a", "where": {{"drafts": 1}}}}], {columns}}}"#
+        ));
+        let error = wrong.check().expect_err("no such key").to_string();
+        assert!(
+            error.contains("`drafts` is no key of `results.json`") && error.contains("`T`"),
+            "{error}"
+        );
+        let wrong = table(&format!(
+            r#"{{"title": "T", "rows": [{{"name": "a"}}], {columns}, "published": [{{"name": "7B", "figures": [[1, 2]]}}]}}"#
+        ));
+        let error = wrong.check().expect_err("another shape").to_string();
+        assert!(error.contains("not 1 rows of 1"), "{error}");
+    }
+
+    #[test]
+    fn the_keys_of_each_source_are_those_of_its_entries() {
+        let (rows, summary) = (fixture::rows(), fixture::summary());
+        let race = fixture::head_race();
+        for source in [PaperSource::Results, PaperSource::Costs, PaperSource::Heads] {
+            let entries = source.entries(&rows, &summary.groups, Some(&race));
+            let mut found: Vec<String> =
+                entries[0].as_object().expect("an object").keys().cloned().collect();
+            let mut known = source.keys();
+            found.sort();
+            known.sort();
+            assert_eq!(found, known);
+        }
+    }
+}
