@@ -23,6 +23,7 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
         draftsmith_data::read_dir(&place.path("data/small"), draftsmith_data::Incomplete::Refused);
     let rows = rows.unwrap().rows;
     assert_eq!(items.len(), rows.len());
+    let (mut num_kept, mut num_labels) = (0, 0);
     for (item, row) in items.iter().zip(&rows) {
         let draft = row.draft.as_ref().unwrap();
         assert_eq!(item["id"], row.id.as_str());
@@ -32,11 +33,19 @@ fn exported_labels_follow_the_specdec_pp_authors_format() {
         assert_eq!(read::<f32>(&item["log_p_7b"]), draft.draft_log_prob);
         assert_eq!(read::<f32>(&item["log_p_70b"]), draft.target_log_prob);
         let pairs = draft.target_log_prob.iter().zip(&draft.draft_log_prob);
+        let (mixture, labels) = (read::<u32>(&item["mixture"]), read::<f32>(&item["labels"]));
+        let kept = labels.iter().zip(&mixture).zip(&row.response_ids);
+        assert_eq!(labels.len(), row.response_ids.len());
+        assert!(kept.into_iter().all(|((label, z), x)| *label >= 0.0 || z == x), "{item}");
+        num_kept += labels.iter().filter(|label| **label == -100.0).count();
+        num_labels += labels.len();
         for (found, (p, q)) in read::<f32>(&item["p_acc"]).iter().zip(pairs) {
             assert!((found - (p - q).min(0.0).exp()).abs() < 1e-5);
         }
         assert!(!item["continuation"].as_str().unwrap().contains("</s>"));
     }
+    let share = num_kept as f64 / num_labels as f64;
+    assert!((share - 0.15).abs() < 0.05, "the authors' mixing ratio: {share}");
     // An existing file is never overwritten.
     place.run(&export).fails_naming(&["`labels.json`", "already exists"]);
 

@@ -27,6 +27,8 @@ fn a_page_shows_tokens_with_their_overlap() {
         "by-position",
         "entropy",
         "entropy-ratio",
+        "accepted-lengths",
+        "bounds",
     ] {
         assert_eq!(count(&html, &format!("id=\"{id}-wide-title\"")), 1, "{id}");
     }
@@ -55,6 +57,23 @@ fn a_page_shows_tokens_with_their_overlap() {
         (count(&html, "<script"), count(&html, "http://"), count(&html, "https://")),
         (0, 0, 0)
     );
+
+    // A head's predictions are shown at the same tokens.
+    place.run(&["train-head", "small.toml"]).ok();
+    let head = ["--head", "checkpoints/small/draft/head"];
+    place.run(&[&inspect[..], &page, &head].concat()).ok();
+    let html = std::fs::read_to_string(place.path("page.html")).unwrap();
+    let article = html.split("<article").nth(1).unwrap();
+    let (labels, predictions) = article.split_once("by the predictions of").unwrap();
+    let labels = labels.split_once("Training input").unwrap().1;
+    for text in [labels, predictions] {
+        assert_eq!(count(text, "; the head predicts 0."), num_labelled, "{text}");
+    }
+    let shades = |text: &str| -> Vec<usize> {
+        (0..10).map(|tenth| count(text, &format!("class=\"t{tenth}\""))).collect()
+    };
+    assert_eq!(shades(predictions).iter().sum::<usize>(), num_labelled);
+    assert_ne!(shades(predictions), shades(labels), "a head of one epoch is not perfect");
 
     // Without a tokenizer the page shows ids, also for a single shard.
     let shard = ["inspect", "data/small/responses-00000.parquet", "--html", "ids.html"];

@@ -36,6 +36,15 @@ fn a_recipes_paper_is_printed_with_repeats_and_spec_benchs_averages() {
     let block = &summary["papers"][0]["blocks"][0];
     assert_eq!(block["columns"], serde_json::json!(["tok/fwd", "mt_bench", "qa"]));
 
+    // The draft and the target by themselves are timed too.
+    let costs = summary["groups"][0]["costs"].as_array().unwrap();
+    let alone = |drafter: &str| {
+        let is_it = |cost: &&Value| cost["reads"] == "alone" && cost["drafter"] == drafter;
+        costs.iter().find(is_it).unwrap()
+    };
+    assert!(alone("draft")["draft_seconds"].as_f64().unwrap() > 0.0);
+    assert!(alone("none")["target_seconds"].as_f64().unwrap() > 0.0);
+
     let rows = place.results("bench");
     let find = |setting: f64, decoding: &str| {
         let is_it = |row: &&Value| row["setting"] == setting && row["decoding"] == decoding;

@@ -26,7 +26,7 @@ use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 use crate::error::Result;
 use crate::paper::FilledTable;
 use crate::results::{EvaluationSummary, Group, Replay, ResultRow, groups, in_order};
-use crate::table::{results_table, standard_table};
+use crate::table::{explained, results_table, standard_table};
 use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, times, typeset};
 
 /// Tables with more settings are collapsed.
@@ -60,7 +60,10 @@ pub fn render_html(
     let page = context! {
         summary => Serde(summary), version => summary.version.as_str(),
         decodings => in_order(decodings), tie_text => summary.dtype.tie_text(),
+        opening => sections::opening(&groups, &summary.conclusion),
         verdicts => sections::verdicts(&summary.conclusion),
+        symbols => explained(&groups.iter().flat_map(Group::drafted).map(ResultRow::label)
+            .collect::<Vec<_>>().join("\n"), Some(usize::MAX)),
         lead => sections::lead(&groups), cards => sections::cards(&groups),
         datasets => datasets.collect::<Vec<_>>(),
         replays => replay::replays(&replay.groups),

@@ -57,7 +57,7 @@ pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};
 pub use eagle3::settings::Eagle3Training;
 pub use eagle3::{TrainedEagle3, train_eagle3};
 pub use error::{Section, TrainError};
-pub use head::predicted::predictions_along;
+pub use head::predicted::{TrainingInput, predictions_along};
 pub use head::recorded::RecordedRollouts;
 pub use head::rollout_rows::{recordings_of, rollout_rows, rows_of_recording};
 pub use head::settings::{HeadLabels, HeadSweep, HeadTraining};

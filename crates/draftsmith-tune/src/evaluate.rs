@@ -11,7 +11,7 @@ mod promise;
 mod settings;
 mod write;
 
-use draftsmith_report::{Conclusion, DecodingName, FilledTable, ResultRow};
+use draftsmith_report::{Conclusion, CostSummary, DecodingName, FilledTable, ResultRow};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -19,7 +19,7 @@ use draftsmith_data::Prompt;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
-use self::group::{EvaluationResults, Group};
+use self::group::{EvaluationResults, Group, seconds_alone};
 use self::journal::Journal;
 use self::measure::{Bench, ProcessorTime};
 use self::promise::Promise;
@@ -35,6 +35,11 @@ use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
+
+/// The most prompts that time the draft by itself.
+const NUM_PROMPTS_ALONE: usize = 16;
+/// The most tokens of an answer that times the draft by itself.
+const NUM_TOKENS_ALONE: usize = 64;
 
 /// The result of an evaluation.
 #[derive(Debug, Serialize)]
@@ -130,6 +135,26 @@ impl MeasuredModels<'_> {
         Ok(rules)
     }
 
+    /// The seconds per forward of the draft model when it decodes by itself, on some prompts.
+    fn draft_alone(&self, dataset: &Dataset) -> Result<Option<CostSummary>> {
+        let Some(((id, _), draft)) = self.recipe.draft().zip(self.pair.draft.as_ref()) else {
+            return Ok(None);
+        };
+        let text = self.pair.text.clone();
+        let alone = Pair { target: draft.clone(), draft: None, text };
+        let none = LoadedDrafters::default();
+        let max_new_tokens = self.evaluate.max_new_tokens.min(NUM_TOKENS_ALONE);
+        let decoders = Decoders::new(&alone, &none, max_new_tokens);
+        let mut bench = Bench { pair: &alone, decoders, seed: self.recipe.seed };
+        let prompts: Vec<&Prompt> = dataset.prompts.iter().take(NUM_PROMPTS_ALONE).collect();
+        bench.warm_up(prompts[0], &Decoding::GREEDY, &[Setting::PLAIN])?;
+        let mut runs = Vec::new();
+        for (number, prompt) in prompts.iter().enumerate() {
+            runs.extend(bench.run(number, &[prompt], &Decoding::GREEDY, &Setting::PLAIN)?);
+        }
+        Ok(seconds_alone(&runs).map(|seconds| CostSummary::alone(id.into(), seconds)))
+    }
+
     /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
     fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
         let Self { recipe, evaluate, pair, drafters, watch, .. } = *self;
@@ -160,8 +185,9 @@ impl MeasuredModels<'_> {
                 journal.num_known()
             ));
         }
+        let alone = self.draft_alone(&datasets[0])?;
         let mut evaluated =
-            EvaluationResults { cost_by_size, roads, ..EvaluationResults::default() };
+            EvaluationResults { cost_by_size, roads, alone, ..EvaluationResults::default() };
         'all: for (of_dataset, dataset) in datasets.iter().enumerate() {
             for (of_plan, plan) in plans.iter().enumerate() {
                 let runs = vec![Vec::new(); plan.settings.len()];

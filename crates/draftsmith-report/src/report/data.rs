@@ -29,6 +29,8 @@ pub struct DataPage {
     pub plots: Vec<Plot>,
     /// The mixing ratio of the rows' training inputs.
     pub mixing_ratio: f64,
+    /// The head whose predictions are shown, if there is one.
+    pub head: Option<String>,
     /// The rows that are shown.
     pub rows: Vec<ShownRow>,
     /// Names and values.
@@ -83,6 +85,8 @@ pub struct ShownToken {
     /// The probability that the draft's candidate is accepted: Σ min(p, q) at a token of the response, min(1, p/q)
     /// at one of a mixture; none at a mixture's tokens without a label.
     pub accepted: Option<f32>,
+    /// A head's prediction of it.
+    pub predicted: Option<f32>,
     /// Shown when the pointer is over the token.
     pub title: String,
 }

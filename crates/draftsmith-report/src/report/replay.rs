@@ -38,7 +38,7 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
     let best = best_of(&replay.rows);
     context! {
         name => format!("{}, {source}", replay.name()),
-        costs => sentence_case(source),
+        costs => sentence_case(source), source,
         details => format!(
             "{}; chosen on {}, judged on {} with {}",
             costs_text(&replay.costs),

@@ -111,6 +111,15 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
+/// What was fastest, by how much, and what to do next, for the first group; `None` if nothing was drafted.
+pub(super) fn opening(groups: &[Group<'_>], conclusion: &Conclusion) -> Option<String> {
+    let verdict = conclusion.verdicts.first()?;
+    let row = groups.iter().find(|group| group.best().is_some())?;
+    let row = row.best_tuned().or_else(|| row.best())?;
+    let found = verdict.found(&format!("{} ({})", row.drafter.text(), row.rule_label()))?;
+    Some(on_a_page(&format!("{found} {}", verdict.next())))
+}
+
 /// The conclusion for each group, with the style sheet's class.
 pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
     let verdict = |verdict: &GroupVerdict| {

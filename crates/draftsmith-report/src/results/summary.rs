@@ -167,6 +167,8 @@ pub enum RuleReads {
     Entropy,
     /// An acceptance head.
     Head,
+    /// No rule: the model decodes by itself, without the other one.
+    Alone,
 }
 
 impl RuleReads {
@@ -187,6 +189,7 @@ impl RuleReads {
             Self::Probability => "probabilities",
             Self::Entropy => "entropy",
             Self::Head => "the head",
+            Self::Alone => "none: by itself",
         }
     }
 }
@@ -199,9 +202,11 @@ pub struct CostSummary {
     /// What the rules of the settings read; null for all settings together.
     #[serde(default)]
     pub reads: Option<RuleReads>,
-    /// t_draft: seconds per draft forward.
+    /// t_draft: seconds per draft forward; null for the target by itself.
+    #[serde(deserialize_with = "nan_if_null")]
     pub draft_seconds: f64,
-    /// t_target: seconds per target forward.
+    /// t_target: seconds per target forward; null for a draft by itself.
+    #[serde(deserialize_with = "nan_if_null")]
     pub target_seconds: f64,
     /// t_row: seconds per verified row; null if it cannot be separated from the other two.
     pub row_seconds: Option<f64>,
@@ -228,6 +233,23 @@ impl CostSummary {
             r_squared: fit.r_squared,
             mean_relative_error: fit.mean_relative_error,
             max_relative_error: fit.max_relative_error,
+        }
+    }
+}
+
+impl CostSummary {
+    /// The seconds per forward of a model that decodes by itself: a draft, or the target without a drafter.
+    pub fn alone(drafter: DrafterName, seconds: f64) -> Self {
+        let is_target = drafter == DrafterName::None;
+        Self {
+            drafter,
+            reads: Some(RuleReads::Alone),
+            draft_seconds: if is_target { f64::NAN } else { seconds },
+            target_seconds: if is_target { seconds } else { f64::NAN },
+            row_seconds: None,
+            r_squared: f64::NAN,
+            mean_relative_error: f64::NAN,
+            max_relative_error: f64::NAN,
         }
     }
 }

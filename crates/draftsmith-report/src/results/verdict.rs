@@ -88,6 +88,48 @@ impl GroupVerdict {
         Self { group: group.name(), advice, tuned, fastest }
     }
 
+    /// What was fastest and by how much, in two sentences, with the setting by this name.
+    pub fn found(&self, name: &str) -> Option<String> {
+        let setting = self.tuned.as_ref().or(self.fastest.as_ref())?;
+        let interval = setting.interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}; "));
+        let times = format!("{:.2} times as fast", setting.speedup);
+        let among = format!("({}{})", interval.unwrap_or_default(), self.group);
+        Some(match self.advice {
+            DeployAdvice::Deploy => format!(
+                "Of the settings that tuning chose, {name} was fastest. It decodes {times} as the target alone \
+                 {among}."
+            ),
+            DeployAdvice::DoNotSpeculate => format!(
+                "The target alone was faster than the settings that tuning chose. The best of them, {name}, \
+                 decodes {times} {among}."
+            ),
+            DeployAdvice::TooUncertain => format!(
+                "No setting that tuning chose was clearly faster than the target alone. The best of them, \
+                 {name}, decodes {times} {among}."
+            ),
+            DeployAdvice::NotTuned => format!(
+                "Of the settings in the recipe, {name} was fastest. It decodes {times} as the target alone \
+                 {among}."
+            ),
+        })
+    }
+
+    /// What to do next, in a sentence.
+    pub fn next(&self) -> &'static str {
+        match self.advice {
+            DeployAdvice::Deploy => {
+                "Next, run `draftsmith check` on what was trained, and serve with this setting if it passes."
+            }
+            DeployAdvice::DoNotSpeculate => "Next, try another drafter, or serve the target alone.",
+            DeployAdvice::TooUncertain => {
+                "Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`."
+            }
+            DeployAdvice::NotTuned => {
+                "Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts."
+            }
+        }
+    }
+
     /// The verdict as sentences: `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h =
     /// 0.3, 1.40x (1.29 to 1.52).`
     pub fn text(&self) -> String {

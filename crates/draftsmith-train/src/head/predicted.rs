@@ -1,11 +1,14 @@
 //! What heads predict along recordings that were made without them.
 
+use draftsmith_data::ResponseRow;
 use draftsmith_model::{AcceptanceHead, DrafterModel, Lengths, vectors};
 use draftsmith_theory::{Recording, Recordings};
 use rayon::prelude::*;
 
+use crate::error::TrainError;
 use crate::head::features::{Frozen, LabelledRows};
-use crate::head::rows::{Branch, Mixture};
+use crate::head::rows::{Branch, Mixture, TrainingRow};
+use crate::head::settings::MixedLabels;
 use crate::run::devices::PerDevice;
 
 /// The predictions of heads that read the same of a drafter, for every candidate of the drafter's recordings, in
@@ -21,22 +24,8 @@ pub fn predictions_along(
     let Some(first) = heads.first() else { return Vec::new() };
     assert!(heads.iter().all(|head| head.reads() == first.reads()), "heads read the same");
     let device = draft.device();
-    let lengths = Lengths::on(&device);
     let drafts: PerDevice<DrafterModel> = draft.clone().into();
-    let of_response = |response: &Recording| -> Vec<Vec<f32>> {
-        let mixture = candidates_of(response);
-        let frozen =
-            Frozen { drafts: &drafts, reads: first.reads(), batch_size: 1, lengths, stored: None };
-        let rows = frozen.labelled_rows(std::slice::from_ref(&mixture));
-        let features = LabelledRows::cat(&rows, lengths.padded(mixture.num_labels()), &device);
-        let predicted = |head: &&AcceptanceHead| {
-            let logits = head.acceptance_logit(features.clone());
-            let logits: Vec<f32> = vectors::values(logits.unsqueeze::<2>());
-            let chance = |logit: &f32| 1.0 / (1.0 + (-logit).exp());
-            logits[..mixture.num_labels()].iter().map(chance).collect()
-        };
-        heads.iter().map(predicted).collect()
-    };
+    let of_response = |response: &Recording| predicted(&drafts, heads, &candidates_of(response));
     let responses = &recordings.responses;
     let all: Vec<Vec<Vec<f32>>> = match vectors::reach(&device) {
         true => responses.par_iter().map(of_response).collect(),
@@ -44,6 +33,73 @@ pub fn predictions_along(
     };
     let of_head = |nth: usize| all.iter().flat_map(|response| &response[nth]).copied().collect();
     (0..heads.len()).map(of_head).collect()
+}
+
+/// The predictions of heads that read the same for each label of a mixture.
+fn predicted(
+    drafts: &PerDevice<DrafterModel>,
+    heads: &[&AcceptanceHead],
+    mixture: &Mixture,
+) -> Vec<Vec<f32>> {
+    let device = drafts.first().device();
+    let (lengths, reads) = (Lengths::on(&device), heads[0].reads());
+    let frozen = Frozen { drafts, reads, batch_size: 1, lengths, stored: None };
+    let rows = frozen.labelled_rows(std::slice::from_ref(mixture));
+    let features = LabelledRows::cat(&rows, lengths.padded(mixture.num_labels()), &device);
+    let predicted = |head: &&AcceptanceHead| {
+        let logits = head.acceptance_logit(features.clone());
+        let logits: Vec<f32> = vectors::values(logits.unsqueeze::<2>());
+        let chance = |logit: &f32| 1.0 / (1.0 + (-logit).exp());
+        logits[..mixture.num_labels()].iter().map(chance).collect()
+    };
+    heads.iter().map(predicted).collect()
+}
+
+/// A head's training input of a row in the first epoch (SpecDec++, section 3.2).
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrainingInput {
+    /// Z: the draft's tokens Y, and kept tokens of the target's response X.
+    pub token_ids: Vec<u32>,
+    /// min(1, p/q) at tokens of Y; none at kept ones.
+    pub labels: Vec<Option<f32>>,
+    mixture: Mixture,
+}
+
+impl TrainingInput {
+    /// The input of a row, cut to `context` tokens. `None` if no position fits, or the row has no prompt.
+    ///
+    /// # Errors
+    /// If the row has no draft columns.
+    pub fn of(
+        row: &ResponseRow,
+        context: usize,
+        seed: u64,
+        mixing_ratio: f64,
+    ) -> Result<Option<Self>, TrainError> {
+        let training = TrainingRow::new(row, context, MixedLabels::Sampled)?;
+        Ok(training.map(|training| {
+            let mixture = training.mixture(seed, 1, mixing_ratio);
+            let first = row.prompt_ids.len();
+            let mut labels = vec![None; mixture.input_ids.len() - first];
+            for (at, label) in mixture.labelled.iter().zip(&mixture.labels) {
+                labels[at - first] = Some(*label);
+            }
+            Self { token_ids: mixture.input_ids[first..].to_vec(), labels, mixture }
+        }))
+    }
+
+    /// A head's prediction at each token with a label.
+    ///
+    /// # Panics
+    /// If the head belongs to another drafter.
+    pub fn predictions(&self, draft: &DrafterModel, head: &AcceptanceHead) -> Vec<Option<f32>> {
+        let mut predicted = match self.mixture.num_labels() {
+            0 => Vec::new(),
+            _ => predicted(&draft.clone().into(), &[head], &self.mixture).remove(0),
+        }
+        .into_iter();
+        self.labels.iter().map(|label| label.and_then(|_| predicted.next())).collect()
+    }
 }
 
 /// A recorded response's tokens and rollouts, as candidates without labels.

@@ -340,12 +340,21 @@ fn question_id(prompt: &Prompt) -> QuestionId {
     }
 }
 
+/// The seconds per target forward of plain decoding, without prefill; `None` without forwards.
+pub(super) fn seconds_alone(runs: &[PromptRun]) -> Option<f64> {
+    let seconds: f64 = runs.iter().map(|run| run.trace.decode_time().as_secs_f64()).sum();
+    let num: usize = runs.iter().map(|run| run.trace.rounds.len()).sum();
+    (num > 0).then(|| seconds / num as f64)
+}
+
 /// The results of all groups.
 #[derive(Default)]
 pub(super) struct EvaluationResults {
     pub(super) cost_by_size: CostRatios,
     /// What reports compare each drafter by.
     pub(super) roads: BTreeMap<DrafterId, Road>,
+    /// The cost of the draft's forwards when it decodes by itself.
+    pub(super) alone: Option<CostSummary>,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
     /// File name and text of each answers file.
@@ -362,7 +371,10 @@ impl EvaluationResults {
         if group.runs.iter().any(Vec::is_empty) {
             return Ok(());
         }
-        let fits = group.fits();
+        let mut fits = group.fits();
+        let target = seconds_alone(&group.runs[0])
+            .map(|seconds| CostSummary::alone(DrafterName::None, seconds));
+        fits.extend(target.into_iter().chain(self.alone));
         let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;

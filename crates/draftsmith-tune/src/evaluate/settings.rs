@@ -20,6 +20,9 @@ pub(super) struct Setting {
 }
 
 impl Setting {
+    /// The target by itself.
+    pub(super) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
+
     /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
     /// tuned rule, and the fixed length that the rule promises to beat.
     pub(super) fn all(
@@ -29,7 +32,7 @@ impl Setting {
         drafters: &LoadedDrafters,
         promised: &[Promise],
     ) -> Vec<Self> {
-        let mut all = vec![Self { drafter: DrafterName::None, rule: None }];
+        let mut all = vec![Self::PLAIN];
         for (id, drafter) in recipe.evaluated() {
             let loaded = drafters.get(id).ok();
             let has_head = loaded.is_some_and(|loaded| loaded.head.is_some());

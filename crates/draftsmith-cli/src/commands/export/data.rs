@@ -14,6 +14,7 @@ use draftsmith_data::{
 };
 use draftsmith_files::write_whole_with;
 use draftsmith_theory::acceptance_prob;
+use draftsmith_train::{HeadTraining, TrainingInput};
 use serde::Serialize;
 
 use super::{ExportArguments, Written};
@@ -36,6 +37,10 @@ struct Item<'a> {
     /// log p(Y), for a target of any size.
     log_p_70b: String,
     p_acc: String,
+    /// Z, the training input of the first epoch at the authors' mixing ratio.
+    mixture: String,
+    /// The labels of Z; -100 at the target's tokens, as in the authors' program.
+    labels: String,
 }
 
 /// Whether the source is data.
@@ -84,7 +89,7 @@ pub(super) fn specdec_pp(
         };
         for (nth, (row, draft)) in labelled.iter().enumerate() {
             write(if nth == 0 { b"[\n" } else { b",\n" })?;
-            write(&serde_json::to_vec(&item(row, draft, tokenizer)?)?)?;
+            write(&serde_json::to_vec(&item(row, draft, provenance.seed, tokenizer)?)?)?;
         }
         write(b"\n]\n")
     })?;
@@ -98,8 +103,13 @@ pub(super) fn specdec_pp(
 fn item<'a>(
     row: &'a ResponseRow,
     draft: &DraftColumns,
+    seed: u64,
     tokenizer: &TextTokenizer,
 ) -> Result<Item<'a>> {
+    let mixing_ratio = HeadTraining::default().mixing_ratio;
+    let input = TrainingInput::of(row, usize::MAX, seed, mixing_ratio)?;
+    let (mixture, labels) = input.map(|input| (input.token_ids, input.labels)).unwrap_or_default();
+    let labels: Vec<f32> = labels.into_iter().map(|label| label.unwrap_or(-100.0)).collect();
     let p_acc = draft.target_log_prob.iter().zip(&draft.draft_log_prob);
     let p_acc: Vec<f32> = p_acc.map(|(p, q)| acceptance_prob(*p, *q)).collect();
     Ok(Item {
@@ -112,6 +122,8 @@ fn item<'a>(
         log_p_7b: floats(&draft.draft_log_prob),
         log_p_70b: floats(&draft.target_log_prob),
         p_acc: floats(&p_acc),
+        mixture: list(&mixture),
+        labels: floats(&labels),
     })
 }
 

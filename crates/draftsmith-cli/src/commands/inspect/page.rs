@@ -4,15 +4,24 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
 use clap::Args;
 use draftsmith_data::{DraftColumns, FinishReason, Provenance, ResponseRow, TextTokenizer};
 use draftsmith_files::write_whole;
+use draftsmith_model::{AcceptanceHead, DrafterModel, WeightDtype};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::read_model_head;
+use draftsmith_recipe::kinds::loaded::Loading;
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{
     DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
     render_data_html,
 };
-use draftsmith_theory::{acceptance_prob, keep_target};
+use draftsmith_theory::{
+    acceptance_prob, bretagnolle_huber_bound, entropy_overlap_estimate, pinsker_bound,
+};
+use draftsmith_train::TrainingInput;
 use serde_json::Value;
 
 use super::acceptance::{
@@ -24,6 +33,8 @@ use crate::console::Console;
 const NUM_BINS: usize = 20;
 /// The greatest ratio of entropies with a bar.
 const MOST_RATIO: f64 = 8.0;
+/// The edges between bands of √H.
+const ENTROPY_EDGES: [f64; 11] = [0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0];
 /// Fewest positions for a point.
 const LEAST_POSITIONS: usize = 20;
 /// Most sources with separate lines.
@@ -41,6 +52,9 @@ pub(crate) struct PageArguments {
     /// The mixing ratio of the training inputs that the page shows: the share of the target's tokens.
     #[arg(long, value_name = "R", default_value = "0.15", requires = "html", value_parser = ratio)]
     mixing_ratio: f64,
+    /// A head whose predictions the page shows at the training inputs; its recipe names the draft.
+    #[arg(long, value_name = "DIR", requires = "html")]
+    head: Option<PathBuf>,
     /// Number of responses on the page, spread evenly over the data.
     #[arg(long, value_name = "N", default_value = "20", requires = "html")]
     rows: NonZeroUsize,
@@ -68,8 +82,9 @@ impl PageArguments {
         let tokenizer = tokenizer.map(|dir| data_tokenizer(dir, provenance)).transpose()?;
         let shown =
             draftsmith_recipe::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
-        let mixing = (provenance.seed, self.mixing_ratio);
-        let shown = shown.into_iter().map(|row| shown_row(row, mixing, tokenizer.as_ref()));
+        let head = self.head.as_deref().map(|dir| read_head(dir, console)).transpose()?;
+        let mixing = Mixing { seed: provenance.seed, ratio: self.mixing_ratio, head };
+        let shown = shown.into_iter().map(|row| shown_row(row, &mixing, tokenizer.as_ref()));
         let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let page = DataPage {
             name: name.file_name().unwrap_or(name.as_os_str()).to_string_lossy().into_owned(),
@@ -79,6 +94,7 @@ impl PageArguments {
             sources: figures(rows),
             plots: plots(rows, provenance),
             mixing_ratio: self.mixing_ratio,
+            head: self.head.as_ref().map(|dir| dir.display().to_string()),
             rows: shown.collect::<Result<_>>()?,
             provenance: facts(provenance),
         };
@@ -86,6 +102,29 @@ impl PageArguments {
         console.note(format!("inspect: wrote `{}`", html.display()));
         Ok(())
     }
+}
+
+/// How training inputs are mixed, and the draft and head that predict at them.
+struct Mixing {
+    seed: u64,
+    ratio: f64,
+    head: Option<(DrafterModel, AcceptanceHead)>,
+}
+
+/// Reads a head and its draft by the recipe beside it.
+fn read_head(dir: &Path, console: &Console) -> Result<(DrafterModel, AcceptanceHead)> {
+    let recipe = Recipe::of_export(dir, None, None)?;
+    let (id, _) = recipe.draft().context("the head's recipe has no draft model")?;
+    let drafts = recipe.drafters.models();
+    let template = recipe.models.chat_template.as_deref();
+    let devices = vec![Device::flex()];
+    let mut workspace =
+        Workspace::open(&recipe.models.target, None, &drafts, template, devices, console)?;
+    workspace.models.dtype = WeightDtype::F32;
+    let head = read_model_head(dir, id, None, &workspace)?;
+    let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
+    let loading = Loading { id, recipe: &recipe, workspace: &workspace };
+    Ok((drafter.kind.frozen(&loading, WeightDtype::F32)?, head.head))
 }
 
 /// Reads the tokenizer and checks that it is the data's.
@@ -156,9 +195,9 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
         let content = PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64));
         histogram(id, title, "", ("tokens \u{2192}", "\u{2191} share of responses"), content)
     };
-    let prompts = lengths("prompt-lengths", "Prompts\u{2019} lengths", |row| row.prompt_ids.len());
+    let prompts = lengths("prompt-lengths", "How long prompts are", |row| row.prompt_ids.len());
     let responses =
-        lengths("response-lengths", "Responses\u{2019} lengths", |row| row.response_ids.len());
+        lengths("response-lengths", "How long responses are", |row| row.response_ids.len());
     let drafted: Vec<&DraftColumns> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
     if drafted.is_empty() {
         return vec![prompts, responses];
@@ -174,20 +213,93 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
         responses,
         shares(
             "acceptance",
-            "Acceptance of the draft\u{2019}s tokens",
+            "How often the draft\u{2019}s tokens are accepted",
             "min(1, p/q) at the draft\u{2019}s token.",
             acceptance_probs,
         ),
         shares(
             "overlap",
-            "Overlap",
+            "How alike draft and target are",
             "\u{3a3} min(p, q), the expected acceptance probability over the draft\u{2019}s tokens.",
             overlaps,
         ),
         by_position(rows),
         entropy(&drafted, provenance),
+        accepted_lengths(&drafted),
         ratio_of_entropies(&drafted),
+        bounds(&drafted, provenance),
     ]
+}
+
+/// How many of the draft's tokens are accepted from a position on, by the draft's entropy there (SVIP, Figure 2).
+fn accepted_lengths(drafted: &[&DraftColumns]) -> Plot {
+    let mut at: Vec<Vec<f64>> = vec![Vec::new(); ENTROPY_EDGES.len() - 1];
+    for columns in drafted {
+        let mut length = 0.0;
+        for (overlap, entropy) in columns.overlap.iter().zip(&columns.draft_entropy).rev() {
+            length = f64::from(*overlap) * (1.0 + length);
+            at[bin_of(&ENTROPY_EDGES, f64::from(*entropy).sqrt())].push(length);
+        }
+    }
+    let points = ENTROPY_EDGES.windows(2).zip(&at).filter(|(_, all)| all.len() >= LEAST_POSITIONS);
+    let points =
+        points.map(|(edges, all)| ((edges[0] + edges[1]) / 2.0, mean(all.iter().copied())));
+    Plot {
+        id: "accepted-lengths".to_owned(),
+        title: "Where the draft is sure, more of its tokens are accepted".to_owned(),
+        caption: "The expected number of accepted candidates from a position on, along the response (SVIP, \
+                  Figure 2)."
+            .to_owned(),
+        x_name: "\u{221a}H of the draft, in nats \u{2192}",
+        y_name: "\u{2191} accepted candidates",
+        content: PlotContent::lines(vec![("accepted candidates".to_owned(), points.collect())]),
+    }
+}
+
+/// The overlap, its lower bounds and SVIP's estimate at all positions, in the order of the overlap (SVIP, Figures
+/// 4 and 8). Empty unless tokens are sampled from the models' raw distributions, to which divergences refer.
+fn bounds(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
+    let scale = entropy_ratio(drafted).map_or(0.0, |it| it.fitted_scale);
+    let mut positions: Vec<[f64; 4]> = Vec::new();
+    for columns in drafted.iter().filter(|_| provenance.is_raw()) {
+        let cross = columns.draft_target_cross_entropy.iter().flatten();
+        for ((cross, own), overlap) in cross.zip(&columns.draft_entropy).zip(&columns.overlap) {
+            let own = f64::from(*own).max(0.0);
+            let divergence = (f64::from(*cross) - own).max(0.0);
+            positions.push([
+                f64::from(*overlap),
+                pinsker_bound(divergence),
+                bretagnolle_huber_bound(divergence),
+                entropy_overlap_estimate(own, scale),
+            ]);
+        }
+    }
+    positions.sort_by(|one, other| one[0].total_cmp(&other[0]));
+    let size = positions.len().div_ceil(NUM_BINS).max(1);
+    let line = |(column, name): (usize, &str)| {
+        let points = positions.chunks(size).enumerate().map(|(nth, some)| {
+            let share = (nth * size + some.len() / 2) as f64 / positions.len() as f64;
+            (share, mean(some.iter().map(|position| position[column])))
+        });
+        (name.to_owned(), points.collect())
+    };
+    let names = [
+        "overlap",
+        "Pinsker\u{2019}s bound",
+        "Bretagnolle and Huber\u{2019}s",
+        "SVIP\u{2019}s estimate",
+    ];
+    Plot {
+        id: "bounds".to_owned(),
+        title: "How near SVIP\u{2019}s estimate and the bounds are to the overlap".to_owned(),
+        caption: format!(
+            "Positions in the order of their overlap; means of {NUM_BINS} parts. The estimate takes c = \
+             {scale:.2}, fitted (SVIP, Figures 4 and 8)."
+        ),
+        x_name: "share of positions \u{2192}",
+        y_name: "\u{2191} acceptance probability",
+        content: PlotContent::lines(names.into_iter().enumerate().map(line).collect()),
+    }
 }
 
 /// The ratio of H(q, p) to H(q), which SVIP takes to be the same at all positions.
@@ -197,7 +309,7 @@ fn ratio_of_entropies(drafted: &[&DraftColumns]) -> Plot {
     let fitted = entropy_ratio(drafted).map(|it| (it.median_ratio, it.fitted_scale));
     Plot {
         id: "entropy-ratio".to_owned(),
-        title: "Cross-entropy over the draft\u{2019}s entropy".to_owned(),
+        title: "Whether one constant c fits: cross-entropy over the draft\u{2019}s entropy".to_owned(),
         caption: fitted.map_or_else(String::new, |(median, scale)| {
             format!(
                 "Where the draft\u{2019}s entropy is at least 0.01 nats; {MOST_RATIO} and more are one bar. SVIP \
@@ -234,7 +346,7 @@ fn by_position(rows: &[ResponseRow]) -> Plot {
     }
     Plot {
         id: "by-position".to_owned(),
-        title: "Overlap by position".to_owned(),
+        title: "Whether acceptance changes along a response".to_owned(),
         caption: format!("Means of at least {LEAST_POSITIONS} positions."),
         x_name: "position in the response \u{2192}",
         y_name: "\u{2191} mean overlap",
@@ -264,7 +376,7 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     }
     Plot {
         id: "entropy".to_owned(),
-        title: "Overlap by the draft\u{2019}s entropy".to_owned(),
+        title: "How well the draft\u{2019}s entropy tells acceptance".to_owned(),
         caption:
             "H: the draft\u{2019}s entropy in nats; c as in SVIP\u{2019}s code (Zhang et al. 2024, \
                   section 2)."
@@ -275,10 +387,9 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     }
 }
 
-/// A row; `mixing` is the seed and ratio of its mixture.
 fn shown_row(
     row: &ResponseRow,
-    mixing: (u64, f64),
+    mixing: &Mixing,
     tokenizer: Option<&TextTokenizer>,
 ) -> Result<ShownRow> {
     let texts = texts(&row.response_ids, tokenizer)?;
@@ -299,7 +410,8 @@ fn shown_row(
                 draft.draft_ids[at],
             );
         }
-        ShownToken { text, accepted: draft.map(|draft| draft.overlap[at]), title }
+        let accepted = draft.map(|draft| draft.overlap[at]);
+        ShownToken { text, accepted, predicted: None, title }
     });
     Ok(ShownRow {
         id: row.id.clone(),
@@ -316,26 +428,29 @@ fn shown_row(
     })
 }
 
-/// A row's training input Z in the first epoch: the draft's tokens Y with their labels, and kept tokens of the
-/// target, which have none (SpecDec++, section 3.2).
+/// A row's training input Z with its labels, and what the head predicts (SpecDec++, section 3.2).
 fn mixture(
     row: &ResponseRow,
     draft: &DraftColumns,
-    (seed, ratio): (u64, f64),
+    mixing: &Mixing,
     tokenizer: Option<&TextTokenizer>,
 ) -> Result<Vec<ShownToken>> {
-    let kept = keep_target(seed, 1, &row.id, ratio, row.response_ids.len());
-    let pairs = row.response_ids.iter().zip(&draft.draft_ids).zip(&kept);
-    let mixed: Vec<u32> = pairs.map(|((x, y), kept)| if *kept { *x } else { *y }).collect();
-    let texts = texts(&mixed, tokenizer)?.into_iter().zip(kept).enumerate();
-    let tokens = texts.map(|(at, (text, is_kept))| {
+    let Some(input) = TrainingInput::of(row, usize::MAX, mixing.seed, mixing.ratio)? else {
+        return Ok(Vec::new());
+    };
+    let head = mixing.head.as_ref().map(|(draft, head)| input.predictions(draft, head));
+    let texts = texts(&input.token_ids, tokenizer)?.into_iter().zip(&input.labels).enumerate();
+    let tokens = texts.map(|(at, (text, label))| {
         let (x, y) = (row.response_ids[at], draft.draft_ids[at]);
-        let label = acceptance_prob(draft.target_log_prob[at], draft.draft_log_prob[at]);
-        let title = match is_kept {
-            true => format!("X {x}, kept: no label"),
-            false => format!("Y {y}, where X is {x}: label {label:.3}"),
+        let mut title = match label {
+            None => format!("X {x}, kept: no label"),
+            Some(label) => format!("Y {y}, where X is {x}: label {label:.3}"),
         };
-        ShownToken { text, accepted: (!is_kept).then_some(label), title }
+        let predicted = head.as_ref().and_then(|all| all[at]);
+        if let Some(predicted) = predicted {
+            title += &format!("; the head predicts {predicted:.3}");
+        }
+        ShownToken { text, accepted: *label, predicted, title }
     });
     Ok(tokens.collect())
 }

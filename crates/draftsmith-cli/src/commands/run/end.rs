@@ -2,7 +2,7 @@
 //!
 //! They are about the first dataset and way of decoding. The conclusion before the tables has all of them.
 
-use draftsmith_report::{DeployAdvice, GroupVerdict, MeasuredSetting, ResultRow};
+use draftsmith_report::{DeployAdvice, GroupVerdict, ResultRow};
 use draftsmith_theory::DrafterId;
 
 use super::quoted;
@@ -15,7 +15,7 @@ pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<Stri
     let setting = verdict.tuned.as_ref().or(verdict.fastest.as_ref())?;
     let row = evaluation.rows.iter().find(|row| row.label() == setting.label)?;
     let drafter = row.drafter.id()?;
-    Some(format!("{} {}", of_verdict(verdict, setting, &name(row)), next(verdict, recipe, drafter)))
+    Some(format!("{} {}", verdict.found(&name(row))?, next(verdict, recipe, drafter)))
 }
 
 /// A setting by its drafter and rule: `draft (K = 4)`.
@@ -23,50 +23,19 @@ fn name(row: &ResultRow) -> String {
     format!("{} ({})", row.drafter.text(), row.rule_label())
 }
 
-/// What was fastest, and by how much.
-fn of_verdict(verdict: &GroupVerdict, setting: &MeasuredSetting, name: &str) -> String {
-    let interval = setting.interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}; "));
-    let times = format!("{:.2} times as fast", setting.speedup);
-    let among = format!("({}{})", interval.unwrap_or_default(), verdict.group);
-    match verdict.advice {
-        DeployAdvice::Deploy => format!(
-            "Of the settings that tuning chose, {name} was fastest. It decodes {times} as the target alone \
-             {among}."
-        ),
-        DeployAdvice::DoNotSpeculate => format!(
-            "The target alone was faster than the settings that tuning chose. The best of them, {name}, \
-             decodes {times} {among}."
-        ),
-        DeployAdvice::TooUncertain => format!(
-            "No setting that tuning chose was clearly faster than the target alone. The best of them, {name}, \
-             decodes {times} {among}."
-        ),
-        DeployAdvice::NotTuned => format!(
-            "Of the settings in the recipe, {name} was fastest. It decodes {times} as the target alone {among}."
-        ),
-    }
-}
-
 /// What to do next.
 fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
     match verdict.advice {
         DeployAdvice::Deploy => match checked_dir(recipe, drafter) {
-            Some(dir) => format!("Next, run `draftsmith check {dir}`, and serve with it if it passes."),
+            Some(dir) => {
+                format!("Next, run `draftsmith check {dir}`, and serve with it if it passes.")
+            }
             None => "Next, serve with this setting.".to_owned(),
         },
-        DeployAdvice::DoNotSpeculate => {
-            "Next, try another drafter, or serve the target alone.".to_owned()
-        }
-        DeployAdvice::TooUncertain => {
-            "Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.".to_owned()
-        }
-        DeployAdvice::NotTuned if recipe.tune.is_none() => {
-            "Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts."
-                .to_owned()
-        }
-        DeployAdvice::NotTuned => {
+        DeployAdvice::NotTuned if recipe.tune.is_some() => {
             "Next, measure this setting on other prompts, because these chose it.".to_owned()
         }
+        _ => verdict.next().to_owned(),
     }
 }
 
@@ -79,15 +48,17 @@ fn checked_dir(recipe: &Recipe, id: DrafterId) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_report::MeasuredSetting;
+
     use super::*;
 
     fn end(advice: DeployAdvice, recipe: &str) -> String {
         let recipe: Recipe = toml::from_str(recipe).expect("a recipe");
         let (group, interval) = ("test, greedy".to_owned(), Some([1.21, 1.31]));
         let setting = MeasuredSetting { label: "eta = 0.8".to_owned(), speedup: 1.26, interval };
-        let verdict = GroupVerdict { group, advice, tuned: None, fastest: None };
+        let verdict = GroupVerdict { group, advice, tuned: None, fastest: Some(setting) };
         let draft = recipe.draft().expect("a draft").0;
-        let found = of_verdict(&verdict, &setting, "draft (eta = 0.8)");
+        let found = verdict.found("draft (eta = 0.8)").expect("a setting");
         let text = format!("{found} {}", next(&verdict, &recipe, draft));
         assert_eq!(text.matches(". ").count(), 2, "three sentences: {text}");
         text
