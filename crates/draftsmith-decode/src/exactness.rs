@@ -22,10 +22,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_theory::{
-    AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
-    CostOptimalConfig, Decoding, EntropyThresholdConfig, FixedLengthConfig, HeadTiming,
-    HeuristicConfig, JointConfidenceConfig, Oracle, RejectionThresholdConfig, Sampling,
-    SeededDraws, StepFunction, StopRule, StopRuleConfig, argmax, distribution_of, enumerate,
+    AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
+    ConfidenceThresholdConfig, CostOptimalConfig, Decoding, EntropyThresholdConfig,
+    FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig, OnlineAcceptanceConfig,
+    Oracle, RejectionThresholdConfig, Sampling, SeededDraws, StepFunction, StopRule,
+    StopRuleConfig, argmax, distribution_of, enumerate,
 };
 
 use self::tables::{Advanced, Advancing, Asked, Drafting, EndsWith, StopMap, Table};
@@ -233,6 +234,11 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
         }));
         rules.push(StopRuleConfig::JointConfidence(JointConfidenceConfig {
             confidence_threshold,
+            bounds,
+        }));
+        rules.push(StopRuleConfig::OnlineAcceptance(OnlineAcceptanceConfig {
+            survival_threshold: threshold,
+            start: AcceptanceModel::default(),
             bounds,
         }));
         rules.extend([1, 2].map(|check_interval| {

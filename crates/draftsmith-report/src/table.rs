@@ -208,7 +208,7 @@ fn explained_tables<Row>(
 }
 
 /// Headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 32] = [
+const WORDS: [(&str, &str); 33] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
@@ -238,6 +238,7 @@ const WORDS: [(&str, &str); 32] = [
     ("h =", "the head's threshold for a rejection"),
     ("eta =", "the drafter's confidence threshold"),
     ("q =", "threshold of the candidate's probability"),
+    ("S =", "online acceptance: the estimated chance that a whole round is accepted"),
     ("entropy h =", "SVIP's entropy threshold"),
     ("worth(", "tokens that a draft forward must be worth"),
     ("lookup ", "AxB looks up to B tokens after a match of A"),

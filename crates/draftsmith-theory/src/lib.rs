@@ -98,19 +98,19 @@ pub use mixing::{acceptance_prob, in_validation, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
     CostOptimum, JudgedPrediction, RecordedCandidate, RecordedPlace, Recording, Recordings,
-    cost_optimal, seconds_per_token,
+    RoundPrediction, cost_optimal, seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::RoundCosts;
 pub use sampling::Sampling;
 pub use stop_rule::{
-    AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig,
-    CostOptimalConfig, DraftSignals, EntropyThresholdConfig, FixedLengthConfig, Grid, HeadEstimate,
-    HeadTiming, HeuristicConfig, JointConfidenceConfig, NamedRule, Oracle,
-    RejectionThresholdConfig, RoundEnd, RuleFamily, RuleOption, RuleSettings, SettingKind,
-    SignalNeeds, SoftmaxSummary, StepFunction, StopRule, StopRuleConfig, StopRuleEntry,
-    StopRuleName, Sweep, setting_text, stop_rules,
+    AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
+    ConfidenceThresholdConfig, CostOptimalConfig, DraftSignals, EntropyThresholdConfig,
+    FixedLengthConfig, Grid, HeadEstimate, HeadTiming, HeuristicConfig, JointConfidenceConfig,
+    NamedRule, OnlineAcceptanceConfig, Oracle, RejectionThresholdConfig, RoundEnd, RuleFamily,
+    RuleOption, RuleSettings, SettingKind, SignalNeeds, SoftmaxSummary, StepFunction, StopRule,
+    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, setting_text, stop_rules,
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};

@@ -36,7 +36,7 @@ use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
-pub use judged::JudgedPrediction;
+pub use judged::{JudgedPrediction, RoundPrediction};
 
 /// A drafted candidate with its signals and probabilities.
 #[derive(Debug, Clone, PartialEq)]

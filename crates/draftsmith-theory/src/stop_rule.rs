@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`FixedLengthConfig`], [`HeuristicConfig`] | nothing; the heuristic how the last round went |
 //! | [`RejectionThresholdConfig`] (SpecDec++), with the paper's lag of one candidate or without | an acceptance head |
-//! | [`ConfidenceThresholdConfig`] (Kangaroo), [`JointConfidenceConfig`] | the draft's largest probability |
+//! | [`ConfidenceThresholdConfig`] (Kangaroo), [`JointConfidenceConfig`], [`OnlineAcceptanceConfig`] (vLLM) | the draft's largest probability |
 //! | [`CandidateProbThresholdConfig`] (transformers) | the candidate's own probability |
 //! | [`EntropyThresholdConfig`] (SVIP) | the draft's entropy |
 //! | [`CostOptimalConfig`] | a head, the confidence or the entropy |
@@ -32,6 +32,7 @@ mod fixed_length;
 mod heuristic;
 mod joint_confidence;
 mod named_rule;
+pub(crate) mod online_acceptance;
 mod oracle;
 mod rejection_threshold;
 mod rule;
@@ -51,6 +52,7 @@ pub use fixed_length::FixedLengthConfig;
 pub use heuristic::HeuristicConfig;
 pub use joint_confidence::JointConfidenceConfig;
 pub use named_rule::NamedRule;
+pub use online_acceptance::{AcceptanceModel, OnlineAcceptanceConfig};
 pub use oracle::Oracle;
 pub use rejection_threshold::RejectionThresholdConfig;
 pub use rule::{Bounds, RoundEnd, StopRule};
@@ -122,6 +124,7 @@ stop_rules! {
     ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold;
     CandidateProbThreshold(CandidateProbThresholdConfig): CandidateProbThreshold;
     JointConfidence(JointConfidenceConfig): JointConfidence;
+    OnlineAcceptance(OnlineAcceptanceConfig): OnlineAcceptance;
     EntropyThreshold(EntropyThresholdConfig): EntropyThreshold;
     CostOptimal(CostOptimalConfig): CostOptimalHead, CostOptimalConfidence, CostOptimalEntropy;
 }
@@ -158,6 +161,17 @@ impl StopRuleConfig {
     /// The signals that the rule reads.
     pub fn needs(&self) -> SignalNeeds {
         self.settings().rule().needs()
+    }
+
+    /// The rule with these first coefficients, if it is [`OnlineAcceptanceConfig`].
+    #[must_use]
+    pub fn starting_from(self, start: &AcceptanceModel) -> Self {
+        match self {
+            Self::OnlineAcceptance(config) => {
+                OnlineAcceptanceConfig { start: start.clone(), ..config }.into()
+            }
+            other => other,
+        }
     }
 
     /// The number that distinguishes the rule's settings: K, the first length, a threshold, or the

@@ -7,20 +7,23 @@
 
 use anyhow::Result;
 use draftsmith_report::{
-    CostSource, DecodingName, DrafterName, HeadPredictions, HeadRace, LookUps, Replay, ReplayGroup,
-    Road,
+    CostSource, DecodingName, DrafterName, HeadOverOnline, HeadPredictions, HeadRace, LookUps,
+    Replay, ReplayGroup, Road,
 };
-use draftsmith_theory::{Decoding, HeadMetrics, LookupFirst, Recordings};
+use draftsmith_theory::{Decoding, HeadMetrics, LookupFirst, Recordings, StopRuleName};
 
 use crate::agreement::rounding;
 use crate::costs::Costs;
-use crate::judging::{Fold, Judging};
+use crate::judging::{Fold, Judging, over};
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{best_look_ups_alone, best_of_all};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
+
+/// The least probability that a log-loss takes.
+const LEAST_PROB: f64 = 1e-6;
 
 /// Replays every rule over the recordings of a recipe, and writes `tuning/replay.json`.
 ///
@@ -49,7 +52,7 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
             let (validation, test) = (read(PromptSet::Validation)?, read(PromptSet::Test)?);
             let sources = test.by_source();
             let (validation, test) = (validation.recordings, &test.recordings);
-            replay.predictions.extend(predictions(drafter, evaluate.decoding(*decoding), test));
+            let mut over_online = None;
             let given = given.iter().find(|costs| costs.drafter == test.drafter);
             let machine = measured
                 .iter()
@@ -70,11 +73,18 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
                     seed: recipe.seed,
                 };
                 replay.groups.push(sets.group(None, test)?);
+                if over_online.is_none() && test.head.is_some() {
+                    over_online = Some(sets.over_online(&validation, test)?);
+                }
                 if sources.len() > 1 {
                     for (source, test) in &sources {
                         replay.groups.push(sets.group(Some(source), test)?);
                     }
                 }
+            }
+            if let Some(over_online) = over_online {
+                let decoding = evaluate.decoding(*decoding);
+                replay.predictions.extend(predictions(drafter, decoding, test, over_online));
             }
         }
     }
@@ -87,6 +97,7 @@ fn predictions(
     drafter: DrafterName,
     decoding: Decoding,
     test: &Recordings,
+    over_online: HeadOverOnline,
 ) -> Option<HeadPredictions> {
     let judged = test.judged_predictions(decoding).concat();
     let mut metrics = HeadMetrics::default();
@@ -99,6 +110,7 @@ fn predictions(
         num_test_prompts: test.responses.len(),
         bins: metrics.reliability(),
         scores: metrics.finish(),
+        over_online,
     })
 }
 
@@ -118,6 +130,40 @@ struct ReplaySets<'a> {
 }
 
 impl ReplaySets<'_> {
+    /// The head beside the online estimator, whose first coefficients are learned from the validation prompts.
+    fn over_online(&self, validation: &Recordings, test: &Recordings) -> Result<HeadOverOnline> {
+        let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
+        let head = judging.best(|choice| choice.config.needs().acceptance_prob)?;
+        let online = judging.best(|choice| choice.name == StopRuleName::OnlineAcceptance)?;
+        let start = validation.learned_acceptance();
+        // Sums by response: the head's loss, the estimator's, and the number of candidates.
+        let losses = test.round_predictions(&start).into_iter().map(|predictions| {
+            let mut sums = [0.0; 3];
+            for it in predictions {
+                let Some(head) = it.head_prob else { continue };
+                for (sum, prob) in sums.iter_mut().zip([head, it.online_prob]) {
+                    let prob = if it.is_accepted { prob } else { 1.0 - prob };
+                    *sum -= prob.max(LEAST_PROB).ln();
+                }
+                sums[2] += 1.0;
+            }
+            sums
+        });
+        let losses: Vec<[f64; 3]> = losses.collect();
+        let mean = |which: usize, some: &[usize]| {
+            let sum = |column: usize| some.iter().map(|at| losses[*at][column]).sum::<f64>();
+            sum(which) / sum(2)
+        };
+        let all: Vec<usize> = (0..losses.len()).collect();
+        Ok(HeadOverOnline {
+            head_log_loss: mean(0, &all),
+            online_log_loss: mean(1, &all),
+            log_loss_gain: judging.estimate(&|some| mean(1, some) - mean(0, some)),
+            cost_source: self.cost_source,
+            speed_gain: judging.estimate(&|some| over(&online, &head, some)),
+        })
+    }
+
     /// The rules on all test prompts, or on those of one source.
     fn group(&self, dataset: Option<&str>, test: &Recordings) -> Result<ReplayGroup> {
         let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;

@@ -162,10 +162,11 @@ pub fn best_of(
         let seconds_per_token = seconds_per_token(&spent);
         Ok(Choice { lookup_first: None, name: config.name(), config, seconds_per_token })
     };
+    let learned = recordings.learned_acceptance();
     let mut choices: Vec<Choice> = settings(max_length, recordings.head)
         .into_par_iter()
         .filter(|config| belongs(config.needs()))
-        .map(cost)
+        .map(|config| cost(config.starting_from(&learned)))
         .collect::<Result<_>>()?;
     let fits: Vec<(AcceptanceSignal, Bounds)> = replayable(recordings.head)
         .filter_map(|entry| match entry.settings {
@@ -252,7 +253,7 @@ mod tests {
     fn every_rule_is_tried_and_stays_within_what_was_recorded() {
         for max_length in [1, 4, 20, 25] {
             for (head, num_names) in
-                [(None, 6), (Some(HeadTiming::AfterRead), 8), (Some(HeadTiming::AtDraw), 7)]
+                [(None, 7), (Some(HeadTiming::AfterRead), 9), (Some(HeadTiming::AtDraw), 8)]
             {
                 let settings = settings(max_length, head);
                 let mut names: Vec<StopRuleName> =

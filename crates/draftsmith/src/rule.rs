@@ -21,6 +21,7 @@ use draftsmith_theory::{Bounds, NamedRule, StopRule, StopRuleConfig, TheoryError
 /// | `heuristic` | its length, which adapts to the last round, is reached; this is the first length |
 /// | `head`, `head-without-lag` | the acceptance head's probability of a rejection exceeds the threshold |
 /// | `confidence`, `joint-confidence` | the drafter's largest probability, or their product, falls to it |
+/// | `online-acceptance` | vLLM's online estimate that all candidates are accepted falls below it |
 /// | `candidate-prob` | the candidate's own probability falls to it |
 /// | `entropy` | the drafter's entropy exceeds it |
 pub struct Rule(RuleForm);

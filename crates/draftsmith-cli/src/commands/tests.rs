@@ -9,9 +9,10 @@ use burn::tensor::Device;
 use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
 use draftsmith_report::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow};
 use draftsmith_theory::{
-    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts, DrafterId,
-    EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig,
-    RejectionThresholdConfig, StopRuleConfig, StopRuleName,
+    AcceptanceModel, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
+    DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
+    JointConfidenceConfig, OnlineAcceptanceConfig, RejectionThresholdConfig, StopRuleConfig,
+    StopRuleName,
 };
 use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining};
 
@@ -67,7 +68,7 @@ fn recipe(dir: &Path) -> Recipe {
          [evaluate.rules]\nfixed = [1, 3, 8]\nheuristic = [2, 5]\n\
          head = [0.3, 0.6]\nhead-without-lag = [0.3, 0.6]\n\
          confidence = [0.5, 0.8]\ncandidate-prob = [0.4]\n\
-         joint-confidence = [0.3]\nentropy = [0.3]\n",
+         joint-confidence = [0.3]\nonline-acceptance = [0.4]\nentropy = [0.3]\n",
         model("target").display(),
         model("draft").display(),
         train = dir.join("train.jsonl").display(),
@@ -131,6 +132,13 @@ fn rule(row: &ResultRow) -> StopRuleConfig {
         StopRuleName::JointConfidence => {
             StopRuleConfig::JointConfidence(JointConfidenceConfig { confidence_threshold, bounds })
         }
+        StopRuleName::OnlineAcceptance => {
+            StopRuleConfig::OnlineAcceptance(OnlineAcceptanceConfig {
+                survival_threshold: number,
+                start: AcceptanceModel::default(),
+                bounds,
+            })
+        }
         StopRuleName::EntropyThreshold => {
             StopRuleConfig::EntropyThreshold(EntropyThresholdConfig {
                 entropy_threshold: number,
@@ -189,7 +197,7 @@ fn replay_counts_what_evaluation_counts() {
         );
         num_compared += 1;
     }
-    assert_eq!(num_compared, (3 + 2 + 4 + 2 + 3) + 2 * (2 + 2 + 2 + 3));
+    assert_eq!(num_compared, (3 + 2 + 4 + 3 + 3) + 2 * (2 + 2 + 3 + 3));
 
     for file in &files {
         let set = read_recordings(&recipe, file.key.drafter, file.key.set, file.key.decoding)

@@ -284,6 +284,7 @@ impl Seen {
             StopRuleName::ConfidenceThreshold => self.confidence <= setting,
             StopRuleName::CandidateProbThreshold => 0.95 * self.confidence < setting,
             StopRuleName::JointConfidence => self.all_confident <= setting,
+            StopRuleName::OnlineAcceptance => self.all_confident < setting,
             StopRuleName::EntropyThreshold => (0.15 * entropy).sqrt() > setting,
             StopRuleName::CostOptimalHead => 0.8 * self.before_last < setting,
             StopRuleName::CostOptimalConfidence => 0.8 * self.all_confident < setting,

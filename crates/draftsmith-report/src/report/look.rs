@@ -92,7 +92,7 @@ impl Look {
         };
         let earlier =
             stop_rules().filter(|entry| Some(entry.family) == family && entry.name < rule).count();
-        let filling = ["", " hollow", " hollow dotted"][earlier.min(2)];
+        let filling = ["", " hollow", " hollow dotted", " dotted"][earlier.min(3)];
         Self { class: format!("{road}{name}{filling}"), shape, is_dotted: earlier > 1 }
     }
 

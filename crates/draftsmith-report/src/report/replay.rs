@@ -66,6 +66,7 @@ fn judged(index: usize, predictions: &HeadPredictions) -> Value {
     context! {
         title => sentence_case(&name),
         error => predictions.scores.ece,
+        verdict => predictions.over_online.verdict(),
         plot => reliability(predictions, format!("predictions-{}", index + 1), &name).view(),
         table => scores_table("predictions", vec![Line::of(on_test, predictions.scores)]).view(),
         name,

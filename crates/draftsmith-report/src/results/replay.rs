@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::heads::HeadRace;
 use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
-use crate::text::times_text;
+use crate::text::{gain, interval, number, signed, times_text};
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,53 @@ pub struct HeadPredictions {
     pub scores: HeadScores,
     /// Reliability bins, by ascending prediction.
     pub bins: Vec<ReliabilityBin>,
+    /// The head beside an estimator that needs no training.
+    pub over_online: HeadOverOnline,
+}
+
+/// A head beside vLLM's online estimator, which needs no training, in rounds of the recorded length.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadOverOnline {
+    /// The head's mean log-loss, in nats per candidate.
+    pub head_log_loss: f64,
+    /// The estimator's.
+    pub online_log_loss: f64,
+    /// The estimator's less the head's, by prompt: positive if the head predicts better.
+    pub log_loss_gain: Estimate,
+    /// The source of the costs of `speed_gain`.
+    pub cost_source: CostSource,
+    /// Modelled speed of the best rule that reads the head relative to the best online rule, minus 1.
+    pub speed_gain: Estimate,
+}
+
+impl HeadOverOnline {
+    /// Whether the head both predicts better and is faster, beyond the intervals.
+    pub fn pays(&self) -> bool {
+        self.log_loss_gain.low > 0.0 && self.speed_gain.low > 0.0
+    }
+
+    /// Whether the head is worth its training, in two sentences.
+    pub fn verdict(&self) -> String {
+        let Self { head_log_loss, online_log_loss, log_loss_gain, speed_gain, .. } = self;
+        let advice = match self.pays() {
+            true => "The head beats vLLM's online estimator, which needs no training.",
+            false => {
+                "The head does not beat vLLM's online estimator, which needs no training: serve without it."
+            }
+        };
+        format!(
+            "{advice} Log-loss: {} nats per candidate against {} (better by {}, 95 %: {} to {}); speed at {}: {} ({}).",
+            number(*head_log_loss, 3),
+            number(*online_log_loss, 3),
+            number(log_loss_gain.value, 3),
+            number(log_loss_gain.low, 3),
+            number(log_loss_gain.high, 3),
+            self.cost_source.text(),
+            gain(speed_gain.value),
+            interval(*speed_gain, signed),
+        )
+    }
 }
 
 /// One drafter under one way of decoding and one set of costs.

@@ -19,7 +19,13 @@ pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
         );
         (heading, scores_table("", vec![Line::of("head", one.scores)]))
     };
-    explained_tables(&predictions.iter().map(table).collect::<Vec<_>>(), None, false)
+    let mut text =
+        explained_tables(&predictions.iter().map(table).collect::<Vec<_>>(), None, false);
+    for one in predictions {
+        let verdict = format!("{}: {}", one.drafter.under(one.decoding), one.over_online.verdict());
+        text += &(wrapped(&verdict, None).join("\n") + "\n");
+    }
+    text
 }
 
 /// A table of scores for terminals and pages.
@@ -128,6 +134,12 @@ mod tests {
         ECE: calibration error; Brier: mean squared error; KL: nats from a perfect head;
         AUROC: chance that an accepted candidate ranks above a rejected one; mean: of
         the predictions; true: share accepted
+        draft, greedy: The head beats vLLM's online estimator, which needs no training.
+        Log-loss: 0.231 nats per candidate against 0.262 (better by 0.031, 95 %: 0.021
+        to 0.041); speed at costs of this machine: +1.4% (+0.4..+2.4).
+        draft, sampled: The head beats vLLM's online estimator, which needs no training.
+        Log-loss: 0.231 nats per candidate against 0.262 (better by 0.031, 95 %: 0.021
+        to 0.041); speed at costs of this machine: +1.4% (+0.4..+2.4).
         ");
         assert_eq!(render_predictions(&[]), "");
     }

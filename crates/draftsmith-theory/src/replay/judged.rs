@@ -27,7 +27,10 @@
 //! All positions of a response have the same weight. A rule with at most K candidates a round skips the
 //! target's own token after K accepted candidates, and so asks slightly less about easy positions.
 
-use super::{RecordedCandidate, Recordings};
+use super::recorded_steps::RecordedSteps;
+use super::{RecordedCandidate, Recording, Recordings};
+use crate::AcceptanceModel;
+use crate::stop_rule::online_acceptance::OnlineEstimator;
 use crate::{Decoding, TokenChoice};
 
 /// A prediction and its outcome.
@@ -81,6 +84,71 @@ impl Recordings {
             self.responses.iter().map(of_response).collect()
         } else {
             vec![Vec::new(); self.responses.len()]
+        }
+    }
+}
+
+/// What the online estimator and the head predict for a judged candidate of a round, and whether it was accepted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RoundPrediction {
+    /// The estimator's prediction, made before it learned from this round.
+    pub online_prob: f64,
+    /// The head's prediction; None without one, or where no rule needs it.
+    pub head_prob: Option<f64>,
+    /// Whether the candidate was accepted.
+    pub is_accepted: bool,
+}
+
+impl Recordings {
+    /// The coefficients that the online estimator reaches after rounds of the recorded length along all responses,
+    /// in the order of their prompts' tokens.
+    pub fn learned_acceptance(&self) -> AcceptanceModel {
+        let mut estimator = OnlineEstimator::new(AcceptanceModel::default());
+        let mut responses: Vec<&Recording> = self.responses.iter().collect();
+        responses.sort_by_key(|response| &response.prompt);
+        for response in responses {
+            self.learn_along(response, &mut estimator, |_, _, _| {});
+        }
+        estimator.model
+    }
+
+    /// Predictions of the judged candidates of rounds of the recorded length, by response. The estimator begins
+    /// each response with `start`.
+    pub fn round_predictions(&self, start: &AcceptanceModel) -> Vec<Vec<RoundPrediction>> {
+        let of_response = |response: &Recording| {
+            let mut all = Vec::new();
+            let mut estimator = OnlineEstimator::new(start.clone());
+            self.learn_along(response, &mut estimator, |candidate, online_prob, is_accepted| {
+                let head_prob = candidate.predicted_acceptance_prob;
+                all.push(RoundPrediction { online_prob, head_prob, is_accepted });
+            });
+            all
+        };
+        self.responses.iter().map(of_response).collect()
+    }
+
+    /// Lets the estimator predict and learn from the rounds along a response; `observe` gets each judged candidate,
+    /// its prediction, and whether it is accepted.
+    fn learn_along(
+        &self,
+        response: &Recording,
+        estimator: &mut OnlineEstimator,
+        mut observe: impl FnMut(&RecordedCandidate, f64, bool),
+    ) {
+        let mut start = 0;
+        while start < response.places.len() {
+            let room = self.max_length.min(response.limit.saturating_sub(start + 1));
+            let mut steps = RecordedSteps::new(&response.places[start..], None);
+            let (mut round, mut num_accepted) = (Vec::new(), 0);
+            while steps.has_next() && steps.is_accepted() && round.len() < room {
+                let candidate = steps.next();
+                let predicted = estimator.predict(round.len(), candidate.confidence);
+                observe(candidate, predicted.1, steps.is_accepted());
+                num_accepted += usize::from(steps.is_accepted());
+                round.push(predicted);
+            }
+            estimator.observe(&round, num_accepted);
+            start += num_accepted + 1;
         }
     }
 }
@@ -183,6 +251,23 @@ mod tests {
         assert_eq!(recordings.judged_predictions(SAMPLED), [Vec::new()]);
         let recordings = Recordings { head: None, ..random(1, 3, 0.5) };
         assert_eq!(recordings.judged_predictions(Decoding::GREEDY), vec![Vec::new(); 3]);
+    }
+
+    #[test]
+    fn the_estimator_is_judged_on_the_candidates_that_verification_reaches() {
+        let recordings = random(5, 40, 0.6);
+        let start = recordings.learned_acceptance();
+        assert_ne!(start, AcceptanceModel::default(), "there are over 100 rounds");
+        let config = crate::FixedLengthConfig { candidate_length: recordings.max_length };
+        let trace = recordings.trace(&config.into()).expect("replays");
+        let predictions = recordings.round_predictions(&start).concat();
+        let accepted = predictions.iter().filter(|it| it.is_accepted).count();
+        assert_eq!(accepted, trace.counts().num_accepted);
+        let rejected = trace.rounds.iter().filter(|round| round.num_accepted < round.num_drafted);
+        // A round that the text's end cuts short is not judged further.
+        assert!(predictions.len() - accepted <= rejected.count());
+        assert!(predictions.iter().all(|it| (0.0..=1.0).contains(&it.online_prob)));
+        assert!(predictions.iter().any(|it| it.head_prob.is_some()));
     }
 
     fn forget(candidate: &mut RecordedCandidate) {

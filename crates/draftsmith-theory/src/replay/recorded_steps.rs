@@ -41,7 +41,7 @@ impl<'a> RecordedSteps<'a> {
         !self.is_rejected
     }
 
-    fn next(&mut self) -> &'a RecordedCandidate {
+    pub(super) fn next(&mut self) -> &'a RecordedCandidate {
         let place = self.places.next();
         if let Some(rollout) = place.and_then(|place| place.rollout.as_ref())
             && self.rollout.is_none()

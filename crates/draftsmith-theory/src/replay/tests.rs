@@ -4,7 +4,7 @@ use super::test_recordings::random;
 use super::*;
 use crate::{
     Bounds, ConfidenceThresholdConfig, CostModel, FixedLengthConfig, HeuristicConfig,
-    JointConfidenceConfig, RejectionThresholdConfig,
+    JointConfidenceConfig, OnlineAcceptanceConfig, RejectionThresholdConfig,
 };
 
 fn total(counts: Vec<Counts>) -> Counts {
@@ -86,6 +86,12 @@ fn every_token_is_emitted_once_and_forwards_add_up() {
         }));
         rules.push(StopRuleConfig::JointConfidence(JointConfidenceConfig {
             confidence_threshold: threshold,
+            bounds,
+        }));
+        let start = recordings.learned_acceptance();
+        rules.push(StopRuleConfig::OnlineAcceptance(OnlineAcceptanceConfig {
+            survival_threshold: threshold,
+            start,
             bounds,
         }));
     }
