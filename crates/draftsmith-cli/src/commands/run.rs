@@ -68,6 +68,9 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         Some(_) => Some(on_pool(|| evaluate::run(recipe, workspace, &quiet_stages))?),
         None => None,
     };
+    for one in replayed.iter().flat_map(|replay| &replay.predictions) {
+        console.note(format!("run: {}, {}: {}", one.drafter.text(), one.decoding.text(), one.over_online.verdict()));
+    }
     if let Some(evaluation) = &evaluation {
         console.text(evaluate::text(evaluation, console))?;
         console.text(next_commands(recipe))?;
