@@ -9,6 +9,8 @@ mod bad_input;
 mod cascade;
 #[path = "cli/check.rs"]
 mod check;
+#[path = "cli/costs.rs"]
+mod costs;
 #[path = "cli/data_forms.rs"]
 mod data_forms;
 #[path = "cli/data_page.rs"]

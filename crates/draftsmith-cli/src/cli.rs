@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::error::ErrorKind;
-use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
@@ -18,12 +18,14 @@ use draftsmith_theory::DrafterId;
 
 use crate::commands;
 use crate::commands::check::{CheckArguments, CheckFailed};
+use crate::commands::costs::CostsArguments;
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
+use crate::commands::tune::servers::{LoadArguments, TunedForm};
 use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::devices::{self, parse_devices};
@@ -94,6 +96,8 @@ enum Command {
     Survey(SurveyArguments),
     /// Choose the fastest stop rule by costs and recordings.
     Tune(ReadingData<TuneArguments>),
+    /// Measure a running server's rounds by load.
+    Costs(CostsArguments),
     /// Show how all stop rules do on recorded test prompts.
     Replay(ReadingData<RecipeArguments>),
     /// Check that a head or adapter is fit to serve.
@@ -176,19 +180,14 @@ struct TrainBigramArguments {
 struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// `draft-model`: tune adapters as such exports, with the rules that runtimes have.
+    /// `draft-model`: tune adapters as such exports. `llama.cpp`, `vllm`, `sglang`, `trtllm`: write its settings.
     #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Option<TunedForm>,
-    /// The serving runtime's costs of forwards: a TOML file with the keys of `[tune.costs]`, which it replaces.
+    /// For draft models, a TOML file with the keys of `[tune.costs]`; for servers, a file of `draftsmith costs`.
     #[arg(long, value_name = "FILE", requires = "form")]
     costs: Option<PathBuf>,
-}
-
-/// What to tune an adapter as.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum TunedForm {
-    /// A separate draft model.
-    DraftModel,
+    #[command(flatten)]
+    load: LoadArguments,
 }
 
 /// Arguments of commands that train.
@@ -355,11 +354,19 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
         }
         Command::Tune(a) => {
-            let costs = a.arguments.costs.as_deref().map(GivenCosts::read).transpose()?;
+            let costs = a.arguments.costs.as_deref();
             let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
-            match a.arguments.form {
-                None => setup.run_on_pool(recipe, incomplete, commands::tune::run),
-                Some(TunedForm::DraftModel) => {
+            let Some(form) = a.arguments.form else {
+                return setup.run_on_pool(recipe, incomplete, commands::tune::run);
+            };
+            match a.arguments.load.tuning(form, costs)? {
+                Some(tuning) => {
+                    setup.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
+                        commands::tune::servers::run(recipe, workspace, &tuning, console)
+                    })
+                }
+                None => {
+                    let costs = costs.map(GivenCosts::read).transpose()?;
                     setup.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
                         let costs = costs.as_ref();
                         commands::tune::run_for_draft_model(recipe, workspace, costs, console)
@@ -367,6 +374,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
                 }
             }
         }
+        Command::Costs(a) => commands::costs::run(&a, seed.unwrap_or(0), console),
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.

@@ -3,6 +3,7 @@
 pub(crate) mod build_data;
 pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod costs;
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod generate;

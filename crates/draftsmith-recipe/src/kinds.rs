@@ -101,6 +101,15 @@ impl Deref for Kind {
 pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
      checkpoint directory `model`, or `adapter` and its `exit_layer`, or `eagle3`";
 
+/// How a server runs a drafter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServedAs {
+    /// As a model of its own; an adapter is exported as one.
+    DraftModel,
+    /// As an EAGLE-3 drafter.
+    Eagle3,
+}
+
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub trait DrafterKind: fmt::Debug {
     /// The drafter in words: `separate draft`, `self-draft, exit 2`.
@@ -139,6 +148,11 @@ pub trait DrafterKind: fmt::Debug {
     /// Its checkpoint directory, or name on the Hub, if it is a model.
     fn model(&self) -> Option<&Path> {
         None
+    }
+
+    /// How servers run it.
+    fn served_as(&self) -> ServedAs {
+        ServedAs::DraftModel
     }
 
     /// The directory that it is read from, if that is not the one that its recipe trains it into.

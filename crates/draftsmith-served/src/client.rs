@@ -349,7 +349,13 @@ fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
 
 /// A request that got no answer.
 fn unanswered(error: &ureq::Error) -> Failure {
-    let (why, hint) = match error {
+    let (why, hint) = unanswered_text(error);
+    Failure { why, hint, kind: FailureKind::Temporary(None) }
+}
+
+/// Why a server did not answer, and a hint.
+pub(super) fn unanswered_text(error: &ureq::Error) -> (String, &'static str) {
+    match error {
         ureq::Error::Timeout(_) => (
             "did not answer in time".to_owned(),
             "raise `data.server.timeout_s`, or lower `data.server.concurrency`",
@@ -359,8 +365,7 @@ fn unanswered(error: &ureq::Error) -> Failure {
         }
         ureq::Error::Io(error) => (format!("broke the connection ({error})"), UNREACHABLE),
         error => (format!("cannot be reached ({error})"), UNREACHABLE),
-    };
-    Failure { why, hint, kind: FailureKind::Temporary(None) }
+    }
 }
 
 #[cfg(test)]

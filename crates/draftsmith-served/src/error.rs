@@ -28,6 +28,14 @@ pub enum ServedError {
         /// The row's id.
         id: String,
     },
+    /// A server that is timed cannot be used.
+    #[error("{problem}")]
+    Server {
+        /// Its address, what it did, and a hint, without the bearer token.
+        problem: String,
+        /// The status of its answer, if that is the problem.
+        status: Option<u16>,
+    },
     /// A thread that sends requests panicked.
     #[error("a request thread panicked")]
     Panicked,

@@ -37,6 +37,7 @@ mod response;
 mod secret;
 mod served;
 mod settings;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +45,7 @@ pub use error::ServedError;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
 pub use settings::{ServerLabels, ServerRecipe};
+pub use stream::{SpeculationCounters, TimedRounds, TimedServer};
 
 /// Why locks are never poisoned.
 const HELD: &str = "nobody panics while holding it";

@@ -75,6 +75,23 @@ pub enum TheoryError {
     /// A replay of a rule that reads an acceptance head, from recordings without one.
     #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]
     NoHeadRecorded,
+    /// A cell of a server's costs that is there twice, has no block, or has a time that is not positive.
+    #[error(
+        "the cell of batch size {batch_size} and {num_candidates} candidates is there twice, has no block, or has \
+         a time or batch size that is not above 0"
+    )]
+    ServerCell {
+        /// B.
+        batch_size: usize,
+        /// K.
+        num_candidates: usize,
+    },
+    /// A server's costs without a cell that does not speculate.
+    #[error(
+        "no cell is of a server without speculation, which every speed-up is over; hint: start the server without \
+         it and run `draftsmith costs` with `--candidates 0`"
+    )]
+    NoPlainServer,
     /// Recordings without candidates to fit a rule to.
     #[error(
         "no candidate was recorded, so no rule can be fitted; hint: allow more new tokens: the last \

@@ -35,6 +35,7 @@
 //! | `replay` | what decoding under any stop rule would have done, from recordings |
 //! | `cost` | SpecDec++'s cost model, fitted by `least_squares` |
 //! | `round_costs` | measured costs of rounds, which may rise in steps with the rows |
+//! | `server_costs` | rounds of a server by load, and the throughput that follows |
 //! | `closed_forms` | expected tokens and speed-ups under independent acceptance |
 //! | `mixing` | the validation split, the mixture of a head's training input, and its labels |
 //! | `estimate` | numbers over prompts with confidence intervals, by the bootstrap |
@@ -67,6 +68,7 @@ mod round_costs;
 mod sampling;
 mod select;
 mod serialized;
+mod server_costs;
 mod stop_rule;
 #[cfg(test)]
 mod threshold_policy;
@@ -104,6 +106,7 @@ pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::RoundCosts;
 pub use sampling::Sampling;
+pub use server_costs::{RoundTable, ServerCell, ServerCosts};
 pub use stop_rule::{
     AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
     ConfidenceThresholdConfig, CostOptimalConfig, DraftSignals, EntropyThresholdConfig,

@@ -248,6 +248,21 @@ impl Recordings {
         self.responses.iter().map(plain).collect()
     }
 
+    /// The recordings with each response's first token as the end of its prompt, as on servers, where it comes from
+    /// reading the prompt. Responses of one token are left out.
+    #[must_use]
+    pub fn after_first_token(&self) -> Self {
+        let later = |response: &Recording| {
+            let (first, later) = response.places.split_first()?;
+            let mut prompt = response.prompt.clone();
+            prompt.push(first.candidate.token_id);
+            let limit = response.limit.saturating_sub(1);
+            (!later.is_empty()).then(|| Recording::new(prompt, later.to_vec(), limit))
+        };
+        let responses = self.responses.iter().filter_map(later).collect();
+        Self { responses, ..self.clone() }
+    }
+
     /// Whether the target was evaluated for every candidate, including those after rejected ones.
     pub fn is_judged(&self) -> bool {
         let mut places = self.responses.iter().flat_map(|response| response.places.iter());

@@ -20,6 +20,8 @@ pub mod replay;
 pub mod responses;
 pub mod rollouts;
 pub mod server_access;
+pub mod server_costs;
+pub mod server_settings;
 pub mod survey;
 pub mod sweep;
 pub mod tuner;

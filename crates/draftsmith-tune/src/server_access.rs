@@ -57,7 +57,8 @@ impl<'a> ServerAccess<'a> {
         max_new_tokens: usize,
         watch: &dyn Watch,
     ) -> Result<Served> {
-        let secret = self.server.api_key_env.as_deref().map(read_token).transpose()?;
+        let read = |name| read_token(name, "data.server.api_key_env");
+        let secret = self.server.api_key_env.as_deref().map(read).transpose()?;
         let TextSide { tokenizer, eos_token_ids, text_end, context, .. } =
             workspace.text_side()?.clone();
         let target = TargetSettings {
@@ -83,14 +84,13 @@ impl<'a> ServerAccess<'a> {
     }
 }
 
-/// Reads the bearer token from an environment variable.
+/// Reads the bearer token from an environment variable, which the key or flag `named_by` names.
 ///
 /// # Errors
 /// If it is not set, or not a token.
-fn read_token(variable: &str) -> Result<Secret> {
+pub fn read_token(variable: &str, named_by: &str) -> Result<Secret> {
     let token = std::env::var(variable).ok().map(|token| token.trim().to_owned());
-    let named =
-        format!("the environment variable `{variable}`, which `data.server.api_key_env` names,");
+    let named = format!("the environment variable `{variable}`, which `{named_by}` names,");
     let token = token
         .filter(|token| !token.is_empty())
         .with_context(|| format!("{named} is not set; hint: set it to the servers' token"))?;

@@ -56,6 +56,10 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
     --draft checkpoints/tiny/draft --prompts data/tiny/prompts/test.jsonl",
             ),
             CommandHelp::new("record", "draftsmith record recipes/tiny.toml").after(RUN),
+            CommandHelp::new(
+                "costs",
+                "draftsmith costs --server http://127.0.0.1:8080/v1 --candidates 0",
+            ),
             CommandHelp::new("tune", "draftsmith tune recipes/tiny.toml").after(RUN),
             CommandHelp::new("replay", "draftsmith replay recipes/tiny.toml").after(RUN),
         ],
@@ -96,7 +100,8 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
 ];
 
 /// Common flags that do nothing in a command, and are not in its help.
-const UNUSED: [(&str, &[&str]); 5] = [
+const UNUSED: [(&str, &[&str]); 6] = [
+    ("costs", &["device", "dtype", "verbose"]),
     ("report", &["device", "dtype", "seed", "verbose"]),
     ("inspect", &["device", "dtype", "seed", "verbose"]),
     ("export", &["dtype", "seed"]),
@@ -159,7 +164,7 @@ fn list(command: &Command) -> String {
             shown = " ".repeat(10);
         }
     }
-    text + "\n" + &heading("Options:") + " " + COMMON
+    text + &heading("Options:") + " " + COMMON
 }
 
 /// A heading in clap's style.

@@ -69,7 +69,12 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         None => None,
     };
     for one in replayed.iter().flat_map(|replay| &replay.predictions) {
-        console.note(format!("run: {}, {}: {}", one.drafter.text(), one.decoding.text(), one.over_online.verdict()));
+        console.note(format!(
+            "run: {}, {}: {}",
+            one.drafter.text(),
+            one.decoding.text(),
+            one.over_online.verdict()
+        ));
     }
     if let Some(evaluation) = &evaluation {
         console.text(evaluate::text(evaluation, console))?;

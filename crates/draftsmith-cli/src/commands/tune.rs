@@ -1,5 +1,6 @@
 //! `tune`: finds the stop rule that is best for each drafter at the costs of this machine.
 
+pub(crate) mod servers;
 mod show;
 
 use std::time::Duration;

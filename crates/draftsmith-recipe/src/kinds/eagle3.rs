@@ -12,7 +12,7 @@ use draftsmith_train::Eagle3Training;
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterKind, DrafterRecipes, Role};
+use super::{DrafterKind, DrafterRecipes, Role, ServedAs};
 use crate::exports::{ExportKind, need_export, read_self_drafts_head};
 use draftsmith_report::{ModelSummary, Road};
 
@@ -29,6 +29,10 @@ impl Eagle3Kind {
 impl DrafterKind for Eagle3Kind {
     fn text(&self) -> String {
         "EAGLE-3".to_owned()
+    }
+
+    fn served_as(&self) -> ServedAs {
+        ServedAs::Eagle3
     }
 
     fn road(&self) -> Road {

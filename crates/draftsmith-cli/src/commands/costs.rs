@@ -1,0 +1,121 @@
+//! `costs`: measures the rounds of a running server by its load.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use comfy_table::{Table, presets};
+use draftsmith_report::{table_text, wrapped};
+use draftsmith_served::{Secret, TimedServer};
+use draftsmith_tune::server_access::read_token;
+use draftsmith_tune::server_costs::{MeasuredCell, ServerCostsFile, ServerPlan, measure_server};
+
+use crate::console::Console;
+
+/// Arguments of `costs`.
+#[derive(Debug, Args)]
+pub(crate) struct CostsArguments {
+    /// The server's address up to `/v1`, as in `http://127.0.0.1:8080/v1`.
+    #[arg(long, value_name = "URL")]
+    server: String,
+    /// The number of candidates that it runs now, accepting none; 0: it does not speculate.
+    #[arg(long, value_name = "K")]
+    candidates: usize,
+    /// Numbers of requests side by side.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4")]
+    batch_sizes: Vec<usize>,
+    /// The file that cells are added to.
+    #[arg(long, value_name = "FILE", default_value = "server-costs.json")]
+    out: PathBuf,
+    /// The model's name on the server; by default the first of its list.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The environment variable that holds the server's key.
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// Words of each prompt: as many as your prompts have.
+    #[arg(long, value_name = "N", default_value = "150", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    prompt_words: u32,
+    /// Rounds of a block.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u32).range(16..=4096))]
+    rounds: u32,
+    /// Blocks of each batch size.
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    blocks: u32,
+    /// The longest wait for an answer, in seconds.
+    #[arg(long, value_name = "S", default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> Result<()> {
+    let mut batch_sizes = arguments.batch_sizes.clone();
+    batch_sizes.sort_unstable();
+    batch_sizes.dedup();
+    anyhow::ensure!(
+        batch_sizes.first().is_some_and(|size| *size > 0)
+            && batch_sizes.last().is_some_and(|size| *size <= 1024),
+        "`--batch-sizes` must be numbers from 1 to 1024"
+    );
+    anyhow::ensure!(arguments.candidates <= 256, "`--candidates` is at most 256");
+    let secret =
+        arguments.key_env.as_deref().map(|name| read_token(name, "--key-env")).transpose()?;
+    let secret: Secret = secret.unwrap_or_default();
+    let timeout = Duration::from_secs(arguments.timeout);
+    let server = TimedServer::open(&arguments.server, arguments.model.as_deref(), secret, timeout)?;
+    let plan = ServerPlan {
+        num_candidates: arguments.candidates,
+        batch_sizes,
+        num_words: arguments.prompt_words as usize,
+        num_rounds: arguments.rounds as usize,
+        num_blocks: arguments.blocks as usize,
+        seed,
+    };
+    let file = measure_server(&server, &plan, &arguments.out, console).with_context(|| {
+        format!(
+            "cells in `{}` are kept; the same command measures the others",
+            arguments.out.display()
+        )
+    })?;
+    console.text(table(&file))?;
+    let next = match file.cells.iter().any(|cell| cell.num_candidates == 0) {
+        false => "Next, start the server without speculation and measure it with `--candidates 0`."
+            .to_owned(),
+        true => format!(
+            "Next, start it with another number of candidates and run this again, or run `draftsmith tune --for SERVER \
+             --costs {} RECIPE`.",
+            arguments.out.display()
+        ),
+    };
+    console.text(format!("\n{}\n", wrapped(&next, console.width()).join("\n")))?;
+    console.document(&file)
+}
+
+/// Milliseconds per round: a row for each number of candidates, a column for each batch size.
+fn table(file: &ServerCostsFile) -> String {
+    let distinct = |of: fn(&MeasuredCell) -> usize| {
+        let mut all: Vec<usize> = file.cells.iter().map(of).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    };
+    let sizes = distinct(|cell| cell.batch_size);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let heading = sizes.iter().map(|size| format!("{size} at once"));
+    table.set_header(["ms per round".to_owned()].into_iter().chain(heading));
+    for length in distinct(|cell| cell.num_candidates) {
+        let name = if length == 0 { "no speculation".to_owned() } else { format!("K = {length}") };
+        let ms = sizes.iter().map(|size| {
+            let is_it =
+                |cell: &&MeasuredCell| (cell.batch_size, cell.num_candidates) == (*size, length);
+            file.cells
+                .iter()
+                .find(is_it)
+                .map_or("-".to_owned(), |cell| format!("{:.2}", cell.median_ms()))
+        });
+        table.add_row([name].into_iter().chain(ms));
+    }
+    table_text(table, &(1..=sizes.len()).collect::<Vec<_>>()) + "\n"
+}

@@ -1,0 +1,199 @@
+//! `tune --for SERVER`: its arguments, and the table and files that it writes.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use comfy_table::{Table, presets};
+use draftsmith_files::write_whole;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_report::{table_text, times_text, wrapped};
+use draftsmith_theory::Estimate;
+use draftsmith_tune::server_costs::ServerCostsFile;
+use draftsmith_tune::server_settings::{
+    ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, tune_for_server,
+};
+
+use crate::console::Console;
+
+/// What `tune --for` tunes for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TunedForm {
+    /// Runtimes that run an adapter as a draft model.
+    DraftModel,
+    /// llama.cpp's llama-server.
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM.
+    Trtllm,
+}
+
+/// Arguments about a server's load.
+#[derive(Debug, Args)]
+pub(crate) struct LoadArguments {
+    /// For a server: the number of requests side by side, kept up by as many clients.
+    #[arg(long, value_name = "N", default_value = "1", conflicts_with_all = ["load", "rate"])]
+    clients: u16,
+    /// Or shares of the tokens by requests side by side, as in `1=0.7,4=0.3`.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = share, conflicts_with = "rate")]
+    load: Vec<(f64, f64)>,
+    /// Or requests per second and tokens per request, as in `2,300`.
+    #[arg(long, value_name = "R,N", value_parser = rate)]
+    rate: Option<(f64, f64)>,
+    /// What TensorRT-LLM's keys are: `upper` bounds since its pull request 10860 (March 2026), `lower` before.
+    #[arg(long, value_name = "BOUNDS", hide_possible_values = true)]
+    schedule_keys: Option<KeysArgument>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum KeysArgument {
+    Upper,
+    Lower,
+}
+
+fn rate(text: &str) -> Result<(f64, f64), String> {
+    let read = || {
+        let (requests, tokens) = text.split_once(',')?;
+        let both: (f64, f64) = (requests.parse().ok()?, tokens.parse().ok()?);
+        (both.0 > 0.0 && both.1 >= 1.0 && (both.0 * both.1).is_finite()).then_some(both)
+    };
+    read().ok_or_else(|| {
+        "expected requests per second and tokens per request, as in `2,300`".to_owned()
+    })
+}
+
+fn share(text: &str) -> Result<(f64, f64), String> {
+    let read = || {
+        let (size, share) = text.split_once('=')?;
+        let both: (f64, f64) = (size.parse().ok()?, share.parse().ok()?);
+        let is_valid = both.0 >= 1.0 && both.1 > 0.0 && both.0.is_finite() && both.1.is_finite();
+        is_valid.then_some(both)
+    };
+    read().ok_or_else(|| "expected requests side by side and their share, as in `4=0.3`".to_owned())
+}
+
+impl LoadArguments {
+    fn load(&self) -> ServerLoad {
+        if let Some((requests, tokens)) = self.rate {
+            return ServerLoad::Rate(requests, tokens);
+        }
+        if self.load.is_empty() {
+            return ServerLoad::Shares(vec![(f64::from(self.clients.max(1)), 1.0)]);
+        }
+        let total: f64 = self.load.iter().map(|(_, share)| share).sum();
+        ServerLoad::Shares(self.load.iter().map(|(size, share)| (*size, share / total)).collect())
+    }
+
+    fn kind(&self, form: TunedForm) -> Result<Option<ServerKind>> {
+        Ok(Some(match form {
+            TunedForm::DraftModel => return Ok(None),
+            TunedForm::LlamaCpp => ServerKind::LlamaCpp,
+            TunedForm::Vllm => ServerKind::Vllm,
+            TunedForm::Sglang => ServerKind::Sglang,
+            TunedForm::Trtllm => match self.schedule_keys {
+                Some(KeysArgument::Upper) => ServerKind::TrtLlm(ScheduleKeys::UpperBounds),
+                Some(KeysArgument::Lower) => ServerKind::TrtLlm(ScheduleKeys::LowerBounds),
+                None => bail!(
+                    "TensorRT-LLM changed what the keys of `draft_len_schedule` mean; hint: give `--schedule-keys upper` \
+                     for versions since its pull request 10860 (March 2026), `--schedule-keys lower` before"
+                ),
+            },
+        }))
+    }
+
+    /// What to choose for; `None` unless the form is a server.
+    ///
+    /// # Errors
+    /// If an argument is missing or invalid, or the costs cannot be read.
+    pub(crate) fn tuning(
+        &self,
+        form: TunedForm,
+        costs: Option<&Path>,
+    ) -> Result<Option<ServerTuning>> {
+        let Some(kind) = self.kind(form)? else { return Ok(None) };
+        let Some(costs) = costs else {
+            bail!(
+                "`--costs FILE` is missing: the server's rounds, which `draftsmith costs --server URL` measures"
+            );
+        };
+        Ok(Some(ServerTuning { kind, costs: ServerCostsFile::read(costs)?, load: self.load() }))
+    }
+}
+
+/// Runs the stage for a server.
+pub(crate) fn run(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    tuning: &ServerTuning,
+    console: &Console,
+) -> Result<()> {
+    let all = tune_for_server(recipe, workspace, tuning)?;
+    let mut written = Vec::new();
+    for settings in &all {
+        let name =
+            format!("{}-{}-{}", tuning.kind.name(), settings.drafter, settings.decoding.text());
+        let dir = recipe.tuning_dir().join(name);
+        for file in &settings.files {
+            let path = dir.join(file.name);
+            write_whole(&path, &file.text)?;
+            written.push(path);
+        }
+        console.text(text(settings, console.width()))?;
+    }
+    let written = written.iter().map(|path: &PathBuf| format!("written: {}\n", path.display()));
+    console.text(written.collect::<String>())?;
+    console.document(&all)
+}
+
+/// The table by load, the settings and what to know about them.
+fn text(settings: &ServerSettings, width: Option<usize>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let lengths = settings.rows.first().map_or(&[][..], |row| &row.cells);
+    let heading = lengths.iter().map(|cell| format!("K = {}", cell.num_candidates));
+    let first = ["requests".to_owned(), "best".to_owned(), "95 %".to_owned()];
+    table.set_header(first.into_iter().chain(heading));
+    for row in &settings.rows {
+        let best = match row.best {
+            0 => "off".to_owned(),
+            best => format!("K = {best}"),
+        };
+        let interval = row
+            .speedup
+            .map_or("-".to_owned(), |Estimate { low, high, .. }| format!("{low:.2}..{high:.2}"));
+        let cells = row.cells.iter().map(|cell| times_text(cell.speedup));
+        table.add_row([row.batch_size.to_string(), best, interval].into_iter().chain(cells));
+    }
+    let tokens = lengths
+        .iter()
+        .filter(|cell| cell.num_candidates > 0)
+        .map(|cell| format!("{:.2} at K = {}", cell.tokens_per_round, cell.num_candidates));
+    let mut lines = vec![
+        format!(
+            "{}, {}, {} test prompts: speed by requests side by side, over the server without speculation",
+            settings.drafter.text(),
+            settings.decoding.text(),
+            settings.num_prompts
+        ),
+        table_text(table, &(2..3 + lengths.len()).collect::<Vec<_>>()),
+        format!("tokens per round: {}", tokens.collect::<Vec<_>>().join(", ")),
+    ];
+    lines.push(match settings.single_speedup {
+        Some(Estimate { value, low, high }) => format!(
+            "at your load: K = {}, {} ({low:.2} to {high:.2})",
+            settings.single,
+            times_text(value)
+        ),
+        None => "at your load: off".to_owned(),
+    });
+    lines.extend(
+        settings.files.iter().map(|file| format!("{}: {}", file.name, file.text.trim_end())),
+    );
+    lines.extend(settings.notes.iter().map(|note| wrapped(note, width).join("\n")));
+    lines.join("\n") + "\n\n"
+}

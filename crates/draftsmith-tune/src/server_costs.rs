@@ -1,0 +1,316 @@
+//! `costs --server`: measures the rounds of a running server, and keeps them in a file that further servers add to.
+//!
+//! A server runs one number of candidates at a time, or none, so each run of the command adds a column of the table:
+//! rounds by batch size. Blocks of rounds are measured in random order. Before each pass over the batch sizes the
+//! smallest one is measured as a sentinel: times are divided by its drift, and a pass in which it moved too far is
+//! measured again.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::{parse_json, write_whole};
+use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
+use draftsmith_report::median_of;
+use draftsmith_served::{SpeculationCounters, TimedServer};
+use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
+use serde::{Deserialize, Serialize};
+
+/// The share by which the sentinel may move within a pass.
+const MOST_DRIFT: f64 = 0.1;
+/// How often a pass is measured again because the sentinel moved.
+const MOST_AGAIN: usize = 3;
+/// Tokens of an answer beside those that are timed: the first ones are left out.
+const NUM_EXTRA: usize = 16;
+/// The most tokens per round at which a round still is the time between two tokens.
+const MOST_TOKENS_PER_ROUND: f64 = 1.02;
+/// The share by which the server's number of candidates may differ from the given one: a request's last rounds draft
+/// fewer.
+const MOST_FEWER_CANDIDATES: f64 = 0.1;
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct ServerPlan {
+    /// The number of candidates that the server runs; 0 without speculation.
+    pub num_candidates: usize,
+    /// The numbers of requests side by side, ascending.
+    pub batch_sizes: Vec<usize>,
+    /// Words of a prompt.
+    pub num_words: usize,
+    /// Rounds in a block.
+    pub num_rounds: usize,
+    /// Blocks of each cell.
+    pub num_blocks: usize,
+    /// Seed of prompts and order.
+    pub seed: u64,
+}
+
+/// The file of a server's costs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerCostsFile {
+    /// The model, by the server's name of it.
+    pub model: String,
+    /// Words of a prompt.
+    pub num_words: usize,
+    /// The cells.
+    pub cells: Vec<MeasuredCell>,
+}
+
+/// Measured rounds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredCell {
+    /// Requests side by side.
+    pub batch_size: usize,
+    /// Candidates per round and request; 0 without speculation.
+    pub num_candidates: usize,
+    /// The median round of each block, in milliseconds, less the machine's drift.
+    pub block_ms: Vec<f64>,
+    /// Tokens per round by the server's counters, which should be 1; null if it shows none.
+    pub tokens_per_round: Option<f64>,
+}
+
+impl MeasuredCell {
+    /// The median block, in milliseconds.
+    pub fn median_ms(&self) -> f64 {
+        median_of(self.block_ms.iter().copied()).unwrap_or(f64::NAN)
+    }
+}
+
+impl ServerCostsFile {
+    /// Reads the file; an empty one if there is none.
+    ///
+    /// # Errors
+    /// If it exists and cannot be read.
+    pub fn read_or_new(path: &Path) -> Result<Self> {
+        match std::fs::read(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            text => {
+                let text = text.with_context(|| format!("cannot read `{}`", path.display()))?;
+                parse_json(path, &text).with_context(|| {
+                    format!(
+                        "`{}` is not a file of server costs; hint: give another name, or write it with `draftsmith \
+                         costs`",
+                        path.display()
+                    )
+                })
+            }
+        }
+    }
+
+    /// Reads the costs that were measured.
+    ///
+    /// # Errors
+    /// If the file is missing or invalid, or no cell is without speculation.
+    pub fn read(path: &Path) -> Result<ServerCosts> {
+        if !path.is_file() {
+            bail!(
+                "there is no file `{}`; hint: `draftsmith costs --server URL` measures one",
+                path.display()
+            );
+        }
+        let cell = |cell: MeasuredCell| ServerCell {
+            batch_size: cell.batch_size,
+            num_candidates: cell.num_candidates,
+            block_seconds: cell.block_ms.iter().map(|ms| ms / 1e3).collect(),
+        };
+        let cells = Self::read_or_new(path)?.cells.into_iter().map(cell).collect();
+        ServerCosts::new(cells).with_context(|| format!("costs `{}`", path.display()))
+    }
+
+    fn cell(&mut self, batch_size: usize, num_candidates: usize) -> &mut MeasuredCell {
+        let key = (num_candidates, batch_size);
+        let found = self.cells.iter().position(|it| (it.num_candidates, it.batch_size) == key);
+        let at = found.unwrap_or_else(|| {
+            let (block_ms, tokens_per_round) = (Vec::new(), None);
+            self.cells.push(MeasuredCell {
+                batch_size,
+                num_candidates,
+                block_ms,
+                tokens_per_round,
+            });
+            self.cells.len() - 1
+        });
+        &mut self.cells[at]
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        Ok(write_whole(path, serde_json::to_string_pretty(self)? + "\n")?)
+    }
+}
+
+/// Measures what the file lacks of the plan, and writes it after each block.
+///
+/// # Errors
+/// If the server fails, accepts candidates, or runs another number of them than the plan says; or the file is of
+/// another model.
+pub fn measure_server(
+    server: &TimedServer,
+    plan: &ServerPlan,
+    path: &Path,
+    watch: &dyn Watch,
+) -> Result<ServerCostsFile> {
+    let mut file = ServerCostsFile::read_or_new(path)?;
+    if file.cells.is_empty() {
+        (file.model, file.num_words) = (server.model.clone(), plan.num_words);
+    }
+    if (file.model.as_str(), file.num_words) != (server.model.as_str(), plan.num_words) {
+        bail!(
+            "`{}` has costs of the model `{}` with prompts of {} words, but the server has `{}` and prompts have {}; \
+             hint: give another file with `--out`, or another `--prompt-words`",
+            path.display(),
+            file.model,
+            file.num_words,
+            server.model,
+            plan.num_words
+        );
+    }
+    let mut measuring = Measuring { server, plan, watch, first_sentinel: None, num_asked: 0 };
+    let num_measured =
+        |file: &mut ServerCostsFile, size| file.cell(size, plan.num_candidates).block_ms.len();
+    let num_left: usize = plan
+        .batch_sizes
+        .iter()
+        .map(|size| plan.num_blocks.saturating_sub(num_measured(&mut file, *size)))
+        .sum();
+    let progress = Progress::new(watch, "costs", "blocks", num_left as u64);
+    if num_left > 0 {
+        watch.note(format!(
+            "costs: {num_left} blocks of {} rounds, {} candidates",
+            plan.num_rounds, plan.num_candidates
+        ));
+        measuring.check_candidates()?;
+    }
+    let mut draws = SeededDraws::new(plan.seed, &["server costs"]);
+    while let Some(mut sizes) = {
+        let left = |size: &usize| num_measured(&mut file, *size) < plan.num_blocks;
+        let left: Vec<usize> = plan.batch_sizes.iter().copied().filter(left).collect();
+        (!left.is_empty()).then_some(left)
+    } {
+        for at in (1..sizes.len()).rev() {
+            sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
+        }
+        for (size, ms, tokens_per_round) in measuring.pass(&sizes)? {
+            let cell = file.cell(size, plan.num_candidates);
+            cell.block_ms.push(ms);
+            cell.tokens_per_round = tokens_per_round.or(cell.tokens_per_round);
+            progress.advance(1);
+        }
+        file.write(path)?;
+    }
+    progress.finish();
+    file.cells.sort_by_key(|cell| (cell.num_candidates, cell.batch_size));
+    file.write(path)?;
+    Ok(file)
+}
+
+struct Measuring<'a> {
+    server: &'a TimedServer,
+    plan: &'a ServerPlan,
+    watch: &'a dyn Watch,
+    /// The sentinel's first time, in milliseconds.
+    first_sentinel: Option<f64>,
+    /// Prompts so far, so that no two are the same.
+    num_asked: usize,
+}
+
+/// A batch size, its median round in milliseconds, and the tokens per round by the server's counters.
+type Block = (usize, f64, Option<f64>);
+
+impl Measuring<'_> {
+    /// Checks by the server's counters that it drafts as many candidates as the plan says, and accepts none.
+    fn check_candidates(&mut self) -> Result<()> {
+        let before = self.server.counters()?;
+        self.block(self.plan.batch_sizes[0])?;
+        let Some(counted) = since(self.server.counters()?, before)? else {
+            if self.plan.num_candidates > 0 {
+                self.watch.note(
+                    "costs: the server shows no counters of speculation, so that it drafts as many candidates as \
+                     `--candidates` says, and accepts none, is not checked",
+                );
+            }
+            return Ok(());
+        };
+        let wanted = self.plan.num_candidates as f64;
+        let found =
+            if counted.num_rounds > 0.0 { counted.num_drafted / counted.num_rounds } else { 0.0 };
+        if (found - wanted).abs() > MOST_FEWER_CANDIDATES * wanted.max(1.0) {
+            bail!(
+                "the server drafts {found:.1} candidates per round, but `--candidates` is {wanted}; hint: start it \
+                 with that many, or give its number"
+            );
+        }
+        Ok(())
+    }
+
+    /// A block of each size, corrected by the sentinel's drift.
+    fn pass(&mut self, sizes: &[usize]) -> Result<Vec<Block>> {
+        for again in 0.. {
+            let before = self.sentinel()?;
+            let blocks =
+                sizes.iter().map(|size| self.block(*size)).collect::<Result<Vec<Block>>>()?;
+            let after = self.sentinel()?;
+            let first = *self.first_sentinel.get_or_insert(before);
+            if (after / before - 1.0).abs() <= MOST_DRIFT || again == MOST_AGAIN {
+                let drift = (before + after) / 2.0 / first;
+                return Ok(blocks
+                    .into_iter()
+                    .map(|(size, ms, tokens)| (size, ms / drift, tokens))
+                    .collect());
+            }
+            self.watch.note("costs: the machine's speed changed by over 10 %, so these blocks are measured again");
+        }
+        unreachable!("the loop ends at the last try")
+    }
+
+    fn sentinel(&mut self) -> Result<f64> {
+        Ok(self.block(self.plan.batch_sizes[0])?.1)
+    }
+
+    fn block(&mut self, batch_size: usize) -> Result<Block> {
+        if self.watch.is_interrupted() {
+            return Err(Interrupted.into());
+        }
+        let prompts: Vec<String> = (0..batch_size).map(|_| self.prompt()).collect();
+        let before = self.server.counters()?;
+        let timed = self.server.time_rounds(&prompts, self.plan.num_rounds + NUM_EXTRA)?;
+        let counted = since(self.server.counters()?, before)?;
+        let tokens = counted
+            .filter(|it| it.num_rounds > 0.0)
+            .map(|it| 1.0 + it.num_accepted / it.num_rounds);
+        if let Some(tokens) = tokens.filter(|tokens| *tokens > MOST_TOKENS_PER_ROUND) {
+            bail!(
+                "the server accepted candidates: {tokens:.2} tokens per round, but rounds are timed at 1; hint: start it \
+                 with an acceptance of 0 (llama.cpp: `--spec-synth-rates 0,0,…`, vLLM: `synthetic_acceptance_rates` of \
+                 0, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`), or with an untrained drafter"
+            );
+        }
+        Ok((batch_size, 1e3 * timed.seconds, tokens))
+    }
+
+    /// A prompt that no other begins like.
+    fn prompt(&mut self) -> String {
+        self.num_asked += 1;
+        let number = self.num_asked.to_string();
+        let mut draws = SeededDraws::new(self.plan.seed, &["prompt", &number]);
+        let word = |_| WORDS[(draws.uniform() * WORDS.len() as f64) as usize];
+        (0..self.plan.num_words).map(word).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What a server counted since an earlier moment.
+fn since(
+    now: Option<SpeculationCounters>,
+    before: Option<SpeculationCounters>,
+) -> Result<Option<SpeculationCounters>> {
+    let Some((now, before)) = now.zip(before) else { return Ok(None) };
+    let counted = now.since(&before);
+    counted.map(Some).context(
+        "the server's counters fell, so it was started again; hint: run the same command again",
+    )
+}
+
+const WORDS: [&str; 16] = [
+    "river", "stone", "lantern", "market", "winter", "engine", "garden", "paper", "signal",
+    "harbour", "copper", "bridge", "window", "field", "letter", "orchard",
+];

@@ -1,0 +1,332 @@
+//! `costs --server` and `tune --for SERVER`, against a server that streams tokens in rounds of known length.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::Place;
+
+/// What a mock server does wrong.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    Accepts,
+    AnotherLength,
+    NoCounters,
+    BreaksOff,
+    NotJson,
+    Pairs,
+    Refuses,
+    Restarts,
+    OneAtATime,
+}
+
+struct Mock {
+    url: String,
+    requests: Arc<AtomicUsize>,
+    is_over: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct State {
+    running: AtomicUsize,
+    rounds: AtomicUsize,
+    drafted: AtomicUsize,
+    accepted: AtomicUsize,
+    pages: AtomicUsize,
+}
+
+impl Mock {
+    /// A server whose rounds take 2 ms, 0.5 ms for each request and 1 ms for each of `length` candidates.
+    fn serve(length: usize, fault: Fault) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let (requests, is_over): (Arc<AtomicUsize>, Arc<AtomicBool>) = Default::default();
+        let (seen, over, state) =
+            (Arc::clone(&requests), Arc::clone(&is_over), Arc::new(State::default()));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                let (state, seen) = (Arc::clone(&state), Arc::clone(&seen));
+                std::thread::spawn(move || answer(stream.unwrap(), length, fault, &state, &seen));
+            }
+        });
+        Self { url, requests, is_over }
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        let address = self.url.trim_start_matches("http://").trim_end_matches("/v1");
+        let _ = TcpStream::connect(address);
+    }
+}
+
+fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, seen: &AtomicUsize) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut line = String::new();
+    if reader.read_line(&mut line).unwrap_or(0) == 0 {
+        return;
+    }
+    let mut size = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).unwrap();
+        if header.trim().is_empty() {
+            break;
+        }
+        let header = header.to_lowercase();
+        if let Some(value) = header.strip_prefix("content-length:") {
+            size = value.trim().parse().unwrap();
+        }
+    }
+    let mut body = vec![0; size];
+    reader.read_exact(&mut body).unwrap();
+    let page = |stream: &mut TcpStream, status: &str, text: &str| {
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+            text.len()
+        );
+        let _ = stream.write_all((head + text).as_bytes());
+    };
+    let count = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+    if line.starts_with("GET /v1/models") {
+        return page(&mut stream, "200 OK", r#"{"data": [{"id": "mock"}]}"#);
+    }
+    if line.starts_with("GET /metrics") {
+        if fault == Fault::NoCounters || length == 0 {
+            return page(&mut stream, "404 Not Found", "");
+        }
+        let again = fault == Fault::Restarts && state.pages.fetch_add(1, Ordering::SeqCst) % 2 == 1;
+        let shown = |counter: &AtomicUsize| if again { 0 } else { 7 + count(counter) };
+        let text = format!(
+            "vllm:spec_decode_num_drafts_total{{engine=\"0\"}} {}\nvllm:spec_decode_num_draft_tokens_total{{engine=\"0\"}} {}\n\
+             vllm:spec_decode_num_accepted_tokens_total{{engine=\"0\"}} {}\n",
+            shown(&state.rounds),
+            shown(&state.drafted),
+            count(&state.accepted)
+        );
+        return page(&mut stream, "200 OK", &text);
+    }
+    if !line.starts_with("POST /v1/completions") {
+        return page(&mut stream, "404 Not Found", "");
+    }
+    seen.fetch_add(1, Ordering::SeqCst);
+    if fault == Fault::Refuses {
+        return page(&mut stream, "401 Unauthorized", "no key KEY-1234567 here");
+    }
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((&body["stream"], &body["temperature"]), (&json!(true), &json!(0)));
+    let num_tokens = body["max_tokens"].as_u64().unwrap() as usize;
+    let _ = stream.write_all(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n",
+    );
+    if fault == Fault::OneAtATime {
+        while state.running.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    } else {
+        state.running.fetch_add(1, Ordering::SeqCst);
+    }
+    let num_parts = if fault == Fault::Pairs { num_tokens / 2 } else { num_tokens };
+    for part in 0..num_parts {
+        let micros = 2000 + 500 * count(&state.running) + 1000 * length;
+        std::thread::sleep(Duration::from_micros(micros as u64));
+        if length > 0 {
+            state.rounds.fetch_add(1, Ordering::SeqCst);
+            let drafted = if fault == Fault::AnotherLength { length + 2 } else { length };
+            state.drafted.fetch_add(drafted, Ordering::SeqCst);
+            state.accepted.fetch_add(usize::from(fault == Fault::Accepts), Ordering::SeqCst);
+        }
+        if fault == Fault::BreaksOff && part == 9 {
+            state.running.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        let reason = if part + 1 == num_parts { json!("length") } else { Value::Null };
+        let data = json!({ "choices": [{ "text": " x", "finish_reason": reason }] }).to_string();
+        let data = if fault == Fault::NotJson { "nonsense".to_owned() } else { data };
+        if stream.write_all(format!("data: {data}\n\n").as_bytes()).is_err() {
+            break;
+        }
+    }
+    state.running.fetch_sub(1, Ordering::SeqCst);
+    let _ = stream.write_all(b"data: [DONE]\n\n");
+}
+
+fn costs<'a>(url: &'a str, candidates: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let quick = ["--rounds", "24", "--blocks", "2", "--batch-sizes", "1,2"];
+    [&["costs", "--server", url, "--candidates", candidates], &quick[..], more].concat()
+}
+
+#[test]
+fn rounds_are_measured_by_load_and_added_to_one_file() {
+    let place = Place::new();
+    let plain = Mock::serve(0, Fault::None);
+    let shown = place.run(&costs(&plain.url, "0", &[])).ok();
+    assert!(
+        shown.contains("no speculation") && shown.contains("another number of candidates"),
+        "{shown}"
+    );
+    let num_asked = plain.requests.load(Ordering::SeqCst);
+    // Nothing is left to measure.
+    place.run(&costs(&plain.url, "0", &[])).ok();
+    assert_eq!(plain.requests.load(Ordering::SeqCst), num_asked);
+    let drafting = Mock::serve(3, Fault::None);
+    let found = place.run(&[&costs(&drafting.url, "3", &[])[..], &["--json"]].concat()).json();
+    let cells = found["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 4, "{found}");
+    for cell in cells {
+        let number = |key: &str| cell[key].as_f64().unwrap();
+        let blocks = cell["block_ms"].as_array().unwrap();
+        assert_eq!(blocks.len(), 2);
+        let expected = 2.0 + 0.5 * number("batch_size") + number("num_candidates");
+        // A sleep is never shorter, and longer on a busy machine.
+        let ms = blocks.iter().map(|ms| ms.as_f64().unwrap()).fold(f64::MAX, f64::min);
+        assert!(ms > 0.6 * expected && ms < 4.0 * expected, "{cell}");
+        let tokens = if number("num_candidates") > 0.0 { json!(1.0) } else { Value::Null };
+        assert_eq!(cell["tokens_per_round"], tokens);
+    }
+    assert_eq!(place.json("server-costs.json"), found);
+    // Another model does not belong into the file.
+    let text = std::fs::read_to_string(place.path("server-costs.json")).unwrap();
+    place.write("other.json", text.replace("mock", "another"));
+    place.run(&costs(&drafting.url, "3", &["--out", "other.json"])).fails_naming(&[
+        "`other.json`",
+        "`another`",
+        "`mock`",
+        "--out",
+    ]);
+    place.write("broken.json", "{");
+    place.run(&costs(&drafting.url, "3", &["--out", "broken.json"])).fails_naming(&["broken.json"]);
+}
+
+#[test]
+fn servers_that_cannot_be_timed_are_refused() {
+    let place = Place::new();
+    for (fault, length, candidates, named) in [
+        (Fault::Accepts, 3, "3", &["accepted candidates", "--spec-synth-rates"][..]),
+        (Fault::AnotherLength, 3, "3", &["5.0 candidates per round", "`--candidates` is 3"]),
+        (Fault::None, 3, "0", &["3.0 candidates per round", "`--candidates` is 0"]),
+        (Fault::BreaksOff, 0, "0", &["hint:", "run the same command again"]),
+        (Fault::NotJson, 0, "0", &["not JSON", "nonsense", "/v1/completions"]),
+        (Fault::Pairs, 0, "0", &["in 20 parts", "untrained drafter"]),
+        (Fault::Refuses, 0, "0", &["answered 401", "--key-env"]),
+        (Fault::Restarts, 3, "3", &["counters fell", "started again"]),
+        (Fault::OneAtATime, 0, "0", &["side by side", "--parallel"]),
+    ] {
+        let mock = Mock::serve(length, fault);
+        let out = format!("{candidates}-{}.json", named[0].len());
+        place.run(&costs(&mock.url, candidates, &["--out", &out])).fails_naming(named);
+        if place.path(&out).exists() {
+            let kept = place.json(&out);
+            assert!(kept["cells"].as_array().is_some(), "{kept}");
+        }
+    }
+    // A key is sent and never shown.
+    let mock = Mock::serve(0, Fault::Refuses);
+    let mut command = place.command(&costs(&mock.url, "0", &["--key-env", "COSTS_KEY"]));
+    let output = command.env("COSTS_KEY", "KEY-1234567").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("***") && !said.contains("KEY-1234567"),
+        "{said}"
+    );
+    place
+        .run(&costs(&mock.url, "0", &["--key-env", "NO_SUCH_KEY"]))
+        .fails_naming(&["`NO_SUCH_KEY`", "`--key-env`"]);
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", closed.local_addr().unwrap());
+    drop(closed);
+    place.run(&costs(&url, "0", &[])).fails_naming(&["refuses connections", "hint:"]);
+    place.run(&costs(&url, "0", &["--batch-sizes", "0"])).fails_naming(&["--batch-sizes"]);
+    let other = Mock::serve(0, Fault::None);
+    place
+        .run(&costs(&other.url, "0", &["--model", "gone"]))
+        .fails_naming(&["lists no model `gone`"]);
+    let unknown = Mock::serve(2, Fault::NoCounters);
+    let ran = place.run(&costs(&unknown.url, "2", &["--out", "unknown.json"]));
+    assert!(ran.stderr.contains("shows no counters"), "{}", ran.stderr);
+    ran.ok();
+}
+
+#[test]
+fn settings_of_each_server_follow_from_costs_and_recordings() {
+    let place = Place::new();
+    place.write_small_recipe();
+    let text = std::fs::read_to_string(place.path("small.toml")).unwrap();
+    let head = text.find("[drafters.draft.head]").unwrap()..text.find("[evaluate]").unwrap();
+    place.write(
+        "small.toml",
+        text.replace(&text[head], "[tune]\nprompts = ['train.jsonl']\nmax_length = 5\n"),
+    );
+    place.run(&["record", "small.toml"]).ok();
+    let cell = |batch_size: usize, num_candidates: usize| {
+        let ms = 10.0
+            + 2.0 * (batch_size * (1 + num_candidates)) as f64 / 4.0
+            + 0.2 * num_candidates as f64;
+        json!({ "batch_size": batch_size, "num_candidates": num_candidates, "block_ms": [ms, ms], "tokens_per_round": null })
+    };
+    let cells: Vec<Value> =
+        [1, 2, 4].into_iter().flat_map(|size| [0, 1, 3, 5].map(|k| cell(size, k))).collect();
+    place.write(
+        "costs.json",
+        json!({ "model": "mock", "num_words": 150, "cells": cells }).to_string(),
+    );
+    fn tune<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["tune", "small.toml", "--costs", "costs.json", "--for"], more].concat()
+    }
+    for (server, more, file, part) in [
+        ("llama.cpp", &[][..], "flags.txt", "--spec-type draft-simple"),
+        (
+            "vllm",
+            &["--load", "1=0.7,4=0.3"],
+            "speculative.json",
+            "num_speculative_tokens_per_batch_size",
+        ),
+        ("sglang", &["--clients", "2"], "flags.txt", "--speculative-algorithm STANDALONE"),
+        (
+            "trtllm",
+            &["--schedule-keys", "upper", "--rate", "2,100"],
+            "speculative.yaml",
+            "draft_len_schedule:",
+        ),
+    ] {
+        let shown = place.run(&tune(&[&[server], more].concat())).ok();
+        assert!(
+            shown.contains("tokens per round: ") && shown.contains("at your load: "),
+            "{shown}"
+        );
+        assert!(
+            shown.lines().filter(|line| !line.contains(':')).all(|line| line.len() <= 80),
+            "{shown}"
+        );
+        let path = format!("checkpoints/small/tuning/{server}-draft-greedy/{file}");
+        let text = std::fs::read_to_string(place.path(&path)).unwrap();
+        assert!(text.contains(part) && shown.contains(&path), "{text}{shown}");
+    }
+    place.run(&tune(&["trtllm"])).fails_naming(&["`draft_len_schedule`", "--schedule-keys"]);
+    place
+        .run(&["tune", "small.toml", "--for", "vllm"])
+        .fails_naming(&["`--costs FILE`", "draftsmith costs"]);
+    place.run(&tune(&["vllm", "--clients", "9"])).fails_naming(&["outside of the batch sizes"]);
+    place.run(&tune(&["vllm", "--load", "4"])).fails_naming(&["--load", "4=0.3"]);
+    let drafting: Vec<Value> =
+        cells.iter().filter(|cell| cell["num_candidates"] != 0).cloned().collect();
+    place.write(
+        "costs.json",
+        json!({ "model": "m", "num_words": 1, "cells": drafting }).to_string(),
+    );
+    place.run(&tune(&["vllm"])).fails_naming(&["`costs.json`", "--candidates 0"]);
+    place.write(
+        "costs.json",
+        json!({ "model": "m", "num_words": 1, "cells": [cell(1, 0), cell(1, 9)] }).to_string(),
+    );
+    place.run(&tune(&["vllm"])).fails_naming(&["up to 5", "--candidates"]);
+}
