@@ -7,6 +7,8 @@ mod adapter;
 mod bad_input;
 #[path = "cli/cascade.rs"]
 mod cascade;
+#[path = "cli/certify.rs"]
+mod certify;
 #[path = "cli/check.rs"]
 mod check;
 #[path = "cli/costs.rs"]
@@ -15,6 +17,8 @@ mod costs;
 mod data_forms;
 #[path = "cli/data_page.rs"]
 mod data_page;
+#[path = "cli/doctor.rs"]
+mod doctor;
 #[path = "cli/export.rs"]
 mod export;
 #[path = "cli/features.rs"]

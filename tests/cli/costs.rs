@@ -19,7 +19,8 @@ enum Fault {
     NoCounters,
     BreaksOff,
     NotJson,
-    Pairs,
+    EndsEarly,
+    OwnClock,
     Refuses,
     Restarts,
     OneAtATime,
@@ -123,11 +124,8 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
         return page(&mut stream, "401 Unauthorized", "no key KEY-1234567 here");
     }
     let body: Value = serde_json::from_slice(&body).unwrap();
-    assert_eq!((&body["stream"], &body["temperature"]), (&json!(true), &json!(0)));
+    assert_eq!((&body["stream"], &body["temperature"]), (&json!(false), &json!(0)));
     let num_tokens = body["max_tokens"].as_u64().unwrap() as usize;
-    let _ = stream.write_all(
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n",
-    );
     if fault == Fault::OneAtATime {
         while state.running.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             std::thread::sleep(Duration::from_micros(200));
@@ -135,8 +133,7 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
     } else {
         state.running.fetch_add(1, Ordering::SeqCst);
     }
-    let num_parts = if fault == Fault::Pairs { num_tokens / 2 } else { num_tokens };
-    for part in 0..num_parts {
+    for _ in 0..num_tokens {
         let micros = 2000 + 500 * count(&state.running) + 1000 * length;
         std::thread::sleep(Duration::from_micros(micros as u64));
         if length > 0 {
@@ -145,19 +142,22 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
             state.drafted.fetch_add(drafted, Ordering::SeqCst);
             state.accepted.fetch_add(usize::from(fault == Fault::Accepts), Ordering::SeqCst);
         }
-        if fault == Fault::BreaksOff && part == 9 {
-            state.running.fetch_sub(1, Ordering::SeqCst);
-            return;
-        }
-        let reason = if part + 1 == num_parts { json!("length") } else { Value::Null };
-        let data = json!({ "choices": [{ "text": " x", "finish_reason": reason }] }).to_string();
-        let data = if fault == Fault::NotJson { "nonsense".to_owned() } else { data };
-        if stream.write_all(format!("data: {data}\n\n").as_bytes()).is_err() {
-            break;
-        }
     }
     state.running.fetch_sub(1, Ordering::SeqCst);
-    let _ = stream.write_all(b"data: [DONE]\n\n");
+    if fault == Fault::BreaksOff {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{");
+        return;
+    }
+    let given = if fault == Fault::EndsEarly { num_tokens - 5 } else { num_tokens };
+    let mut answer =
+        json!({ "choices": [{ "text": "x" }], "usage": { "completion_tokens": given } });
+    if fault == Fault::OwnClock {
+        // It says that a token took 7 ms.
+        answer["timings"] =
+            json!({ "predicted_n": num_tokens, "predicted_ms": 7.0 * (num_tokens - 1) as f64 });
+    }
+    let text = if fault == Fault::NotJson { "nonsense".to_owned() } else { answer.to_string() };
+    page(&mut stream, "200 OK", &text);
 }
 
 fn costs<'a>(url: &'a str, candidates: &'a str, more: &[&'a str]) -> Vec<&'a str> {
@@ -174,6 +174,7 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         shown.contains("no speculation") && shown.contains("another number of candidates"),
         "{shown}"
     );
+    assert!(shown.contains("for `[tune.costs]`: rows_ms = ["), "{shown}");
     let num_asked = plain.requests.load(Ordering::SeqCst);
     // Nothing is left to measure.
     place.run(&costs(&plain.url, "0", &[])).ok();
@@ -194,6 +195,15 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         assert_eq!(cell["tokens_per_round"], tokens);
     }
     assert_eq!(place.json("server-costs.json"), found);
+    // A server's own clock counts.
+    let own = Mock::serve(0, Fault::OwnClock);
+    let timed = place
+        .run(&[&costs(&own.url, "0", &["--out", "own.json"])[..], &["--json"]].concat())
+        .json();
+    for cell in timed["cells"].as_array().unwrap() {
+        let ms = cell["block_ms"][0].as_f64().unwrap();
+        assert!((ms - 7.0).abs() < 1e-9, "{cell}");
+    }
     // Another model does not belong into the file.
     let text = std::fs::read_to_string(place.path("server-costs.json")).unwrap();
     place.write("other.json", text.replace("mock", "another"));
@@ -215,8 +225,8 @@ fn servers_that_cannot_be_timed_are_refused() {
         (Fault::AnotherLength, 3, "3", &["5.0 candidates per round", "`--candidates` is 3"]),
         (Fault::None, 3, "0", &["3.0 candidates per round", "`--candidates` is 0"]),
         (Fault::BreaksOff, 0, "0", &["hint:", "run the same command again"]),
-        (Fault::NotJson, 0, "0", &["not JSON", "nonsense", "/v1/completions"]),
-        (Fault::Pairs, 0, "0", &["in 20 parts", "untrained drafter"]),
+        (Fault::NotJson, 0, "0", &["other than JSON", "nonsense", "`/v1`"]),
+        (Fault::EndsEarly, 0, "0", &["after 20 of 25 tokens", "ignore_eos"]),
         (Fault::Refuses, 0, "0", &["answered 401", "--key-env"]),
         (Fault::Restarts, 3, "3", &["counters fell", "started again"]),
         (Fault::OneAtATime, 0, "0", &["side by side", "--parallel"]),

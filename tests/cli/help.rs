@@ -14,8 +14,8 @@ fn help(arguments: &[&str]) -> String {
 /// The commands that `draftsmith --help` lists.
 fn commands() -> Vec<String> {
     let all = help(&["--help"]);
-    let (before, _) = all.split_once("\n\nOptions:").unwrap();
-    let (_, listed) = before.rsplit_once("\n\n").unwrap();
+    let (before, _) = all.split_once("\nOptions:").unwrap();
+    let (_, listed) = before.split_once("COMMAND>\n").unwrap();
     listed.lines().map(|line| line[10..].split(' ').next().unwrap().to_owned()).collect()
 }
 
@@ -112,7 +112,10 @@ fn every_example_runs_in_a_clone() {
             [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
         // So little training may not pass the check.
         let is_judged = command == "check" && out.contains("acceptance");
-        assert!(output.status.success() || is_judged, "{command}: {out}{err}");
+        // No server runs here.
+        let is_unreached =
+            ["costs", "certify"].contains(&&*command) && err.contains("refuses connections");
+        assert!(output.status.success() || is_judged || is_unreached, "{command}: {out}{err}");
     }
     let completions = place.path(".config/fish/completions/draftsmith.fish");
     assert!(std::fs::read_to_string(completions).unwrap().contains("train-adapter"));

@@ -17,8 +17,10 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
 use crate::commands;
+use crate::commands::certify::{CertifyArguments, NotCertified};
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::costs::CostsArguments;
+use crate::commands::doctor::DoctorArguments;
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::import::ImportArguments;
@@ -102,6 +104,10 @@ enum Command {
     Replay(ReadingData<RecipeArguments>),
     /// Check that a head or adapter is fit to serve.
     Check(CheckArguments),
+    /// Say what servers will do with a drafter that anyone trained.
+    Doctor(DoctorArguments),
+    /// Test whether a server that speculates gives its target's output.
+    Certify(CertifyArguments),
     /// Write a head, adapter or data for another runtime.
     Export(ExportArguments),
     /// Convert heads, adapters or data of methods' authors.
@@ -271,7 +277,13 @@ pub fn run() -> ExitCode {
             ExitCode::from(console.stopped_code())
         }
         // A failed check has already written its document.
-        Err(error) => fail(&error, json && !error.is::<CheckFailed>()),
+        Err(error) => match error.downcast_ref::<NotCertified>().map(|it| it.code) {
+            Some(code) => {
+                fail(&error, false);
+                ExitCode::from(code)
+            }
+            None => fail(&error, json && !error.is::<CheckFailed>()),
+        },
     }
 }
 
@@ -380,6 +392,11 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
             let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
             setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
+        }
+        Command::Certify(a) => commands::certify::run(&a, seed.unwrap_or(0), console),
+        Command::Doctor(a) => {
+            let device = setup.device()?;
+            on_pool(|| commands::doctor::run(&a, &device, dtype, console))
         }
         Command::Check(a) => {
             let device = setup.device()?;

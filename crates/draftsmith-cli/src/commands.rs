@@ -1,9 +1,11 @@
 //! The subcommands, one file each.
 
 pub(crate) mod build_data;
+pub(crate) mod certify;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod costs;
+pub(crate) mod doctor;
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod generate;

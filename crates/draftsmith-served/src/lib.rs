@@ -23,6 +23,7 @@
 //! This crate sees token ids, texts and log-probabilities: no tensors, models or arguments. It prints
 //! nothing; a [`Listener`] shows what happens and says when to stop.
 
+pub mod certify;
 mod client;
 mod error;
 mod journal;
@@ -37,15 +38,15 @@ mod response;
 mod secret;
 mod served;
 mod settings;
-mod stream;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 pub use error::ServedError;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
 pub use settings::{ServerLabels, ServerRecipe};
-pub use stream::{SpeculationCounters, TimedRounds, TimedServer};
+pub use timing::{SpeculationCounters, TimedServer};
 
 /// Why locks are never poisoned.
 const HELD: &str = "nobody panics while holding it";

@@ -6,6 +6,7 @@
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rand_distr::{Binomial, Distribution};
 use sha2::{Digest, Sha256};
 
 /// A source of random decisions.
@@ -62,6 +63,15 @@ impl SeededDraws {
     pub fn uniform(&mut self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         (self.rng.next_u64() >> 11) as f64 * UNIT
+    }
+
+    /// How many of `num` trials succeed, each with probability `prob` in [0, 1].
+    ///
+    /// # Panics
+    /// If `prob` is no probability.
+    pub fn binomial(&mut self, num: usize, prob: f64) -> usize {
+        let binomial = Binomial::new(num as u64, prob).expect("a probability");
+        binomial.sample(&mut self.rng) as usize
     }
 }
 
@@ -143,6 +153,21 @@ mod tests {
     fn first_uniforms(seed: u64, stream: &[&str]) -> Vec<f64> {
         let mut draws = SeededDraws::new(seed, stream);
         (0..8).map(|_| draws.uniform()).collect()
+    }
+
+    #[test]
+    fn binomials_have_their_mean_and_variance() {
+        let mut draws = SeededDraws::new(2, &["binomial"]);
+        for (num, prob) in [(50, 0.1), (7, 0.5), (400, 0.02), (900, 0.4)] {
+            let drawn: Vec<f64> = (0..20_000).map(|_| draws.binomial(num, prob) as f64).collect();
+            let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+            let variance =
+                drawn.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
+            let expected = num as f64 * prob;
+            assert!((mean / expected - 1.0).abs() < 0.03, "{mean} {expected}");
+            assert!((variance / (expected * (1.0 - prob)) - 1.0).abs() < 0.06, "{variance}");
+        }
+        assert_eq!([draws.binomial(5, 0.0), draws.binomial(5, 1.0)], [0, 5]);
     }
 
     #[test]

@@ -141,9 +141,9 @@ fn next_served(
 }
 
 /// A job that asks servers.
-struct Asking<'a> {
-    watch: &'a dyn Watch,
-    progress: &'a Progress,
+pub(crate) struct Asking<'a> {
+    pub(crate) watch: &'a dyn Watch,
+    pub(crate) progress: &'a Progress,
 }
 
 impl Listener for Asking<'_> {

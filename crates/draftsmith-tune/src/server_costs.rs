@@ -19,8 +19,6 @@ use serde::{Deserialize, Serialize};
 const MOST_DRIFT: f64 = 0.1;
 /// How often a pass is measured again because the sentinel moved.
 const MOST_AGAIN: usize = 3;
-/// Tokens of an answer beside those that are timed: the first ones are left out.
-const NUM_EXTRA: usize = 16;
 /// The most tokens per round at which a round still is the time between two tokens.
 const MOST_TOKENS_PER_ROUND: f64 = 1.02;
 /// The share by which the server's number of candidates may differ from the given one: a request's last rounds draft
@@ -273,7 +271,7 @@ impl Measuring<'_> {
         }
         let prompts: Vec<String> = (0..batch_size).map(|_| self.prompt()).collect();
         let before = self.server.counters()?;
-        let timed = self.server.time_rounds(&prompts, self.plan.num_rounds + NUM_EXTRA)?;
+        let seconds = self.server.round_seconds(&prompts, self.plan.num_rounds + 1)?;
         let counted = since(self.server.counters()?, before)?;
         let tokens = counted
             .filter(|it| it.num_rounds > 0.0)
@@ -285,7 +283,7 @@ impl Measuring<'_> {
                  0, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`), or with an untrained drafter"
             );
         }
-        Ok((batch_size, 1e3 * timed.seconds, tokens))
+        Ok((batch_size, 1e3 * seconds, tokens))
     }
 
     /// A prompt that no other begins like.

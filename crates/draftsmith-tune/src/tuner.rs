@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
-use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps};
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Recordings, StopRuleName};
+use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps, shown_interval};
+use draftsmith_theory::{Decoding, DrafterId, Estimate, LookupFirst, Recordings, StopRuleName};
 use serde::Serialize;
 
 use self::baseline::{Baseline, RuleGain};
@@ -23,6 +23,7 @@ pub use self::draft_model::{DraftModelTuning, tune_for_draft_model};
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
+use crate::judging::over;
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
@@ -77,6 +78,19 @@ pub struct Tuning {
     pub runtimes: Vec<RuntimeSetting>,
     /// The export whose config was written, if there is one.
     pub export: Option<PathBuf>,
+    /// The chosen rule on the prompts of each source; empty if there is one.
+    pub by_source: Vec<SourceGain>,
+}
+
+/// The chosen rule on the prompts of one source.
+#[derive(Debug, Serialize)]
+pub struct SourceGain {
+    /// The source.
+    pub source: String,
+    /// Its prompts.
+    pub num_prompts: usize,
+    /// Modelled speed over the fixed length that is best over all sources, minus 1.
+    pub gain: Estimate,
 }
 
 /// Tunes a recipe's drafters, with a time limit for all measurements of costs together, if one is given.
@@ -187,6 +201,8 @@ impl<'a> Tuner<'a> {
         let key = RolloutKey { drafter, set: PromptSet::Validation, decoding: name };
         let set = self.files.read(key)?;
         let share_accepted = set.summary().share_accepted;
+        let sources: Vec<(String, Recordings)> =
+            set.by_source().into_iter().map(|(name, it)| (name.to_owned(), it)).collect();
         let recordings = set.recordings;
         let (cost_source, measured) = self.costs(&recordings, decoding)?;
         let costs = &measured.costs;
@@ -205,6 +221,14 @@ impl<'a> Tuner<'a> {
             fixed_spent: fixed.replay(&recordings, costs)?,
             seed,
         };
+        let of_source = |(source, recordings): &(String, Recordings)| {
+            let [slow, fast] = [fixed, best].map(|choice| choice.replay(recordings, costs));
+            let (slow, fast, num_prompts) = (slow?, fast?, recordings.responses.len());
+            let gain = shown_interval(num_prompts, seed, |some| over(&slow, &fast, some));
+            anyhow::Ok(SourceGain { source: source.clone(), num_prompts, gain })
+        };
+        let by_source = sources.iter().filter(|_| sources.len() > 1).map(of_source);
+        let by_source = by_source.collect::<Result<Vec<SourceGain>>>()?;
         let rules = choices.iter().map(|choice| baseline.rule_gain(choice));
         let rules = rules.collect::<Result<Vec<RuleGain>>>()?;
         let rule = baseline.tuned_rule(best)?;
@@ -222,6 +246,7 @@ impl<'a> Tuner<'a> {
             share_accepted,
             runtimes,
             export: self.loaded.export_of(drafter),
+            by_source,
             basis: TuningBasis {
                 drafter,
                 decoding: name,
@@ -245,7 +270,7 @@ impl<'a> Tuner<'a> {
         given_or_measured(&self.given, drafter, || {
             let (decoders, prompts) = measuring.as_mut().context(
                 "costs are not measured where the target is served; hint: give the table \
-                 `[tune.costs]` `draft_ms` and `target_ms`, which `recipes/server_costs.py` \
+                 `[tune.costs]` `draft_ms` and `target_ms`, which `draftsmith costs` \
                  measures on servers",
             )?;
             let name = DecodingName::of(&decoding);

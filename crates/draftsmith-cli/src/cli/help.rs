@@ -87,6 +87,16 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
     --draft checkpoints/tiny/draft --prompt 'What is 2 + 2?' --show",
             ),
             CommandHelp::new(
+                "doctor",
+                "draftsmith doctor checkpoints/tiny/draft --target checkpoints/tiny/target",
+            ),
+            CommandHelp::new(
+                "certify",
+                "draftsmith certify --server http://127.0.0.1:8080/v1 \\
+    --reference http://127.0.0.1:8081/v1 --target checkpoints/tiny/target \\
+    --prompts data/tiny/prompts/test.jsonl",
+            ),
+            CommandHelp::new(
                 "export",
                 "draftsmith export --for draft-model checkpoints/tiny/adapter exported",
             )
@@ -100,7 +110,9 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
 ];
 
 /// Common flags that do nothing in a command, and are not in its help.
-const UNUSED: [(&str, &[&str]); 6] = [
+const UNUSED: [(&str, &[&str]); 8] = [
+    ("certify", &["device", "dtype", "verbose"]),
+    ("doctor", &["seed", "verbose"]),
     ("costs", &["device", "dtype", "verbose"]),
     ("report", &["device", "dtype", "seed", "verbose"]),
     ("inspect", &["device", "dtype", "seed", "verbose"]),
@@ -154,7 +166,7 @@ pub fn command() -> Command {
 
 /// The list of commands by heading, one line each.
 fn list(command: &Command) -> String {
-    let mut text = "{about}\n\n{usage-heading} {usage}\n\n".to_owned();
+    let mut text = "{about}\n{usage-heading} {usage}\n".to_owned();
     for (name, commands) in HEADINGS {
         let mut shown = heading(&format!("{name}:")) + &" ".repeat(9 - name.len());
         for CommandHelp { name, .. } in commands {

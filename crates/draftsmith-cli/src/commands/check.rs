@@ -37,6 +37,12 @@ pub(crate) struct CheckArguments {
 #[error("{0}")]
 pub(crate) struct CheckFailed(String);
 
+impl CheckFailed {
+    pub(crate) fn new(what: String) -> Self {
+        Self(what)
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(
     arguments: &CheckArguments,

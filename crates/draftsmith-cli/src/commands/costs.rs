@@ -79,6 +79,9 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         )
     })?;
     console.text(table(&file))?;
+    if let Some(rows) = rows_ms(&file) {
+        console.text(format!("\nfor `[tune.costs]`: rows_ms = [{rows}]\n"))?;
+    }
     let next = match file.cells.iter().any(|cell| cell.num_candidates == 0) {
         false => "Next, start the server without speculation and measure it with `--candidates 0`."
             .to_owned(),
@@ -90,6 +93,16 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
     };
     console.text(format!("\n{}\n", wrapped(&next, console.width()).join("\n")))?;
     console.document(&file)
+}
+
+/// The rounds without speculation at 1, 2, 3 and so on requests, as the rows of verifications; `None` without the first.
+fn rows_ms(file: &ServerCostsFile) -> Option<String> {
+    let plain = |size: usize| {
+        let is_it = |cell: &&MeasuredCell| (cell.batch_size, cell.num_candidates) == (size, 0);
+        file.cells.iter().find(is_it).map(|cell| format!("{:.3}", cell.median_ms()))
+    };
+    let rows: Vec<String> = (1..).map_while(plain).collect();
+    (!rows.is_empty()).then(|| rows.join(", "))
 }
 
 /// Milliseconds per round: a row for each number of candidates, a column for each batch size.

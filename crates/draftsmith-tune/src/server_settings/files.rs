@@ -74,148 +74,166 @@ impl ServerKind {
         }
     }
 
+    /// Whether it takes one number of candidates for all loads.
+    fn takes_one(self, form: ServedAs) -> bool {
+        self == Self::LlamaCpp || self == Self::Sglang && form == ServedAs::DraftModel
+    }
+
     /// The settings, and what they cannot express.
     pub(super) fn write(
         self,
         settings: &ServerSettings,
         served: &Served,
     ) -> (Vec<SettingsFile>, Vec<String>) {
-        let ranges = ranges(&settings.rows);
+        let takes_one = self.takes_one(served.form);
         let most = settings.rows.iter().map(|row| row.best).max().unwrap_or(0);
-        let takes_one =
-            self == Self::LlamaCpp || self == Self::Sglang && served.form == ServedAs::DraftModel;
-        let (candidates, most_requests) =
-            (if takes_one { settings.single } else { most }, ranges.last().map_or(1, |it| it.1));
-        if candidates == 0 {
-            let note = "Speculation does not pay here: start the server without it. Its number of candidates must certainly \
-                        gain 2 %.";
-            return (Vec::new(), vec![note.to_owned()]);
+        let table = Table {
+            ranges: ranges(&settings.rows),
+            most: if takes_one { settings.single } else { most },
+            served,
+        };
+        if table.most == 0 {
+            let off = "Speculation does not pay here: start the server without it. It must certainly gain 2 %.";
+            return (Vec::new(), vec![off.to_owned()]);
         }
-        let mut notes = Vec::new();
+        let (files, mut notes) = match self {
+            Self::LlamaCpp => table.llama_cpp(),
+            Self::Vllm => table.vllm(),
+            Self::Sglang => table.sglang(),
+            Self::TrtLlm(keys) => table.trtllm(keys),
+        };
         if takes_one && settings.lost_by_single > 0.0 {
+            let faster = settings.lost_by_single / (1.0 - settings.lost_by_single);
             notes.push(format!(
-                "It takes one number of candidates for all loads. The best one for each batch size would be {} faster at \
-                 this load.",
-                format_args!("{:.1} %", 100.0 * settings.lost_by_single / (1.0 - settings.lost_by_single))
+                "It takes one number of candidates for all loads. The best one for each batch size would be {:.1} % \
+                 faster at this load.",
+                100.0 * faster
             ));
         }
-        let model = &served.model;
-        let files = match self {
-            Self::LlamaCpp => {
-                let form = match served.form {
-                    ServedAs::Eagle3 => "draft-eagle3",
-                    ServedAs::DraftModel => "draft-simple",
-                };
-                notes.push(format!(
-                    "`{model}.gguf` is made of `{model}` by llama.cpp's `convert_hf_to_gguf.py`. It does not set a least \
-                     number or probability: both together bias sampled output."
-                ));
-                vec![flags(format!(
-                    "--spec-type {form} --spec-draft-model {model}.gguf --spec-draft-n-max {candidates} --spec-draft-n-min \
-                     0 --spec-draft-p-min 0"
-                ))]
+        (files, notes)
+    }
+}
+
+/// Numbers of candidates by batch size.
+struct Table<'a> {
+    /// The ranges of batch sizes, both ends inclusive, with their numbers.
+    ranges: Vec<(usize, usize, usize)>,
+    /// The greatest number, or the only one.
+    most: usize,
+    served: &'a Served,
+}
+
+impl Table<'_> {
+    fn most_requests(&self) -> usize {
+        self.ranges.last().map_or(1, |(_, to, _)| *to)
+    }
+
+    fn llama_cpp(&self) -> (Vec<SettingsFile>, Vec<String>) {
+        let (model, most) = (&self.served.model, self.most);
+        let form = match self.served.form {
+            ServedAs::Eagle3 => "draft-eagle3",
+            ServedAs::DraftModel => "draft-simple",
+        };
+        let note = format!(
+            "`{model}.gguf` is made of `{model}` by llama.cpp's `convert_hf_to_gguf.py`. No least length or probability \
+             is set: both together bias sampled output."
+        );
+        let flags = flags(format!(
+            "--spec-type {form} --spec-draft-model {model}.gguf --spec-draft-n-max {most} --spec-draft-n-min 0 \
+             --spec-draft-p-min 0"
+        ));
+        (vec![flags], vec![note])
+    }
+
+    fn vllm(&self) -> (Vec<SettingsFile>, Vec<String>) {
+        let method = match self.served.form {
+            ServedAs::Eagle3 => "eagle3",
+            ServedAs::DraftModel => "draft_model",
+        };
+        let ranges: Vec<[usize; 3]> =
+            self.ranges.iter().map(|(from, to, num)| [*from, *to, *num]).collect();
+        let config = json!({
+            "method": method, "model": self.served.model, "num_speculative_tokens": self.most,
+            "num_speculative_tokens_per_batch_size": ranges,
+        });
+        let mut notes = vec![format!(
+            "`vllm serve TARGET --max-num-seqs {} --speculative-config \"$(cat speculative.json)\"`. A batch sets what is \
+             drafted after it, one step late; with 0 candidates the drafter still reads new tokens.",
+            self.most_requests()
+        )];
+        if self.served.form == ServedAs::DraftModel {
+            let note = "vLLM's second runner drafts the greatest number with a draft model and cuts the rest, so smaller \
+                        numbers save less than these figures.";
+            notes.push(note.to_owned());
+        }
+        (vec![SettingsFile { name: "speculative.json", text: config.to_string() + "\n" }], notes)
+    }
+
+    fn sglang(&self) -> (Vec<SettingsFile>, Vec<String>) {
+        let form = match self.served.form {
+            ServedAs::Eagle3 => "EAGLE3",
+            ServedAs::DraftModel => "STANDALONE",
+        };
+        let (model, most) = (&self.served.model, self.most);
+        let common = format!(
+            "--speculative-algorithm {form} --speculative-draft-model-path {model} --speculative-num-steps {most} \
+             --speculative-eagle-topk 1 --speculative-num-draft-tokens {} --max-running-requests {}",
+            most + 1,
+            self.most_requests()
+        );
+        let mut notes =
+            vec!["On a CPU it accepts by the most probable token even when it samples.".to_owned()];
+        if self.served.form == ServedAs::DraftModel {
+            return (vec![flags(common)], notes);
+        }
+        let slot = |(from, _, num): &(usize, usize, usize)| {
+            (from.to_string(), json!({ "candidate_steps": [num] }))
+        };
+        let slots: serde_json::Map<String, serde_json::Value> =
+            self.ranges.iter().map(slot).collect();
+        let note = "It takes the slot of the next batch size that has a CUDA graph, so a batch may get the number of a \
+                    larger one.";
+        notes.push(note.to_owned());
+        let adaptive = "--speculative-adaptive --speculative-adaptive-config adaptive.json";
+        let files = vec![
+            flags(format!("{common} {adaptive}")),
+            SettingsFile { name: "adaptive.json", text: json!(slots).to_string() + "\n" },
+        ];
+        (files, notes)
+    }
+
+    fn trtllm(&self, keys: ScheduleKeys) -> (Vec<SettingsFile>, Vec<String>) {
+        let drafts = self.ranges.iter().filter(|(.., num)| *num > 0);
+        let mut text =
+            format!("speculative_config:\n  max_draft_len: {}\n  draft_len_schedule:\n", self.most);
+        let mut last = 0;
+        for (from, to, num) in drafts {
+            let key = match keys {
+                ScheduleKeys::UpperBounds => to,
+                ScheduleKeys::LowerBounds => from,
+            };
+            text += &format!("    {key}: {num}\n");
+            last = *to;
+        }
+        // Above the last upper bound it does not draft anyway. A larger batch never gets more candidates, so a 0 is
+        // never followed by another number, which would find the drafter's cache stale.
+        if keys == ScheduleKeys::LowerBounds && last < self.most_requests() {
+            text += &format!("    {}: 0\n", last + 1);
+        }
+        let note = match keys {
+            ScheduleKeys::UpperBounds => {
+                "Keys are the greatest numbers of requests. Versions before pull request 10860 read them as the \
+                 smallest: then use `--schedule-keys lower`."
             }
-            Self::Vllm => {
-                let method = match served.form {
-                    ServedAs::Eagle3 => "eagle3",
-                    ServedAs::DraftModel => "draft_model",
-                };
-                let table: Vec<[usize; 3]> =
-                    ranges.iter().map(|(from, to, best)| [*from, *to, *best]).collect();
-                let config = json!({
-                    "method": method, "model": model, "num_speculative_tokens": most,
-                    "num_speculative_tokens_per_batch_size": table,
-                });
-                notes.push(format!(
-                    "`vllm serve TARGET --max-num-seqs {most_requests} --speculative-config \"$(cat speculative.json)\"`. A \
-                     batch sets what is drafted after it, one step late; with 0 candidates the drafter still reads new \
-                     tokens."
-                ));
-                if served.form == ServedAs::DraftModel {
-                    notes.push(
-                        "Its second runner drafts the greatest number with a draft model and cuts the rest, so smaller \
-                         numbers save less than these figures."
-                            .to_owned(),
-                    );
-                }
-                vec![SettingsFile { name: "speculative.json", text: pretty(&config) }]
-            }
-            Self::Sglang => {
-                let form = match served.form {
-                    ServedAs::Eagle3 => "EAGLE3",
-                    ServedAs::DraftModel => "STANDALONE",
-                };
-                let common = format!(
-                    "--speculative-algorithm {form} --speculative-draft-model-path {model} --speculative-num-steps \
-                     {candidates} --speculative-eagle-topk 1 --speculative-num-draft-tokens {} --max-running-requests \
-                     {most_requests}",
-                    candidates + 1
-                );
-                notes.push(
-                    "On a CPU it accepts by the most probable token even when it samples."
-                        .to_owned(),
-                );
-                match served.form {
-                    ServedAs::DraftModel => vec![flags(common)],
-                    ServedAs::Eagle3 => {
-                        let slots = ranges.iter().map(|(from, _, best)| {
-                            (from.to_string(), json!({ "candidate_steps": [best] }))
-                        });
-                        let slots: serde_json::Map<String, serde_json::Value> = slots.collect();
-                        notes.push(
-                            "It takes the slot of the next batch size that has a CUDA graph, so a batch may get the \
-                             number of a larger one."
-                                .to_owned(),
-                        );
-                        let adaptive =
-                            "--speculative-adaptive --speculative-adaptive-config adaptive.json";
-                        vec![
-                            flags(format!("{common} {adaptive}")),
-                            SettingsFile { name: "adaptive.json", text: pretty(&json!(slots)) },
-                        ]
-                    }
-                }
-            }
-            Self::TrtLlm(keys) => {
-                let mut entries: Vec<(usize, usize, usize)> = ranges.clone();
-                // Above the last bound it does not draft. A 0 before that would leave drafters with stale caches.
-                while entries.last().is_some_and(|(.., best)| *best == 0) {
-                    entries.pop();
-                }
-                let key = |(from, to, _): &(usize, usize, usize)| match keys {
-                    ScheduleKeys::UpperBounds => *to,
-                    ScheduleKeys::LowerBounds => *from,
-                };
-                let mut text = format!(
-                    "speculative_config:\n  max_draft_len: {most}\n  draft_len_schedule:\n"
-                );
-                for entry in &entries {
-                    text += &format!("    {}: {}\n", key(entry), entry.2);
-                }
-                if let (ScheduleKeys::LowerBounds, Some((_, to, _))) = (keys, entries.last())
-                    && entries.len() < ranges.len()
-                {
-                    text += &format!("    {}: 0\n", to + 1);
-                }
-                notes.push(match keys {
-                    ScheduleKeys::UpperBounds => "Keys are the greatest numbers of requests. Versions before pull request 10860 \
-                                                  read them as the smallest: then use `--schedule-keys lower`."
-                        .to_owned(),
-                    ScheduleKeys::LowerBounds => "Keys are the smallest numbers of requests. Versions since pull request 10860 read \
-                                                  them as the greatest: then use `--schedule-keys upper`."
-                        .to_owned(),
-                });
-                vec![SettingsFile { name: "speculative.yaml", text }]
+            ScheduleKeys::LowerBounds => {
+                "Keys are the smallest numbers of requests. Versions since pull request 10860 read them as the \
+                 greatest: then use `--schedule-keys upper`."
             }
         };
-        (files, notes)
+        (vec![SettingsFile { name: "speculative.yaml", text }], vec![note.to_owned()])
     }
 }
 
 fn flags(text: String) -> SettingsFile {
     SettingsFile { name: "flags.txt", text: text + "\n" }
-}
-
-fn pretty(value: &serde_json::Value) -> String {
-    value.to_string() + "\n"
 }

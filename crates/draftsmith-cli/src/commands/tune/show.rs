@@ -3,8 +3,9 @@
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
 use draftsmith_report::{CostSource, DrafterName, explained, table_text, times_text};
-use draftsmith_theory::Estimate;
+use draftsmith_theory::{Estimate, StopRuleName};
 
+use draftsmith_tune::tuner::baseline::RuleGain;
 use draftsmith_tune::tuner::{DraftModelTuning, Tuning, TuningBasis};
 
 /// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
@@ -41,6 +42,16 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     text += &format!("{rules}\n");
     text += &explained(&rules, width).map(|words| words + "\n").unwrap_or_default();
     text += &tuning.look_ups.map(|found| found.text() + "\n").unwrap_or_default();
+    for it in &tuning.by_source {
+        text += &format!(
+            "on {}, {} prompts: {} over K = {} ({})\n",
+            it.source,
+            it.num_prompts,
+            percent(it.gain.value),
+            best_length(tuning),
+            interval(&it.gain)
+        );
+    }
     text += &advice(tuning).map(|advice| format!("\n{advice}\n")).unwrap_or_default();
     if !tuning.runtimes.is_empty() {
         text += "\nwithout a head, over best K:\n";
@@ -72,6 +83,12 @@ fn advice(tuning: &Tuning) -> Option<String> {
             times_text(best)
         )
     })
+}
+
+/// The best fixed length.
+fn best_length(tuning: &Tuning) -> f64 {
+    let is_fixed = |rule: &&RuleGain| rule.stop_rule == StopRuleName::FixedLength;
+    tuning.rules.iter().find(is_fixed).map_or(f64::NAN, |rule| rule.config.parameter())
 }
 
 /// The table of rules.

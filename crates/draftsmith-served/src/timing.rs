@@ -1,26 +1,27 @@
-//! Times a server's rounds: several requests side by side, whose tokens arrive as the server makes them.
+//! Times a server's rounds: several requests side by side, each for the same number of tokens.
+//!
+//! Answers are not streamed, because sending and reading parts takes the server's time where both run on one machine. A
+//! round is what the server itself says that a token took (llama.cpp), or else the difference between long and short
+//! answers, which cancels the network and the reading of prompts.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use ureq::Agent;
+use ureq::http::Response;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use ureq::{Agent, Body};
 
 use crate::error::ServedError;
 use crate::secret::Secret;
 
-/// The longest line of an answer, in bytes.
-const MOST_LINE: u64 = 1 << 20;
-/// The most bytes of a list of models or counters.
+/// The most bytes of an answer, a list of models or counters.
 const MOST_PAGE: u64 = 8 << 20;
-/// The gaps after a request's first tokens that are not counted.
-const NUM_WARM_UP: usize = 8;
-/// The fewest gaps that a median is taken of.
-const LEAST_GAPS: usize = 8;
-/// The least share of tokens that must arrive one by one.
-const LEAST_SINGLE: f64 = 0.9;
+/// The tokens of a short answer.
+const NUM_SHORT: usize = 8;
+/// Answers count as given side by side if the first takes at least this share of the last one's time.
+const FIRST_OF_LAST: f64 = 0.7;
 
 /// A server whose rounds are timed.
 pub struct TimedServer {
@@ -31,13 +32,11 @@ pub struct TimedServer {
     pub model: String,
 }
 
-/// Rounds of requests side by side.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TimedRounds {
-    /// The median time between two tokens of a request, in seconds.
-    pub seconds: f64,
-    /// The number of gaps.
-    pub num_gaps: usize,
+/// An answer whose time was taken.
+struct TimedAnswer {
+    elapsed: Duration,
+    /// The seconds of a token by the server's own clock.
+    token_seconds: Option<f64>,
 }
 
 /// A server's own counts of speculation since it started.
@@ -106,111 +105,93 @@ impl TimedServer {
         Ok(server)
     }
 
-    /// The time between tokens while all prompts are answered side by side, each with this many tokens.
+    /// The seconds of a round while all prompts are answered side by side, each with this many tokens and no accepted
+    /// candidate.
     ///
     /// # Errors
-    /// If the server fails, ends answers early, or sends several tokens at once.
-    pub fn time_rounds(
-        &self,
-        prompts: &[String],
-        num_tokens: usize,
-    ) -> Result<TimedRounds, ServedError> {
-        let start = Barrier::new(prompts.len());
-        let arrivals = std::thread::scope(|scope| {
-            let ask = |prompt: &'_ String| {
-                let (prompt, start) = (prompt.clone(), &start);
-                scope.spawn(move || {
-                    start.wait();
-                    self.arrivals(&prompt, num_tokens)
-                })
-            };
-            let asked: Vec<_> = prompts.iter().map(ask).collect();
-            let answered =
-                asked.into_iter().map(|it| it.join().map_err(|_| ServedError::Panicked)?);
-            answered.collect::<Result<Vec<Vec<Instant>>, ServedError>>()
-        })?;
-        for times in &arrivals {
-            if (times.len() as f64) < LEAST_SINGLE * num_tokens as f64 {
-                let what = format!("sent {num_tokens} tokens in {} parts", times.len());
-                return Err(self.failed(
-                    &what,
-                    "rounds can be timed only if no candidate is accepted and every token is streamed by itself: \
-                     use an untrained drafter or the server's synthetic acceptance of 0",
-                ));
-            }
-        }
-        // Only while all of them are being answered.
-        let from = arrivals.iter().filter_map(|times| times.first()).max().copied();
-        let to = arrivals.iter().filter_map(|times| times.last()).min().copied();
-        let mut gaps: Vec<f64> = Vec::new();
-        for times in &arrivals {
-            let within = times.iter().filter(|at| Some(**at) >= from && Some(**at) <= to);
-            let within: Vec<&Instant> = within.skip(NUM_WARM_UP).collect();
-            gaps.extend(within.windows(2).map(|pair| (*pair[1] - *pair[0]).as_secs_f64()));
-        }
-        if gaps.len() < LEAST_GAPS * prompts.len() {
+    /// If the server fails, ends answers early, or does not answer side by side.
+    pub fn round_seconds(&self, prompts: &[String], num_tokens: usize) -> Result<f64, ServedError> {
+        let long = self.answer_all(prompts, num_tokens)?;
+        let own: Option<Vec<f64>> = long.iter().map(|it| it.token_seconds).collect();
+        let most =
+            |answers: &[TimedAnswer]| answers.iter().map(|it| it.elapsed).max().unwrap_or_default();
+        let least = long.iter().map(|it| it.elapsed).min().unwrap_or_default();
+        if least.as_secs_f64() < FIRST_OF_LAST * most(&long).as_secs_f64() {
             let what = format!("did not answer {} requests side by side", prompts.len());
             return Err(self.failed(
                 &what,
                 "raise its batch size (llama.cpp: `--parallel`, vLLM: `--max-num-seqs`) or measure smaller batches",
             ));
         }
-        gaps.sort_by(f64::total_cmp);
-        Ok(TimedRounds { seconds: gaps[gaps.len() / 2], num_gaps: gaps.len() })
+        if let Some(mut own) = own {
+            own.sort_by(f64::total_cmp);
+            return Ok(own[own.len() / 2]);
+        }
+        let short = self.answer_all(prompts, NUM_SHORT)?;
+        let seconds = most(&long).saturating_sub(most(&short)).as_secs_f64();
+        match seconds > 0.0 && num_tokens > NUM_SHORT {
+            true => Ok(seconds / (num_tokens - NUM_SHORT) as f64),
+            false => {
+                let what = format!("took no longer for {num_tokens} tokens than for {NUM_SHORT}");
+                Err(self.failed(&what, "measure on an idle machine, with more `--rounds`"))
+            }
+        }
     }
 
-    /// When each part of an answer arrives.
-    fn arrivals(&self, prompt: &str, num_tokens: usize) -> Result<Vec<Instant>, ServedError> {
+    fn answer_all(
+        &self,
+        prompts: &[String],
+        num_tokens: usize,
+    ) -> Result<Vec<TimedAnswer>, ServedError> {
+        let start = Barrier::new(prompts.len());
+        std::thread::scope(|scope| {
+            let ask = |prompt: &'_ String| {
+                let (prompt, start) = (prompt.clone(), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    self.answer(&prompt, num_tokens)
+                })
+            };
+            let asked: Vec<_> = prompts.iter().map(ask).collect();
+            asked.into_iter().map(|it| it.join().map_err(|_| ServedError::Panicked)?).collect()
+        })
+    }
+
+    fn answer(&self, prompt: &str, num_tokens: usize) -> Result<TimedAnswer, ServedError> {
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": num_tokens, "min_tokens": num_tokens,
-            "temperature": 0, "ignore_eos": true, "stream": true, "cache_prompt": false,
+            "temperature": 0, "ignore_eos": true, "stream": false, "cache_prompt": false,
         });
         let mut request = self.agent.post(format!("{}/completions", self.url));
         request = request.header(CONTENT_TYPE, "application/json");
         if let Some(token) = self.secret.header() {
             request = request.header(AUTHORIZATION, token);
         }
+        let begun = Instant::now();
         let mut response =
             request.send(body.to_string()).map_err(|error| self.unanswered(&error))?;
-        let status = response.status().as_u16();
-        let mut lines = BufReader::new(response.body_mut().as_reader());
-        if !(200..=299).contains(&status) {
-            let mut said = Vec::new();
-            let _ = lines.take(4096).read_to_end(&mut said);
-            return Err(self.refused(status, &said));
+        let page = self.page(&mut response)?;
+        let elapsed = begun.elapsed();
+        let answer: Value = serde_json::from_slice(&page).map_err(|_| {
+            let said = self.secret.quote(&page, page.len() > 4096);
+            self.failed(&format!("answered something other than JSON: {said}"), NOT_OPENAI)
+        })?;
+        let Some(given) = answer["usage"]["completion_tokens"].as_u64() else {
+            return Err(self.failed("answered without `usage.completion_tokens`", NOT_OPENAI));
+        };
+        if given as usize != num_tokens {
+            let what = format!("ended an answer after {given} of {num_tokens} tokens");
+            return Err(self.failed(
+                &what,
+                "it ignores `ignore_eos`, or its context is too small for the prompts",
+            ));
         }
-        let mut times = Vec::with_capacity(num_tokens);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let read = (&mut lines).take(MOST_LINE).read_until(b'\n', &mut line);
-            let now = Instant::now();
-            match read {
-                Ok(0) => return Err(self.failed("ended an answer without `[DONE]`", TRY_AGAIN)),
-                Ok(read) if read as u64 == MOST_LINE => {
-                    return Err(self.failed("sent a line of over 1 MB", NO_STREAM));
-                }
-                Ok(_) => {}
-                Err(error) => return Err(self.unanswered(&error.into())),
-            }
-            let Some(data) = line.strip_prefix(b"data:") else { continue };
-            let data = data.trim_ascii();
-            if data == b"[DONE]" {
-                return Ok(times);
-            }
-            let part: Value = serde_json::from_slice(data).map_err(|_| {
-                let said = self.secret.quote(data, true);
-                self.failed(&format!("sent a part that is not JSON: {said}"), NO_STREAM)
-            })?;
-            let said = part["choices"][0]["text"].as_str().unwrap_or_default();
-            let is_over = !part["choices"][0]["finish_reason"].is_null();
-            if !said.is_empty() || !is_over {
-                times.push(now);
-            }
-            if times.len() > 2 * num_tokens {
-                return Err(self.failed("sent more tokens than requested", NO_STREAM));
-            }
-        }
+        // llama.cpp: the first token comes from reading the prompt.
+        let timings = &answer["timings"];
+        let rounds = timings["predicted_n"].as_f64().map(|num| num - 1.0).filter(|num| *num > 0.0);
+        let token_seconds =
+            timings["predicted_ms"].as_f64().zip(rounds).map(|(ms, rounds)| ms / 1e3 / rounds);
+        Ok(TimedAnswer { elapsed, token_seconds: token_seconds.filter(|it| *it > 0.0) })
     }
 
     /// The server's own counts of speculation; `None` if it shows none.
@@ -237,15 +218,19 @@ impl TimedServer {
             request = request.header(AUTHORIZATION, token);
         }
         let mut response = request.call().map_err(|error| self.unanswered(&error))?;
+        Ok(String::from_utf8_lossy(&self.page(&mut response)?).into_owned())
+    }
+
+    /// The body of an answer, if its status is a success.
+    fn page(&self, response: &mut Response<Body>) -> Result<Vec<u8>, ServedError> {
         let status = response.status().as_u16();
         let mut page = Vec::new();
-        let reader = response.body_mut().as_reader();
-        let read = reader.take(MOST_PAGE).read_to_end(&mut page);
+        let read = response.body_mut().as_reader().take(MOST_PAGE).read_to_end(&mut page);
         read.map_err(|error| self.unanswered(&error.into()))?;
-        if !(200..=299).contains(&status) {
-            return Err(self.refused(status, &page));
+        match (200..=299).contains(&status) {
+            true => Ok(page),
+            false => Err(self.refused(status, &page)),
         }
-        Ok(String::from_utf8_lossy(&page).into_owned())
     }
 
     fn refused(&self, status: u16, said: &[u8]) -> ServedError {
@@ -281,7 +266,7 @@ impl TimedServer {
 }
 
 const TRY_AGAIN: &str = "check that it is running, and run the same command again";
-const NO_STREAM: &str = "check that it streams OpenAI's `/v1/completions`";
+const NOT_OPENAI: &str = "check that the address is that of OpenAI's `/v1`";
 
 /// The sums over all labels of the counters of vLLM, llama.cpp and TensorRT-LLM.
 fn counted(page: &str) -> SpeculationCounters {

@@ -1,0 +1,193 @@
+//! `certify`: whether a server that speculates gives its target's output.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use burn::tensor::Device;
+use clap::{Args, ValueEnum};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::kinds::DrafterRecipes;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_report::{counted, wrapped};
+use draftsmith_served::Secret;
+use draftsmith_served::certify::{CertifyPlan, SampledPlan, Verdict};
+use draftsmith_tune::server_access::read_token;
+use draftsmith_tune::server_certify::{Certified, CertifySettings, certify_server};
+
+use crate::console::Console;
+
+/// Arguments of `certify`.
+#[derive(Debug, Args)]
+pub(crate) struct CertifyArguments {
+    /// The address of the server that speculates, up to `/v1`.
+    #[arg(long, value_name = "URL")]
+    server: String,
+    /// The address of a server of the same target that does not speculate.
+    #[arg(long, value_name = "URL")]
+    reference: String,
+    /// The target's directory; only its tokenizer, chat template and `config.json` are read.
+    #[arg(long, value_name = "DIR")]
+    target: PathBuf,
+    /// Prompts, for which the drafter is sometimes right and sometimes not.
+    #[arg(long, value_name = "FILE")]
+    prompts: PathBuf,
+    /// The most prompts that are answered greedily.
+    #[arg(long, value_name = "N", default_value = "16")]
+    num_prompts: NonZeroUsize,
+    /// Tokens of each greedy answer.
+    #[arg(long, value_name = "N", default_value = "64")]
+    max_new_tokens: NonZeroUsize,
+    /// Sampled answers to each of two prompts; 0: only greedy answers.
+    #[arg(long, value_name = "N", default_value = "4000", value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
+    draws: u32,
+    /// The server's candidates per round: as many positions are tested, and one more.
+    #[arg(long, value_name = "K", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=64))]
+    candidates: u16,
+    /// Requests side by side under load.
+    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(2..=256))]
+    streams: u16,
+    /// The type that the servers compute in, by which two tokens count as equally good.
+    #[arg(long, value_name = "TYPE", default_value = "bf16")]
+    server_dtype: ServerDtype,
+    /// The model's name on the servers; by default the first of their lists.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The environment variable that holds the servers' key.
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+    /// The longest wait for an answer, in seconds.
+    #[arg(long, value_name = "S", default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ServerDtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl ServerDtype {
+    /// Two units in the last place of a logit between 16 and 32.
+    fn tie(self) -> f64 {
+        match self {
+            Self::F32 => 4e-6,
+            Self::F16 => 0.032,
+            Self::Bf16 => 0.25,
+        }
+    }
+}
+
+/// The server's output is not its target's, or that cannot be told; the results are on stdout.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub(crate) struct NotCertified {
+    what: &'static str,
+    /// The exit code.
+    pub(crate) code: u8,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) -> Result<()> {
+    let recipe = Recipe::of_drafters(arguments.target.clone(), None, DrafterRecipes::default());
+    let devices = vec![Device::flex()];
+    let served_as = Some(arguments.model.as_deref().unwrap_or("served"));
+    let workspace = Workspace::open(&arguments.target, served_as, &[], None, devices, console)?;
+    let eos_token_ids = workspace.text_side()?.eos_token_ids.clone();
+    let sampled = SampledPlan {
+        num_draws: arguments.draws as usize,
+        num_candidates: arguments.candidates.into(),
+        num_prompts: 2,
+        eos_token_ids,
+        seed,
+    };
+    let key_env = arguments.key_env.clone();
+    let settings = CertifySettings {
+        urls: [arguments.server.clone(), arguments.reference.clone()],
+        model: arguments.model.clone(),
+        secret: Box::new(move || match &key_env {
+            Some(name) => read_token(name, "--key-env"),
+            None => Ok(Secret::default()),
+        }),
+        prompts: (arguments.prompts.clone(), arguments.num_prompts.get()),
+        timeout: Duration::from_secs(arguments.timeout),
+        plan: CertifyPlan {
+            num_tokens: arguments.max_new_tokens.get(),
+            num_streams: arguments.streams.into(),
+            least_tie: arguments.server_dtype.tie(),
+            sampled: (arguments.draws > 0).then_some(sampled),
+        },
+    };
+    let found = certify_server(&settings, &recipe, &workspace, console)?;
+    console.text(text(&found, console.width()))?;
+    console.document(&found)?;
+    match found.certificate.verdict {
+        Verdict::NotRefuted => Ok(()),
+        Verdict::Refuted => {
+            Err(NotCertified { what: "the server's output is not its target's", code: 1 }.into())
+        }
+        Verdict::Inconclusive => Err(NotCertified {
+            what: "it cannot be told whether the server's output is its target's",
+            code: 3,
+        }
+        .into()),
+    }
+}
+
+fn text(found: &Certified, width: Option<usize>) -> String {
+    let certificate = &found.certificate;
+    let verdict = match certificate.verdict {
+        Verdict::NotRefuted => {
+            "NOT REFUTED: nothing speaks against the server's output being its target's."
+        }
+        Verdict::Refuted => "REFUTED: the server's output is not its target's.",
+        Verdict::Inconclusive => "INCONCLUSIVE: it cannot be told.",
+    };
+    let greedy = &certificate.greedy;
+    let mut sentences = vec![format!(
+        "Greedy, alone and under load: {} of {} compared, {}. A gap of up to {:.4} nats is a tie.",
+        counted(greedy.num_tokens, "token"),
+        counted(greedy.num_prompts, "prompt"),
+        counted(greedy.differences.len(), "difference"),
+        greedy.tie_gap
+    )];
+    for it in greedy.differences.iter().take(5) {
+        let load = if it.under_load { "under load" } else { "alone" };
+        sentences.push(format!(
+            "Prompt {}, token {}, {load}: gap {:.4} nats.",
+            it.prompt + 1,
+            it.position + 1,
+            it.gap
+        ));
+    }
+    if let Some(sampled) = &certificate.sampled {
+        sentences.push(format!(
+            "Sampled: {} to {}, {}; a total variation of {:.3} would be found at the most visited prefix with probability \
+             0.9. Smallest p-value: {:.2e}.",
+            counted(sampled.num_draws, "answer"),
+            counted(sampled.num_prompts, "prompt"),
+            counted(sampled.num_prefixes, "tested prefix").replace("prefixs", "prefixes"),
+            sampled.detectable,
+            sampled.tests.first().map_or(f64::NAN, |test| test.p_value)
+        ));
+        for test in sampled.tests.iter().filter(|test| test.again.is_some()).take(5) {
+            sentences.push(format!(
+                "Prompt {}, {:?}: p = {:.2e}, and {:.2e} with new seeds.",
+                test.prompt + 1,
+                test.what,
+                test.p_value,
+                test.again.unwrap_or(f64::NAN)
+            ));
+        }
+    }
+    if let Some((drafted, accepted)) = found.num_drafted.zip(found.num_accepted) {
+        sentences.push(format!(
+            "By its counters the server drafted {drafted} candidates and accepted {accepted}."
+        ));
+    }
+    sentences.extend(found.doubts.iter().cloned());
+    let lines = [verdict.to_owned()].into_iter().chain(sentences);
+    lines.flat_map(|line| wrapped(&line, width)).collect::<Vec<_>>().join("\n") + "\n"
+}

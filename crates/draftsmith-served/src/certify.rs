@@ -1,0 +1,358 @@
+//! `certify`: whether a server that speculates gives the output of its target, by requests only.
+//!
+//! A reference serves the same target without speculation. Greedy answers must be the same tokens, except where the
+//! reference's two best tokens are as good as equal. Sampled answers must follow the reference's distribution, which
+//! [`sampled`] tests. The first token of an answer comes from reading the prompt and is never speculated, so it is not
+//! tested.
+
+mod over_http;
+pub mod sampled;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde::Serialize;
+
+use crate::error::ServedError;
+use crate::served::Listener;
+
+pub use self::over_http::ServerEnd;
+pub use self::sampled::{SampledPlan, SampledReport};
+
+/// A gap that is this many times a tie's is no tie.
+const BUG_GAP: f64 = 10.0;
+/// A tie's gap is this many times the greatest change of gaps that the reference shows itself.
+const JITTER_FACTOR: f64 = 3.0;
+/// The most prefixes that the reference's jitter is measured on.
+const NUM_JITTER: usize = 32;
+/// Differences of one answer, after which the rest is not compared.
+const MOST_RESTARTS: usize = 8;
+/// The log-probabilities that are requested.
+pub(crate) const NUM_LOG_PROBS: usize = 20;
+
+/// A request for a completion.
+#[derive(Debug, Clone, Copy)]
+pub struct CertifyAsk<'a> {
+    /// The prompt's token ids.
+    pub prompt: &'a [u32],
+    /// The most new tokens.
+    pub num_tokens: usize,
+    /// The seed of the answer.
+    pub seed: u32,
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// Whether log-probabilities of the most probable tokens are wanted.
+    pub with_log_probs: bool,
+}
+
+/// A completion.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Completed {
+    /// Its token ids. If it ended before the limit, the last is an end token.
+    pub ids: Vec<u32>,
+    /// For each token, the most probable tokens with their log-probabilities at temperature 1; empty if none were
+    /// requested.
+    pub known: Vec<Vec<(u32, f32)>>,
+}
+
+/// A server, as certification sees it.
+pub trait Completing: Sync {
+    /// Answers a request.
+    ///
+    /// # Errors
+    /// If it cannot.
+    fn complete(&self, ask: CertifyAsk<'_>) -> Result<Completed, ServedError>;
+}
+
+/// What is compared.
+#[derive(Debug, Clone)]
+pub struct CertifyPlan {
+    /// Tokens of each greedy answer.
+    pub num_tokens: usize,
+    /// Requests side by side under load.
+    pub num_streams: usize,
+    /// The least gap between two log-probabilities that counts as a tie, in nats.
+    pub least_tie: f64,
+    /// The sampled test; none if only greedy answers are compared.
+    pub sampled: Option<SampledPlan>,
+}
+
+/// Whether a server's output is its target's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Nothing speaks against it.
+    NotRefuted,
+    /// It is not.
+    Refuted,
+    /// It cannot be told.
+    Inconclusive,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Certificate {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The greedy comparison.
+    pub greedy: GreedyReport,
+    /// The sampled tests, if they were asked for.
+    pub sampled: Option<SampledReport>,
+}
+
+/// The greedy comparison.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct GreedyReport {
+    /// Prompts, each answered alone and under load.
+    pub num_prompts: usize,
+    /// Compared tokens.
+    pub num_tokens: usize,
+    /// The gap up to which a difference is a tie, in nats.
+    pub tie_gap: f64,
+    /// The share of the reference's own tokens whose gap to the second best is a tie.
+    pub share_near_ties: f64,
+    /// Differences.
+    pub differences: Vec<Difference>,
+}
+
+/// A token that differs from the reference's.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Difference {
+    /// The prompt's number, from 0.
+    pub prompt: usize,
+    /// The token's position in the answer, from 0.
+    pub position: usize,
+    /// Whether it was answered under load.
+    pub under_load: bool,
+    /// The reference's token.
+    pub expected: Option<u32>,
+    /// The server's token.
+    pub found: Option<u32>,
+    /// How much less probable the server's token is by the reference, in nats; infinite, null in JSON, if it is not
+    /// among its most probable.
+    pub gap: f64,
+}
+
+impl GreedyReport {
+    fn verdict(&self) -> Verdict {
+        let is_bug = |difference: &Difference| difference.gap > BUG_GAP * self.tie_gap;
+        let is_tie = |difference: &&Difference| difference.gap <= self.tie_gap;
+        let num_ties = self.differences.iter().filter(is_tie).count();
+        // Many ties where the reference is seldom undecided are no ties.
+        let expected = self.share_near_ties * self.num_tokens as f64;
+        let has_too_many = num_ties as f64 > 3.0 + 3.0 * expected;
+        if self.differences.iter().any(is_bug) {
+            Verdict::Refuted
+        } else if has_too_many || num_ties < self.differences.len() {
+            Verdict::Inconclusive
+        } else {
+            Verdict::NotRefuted
+        }
+    }
+}
+
+/// Compares a server with a reference on prompts.
+///
+/// # Errors
+/// If a server fails, or the listener asks to stop.
+pub fn certify(
+    server: &dyn Completing,
+    reference: &dyn Completing,
+    prompts: &[Vec<u32>],
+    plan: &CertifyPlan,
+    listener: &(dyn Listener + Sync),
+) -> Result<Certificate, ServedError> {
+    let greedy = greedy(server, reference, prompts, plan, listener)?;
+    let sampled = match &plan.sampled {
+        Some(sampled) => {
+            Some(sampled::test(server, reference, prompts, sampled, plan.num_streams, listener)?)
+        }
+        None => None,
+    };
+    let verdicts =
+        [greedy.verdict(), sampled.as_ref().map_or(Verdict::NotRefuted, SampledReport::verdict)];
+    let verdict = match verdicts {
+        _ if verdicts.contains(&Verdict::Refuted) => Verdict::Refuted,
+        _ if verdicts.contains(&Verdict::Inconclusive) => Verdict::Inconclusive,
+        _ => Verdict::NotRefuted,
+    };
+    Ok(Certificate { verdict, greedy, sampled })
+}
+
+/// Answers requests, some side by side, in their order.
+pub(crate) fn complete_all(
+    end: &dyn Completing,
+    asks: &[CertifyAsk<'_>],
+    num_streams: usize,
+    listener: &(dyn Listener + Sync),
+) -> Result<Vec<Completed>, ServedError> {
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<Option<Completed>>> = Mutex::new(vec![None; asks.len()]);
+    let work = || -> Result<(), ServedError> {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(ask) = asks.get(at) else { return Ok(()) };
+            if listener.is_interrupted() {
+                return Err(ServedError::Interrupted);
+            }
+            let completed = end.complete(*ask)?;
+            done.lock().expect(crate::HELD)[at] = Some(completed);
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..num_streams.clamp(1, asks.len().max(1))).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| ServedError::Panicked)?)
+    })?;
+    let done = done.into_inner().expect(crate::HELD);
+    Ok(done.into_iter().map(Option::unwrap_or_default).collect())
+}
+
+fn greedy(
+    server: &dyn Completing,
+    reference: &dyn Completing,
+    prompts: &[Vec<u32>],
+    plan: &CertifyPlan,
+    listener: &(dyn Listener + Sync),
+) -> Result<GreedyReport, ServedError> {
+    let asks: Vec<CertifyAsk<'_>> =
+        prompts.iter().map(|prompt| greedy_ask(prompt, plan.num_tokens)).collect();
+    let expected = complete_all(reference, &asks, 1, listener)?;
+    let (tie_gap, share_near_ties) = jitter(reference, prompts, &expected, plan, listener)?;
+    let mut report = GreedyReport {
+        num_prompts: prompts.len(),
+        tie_gap,
+        share_near_ties,
+        ..GreedyReport::default()
+    };
+    for under_load in [false, true] {
+        let num_streams = if under_load { plan.num_streams } else { 1 };
+        let found = complete_all(server, &asks, num_streams, listener)?;
+        for (number, ((prompt, expected), found)) in
+            prompts.iter().zip(&expected).zip(found).enumerate()
+        {
+            let place = Place { prompt: number, under_load };
+            compare(
+                server,
+                reference,
+                prompt,
+                [&expected.ids, &found.ids],
+                place,
+                plan,
+                &mut report,
+            )?;
+        }
+    }
+    Ok(report)
+}
+
+fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CertifyAsk<'_> {
+    CertifyAsk { prompt, num_tokens, seed: 0, temperature: 0.0, with_log_probs: false }
+}
+
+/// Where an answer belongs.
+#[derive(Clone, Copy)]
+struct Place {
+    prompt: usize,
+    under_load: bool,
+}
+
+/// Compares an answer with the reference's, and after each difference what the server adds to the reference's prefix.
+fn compare(
+    server: &dyn Completing,
+    reference: &dyn Completing,
+    prompt: &[u32],
+    [expected, found]: [&[u32]; 2],
+    place: Place,
+    plan: &CertifyPlan,
+    report: &mut GreedyReport,
+) -> Result<(), ServedError> {
+    let (mut found, mut from) = (found.to_vec(), 0);
+    for _ in 0..MOST_RESTARTS {
+        let rest = &expected[from..];
+        let same = rest.iter().zip(&found).take_while(|(one, other)| one == other).count();
+        report.num_tokens += same;
+        if same == rest.len() && found.len() <= rest.len() {
+            return Ok(());
+        }
+        let position = from + same;
+        let prefix = [prompt, &expected[..position]].concat();
+        let own = expected.get(position).copied();
+        let other = found.get(same).copied();
+        let gap = gap(reference, &prefix, other)?;
+        let Place { prompt: number, under_load } = place;
+        report.differences.push(Difference {
+            prompt: number,
+            position,
+            under_load,
+            expected: own,
+            found: other,
+            gap,
+        });
+        from = position + 1;
+        if from >= expected.len() {
+            return Ok(());
+        }
+        let prefix = [prompt, &expected[..from]].concat();
+        found = server.complete(greedy_ask(&prefix, plan.num_tokens - from))?.ids;
+    }
+    Ok(())
+}
+
+/// How much less probable a token is than the best one after a prefix, by the reference.
+fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result<f64, ServedError> {
+    let known = best_after(reference, prefix)?;
+    let best = known.iter().map(|(_, log_prob)| *log_prob).fold(f32::NEG_INFINITY, f32::max);
+    let own = known.iter().find(|(id, _)| Some(*id) == token).map(|(_, log_prob)| *log_prob);
+    Ok(own.map_or(f64::INFINITY, |own| f64::from(best - own)))
+}
+
+fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f32)>, ServedError> {
+    let ask = CertifyAsk { with_log_probs: true, ..greedy_ask(prefix, 1) };
+    Ok(reference.complete(ask)?.known.into_iter().next().unwrap_or_default())
+}
+
+/// The gap of a tie, by how much the reference's own gaps change with what runs beside it, and the share of near ties.
+fn jitter(
+    reference: &dyn Completing,
+    prompts: &[Vec<u32>],
+    expected: &[Completed],
+    plan: &CertifyPlan,
+    listener: &(dyn Listener + Sync),
+) -> Result<(f64, f64), ServedError> {
+    let positions = prompts.iter().zip(expected).flat_map(|(prompt, answer)| {
+        (0..answer.ids.len()).step_by(7).map(move |at| [prompt, &answer.ids[..at]].concat())
+    });
+    let prefixes: Vec<Vec<u32>> = positions.take(NUM_JITTER).collect();
+    let asks: Vec<CertifyAsk<'_>> = prefixes
+        .iter()
+        .map(|prefix| CertifyAsk { with_log_probs: true, ..greedy_ask(prefix, 1) })
+        .collect();
+    let gaps = |completed: Vec<Completed>| -> Vec<f64> {
+        completed
+            .iter()
+            .map(|it| second_gap(it.known.first().map_or(&[][..], Vec::as_slice)))
+            .collect()
+    };
+    let alone = gaps(complete_all(reference, &asks, 1, listener)?);
+    let beside = gaps(complete_all(reference, &asks, plan.num_streams, listener)?);
+    let changes = alone.iter().zip(&beside).map(|(one, other)| (one - other).abs());
+    let most = changes.filter(|change| change.is_finite()).fold(0.0, f64::max);
+    let tie_gap = plan.least_tie.max(JITTER_FACTOR * most);
+    let num_near = alone.iter().filter(|gap| **gap <= tie_gap).count();
+    Ok((tie_gap, num_near as f64 / alone.len().max(1) as f64))
+}
+
+/// The gap between the two most probable tokens; infinite if only one is known.
+fn second_gap(known: &[(u32, f32)]) -> f64 {
+    let mut sorted: Vec<f32> = known.iter().map(|(_, log_prob)| *log_prob).collect();
+    sorted.sort_by(|one, other| other.total_cmp(one));
+    match sorted[..] {
+        [best, second, ..] => f64::from(best - second),
+        _ => f64::INFINITY,
+    }
+}

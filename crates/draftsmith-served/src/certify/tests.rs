@@ -1,0 +1,358 @@
+//! Faults that servers have had, planted into a small server whose exact distribution is enumerated.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use draftsmith_theory::{Draws, SeededDraws};
+
+use super::*;
+
+/// Tokens of the vocabulary, and candidates per round.
+const V: usize = 8;
+const K: usize = 2;
+
+/// What the mock server does wrong. The last three are innocent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    ResidualFromTarget,
+    ResidualFromDraft,
+    OneHotDraft,
+    AcceptsTooOften,
+    UniformReused,
+    RowOffByOne,
+    BonusIsArgmax,
+    TemperatureMissing,
+    ArgmaxOnly,
+    SyntheticAcceptance,
+    WithholdsUnsure,
+    WrongUnderLoad,
+    SeedIgnored,
+    GreedyAcceptsTopTwo,
+    RejectedTokenStays,
+    /// Logits change a little with what runs beside them.
+    Jitter,
+    /// Equal tokens are chosen otherwise.
+    TiesDiffer,
+    None,
+}
+
+const FAULTS: [Fault; 15] = [
+    Fault::ResidualFromTarget,
+    Fault::ResidualFromDraft,
+    Fault::OneHotDraft,
+    Fault::AcceptsTooOften,
+    Fault::UniformReused,
+    Fault::RowOffByOne,
+    Fault::BonusIsArgmax,
+    Fault::TemperatureMissing,
+    Fault::ArgmaxOnly,
+    Fault::SyntheticAcceptance,
+    Fault::WithholdsUnsure,
+    Fault::WrongUnderLoad,
+    Fault::SeedIgnored,
+    Fault::GreedyAcceptsTopTwo,
+    Fault::RejectedTokenStays,
+];
+
+/// A Markov target with its drafter: the probabilities of the next token depend on the last one.
+struct Mock {
+    fault: Fault,
+    speculates: bool,
+    running: AtomicUsize,
+}
+
+/// Distributions after each token: the target's, the target's at temperature 0.7, the drafter's.
+static TABLES: LazyLock<[Vec<Vec<f64>>; 3]> = LazyLock::new(|| {
+    let targets = |temperature: f64| -> Vec<Vec<f64>> {
+        (0..NUM_LAST).map(|last| weights("target", last, 2.4 / temperature)).collect()
+    };
+    let near = |(last, target): (u32, Vec<f64>)| -> Vec<f64> {
+        let own = weights("drafter", last, 2.0);
+        own.iter().zip(&target).map(|(own, target)| 0.7 * own + 0.3 * target).collect()
+    };
+    let drafter = (0..NUM_LAST).zip(targets(1.0)).map(near).collect();
+    [targets(1.0), targets(0.7), drafter]
+});
+
+/// Tokens that a prompt may end with.
+const NUM_LAST: u32 = 16;
+
+/// The target's distribution after a token, at temperature 1 or 0.7.
+fn target(last: u32, temperature: f64) -> Vec<f64> {
+    TABLES[usize::from(temperature < 1.0)][last as usize].clone()
+}
+
+/// The drafter's: not the target's, but with much in common.
+fn drafter(last: u32) -> Vec<f64> {
+    TABLES[2][last as usize].clone()
+}
+
+fn weights(name: &str, last: u32, sharpness: f64) -> Vec<f64> {
+    let mut draws = SeededDraws::new(11, &[name, &last.to_string()]);
+    let logits: Vec<f64> = (0..V).map(|_| 2.0 * draws.uniform() * sharpness).collect();
+    let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+    logits.iter().map(|logit| logit.exp() / total).collect()
+}
+
+fn argmax(probs: &[f64]) -> u32 {
+    (0..probs.len()).max_by(|one, other| probs[*one].total_cmp(&probs[*other])).expect("tokens")
+        as u32
+}
+
+fn residual(p: &[f64], q: &[f64]) -> Vec<f64> {
+    p.iter().zip(q).map(|(p, q)| (p - q).max(0.0)).collect()
+}
+
+impl Mock {
+    fn new(fault: Fault, speculates: bool) -> Self {
+        Self { fault, speculates, running: AtomicUsize::new(0) }
+    }
+
+    /// Whether the fault acts now.
+    fn is(&self, fault: Fault, load: usize) -> bool {
+        self.fault == fault
+            || self.fault == Fault::WrongUnderLoad && load > 2 && fault == Fault::ResidualFromTarget
+    }
+
+    /// Sampled tokens after a prompt.
+    fn sample(&self, mut last: u32, num: usize, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
+        // The first token comes from reading the prompt.
+        let mut tokens = vec![draws.categorical(&target(last, 1.0)) as u32];
+        while tokens.len() < num {
+            last = *tokens.last().expect("one");
+            tokens.extend(self.round(last, load, draws));
+        }
+        tokens.truncate(num);
+        tokens
+    }
+
+    /// A round: accepted candidates and one more token.
+    fn round(&self, last: u32, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
+        if self.fault == Fault::ArgmaxOnly {
+            return vec![argmax(&target(last, 1.0))];
+        }
+        let temperature = if self.fault == Fault::TemperatureMissing { 0.7 } else { 1.0 };
+        let mut candidates = Vec::new();
+        let mut before = last;
+        for _ in 0..K {
+            let q = drafter(before);
+            let token = if self.is(Fault::OneHotDraft, load) {
+                argmax_draw(&q, draws)
+            } else {
+                draws.categorical(&q) as u32
+            };
+            // Withholds a candidate because of its own probability.
+            if self.fault == Fault::WithholdsUnsure && q[token as usize] < 0.06 {
+                break;
+            }
+            candidates.push(token);
+            before = token;
+        }
+        let (mut tokens, mut before) = (Vec::new(), last);
+        // One uniform number, in 32 steps, for all positions and for the token after a rejection.
+        let reused = (self.fault == Fault::UniformReused)
+            .then(|| draws.categorical(&[1.0; 32]) as f64 / 32.0);
+        for (nth, token) in candidates.iter().enumerate() {
+            let row = if self.fault == Fault::RowOffByOne && nth > 0 { last } else { before };
+            let (p, q) = (target(row, temperature), drafter(before));
+            let at = *token as usize;
+            let ratio = match self.fault {
+                Fault::OneHotDraft => p[at] / q[at] * 1.0_f64.max(q[at] / p[at]).min(1.6),
+                Fault::AcceptsTooOften => 1.5 * p[at] / q[at],
+                Fault::SyntheticAcceptance => 0.7,
+                _ => p[at] / q[at],
+            };
+            let accepts = match reused {
+                Some(uniform) => uniform < ratio,
+                None => draws.bernoulli(ratio.min(1.0)),
+            };
+            if !accepts {
+                let from = if self.is(Fault::ResidualFromTarget, load) {
+                    p
+                } else if self.fault == Fault::ResidualFromDraft {
+                    q
+                } else {
+                    residual(&p, &q)
+                };
+                let total: f64 = from.iter().sum();
+                let own = match reused {
+                    _ if total <= 0.0 => argmax(&target(before, 1.0)),
+                    Some(uniform) => at_share(&from, uniform * total),
+                    None => draws.categorical(&from) as u32,
+                };
+                tokens.push(own);
+                if self.fault == Fault::RejectedTokenStays {
+                    // The next token is drawn after the rejected one.
+                    tokens.push(draws.categorical(&target(*token, 1.0)) as u32);
+                }
+                return tokens;
+            }
+            tokens.push(*token);
+            before = *token;
+        }
+        let bonus = target(before, temperature);
+        tokens.push(match self.fault {
+            Fault::BonusIsArgmax => argmax(&bonus),
+            _ => draws.categorical(&bonus) as u32,
+        });
+        tokens
+    }
+
+    /// Greedy tokens after a prompt.
+    fn greedy(&self, mut last: u32, num: usize, load: usize) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        for nth in 0..num {
+            let p = target(last, 1.0);
+            let mut sorted: Vec<usize> = (0..V).collect();
+            sorted.sort_by(|one, other| p[*other].total_cmp(&p[*one]));
+            let drafted = argmax(&drafter(last));
+            last = match self.fault {
+                // The drafter proposes the second best token now and then.
+                Fault::GreedyAcceptsTopTwo if nth % 7 == 3 => sorted[1] as u32,
+                Fault::SyntheticAcceptance if nth > 0 => drafted,
+                Fault::WrongUnderLoad if nth > 2 && load > 2 => sorted[1] as u32,
+                Fault::RowOffByOne if nth > 1 => argmax(&target(tokens[nth - 2], 1.0)),
+                Fault::TiesDiffer if p[sorted[0]] / p[sorted[1]] < 1.001 => sorted[1] as u32,
+                _ => sorted[0] as u32,
+            };
+            tokens.push(last);
+        }
+        tokens
+    }
+}
+
+/// The token at which the sum of weights passes a number.
+fn at_share(weights: &[f64], mut share: f64) -> u32 {
+    let at = weights.iter().position(|weight| {
+        share -= weight;
+        share < 0.0
+    });
+    at.unwrap_or(weights.len() - 1) as u32
+}
+
+/// Draws the most probable token twice as often as it should.
+fn argmax_draw(q: &[f64], draws: &mut dyn Draws) -> u32 {
+    let best = argmax(q) as usize;
+    let mut q = q.to_vec();
+    q[best] *= 2.0;
+    draws.categorical(&q) as u32
+}
+
+impl Completing for Mock {
+    fn complete(&self, ask: CertifyAsk<'_>) -> Result<Completed, ServedError> {
+        let load = 1 + self.running.fetch_add(1, Ordering::SeqCst);
+        if self.fault == Fault::WrongUnderLoad {
+            // Long enough for others to arrive.
+            std::thread::sleep(std::time::Duration::from_micros(300));
+        }
+        let load = load.max(self.running.load(Ordering::SeqCst));
+        let last = *ask.prompt.last().expect("a prompt");
+        let seed = if self.fault == Fault::SeedIgnored { 5 } else { u64::from(ask.seed) };
+        let mut draws = SeededDraws::new(seed, &["mock", &format!("{:?}", ask.prompt)]);
+        let ids = match (ask.temperature, self.speculates) {
+            (0.0, true) => self.greedy(last, ask.num_tokens, load),
+            (0.0, false) => Mock::new(Fault::None, true).greedy(last, ask.num_tokens, 1),
+            (_, true) => self.sample(last, ask.num_tokens, load, &mut draws),
+            (_, false) => unreachable!("the reference is asked for its distribution"),
+        };
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        let mut known = Vec::new();
+        if ask.with_log_probs {
+            let noise = if self.fault == Fault::Jitter { 1e-3 } else { 0.0 };
+            let probs = target(last, 1.0);
+            let noisy = probs.iter().map(|prob| prob.ln() + noise * (draws.uniform() - 0.5));
+            known.push((0..).zip(noisy).map(|(id, log_prob)| (id, log_prob as f32)).collect());
+        }
+        Ok(Completed { ids, known })
+    }
+}
+
+struct Quiet;
+
+impl Listener for Quiet {
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+    fn advance(&self) {}
+    fn note(&self, _line: &str) {}
+    fn wait(&self, _wait: Option<crate::served::Wait>) {}
+}
+
+fn plan(num_draws: usize, seed: u64) -> CertifyPlan {
+    let sampled =
+        SampledPlan { num_draws, num_candidates: K, num_prompts: 2, eos_token_ids: vec![99], seed };
+    CertifyPlan { num_tokens: 40, num_streams: 4, least_tie: 1e-4, sampled: Some(sampled) }
+}
+
+/// One that ends with each token; the first two are sampled.
+fn prompts() -> Vec<Vec<u32>> {
+    (0..NUM_LAST).map(|last| vec![1, (last + 3) % NUM_LAST]).collect()
+}
+
+fn certified(fault: Fault, num_draws: usize, seed: u64) -> Certificate {
+    let (server, reference) = (Mock::new(fault, true), Mock::new(reference_fault(fault), false));
+    certify(&server, &reference, &prompts(), &plan(num_draws, seed), &Quiet).expect("answers")
+}
+
+fn reference_fault(fault: Fault) -> Fault {
+    if fault == Fault::Jitter { Fault::Jitter } else { Fault::None }
+}
+
+/// The total variation between the second token of the mock and that of the target, after the likeliest first one, by
+/// many draws.
+fn distance(fault: Fault, last: u32) -> f64 {
+    const NUM: usize = 200_000;
+    let mock = Mock::new(fault, true);
+    let first = argmax(&target(last, 1.0));
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut draws = SeededDraws::new(9, &["distance"]);
+    for _ in 0..NUM {
+        *counts.entry(mock.round(first, 1, &mut draws)[0]).or_default() += 1;
+    }
+    let p = target(first, 1.0);
+    (0..V as u32)
+        .map(|id| {
+            let found = counts.get(&id).copied().unwrap_or(0) as f64 / NUM as f64;
+            (found - p[id as usize]).abs() / 2.0
+        })
+        .sum()
+}
+
+#[test]
+fn every_planted_fault_is_found() {
+    for fault in FAULTS {
+        let found = certified(fault, 8_000, 4);
+        assert_eq!(
+            found.verdict,
+            Verdict::Refuted,
+            "{fault:?}: {:?}",
+            found.sampled.map(|it| it.tests.into_iter().next())
+        );
+    }
+}
+
+#[test]
+fn the_mock_without_a_fault_has_the_targets_distribution() {
+    for last in [1, 5, 12] {
+        assert!(distance(Fault::None, last) < 0.004, "{}", distance(Fault::None, last));
+        // The planted faults that change the first token of a round are as large as the test claims to find.
+        for fault in [Fault::ResidualFromTarget, Fault::AcceptsTooOften, Fault::SyntheticAcceptance]
+        {
+            assert!(distance(fault, last) > 0.02, "{fault:?}: {}", distance(fault, last));
+        }
+    }
+}
+
+#[test]
+fn innocents_are_never_refuted() {
+    for seed in 0..100 {
+        for fault in [Fault::None, Fault::Jitter] {
+            let found = certified(fault, 1_600, seed);
+            assert_eq!(found.verdict, Verdict::NotRefuted, "{seed} {fault:?}: {found:?}");
+            let sampled = found.sampled.expect("asked for");
+            assert!(sampled.num_prefixes > 2 && sampled.detectable < 0.25, "{sampled:?}");
+        }
+    }
+    assert_eq!(certified(Fault::TiesDiffer, 1_600, 1).verdict, Verdict::NotRefuted);
+}

@@ -1,0 +1,305 @@
+//! `doctor`: what servers will do with a drafter that anyone trained, without running them.
+//!
+//! Servers load many damaged drafters without a word and then accept nothing. Every problem is a finding with a name,
+//! what each server does about it, and what to do. What servers do is measured on vLLM 0.32 and llama.cpp b11434, and
+//! read in the source of SGLang 0.5.23.
+
+mod acceptance;
+mod draft_model;
+mod eagle3;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::{ChatTemplate, TextTokenizer};
+use draftsmith_files::parse_json;
+use draftsmith_model::{Eagle3Config, ModelConfig, WeightReader, check_finite};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+pub use self::acceptance::{AcceptancePlan, ExpectedAcceptance, expected_acceptance, recipe_of};
+
+/// What is known of a drafter.
+#[derive(Debug, Clone, Serialize)]
+pub struct Diagnosis {
+    /// What it is.
+    pub form: DrafterForm,
+    /// Its sizes, in words.
+    pub description: String,
+    /// The problems, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// A form of drafters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrafterForm {
+    /// EAGLE-3 with the layer called `midlayer`.
+    Eagle3,
+    /// EAGLE-3 with the layer called `layers.0`.
+    Eagle3Layers,
+    /// EAGLE-3 with the keys of the speculators library.
+    Eagle3Speculators,
+    /// Medusa's heads.
+    Medusa,
+    /// An acceptance head.
+    AcceptanceHead,
+    /// A self-draft adapter.
+    Adapter,
+    /// A smaller model.
+    DraftModel,
+}
+
+impl DrafterForm {
+    /// In words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Eagle3 => "an EAGLE-3 drafter",
+            Self::Eagle3Layers => "an EAGLE-3 drafter whose layer is called `layers.0`",
+            Self::Eagle3Speculators => "an EAGLE-3 drafter in the speculators library's form",
+            Self::Medusa => "Medusa heads",
+            Self::AcceptanceHead => "an acceptance head",
+            Self::Adapter => "a self-draft adapter",
+            Self::DraftModel => "a draft model",
+        }
+    }
+
+    /// Whether it is an EAGLE-3 drafter.
+    pub fn is_eagle3(self) -> bool {
+        matches!(self, Self::Eagle3 | Self::Eagle3Layers | Self::Eagle3Speculators)
+    }
+}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// A server refuses it, or it is never accepted.
+    Breaks,
+    /// A server computes something else than what was trained, or loads it and loses speed.
+    Hurts,
+    /// Good to know.
+    Note,
+}
+
+/// A problem.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Finding {
+    /// Its name.
+    pub name: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found, with file, key or tensor.
+    pub what: String,
+    /// What servers do.
+    pub servers: &'static str,
+    /// What to do.
+    pub hint: &'static str,
+}
+
+/// A drafter's files and its target's configuration.
+struct Patient<'a> {
+    dir: &'a Path,
+    keys: Map<String, Value>,
+    target_dir: &'a Path,
+    target: ModelConfig,
+    findings: Vec<Finding>,
+}
+
+impl Patient<'_> {
+    fn find(
+        &mut self,
+        name: &'static str,
+        severity: Severity,
+        what: impl Into<String>,
+        servers: &'static str,
+        hint: &'static str,
+    ) {
+        self.findings.push(Finding { name, severity, what: what.into(), servers, hint });
+    }
+
+    fn number(&self, key: &str) -> Option<usize> {
+        usize::try_from(self.keys.get(key)?.as_u64()?).ok()
+    }
+}
+
+/// Examines a drafter beside its target.
+///
+/// # Errors
+/// If a directory has no readable `config.json` or weights.
+pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
+    let keys = config_keys(dir)?;
+    let target = ModelConfig::from_model_dir(target_dir)
+        .with_context(|| format!("the target `{}`", target_dir.display()))?;
+    let mut patient = Patient { dir, keys, target_dir, target, findings: Vec::new() };
+    let form = form_of(&patient)?;
+    let description = match form {
+        _ if form.is_eagle3() => eagle3::examine(&mut patient, form)?,
+        DrafterForm::DraftModel => draft_model::examine(&mut patient)?,
+        DrafterForm::Medusa => medusa(&mut patient)?,
+        _ => own_export(&mut patient)?,
+    };
+    if let Err(error) = check_finite(dir) {
+        patient.find(
+            "not-finite",
+            Severity::Breaks,
+            error.to_string(),
+            "all load it and draft nonsense, or stop at the first round",
+            "train it again with a smaller learning rate, and keep an earlier checkpoint",
+        );
+    }
+    tokenizers(&mut patient)?;
+    patient.findings.sort_by_key(|finding| finding.severity);
+    Ok(Diagnosis { form, description, findings: patient.findings })
+}
+
+fn config_keys(dir: &Path) -> Result<Map<String, Value>> {
+    let path = dir.join("config.json");
+    let text = std::fs::read(&path).with_context(|| {
+        format!(
+            "cannot read `{}`; hint: give the directory of a drafter with its `config.json`",
+            path.display()
+        )
+    })?;
+    Ok(parse_json(&path, &text)?)
+}
+
+fn form_of(patient: &Patient<'_>) -> Result<DrafterForm> {
+    let keys = &patient.keys;
+    let architecture = keys.get("architectures").map(ToString::to_string).unwrap_or_default();
+    let names: Vec<String> = match WeightReader::open_dir(patient.dir) {
+        Ok(reader) => reader.names().map(str::to_owned).collect(),
+        Err(error) => bail!("{error}; hint: give a directory with `model.safetensors`"),
+    };
+    let is_medusa = |name: &String| {
+        let mut parts = name.split('.');
+        let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
+        is_number(parts.next()) && is_number(parts.next())
+    };
+    Ok(if keys.contains_key("speculators_model_type") {
+        DrafterForm::Eagle3Speculators
+    } else if Eagle3Config::is_of(keys)
+        || architecture.contains("Eagle3")
+        || names.iter().any(|name| name == "d2t")
+    {
+        match names.iter().any(|name| name.starts_with("layers.0.")) {
+            true => DrafterForm::Eagle3Layers,
+            false => DrafterForm::Eagle3,
+        }
+    } else if keys.contains_key("medusa_num_heads") || names.iter().all(is_medusa) {
+        DrafterForm::Medusa
+    } else if keys.contains_key("exit_layer") {
+        DrafterForm::Adapter
+    } else if keys.contains_key("num_layers") && !keys.contains_key("vocab_size") {
+        DrafterForm::AcceptanceHead
+    } else {
+        DrafterForm::DraftModel
+    })
+}
+
+/// Whether the heads fit the target. They are recognised, but nothing here runs them.
+fn medusa(patient: &mut Patient<'_>) -> Result<String> {
+    let reader = WeightReader::open_dir(patient.dir)?;
+    let shape = patient.target.shape.clone();
+    let mut heads: Vec<&str> = reader.names().filter_map(|name| name.split('.').next()).collect();
+    heads.dedup();
+    let wrong = reader.names().find_map(|name| {
+        let found = reader.shape(name)?;
+        let rows = found.first()?;
+        let is_wrong = ![shape.hidden_size, shape.vocab_size].contains(rows)
+            || found.get(1).is_some_and(|width| *width != shape.hidden_size);
+        is_wrong.then(|| format!("tensor `{name}` is {found:?}"))
+    });
+    let (num_heads, declared) = (heads.len(), patient.number("medusa_num_heads"));
+    if let Some(wrong) = wrong {
+        let what = format!(
+            "{wrong}, but the target has hidden size {} and {} tokens",
+            shape.hidden_size, shape.vocab_size
+        );
+        patient.find(
+            "wrong-shape",
+            Severity::Breaks,
+            what,
+            "vLLM refuses it",
+            "use heads that were trained for this target",
+        );
+    }
+    if let Some(declared) = declared.filter(|declared| *declared != num_heads) {
+        let what =
+            format!("`medusa_num_heads` is {declared}, but the weights have {num_heads} heads");
+        patient.find(
+            "number-of-heads",
+            Severity::Hurts,
+            what,
+            "vLLM leaves heads at their first values without a word, or skips some",
+            "correct `medusa_num_heads` in `config.json`",
+        );
+    }
+    patient.find(
+        "not-run-here",
+        Severity::Note,
+        "Medusa heads are not run by this program, so nothing is known of their acceptance",
+        "vLLM: method `medusa`; SGLang and llama.cpp: none",
+        "compare the server's counters by position with those of another drafter",
+    );
+    Ok(format!("{num_heads} heads"))
+}
+
+/// A head or an adapter, which servers do not load as they are.
+fn own_export(patient: &mut Patient<'_>) -> Result<String> {
+    let is_adapter = patient.keys.contains_key("exit_layer");
+    let width = patient.number("hidden_size").unwrap_or(0);
+    if is_adapter && width != patient.target.shape.hidden_size {
+        let what = format!(
+            "`hidden_size` is {width}, but the target's is {}",
+            patient.target.shape.hidden_size
+        );
+        patient.find(
+            "wrong-target",
+            Severity::Breaks,
+            what,
+            "none loads it",
+            "use the target that it was trained for",
+        );
+    }
+    patient.find(
+        "needs-export",
+        Severity::Note,
+        "servers load it in another form",
+        "none loads this directory",
+        "run `draftsmith export --for draft-model` for an adapter, `--for transformers` or `--for vllm` for a head",
+    );
+    Ok(format!("width {width}"))
+}
+
+/// Compares tokenizers and chat templates, where the drafter brings its own.
+fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
+    if !patient.dir.join("tokenizer.json").is_file() {
+        return Ok(());
+    }
+    let read = |dir: &Path| TextTokenizer::from_model_dir(dir);
+    let [own, target] = [read(patient.dir)?, read(patient.target_dir)?];
+    if own.hash()? != target.hash()? {
+        let what = "`tokenizer.json` differs from the target's";
+        patient.find(
+            "other-tokenizer",
+            Severity::Breaks,
+            what,
+            "vLLM and SGLang exchange ids and accept little; llama.cpp translates text where it can; transformers needs its \
+             tokens compared",
+            "use a drafter with the target's tokenizer, or make sure that only files and not tokens differ",
+        );
+    }
+    let template =
+        |dir: &Path| ChatTemplate::from_model_dir(dir).ok().flatten().map(|it| it.hash());
+    if template(patient.dir) != template(patient.target_dir) {
+        patient.find(
+            "other-template",
+            Severity::Note,
+            "its chat template differs from the target's",
+            "all use the target's",
+            "nothing to do, if it was trained on texts of the target's template",
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! How often a drafter's candidates are accepted by position, to hold against a server's own counters.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::prompts::{PromptChoice, read_sources};
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, watch::Watch};
+use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws, StopRuleConfig, Trace};
+use serde::Serialize;
+use serde_json::json;
+
+use super::DrafterForm;
+use crate::conversation::answer_batched;
+use crate::decoders::{Decoders, PromptToDecode};
+
+/// Acceptance in greedy decoding.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExpectedAcceptance {
+    /// Candidates per round.
+    pub num_candidates: usize,
+    /// Prompts that were answered.
+    pub num_prompts: usize,
+    /// Tokens of answers.
+    pub num_tokens: usize,
+    /// For each position, the share of rounds in which it and all before it were accepted: vLLM's
+    /// `num_accepted_tokens_per_pos` over `num_drafts`.
+    pub accepted_by_position: Vec<f64>,
+    /// Tokens per round: 1 and the sum of the shares.
+    pub tokens_per_round: f64,
+}
+
+/// What is decoded.
+#[derive(Debug, Clone)]
+pub struct AcceptancePlan<'a> {
+    /// Prompt files.
+    pub prompts: &'a [std::path::PathBuf],
+    /// The most prompts, spread evenly.
+    pub num_prompts: usize,
+    /// Candidates per round.
+    pub num_candidates: usize,
+    /// The most tokens of an answer.
+    pub max_new_tokens: usize,
+}
+
+/// The recipe of a drafter and its target.
+///
+/// # Errors
+/// If the form is not run here.
+pub fn recipe_of(form: DrafterForm, dir: &Path, target: &Path) -> Result<Recipe> {
+    let (kind, key) = match form {
+        _ if form.is_eagle3() => ("eagle3", "path"),
+        DrafterForm::DraftModel => ("model", "model"),
+        DrafterForm::Adapter => ("adapter", "path"),
+        other => anyhow::bail!("{} cannot be run by itself", other.text()),
+    };
+    let mut own = json!({ "kind": kind });
+    own[key] = json!(dir);
+    let recipe = json!({ "models": { "target": target }, "drafters": { "draft": own } });
+    serde_json::from_value(recipe).context("a recipe of one drafter")
+}
+
+/// Answers prompts greedily with rounds of a fixed length.
+///
+/// # Errors
+/// If prompts or models cannot be read.
+pub fn expected_acceptance(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    plan: &AcceptancePlan<'_>,
+    watch: &dyn Watch,
+) -> Result<ExpectedAcceptance> {
+    let pair = workspace.pair()?;
+    let sources = read_sources(plan.prompts, &recipe.reading(None))?;
+    let choice = PromptChoice { num_prompts: Some(plan.num_prompts), skip_long: true };
+    let prompts = choice.of_each(sources, &pair.text, watch)?;
+    let loaded = LoadedDrafters::read(recipe, workspace, true)?;
+    let id = loaded.iter().next().context("there is a drafter")?.id();
+    let mut decoders = Decoders::new(pair, &loaded, plan.max_new_tokens);
+    let rule: StopRuleConfig = FixedLengthConfig { candidate_length: plan.num_candidates }.into();
+    let mut traces: Vec<Trace> = Vec::new();
+    let mut num_prompts = 0;
+    for prompt in prompts.iter().flat_map(|dataset| &dataset.prompts) {
+        let answered = answer_batched(
+            &pair.text,
+            &[prompt],
+            |ids: &Vec<u32>| ids,
+            |turns| {
+                let mut rules = turns.iter().map(|_| rule.init()).collect::<Result<Vec<_>, _>>()?;
+                let mut draws = SeededDraws::new(0, &["doctor"]);
+                let mut all = Vec::new();
+                for ((_, turn), rule) in turns.iter().zip(&mut rules) {
+                    let rule = Some(&mut **rule as _);
+                    let one =
+                        PromptToDecode { prompt_ids: &turn.prompt_ids, rule, draws: &mut draws };
+                    let generation =
+                        decoders.decode_many(id.into(), &Decoding::GREEDY, [one])?.remove(0);
+                    traces.push(generation.trace);
+                    all.push(generation.token_ids);
+                }
+                Ok(all)
+            },
+        )?;
+        num_prompts += answered.len();
+    }
+    let trace = Trace::merge(&traces);
+    // As servers count: the last round of an answer may draft fewer.
+    let num_rounds = trace.rounds.iter().filter(|round| round.num_drafted > 0).count() as f64;
+    let share = |position: usize| {
+        let accepted = trace.rounds.iter().filter(|round| round.num_accepted >= position).count();
+        accepted as f64 / num_rounds
+    };
+    let accepted_by_position: Vec<f64> = (1..=plan.num_candidates).map(share).collect();
+    Ok(ExpectedAcceptance {
+        num_candidates: plan.num_candidates,
+        num_prompts,
+        num_tokens: trace.num_tokens,
+        tokens_per_round: 1.0 + accepted_by_position.iter().sum::<f64>(),
+        accepted_by_position,
+    })
+}

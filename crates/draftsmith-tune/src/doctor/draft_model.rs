@@ -1,0 +1,66 @@
+//! Smaller models beside their target.
+
+use anyhow::Result;
+use burn::tensor::Device;
+use draftsmith_model::{CausalLm, ModelConfig};
+
+use super::{Patient, Severity};
+
+/// Finds what is wrong, and describes the model.
+pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
+    let config = match ModelConfig::from_model_dir(patient.dir) {
+        Ok(config) => config,
+        Err(error) => {
+            patient.find(
+                "unknown-model",
+                Severity::Breaks,
+                error.to_string(),
+                "a server may load it if it knows the architecture; nothing more can be said here",
+                "check the architecture in `config.json`",
+            );
+            return Ok("of an unknown architecture".to_owned());
+        }
+    };
+    let (own, target) = (config.shape.clone(), patient.target.shape.clone());
+    if own.vocab_size != target.vocab_size {
+        let what = format!("it has {} tokens, the target {}", own.vocab_size, target.vocab_size);
+        patient.find(
+            "other-vocabulary",
+            Severity::Breaks,
+            what,
+            "vLLM and SGLang refuse it; llama.cpp allows 128 tokens more or less if the others are the same",
+            "use a draft of the same family and version",
+        );
+    }
+    if own.context < target.context {
+        let what = format!("its context is {}, the target's {}", own.context, target.context);
+        patient.find(
+            "short-context",
+            Severity::Hurts,
+            what,
+            "vLLM cuts the target's context to it; others stop drafting there",
+            "serve with a context of at most that, or use another draft",
+        );
+    }
+    let (small, large) = (config.num_parameters(), patient.target.num_parameters());
+    if 3 * small > large {
+        let what = format!("it has {small} parameters, over a third of the target's {large}");
+        patient.find(
+            "large-draft",
+            Severity::Hurts,
+            what,
+            "all run it, but every candidate costs over a third of a target forward",
+            "use a smaller one, or an EAGLE-3 drafter",
+        );
+    }
+    if let Err(error) = CausalLm::from_model_dir(patient.dir, &Device::flex()) {
+        patient.find(
+            "broken-weights",
+            Severity::Breaks,
+            error.to_string(),
+            "vLLM leaves missing tensors at their first values; others refuse the model",
+            "download or export the model again",
+        );
+    }
+    Ok(format!("{small} parameters, {} layers of width {}", own.num_layers, own.hidden_size))
+}

@@ -1,0 +1,148 @@
+//! `certify`: reads prompts, asks a server and its reference, and checks by the server's counters that it speculated.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::prompts::{PromptChoice, read_sources};
+use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_served::certify::{Certificate, CertifyPlan, ServerEnd, Verdict, certify};
+use draftsmith_served::{
+    Secret, ServedError, ServerRecipe, SpeculationCounters, TargetSettings, TimedServer,
+};
+use draftsmith_theory::Decoding;
+use serde::Serialize;
+
+use crate::server_access::Asking;
+
+/// What is certified.
+pub struct CertifySettings {
+    /// The address of the server that speculates, and of one that does not, up to `/v1`.
+    pub urls: [String; 2],
+    /// The model's name on them; by default the first of their lists.
+    pub model: Option<String>,
+    /// Reads the servers' key, once for each.
+    pub secret: Box<dyn Fn() -> Result<Secret>>,
+    /// The prompt file, and the most prompts.
+    pub prompts: (PathBuf, usize),
+    /// The longest wait for an answer.
+    pub timeout: Duration,
+    /// What is compared.
+    pub plan: CertifyPlan,
+}
+
+/// What was found.
+#[derive(Debug, Serialize)]
+pub struct Certified {
+    /// The comparison.
+    #[serde(flatten)]
+    pub certificate: Certificate,
+    /// Candidates that the server drafted and accepted meanwhile, by its own counters; null if it shows none.
+    pub num_drafted: Option<f64>,
+    /// Of these, the accepted ones.
+    pub num_accepted: Option<f64>,
+    /// What limits the verdict, in sentences.
+    pub doubts: Vec<String>,
+}
+
+/// Certifies a server; `recipe` names the target, of which the tokenizer and the sizes are read.
+///
+/// # Errors
+/// If prompts cannot be read, or a server fails.
+pub fn certify_server(
+    settings: &CertifySettings,
+    recipe: &Recipe,
+    workspace: &Workspace,
+    watch: &dyn Watch,
+) -> Result<Certified> {
+    let text = workspace.text_side()?;
+    let sources = read_sources(std::slice::from_ref(&settings.prompts.0), &recipe.reading(None))?;
+    let choice = PromptChoice { num_prompts: Some(settings.prompts.1), skip_long: true };
+    let datasets = choice.of_each(sources, text, watch)?;
+    let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
+    let prompts =
+        prompts.map(|prompt| text.prompt_ids(prompt, 0, &[])).collect::<Result<Vec<Vec<u32>>>>()?;
+    let counted = TimedServer::open(
+        &settings.urls[0],
+        settings.model.as_deref(),
+        (settings.secret)()?,
+        settings.timeout,
+    )?;
+    let vocab_size = workspace.models.target_shape()?.vocab_size;
+    let [server, reference] =
+        settings.urls.each_ref().map(|url| end(settings, url, text, vocab_size));
+    let before = counted.counters()?;
+    let num_units =
+        settings.plan.sampled.as_ref().map_or(0, |it| it.num_prompts.min(prompts.len()));
+    let progress = Progress::new(watch, "certify", "sampled prompts", num_units as u64);
+    let listener = Asking { watch, progress: &progress };
+    let found = certify(&server?, &reference?, &prompts, &settings.plan, &listener);
+    let certificate = found.map_err(|error| match error {
+        ServedError::Interrupted => Interrupted.into(),
+        error => anyhow::Error::from(error),
+    })?;
+    progress.finish();
+    let counters = before.zip(counted.counters()?).and_then(|(before, after)| after.since(&before));
+    Ok(judged(certificate, counters))
+}
+
+fn end(
+    settings: &CertifySettings,
+    url: &str,
+    text: &TextSide,
+    vocab_size: usize,
+) -> Result<ServerEnd> {
+    let listed =
+        TimedServer::open(url, settings.model.as_deref(), (settings.secret)()?, settings.timeout)?;
+    let server = ServerRecipe {
+        urls: vec![url.to_owned()],
+        model: listed.model,
+        timeout_s: settings.timeout.as_secs_f64(),
+        retries: 2,
+        ..ServerRecipe::default()
+    };
+    let target = TargetSettings {
+        tokenizer: text.tokenizer.clone(),
+        eos_token_ids: text.eos_token_ids.clone(),
+        stop_strings: Vec::new(),
+        text_end: None,
+        vocab_size,
+        context: text.context,
+        decoding: Decoding::GREEDY,
+        max_new_tokens: settings.plan.num_tokens,
+        seed: 0,
+    };
+    Ok(ServerEnd::new(&server, (settings.secret)()?, target))
+}
+
+/// The verdict with what the counters say about it.
+fn judged(mut certificate: Certificate, counters: Option<SpeculationCounters>) -> Certified {
+    let mut doubts = Vec::new();
+    match counters {
+        None => doubts.push(
+            "The server shows no counters of speculation, or was started again, so it is not known whether it speculated."
+                .to_owned(),
+        ),
+        Some(counted) if counted.num_drafted == 0.0 => {
+            doubts.push("The server drafted nothing, so nothing was tested.".to_owned());
+            if certificate.verdict == Verdict::NotRefuted {
+                certificate.verdict = Verdict::Inconclusive;
+            }
+        }
+        Some(counted) if counted.num_accepted >= counted.num_drafted => doubts.push(
+            "No candidate was rejected, so the way in which rejections are handled was not tested: use prompts that the \
+             drafter finds harder."
+                .to_owned(),
+        ),
+        Some(_) => {}
+    }
+    Certified {
+        certificate,
+        num_drafted: counters.map(|it| it.num_drafted),
+        num_accepted: counters.map(|it| it.num_accepted),
+        doubts,
+    }
+}

@@ -1,0 +1,229 @@
+//! `certify` over HTTP: verdicts, exit codes and what servers do wrong.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use draftsmith_theory::{Draws, SeededDraws};
+use serde_json::{Value, json};
+
+use crate::support::{Place, model};
+
+/// What a mock server does.
+#[derive(Clone, Copy, PartialEq)]
+enum Deed {
+    /// Answers as the target, and counts rounds of speculation.
+    Right,
+    /// Answers as the target and counts nothing.
+    Plain,
+    /// Draws too sharply.
+    Sharp,
+    /// Takes the second best token, greedily.
+    Second,
+    /// Counts rounds without candidates.
+    Idle,
+    /// Returns no ids.
+    TextOnly,
+    /// Refuses requests.
+    Refuses,
+}
+
+struct Mock {
+    url: String,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Mock {
+    fn serve(deed: Deed) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let is_over = Arc::<AtomicBool>::default();
+        let (over, rounds) = (Arc::clone(&is_over), Arc::<AtomicUsize>::default());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                let rounds = Arc::clone(&rounds);
+                std::thread::spawn(move || meet(stream.unwrap(), deed, &rounds));
+            }
+        });
+        Self { url, is_over }
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.url.trim_start_matches("http://").trim_end_matches("/v1"));
+    }
+}
+
+/// Eight tokens may follow any token.
+fn probs(last: u64, sharpness: f64) -> Vec<f64> {
+    let mut draws = SeededDraws::new(3, &["certify", &last.to_string()]);
+    let weights: Vec<f64> = (0..8).map(|_| (2.0 * sharpness * draws.uniform()).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|weight| weight / total).collect()
+}
+
+fn meet(stream: TcpStream, deed: Deed, rounds: &AtomicUsize) {
+    let mut writer = stream.try_clone().unwrap();
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return;
+        }
+        let mut size = 0;
+        loop {
+            let mut header = String::new();
+            reader.read_line(&mut header).unwrap();
+            if header.trim().is_empty() {
+                break;
+            }
+            if let Some(value) = header.to_lowercase().strip_prefix("content-length:") {
+                size = value.trim().parse().unwrap();
+            }
+        }
+        let mut body = vec![0; size];
+        reader.read_exact(&mut body).unwrap();
+        let (status, text) = if line.starts_with("GET /v1/models") {
+            ("200 OK", json!({ "data": [{ "id": "mock" }] }).to_string())
+        } else if line.starts_with("GET /metrics") && deed != Deed::Plain {
+            let drafted = if deed == Deed::Idle { 0 } else { 3 * rounds.load(Ordering::SeqCst) };
+            let accepted = drafted / 2;
+            let names = ["drafts", "draft_tokens", "accepted_tokens"];
+            let counts = [rounds.load(Ordering::SeqCst), drafted, accepted];
+            let page = names
+                .iter()
+                .zip(counts)
+                .map(|(name, count)| format!("vllm:spec_decode_num_{name}_total {count}\n"));
+            ("200 OK", page.collect())
+        } else if line.starts_with("POST /v1/completions") && deed != Deed::Refuses {
+            rounds.fetch_add(1, Ordering::SeqCst);
+            ("200 OK", answer(&serde_json::from_slice(&body).unwrap(), deed).to_string())
+        } else if line.starts_with("POST") {
+            ("403 Forbidden", "no".to_owned())
+        } else {
+            ("404 Not Found", String::new())
+        };
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", text.len());
+        if writer.write_all((head + &text).as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(body: &Value, deed: Deed) -> Value {
+    let prompt: Vec<u64> =
+        body["prompt"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    let is_greedy = body["temperature"] == 0.0;
+    let mut draws = SeededDraws::new(body["seed"].as_u64().unwrap(), &[&format!("{prompt:?}")]);
+    let (mut last, mut ids, mut lists) = (*prompt.last().unwrap(), Vec::new(), Vec::new());
+    for _ in 0..body["max_tokens"].as_u64().unwrap() {
+        let own = probs(
+            last,
+            if deed == Deed::Sharp && !is_greedy && !ids.is_empty() { 1.6 } else { 1.0 },
+        );
+        let mut sorted: Vec<usize> = (0..8).collect();
+        sorted.sort_by(|one, other| own[*other].total_cmp(&own[*one]));
+        let chosen = match is_greedy {
+            true => sorted[usize::from(deed == Deed::Second && ids.len() == 4)],
+            false => draws.categorical(&own),
+        };
+        let list: serde_json::Map<String, Value> = (0..8)
+            .map(|at| (format!("token_id:{}", 20 + at), json!(probs(last, 1.0)[at].ln())))
+            .collect();
+        lists.push(Value::Object(list));
+        last = 20 + chosen as u64;
+        ids.push(last);
+    }
+    let mut choice =
+        json!({ "index": 0, "text": "x".repeat(ids.len()), "finish_reason": "length" });
+    if deed != Deed::TextOnly {
+        choice["token_ids"] = json!(ids);
+    }
+    if !body["logprobs"].is_null() {
+        let tokens: Vec<String> = ids.iter().map(|id| format!("token_id:{id}")).collect();
+        let own: Vec<Value> =
+            lists.iter().zip(&tokens).map(|(list, token)| list[token].clone()).collect();
+        choice["logprobs"] =
+            json!({ "tokens": tokens, "token_logprobs": own, "top_logprobs": lists });
+    }
+    json!({ "model": "mock", "choices": [choice], "usage": { "prompt_tokens": prompt.len(), "completion_tokens": ids.len() } })
+}
+
+#[test]
+fn verdicts_have_their_exit_codes_and_name_what_differs() {
+    let place = Place::new();
+    place.write_prompts("test.jsonl", 4);
+    let target = model("target").display().to_string();
+    let reference = Mock::serve(Deed::Plain);
+    let certify = |deed: Deed, more: &[&str]| {
+        let server = Mock::serve(deed);
+        let arguments = [
+            "certify",
+            "--server",
+            &server.url,
+            "--reference",
+            &reference.url,
+            "--target",
+            &target,
+            "--prompts",
+            "test.jsonl",
+            "--num-prompts",
+            "3",
+            "--max-new-tokens",
+            "12",
+            "--candidates",
+            "2",
+            "--server-dtype",
+            "f32",
+        ];
+        place.run(&[&arguments[..], more].concat())
+    };
+    let right = certify(Deed::Right, &["--draws", "1500"]);
+    assert_eq!(right.code, Some(0), "{}{}", right.stdout, right.stderr);
+    let unwrapped = right.stdout.replace('\n', " ");
+    for part in ["NOT REFUTED", "0 differences", "total variation of 0.", "drafted"] {
+        assert!(unwrapped.contains(part), "`{part}`: {}", right.stdout);
+    }
+    assert!(right.stdout.lines().all(|line| line.chars().count() <= 80), "{}", right.stdout);
+    let sharp = certify(Deed::Sharp, &["--draws", "1500", "--json"]);
+    assert_eq!(sharp.code, Some(1), "{}{}", sharp.stdout, sharp.stderr);
+    let found: Value = serde_json::from_str(&sharp.stdout).unwrap();
+    assert_eq!(
+        (&found["verdict"], &found["sampled"]["is_refuted"]),
+        (&json!("refuted"), &json!(true))
+    );
+    assert_eq!(found["greedy"]["differences"], json!([]));
+    let second = certify(Deed::Second, &["--draws", "0"]);
+    assert_eq!(second.code, Some(1), "{}{}", second.stdout, second.stderr);
+    assert!(
+        second.stdout.contains("Prompt 1, token 5, alone: gap ")
+            && second.stdout.contains("under load"),
+        "{}",
+        second.stdout
+    );
+    let idle = certify(Deed::Idle, &["--draws", "0"]);
+    assert_eq!(idle.code, Some(3), "{}{}", idle.stdout, idle.stderr);
+    assert!(idle.stdout.contains("drafted nothing"), "{}", idle.stdout);
+    let unknown = certify(Deed::Plain, &["--draws", "0"]);
+    assert!(unknown.stdout.contains("no counters"), "{}", unknown.stdout);
+    certify(Deed::TextOnly, &["--draws", "0"]).fails_naming(&["no token ids", "hint:"]);
+    certify(Deed::Refuses, &["--draws", "0"]).fails_naming(&["answered 403", "hint:"]);
+    let gone = [
+        "certify",
+        "--server",
+        "http://127.0.0.1:9/v1",
+        "--reference",
+        &reference.url,
+        "--target",
+        &target,
+    ];
+    place
+        .run(&[&gone[..], &["--prompts", "test.jsonl"]].concat())
+        .fails_naming(&["refuses connections"]);
+}
