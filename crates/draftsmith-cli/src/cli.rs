@@ -104,9 +104,9 @@ enum Command {
     Replay(ReadingData<RecipeArguments>),
     /// Check that a head or adapter is fit to serve.
     Check(CheckArguments),
-    /// Say what servers will do with a drafter that anyone trained.
+    /// Say what servers will do with anyone's drafter.
     Doctor(DoctorArguments),
-    /// Test whether a server that speculates gives its target's output.
+    /// Test whether a server's output is its target's.
     Certify(CertifyArguments),
     /// Write a head, adapter or data for another runtime.
     Export(ExportArguments),
