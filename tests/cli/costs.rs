@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::Place;
+use crate::support::{Place, model};
 
 /// What a mock server does wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -195,14 +195,14 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         assert_eq!(cell["tokens_per_round"], tokens);
     }
     assert_eq!(place.json("server-costs.json"), found);
-    // A server's own clock counts.
+    // For one request a server's own clock counts; side by side it would include the reading of other prompts.
     let own = Mock::serve(0, Fault::OwnClock);
     let timed = place
         .run(&[&costs(&own.url, "0", &["--out", "own.json"])[..], &["--json"]].concat())
         .json();
     for cell in timed["cells"].as_array().unwrap() {
         let ms = cell["block_ms"][0].as_f64().unwrap();
-        assert!((ms - 7.0).abs() < 1e-9, "{cell}");
+        assert_eq!((ms - 7.0).abs() < 1e-9, cell["batch_size"] == 1, "{cell}");
     }
     // Another model does not belong into the file.
     let text = std::fs::read_to_string(place.path("server-costs.json")).unwrap();
@@ -266,6 +266,25 @@ fn servers_that_cannot_be_timed_are_refused() {
     ran.ok();
 }
 
+/// A survey writes the same settings without a recipe.
+fn survey_ends_in_settings(place: &Place) {
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let pair = ["survey", "--target", &target, "--draft", &draft, "--prompts", "train.jsonl"];
+    let few = ["--max-new-tokens", "40", "--num-prompts", "16", "--for", "llama.cpp"];
+    let survey = |more: &[&str]| place.run(&[&pair[..], &few, more].concat());
+    let found = survey(&["--server-costs", "costs.json", "--json"]).json();
+    let settings = &found["server"];
+    let (best, low) = (settings["single"].as_u64().unwrap(), &settings["single_speedup"]["low"]);
+    assert!(best > 0 && low.as_f64().unwrap() >= 1.02, "{settings}");
+    let flags = settings["files"][0]["text"].as_str().unwrap();
+    assert!(flags.contains(&format!("--spec-draft-n-max {best} ")), "{flags}");
+    let shown = survey(&["--server-costs", "costs.json", "--clients", "1"]).ok();
+    for part in [flags.trim_end(), "at your load: ", "draftsmith doctor", "draftsmith certify"] {
+        assert!(shown.contains(part), "`{part}`: {shown}");
+    }
+    survey(&[]).fails_naming(&["--server-costs"]);
+}
+
 #[test]
 fn settings_of_each_server_follow_from_costs_and_recordings() {
     let place = Place::new();
@@ -321,6 +340,7 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
         let text = std::fs::read_to_string(place.path(&path)).unwrap();
         assert!(text.contains(part) && shown.contains(&path), "{text}{shown}");
     }
+    survey_ends_in_settings(&place);
     place.run(&tune(&["trtllm"])).fails_naming(&["`draft_len_schedule`", "--schedule-keys"]);
     place
         .run(&["tune", "small.toml", "--for", "vllm"])

@@ -365,27 +365,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             let (seed, device) = (seed.unwrap_or(0), setup.device()?);
             on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
         }
-        Command::Tune(a) => {
-            let costs = a.arguments.costs.as_deref();
-            let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
-            let Some(form) = a.arguments.form else {
-                return setup.run_on_pool(recipe, incomplete, commands::tune::run);
-            };
-            match a.arguments.load.tuning(form, costs)? {
-                Some(tuning) => {
-                    setup.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
-                        commands::tune::servers::run(recipe, workspace, &tuning, console)
-                    })
-                }
-                None => {
-                    let costs = costs.map(GivenCosts::read).transpose()?;
-                    setup.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
-                        let costs = costs.as_ref();
-                        commands::tune::run_for_draft_model(recipe, workspace, costs, console)
-                    })
-                }
-            }
-        }
+        Command::Tune(a) => setup.tune(&a),
         Command::Costs(a) => commands::costs::run(&a, seed.unwrap_or(0), console),
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
@@ -461,6 +441,27 @@ impl Setup<'_> {
         workspace.models.dtype = self.common.dtype;
         workspace.artifacts.incomplete_data = incomplete;
         job(recipe, &workspace, self.console).map(drop)
+    }
+
+    /// Chooses stop rules for our own decoder, an exported draft model or a server.
+    fn tune(&self, a: &ReadingData<TuneArguments>) -> Result<()> {
+        let costs = a.arguments.costs.as_deref();
+        let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
+        let Some(form) = a.arguments.form else {
+            return self.run_on_pool(recipe, incomplete, commands::tune::run);
+        };
+        match a.arguments.load.tuning(form, costs)? {
+            Some(tuning) => self.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
+                commands::tune::servers::run(recipe, workspace, &tuning, console)
+            }),
+            None => {
+                let costs = costs.map(GivenCosts::read).transpose()?;
+                self.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
+                    let costs = costs.as_ref();
+                    commands::tune::run_for_draft_model(recipe, workspace, costs, console)
+                })
+            }
+        }
     }
 
     fn run<T>(

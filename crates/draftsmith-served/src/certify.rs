@@ -21,7 +21,7 @@ use crate::served::Listener;
 pub use self::over_http::ServerEnd;
 pub use self::sampled::{SampledPlan, SampledReport};
 
-/// A gap that is this many times a tie's is no tie.
+/// From this many times a tie's gap on, two tokens are no longer equally good.
 const BUG_GAP: f64 = 10.0;
 /// A tie's gap is this many times the greatest change of gaps that the reference shows itself.
 const JITTER_FACTOR: f64 = 3.0;
@@ -235,16 +235,9 @@ fn greedy(
         for (number, ((prompt, expected), found)) in
             prompts.iter().zip(&expected).zip(found).enumerate()
         {
-            let place = Place { prompt: number, under_load };
-            compare(
-                server,
-                reference,
-                prompt,
-                [&expected.ids, &found.ids],
-                place,
-                plan,
-                &mut report,
-            )?;
+            let answer = AnswerTo { prompt, number, under_load };
+            let servers = [server, reference];
+            answer.compare(servers, &expected.ids, found.ids, &mut report)?;
         }
     }
     Ok(report)
@@ -254,53 +247,52 @@ fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CertifyAsk<'_> {
     CertifyAsk { prompt, num_tokens, seed: 0, temperature: 0.0, with_log_probs: false }
 }
 
-/// Where an answer belongs.
-#[derive(Clone, Copy)]
-struct Place {
-    prompt: usize,
+/// An answer's prompt, and whether others were answered beside it.
+struct AnswerTo<'a> {
+    prompt: &'a [u32],
+    number: usize,
     under_load: bool,
 }
 
-/// Compares an answer with the reference's, and after each difference what the server adds to the reference's prefix.
-fn compare(
-    server: &dyn Completing,
-    reference: &dyn Completing,
-    prompt: &[u32],
-    [expected, found]: [&[u32]; 2],
-    place: Place,
-    plan: &CertifyPlan,
-    report: &mut GreedyReport,
-) -> Result<(), ServedError> {
-    let (mut found, mut from) = (found.to_vec(), 0);
-    for _ in 0..MOST_RESTARTS {
-        let rest = &expected[from..];
-        let same = rest.iter().zip(&found).take_while(|(one, other)| one == other).count();
-        report.num_tokens += same;
-        if same == rest.len() && found.len() <= rest.len() {
-            return Ok(());
+impl AnswerTo<'_> {
+    /// Compares an answer with the reference's, and after each difference what the server adds to the reference's
+    /// prefix.
+    fn compare(
+        &self,
+        [server, reference]: [&dyn Completing; 2],
+        expected: &[u32],
+        mut found: Vec<u32>,
+        report: &mut GreedyReport,
+    ) -> Result<(), ServedError> {
+        let Self { prompt, number, under_load } = *self;
+        let mut from = 0;
+        for _ in 0..MOST_RESTARTS {
+            let rest = &expected[from..];
+            let same = rest.iter().zip(&found).take_while(|(one, other)| one == other).count();
+            report.num_tokens += same;
+            if same == rest.len() && found.len() <= rest.len() {
+                return Ok(());
+            }
+            let position = from + same;
+            let prefix = [prompt, &expected[..position]].concat();
+            let other = found.get(same).copied();
+            report.differences.push(Difference {
+                prompt: number,
+                position,
+                under_load,
+                expected: expected.get(position).copied(),
+                found: other,
+                gap: gap(reference, &prefix, other)?,
+            });
+            from = position + 1;
+            if from >= expected.len() {
+                return Ok(());
+            }
+            let prefix = [prompt, &expected[..from]].concat();
+            found = server.complete(greedy_ask(&prefix, expected.len() - from))?.ids;
         }
-        let position = from + same;
-        let prefix = [prompt, &expected[..position]].concat();
-        let own = expected.get(position).copied();
-        let other = found.get(same).copied();
-        let gap = gap(reference, &prefix, other)?;
-        let Place { prompt: number, under_load } = place;
-        report.differences.push(Difference {
-            prompt: number,
-            position,
-            under_load,
-            expected: own,
-            found: other,
-            gap,
-        });
-        from = position + 1;
-        if from >= expected.len() {
-            return Ok(());
-        }
-        let prefix = [prompt, &expected[..from]].concat();
-        found = server.complete(greedy_ask(&prefix, plan.num_tokens - from))?.ids;
+        Ok(())
     }
-    Ok(())
 }
 
 /// How much less probable a token is than the best one after a prefix, by the reference.

@@ -1,8 +1,9 @@
 //! Times a server's rounds: several requests side by side, each for the same number of tokens.
 //!
 //! Answers are not streamed, because sending and reading parts takes the server's time where both run on one machine. A
-//! round is what the server itself says that a token took (llama.cpp), or else the difference between long and short
-//! answers, which cancels the network and the reading of prompts.
+//! round is the difference between long and short answers, which cancels the network and the reading of prompts. For one
+//! request it is what the server itself says that a token took (llama.cpp); side by side that would include the reading of
+//! the other prompts.
 
 use std::io::Read;
 use std::sync::Barrier;
@@ -112,7 +113,6 @@ impl TimedServer {
     /// If the server fails, ends answers early, or does not answer side by side.
     pub fn round_seconds(&self, prompts: &[String], num_tokens: usize) -> Result<f64, ServedError> {
         let long = self.answer_all(prompts, num_tokens)?;
-        let own: Option<Vec<f64>> = long.iter().map(|it| it.token_seconds).collect();
         let most =
             |answers: &[TimedAnswer]| answers.iter().map(|it| it.elapsed).max().unwrap_or_default();
         let least = long.iter().map(|it| it.elapsed).min().unwrap_or_default();
@@ -123,9 +123,8 @@ impl TimedServer {
                 "raise its batch size (llama.cpp: `--parallel`, vLLM: `--max-num-seqs`) or measure smaller batches",
             ));
         }
-        if let Some(mut own) = own {
-            own.sort_by(f64::total_cmp);
-            return Ok(own[own.len() / 2]);
+        if let [TimedAnswer { token_seconds: Some(own), .. }] = long[..] {
+            return Ok(own);
         }
         let short = self.answer_all(prompts, NUM_SHORT)?;
         let seconds = most(&long).saturating_sub(most(&short)).as_secs_f64();

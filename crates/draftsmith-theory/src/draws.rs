@@ -68,7 +68,7 @@ impl SeededDraws {
     /// How many of `num` trials succeed, each with probability `prob` in [0, 1].
     ///
     /// # Panics
-    /// If `prob` is no probability.
+    /// If `prob` is not in [0, 1].
     pub fn binomial(&mut self, num: usize, prob: f64) -> usize {
         let binomial = Binomial::new(num as u64, prob).expect("a probability");
         binomial.sample(&mut self.rng) as usize

@@ -2,8 +2,8 @@
 //! follows.
 //!
 //! A round of B requests with K candidates each takes T(B, K) and yields B·m tokens, where m is the mean number of
-//! tokens per round and request. So the throughput is B·m / T(B, K), whatever the order of accepted and rejected
-//! candidates. T is measured where no candidate is accepted, so that a round is the time between two tokens.
+//! tokens per round and request. So the throughput is B·m / T(B, K); the order of accepted and rejected candidates
+//! does not matter. T is measured where no candidate is accepted, so that a round is the time between two tokens.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct ServerCosts {
 }
 
 impl ServerCosts {
-    /// Costs from cells, of which at least one is without speculation.
+    /// Costs from cells. At least one is without speculation.
     ///
     /// # Errors
     /// If a time or batch size is not positive, a cell is there twice or has no block, or none is without speculation.
@@ -76,7 +76,7 @@ impl ServerCosts {
     }
 
     /// The table from some blocks of each cell: `pick` gets the cell's index and its number of blocks, and returns
-    /// indices of blocks, of which some may be there twice.
+    /// indices of blocks; an index may occur twice.
     pub fn table_of(&self, mut pick: impl FnMut(usize, usize) -> Vec<usize>) -> RoundTable {
         let mut seconds: BTreeMap<usize, BTreeMap<usize, f64>> = BTreeMap::new();
         for (nth, cell) in self.cells.iter().enumerate() {

@@ -48,7 +48,7 @@ pub struct Certified {
     pub doubts: Vec<String>,
 }
 
-/// Certifies a server; `recipe` names the target, of which the tokenizer and the sizes are read.
+/// Certifies a server. `recipe` names the target, whose tokenizer and sizes are read.
 ///
 /// # Errors
 /// If prompts cannot be read, or a server fails.

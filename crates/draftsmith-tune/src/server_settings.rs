@@ -17,7 +17,7 @@ use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
 
-use self::files::Served;
+pub(crate) use self::files::Served;
 pub use self::files::{ScheduleKeys, ServerKind, SettingsFile};
 
 /// Fewer candidates are taken if they cost at most this share of throughput.
@@ -109,21 +109,37 @@ pub fn tune_for_server(
     for drafter in files.drafters() {
         for decoding in &evaluate.decodings {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
-            let [validation, test] = [read(PromptSet::Validation)?, read(PromptSet::Test)?]
-                .map(|set| TokensByLength::new(&set.recordings, &tuning.costs));
-            let choice =
-                Choosing { tuning, validation: validation?, test: test?, seed: recipe.seed };
-            let mut settings = choice.settings(drafter, *decoding)?;
+            let [validation, test] = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
             let id = drafter.id().context("a drafter was recorded")?;
             let own = recipe.drafters.get(id).context("a recorded drafter is in the recipe")?;
             let own_model = own.kind.model().map(|model| model.display().to_string());
             let model = own_model.unwrap_or_else(|| format!("exported/{id}"));
-            let served = Served { form: own.kind.served_as(), model };
-            (settings.files, settings.notes) = tuning.kind.write(&settings, &served);
-            all.push(settings);
+            let served = Served { drafter, form: own.kind.served_as(), model };
+            let recordings = [&validation.recordings, &test.recordings];
+            all.push(tuning.settings(recordings, *decoding, &served, recipe.seed)?);
         }
     }
     Ok(all)
+}
+
+impl ServerTuning {
+    /// The settings for a drafter: chosen on the first recordings and judged on the second.
+    ///
+    /// # Errors
+    /// If the costs have no number of candidates that was recorded, or not the load.
+    pub(crate) fn settings(
+        &self,
+        recordings: [&Recordings; 2],
+        decoding: DecodingName,
+        served: &Served,
+        seed: u64,
+    ) -> Result<ServerSettings> {
+        let [validation, test] = recordings.map(|set| TokensByLength::new(set, &self.costs));
+        let choice = Choosing { tuning: self, validation: validation?, test: test?, seed };
+        let mut settings = choice.settings(served.drafter, decoding)?;
+        (settings.files, settings.notes) = self.kind.write(&settings, served);
+        Ok(settings)
+    }
 }
 
 /// The counts of each prompt by number of candidates.

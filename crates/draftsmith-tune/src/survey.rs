@@ -33,6 +33,7 @@ use crate::conversation::SetPrompt;
 use crate::decoders::target_speed;
 use crate::recorder::{RecordedModels, Recorder};
 use crate::server_access::ServerAccess;
+use crate::server_settings::ServerTuning;
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::Ends;
@@ -71,6 +72,8 @@ pub struct SurveySettings {
     pub server: Option<PathBuf>,
     /// A file of costs.
     pub costs: Option<PathBuf>,
+    /// A server to choose settings for; needs a draft.
+    pub tuning: Option<ServerTuning>,
     /// Replaces the target's chat template.
     pub chat_template: Option<String>,
     /// The seed of everything drawn.
@@ -120,6 +123,8 @@ struct Surveyor<'a> {
     max_new_tokens: usize,
     /// Costs that the user gave.
     given: Option<&'a GivenCosts>,
+    /// A server to choose settings for, with the draft as the user named it.
+    tuning: Option<(&'a ServerTuning, &'a Path)>,
     seed: u64,
     watch: &'a dyn Watch,
 }
@@ -160,6 +165,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         decoding,
         max_new_tokens: settings.max_new_tokens,
         given: given.as_ref(),
+        tuning: settings.tuning.as_ref().zip(settings.draft.as_deref()),
         seed,
         watch,
     };

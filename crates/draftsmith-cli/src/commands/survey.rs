@@ -8,17 +8,19 @@ mod tests;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use burn::tensor::Device;
-use clap::Args;
+use clap::{Arg, Args};
 use draftsmith_model::WeightDtype;
 use draftsmith_tune::survey::{SurveySettings, survey};
 
+use crate::commands::tune::servers::{LoadArguments, TunedForm};
 use crate::console::Console;
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 
 /// Arguments of `survey`.
 #[derive(Debug, Args)]
+#[command(mut_args(hide_rare_loads))]
 pub(crate) struct SurveyArguments {
     /// Target: a directory, or a name on the Hugging Face Hub.
     #[arg(long, value_name = "MODEL")]
@@ -39,20 +41,41 @@ pub(crate) struct SurveyArguments {
     decoding: DecodingArguments,
     #[command(flatten)]
     ends: EndArguments,
-    /// Servers that answer for the target: a TOML file with the keys of `[data.server]`; needs `--costs`.
+    /// Keys of `[data.server]` (TOML): servers that answer for the target; needs `--costs`.
     #[arg(long, value_name = "FILE", requires = "draft", requires = "costs")]
     server: Option<PathBuf>,
-    /// Costs of forwards where you serve: a TOML file with the keys of `[tune.costs]`; measured if absent.
+    /// Keys of `[tune.costs]` (TOML): costs of forwards where you serve; measured if absent.
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
+    /// Also write settings for `llama.cpp`, `vllm`, `sglang` or `trtllm`; takes the loads of `tune`.
+    #[arg(long = "for", value_name = "SERVER", hide_possible_values = true, requires = "draft")]
+    #[arg(requires = "server_costs")]
+    form: Option<TunedForm>,
+    /// The server's rounds, by `draftsmith costs`.
+    #[arg(long, value_name = "FILE", requires = "form")]
+    server_costs: Option<PathBuf>,
+    #[command(flatten)]
+    load: LoadArguments,
     /// `vicuna`, `llama-2`, `alpaca`, `none` or a Jinja file.
     #[arg(long, value_name = "NAME")]
     chat_template: Option<String>,
 }
 
+/// Hides flags that `tune --help` explains, so that the help fits on a screen.
+fn hide_rare_loads(argument: Arg) -> Arg {
+    let is_rare = ["load", "rate", "schedule_keys"].contains(&argument.get_id().as_str());
+    argument.hide(is_rare)
+}
+
 impl SurveyArguments {
     fn settings(&self, seed: u64, dtype: WeightDtype) -> Result<SurveySettings> {
+        let tuning = self.form.map(|form| {
+            self.load.tuning(form, self.server_costs.as_deref())?.context(
+                "`--for` takes a server here; hint: `draftsmith tune --for draft-model` is for adapters",
+            )
+        });
         Ok(SurveySettings {
+            tuning: tuning.transpose()?,
             target: self.target.clone(),
             draft: self.draft.clone(),
             prompts: self.prompts.clone(),

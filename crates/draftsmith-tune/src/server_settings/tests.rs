@@ -89,7 +89,11 @@ fn a_drafter_that_is_seldom_right_is_off() {
     assert!(found.rows.iter().all(|row| row.best == 0 && row.speedup.is_none()), "{found:?}");
     assert_eq!((found.single, found.single_speedup), (0, None));
     for kind in KINDS {
-        let served = Served { form: ServedAs::Eagle3, model: "m".to_owned() };
+        let served = Served {
+            drafter: DrafterId::DRAFT.into(),
+            form: ServedAs::Eagle3,
+            model: "m".to_owned(),
+        };
         let (files, notes) = kind.write(&found, &served);
         assert!(files.is_empty() && notes[0].contains("without it"), "{kind:?} {notes:?}");
     }
@@ -244,7 +248,8 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
     let found = settings(0.8, one_client());
     for form in [ServedAs::DraftModel, ServedAs::Eagle3] {
         for kind in KINDS {
-            let served = Served { form, model: "path/to/it".to_owned() };
+            let served =
+                Served { drafter: DrafterId::DRAFT.into(), form, model: "path/to/it".to_owned() };
             let (files, notes) = kind.write(&found, &served);
             assert!(files[0].text.contains("path/to/it") || matches!(kind, ServerKind::TrtLlm(_)));
             assert!(!notes.is_empty() && !notes.concat().contains("  "), "{notes:?}");

@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
-use draftsmith_report::{CostSource, LookUps, ReplayRow, acceptance_by_position, shown_interval};
+use draftsmith_report::{
+    CostSource, DecodingName, LookUps, ReplayRow, acceptance_by_position, shown_interval,
+};
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadScores, HeadTiming, Recording,
     Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
@@ -20,7 +22,9 @@ use crate::judging::{Judging, over, speedup};
 use crate::labels::Labels;
 use crate::recorder::{RecordedDrafter, RecordedModels};
 use crate::rollouts::RecordedSet;
+use crate::server_settings::{Served, ServerSettings};
 use crate::sweep::{Choice, best_fixed, best_of_all, cheapest};
+use draftsmith_recipe::kinds::ServedAs;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
 
@@ -59,6 +63,8 @@ pub struct PairSurvey {
     pub head: HeadSurvey,
     /// What to do.
     pub verdict: Verdict,
+    /// The settings of a server, chosen on one half of the answers and judged on the other; null unless asked for.
+    pub server: Option<ServerSettings>,
 }
 
 /// The speed at a fixed length.
@@ -119,7 +125,14 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         .beside_look_ups(&look_ups);
     let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
+    let [chosen_on, judged_on] = &recorded.halves.0;
+    let server = surveyor.tuning.map(|(tuning, draft)| {
+        let (drafter, model) = (DrafterId::DRAFT.into(), draft.display().to_string());
+        let served = Served { drafter, form: ServedAs::DraftModel, model };
+        tuning.settings([chosen_on, judged_on], DecodingName::of(&decoding), &served, seed)
+    });
     Ok(PairSurvey {
+        server: server.transpose()?,
         agreement,
         overlap,
         acceptance_by_position: acceptance_by_position(&trace),

@@ -8,12 +8,14 @@ target and drafter, with sections `[tune]` and `[evaluate]`; `draftsmith record 
 `question`: other ones than those of `[tune]`. For each number of candidates a server without accepted candidates gives the
 cost of rounds (`draftsmith costs`), and one that speculates answers the questions, greedily, with 1, 2 and 4 of them side by
 side. Prints predicted and measured speed over the server without speculation, the median error, and how much slower the
-predicted best setting of each load is than the measured best one. Needs only the standard library.
+predicted best setting of each load is than the measured best one, and the tokens per round by recordings and by the server's
+counters. Needs only the standard library.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -61,6 +63,15 @@ def complete(question: str) -> dict:
         return json.load(answer)
 
 
+def counters() -> tuple[float, float]:
+    """Rounds with candidates and accepted candidates since the server started."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as page:
+        text = page.read().decode()
+    found = [re.search(rf"spec_decode_num_{name}_total(?:{{[^}}]*}})? (\S+)", text) for name in ("drafts", "accepted_tokens")]
+    rounds, accepted = (float(it[1]) if it else 0.0 for it in found)
+    return rounds, accepted
+
+
 def answer_all(questions: list[str], at_once: int) -> tuple[float, list[str]]:
     """Seconds per token of a request after its first token, while `at_once` clients ask, and the answers."""
     left, lock = list(enumerate(questions)), threading.Lock()
@@ -106,18 +117,22 @@ def main() -> None:
     predicted = next(it for it in settings if it["decoding"] == "greedy")
     measured: dict[tuple[int, int], list[float]] = {}
     texts: dict[int, list[str]] = {}
+    per_round: dict[tuple[int, int], float] = {}
     for nth in range(ROUNDS):
         for length in LENGTHS:
             with Server(command(length, False)):
                 complete(questions[0])
                 for at_once in BATCHES:
+                    rounds, accepted = counters()
                     seconds, answers = answer_all(questions, at_once)
+                    rounds, accepted = counters()[0] - rounds, counters()[1] - accepted
+                    per_round[at_once, length] = 1 + accepted / max(rounds, 1)
                     measured.setdefault((at_once, length), []).append(seconds)
                     if at_once == 1:
                         texts[length] = answers
         print(f"round {nth + 1} of {ROUNDS}", file=sys.stderr)
     errors, regrets = [], []
-    print("at once   K   predicted   measured   error")
+    print("at once   K   predicted   measured   error   tokens per round: recorded, server")
     for row in predicted["rows"]:
         speeds = {}
         for cell in row["cells"]:
@@ -127,7 +142,7 @@ def main() -> None:
             if key[1] == 0:
                 continue
             errors.append(abs(cell["speedup"] / speed - 1))
-            print(f"{key[0]:7}  {key[1]:2}   {cell['speedup']:9.3f}   {speed:8.3f}   {100 * (cell['speedup'] / speed - 1):+.1f} %")
+            print(f"{key[0]:7}  {key[1]:2}   {cell['speedup']:9.3f}   {speed:8.3f}   {100 * (cell['speedup'] / speed - 1):+.1f} %   {cell['tokens_per_round']:.2f}   {per_round[key]:.2f}")
         regrets.append(1 - speeds[row["best"]] / max(speeds.values()))
         print(f"  chosen: K = {row['best']}, {100 * regrets[-1]:.1f} % slower than the measured best")
     same = sum(texts[length] == texts[0] for length in LENGTHS)

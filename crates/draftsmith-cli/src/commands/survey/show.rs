@@ -10,6 +10,8 @@ use draftsmith_tune::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
 use draftsmith_tune::survey::verdict::gain_text;
 use draftsmith_tune::survey::{Survey, SurveyResult};
 
+use crate::commands::tune::servers;
+
 /// The survey as text, beginning with the advice.
 ///
 /// # Errors
@@ -27,7 +29,25 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         SurveyResult::Target(found) => (target(found, width), &found.verdict.sentence),
     };
     let advice = wrapped(sentence, width).join("\n");
-    Ok(format!("{advice}\n\n{heading}{text}\n"))
+    let server = server(survey, width);
+    Ok(format!("{advice}\n\n{heading}{text}\n{server}"))
+}
+
+/// The server's settings, and how to check them.
+fn server(survey: &Survey, width: Option<usize>) -> String {
+    let SurveyResult::Pair(found) = &survey.found else { return String::new() };
+    let (Some(settings), Some(draft)) = (&found.server, &survey.draft) else {
+        return String::new();
+    };
+    let text = servers::text(settings, width);
+    if settings.files.is_empty() {
+        return text;
+    }
+    let (draft, target) = (draft.display(), survey.target.display());
+    format!(
+        "{text}check: draftsmith doctor {draft} --target {target}\n\
+         check: draftsmith certify --server URL --reference URL --target {target} --prompts FILE\n"
+    )
 }
 
 fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {

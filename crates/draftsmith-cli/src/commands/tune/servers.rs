@@ -151,7 +151,7 @@ pub(crate) fn run(
 }
 
 /// The table by load, the settings and what to know about them.
-fn text(settings: &ServerSettings, width: Option<usize>) -> String {
+pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let lengths = settings.rows.first().map_or(&[][..], |row| &row.cells);
