@@ -207,6 +207,10 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
         "{}",
         second.stdout
     );
+    let few = certify(Deed::Right, &["--draws", "50"]);
+    assert_eq!(few.code, Some(3), "{}{}", few.stdout, few.stderr);
+    let unwrapped = few.stdout.replace('\n', " ");
+    assert!(unwrapped.contains("no prefix in 200") && !unwrapped.contains("NaN"), "{unwrapped}");
     let idle = certify(Deed::Idle, &["--draws", "0"]);
     assert_eq!(idle.code, Some(3), "{}{}", idle.stdout, idle.stderr);
     assert!(idle.stdout.contains("drafted nothing"), "{}", idle.stdout);

@@ -165,15 +165,24 @@ fn text(found: &Certified, width: Option<usize>) -> String {
         ));
     }
     if let Some(sampled) = &certificate.sampled {
-        sentences.push(format!(
-            "Sampled: {} to {}, {}; a total variation of {:.3} would be found at the most visited prefix with probability \
-             0.9. Smallest p-value: {:.2e}.",
+        let answers = format!(
+            "Sampled: {} to {}",
             counted(sampled.num_draws, "answer"),
-            counted(sampled.num_prompts, "prompt"),
-            counted(sampled.num_prefixes, "tested prefix").replace("prefixs", "prefixes"),
-            sampled.detectable,
-            sampled.tests.first().map_or(f64::NAN, |test| test.p_value)
-        ));
+            counted(sampled.num_prompts, "prompt")
+        );
+        sentences.push(match sampled.tests.first() {
+            None => format!(
+                "{answers}, and no prefix in 200 of them, so nothing is tested. Raise `--draws`, or give prompts whose \
+                 first tokens are less open."
+            ),
+            Some(worst) => format!(
+                "{answers}, {}; a total variation of {:.3} would be found at the most visited prefix with probability \
+                 0.9. Smallest p-value: {:.2e}.",
+                counted(sampled.num_prefixes, "tested prefix").replace("prefixs", "prefixes"),
+                sampled.detectable,
+                worst.p_value
+            ),
+        });
         for test in sampled.tests.iter().filter(|test| test.again.is_some()).take(5) {
             sentences.push(format!(
                 "Prompt {}, {:?}: p = {:.2e}, and {:.2e} with new seeds.",
