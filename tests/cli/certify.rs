@@ -1,6 +1,6 @@
 //! `certify` over HTTP: verdicts, exit codes and what servers do wrong.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use draftsmith_theory::{Draws, SeededDraws};
 use serde_json::{Value, json};
 
-use crate::support::{Place, model};
+use crate::support::{Place, model, read_request};
 
 /// What a mock server does.
 #[derive(Clone, Copy, PartialEq)]
@@ -71,24 +71,7 @@ fn probs(last: u64, sharpness: f64) -> Vec<f64> {
 fn meet(stream: TcpStream, deed: Deed, rounds: &AtomicUsize) {
     let mut writer = stream.try_clone().unwrap();
     let mut reader = BufReader::new(stream);
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line).unwrap_or(0) == 0 {
-            return;
-        }
-        let mut size = 0;
-        loop {
-            let mut header = String::new();
-            reader.read_line(&mut header).unwrap();
-            if header.trim().is_empty() {
-                break;
-            }
-            if let Some(value) = header.to_lowercase().strip_prefix("content-length:") {
-                size = value.trim().parse().unwrap();
-            }
-        }
-        let mut body = vec![0; size];
-        reader.read_exact(&mut body).unwrap();
+    while let Some((line, body)) = read_request(&mut reader) {
         let (status, text) = if line.starts_with("GET /v1/models") {
             ("200 OK", json!({ "data": [{ "id": "mock" }] }).to_string())
         } else if line.starts_with("GET /metrics") && deed != Deed::Plain {

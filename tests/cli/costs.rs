@@ -1,6 +1,6 @@
-//! `costs --server` and `tune --for SERVER`, against a server that streams tokens in rounds of known length.
+//! `costs --server` and `tune --for SERVER`, against a server whose rounds have a known length.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Place, model};
+use crate::support::{Place, model, read_request};
 
 /// What a mock server does wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -72,24 +72,7 @@ impl Drop for Mock {
 
 fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, seen: &AtomicUsize) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let mut line = String::new();
-    if reader.read_line(&mut line).unwrap_or(0) == 0 {
-        return;
-    }
-    let mut size = 0;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).unwrap();
-        if header.trim().is_empty() {
-            break;
-        }
-        let header = header.to_lowercase();
-        if let Some(value) = header.strip_prefix("content-length:") {
-            size = value.trim().parse().unwrap();
-        }
-    }
-    let mut body = vec![0; size];
-    reader.read_exact(&mut body).unwrap();
+    let Some((line, body)) = read_request(&mut reader) else { return };
     let page = |stream: &mut TcpStream, status: &str, text: &str| {
         let head = format!(
             "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",

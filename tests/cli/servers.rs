@@ -1,11 +1,11 @@
 //! `build-data` from a server on loopback: its notes and errors, which never show the token.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::{Place, Ran, model};
+use crate::support::{Place, Ran, model, read_request};
 
 const TOKEN: &str = "sk-never-said/0123456789";
 /// A valid answer.
@@ -46,16 +46,7 @@ impl CannedServer {
 }
 
 fn meet(mut stream: TcpStream, head: &str, body: &str) -> std::io::Result<()> {
-    let mut reader = BufReader::new(&stream);
-    let (mut line, mut num_bytes) = (String::new(), 0);
-    while reader.read_line(&mut line)? > 2 {
-        let lower = line.to_ascii_lowercase();
-        if let Some(length) = lower.strip_prefix("content-length: ") {
-            num_bytes = length.trim().parse().unwrap();
-        }
-        line.clear();
-    }
-    reader.read_exact(&mut vec![0; num_bytes])?;
+    read_request(&mut BufReader::new(&stream));
     write!(
         stream,
         "HTTP/1.1 {head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",

@@ -8,6 +8,24 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// Reads an HTTP request: its first line, and its body. `None` if the client has gone.
+pub(crate) fn read_request(reader: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
+    let (mut first, mut num_bytes) = (String::new(), 0);
+    if reader.read_line(&mut first).ok()? == 0 {
+        return None;
+    }
+    let mut line = String::new();
+    while reader.read_line(&mut line).ok()? > 2 {
+        if let Some(length) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            num_bytes = length.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; num_bytes];
+    reader.read_exact(&mut body).ok()?;
+    Some((first, body))
+}
+
 /// The repository's root.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()

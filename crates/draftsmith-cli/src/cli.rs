@@ -17,7 +17,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
 use crate::commands;
-use crate::commands::certify::{CertifyArguments, NotCertified};
+use crate::commands::certify::CertifyArguments;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::costs::CostsArguments;
 use crate::commands::doctor::DoctorArguments;
@@ -277,12 +277,12 @@ pub fn run() -> ExitCode {
             ExitCode::from(console.stopped_code())
         }
         // A failed check has already written its document.
-        Err(error) => match error.downcast_ref::<NotCertified>().map(|it| it.code) {
-            Some(code) => {
+        Err(error) => match error.downcast_ref::<CheckFailed>() {
+            Some(failed) => {
                 fail(&error, false);
-                ExitCode::from(code)
+                ExitCode::from(failed.code)
             }
-            None => fail(&error, json && !error.is::<CheckFailed>()),
+            None => fail(&error, json),
         },
     }
 }

@@ -15,8 +15,8 @@
 //!
 //! [`ResultRow::of`] makes rows of other measurements, which [`results_to_json`] writes and [`render_html`] shows.
 //! `results` owns the files `results.json`, `summary.json` and `replay.json`, and the answers; `table`
-//! renders text for terminals and `report` HTML; `paper` fills in the tables of papers. This crate sees no models or tensors, measures nothing and
-//! prints nothing.
+//! renders text for terminals and `report` HTML; `paper` fills in the tables of papers. This crate sees no models or
+//! tensors, measures nothing and prints nothing.
 
 mod error;
 mod names;

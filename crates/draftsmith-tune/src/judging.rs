@@ -222,7 +222,7 @@ pub fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use draftsmith_theory::{
         DrafterId, FixedLengthConfig, RecordedCandidate, RecordedPlace, Recording, SeededDraws,
         StopRuleConfig, StopRuleName,
@@ -232,8 +232,12 @@ mod tests {
     use crate::sweep::best_unread;
 
     /// Responses whose tokens are drafted with a chance.
-    fn recordings(num_responses: usize, accepted: f64, name: &str) -> Recordings {
-        let mut draws = SeededDraws::new(1, &["judging", name]);
+    pub(crate) fn recordings(
+        [num_responses, num_tokens]: [usize; 2],
+        accepted: f64,
+        stream: [&str; 2],
+    ) -> Recordings {
+        let mut draws = SeededDraws::new(1, &stream);
         let candidate = RecordedCandidate {
             token_id: 7,
             candidate_prob: 0.5,
@@ -249,7 +253,8 @@ mod tests {
             rollout: (draws.uniform() >= accepted)
                 .then(|| vec![RecordedCandidate { token_id: 8, ..candidate.clone() }; 8]),
         };
-        let response = |_| Recording::new(Vec::new(), (0..40).map(|_| place()).collect(), 40);
+        let response =
+            |_| Recording::new(Vec::new(), (0..num_tokens).map(|_| place()).collect(), num_tokens);
         Recordings {
             drafter: DrafterId::DRAFT,
             max_length: 8,
@@ -261,7 +266,8 @@ mod tests {
 
     #[test]
     fn each_half_is_judged_with_the_settings_of_the_other() {
-        let (often, seldom) = (recordings(20, 0.95, "often"), recordings(20, 0.3, "seldom"));
+        let of = |accepted, name| recordings([20, 40], accepted, ["judging", name]);
+        let (often, seldom) = (of(0.95, "often"), of(0.3, "seldom"));
         let costs = Costs::paper(DrafterId::DRAFT);
         let fold = |chosen_on, judged_on| Fold::new(chosen_on, judged_on, &costs, best_unread);
         let folds = [fold(&often, &seldom).expect("rules"), fold(&seldom, &often).expect("rules")];

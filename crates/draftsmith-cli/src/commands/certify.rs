@@ -16,6 +16,7 @@ use draftsmith_served::certify::{CertifyPlan, SampledPlan, Verdict};
 use draftsmith_tune::server_access::read_token;
 use draftsmith_tune::server_certify::{Certified, CertifySettings, certify_server};
 
+use crate::commands::check::CheckFailed;
 use crate::console::Console;
 
 /// Arguments of `certify`.
@@ -82,15 +83,6 @@ impl ServerDtype {
     }
 }
 
-/// The server's output is not its target's, or that cannot be told; the results are on stdout.
-#[derive(Debug, thiserror::Error)]
-#[error("{what}")]
-pub(crate) struct NotCertified {
-    what: &'static str,
-    /// The exit code.
-    pub(crate) code: u8,
-}
-
 /// Runs the command.
 pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) -> Result<()> {
     let recipe = Recipe::of_drafters(arguments.target.clone(), None, DrafterRecipes::default());
@@ -127,14 +119,11 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
     console.document(&found)?;
     match found.certificate.verdict {
         Verdict::NotRefuted => Ok(()),
-        Verdict::Refuted => {
-            Err(NotCertified { what: "the server's output is not its target's", code: 1 }.into())
+        Verdict::Refuted => Err(CheckFailed::new("the server's output is not its target's").into()),
+        Verdict::Inconclusive => {
+            let what = "it cannot be told whether the server's output is its target's";
+            Err(CheckFailed::unknown(what).into())
         }
-        Verdict::Inconclusive => Err(NotCertified {
-            what: "it cannot be told whether the server's output is its target's",
-            code: 3,
-        }
-        .into()),
     }
 }
 

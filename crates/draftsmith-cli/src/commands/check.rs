@@ -32,14 +32,23 @@ pub(crate) struct CheckArguments {
     allow_slower: bool,
 }
 
-/// The export failed the check; the results are on stdout.
+/// What was examined failed, or it cannot be told; the results are on stdout.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct CheckFailed(String);
+#[error("{what}")]
+pub(crate) struct CheckFailed {
+    what: String,
+    /// The exit code.
+    pub(crate) code: u8,
+}
 
 impl CheckFailed {
-    pub(crate) fn new(what: String) -> Self {
-        Self(what)
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), code: 1 }
+    }
+
+    /// It cannot be told whether it failed.
+    pub(crate) fn unknown(what: impl Into<String>) -> Self {
+        Self { what: what.into(), code: 3 }
     }
 }
 
@@ -67,6 +76,6 @@ pub(crate) fn run(
     console.document(&checked)?;
     match checked.error {
         None => Ok(()),
-        Some(error) => Err(CheckFailed(error).into()),
+        Some(error) => Err(CheckFailed::new(error).into()),
     }
 }

@@ -135,16 +135,12 @@ fn vocabulary(
 fn offsets(patient: &mut Patient<'_>, shape: &[usize], sizes: &Sizes, reader: &mut WeightReader) {
     const HINT: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
+    const NAME: &str = "wrong-d2t";
+    const FAIL: &str = "all fail or draft other tokens";
     let Sizes { vocab, drafted, .. } = *sizes;
     if shape != [drafted] {
         let what = format!("`d2t` is {shape:?}, expected [{drafted}]");
-        return patient.find(
-            "wrong-d2t",
-            Severity::Breaks,
-            what,
-            "all fail or draft other tokens",
-            HINT,
-        );
+        return patient.find(NAME, Severity::Breaks, what, FAIL, HINT);
     }
     let ascends = |ids: &mut dyn Iterator<Item = u64>| {
         let ids: Vec<u64> = ids.collect();
@@ -152,16 +148,7 @@ fn offsets(patient: &mut Patient<'_>, shape: &[usize], sizes: &Sizes, reader: &m
             && ids.last().is_some_and(|last| (*last as usize) < vocab)
     };
     match reader.take_ids("d2t", drafted, vocab) {
-        Err(error) => {
-            let what = error.to_string();
-            patient.find(
-                "wrong-d2t",
-                Severity::Breaks,
-                what,
-                "all fail or draft other tokens",
-                HINT,
-            );
-        }
+        Err(error) => patient.find(NAME, Severity::Breaks, error.to_string(), FAIL, HINT),
         Ok(values) => {
             let values: Vec<u64> = values.into_iter().map(u64::from).collect();
             if ascends(&mut (0..).zip(&values).map(|(at, offset)| at + offset)) {
@@ -176,7 +163,7 @@ fn offsets(patient: &mut Patient<'_>, shape: &[usize], sizes: &Sizes, reader: &m
                     "subtract each entry's index: `d2t - arange(len(d2t))`",
                 ),
                 false => patient.find(
-                    "wrong-d2t",
+                    NAME,
                     Severity::Breaks,
                     format!("`d2t` has offsets whose target ids do not ascend below {vocab}"),
                     "all draft other tokens",

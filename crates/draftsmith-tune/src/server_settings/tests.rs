@@ -1,37 +1,14 @@
 //! Choices at known costs, and files held to each server's own rules.
 
 use draftsmith_recipe::kinds::ServedAs;
-use draftsmith_theory::{DrafterId, RecordedCandidate, RecordedPlace, Recording, ServerCell};
+use draftsmith_theory::{DrafterId, ServerCell};
 use serde_json::Value;
 
 use super::*;
 
 /// Responses whose candidates are accepted with a chance.
 fn recordings(accepted: f64, name: &str) -> Recordings {
-    let mut draws = SeededDraws::new(1, &["servers", name]);
-    let candidate = RecordedCandidate {
-        token_id: 7,
-        candidate_prob: 0.5,
-        confidence: 0.5,
-        confidence_of_ten: 0.5,
-        entropy: 1.0,
-        predicted_acceptance_prob: None,
-        draft_log_prob: -1.0,
-        target_log_prob: -1.0,
-    };
-    let mut place = || RecordedPlace {
-        candidate: candidate.clone(),
-        rollout: (draws.uniform() >= accepted)
-            .then(|| vec![RecordedCandidate { token_id: 8, ..candidate.clone() }; 8]),
-    };
-    let response = |_| Recording::new(Vec::new(), (0..81).map(|_| place()).collect(), 81);
-    Recordings {
-        drafter: DrafterId::DRAFT,
-        max_length: 8,
-        eos_token_ids: vec![0],
-        head: None,
-        responses: (0..40).map(response).collect(),
-    }
+    crate::judging::tests::recordings([40, 81], accepted, ["servers", name])
 }
 
 /// Rounds of 10 ms for up to four rows and 2.5 ms for each further one, and 1 ms for a candidate.
