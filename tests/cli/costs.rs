@@ -132,8 +132,7 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
         return;
     }
     let given = if fault == Fault::EndsEarly { num_tokens - 5 } else { num_tokens };
-    let mut answer =
-        json!({ "choices": [{ "text": "x" }], "usage": { "completion_tokens": given } });
+    let mut answer = json!({ "choices": [{ "text": "x" }], "usage": { "completion_tokens": given, "prompt_tokens": 200 } });
     if fault == Fault::OwnClock {
         // It says that a token took 7 ms.
         answer["timings"] =
@@ -174,6 +173,10 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         // A sleep is never shorter, and longer on a busy machine.
         let ms = blocks.iter().map(|ms| ms.as_f64().unwrap()).fold(f64::MAX, f64::min);
         assert!(ms > 0.6 * expected && ms < 4.0 * expected, "{cell}");
+        // Reading a prompt takes no time here, but the first token does.
+        let reading = cell["prompt_token_ms"].as_array().unwrap();
+        assert!(reading.iter().all(|ms| (0.0..1.0).contains(&ms.as_f64().unwrap())), "{cell}");
+        assert_eq!(reading.len(), 2);
         let tokens = if number("num_candidates") > 0.0 { json!(1.0) } else { Value::Null };
         assert_eq!(cell["tokens_per_round"], tokens);
     }
@@ -257,7 +260,8 @@ fn survey_ends_in_settings(place: &Place) {
     let survey = |more: &[&str]| place.run(&[&pair[..], &few, more].concat());
     let found = survey(&["--server-costs", "costs.json", "--json"]).json();
     let settings = &found["server"];
-    let (best, low) = (settings["single"].as_u64().unwrap(), &settings["single_speedup"]["low"]);
+    let best = settings["single"]["num_candidates"].as_u64().unwrap();
+    let low = &settings["single_speedup"]["low"];
     assert!(best > 0 && low.as_f64().unwrap() >= 1.02, "{settings}");
     let flags = settings["files"][0]["text"].as_str().unwrap();
     assert!(flags.contains(&format!("--spec-draft-n-max {best} ")), "{flags}");
@@ -266,6 +270,32 @@ fn survey_ends_in_settings(place: &Place) {
         assert!(shown.contains(part), "`{part}`: {shown}");
     }
     survey(&[]).fails_naming(&["--server-costs"]);
+    // Without a draft there are llama.cpp's look-ups, which need rounds of more rows than these costs have.
+    let alone =
+        ["survey", "--target", &target, "--prompts", "train.jsonl", "--server-costs", "costs.json"];
+    let alone = |more: &[&str]| place.run(&[&alone[..], &few[..4], more].concat());
+    alone(&["--for", "vllm"]).fails_naming(&["--draft", "look-ups"]);
+    let text = std::fs::read_to_string(place.path("costs.json")).unwrap();
+    let mut costs: Value = serde_json::from_str(&text).unwrap();
+    let plain = |size: usize| {
+        let ms = 10.0 + 0.01 * size as f64;
+        json!({ "batch_size": size, "num_candidates": 0, "block_ms": [ms], "tokens_per_round": null })
+    };
+    costs["cells"] = json!([1, 2, 4, 8].map(plain));
+    place.write("rows.json", costs.to_string());
+    let rows = ["--server-costs", "rows.json", "--for", "llama.cpp"];
+    let found = place
+        .run(
+            &[
+                &["survey", "--target", &target, "--prompts", "train.jsonl"],
+                &few[..4],
+                &rows,
+                &["--json"],
+            ]
+            .concat(),
+        )
+        .json();
+    assert!(found["server"]["rows"].as_array().unwrap().len() == 4, "{found}");
 }
 
 #[test]

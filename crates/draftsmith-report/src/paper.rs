@@ -3,18 +3,19 @@
 //! A recipe describes a table by its rows and columns. Each names conditions on the keys of `results.json`,
 //! `summary.json` or `heads.json`; a cell has a key's value in the entry that meets the conditions of both.
 
+mod shown;
+mod trend;
+
 use std::collections::BTreeMap;
 
-use minijinja::context;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use self::trend::trend;
 use crate::error::{ReportError, Result};
 use crate::results::{ALL_CATEGORIES, GroupSummary, HeadRace, ResultRow, in_order};
-use crate::text::{WIDTH, typeset, width_of, wrapped};
 
-/// Figures that differ by a smaller share count as equal.
-const EQUAL_WITHIN: f64 = 0.01;
+pub use self::shown::render_papers;
 
 /// The keys that tell one table of measured figures from another, unless a row or column has a condition on them.
 const SPLIT_BY: [&str; 2] = ["dataset", "decoding"];
@@ -389,161 +390,6 @@ fn value_text(value: &Value) -> String {
     }
 }
 
-/// Whether comparisons of two rows come out as in all published figures.
-fn trend(blocks: &[FilledBlock]) -> String {
-    let (published, measured): (Vec<_>, Vec<_>) = blocks.iter().partition(|it| it.is_published);
-    let comparisons = measured.iter().flat_map(|block| block.comparisons(&published));
-    let (same, differing): (Vec<_>, Vec<_>) =
-        comparisons.partition(|(off, _)| *off <= EQUAL_WITHIN);
-    let num_all = same.len() + differing.len();
-    match differing.into_iter().max_by(|(one, _), (other, _)| one.total_cmp(other)) {
-        None if num_all == 0 => String::new(),
-        None => format!("All {num_all} comparisons of rows come out as in the paper."),
-        Some((_, most)) => format!(
-            "{} of {num_all} comparisons of rows come out as in the paper. The largest difference: {most}.",
-            same.len()
-        ),
-    }
-}
-
-impl FilledBlock {
-    /// For each two rows that all published figures put in the same order: by what share ours are in the other
-    /// order, negative if they are not, and what differs in words. Rows are compared by the columns that the paper
-    /// has too, or by the mean of their ratios over all columns if it has none of them.
-    fn comparisons(&self, published: &[&Self]) -> Vec<(f64, String)> {
-        let is_shared = |name: &&String| published.iter().any(|it| it.columns.contains(name));
-        let shared: Vec<Option<&str>> =
-            self.columns.iter().filter(is_shared).map(|name| Some(name.as_str())).collect();
-        let columns = if shared.is_empty() { vec![None] } else { shared };
-        let mut all = Vec::new();
-        for (nth, first) in self.rows.iter().enumerate() {
-            for (second, column) in
-                self.rows[nth + 1..].iter().flat_map(|row| columns.iter().map(move |it| (row, it)))
-            {
-                let over = |it: &Self| it.ratio(&first.name, &second.name, *column);
-                let theirs: Vec<f64> = published.iter().filter_map(|it| over(it)).collect();
-                let are = |is: fn(&f64) -> bool| !theirs.is_empty() && theirs.iter().all(is);
-                let Some(ours) = over(self) else { continue };
-                let (off, [here, there]) = match (are(|it| *it > 1.0), are(|it| *it < 1.0)) {
-                    (true, _) => (1.0 / ours - 1.0, ["lower", "higher"]),
-                    (_, true) => (ours - 1.0, ["higher", "lower"]),
-                    _ => continue,
-                };
-                let (what, [first, second]) =
-                    (column.unwrap_or("the mean"), [&first.name, &second.name]);
-                let text = format!(
-                    "in \"{}\", {what} of {first} is {here} than of {second}, and {there} in the paper",
-                    self.name
-                );
-                all.push((off, text));
-            }
-        }
-        all
-    }
-
-    /// The figure of a row over that of another: in a column, or the mean over all that have both.
-    fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<f64> {
-        let row = |name: &str| self.rows.iter().find(|row| row.name == name);
-        let pairs = row(first)?.figures.iter().zip(&row(second)?.figures).zip(&self.columns);
-        let pairs = pairs.filter(|(_, name)| column.is_none_or(|wanted| wanted == *name));
-        let ratios: Vec<f64> =
-            pairs.filter_map(|((first, second), _)| Some((*first)? / (*second)?)).collect();
-        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-        Some(mean).filter(|ratio| ratio.is_finite())
-    }
-}
-
-impl FilledTable {
-    /// The table for the page.
-    pub(crate) fn view(&self) -> minijinja::Value {
-        let row = |block: &FilledBlock, row: &FilledRow| {
-            let cells = block.texts(row).map(|text| ("num", typeset(&text)));
-            context! { name => &row.name, mark => "", class => "", cells => cells.collect::<Vec<_>>() }
-        };
-        let table = |block: &FilledBlock| {
-            let columns = block.columns.iter().map(|name| ("num", name.clone()));
-            let columns: Vec<_> = columns.collect();
-            let lines: Vec<_> = block.rows.iter().map(|it| row(block, it)).collect();
-            context! { first => &block.name, columns, lines }
-        };
-        let tables: Vec<_> = self.blocks.iter().map(table).collect();
-        context! { title => &self.title, note => &self.note, trend => &self.trend, tables }
-    }
-}
-
-impl FilledBlock {
-    /// The figures of a row as texts: ours with three digits, the paper's with as many decimals as their column has.
-    fn texts<'a>(&'a self, row: &'a FilledRow) -> impl Iterator<Item = String> + use<'a> {
-        let decimals = |at: usize| {
-            let printed = self.rows.iter().filter_map(|row| row.figures[at]);
-            let decimals =
-                printed.map(|it| it.to_string().split_once('.').map_or(0, |(_, it)| it.len()));
-            decimals.max().unwrap_or(0)
-        };
-        row.figures.iter().enumerate().map(move |(at, figure)| match figure {
-            None => "-".to_owned(),
-            Some(figure) if self.is_published => format!("{figure:.*}", decimals(at)),
-            Some(figure) => three_digits(*figure),
-        })
-    }
-
-    /// Lines of at most this width; columns that do not fit follow below, under the names again.
-    fn lines(&self, names: usize, width: usize) -> Vec<String> {
-        let cells: Vec<Vec<String>> =
-            self.rows.iter().map(|row| self.texts(row).collect()).collect();
-        let widest = |column: usize| {
-            let texts = cells.iter().map(|row| width_of(&row[column]));
-            texts.chain([width_of(&self.columns[column])]).max().unwrap_or(0)
-        };
-        let mut lines = Vec::new();
-        let mut from = 0;
-        while from < self.columns.len() {
-            let mut to = from + 1;
-            let mut used = names + 2 + widest(from);
-            while to < self.columns.len() && used + 2 + widest(to) <= width {
-                used += 2 + widest(to);
-                to += 1;
-            }
-            let line = |name: &str, texts: &[String]| {
-                let cells = (from..to).map(|at| format!("  {:>1$}", texts[at], widest(at)));
-                format!("{name:<names$}{}", cells.collect::<String>())
-            };
-            lines.push(line(&self.name, &self.columns));
-            let rows = self.rows.iter().zip(&cells);
-            lines.extend(rows.map(|(row, cells)| line(&format!("  {}", row.name), cells)));
-            from = to;
-        }
-        lines
-    }
-}
-
-fn three_digits(figure: f64) -> String {
-    let magnitude = if figure == 0.0 { 0.0 } else { figure.abs().log10().floor() };
-    let decimals = (2.0 - magnitude).clamp(0.0, 9.0) as usize;
-    format!("{figure:.decimals$}")
-}
-
-/// Tables as text, with a final line break.
-pub fn render_papers(tables: &[FilledTable], width: Option<usize>) -> String {
-    let mut text = String::new();
-    for table in tables {
-        let all = width.unwrap_or(WIDTH);
-        let names = table.blocks.iter().flat_map(|block| {
-            block.rows.iter().map(|row| 2 + width_of(&row.name)).chain([width_of(&block.name)])
-        });
-        let names = names.max().unwrap_or(0).min(all / 2);
-        let blocks = table.blocks.iter().flat_map(|block| block.lines(names, all));
-        let lines = wrapped(&table.title, width).into_iter().chain(blocks);
-        let said = [&table.trend, &table.note].into_iter().filter(|it| !it.is_empty());
-        for line in lines.chain(said.flat_map(|it| wrapped(it, width))) {
-            text += line.trim_end();
-            text.push('\n');
-        }
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -592,16 +438,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("comparisons of rows come out as in the"), "{text}");
-    }
-
-    #[test]
-    fn wide_tables_continue_below() {
-        let columns = (1..=9).map(|nth| format!("category {nth}")).collect::<Vec<_>>();
-        let rows = vec![FilledRow { name: "a".into(), figures: vec![Some(0.04213); 9] }];
-        let block = FilledBlock { name: "here".into(), is_published: false, columns, rows };
-        let lines = block.lines(6, 40);
-        assert_eq!(lines.iter().filter(|line| line.starts_with("here")).count(), 5);
-        assert!(lines.iter().all(|line| line.len() <= 40) && lines[1].contains("0.0421"));
     }
 
     #[test]

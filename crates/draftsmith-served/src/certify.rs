@@ -30,7 +30,7 @@ const NUM_JITTER: usize = 32;
 /// Differences of one answer, after which the rest is not compared.
 const MOST_RESTARTS: usize = 8;
 /// The log-probabilities that are requested.
-pub(crate) const NUM_LOG_PROBS: usize = 20;
+pub const NUM_LOG_PROBS: usize = 20;
 
 /// A request for a completion.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,8 @@ pub struct CertifyAsk<'a> {
     pub seed: u32,
     /// 0 is greedy.
     pub temperature: f64,
+    /// Only this many of the most probable tokens are drawn from.
+    pub top_k: Option<usize>,
     /// Whether log-probabilities of the most probable tokens are wanted.
     pub with_log_probs: bool,
 }
@@ -244,7 +246,8 @@ fn greedy(
 }
 
 fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CertifyAsk<'_> {
-    CertifyAsk { prompt, num_tokens, seed: 0, temperature: 0.0, with_log_probs: false }
+    let (temperature, top_k) = (0.0, None);
+    CertifyAsk { prompt, num_tokens, seed: 0, temperature, top_k, with_log_probs: false }
 }
 
 /// An answer's prompt, and whether others were answered beside it.

@@ -46,7 +46,7 @@ pub use error::ServedError;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
 pub use settings::{ServerLabels, ServerRecipe};
-pub use timing::{SpeculationCounters, TimedServer};
+pub use timing::{SpeculationCounters, TimedRounds, TimedServer};
 
 /// Why locks are never poisoned.
 const HELD: &str = "nobody panics while holding it";

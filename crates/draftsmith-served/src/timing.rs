@@ -38,6 +38,19 @@ struct TimedAnswer {
     elapsed: Duration,
     /// The seconds of a token by the server's own clock.
     token_seconds: Option<f64>,
+    /// Tokens of the prompt, if the server says them.
+    prompt_tokens: Option<f64>,
+}
+
+/// How long a server took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TimedRounds {
+    /// Seconds of a round.
+    pub round: f64,
+    /// Seconds to read a prompt, where all begin together: their time over their number.
+    pub prompt: f64,
+    /// Tokens of a prompt; `None` if the server does not say them.
+    pub prompt_tokens: Option<f64>,
 }
 
 /// A server's own counts of speculation since it started.
@@ -106,12 +119,16 @@ impl TimedServer {
         Ok(server)
     }
 
-    /// The seconds of a round while all prompts are answered side by side, each with this many tokens and no accepted
+    /// Times rounds and reading while all prompts are answered side by side, each with this many tokens and no accepted
     /// candidate.
     ///
     /// # Errors
     /// If the server fails, ends answers early, or does not answer side by side.
-    pub fn round_seconds(&self, prompts: &[String], num_tokens: usize) -> Result<f64, ServedError> {
+    pub fn time_rounds(
+        &self,
+        prompts: &[String],
+        num_tokens: usize,
+    ) -> Result<TimedRounds, ServedError> {
         let long = self.answer_all(prompts, num_tokens)?;
         let most =
             |answers: &[TimedAnswer]| answers.iter().map(|it| it.elapsed).max().unwrap_or_default();
@@ -123,18 +140,29 @@ impl TimedServer {
                 "raise its batch size (llama.cpp: `--parallel`, vLLM: `--max-num-seqs`) or measure smaller batches",
             ));
         }
-        if let [TimedAnswer { token_seconds: Some(own), .. }] = long[..] {
-            return Ok(own);
-        }
-        let short = self.answer_all(prompts, NUM_SHORT)?;
-        let seconds = most(&long).saturating_sub(most(&short)).as_secs_f64();
-        match seconds > 0.0 && num_tokens > NUM_SHORT {
-            true => Ok(seconds / (num_tokens - NUM_SHORT) as f64),
-            false => {
-                let what = format!("took no longer for {num_tokens} tokens than for {NUM_SHORT}");
-                Err(self.failed(&what, "measure on an idle machine, with more `--rounds`"))
+        let round = match long[..] {
+            [TimedAnswer { token_seconds: Some(own), .. }] => own,
+            _ => {
+                let short = self.answer_all(prompts, NUM_SHORT)?;
+                let seconds = most(&long).saturating_sub(most(&short)).as_secs_f64();
+                if seconds <= 0.0 || num_tokens <= NUM_SHORT {
+                    let what =
+                        format!("took no longer for {num_tokens} tokens than for {NUM_SHORT}");
+                    let hint = "measure on an idle machine, with more `--rounds`";
+                    return Err(self.failed(&what, hint));
+                }
+                seconds / (num_tokens - NUM_SHORT) as f64
             }
-        }
+        };
+        // The first token comes from reading the prompt.
+        let reading = most(&long).as_secs_f64() - round * (num_tokens - 1) as f64;
+        let tokens: Option<Vec<f64>> = long.iter().map(|it| it.prompt_tokens).collect();
+        let num = prompts.len() as f64;
+        Ok(TimedRounds {
+            round,
+            prompt: reading.max(0.0) / num,
+            prompt_tokens: tokens.map(|tokens| tokens.iter().sum::<f64>() / num),
+        })
     }
 
     fn answer_all(
@@ -190,7 +218,11 @@ impl TimedServer {
         let rounds = timings["predicted_n"].as_f64().map(|num| num - 1.0).filter(|num| *num > 0.0);
         let token_seconds =
             timings["predicted_ms"].as_f64().zip(rounds).map(|(ms, rounds)| ms / 1e3 / rounds);
-        Ok(TimedAnswer { elapsed, token_seconds: token_seconds.filter(|it| *it > 0.0) })
+        Ok(TimedAnswer {
+            elapsed,
+            token_seconds: token_seconds.filter(|it| *it > 0.0),
+            prompt_tokens: answer["usage"]["prompt_tokens"].as_f64().filter(|num| *num >= 1.0),
+        })
     }
 
     /// The server's own counts of speculation; `None` if it shows none.

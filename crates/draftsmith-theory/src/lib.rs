@@ -99,14 +99,14 @@ pub use max_gram::{BigramCounts, Bigrams, LookupFirst, MaxGram, MaxGramConfig, S
 pub use mixing::{acceptance_prob, in_validation, keep_target};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
-    CostOptimum, JudgedPrediction, RecordedCandidate, RecordedPlace, Recording, Recordings,
-    RoundPrediction, cost_optimal, seconds_per_token,
+    CostOptimum, JudgedPrediction, NgramSimple, RecordedCandidate, RecordedPlace, Recording,
+    Recordings, RoundLengths, RoundPrediction, cost_optimal, seconds_per_token,
 };
 pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::RoundCosts;
 pub use sampling::Sampling;
-pub use server_costs::{RoundTable, ServerCell, ServerCosts};
+pub use server_costs::{RoundTable, ServerCell, ServerCosts, Source, Work};
 pub use stop_rule::{
     AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
     ConfidenceThresholdConfig, CostOptimalConfig, DraftSignals, EntropyThresholdConfig,

@@ -20,6 +20,7 @@
 mod cost_optimal;
 mod judged;
 mod look_ups;
+mod ngram;
 mod recorded_steps;
 #[cfg(test)]
 pub(crate) mod test_recordings;
@@ -32,11 +33,12 @@ use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
     StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace, acceptance_prob, trace::RoundCounts,
 };
-use look_ups::LookedUp;
+use look_ups::{LookedUp, NeverDrafts};
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};
 pub use judged::{JudgedPrediction, RoundPrediction};
+pub use ngram::NgramSimple;
 
 /// A drafted candidate with its signals and probabilities.
 #[derive(Debug, Clone, PartialEq)]
@@ -122,6 +124,15 @@ impl Recording {
     }
 }
 
+/// The rounds of a response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoundLengths {
+    /// How many rounds have each number of candidates, from 0.
+    pub by_length: Vec<usize>,
+    /// The response's tokens.
+    pub num_tokens: usize,
+}
+
 /// Modelled seconds per kept token over all runs together. NaN without tokens.
 pub fn seconds_per_token(runs: &[TimedCounts]) -> f64 {
     let tokens: usize = runs.iter().map(|run| run.counts.num_tokens).sum();
@@ -180,6 +191,28 @@ impl Recordings {
             self.replay_one(response, &mut *rule, |_, _| 0.0, &mut observe);
         }
         Ok(trace)
+    }
+
+    /// The candidates of each round and the tokens of each response under a rule, by response.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<RoundLengths>, TheoryError> {
+        let mut rule = self.rule(config)?;
+        Ok(self.lengths_under(&mut *rule))
+    }
+
+    fn lengths_under(&self, rule: &mut dyn StopRule) -> Vec<RoundLengths> {
+        let of_response = |response: &Recording| {
+            let mut by_length = Vec::new();
+            let mut observe = |_, round: RoundCounts| {
+                by_length.resize(by_length.len().max(round.num_drafted + 1), 0);
+                by_length[round.num_drafted] += 1;
+            };
+            self.replay_one(response, rule, |_, _| 0.0, &mut observe);
+            RoundLengths { by_length, num_tokens: response.places.len() }
+        };
+        self.responses.iter().map(of_response).collect()
     }
 
     /// The rule, if these recordings suffice for it.

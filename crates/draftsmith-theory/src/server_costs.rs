@@ -1,9 +1,14 @@
 //! What a round takes on a server, by the number of requests in it and of candidates, and the throughput that
 //! follows.
 //!
-//! A round of B requests with K candidates each takes T(B, K) and yields B·m tokens, where m is the mean number of
-//! tokens per round and request. So the throughput is B·m / T(B, K); the order of accepted and rejected candidates
-//! does not matter. T is measured where no candidate is accepted, so that a round is the time between two tokens.
+//! A round of B requests with K candidates each takes T(B, K). T is measured where no candidate is accepted, so that a
+//! round is the time between two tokens. While B clients keep a server busy, an answer of R rounds lasts R·T(B, K), and
+//! as long as B prompts take to be read, since reading one stops all. So the throughput is B·n / (R·T(B, K) + B·P) for
+//! answers of n tokens; the order of accepted and rejected candidates does not matter.
+//!
+//! Where requests of a round draft different numbers, T is split: V(rows) for the target, which is T without speculation
+//! at that many requests, and D(B, k) = T(B, k) − V(B·(1 + k)) for k steps of the drafter. A round takes E V(B + Σkᵢ) +
+//! E D(B, max kᵢ), with independent kᵢ. Look-ups have D = 0.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +26,8 @@ pub struct ServerCell {
     pub num_candidates: usize,
     /// The median round of each block of rounds, in seconds.
     pub block_seconds: Vec<f64>,
+    /// The seconds that reading a token of a prompt took; 0 if that is unknown.
+    pub prompt_token_seconds: f64,
 }
 
 /// The rounds of a server.
@@ -40,6 +47,8 @@ impl ServerCosts {
             let is_time = |seconds: &f64| *seconds > 0.0 && seconds.is_finite();
             let is_valid = cell.batch_size > 0
                 && !cell.block_seconds.is_empty()
+                && cell.prompt_token_seconds >= 0.0
+                && cell.prompt_token_seconds.is_finite()
                 && cell.block_seconds.iter().all(is_time)
                 && cells[..nth].iter().all(|other| key(other) != key(cell));
             if !is_valid {
@@ -79,7 +88,14 @@ impl ServerCosts {
     /// indices of blocks; an index may occur twice.
     pub fn table_of(&self, mut pick: impl FnMut(usize, usize) -> Vec<usize>) -> RoundTable {
         let mut seconds: BTreeMap<usize, BTreeMap<usize, f64>> = BTreeMap::new();
+        let mut smallest: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
         for (nth, cell) in self.cells.iter().enumerate() {
+            // Prompts that begin together are read together; alone they stop the others for longest.
+            let of_cell = (cell.batch_size, cell.prompt_token_seconds);
+            let of_smallest = smallest.entry(cell.num_candidates).or_insert(of_cell);
+            if cell.batch_size < of_smallest.0 {
+                *of_smallest = of_cell;
+            }
             let blocks = pick(nth, cell.block_seconds.len());
             let mut blocks: Vec<f64> =
                 blocks.into_iter().map(|at| cell.block_seconds[at]).collect();
@@ -97,7 +113,9 @@ impl ServerCosts {
                 rise(seconds.values_mut().filter_map(|it| it.get_mut(&size)).collect());
             }
         }
-        RoundTable { seconds }
+        let prompt_token_seconds =
+            smallest.into_iter().map(|(length, (_, seconds))| (length, seconds)).collect();
+        RoundTable { seconds, prompt_token_seconds }
     }
 }
 
@@ -124,6 +142,26 @@ fn rise(values: Vec<&mut f64>) {
 pub struct RoundTable {
     /// By number of candidates and batch size.
     seconds: BTreeMap<usize, BTreeMap<usize, f64>>,
+    /// By number of candidates.
+    prompt_token_seconds: BTreeMap<usize, f64>,
+}
+
+/// What requests ask of a server: sums over them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Work {
+    /// Tokens of the prompts.
+    pub prompt_tokens: f64,
+    /// Tokens of the answers. The first one comes from reading the prompt.
+    pub tokens: f64,
+    /// Rounds after the first token.
+    pub rounds: f64,
+}
+
+impl Work {
+    /// Tokens per round and request.
+    pub fn tokens_per_round(&self, num_requests: f64) -> f64 {
+        (self.tokens - num_requests) / self.rounds
+    }
 }
 
 impl RoundTable {
@@ -139,15 +177,83 @@ impl RoundTable {
         Some(low + share * (high - low))
     }
 
-    /// Tokens per second of all requests together, if a round yields this many tokens per request.
+    /// Seconds of a round whose requests draft `k` candidates with the chance `shares[k]` each: at a number of requests,
+    /// or on the line between two numbers. `None` outside of what was measured.
+    ///
+    /// # Panics
+    /// If there is no share.
+    pub fn mixed_seconds(&self, batch_size: f64, shares: &[f64], source: Source) -> Option<f64> {
+        let at = |size: f64| self.seconds_of_batch(size as usize, shares, source);
+        let (from, share) = (batch_size.floor(), batch_size.fract());
+        let low = at(from)?;
+        if share == 0.0 { Some(low) } else { Some(low + share * (at(from + 1.0)? - low)) }
+    }
+
+    fn seconds_of_batch(&self, batch_size: usize, shares: &[f64], source: Source) -> Option<f64> {
+        // The chances of the sum of all requests' candidates.
+        let mut sums = vec![1.0];
+        for _ in 0..batch_size {
+            let mut next = vec![0.0; sums.len() + shares.len() - 1];
+            for (before, chance) in sums.iter().enumerate() {
+                for (more, share) in shares.iter().enumerate() {
+                    next[before + more] += chance * share;
+                }
+            }
+            sums = next;
+        }
+        let mut seconds = 0.0;
+        for (num_candidates, chance) in sums.iter().enumerate().filter(|(_, it)| **it > 1e-12) {
+            seconds += chance * self.seconds((batch_size + num_candidates) as f64, 0)?;
+        }
+        let Source::Drafter { most } = source else { return Some(seconds) };
+        let (mut up_to, mut before) = (0.0, 0.0);
+        for (longest, share) in shares.iter().enumerate() {
+            up_to += share;
+            let at_most = f64::min(up_to, 1.0).powi(batch_size as i32);
+            if at_most - before > 1e-12 {
+                let num_steps = (longest + 1).min(most);
+                seconds += (at_most - before) * self.draft_seconds(batch_size, num_steps)?;
+            }
+            before = at_most;
+        }
+        Some(seconds)
+    }
+
+    /// D(B, k): what k steps of the drafter take, at least 0.
+    fn draft_seconds(&self, batch_size: usize, num_candidates: usize) -> Option<f64> {
+        let whole = self.seconds(batch_size as f64, num_candidates)?;
+        let target = self.seconds((batch_size * (1 + num_candidates)) as f64, 0)?;
+        Some((whole - target).max(0.0))
+    }
+
+    /// Tokens per second of all requests together, where rounds take this long.
+    ///
+    /// `num_candidates` is that of the server: its drafter may read prompts too. The time of a prompt is that without
+    /// speculation if none was measured.
     pub fn throughput(
         &self,
         batch_size: f64,
         num_candidates: usize,
-        tokens_per_round: f64,
-    ) -> Option<f64> {
-        Some(batch_size * tokens_per_round / self.seconds(batch_size, num_candidates)?)
+        round_seconds: f64,
+        work: &Work,
+    ) -> f64 {
+        let known = |length: &usize| self.prompt_token_seconds.get(length);
+        let prompt = known(&num_candidates).or_else(|| known(&0)).copied().unwrap_or(0.0);
+        let seconds = work.rounds * round_seconds + batch_size * prompt * work.prompt_tokens;
+        batch_size * work.tokens / seconds
     }
+}
+
+/// What proposes candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A drafter, step by step up to `most` candidates. It stops before a candidate, which takes a step too.
+    Drafter {
+        /// The most candidates, at least 1.
+        most: usize,
+    },
+    /// A look-up in the text, at no cost.
+    LookUp,
 }
 
 #[cfg(test)]
@@ -155,7 +261,8 @@ mod tests {
     use super::*;
 
     fn cell(batch_size: usize, num_candidates: usize, seconds: &[f64]) -> ServerCell {
-        ServerCell { batch_size, num_candidates, block_seconds: seconds.to_vec() }
+        let block_seconds = seconds.to_vec();
+        ServerCell { batch_size, num_candidates, block_seconds, prompt_token_seconds: 0.0 }
     }
 
     fn close(found: Option<f64>, expected: f64) {
@@ -179,7 +286,8 @@ mod tests {
         close(table.seconds(2.5, 0), 2.5);
         close(table.seconds(1.0, 3), 4.5);
         close(table.seconds(4.0, 3), 4.5);
-        close(table.throughput(4.0, 3, 2.25), 2.0);
+        let work = Work { prompt_tokens: 0.0, tokens: 9.0, rounds: 4.0 };
+        close(Some(table.throughput(4.0, 3, 4.5, &work)), 2.0);
         assert_eq!(table.seconds(5.0, 0), None, "not measured");
         assert_eq!(table.seconds(1.0, 2), None);
         assert_eq!((costs.batch_sizes(), costs.lengths()), (vec![1, 4], vec![3]));
@@ -198,6 +306,50 @@ mod tests {
         close(table.seconds(1.0, 0), 1.5);
         close(table.seconds(1.0, 2), 1.5);
         close(table.seconds(1.0, 5), 6.0);
+    }
+
+    #[test]
+    fn reading_a_prompt_stops_all_requests() {
+        let plain = ServerCell { prompt_token_seconds: 0.25, ..cell(1, 0, &[1.0]) };
+        let together = ServerCell { prompt_token_seconds: 0.125, ..cell(4, 0, &[1.0]) };
+        let table = ServerCosts::new(vec![together, plain]).expect("valid").table();
+        // Two requests at a time: 10 rounds of a second, and two prompts of 8 tokens at a quarter of a second.
+        let work = Work { prompt_tokens: 8.0, tokens: 21.0, rounds: 10.0 };
+        close(Some(table.throughput(2.0, 0, 1.0, &work)), 2.0 * 21.0 / 14.0);
+        close(Some(table.throughput(2.0, 5, 1.0, &work)), 2.0 * 21.0 / 14.0);
+        close(Some(work.tokens_per_round(1.0)), 2.0);
+    }
+
+    #[test]
+    fn rounds_of_different_lengths_are_averaged_over_every_batch() {
+        // V(rows) = rows², D(B, k) = 10·k·B: neither a mean number of rows nor of steps would do.
+        let target = |rows: usize| (rows * rows) as f64;
+        let cells = (1..=8).map(|rows| cell(rows, 0, &[target(rows)])).chain(
+            [1, 2].iter().flat_map(|size| {
+                [1, 2, 3]
+                    .map(|k| cell(*size, k, &[target(size * (1 + k)) + (10 * k * size) as f64]))
+            }),
+        );
+        let table = ServerCosts::new(cells.collect()).expect("valid").table();
+        let shares = [0.5, 0.0, 0.3, 0.2];
+        let mut expected = [0.0, 0.0];
+        for (one, first) in shares.iter().enumerate() {
+            for (other, second) in shares.iter().enumerate() {
+                let rows = target(2 + one + other);
+                expected[0] += first * second * rows;
+                expected[1] += first * second * (rows + (20 * (one.max(other) + 1).min(3)) as f64);
+            }
+        }
+        let drafter = Source::Drafter { most: 3 };
+        close(table.mixed_seconds(2.0, &shares, Source::LookUp), expected[0]);
+        close(table.mixed_seconds(2.0, &shares, drafter), expected[1]);
+        let always = [0.0, 0.0, 0.0, 1.0];
+        let whole = table.seconds(2.0, 3).expect("measured");
+        close(table.mixed_seconds(2.0, &always, drafter), whole);
+        let one = table.seconds(1.0, 3).expect("measured");
+        close(table.mixed_seconds(1.5, &always, drafter), (one + whole) / 2.0);
+        let wider = table.mixed_seconds(3.0, &shares, Source::LookUp);
+        assert_eq!(wider, None, "twelve rows were not measured");
     }
 
     #[test]

@@ -141,9 +141,11 @@ fn next_served(
 }
 
 /// A job that asks servers.
-pub(crate) struct Asking<'a> {
-    pub(crate) watch: &'a dyn Watch,
-    pub(crate) progress: &'a Progress,
+pub struct Asking<'a> {
+    /// Is told of waits and interrupts the job.
+    pub watch: &'a dyn Watch,
+    /// Counts what is answered.
+    pub progress: &'a Progress,
 }
 
 impl Listener for Asking<'_> {

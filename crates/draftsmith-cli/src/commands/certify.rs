@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
+use draftsmith_advise::server_certify::{Certified, CertifySettings, certify_server};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::kinds::DrafterRecipes;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{counted, wrapped};
 use draftsmith_served::Secret;
-use draftsmith_served::certify::{CertifyPlan, SampledPlan, Verdict};
+use draftsmith_served::certify::{CertifyPlan, NUM_LOG_PROBS, SampledPlan, Verdict};
 use draftsmith_tune::server_access::read_token;
-use draftsmith_tune::server_certify::{Certified, CertifySettings, certify_server};
 
 use crate::commands::check::CheckFailed;
 use crate::console::Console;
@@ -42,9 +42,15 @@ pub(crate) struct CertifyArguments {
     /// Tokens of each greedy answer.
     #[arg(long, value_name = "N", default_value = "64")]
     max_new_tokens: NonZeroUsize,
-    /// Sampled answers to each of two prompts; 0: only greedy answers.
+    /// Sampled answers to each of the two best prompts; 0: none.
     #[arg(long, value_name = "N", default_value = "4000", value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
     draws: u32,
+    /// Temperature of sampled answers; other than 1 needs `--top-k`.
+    #[arg(long, value_name = "T", default_value = "1", value_parser = positive)]
+    temperature: f64,
+    /// Draw from the N most probable tokens, at most 20.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=NUM_LOG_PROBS as i64))]
+    top_k: Option<u8>,
     /// The server's candidates per round: as many positions are tested, and one more.
     #[arg(long, value_name = "K", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=64))]
     candidates: u16,
@@ -54,7 +60,7 @@ pub(crate) struct CertifyArguments {
     /// The type that the servers compute in, by which two tokens count as equally good.
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     server_dtype: ServerDtype,
-    /// The model's name on the servers; by default the first of their lists.
+    /// The model's name on the servers [default: the first].
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// The environment variable that holds the servers' key.
@@ -83,8 +89,19 @@ impl ServerDtype {
     }
 }
 
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && number.is_finite());
+    number.ok_or_else(|| "expected a number above 0".to_owned())
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) -> Result<()> {
+    anyhow::ensure!(
+        arguments.temperature == 1.0 || arguments.top_k.is_some(),
+        "`--temperature {}` needs `--top-k`; hint: servers tell the log-probabilities of {NUM_LOG_PROBS} tokens, so other \
+         temperatures can be tested among so many, as with `--top-k {NUM_LOG_PROBS}`",
+        arguments.temperature
+    );
     let recipe = Recipe::of_drafters(arguments.target.clone(), None, DrafterRecipes::default());
     let devices = vec![Device::flex()];
     let served_as = Some(arguments.model.as_deref().unwrap_or("served"));
@@ -94,6 +111,8 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
         num_draws: arguments.draws as usize,
         num_candidates: arguments.candidates.into(),
         num_prompts: 2,
+        temperature: arguments.temperature,
+        top_k: arguments.top_k.map(usize::from),
         eos_token_ids,
         seed,
     };

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::{Table, presets};
+use draftsmith_advise::server_costs::{MeasuredCell, ServerCostsFile, ServerPlan, measure_server};
 use draftsmith_report::{table_text, wrapped};
 use draftsmith_served::{Secret, TimedServer};
 use draftsmith_tune::server_access::read_token;
-use draftsmith_tune::server_costs::{MeasuredCell, ServerCostsFile, ServerPlan, measure_server};
 
 use crate::console::Console;
 

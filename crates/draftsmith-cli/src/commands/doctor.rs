@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::Args;
-use draftsmith_model::WeightDtype;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::wrapped;
-use draftsmith_tune::doctor::{
+use draftsmith_advise::doctor::{
     AcceptancePlan, Diagnosis, ExpectedAcceptance, Severity, diagnose, expected_acceptance,
     recipe_of,
 };
+use draftsmith_model::WeightDtype;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_report::wrapped;
 use serde::Serialize;
 
 use crate::commands::check::CheckFailed;

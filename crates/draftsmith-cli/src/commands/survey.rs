@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::{Arg, Args};
+use draftsmith_advise::survey::{SurveySettings, survey};
 use draftsmith_model::WeightDtype;
-use draftsmith_tune::survey::{SurveySettings, survey};
 
 use crate::commands::tune::servers::{LoadArguments, TunedForm};
 use crate::console::Console;
@@ -48,8 +48,12 @@ pub(crate) struct SurveyArguments {
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
     /// Also write settings for `llama.cpp`, `vllm`, `sglang` or `trtllm`; takes the loads of `tune`.
-    #[arg(long = "for", value_name = "SERVER", hide_possible_values = true, requires = "draft")]
-    #[arg(requires = "server_costs")]
+    #[arg(
+        long = "for",
+        value_name = "SERVER",
+        hide_possible_values = true,
+        requires = "server_costs"
+    )]
     form: Option<TunedForm>,
     /// The server's rounds, by `draftsmith costs`.
     #[arg(long, value_name = "FILE", requires = "form")]
@@ -69,6 +73,10 @@ fn hide_rare_loads(argument: Arg) -> Arg {
 
 impl SurveyArguments {
     fn settings(&self, seed: u64, dtype: WeightDtype) -> Result<SurveySettings> {
+        anyhow::ensure!(
+            self.draft.is_some() || self.form.is_none_or(|form| form == TunedForm::LlamaCpp),
+            "`--for` needs `--draft`; without one only llama.cpp's look-ups have settings"
+        );
         let tuning = self.form.map(|form| {
             self.load.tuning(form, self.server_costs.as_deref())?.context(
                 "`--for` takes a server here; hint: `draftsmith tune --for draft-model` is for adapters",

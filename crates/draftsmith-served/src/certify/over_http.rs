@@ -29,7 +29,8 @@ impl Completing for ServerEnd {
         let decoding = match ask.temperature {
             0.0 => Decoding::GREEDY,
             temperature => {
-                Decoding::sampled(Sampling { temperature, top_p: 1.0, top_k: None, min_p: None })
+                let top_k = ask.top_k;
+                Decoding::sampled(Sampling { temperature, top_p: 1.0, top_k, min_p: None })
             }
         };
         let terms = Terms {

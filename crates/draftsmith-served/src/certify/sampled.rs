@@ -13,7 +13,7 @@ use std::collections::btree_map::Entry;
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
-use super::{CertifyAsk, Completing, Verdict, complete_all};
+use super::{CertifyAsk, Completed, Completing, Verdict, complete_all};
 use crate::error::ServedError;
 use crate::served::Listener;
 
@@ -36,8 +36,13 @@ pub struct SampledPlan {
     pub num_draws: usize,
     /// Candidates per round of the server: as many positions after the first are tested, and one more.
     pub num_candidates: usize,
-    /// The most prompts.
+    /// The most prompts; those whose answers say most are taken.
     pub num_prompts: usize,
+    /// The temperature.
+    pub temperature: f64,
+    /// Only this many of the most probable tokens are drawn from. From all tokens the distribution is only known at
+    /// temperature 1, from [`NUM_LOG_PROBS`](super::NUM_LOG_PROBS) or fewer at any.
+    pub top_k: Option<usize>,
     /// Tokens that end answers: they count as one.
     pub eos_token_ids: Vec<u32>,
     /// Seed of answers and simulations.
@@ -113,16 +118,16 @@ pub fn test(
     let sampling = Sampling { server, reference, plan, num_streams, listener };
     let mut tests = Vec::new();
     let (mut num_prefixes, mut detectable) = (0, f64::NAN);
-    let prompts = &prompts[..prompts.len().min(plan.num_prompts)];
-    let mut references: Vec<References> = Vec::new();
-    for (number, prompt) in prompts.iter().enumerate() {
-        let mut known = References::new();
+    let chosen = sampling.choose(prompts)?;
+    let mut references: BTreeMap<usize, References> = BTreeMap::new();
+    for number in &chosen {
+        let (number, prompt, mut known) = (*number, &prompts[*number], References::new());
         let (own, nodes) = sampling.tests(number, prompt, "first", &mut known)?;
         num_prefixes += nodes.len();
         let power = nodes.iter().map(Node::detectable);
         detectable = power.fold(detectable, f64::min);
         tests.extend(own);
-        references.push(known);
+        references.insert(number, known);
         listener.advance();
     }
     tests.sort_by(|one, other| one.p_value.total_cmp(&other.p_value));
@@ -139,7 +144,7 @@ pub fn test(
         let own = match repeated.entry(prompt) {
             Entry::Occupied(own) => own.into_mut(),
             Entry::Vacant(place) => {
-                let known = &mut references[prompt];
+                let known = references.entry(prompt).or_default();
                 place.insert(sampling.tests(prompt, &prompts[prompt], "again", known)?.0)
             }
         };
@@ -148,9 +153,9 @@ pub fn test(
         is_refuted |= again.is_some_and(|p| p <= REFUTED);
     }
     tests.truncate(20);
-    let num_draws = prompts.len() * plan.num_draws;
+    let num_draws = chosen.len() * plan.num_draws;
     Ok(SampledReport {
-        num_prompts: prompts.len(),
+        num_prompts: chosen.len(),
         num_draws,
         num_prefixes,
         detectable,
@@ -180,6 +185,31 @@ struct Node {
 }
 
 impl Sampling<'_> {
+    /// The prompts whose answers say most: those that stay on common prefixes whose next tokens are open. Along the most
+    /// probable answer it is the chance to reach each prefix times the chance to leave it there.
+    fn choose(&self, prompts: &[Vec<u32>]) -> Result<Vec<usize>, ServedError> {
+        let num_tokens = self.plan.num_candidates + 2;
+        let ask = |prompt| CertifyAsk { with_log_probs: true, ..super::greedy_ask(prompt, num_tokens) };
+        let asks: Vec<CertifyAsk<'_>> = prompts.iter().map(|prompt| ask(prompt)).collect();
+        let answers = complete_all(self.reference, &asks, self.num_streams, self.listener)?;
+        let openness = |answer: &Completed| {
+            let (mut reached, mut sum) = (1.0, 0.0);
+            for (nth, known) in answer.known.iter().enumerate() {
+                let probs = drawn_from(known.clone(), self.plan.temperature, self.plan.top_k);
+                let best = probs.iter().map(|(_, prob)| *prob).fold(0.0, f64::max);
+                // The first token is not speculated.
+                sum += if nth > 0 { reached * (1.0 - best) } else { 0.0 };
+                reached *= best;
+            }
+            sum
+        };
+        let openness: Vec<f64> = answers.iter().map(openness).collect();
+        let mut order: Vec<usize> = (0..prompts.len()).collect();
+        order.sort_by(|one, other| openness[*other].total_cmp(&openness[*one]));
+        order.truncate(self.plan.num_prompts);
+        Ok(order)
+    }
+
     /// The tests of a prompt's answers, and the prefixes.
     fn tests(
         &self,
@@ -198,7 +228,8 @@ impl Sampling<'_> {
             prompt,
             num_tokens,
             seed: *seed,
-            temperature: 1.0,
+            temperature: plan.temperature,
+            top_k: plan.top_k,
             with_log_probs: false,
         };
         let asks: Vec<CertifyAsk<'_>> = seeds.iter().map(ask).collect();
@@ -236,8 +267,8 @@ impl Sampling<'_> {
         let whole = [prompt, prefix].concat();
         let known = super::best_after(self.reference, &whole)?;
         let mut probs: BTreeMap<u32, f64> = BTreeMap::new();
-        for (id, log_prob) in known {
-            *probs.entry(self.joined(id)).or_default() += f64::from(log_prob).exp();
+        for (id, prob) in drawn_from(known, self.plan.temperature, self.plan.top_k) {
+            *probs.entry(self.joined(id)).or_default() += prob;
         }
         Ok(probs)
     }
@@ -302,6 +333,26 @@ impl Sampling<'_> {
             })
             .collect()
     }
+}
+
+/// The probabilities of tokens at a temperature, from their log-probabilities at temperature 1. Of the most probable ones
+/// the last is left out, so that it counts among all others: rounding may exchange it with the next.
+fn drawn_from(
+    mut known: Vec<(u32, f32)>,
+    temperature: f64,
+    top_k: Option<usize>,
+) -> Vec<(u32, f64)> {
+    known.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let weight = |log_prob: f32| (f64::from(log_prob) / temperature).exp();
+    let Some(top_k) = top_k else {
+        return known.into_iter().map(|(id, log_prob)| (id, weight(log_prob))).collect();
+    };
+    known.truncate(top_k);
+    let total: f64 = known.iter().map(|(_, log_prob)| weight(*log_prob)).sum();
+    if known.len() > 2 {
+        known.pop();
+    }
+    known.into_iter().map(|(id, log_prob)| (id, weight(log_prob) / total)).collect()
 }
 
 /// How counts fit probabilities.

@@ -30,6 +30,7 @@ enum Fault {
     SeedIgnored,
     GreedyAcceptsTopTwo,
     RejectedTokenStays,
+    FilterMissing,
     /// Logits change a little with what runs beside them.
     Jitter,
     /// Equal tokens are chosen otherwise.
@@ -83,6 +84,27 @@ fn target(last: u32, temperature: f64) -> Vec<f64> {
     TABLES[usize::from(temperature < 1.0)][last as usize].clone()
 }
 
+/// How tokens are drawn.
+#[derive(Debug, Clone, Copy)]
+struct Drawn {
+    temperature: f64,
+    top_k: Option<usize>,
+}
+
+impl Drawn {
+    const PLAIN: Self = Self { temperature: 1.0, top_k: None };
+
+    fn target(self, last: u32) -> Vec<f64> {
+        let mut probs = target(last, self.temperature);
+        let mut sorted = probs.clone();
+        sorted.sort_by(|one, other| other.total_cmp(one));
+        let least = sorted[self.top_k.unwrap_or(V) - 1];
+        probs.iter_mut().filter(|prob| **prob < least).for_each(|prob| *prob = 0.0);
+        let total: f64 = probs.iter().sum();
+        probs.iter().map(|prob| prob / total).collect()
+    }
+}
+
 /// The drafter's: not the target's, but with much in common.
 fn drafter(last: u32) -> Vec<f64> {
     TABLES[2][last as usize].clone()
@@ -116,23 +138,32 @@ impl Mock {
     }
 
     /// Sampled tokens after a prompt.
-    fn sample(&self, mut last: u32, num: usize, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
+    fn sample(&self, ask: CertifyAsk<'_>, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
+        let drawn = Drawn { temperature: ask.temperature, top_k: ask.top_k };
+        let (mut last, num) = (*ask.prompt.last().expect("a prompt"), ask.num_tokens);
         // The first token comes from reading the prompt.
-        let mut tokens = vec![draws.categorical(&target(last, 1.0)) as u32];
+        let mut tokens = vec![draws.categorical(&drawn.target(last)) as u32];
         while tokens.len() < num {
             last = *tokens.last().expect("one");
-            tokens.extend(self.round(last, load, draws));
+            tokens.extend(self.round(last, drawn, load, draws));
         }
         tokens.truncate(num);
         tokens
     }
 
     /// A round: accepted candidates and one more token.
-    fn round(&self, last: u32, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
+    fn round(&self, last: u32, drawn: Drawn, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
         if self.fault == Fault::ArgmaxOnly {
             return vec![argmax(&target(last, 1.0))];
         }
-        let temperature = if self.fault == Fault::TemperatureMissing { 0.7 } else { 1.0 };
+        let verified = match self.fault {
+            Fault::TemperatureMissing if drawn.temperature < 1.0 => {
+                Drawn { temperature: 1.0, ..drawn }
+            }
+            Fault::TemperatureMissing => Drawn { temperature: 0.7, ..drawn },
+            Fault::FilterMissing => Drawn { top_k: None, ..drawn },
+            _ => drawn,
+        };
         let mut candidates = Vec::new();
         let mut before = last;
         for _ in 0..K {
@@ -155,7 +186,7 @@ impl Mock {
             .then(|| draws.categorical(&[1.0; 32]) as f64 / 32.0);
         for (nth, token) in candidates.iter().enumerate() {
             let row = if self.fault == Fault::RowOffByOne && nth > 0 { last } else { before };
-            let (p, q) = (target(row, temperature), drafter(before));
+            let (p, q) = (verified.target(row), drafter(before));
             let at = *token as usize;
             let ratio = match self.fault {
                 Fault::OneHotDraft => p[at] / q[at] * 1.0_f64.max(q[at] / p[at]).min(1.6),
@@ -177,21 +208,21 @@ impl Mock {
                 };
                 let total: f64 = from.iter().sum();
                 let own = match reused {
-                    _ if total <= 0.0 => argmax(&target(before, 1.0)),
+                    _ if total <= 0.0 => argmax(&drawn.target(before)),
                     Some(uniform) => at_share(&from, uniform * total),
                     None => draws.categorical(&from) as u32,
                 };
                 tokens.push(own);
                 if self.fault == Fault::RejectedTokenStays {
                     // The next token is drawn after the rejected one.
-                    tokens.push(draws.categorical(&target(*token, 1.0)) as u32);
+                    tokens.push(draws.categorical(&drawn.target(*token)) as u32);
                 }
                 return tokens;
             }
             tokens.push(*token);
             before = *token;
         }
-        let bonus = target(before, temperature);
+        let bonus = verified.target(before);
         tokens.push(match self.fault {
             Fault::BonusIsArgmax => argmax(&bonus),
             _ => draws.categorical(&bonus) as u32,
@@ -253,13 +284,14 @@ impl Completing for Mock {
         let ids = match (ask.temperature, self.speculates) {
             (0.0, true) => self.greedy(last, ask.num_tokens, load),
             (0.0, false) => Mock::new(Fault::None, true).greedy(last, ask.num_tokens, 1),
-            (_, true) => self.sample(last, ask.num_tokens, load, &mut draws),
+            (_, true) => self.sample(ask, load, &mut draws),
             (_, false) => unreachable!("the reference is asked for its distribution"),
         };
         self.running.fetch_sub(1, Ordering::SeqCst);
-        let mut known = Vec::new();
-        if ask.with_log_probs {
-            let noise = if self.fault == Fault::Jitter { 1e-3 } else { 0.0 };
+        let mut known: Vec<Vec<(u32, f32)>> = Vec::new();
+        let noise = if self.fault == Fault::Jitter { 1e-3 } else { 0.0 };
+        let before = [last].into_iter().chain(ids.iter().copied()).take(ids.len());
+        for last in before.filter(|_| ask.with_log_probs) {
             let probs = target(last, 1.0);
             let noisy = probs.iter().map(|prob| prob.ln() + noise * (draws.uniform() - 0.5));
             known.push((0..).zip(noisy).map(|(id, log_prob)| (id, log_prob as f32)).collect());
@@ -279,20 +311,32 @@ impl Listener for Quiet {
     fn wait(&self, _wait: Option<crate::served::Wait>) {}
 }
 
-fn plan(num_draws: usize, seed: u64) -> CertifyPlan {
-    let sampled =
-        SampledPlan { num_draws, num_candidates: K, num_prompts: 2, eos_token_ids: vec![99], seed };
+fn plan(num_draws: usize, drawn: Drawn, seed: u64) -> CertifyPlan {
+    let sampled = SampledPlan {
+        num_draws,
+        num_candidates: K,
+        num_prompts: 2,
+        temperature: drawn.temperature,
+        top_k: drawn.top_k,
+        eos_token_ids: vec![99],
+        seed,
+    };
     CertifyPlan { num_tokens: 40, num_streams: 4, least_tie: 1e-4, sampled: Some(sampled) }
 }
 
-/// One that ends with each token; the first two are sampled.
+/// One that ends with each token.
 fn prompts() -> Vec<Vec<u32>> {
     (0..NUM_LAST).map(|last| vec![1, (last + 3) % NUM_LAST]).collect()
 }
 
 fn certified(fault: Fault, num_draws: usize, seed: u64) -> Certificate {
+    certified_at(fault, num_draws, Drawn::PLAIN, seed)
+}
+
+fn certified_at(fault: Fault, num_draws: usize, drawn: Drawn, seed: u64) -> Certificate {
     let (server, reference) = (Mock::new(fault, true), Mock::new(reference_fault(fault), false));
-    certify(&server, &reference, &prompts(), &plan(num_draws, seed), &Quiet).expect("answers")
+    certify(&server, &reference, &prompts(), &plan(num_draws, drawn, seed), &Quiet)
+        .expect("answers")
 }
 
 fn reference_fault(fault: Fault) -> Fault {
@@ -308,7 +352,7 @@ fn distance(fault: Fault, last: u32) -> f64 {
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     let mut draws = SeededDraws::new(9, &["distance"]);
     for _ in 0..NUM {
-        *counts.entry(mock.round(first, 1, &mut draws)[0]).or_default() += 1;
+        *counts.entry(mock.round(first, Drawn::PLAIN, 1, &mut draws)[0]).or_default() += 1;
     }
     let p = target(first, 1.0);
     (0..V as u32)
@@ -340,6 +384,21 @@ fn the_mock_without_a_fault_has_the_targets_distribution() {
         for fault in [Fault::ResidualFromTarget, Fault::AcceptsTooOften, Fault::SyntheticAcceptance]
         {
             assert!(distance(fault, last) > 0.02, "{fault:?}: {}", distance(fault, last));
+        }
+    }
+}
+
+#[test]
+fn other_temperatures_are_tested_among_the_most_probable_tokens() {
+    let drawn = Drawn { temperature: 0.7, top_k: Some(5) };
+    for fault in [Fault::TemperatureMissing, Fault::FilterMissing, Fault::ResidualFromTarget] {
+        let found = certified_at(fault, 8_000, drawn, 4);
+        assert_eq!(found.verdict, Verdict::Refuted, "{fault:?}: {found:?}");
+    }
+    for seed in 0..20 {
+        for fault in [Fault::None, Fault::Jitter] {
+            let found = certified_at(fault, 1_600, drawn, seed);
+            assert_eq!(found.verdict, Verdict::NotRefuted, "{seed} {fault:?}: {found:?}");
         }
     }
 }

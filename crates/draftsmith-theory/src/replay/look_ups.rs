@@ -13,7 +13,7 @@ pub(super) struct LookedUp {
     /// 0 if nothing is found; then the drafter drafts.
     pub(super) num_candidates: usize,
     /// The leading candidates that match the response.
-    num_accepted: usize,
+    pub(super) num_accepted: usize,
 }
 
 impl LookedUp {
@@ -50,7 +50,7 @@ impl Recordings {
 }
 
 /// The stop rule without a drafter.
-struct NeverDrafts;
+pub(super) struct NeverDrafts;
 
 impl StopRule for NeverDrafts {
     fn bounds(&self) -> Bounds {

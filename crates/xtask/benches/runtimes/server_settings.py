@@ -1,50 +1,81 @@
 #!/usr/bin/env python3
-"""Predicts the speed of llama.cpp's server at several loads and numbers of candidates, then measures it.
+"""Predicts the speed of llama.cpp's server at several loads and settings, then measures it.
 
-    python3 server_settings.py DRAFTSMITH LLAMA_SERVER TARGET.gguf DRAFTER.gguf TYPE RECIPE QUESTIONS.jsonl
+    python3 server_settings.py DRAFTSMITH LLAMA_SERVER TARGET.gguf RECIPE QUESTIONS.jsonl NAME=TYPE=DRAFTER.gguf …
 
-DRAFTSMITH is the command. TYPE is llama.cpp's `--spec-type` of the drafter: `draft-eagle3` or `draft-simple`. RECIPE names
-target and drafter, with sections `[tune]` and `[evaluate]`; `draftsmith record RECIPE` has run. QUESTIONS are lines with a
-`question`: other ones than those of `[tune]`. For each number of candidates a server without accepted candidates gives the
-cost of rounds (`draftsmith costs`), and one that speculates answers the questions, greedily, with 1, 2 and 4 of them side by
-side. Prints predicted and measured speed over the server without speculation, the median error, and how much slower the
-predicted best setting of each load is than the measured best one, and the tokens per round by recordings and by the server's
-counters. Needs only the standard library.
+DRAFTSMITH is the command. RECIPE names the target and drafters of these NAMEs, with sections `[tune]` and `[evaluate]`, greedy
+decoding and answers of 128 tokens; `draftsmith record RECIPE` has run. TYPE is llama.cpp's `--spec-type` of a drafter:
+`draft-eagle3` or `draft-simple`. QUESTIONS are lines with a `question`: other ones than those of RECIPE.
+
+Rounds of each number of candidates are timed by `draftsmith costs` where none is accepted, and those without speculation for as
+many requests as a round may have rows. `draftsmith tune --for llama.cpp` predicts. Then each setting answers the questions,
+greedily, with 1, 2 and 4 clients that ask one after another. Prints predicted and measured tokens per second over the server
+without speculation, the median error, how much slower the predicted best setting of each load is than the measured best one, and
+tokens per round by recordings and by the server's counters. Needs only the standard library.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
-LENGTHS = [0, 1, 2, 3, 4, 6]
+LENGTHS = [1, 2, 3]
+LEAST_PROB = 0.5
+LOOK_UPS = [(3, 4), (2, 2)]
 BATCHES = [1, 2, 4]
+MORE_ROWS = "3,5,6,8,12,16,20"
 PORT = 8097
 NUM_TOKENS = 128
-NUM_QUESTIONS = 12
-ROUNDS = 2
+NUM_QUESTIONS = 16
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 
 
+@dataclass(frozen=True)
+class Setting:
+    drafter: str
+    num_candidates: int
+    least_prob: float = 0.0
+    num_matched: int | None = None
+
+    def flags(self, drafters: dict[str, tuple[str, str]]) -> list[str]:
+        if self.num_candidates == 0:
+            return []
+        if self.num_matched is not None:
+            sizes = ["--spec-ngram-simple-size-n", str(self.num_matched), "--spec-ngram-simple-size-m", str(self.num_candidates)]
+            return ["--spec-type", "ngram-simple", *sizes, "--spec-ngram-simple-min-hits", "1"]
+        kind, path = drafters[self.drafter]
+        limits = ["--spec-draft-n-max", str(self.num_candidates), "--spec-draft-p-min", str(self.least_prob)]
+        # With the default, an EAGLE-3 drafter accepts less as soon as several requests run.
+        return ["-md", path, "--spec-type", kind, *limits, "--no-spec-draft-backend-sampling"]
+
+    def __str__(self) -> str:
+        if self.num_matched is not None:
+            return f"{self.num_matched}x{self.num_candidates}"
+        return f"{self.num_candidates}" + (f" p {self.least_prob}" if self.least_prob else "")
+
+
 class Server:
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(120):
+    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+        for _ in range(480):
             time.sleep(0.5)
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health") as answer:
-                    if json.load(answer)["status"] == "ok":
-                        return
+                # An error while the model is being loaded.
+                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health"):
+                    return
             except OSError:
-                pass
-        raise SystemExit("the server does not start")
+                if self.process.poll() is not None:
+                    break
+        raise SystemExit(f"the server does not start: {' '.join(command)}")
 
     def __enter__(self) -> "Server":
         return self
@@ -54,100 +85,142 @@ class Server:
         self.process.wait()
 
 
-def complete(question: str) -> dict:
+def complete(question: str) -> tuple[int, str]:
+    """The tokens of an answer, by number, and its text."""
     prompt = f"{SYSTEM}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    body = {"prompt": prompt, "n_predict": NUM_TOKENS, "temperature": 0, "cache_prompt": False}
-    url = f"http://127.0.0.1:{PORT}/completion"
+    body = {"model": "served", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "cache_prompt": False}
+    url = f"http://127.0.0.1:{PORT}/v1/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as answer:
-        return json.load(answer)
+        found = json.load(answer)
+    return found["usage"]["completion_tokens"], found["choices"][0]["text"]
 
 
-def counters() -> tuple[float, float]:
-    """Rounds with candidates and accepted candidates since the server started."""
+def counters() -> float:
+    """Accepted candidates since the server started."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as page:
         text = page.read().decode()
-    found = [re.search(rf"spec_decode_num_{name}_total(?:{{[^}}]*}})? (\S+)", text) for name in ("drafts", "accepted_tokens")]
-    rounds, accepted = (float(it[1]) if it else 0.0 for it in found)
-    return rounds, accepted
+    found = re.search(r"^\w+:spec_decode_num_accepted_tokens_total(?:{[^}]*})? (\S+)", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
-def answer_all(questions: list[str], at_once: int) -> tuple[float, list[str]]:
-    """Seconds per token of a request after its first token, while `at_once` clients ask, and the answers."""
+def answer_all(questions: list[str], num_clients: int) -> tuple[float, float, list[str]]:
+    """Tokens per second of all clients while all are busy, tokens per round, and the answers."""
     left, lock = list(enumerate(questions)), threading.Lock()
-    answers: dict[int, dict] = {}
+    answers: dict[int, tuple[int, str]] = {}
+    spans: list[tuple[float, float, int]] = []
+    idle_from = float("inf")
 
     def ask() -> None:
+        nonlocal idle_from
         while True:
             with lock:
                 if not left:
+                    idle_from = min(idle_from, time.monotonic())
                     return
                 nth, question = left.pop(0)
+            begun = time.monotonic()
             answers[nth] = complete(question)
+            spans.append((begun, time.monotonic(), answers[nth][0]))
 
-    clients = [threading.Thread(target=ask) for _ in range(at_once)]
+    before = counters()
+    clients = [threading.Thread(target=ask) for _ in range(num_clients)]
+    begun = time.monotonic()
     for client in clients:
         client.start()
     for client in clients:
         client.join()
-    timings = [answers[nth]["timings"] for nth in range(len(questions))]
-    seconds = sum(timing["predicted_ms"] for timing in timings) / 1e3
-    return seconds / sum(timing["predicted_n"] - 1 for timing in timings), [answers[nth]["content"] for nth in range(len(questions))]
+    accepted = counters() - before
+    # Of an answer that others ended before, the share that was done by then.
+    tokens = sum(num * min(1.0, (idle_from - start) / (end - start)) for start, end, num in spans)
+    later = sum(num - 1 for num, _ in answers.values())
+    return tokens / (idle_from - begun), later / max(later - accepted, 1), [answers[nth][1] for nth in range(len(questions))]
 
 
 def main() -> None:
-    draftsmith, binary, target, drafter, kind, recipe, path = sys.argv[1:]
+    draftsmith, binary, target, recipe, path, *given = sys.argv[1:]
+    drafters = {name: (kind, gguf) for name, kind, gguf in (it.split("=") for it in given)}
     questions = [json.loads(line)["question"] for line in Path(path).read_text().splitlines()]
     questions = questions[:: max(len(questions) // NUM_QUESTIONS, 1)][:NUM_QUESTIONS]
-    common = [binary, "-m", target, "-c", "4096", "-np", "4", "-t", "2", "--port", str(PORT), "--metrics"]
+    plain = Setting("", 0)
 
-    def command(length: int, synthetic: bool) -> list[str]:
-        if length == 0:
-            return common
-        speculation = ["-md", drafter, "--spec-type", kind, "--spec-draft-n-max", str(length)]
-        return common + speculation + (["--spec-synth-rates", ",".join(["0"] * length)] if synthetic else [])
+    def command(setting: Setting, num_slots: int, more: list[str]) -> list[str]:
+        # Without a unified cache, requests that draft different numbers are computed one after another.
+        slots = ["-c", str(1024 * num_slots), "-np", str(num_slots), "--kv-unified"]
+        common = ["-t", "2", "--port", str(PORT), "--metrics"]
+        return [binary, "-m", target, *slots, *common, *setting.flags(drafters), *more]
 
-    costs = Path("server-costs.json")
-    for length in LENGTHS:
-        with Server(command(length, True)):
-            arguments = ["--server", f"http://127.0.0.1:{PORT}/v1", "--candidates", str(length), "--out", str(costs)]
-            subprocess.run([draftsmith, "costs", *arguments, "--batch-sizes", "1,2,4", "--blocks", "3"], check=True)
-    told = [draftsmith, "tune", recipe, "--for", "llama.cpp", "--costs", str(costs), "--json", "--quiet"]
-    settings = json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout)
-    predicted = next(it for it in settings if it["decoding"] == "greedy")
-    measured: dict[tuple[int, int], list[float]] = {}
-    texts: dict[int, list[str]] = {}
-    per_round: dict[tuple[int, int], float] = {}
-    for nth in range(ROUNDS):
+    def measure_costs(setting: Setting, out: Path, batches: str, num_slots: int, more: list[str]) -> None:
+        with Server(command(setting, num_slots, more)):
+            arguments = ["--server", f"http://127.0.0.1:{PORT}/v1", "--candidates", str(setting.num_candidates)]
+            sizes = ["--batch-sizes", batches, "--blocks", "4", "--rounds", "48", "--prompt-words", "90"]
+            subprocess.run([draftsmith, "costs", *arguments, *sizes, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+
+    whole = Path("server-costs.json")
+    measure_costs(plain, whole, "1,2,4", 4, [])
+    measure_costs(plain, whole, MORE_ROWS, 20, [])
+    settings = [Setting("look-up", most, 0.0, matched) for matched, most in LOOK_UPS]
+    predicted: dict[tuple[int, Setting], dict] = {}
+    for name in drafters:
+        costs = Path(f"server-costs-{name}.json")
+        if not costs.exists():
+            shutil.copy(whole, costs)
         for length in LENGTHS:
-            with Server(command(length, False)):
-                complete(questions[0])
-                for at_once in BATCHES:
-                    rounds, accepted = counters()
-                    seconds, answers = answer_all(questions, at_once)
-                    rounds, accepted = counters()[0] - rounds, counters()[1] - accepted
-                    per_round[at_once, length] = 1 + accepted / max(rounds, 1)
-                    measured.setdefault((at_once, length), []).append(seconds)
-                    if at_once == 1:
-                        texts[length] = answers
-        print(f"round {nth + 1} of {ROUNDS}", file=sys.stderr)
-    errors, regrets = [], []
-    print("at once   K   predicted   measured   error   tokens per round: recorded, server")
-    for row in predicted["rows"]:
-        speeds = {}
-        for cell in row["cells"]:
-            key = (row["batch_size"], cell["num_candidates"])
-            plain = statistics.median(measured[row["batch_size"], 0])
-            speeds[cell["num_candidates"]] = speed = plain / statistics.median(measured[key])
-            if key[1] == 0:
+            synthetic = ["--spec-synth-rates", ",".join(["0"] * length)]
+            measure_costs(Setting(name, length), costs, "1,2,4", 4, synthetic)
+        settings += [Setting(name, length) for length in LENGTHS] + [Setting(name, LENGTHS[-1], LEAST_PROB)]
+        told = [draftsmith, "tune", recipe, "--for", "llama.cpp", "--costs", str(costs), "--json", "--quiet"]
+        for found in json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout):
+            drafter = found["drafter"].split("+")[0]
+            if found["decoding"] != "greedy" or drafter not in (name, "look-up", "lookup"):
                 continue
-            errors.append(abs(cell["speedup"] / speed - 1))
-            print(f"{key[0]:7}  {key[1]:2}   {cell['speedup']:9.3f}   {speed:8.3f}   {100 * (cell['speedup'] / speed - 1):+.1f} %   {cell['tokens_per_round']:.2f}   {per_round[key]:.2f}")
-        regrets.append(1 - speeds[row["best"]] / max(speeds.values()))
-        print(f"  chosen: K = {row['best']}, {100 * regrets[-1]:.1f} % slower than the measured best")
-    same = sum(texts[length] == texts[0] for length in LENGTHS)
+            for row in found["rows"]:
+                for cell in row["cells"]:
+                    by = name if cell["num_matched"] is None else "look-up"
+                    key = Setting(by, cell["num_candidates"], cell["least_prob"], cell["num_matched"])
+                    predicted[row["batch_size"], key] = cell
+
+    measured: dict[tuple[int, Setting], list[float]] = {}
+    per_round: dict[tuple[int, Setting], float] = {}
+    texts: dict[Setting, list[str]] = {}
+    order = [plain, *settings[: len(settings) // 2], plain, *settings[len(settings) // 2 :], plain]
+    for nth, setting in enumerate(order):
+        with Server(command(setting, 4, [])):
+            complete(questions[0])
+            for num_clients in BATCHES:
+                speed, rounds, answers = answer_all(questions, num_clients)
+                measured.setdefault((num_clients, setting), []).append(speed)
+                per_round[num_clients, setting] = rounds
+                if num_clients == 1:
+                    texts[setting] = answers
+        print(f"{nth + 1} of {len(order)}", file=sys.stderr, flush=True)
+    errors, regrets = [], []
+    print("clients  drafter   setting   predicted   measured    error   tokens per round: recorded, server")
+    for num_clients in BATCHES:
+        base = statistics.median(measured[num_clients, plain])
+        pairs = []
+        for setting in settings:
+            cell = predicted.get((num_clients, setting))
+            if cell is None:
+                print(f"{num_clients:7}  {setting.drafter:8}  {setting!s:8}   not predicted")
+                continue
+            speed = measured[num_clients, setting][0] / base
+            error = cell["speedup"] / speed - 1
+            errors.append(abs(error))
+            pairs.append((cell["speedup"], speed, setting))
+            print(
+                f"{num_clients:7}  {setting.drafter:8}  {setting!s:8}   {cell['speedup']:9.3f}   {speed:8.3f}   {100 * error:+5.1f} %   "
+                f"{cell['tokens_per_round']:.2f}   {per_round[num_clients, setting]:.2f}"
+            )
+        chosen = max([*pairs, (1.0, 1.0, plain)], key=lambda it: it[0])
+        best = max([*pairs, (1.0, 1.0, plain)], key=lambda it: it[1])
+        regrets.append(1 - chosen[1] / best[1])
+        print(f"  predicted best: {chosen[2].drafter} {chosen[2]}, {100 * regrets[-1]:.1f} % slower than the measured best, {best[2].drafter} {best[2]}")
+    same = sum(texts[setting] == texts[plain] for setting in settings)
     print(f"median error {100 * statistics.median(errors):.1f} % of {len(errors)} settings, greatest regret {100 * max(regrets):.1f} %")
-    print(f"answers equal those without speculation at {same - 1} of {len(LENGTHS) - 1} numbers of candidates")
+    print(f"all answers equal those without speculation under {same} of {len(settings)} settings")
+    speeds = ", ".join(f"{num_clients}: {statistics.median(measured[num_clients, plain]):.1f}" for num_clients in BATCHES)
+    print(f"tokens per second without speculation by clients: {speeds}")
 
 
 if __name__ == "__main__":

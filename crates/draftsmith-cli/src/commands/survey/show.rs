@@ -5,10 +5,10 @@ use comfy_table::{Table, presets};
 use draftsmith_report::{CostSource, DecodingName, explained, render_rules, table_text, wrapped};
 use draftsmith_theory::Estimate;
 
-use draftsmith_tune::survey::pair::PairSurvey;
-use draftsmith_tune::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
-use draftsmith_tune::survey::verdict::gain_text;
-use draftsmith_tune::survey::{Survey, SurveyResult};
+use draftsmith_advise::survey::pair::PairSurvey;
+use draftsmith_advise::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
+use draftsmith_advise::survey::verdict::gain_text;
+use draftsmith_advise::survey::{Survey, SurveyResult};
 
 use crate::commands::tune::servers;
 
@@ -35,18 +35,22 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
 
 /// The server's settings, and how to check them.
 fn server(survey: &Survey, width: Option<usize>) -> String {
-    let SurveyResult::Pair(found) = &survey.found else { return String::new() };
-    let (Some(settings), Some(draft)) = (&found.server, &survey.draft) else {
-        return String::new();
+    let found = match &survey.found {
+        SurveyResult::Pair(found) => &found.server,
+        SurveyResult::Target(found) => &found.server,
     };
-    let text = servers::text(settings, width);
+    let Some(settings) = found else { return String::new() };
+    let mut text = servers::text(settings, width);
     if settings.files.is_empty() {
         return text;
     }
-    let (draft, target) = (draft.display(), survey.target.display());
-    format!(
-        "{text}check: draftsmith doctor {draft} --target {target}\n\
-         check: draftsmith certify --server URL --reference URL --target {target} --prompts FILE\n"
+    let target = survey.target.display();
+    let is_look_up = settings.single.is_some_and(|it| it.num_matched.is_some());
+    if let Some(draft) = survey.draft.as_ref().filter(|_| !is_look_up) {
+        text += &format!("check: draftsmith doctor {} --target {target}\n", draft.display());
+    }
+    text + &format!(
+        "check: draftsmith certify --server URL --reference URL --target {target} --prompts FILE\n"
     )
 }
 

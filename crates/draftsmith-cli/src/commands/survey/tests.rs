@@ -7,7 +7,7 @@ use clap::Parser;
 use draftsmith_model::WeightDtype;
 use serde_json::Value;
 
-use draftsmith_tune::survey::{Survey, SurveyResult, survey};
+use draftsmith_advise::survey::{Survey, SurveyResult, survey};
 
 use super::SurveyArguments;
 use crate::console::Console;

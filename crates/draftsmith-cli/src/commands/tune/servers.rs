@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
+use draftsmith_advise::server_costs::ServerCostsFile;
+use draftsmith_advise::server_settings::{
+    Drafting, LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning,
+    tune_for_server,
+};
 use draftsmith_files::write_whole;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{table_text, times_text, wrapped};
 use draftsmith_theory::Estimate;
-use draftsmith_tune::server_costs::ServerCostsFile;
-use draftsmith_tune::server_settings::{
-    ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, tune_for_server,
-};
 
 use crate::console::Console;
 
@@ -152,10 +153,16 @@ pub(crate) fn run(
 
 /// The table by load, the settings and what to know about them.
 pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
+    // Look-ups and least probabilities are too many to show, except for the chosen one.
+    let is_shown = |cell: &&LoadCell| {
+        let is_fixed = cell.drafting.least_prob == 0.0 && cell.drafting.num_matched.is_none();
+        is_fixed || Some(cell.drafting) == settings.single
+    };
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let lengths = settings.rows.first().map_or(&[][..], |row| &row.cells);
-    let heading = lengths.iter().map(|cell| format!("K = {}", cell.num_candidates));
+    let lengths: Vec<&LoadCell> =
+        settings.rows.iter().take(1).flat_map(|row| &row.cells).filter(is_shown).collect();
+    let heading = lengths.iter().map(|cell| short_name(cell.drafting));
     let first = ["requests".to_owned(), "best".to_owned(), "95 %".to_owned()];
     table.set_header(first.into_iter().chain(heading));
     for row in &settings.rows {
@@ -166,13 +173,13 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
         let interval = row
             .speedup
             .map_or("-".to_owned(), |Estimate { low, high, .. }| format!("{low:.2}..{high:.2}"));
-        let cells = row.cells.iter().map(|cell| times_text(cell.speedup));
+        let cells = row.cells.iter().filter(is_shown).map(|cell| times_text(cell.speedup));
         table.add_row([row.batch_size.to_string(), best, interval].into_iter().chain(cells));
     }
-    let tokens = lengths
+    let tokens: Vec<String> = lengths
         .iter()
-        .filter(|cell| cell.num_candidates > 0)
-        .map(|cell| format!("{:.2} at K = {}", cell.tokens_per_round, cell.num_candidates));
+        .map(|it| format!("{:.2} at {}", it.tokens_per_round, short_name(it.drafting)))
+        .collect();
     let mut lines = vec![
         format!(
             "{}, {}, {} test prompts: speed by requests side by side, over the server without speculation",
@@ -181,14 +188,18 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
             settings.num_prompts
         ),
         table_text(table, &(2..3 + lengths.len()).collect::<Vec<_>>()),
-        format!("tokens per round: {}", tokens.collect::<Vec<_>>().join(", ")),
     ];
-    lines.push(match settings.single_speedup {
-        Some(Estimate { value, low, high }) => format!(
-            "at your load: K = {}, {} ({low:.2} to {high:.2})",
-            settings.single,
-            times_text(value)
-        ),
+    if !tokens.is_empty() {
+        lines.push(format!("tokens per round: {}", tokens.join(", ")));
+    }
+    lines.push(match settings.single.zip(settings.single_speedup) {
+        Some((single, Estimate { value, low, high })) => {
+            format!(
+                "at your load: {}, {} ({low:.2} to {high:.2})",
+                named(single),
+                times_text(value)
+            )
+        }
         None => "at your load: off".to_owned(),
     });
     lines.extend(
@@ -196,4 +207,24 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
     );
     lines.extend(settings.notes.iter().map(|note| wrapped(note, width).join("\n")));
     lines.join("\n") + "\n\n"
+}
+
+fn short_name(drafting: Drafting) -> String {
+    let Drafting { num_candidates, least_prob, num_matched } = drafting;
+    match num_matched {
+        Some(num_matched) => format!("{num_matched}x{num_candidates}"),
+        None if least_prob > 0.0 => format!("K = {num_candidates}, p = {least_prob}"),
+        None => format!("K = {num_candidates}"),
+    }
+}
+
+fn named(drafting: Drafting) -> String {
+    let Drafting { num_candidates, least_prob, num_matched } = drafting;
+    match num_matched {
+        Some(num_matched) => format!("K = {num_candidates} after {num_matched} known tokens"),
+        None if least_prob > 0.0 => {
+            format!("K = {num_candidates} while probabilities reach {least_prob}")
+        }
+        None => format!("K = {num_candidates}"),
+    }
 }

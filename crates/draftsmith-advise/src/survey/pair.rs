@@ -17,16 +17,16 @@ use super::halves::{Halves, Promise};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, Verdict};
 use super::{MAX_LENGTH, Surveyor};
-use crate::costs::Costs;
-use crate::judging::{Judging, over, speedup};
-use crate::labels::Labels;
-use crate::recorder::{RecordedDrafter, RecordedModels};
-use crate::rollouts::RecordedSet;
 use crate::server_settings::{Served, ServerSettings};
-use crate::sweep::{Choice, best_fixed, best_of_all, cheapest};
 use draftsmith_recipe::kinds::ServedAs;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
+use draftsmith_tune::costs::Costs;
+use draftsmith_tune::judging::{Judging, over, speedup};
+use draftsmith_tune::labels::Labels;
+use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
+use draftsmith_tune::rollouts::RecordedSet;
+use draftsmith_tune::sweep::{Choice, best_fixed, best_of_all, cheapest};
 
 /// The survey of a pair.
 #[derive(Debug, Serialize)]
@@ -126,10 +126,10 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
     let [chosen_on, judged_on] = &recorded.halves.0;
-    let server = surveyor.tuning.map(|(tuning, draft)| {
+    let server = surveyor.tuning.zip(surveyor.draft).map(|(tuning, draft)| {
         let (drafter, model) = (DrafterId::DRAFT.into(), draft.display().to_string());
         let served = Served { drafter, form: ServedAs::DraftModel, model };
-        tuning.settings([chosen_on, judged_on], DecodingName::of(&decoding), &served, seed)
+        tuning.fastest([chosen_on, judged_on], DecodingName::of(&decoding), &served, seed)
     });
     Ok(PairSurvey {
         server: server.transpose()?,

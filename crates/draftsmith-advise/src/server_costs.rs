@@ -64,6 +64,9 @@ pub struct MeasuredCell {
     pub num_candidates: usize,
     /// The median round of each block, in milliseconds, less the machine's drift.
     pub block_ms: Vec<f64>,
+    /// Milliseconds to read a token of a prompt in each block; empty if the server does not say how many it reads.
+    #[serde(default)]
+    pub prompt_token_ms: Vec<f64>,
     /// Tokens per round by the server's counters, which should be 1; null if it shows none.
     pub tokens_per_round: Option<f64>,
 }
@@ -111,6 +114,7 @@ impl ServerCostsFile {
             batch_size: cell.batch_size,
             num_candidates: cell.num_candidates,
             block_seconds: cell.block_ms.iter().map(|ms| ms / 1e3).collect(),
+            prompt_token_seconds: median_of(cell.prompt_token_ms).unwrap_or(0.0) / 1e3,
         };
         let cells = Self::read_or_new(path)?.cells.into_iter().map(cell).collect();
         ServerCosts::new(cells).with_context(|| format!("costs `{}`", path.display()))
@@ -120,12 +124,12 @@ impl ServerCostsFile {
         let key = (num_candidates, batch_size);
         let found = self.cells.iter().position(|it| (it.num_candidates, it.batch_size) == key);
         let at = found.unwrap_or_else(|| {
-            let (block_ms, tokens_per_round) = (Vec::new(), None);
             self.cells.push(MeasuredCell {
                 batch_size,
                 num_candidates,
-                block_ms,
-                tokens_per_round,
+                block_ms: Vec::new(),
+                prompt_token_ms: Vec::new(),
+                tokens_per_round: None,
             });
             self.cells.len() - 1
         });
@@ -188,10 +192,11 @@ pub fn measure_server(
         for at in (1..sizes.len()).rev() {
             sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
         }
-        for (size, ms, tokens_per_round) in measuring.pass(&sizes)? {
-            let cell = file.cell(size, plan.num_candidates);
-            cell.block_ms.push(ms);
-            cell.tokens_per_round = tokens_per_round.or(cell.tokens_per_round);
+        for block in measuring.pass(&sizes)? {
+            let cell = file.cell(block.batch_size, plan.num_candidates);
+            cell.block_ms.push(block.round_ms);
+            cell.prompt_token_ms.extend(block.prompt_token_ms);
+            cell.tokens_per_round = block.tokens_per_round.or(cell.tokens_per_round);
             progress.advance(1);
         }
         file.write(path)?;
@@ -212,8 +217,14 @@ struct Measuring<'a> {
     num_asked: usize,
 }
 
-/// A batch size, its median round in milliseconds, and the tokens per round by the server's counters.
-type Block = (usize, f64, Option<f64>);
+/// A measured block.
+struct Block {
+    batch_size: usize,
+    round_ms: f64,
+    prompt_token_ms: Option<f64>,
+    /// By the server's counters.
+    tokens_per_round: Option<f64>,
+}
 
 impl Measuring<'_> {
     /// Checks by the server's counters that it drafts as many candidates as the plan says, and accepts none.
@@ -251,10 +262,12 @@ impl Measuring<'_> {
             let first = *self.first_sentinel.get_or_insert(before);
             if (after / before - 1.0).abs() <= MOST_DRIFT || again == MOST_AGAIN {
                 let drift = (before + after) / 2.0 / first;
-                return Ok(blocks
-                    .into_iter()
-                    .map(|(size, ms, tokens)| (size, ms / drift, tokens))
-                    .collect());
+                let corrected = |block: Block| Block {
+                    round_ms: block.round_ms / drift,
+                    prompt_token_ms: block.prompt_token_ms.map(|ms| ms / drift),
+                    ..block
+                };
+                return Ok(blocks.into_iter().map(corrected).collect());
             }
             self.watch.note("costs: the machine's speed changed by over 10 %, so these blocks are measured again");
         }
@@ -262,7 +275,7 @@ impl Measuring<'_> {
     }
 
     fn sentinel(&mut self) -> Result<f64> {
-        Ok(self.block(self.plan.batch_sizes[0])?.1)
+        Ok(self.block(self.plan.batch_sizes[0])?.round_ms)
     }
 
     fn block(&mut self, batch_size: usize) -> Result<Block> {
@@ -271,7 +284,7 @@ impl Measuring<'_> {
         }
         let prompts: Vec<String> = (0..batch_size).map(|_| self.prompt()).collect();
         let before = self.server.counters()?;
-        let seconds = self.server.round_seconds(&prompts, self.plan.num_rounds + 1)?;
+        let timed = self.server.time_rounds(&prompts, self.plan.num_rounds + 1)?;
         let counted = since(self.server.counters()?, before)?;
         let tokens = counted
             .filter(|it| it.num_rounds > 0.0)
@@ -283,7 +296,12 @@ impl Measuring<'_> {
                  0, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`), or with an untrained drafter"
             );
         }
-        Ok((batch_size, 1e3 * seconds, tokens))
+        Ok(Block {
+            batch_size,
+            round_ms: 1e3 * timed.round,
+            prompt_token_ms: timed.prompt_tokens.map(|num| 1e3 * timed.prompt / num),
+            tokens_per_round: tokens,
+        })
     }
 
     /// A prompt that no other begins like.

@@ -1,14 +1,42 @@
 //! Choices at known costs, and files held to each server's own rules.
 
-use draftsmith_recipe::kinds::ServedAs;
-use draftsmith_theory::{DrafterId, ServerCell};
+use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, ServerCell};
 use serde_json::Value;
 
 use super::*;
 
-/// Responses whose candidates are accepted with a chance.
+/// 40 responses of 81 tokens whose candidates are accepted with a chance. The drafter gives accepted ones a probability
+/// of 0.95 or 0.6, and others 0.6 or 0.2, half of the time each.
 fn recordings(accepted: f64, name: &str) -> Recordings {
-    crate::judging::tests::recordings([40, 81], accepted, ["servers", name])
+    let mut draws = SeededDraws::new(1, &["servers", name]);
+    let candidate = |token_id, prob| RecordedCandidate {
+        token_id,
+        candidate_prob: prob,
+        confidence: prob,
+        confidence_of_ten: prob,
+        entropy: 1.0,
+        predicted_acceptance_prob: None,
+        draft_log_prob: -1.0,
+        target_log_prob: -1.0,
+    };
+    // Responses repeat nine tokens.
+    let mut place = |at: u32| {
+        let is_likely = draws.uniform() < 0.5;
+        let is_accepted = draws.uniform() < accepted;
+        let rejected = candidate(8, if is_likely { 0.6 } else { 0.2 });
+        RecordedPlace {
+            candidate: candidate(10 + at % 9, if is_likely { 0.95 } else { 0.6 }),
+            rollout: (!is_accepted).then(|| vec![rejected; 8]),
+        }
+    };
+    let mut response = |_| Recording::new(vec![1; 10], (0..81).map(&mut place).collect(), 81);
+    Recordings {
+        drafter: DrafterId::DRAFT,
+        max_length: 8,
+        eos_token_ids: vec![0],
+        head: None,
+        responses: (0..40).map(&mut response).collect(),
+    }
 }
 
 /// Rounds of 10 ms for up to four rows and 2.5 ms for each further one, and 1 ms for a candidate.
@@ -16,19 +44,29 @@ fn costs(sizes: &[usize]) -> ServerCosts {
     let cell = |batch_size: usize, num_candidates: usize| {
         let rows = (batch_size * (1 + num_candidates)) as f64;
         let seconds = 0.01 + 0.0025 * (rows - 4.0).max(0.0) + 0.001 * num_candidates as f64;
-        ServerCell { batch_size, num_candidates, block_seconds: vec![seconds; 5] }
+        let block_seconds = vec![seconds; 5];
+        ServerCell { batch_size, num_candidates, block_seconds, prompt_token_seconds: 0.0 }
     };
     let cells = sizes.iter().flat_map(|size| [0, 1, 2, 3, 5].map(|length| cell(*size, length)));
     ServerCosts::new(cells.collect()).expect("valid")
 }
 
+const LENGTHS: [usize; 4] = [1, 2, 3, 5];
+
+fn choosing(tuning: &ServerTuning, accepted: f64) -> Choosing<'_> {
+    let [one, other] = ["validation", "test"].map(|name| recordings(accepted, name));
+    let tried = LENGTHS.map(Drafting::fixed).to_vec();
+    tuning.choosing([&one, &other], tried, 3).expect("lengths")
+}
+
 fn settings(accepted: f64, load: ServerLoad) -> ServerSettings {
     let tuning = ServerTuning { kind: ServerKind::Vllm, costs: costs(&[1, 2, 4, 8]), load };
-    let [validation, test] = ["validation", "test"].map(|name| {
-        TokensByLength::new(&recordings(accepted, name), &tuning.costs).expect("lengths")
-    });
-    let choosing = Choosing { tuning: &tuning, validation, test, seed: 3 };
+    let choosing = choosing(&tuning, accepted);
     choosing.settings(DrafterId::DRAFT.into(), DecodingName::Greedy).expect("chosen")
+}
+
+fn single(settings: &ServerSettings) -> usize {
+    settings.single.map_or(0, |it| it.num_candidates)
 }
 
 fn one_client() -> ServerLoad {
@@ -41,18 +79,18 @@ fn the_number_that_pays_falls_with_the_batch_and_speeds_are_those_of_the_formula
     let bests: Vec<usize> = found.rows.iter().map(|row| row.best).collect();
     assert!(bests[0] >= 3 && bests.is_sorted_by(|one, other| one >= other), "{bests:?}");
     assert_eq!(bests[3], 0, "eight requests fill the machine: {bests:?}");
-    assert_eq!(found.single, bests[0]);
+    assert_eq!(single(&found), bests[0]);
     for row in &found.rows {
         for cell in &row.cells {
-            let rows = (row.batch_size * (1 + cell.num_candidates)) as f64;
+            let num_candidates = cell.drafting.num_candidates;
+            let rows = (row.batch_size * (1 + num_candidates)) as f64;
             let seconds =
                 |rows: f64, k: usize| 0.01 + 0.0025 * (rows - 4.0).max(0.0) + 0.001 * k as f64;
             let plain = seconds(row.batch_size as f64, 0);
-            let expected = cell.tokens_per_round * plain / seconds(rows, cell.num_candidates);
+            let expected = cell.tokens_per_round * plain / seconds(rows, num_candidates);
             assert!((cell.speedup - expected).abs() < 1e-9, "{row:?}");
             // 1 + β + … + β^K, give or take the sample.
-            let ideal: f64 =
-                (0..=cell.num_candidates as i32).map(|power| 0.8_f64.powi(power)).sum();
+            let ideal: f64 = (0..=num_candidates as i32).map(|power| 0.8_f64.powi(power)).sum();
             assert!((cell.tokens_per_round / ideal - 1.0).abs() < 0.05, "{cell:?} {ideal}");
         }
     }
@@ -64,7 +102,7 @@ fn the_number_that_pays_falls_with_the_batch_and_speeds_are_those_of_the_formula
 fn a_drafter_that_is_seldom_right_is_off() {
     let found = settings(0.05, one_client());
     assert!(found.rows.iter().all(|row| row.best == 0 && row.speedup.is_none()), "{found:?}");
-    assert_eq!((found.single, found.single_speedup), (0, None));
+    assert_eq!((found.single, found.single_speedup), (None, None));
     for kind in KINDS {
         let served = Served {
             drafter: DrafterId::DRAFT.into(),
@@ -80,7 +118,7 @@ fn a_drafter_that_is_seldom_right_is_off() {
 fn one_number_for_a_mixed_load_lies_between_and_its_loss_is_told() {
     let mixed = settings(0.8, ServerLoad::Shares(vec![(1.0, 0.1), (8.0, 0.9)]));
     let alone = settings(0.8, one_client());
-    assert!(mixed.single < alone.single, "{} {}", mixed.single, alone.single);
+    assert!(single(&mixed) < single(&alone), "{mixed:?}");
     assert!(mixed.lost_by_single > 0.01 && alone.lost_by_single < 0.01);
     // 50 requests a second of one token are few: one at a time keeps up.
     let calm = settings(0.8, ServerLoad::Rate(5.0, 10.0));
@@ -90,10 +128,7 @@ fn one_number_for_a_mixed_load_lies_between_and_its_loss_is_told() {
         costs: costs(&[1, 2]),
         load: ServerLoad::Rate(1e6, 1e3),
     };
-    let tokens =
-        |name| TokensByLength::new(&recordings(0.8, name), &tuning.costs).expect("lengths");
-    let choosing =
-        Choosing { tuning: &tuning, validation: tokens("a"), test: tokens("b"), seed: 3 };
+    let choosing = choosing(&tuning, 0.8);
     let error =
         choosing.settings(DrafterId::DRAFT.into(), DecodingName::Greedy).expect_err("too much");
     assert!(error.to_string().contains("--batch-sizes"), "{error}");
@@ -107,12 +142,77 @@ fn the_first_token_of_a_response_is_not_speculated() {
         later
             .responses
             .iter()
-            .all(|it| it.places.len() == 80 && it.prompt == [7] && it.limit == 80)
+            .all(|it| it.places.len() == 80 && it.prompt.last() == Some(&10) && it.limit == 80)
     );
     // 80 tokens in rounds of 1 + 3.
-    let tokens = TokensByLength::new(&recordings, &costs(&[1])).expect("lengths");
-    assert_eq!(tokens.mean(3), 4.0);
-    assert_eq!(tokens.mean(0), 1.0);
+    let three = Drafting::fixed(3);
+    let replayed = Replayed::new(&recordings, &[three]).expect("lengths");
+    assert_eq!(replayed.tokens_per_round(three, &replayed.all()), 4.0);
+    // Without candidates: 81 tokens in 80 rounds of 10 ms.
+    let speed = replayed.throughput(&costs(&[1]).table(), 1.0, None, &replayed.all());
+    assert!((speed.expect("measured") - 81.0 / 0.8).abs() < 1e-9, "{speed:?}");
+}
+
+#[test]
+fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
+    // Rows cost much, and the probability of every second rejection is told from all acceptances.
+    let target = |rows: usize| 0.01 + 0.004 * (rows - 1) as f64;
+    let cell = |batch_size: usize, num_candidates: usize| {
+        let rows = batch_size * (1 + num_candidates);
+        let block_seconds = vec![target(rows) + 0.0001 * num_candidates as f64; 5];
+        ServerCell { batch_size, num_candidates, block_seconds, prompt_token_seconds: 1e-4 }
+    };
+    let plain = (1..=12).map(|size| cell(size, 0));
+    let cells = plain.chain([1, 2].into_iter().flat_map(|size| LENGTHS.map(|k| cell(size, k))));
+    let tuning = ServerTuning {
+        kind: ServerKind::LlamaCpp,
+        costs: ServerCosts::new(cells.collect()).expect("valid"),
+        load: ServerLoad::Shares(vec![(2.0, 1.0)]),
+    };
+    let [one, other] = ["validation", "test"].map(|name| recordings(0.7, name));
+    let served =
+        Served { drafter: DrafterId::DRAFT.into(), form: ServedAs::Eagle3, model: "m".to_owned() };
+    let found =
+        tuning.settings([&one, &other], DecodingName::Sampled, &served, 3).expect("settings");
+    let single = found.single.expect("it pays");
+    assert!(single.least_prob > 0.0, "{single:?}");
+    let flags = &found.files[0].text;
+    for part in [
+        format!("--spec-draft-n-max {} ", single.num_candidates),
+        format!("--spec-draft-p-min {} ", single.least_prob),
+        "--spec-draft-sampling probabilistic".to_owned(),
+        "--spec-draft-n-min 0 ".to_owned(),
+        "--no-spec-draft-backend-sampling".to_owned(),
+        "--kv-unified".to_owned(),
+    ] {
+        assert!(flags.contains(&part), "`{part}`: {flags}");
+    }
+    let at_two = &found.rows[1].cells;
+    let speed = |it: Drafting| at_two.iter().find(|cell| cell.drafting == it).map(|it| it.speedup);
+    assert!(speed(single) > speed(Drafting::fixed(single.num_candidates)), "{at_two:?}");
+    // Reading prompts of ten tokens takes its share: 1 ms for each of two.
+    let fixed = at_two.iter().find(|it| it.drafting == Drafting::fixed(1)).expect("tried");
+    let seconds = |rounds: f64, each: f64| 40.0 * rounds * each + 2.0 * 40.0 * 10.0 * 1e-4;
+    let rounds = 80.0 / fixed.tokens_per_round;
+    let expected = seconds(80.0, target(2)) / seconds(rounds, target(4) + 0.0001);
+    assert!((fixed.speedup / expected - 1.0).abs() < 1e-9, "{} {expected}", fixed.speedup);
+    // Look-ups are right in all of these responses; two requests have room for four candidates each.
+    let found = tuning.look_ups([&one, &other], DecodingName::Greedy, 3).expect("tried");
+    let found = found.expect("rows were measured");
+    let single = found.single.expect("it pays");
+    assert_eq!(single.num_candidates, 4, "{found:?}");
+    let flags = &found.files[0].text;
+    let n = single.num_matched.expect("a look-up");
+    assert!(
+        flags.contains(&format!("--spec-ngram-simple-size-n {n} --spec-ngram-simple-size-m 4"))
+    );
+    let faster = tuning.fastest([&one, &other], DecodingName::Greedy, &served, 3).expect("both");
+    assert_eq!(faster.single, found.single);
+    // Without rounds of as many rows neither is weighed.
+    let few = ServerTuning { costs: costs(&[1, 2]), ..tuning.clone() };
+    assert!(few.look_ups([&one, &other], DecodingName::Greedy, 3).expect("tried").is_none());
+    let found = few.settings([&one, &other], DecodingName::Greedy, &served, 3).expect("settings");
+    assert!(found.notes.iter().any(|note| note.contains("--batch-sizes")), "{:?}", found.notes);
 }
 
 const KINDS: [ServerKind; 5] = [
@@ -210,10 +310,7 @@ fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
         }
         ServerKind::LlamaCpp => {
             let flags = text("flags.txt").expect("written");
-            assert!(
-                flags.contains("--spec-draft-n-min 0 ")
-                    && flags.trim_end().ends_with("--spec-draft-p-min 0")
-            );
+            assert!(flags.contains("--spec-draft-n-min 0 --spec-draft-p-min 0"), "{flags}");
             let after = flags.split("--spec-draft-n-max ").nth(1).expect("the flag");
             after.split_whitespace().next().expect("a number").parse().expect("a number")
         }
@@ -233,11 +330,11 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
             let takes_one = kind == ServerKind::LlamaCpp
                 || kind == ServerKind::Sglang && form == ServedAs::DraftModel;
             for row in &found.rows {
-                let expected = if takes_one { found.single } else { row.best };
+                let expected = if takes_one { single(&found) } else { row.best };
                 assert_eq!(given(kind, &files, row.batch_size), expected, "{kind:?} {files:?}");
             }
             // Between two measured sizes, that of the larger one.
-            let expected = if takes_one { found.single } else { found.rows[2].best };
+            let expected = if takes_one { single(&found) } else { found.rows[2].best };
             assert_eq!(given(kind, &files, 3), expected, "{kind:?}");
         }
     }

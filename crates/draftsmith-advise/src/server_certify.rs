@@ -16,7 +16,7 @@ use draftsmith_served::{
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
-use crate::server_access::Asking;
+use draftsmith_tune::server_access::Asking;
 
 /// What is certified.
 pub struct CertifySettings {
@@ -65,21 +65,21 @@ pub fn certify_server(
     let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
     let prompts =
         prompts.map(|prompt| text.prompt_ids(prompt, 0, &[])).collect::<Result<Vec<Vec<u32>>>>()?;
-    let counted = TimedServer::open(
-        &settings.urls[0],
-        settings.model.as_deref(),
-        (settings.secret)()?,
-        settings.timeout,
-    )?;
+    let open = |url: &String| -> Result<TimedServer> {
+        let (model, secret) = (settings.model.as_deref(), (settings.secret)()?);
+        Ok(TimedServer::open(url, model, secret, settings.timeout)?)
+    };
+    let [url, reference_url] = &settings.urls;
+    let (counted, listed) = (open(url)?, open(reference_url)?);
     let vocab_size = workspace.models.target_shape()?.vocab_size;
-    let [server, reference] =
-        settings.urls.each_ref().map(|url| end(settings, url, text, vocab_size));
+    let end = |url, model: &str| settings.end(url, model, text, vocab_size);
+    let (server, reference) = (end(url, &counted.model)?, end(reference_url, &listed.model)?);
     let before = counted.counters()?;
     let num_units =
         settings.plan.sampled.as_ref().map_or(0, |it| it.num_prompts.min(prompts.len()));
     let progress = Progress::new(watch, "certify", "sampled prompts", num_units as u64);
     let listener = Asking { watch, progress: &progress };
-    let found = certify(&server?, &reference?, &prompts, &settings.plan, &listener);
+    let found = certify(&server, &reference, &prompts, &settings.plan, &listener);
     let certificate = found.map_err(|error| match error {
         ServedError::Interrupted => Interrupted.into(),
         error => anyhow::Error::from(error),
@@ -89,33 +89,29 @@ pub fn certify_server(
     Ok(judged(certificate, counters))
 }
 
-fn end(
-    settings: &CertifySettings,
-    url: &str,
-    text: &TextSide,
-    vocab_size: usize,
-) -> Result<ServerEnd> {
-    let listed =
-        TimedServer::open(url, settings.model.as_deref(), (settings.secret)()?, settings.timeout)?;
-    let server = ServerRecipe {
-        urls: vec![url.to_owned()],
-        model: listed.model,
-        timeout_s: settings.timeout.as_secs_f64(),
-        retries: 2,
-        ..ServerRecipe::default()
-    };
-    let target = TargetSettings {
-        tokenizer: text.tokenizer.clone(),
-        eos_token_ids: text.eos_token_ids.clone(),
-        stop_strings: Vec::new(),
-        text_end: None,
-        vocab_size,
-        context: text.context,
-        decoding: Decoding::GREEDY,
-        max_new_tokens: settings.plan.num_tokens,
-        seed: 0,
-    };
-    Ok(ServerEnd::new(&server, (settings.secret)()?, target))
+impl CertifySettings {
+    /// A server as an end of the comparison.
+    fn end(&self, url: &str, model: &str, text: &TextSide, vocab_size: usize) -> Result<ServerEnd> {
+        let server = ServerRecipe {
+            urls: vec![url.to_owned()],
+            model: model.to_owned(),
+            timeout_s: self.timeout.as_secs_f64(),
+            retries: 2,
+            ..ServerRecipe::default()
+        };
+        let target = TargetSettings {
+            tokenizer: text.tokenizer.clone(),
+            eos_token_ids: text.eos_token_ids.clone(),
+            stop_strings: Vec::new(),
+            text_end: None,
+            vocab_size,
+            context: text.context,
+            decoding: Decoding::GREEDY,
+            max_new_tokens: self.plan.num_tokens,
+            seed: 0,
+        };
+        Ok(ServerEnd::new(&server, (self.secret)()?, target))
+    }
 }
 
 /// The verdict with what the counters say about it.

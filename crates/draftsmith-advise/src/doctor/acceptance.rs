@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::DrafterForm;
-use crate::conversation::answer_batched;
-use crate::decoders::{Decoders, PromptToDecode};
+use draftsmith_tune::conversation::answer_batched;
+use draftsmith_tune::decoders::{Decoders, PromptToDecode};
 
 /// Acceptance in greedy decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]

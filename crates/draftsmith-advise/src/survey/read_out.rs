@@ -18,8 +18,8 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use crate::answers::Answer;
 use draftsmith_recipe::watch::Progress;
+use draftsmith_tune::answers::Answer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;

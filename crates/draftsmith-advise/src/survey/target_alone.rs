@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{Eagle3Config, ModelConfig, ModelShape};
-use draftsmith_report::{CostSource, LookUps, shown_interval};
+use draftsmith_report::{CostSource, DecodingName, LookUps, shown_interval};
 use draftsmith_theory::{
     DrafterId, Estimate, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
 };
@@ -13,10 +13,11 @@ use super::halves::{Halves, Promise};
 use super::read_out::{ReadOut, read_outs};
 use super::verdict::Verdict;
 use super::{MAX_LENGTH, Surveyor};
-use crate::costs::Costs;
-use crate::judging::{Fold, speedup};
-use crate::sweep::{Choice, best_unread, cheapest};
+use crate::server_settings::ServerSettings;
 use draftsmith_recipe::watch::Progress;
+use draftsmith_tune::costs::Costs;
+use draftsmith_tune::judging::{Fold, speedup};
+use draftsmith_tune::sweep::{Choice, best_unread, cheapest};
 
 /// The most exit layers that are surveyed; in deeper models they are spread evenly.
 const MAX_EXITS: usize = 40;
@@ -40,6 +41,8 @@ pub struct TargetSurvey {
     pub best: Promise,
     /// Prompt lookup without an adapter.
     pub look_ups: LookUps,
+    /// Settings of llama.cpp's look-ups, if they were asked for.
+    pub server: Option<ServerSettings>,
     /// What to do.
     pub verdict: Verdict,
 }
@@ -104,6 +107,13 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     // Plain decoding and prompt lookup cost the same at every exit.
     let first = exits.first().context("there is an exit")?;
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
+    let server = surveyor.tuning.map(|tuning| {
+        let [chosen_on, judged_on] = &first.halves.0;
+        tuning.look_ups([chosen_on, judged_on], DecodingName::of(&surveyor.decoding), seed)?.context(
+            "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
+             requests, with `draftsmith costs --candidates 0 --batch-sizes 1,2,4,8,16`",
+        )
+    });
     let (best_exit, best) = best_of(&judged, &first.halves.plain(&first.costs), seed)?;
     let ExitSurvey { exit_layer, accepted, break_even, .. } = *best_exit;
     let verdict = Verdict::of_target(exit_layer, &best, accepted, break_even);
@@ -114,6 +124,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
         verdict: verdict.beside_look_ups(&look_ups),
         best,
         look_ups,
+        server: server.transpose()?,
         exits: judged.into_iter().map(|judged| judged.survey).collect(),
     })
 }

@@ -7,11 +7,11 @@ use draftsmith_report::{CostSource, median_of};
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::{MAX_LENGTH, Surveyor};
-use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
-use crate::decoders::Decoders;
-use crate::sweep::lengths_under;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::spread;
+use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
+use draftsmith_tune::decoders::Decoders;
+use draftsmith_tune::sweep::lengths_under;
 
 /// Prompts that costs are measured on.
 const NUM_PROMPTS: usize = 4;

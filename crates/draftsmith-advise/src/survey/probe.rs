@@ -14,10 +14,10 @@ use draftsmith_train::{
 };
 
 use super::Surveyor;
-use crate::rollouts::TrainingRollouts;
 use draftsmith_recipe::exports::HeadExport;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Interrupted;
+use draftsmith_tune::rollouts::TrainingRollouts;
 
 /// The settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
 /// epoch on held-out answers.

@@ -6,9 +6,9 @@ use draftsmith_report::LookUps;
 use draftsmith_theory::{Estimate, Recordings, StopRuleConfig, TimedCounts};
 use serde::Serialize;
 
-use crate::costs::Costs;
-use crate::judging::{Fold, speedup};
-use crate::sweep::{Choice, best_look_ups_alone};
+use draftsmith_tune::costs::Costs;
+use draftsmith_tune::judging::{Fold, speedup};
+use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
 
 /// What was recorded along each half of the answers.
 pub(super) struct Halves(pub(super) [Recordings; 2]);

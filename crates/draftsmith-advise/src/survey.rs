@@ -28,11 +28,6 @@ use serde::Serialize;
 
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
-use crate::answers::Answer;
-use crate::conversation::SetPrompt;
-use crate::decoders::target_speed;
-use crate::recorder::{RecordedModels, Recorder};
-use crate::server_access::ServerAccess;
 use crate::server_settings::ServerTuning;
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
@@ -41,6 +36,11 @@ use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, read_server};
+use draftsmith_tune::answers::Answer;
+use draftsmith_tune::conversation::SetPrompt;
+use draftsmith_tune::decoders::target_speed;
+use draftsmith_tune::recorder::{RecordedModels, Recorder};
+use draftsmith_tune::server_access::ServerAccess;
 
 /// The most candidates a round.
 const MAX_LENGTH: usize = 10;
@@ -72,7 +72,7 @@ pub struct SurveySettings {
     pub server: Option<PathBuf>,
     /// A file of costs.
     pub costs: Option<PathBuf>,
-    /// A server to choose settings for; needs a draft.
+    /// A server to choose settings for: of the draft, or of llama.cpp's look-ups.
     pub tuning: Option<ServerTuning>,
     /// Replaces the target's chat template.
     pub chat_template: Option<String>,
@@ -123,8 +123,10 @@ struct Surveyor<'a> {
     max_new_tokens: usize,
     /// Costs that the user gave.
     given: Option<&'a GivenCosts>,
-    /// A server to choose settings for, with the draft as the user named it.
-    tuning: Option<(&'a ServerTuning, &'a Path)>,
+    /// A server to choose settings for.
+    tuning: Option<&'a ServerTuning>,
+    /// The draft as the user named it.
+    draft: Option<&'a Path>,
     seed: u64,
     watch: &'a dyn Watch,
 }
@@ -165,7 +167,8 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         decoding,
         max_new_tokens: settings.max_new_tokens,
         given: given.as_ref(),
-        tuning: settings.tuning.as_ref().zip(settings.draft.as_deref()),
+        tuning: settings.tuning.as_ref(),
+        draft: settings.draft.as_deref(),
         seed,
         watch,
     };

@@ -1,0 +1,382 @@
+//! `tune --for SERVER`: the numbers of candidates that pay on a server, by its load, as that server's own settings.
+//!
+//! The rounds of each setting come from recordings, their time from `draftsmith costs`. Settings are chosen on
+//! validation prompts and judged on test prompts; intervals are over prompts and over blocks of rounds.
+
+mod files;
+mod replayed;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_report::{DecodingName, DrafterName, shown_interval};
+use draftsmith_theory::{
+    DrafterId, Estimate, NgramSimple, Recordings, RoundTable, SeededDraws, ServerCosts,
+};
+use serde::Serialize;
+
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::kinds::ServedAs;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+
+use self::replayed::Replayed;
+
+pub(crate) use self::files::Served;
+pub use self::files::{ScheduleKeys, ServerKind, SettingsFile};
+pub use self::replayed::Drafting;
+
+/// Fewer candidates are taken if they cost at most this share of throughput.
+const EQUAL_WITHIN: f64 = 0.01;
+/// Speculation must certainly gain this much, or it is off.
+const LEAST_GAIN: f64 = 0.02;
+/// The probabilities below which llama.cpp stops drafting that are tried, and its look-ups' lengths.
+const LEAST_PROBS: [f64; 5] = [0.3, 0.5, 0.7, 0.8, 0.9];
+const LOOK_UP_MATCHES: [usize; 5] = [2, 3, 4, 6, 8];
+const LOOK_UP_LENGTHS: [usize; 7] = [2, 3, 4, 6, 8, 12, 16];
+const MORE_ROWS: &str = "Settings with `--spec-draft-p-min` are not weighed at every load: that needs rounds without \
+                         speculation of as many requests as rounds have rows (`draftsmith costs --candidates 0 \
+                         --batch-sizes 1,2,4,8,16`).";
+
+/// How busy a server is: shares of its tokens by the number of requests side by side.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ServerLoad {
+    /// Batch sizes with their shares.
+    Shares(Vec<(f64, f64)>),
+    /// Requests per second, and tokens per request.
+    Rate(f64, f64),
+}
+
+/// What to choose for.
+#[derive(Debug, Clone)]
+pub struct ServerTuning {
+    /// The server.
+    pub kind: ServerKind,
+    /// Its rounds.
+    pub costs: ServerCosts,
+    /// Its load.
+    pub load: ServerLoad,
+}
+
+/// The settings for one drafter and way of decoding.
+#[derive(Debug, Clone, Serialize)]
+pub struct ServerSettings {
+    /// The drafter.
+    pub drafter: DrafterName,
+    /// Greedy or sampled decoding.
+    pub decoding: DecodingName,
+    /// Number of test prompts.
+    pub num_prompts: usize,
+    /// By batch size.
+    pub rows: Vec<LoadRow>,
+    /// One setting for all batch sizes, the best at the load; null if speculation does not pay there.
+    pub single: Option<Drafting>,
+    /// Its speed over the server without speculation at the load; null without a setting.
+    pub single_speedup: Option<Estimate>,
+    /// What is lost by one number instead of the best for each batch size, as a share of speed at the load.
+    pub lost_by_single: f64,
+    /// The server's settings.
+    pub files: Vec<SettingsFile>,
+    /// What the settings cannot express, and how to use them.
+    pub notes: Vec<String>,
+}
+
+/// A batch size.
+#[derive(Debug, Clone, Serialize)]
+pub struct LoadRow {
+    /// Requests side by side.
+    pub batch_size: usize,
+    /// The best number of candidates; 0 if none pays.
+    pub best: usize,
+    /// Its speed over the server without speculation; null if it is 0.
+    pub speedup: Option<Estimate>,
+    /// Each setting with its tokens per round and its speed.
+    pub cells: Vec<LoadCell>,
+}
+
+/// A setting at a batch size.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct LoadCell {
+    /// The setting.
+    #[serde(flatten)]
+    pub drafting: Drafting,
+    /// Tokens per round and request, on test prompts.
+    pub tokens_per_round: f64,
+    /// Tokens per second of all requests.
+    pub tokens_per_second: f64,
+    /// Speed over the server without speculation.
+    pub speedup: f64,
+}
+
+/// Chooses settings for each drafter and way of decoding that was recorded, and for llama.cpp's look-ups.
+///
+/// # Errors
+/// If recordings are missing, or the costs have no number of candidates that was recorded.
+pub fn tune_for_server(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    tuning: &ServerTuning,
+) -> Result<Vec<ServerSettings>> {
+    let (_, evaluate) = recipe.need_tuning("tune")?;
+    let files = RolloutFiles::of(recipe, workspace)?;
+    let mut all = Vec::new();
+    for decoding in &evaluate.decodings {
+        for (nth, drafter) in files.drafters().into_iter().enumerate() {
+            let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
+            let [validation, test] = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
+            let id = drafter.id().context("a drafter was recorded")?;
+            let own = recipe.drafters.get(id).context("a recorded drafter is in the recipe")?;
+            let own_model = own.kind.model().map(|model| model.display().to_string());
+            let model = own_model.unwrap_or_else(|| format!("exported/{id}"));
+            let served = Served { drafter, form: own.kind.served_as(), model };
+            let recordings = [&validation.recordings, &test.recordings];
+            all.push(tuning.settings(recordings, *decoding, &served, recipe.seed)?);
+            // Look-ups read the target's responses only, which all drafters share.
+            if nth == 0 && tuning.kind == ServerKind::LlamaCpp {
+                all.extend(tuning.look_ups(recordings, *decoding, recipe.seed)?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+impl ServerTuning {
+    /// The settings for a drafter: chosen on the first recordings and judged on the second.
+    ///
+    /// # Errors
+    /// If the costs have no number of candidates that was recorded, or not the load.
+    pub(crate) fn settings(
+        &self,
+        recordings: [&Recordings; 2],
+        decoding: DecodingName,
+        served: &Served,
+        seed: u64,
+    ) -> Result<ServerSettings> {
+        let longest = recordings[0].max_length;
+        let lengths: Vec<usize> =
+            self.costs.lengths().into_iter().filter(|it| *it <= longest).collect();
+        if lengths.is_empty() {
+            bail!(
+                "the costs have no number of candidates up to {longest}, as many as were recorded; hint: measure one \
+                 with `draftsmith costs --candidates`"
+            );
+        }
+        let mut tried: Vec<Drafting> = lengths.iter().copied().map(Drafting::fixed).collect();
+        if self.kind == ServerKind::LlamaCpp {
+            let of =
+                |num| LEAST_PROBS.map(|least_prob| Drafting { least_prob, ..Drafting::fixed(num) });
+            tried.extend(lengths.iter().copied().flat_map(of));
+        }
+        let choosing = self.choosing(recordings, tried, seed)?;
+        let mut settings = choosing.settings(served.drafter, decoding)?;
+        (settings.files, settings.notes) = self.kind.write(&settings, served);
+        let is_weighed = |row: &LoadRow| row.cells.iter().any(|it| it.drafting.least_prob > 0.0);
+        if self.kind == ServerKind::LlamaCpp && !settings.rows.iter().all(is_weighed) {
+            settings.notes.push(MORE_ROWS.to_owned());
+        }
+        Ok(settings)
+    }
+
+    /// The settings for a drafter, or for llama.cpp's look-ups if they are faster at the load.
+    ///
+    /// # Errors
+    /// As [`settings`](Self::settings).
+    pub(crate) fn fastest(
+        &self,
+        recordings: [&Recordings; 2],
+        decoding: DecodingName,
+        served: &Served,
+        seed: u64,
+    ) -> Result<ServerSettings> {
+        let drafted = self.settings(recordings, decoding, served, seed)?;
+        if self.kind != ServerKind::LlamaCpp {
+            return Ok(drafted);
+        }
+        let gain = |it: &ServerSettings| it.single_speedup.map_or(1.0, |speedup| speedup.value);
+        let looked_up = self.look_ups(recordings, decoding, seed)?;
+        Ok(looked_up.filter(|it| gain(it) > gain(&drafted)).unwrap_or(drafted))
+    }
+
+    /// The settings for llama.cpp's look-ups; `None` if rounds without speculation were not measured for as many rows.
+    ///
+    /// # Errors
+    /// If the load is outside of the costs.
+    pub(crate) fn look_ups(
+        &self,
+        recordings: [&Recordings; 2],
+        decoding: DecodingName,
+        seed: u64,
+    ) -> Result<Option<ServerSettings>> {
+        let most_rows = self.costs.batch_sizes().last().copied().unwrap_or(1);
+        let of = |num_matched| {
+            let most = LOOK_UP_LENGTHS
+                .into_iter()
+                .filter(move |most| (num_matched..most_rows).contains(most));
+            most.map(move |most| Drafting::look_up(NgramSimple { num_matched, most }))
+        };
+        let tried: Vec<Drafting> = LOOK_UP_MATCHES.into_iter().flat_map(of).collect();
+        if tried.is_empty() {
+            return Ok(None);
+        }
+        let drafter: DrafterName = DrafterId::LOOK_UP.into();
+        let mut settings = self.choosing(recordings, tried, seed)?.settings(drafter, decoding)?;
+        let served = Served { drafter, form: ServedAs::DraftModel, model: String::new() };
+        (settings.files, settings.notes) = self.kind.write(&settings, &served);
+        Ok(Some(settings))
+    }
+
+    fn choosing(
+        &self,
+        recordings: [&Recordings; 2],
+        tried: Vec<Drafting>,
+        seed: u64,
+    ) -> Result<Choosing<'_>> {
+        let [validation, test] = recordings.map(|set| Replayed::new(set, &tried));
+        Ok(Choosing { tuning: self, tried, validation: validation?, test: test?, seed })
+    }
+}
+
+struct Choosing<'a> {
+    tuning: &'a ServerTuning,
+    /// The settings, the cheapest first.
+    tried: Vec<Drafting>,
+    validation: Replayed,
+    test: Replayed,
+    seed: u64,
+}
+
+/// Tokens per second of a setting, by the table of rounds and what prompts ask for; `None` where rounds were not
+/// measured.
+type Speed<'a> = &'a dyn Fn(&RoundTable, &Replayed, Option<Drafting>, &[usize]) -> Option<f64>;
+
+impl Choosing<'_> {
+    fn settings(&self, drafter: DrafterName, decoding: DecodingName) -> Result<ServerSettings> {
+        let mut rows: Vec<LoadRow> = Vec::new();
+        for size in self.tuning.costs.batch_sizes() {
+            let at_size =
+                |table: &RoundTable, set: &Replayed, setting: Option<Drafting>, some: &[usize]| {
+                    set.throughput(table, size as f64, setting, some)
+                };
+            // A larger batch never gets more candidates.
+            let most = rows.last().map_or(usize::MAX, |row| row.best);
+            let is_allowed = |it: &Drafting| it.num_candidates <= most && it.least_prob == 0.0;
+            let best = self.best(&at_size, is_allowed).flatten();
+            let cells = self.cells(size);
+            let (best, speedup) =
+                best.map_or((0, None), |(it, speedup)| (it.num_candidates, Some(speedup)));
+            rows.push(LoadRow { batch_size: size, best, speedup, cells });
+        }
+        let load = &self.tuning.load;
+        let at_load =
+            |table: &RoundTable, set: &Replayed, setting: Option<Drafting>, some: &[usize]| {
+                load.speed(&|size| set.throughput(table, size, setting, some))
+            };
+        let single = self.best(&at_load, |_| true).context(
+            "the load is outside of the batch sizes of the costs; hint: measure them with `draftsmith costs \
+             --batch-sizes`",
+        )?;
+        let (table, all) = (self.tuning.costs.table(), self.validation.all());
+        let ideal = load.speed(&|size| {
+            let best =
+                rows.iter().find(|row| row.batch_size as f64 >= size).map_or(0, |row| row.best);
+            let best = (best > 0)
+                .then(|| self.tried.iter().find(|it| it.num_candidates == best))
+                .flatten();
+            self.validation.throughput(&table, size, best.copied(), &all)
+        });
+        let own = at_load(&table, &self.validation, single.map(|it| it.0), &all);
+        let lost_by_single =
+            own.zip(ideal).map_or(0.0, |(own, ideal)| (1.0 - own / ideal).max(0.0));
+        Ok(ServerSettings {
+            drafter,
+            decoding,
+            num_prompts: self.test.num_prompts(),
+            rows,
+            single: single.map(|it| it.0),
+            single_speedup: single.map(|it| it.1),
+            lost_by_single,
+            files: Vec::new(),
+            notes: Vec::new(),
+        })
+    }
+
+    /// The allowed setting with the greatest throughput on validation prompts, or a cheaper one that is as good, with its
+    /// speed over none on test prompts. The inner `None` if that gains too little, the outer one if the load was not
+    /// measured.
+    fn best(
+        &self,
+        speed: Speed<'_>,
+        is_allowed: impl Fn(&Drafting) -> bool,
+    ) -> Option<Option<(Drafting, Estimate)>> {
+        let (table, all) = (self.tuning.costs.table(), self.validation.all());
+        let of = |setting| Some((setting, speed(&table, &self.validation, setting, &all)?));
+        let plain = of(None)?;
+        let tried = self.tried.iter().copied().filter(is_allowed).map(Some);
+        let speeds: Vec<(Option<Drafting>, f64)> =
+            [plain].into_iter().chain(tried.filter_map(of)).collect();
+        let fastest = speeds.iter().map(|(_, speed)| *speed).fold(0.0, f64::max);
+        let is_as_good =
+            |(_, speed): &&(Option<Drafting>, f64)| *speed >= (1.0 - EQUAL_WITHIN) * fastest;
+        let Some((Some(best), _)) = speeds.iter().find(is_as_good) else { return Some(None) };
+        let speedup = self.speedup(*best, speed);
+        Some((speedup.low >= 1.0 + LEAST_GAIN).then_some((*best, speedup)))
+    }
+
+    /// Each setting at a batch size, on test prompts.
+    fn cells(&self, size: usize) -> Vec<LoadCell> {
+        let (table, all) = (self.tuning.costs.table(), self.test.all());
+        let speed = |setting| self.test.throughput(&table, size as f64, setting, &all);
+        let cell = |drafting: &Drafting| {
+            let tokens_per_round = self.test.tokens_per_round(*drafting, &all);
+            let tokens_per_second = speed(Some(*drafting))?;
+            let speedup = tokens_per_second / speed(None)?;
+            Some(LoadCell { drafting: *drafting, tokens_per_round, tokens_per_second, speedup })
+        };
+        self.tried.iter().filter_map(cell).collect()
+    }
+
+    /// The speed of a setting over none on test prompts. Prompts and blocks of rounds are resampled.
+    fn speedup(&self, drafting: Drafting, speed: Speed<'_>) -> Estimate {
+        let costs = &self.tuning.costs;
+        let whole = self.test.all();
+        shown_interval(self.test.num_prompts(), self.seed, |some| {
+            let table = if some == whole {
+                costs.table()
+            } else {
+                // Another sample of blocks for each sample of prompts.
+                let number = some.iter().fold(0_u64, |sum, at| sum.wrapping_mul(31) + *at as u64);
+                let mut draws = SeededDraws::new(self.seed, &["blocks", &number.to_string()]);
+                let mut drawn = |num: usize| (draws.uniform() * num as f64) as usize;
+                costs.table_of(|_, num| (0..num).map(|_| drawn(num)).collect())
+            };
+            let of = |setting| speed(&table, &self.test, setting, some);
+            of(Some(drafting)).zip(of(None)).map_or(f64::NAN, |(own, plain)| own / plain)
+        })
+    }
+}
+
+impl ServerLoad {
+    /// Tokens per second, given those at a number of requests side by side; `None` outside of the measured ones.
+    fn speed(&self, at: &dyn Fn(f64) -> Option<f64>) -> Option<f64> {
+        match self {
+            // Time per token, averaged over tokens.
+            Self::Shares(shares) => {
+                let mut seconds = 0.0;
+                for (size, share) in shares {
+                    seconds += share / at(*size)?;
+                }
+                Some(1.0 / seconds)
+            }
+            // The smallest batch that keeps up with what arrives. Throughput is then the same for all, so the speed
+            // that counts is that of one request.
+            Self::Rate(requests, tokens) => {
+                let wanted = requests * tokens;
+                let sizes = (0..).map(|nth| 1.0 + f64::from(nth) / 8.0);
+                let mut speeds = sizes.map_while(|size| Some((size, at(size)?)));
+                let (size, speed) = speeds.find(|(_, speed)| *speed >= wanted)?;
+                Some(speed / size)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! What settings make of recorded responses: rounds and tokens by prompt.
+
+use anyhow::Result;
+use draftsmith_theory::{
+    Bounds, ConfidenceThresholdConfig, FixedLengthConfig, NgramSimple, Recordings, RoundLengths,
+    RoundTable, Source, StopRuleConfig, Work,
+};
+use serde::Serialize;
+
+/// How a server drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Drafting {
+    /// The most candidates of a round.
+    pub num_candidates: usize,
+    /// It stops before a candidate whose probability among the ten most probable ones is lower; 0 if it does not.
+    pub least_prob: f64,
+    /// Tokens that a look-up must match; null with a drafter.
+    pub num_matched: Option<usize>,
+}
+
+impl Drafting {
+    pub(crate) fn fixed(num_candidates: usize) -> Self {
+        Self { num_candidates, least_prob: 0.0, num_matched: None }
+    }
+
+    pub(crate) fn look_up(ngram: NgramSimple) -> Self {
+        Self { num_matched: Some(ngram.num_matched), ..Self::fixed(ngram.most) }
+    }
+
+    fn rounds(&self, recordings: &Recordings) -> Result<Vec<RoundLengths>> {
+        if let Some(num_matched) = self.num_matched {
+            let most = self.num_candidates;
+            return Ok(recordings.ngram_lengths(NgramSimple { num_matched, most }));
+        }
+        let candidate_length = self.num_candidates;
+        let rule: StopRuleConfig = if self.least_prob > 0.0 {
+            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                confidence_threshold: self.least_prob,
+                before_draw: true,
+                bounds: Bounds { min: 0, max: candidate_length },
+            })
+        } else {
+            FixedLengthConfig { candidate_length }.into()
+        };
+        Ok(recordings.round_lengths(&rule)?)
+    }
+}
+
+/// The rounds of each prompt under each setting.
+pub(super) struct Replayed {
+    by_setting: Vec<(Drafting, Vec<RoundLengths>)>,
+    prompt_tokens: Vec<usize>,
+    /// The tokens of each response after the first.
+    later_tokens: Vec<usize>,
+}
+
+impl Replayed {
+    pub(super) fn new(recordings: &Recordings, settings: &[Drafting]) -> Result<Self> {
+        // A server's first token comes from reading the prompt, and is never speculated.
+        let recordings = recordings.after_first_token();
+        let rounds = |setting: &Drafting| Ok((*setting, setting.rounds(&recordings)?));
+        Ok(Self {
+            by_setting: settings.iter().map(rounds).collect::<Result<_>>()?,
+            prompt_tokens: recordings.responses.iter().map(|it| it.prompt.len() - 1).collect(),
+            later_tokens: recordings.responses.iter().map(|it| it.places.len()).collect(),
+        })
+    }
+
+    pub(super) fn num_prompts(&self) -> usize {
+        self.prompt_tokens.len()
+    }
+
+    /// The indices of all prompts.
+    pub(super) fn all(&self) -> Vec<usize> {
+        (0..self.num_prompts()).collect()
+    }
+
+    fn rounds(&self, setting: Drafting) -> Option<&[RoundLengths]> {
+        let found = self.by_setting.iter().find(|(it, _)| *it == setting);
+        found.map(|(_, rounds)| rounds.as_slice())
+    }
+
+    /// What some prompts ask for; an index may occur twice. Without a setting every token is a round.
+    fn work(&self, setting: Option<Drafting>, some: &[usize]) -> Option<Work> {
+        let sum = |of: &dyn Fn(usize) -> usize| some.iter().map(|at| of(*at)).sum::<usize>() as f64;
+        let later = sum(&|at| self.later_tokens[at]);
+        let rounds = match setting {
+            None => later,
+            Some(setting) => {
+                let rounds = self.rounds(setting)?;
+                sum(&|at| rounds[at].by_length.iter().sum())
+            }
+        };
+        let prompt_tokens = sum(&|at| self.prompt_tokens[at]);
+        Some(Work { prompt_tokens, tokens: later + some.len() as f64, rounds })
+    }
+
+    pub(super) fn tokens_per_round(&self, setting: Drafting, some: &[usize]) -> f64 {
+        let work = self.work(Some(setting), some);
+        work.map_or(f64::NAN, |work| work.tokens_per_round(some.len() as f64))
+    }
+
+    /// Tokens per second of requests side by side under a setting; `None` outside of what was measured.
+    pub(super) fn throughput(
+        &self,
+        table: &RoundTable,
+        batch_size: f64,
+        setting: Option<Drafting>,
+        some: &[usize],
+    ) -> Option<f64> {
+        let work = self.work(setting, some)?;
+        let Some(setting) = setting else {
+            let seconds = table.seconds(batch_size, 0)?;
+            return Some(table.throughput(batch_size, 0, seconds, &work));
+        };
+        let num_candidates = setting.num_candidates;
+        let (seconds, of_server) = if setting.num_matched.is_some() {
+            (table.mixed_seconds(batch_size, &self.shares(setting, some)?, Source::LookUp)?, 0)
+        } else if setting.least_prob > 0.0 {
+            let source = Source::Drafter { most: num_candidates };
+            let shares = self.shares(setting, some)?;
+            (table.mixed_seconds(batch_size, &shares, source)?, num_candidates)
+        } else {
+            (table.seconds(batch_size, num_candidates)?, num_candidates)
+        };
+        Some(table.throughput(batch_size, of_server, seconds, &work))
+    }
+
+    /// The shares of rounds by their number of candidates.
+    fn shares(&self, setting: Drafting, some: &[usize]) -> Option<Vec<f64>> {
+        let rounds = self.rounds(setting)?;
+        let mut shares = vec![0.0; setting.num_candidates + 1];
+        for at in some {
+            for (length, num) in rounds[*at].by_length.iter().enumerate() {
+                shares[length] += *num as f64;
+            }
+        }
+        let total: f64 = shares.iter().sum();
+        shares.iter_mut().for_each(|share| *share /= total);
+        Some(shares)
+    }
+}
