@@ -190,6 +190,33 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         let ms = cell["block_ms"][0].as_f64().unwrap();
         assert_eq!((ms - 7.0).abs() < 1e-9, cell["batch_size"] == 1, "{cell}");
     }
+    // A server beside is the sentinel of all starts, and its round is kept in the file.
+    let beside = |url: &str, candidates: &str, reference: &str| {
+        let more = ["--out", "beside.json", "--reference", reference, "--json"];
+        place.run(&[&costs(url, candidates, &[])[..], &more].concat()).json()
+    };
+    let first = beside(&plain.url, "0", &plain.url);
+    let sentinel = first["sentinel_ms"].as_f64().unwrap();
+    assert!((2.5..10.0).contains(&sentinel), "{first}");
+    let second = beside(&drafting.url, "3", &plain.url);
+    assert_eq!(second["sentinel_ms"], first["sentinel_ms"]);
+    // A server beside that is twice as slow as when it was first measured halves the times.
+    let slow = Mock::serve(3, Fault::NoCounters);
+    let text = std::fs::read_to_string(place.path("beside.json")).unwrap();
+    let mut halved: Value = serde_json::from_str(&text).unwrap();
+    halved["cells"].as_array_mut().unwrap().retain(|cell| cell["num_candidates"] == 0);
+    place.write("beside.json", halved.to_string());
+    let third = beside(&drafting.url, "3", &slow.url);
+    for (cell, plain) in third["cells"].as_array().unwrap()[2..]
+        .iter()
+        .zip(&second["cells"].as_array().unwrap()[2..])
+    {
+        let ms = |cell: &Value| cell["block_ms"][0].as_f64().unwrap();
+        assert!(ms(cell) < 0.8 * ms(plain), "{cell} {plain}");
+    }
+    place
+        .run(&costs(&drafting.url, "3", &["--out", "beside.json"]))
+        .fails_naming(&["`beside.json`", "--reference"]);
     // Another model does not belong into the file.
     let text = std::fs::read_to_string(place.path("server-costs.json")).unwrap();
     place.write("other.json", text.replace("mock", "another"));

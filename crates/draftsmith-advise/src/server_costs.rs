@@ -1,9 +1,10 @@
 //! `costs --server`: measures the rounds of a running server, and keeps them in a file that further servers add to.
 //!
 //! A server runs one number of candidates at a time, or none, so each run of the command adds a column of the table:
-//! rounds by batch size. Blocks of rounds are measured in random order. Before each pass over the batch sizes the
-//! smallest one is measured as a sentinel: times are divided by its drift, and a pass in which it moved too far is
-//! measured again.
+//! rounds by batch size. Blocks of rounds are measured in random order. Before and after each one a sentinel is measured:
+//! a round of one request on a server without speculation that runs beside, or else the smallest batch of the server
+//! itself. Times are divided by its drift, and a block in which it moved too far is measured again. Only the server
+//! beside makes times of different starts comparable on a machine whose speed changes.
 
 use std::path::Path;
 
@@ -15,9 +16,9 @@ use draftsmith_served::{SpeculationCounters, TimedServer};
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
 
-/// The share by which the sentinel may move within a pass.
+/// The share by which the sentinel may move within a block.
 const MOST_DRIFT: f64 = 0.1;
-/// How often a pass is measured again because the sentinel moved.
+/// How often a block is measured again because the sentinel moved.
 const MOST_AGAIN: usize = 3;
 /// The most tokens per round at which a round still is the time between two tokens.
 const MOST_TOKENS_PER_ROUND: f64 = 1.02;
@@ -50,6 +51,10 @@ pub struct ServerCostsFile {
     pub model: String,
     /// Words of a prompt.
     pub num_words: usize,
+    /// The first round of the server without speculation beside, in milliseconds, to which all times are scaled; null
+    /// without such a server.
+    #[serde(default)]
+    pub sentinel_ms: Option<f64>,
     /// The cells.
     pub cells: Vec<MeasuredCell>,
 }
@@ -141,13 +146,15 @@ impl ServerCostsFile {
     }
 }
 
-/// Measures what the file lacks of the plan, and writes it after each block.
+/// Measures what the file lacks of the plan, and writes it after each pass over the batch sizes. `beside` is a server of
+/// the same model without speculation.
 ///
 /// # Errors
-/// If the server fails, accepts candidates, or runs another number of them than the plan says; or the file is of
-/// another model.
+/// If a server fails, accepts candidates, or runs another number of them than the plan says; or the file is of another
+/// model, or was measured without a server beside, or with one.
 pub fn measure_server(
     server: &TimedServer,
+    beside: Option<&TimedServer>,
     plan: &ServerPlan,
     path: &Path,
     watch: &dyn Watch,
@@ -167,7 +174,18 @@ pub fn measure_server(
             plan.num_words
         );
     }
-    let mut measuring = Measuring { server, plan, watch, first_sentinel: None, num_asked: 0 };
+    if !file.cells.is_empty() && file.sentinel_ms.is_some() != beside.is_some() {
+        let (had, hint) = match beside {
+            None => ("with", "give `--reference URL`"),
+            Some(_) => ("without", "leave out `--reference`"),
+        };
+        bail!(
+            "`{}` was measured {had} a server without speculation beside; hint: {hint}, or give another file with `--out`",
+            path.display()
+        );
+    }
+    let first_sentinel = file.sentinel_ms;
+    let mut measuring = Measuring { server, beside, plan, watch, first_sentinel, num_asked: 0 };
     let num_measured =
         |file: &mut ServerCostsFile, size| file.cell(size, plan.num_candidates).block_ms.len();
     let num_left: usize = plan
@@ -193,6 +211,7 @@ pub fn measure_server(
             sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
         }
         for block in measuring.pass(&sizes)? {
+            file.sentinel_ms = beside.and(measuring.first_sentinel);
             let cell = file.cell(block.batch_size, plan.num_candidates);
             cell.block_ms.push(block.round_ms);
             cell.prompt_token_ms.extend(block.prompt_token_ms);
@@ -209,6 +228,7 @@ pub fn measure_server(
 
 struct Measuring<'a> {
     server: &'a TimedServer,
+    beside: Option<&'a TimedServer>,
     plan: &'a ServerPlan,
     watch: &'a dyn Watch,
     /// The sentinel's first time, in milliseconds.
@@ -254,28 +274,35 @@ impl Measuring<'_> {
 
     /// A block of each size, corrected by the sentinel's drift.
     fn pass(&mut self, sizes: &[usize]) -> Result<Vec<Block>> {
-        for again in 0.. {
-            let before = self.sentinel()?;
-            let blocks =
-                sizes.iter().map(|size| self.block(*size)).collect::<Result<Vec<Block>>>()?;
-            let after = self.sentinel()?;
-            let first = *self.first_sentinel.get_or_insert(before);
-            if (after / before - 1.0).abs() <= MOST_DRIFT || again == MOST_AGAIN {
+        let mut before = self.sentinel()?;
+        let first = *self.first_sentinel.get_or_insert(before);
+        let mut blocks = Vec::new();
+        for size in sizes {
+            for again in 0.. {
+                let block = self.block(*size)?;
+                let after = self.sentinel()?;
                 let drift = (before + after) / 2.0 / first;
-                let corrected = |block: Block| Block {
-                    round_ms: block.round_ms / drift,
-                    prompt_token_ms: block.prompt_token_ms.map(|ms| ms / drift),
-                    ..block
-                };
-                return Ok(blocks.into_iter().map(corrected).collect());
+                let is_steady = (after / before - 1.0).abs() <= MOST_DRIFT;
+                before = after;
+                if is_steady || again == MOST_AGAIN {
+                    blocks.push(Block {
+                        round_ms: block.round_ms / drift,
+                        prompt_token_ms: block.prompt_token_ms.map(|ms| ms / drift),
+                        ..block
+                    });
+                    break;
+                }
             }
-            self.watch.note("costs: the machine's speed changed by over 10 %, so these blocks are measured again");
         }
-        unreachable!("the loop ends at the last try")
+        Ok(blocks)
     }
 
     fn sentinel(&mut self) -> Result<f64> {
-        Ok(self.block(self.plan.batch_sizes[0])?.round_ms)
+        let Some(beside) = self.beside else {
+            return Ok(self.block(self.plan.batch_sizes[0])?.round_ms);
+        };
+        let prompt = self.prompt();
+        Ok(1e3 * beside.time_rounds(&[prompt], self.plan.num_rounds + 1)?.round)
     }
 
     fn block(&mut self, batch_size: usize) -> Result<Block> {

@@ -249,7 +249,7 @@ type Speed<'a> = &'a dyn Fn(&RoundTable, &Replayed, Option<Drafting>, &[usize]) 
 
 impl Choosing<'_> {
     fn settings(&self, drafter: DrafterName, decoding: DecodingName) -> Result<ServerSettings> {
-        let mut rows: Vec<LoadRow> = Vec::new();
+        let (mut rows, mut of_rows): (Vec<LoadRow>, Vec<Option<Drafting>>) = Default::default();
         for size in self.tuning.costs.batch_sizes() {
             let at_size =
                 |table: &RoundTable, set: &Replayed, setting: Option<Drafting>, some: &[usize]| {
@@ -260,6 +260,7 @@ impl Choosing<'_> {
             let is_allowed = |it: &Drafting| it.num_candidates <= most && it.least_prob == 0.0;
             let best = self.best(&at_size, is_allowed).flatten();
             let cells = self.cells(size);
+            of_rows.push(best.map(|it| it.0));
             let (best, speedup) =
                 best.map_or((0, None), |(it, speedup)| (it.num_candidates, Some(speedup)));
             rows.push(LoadRow { batch_size: size, best, speedup, cells });
@@ -275,12 +276,9 @@ impl Choosing<'_> {
         )?;
         let (table, all) = (self.tuning.costs.table(), self.validation.all());
         let ideal = load.speed(&|size| {
-            let best =
-                rows.iter().find(|row| row.batch_size as f64 >= size).map_or(0, |row| row.best);
-            let best = (best > 0)
-                .then(|| self.tried.iter().find(|it| it.num_candidates == best))
-                .flatten();
-            self.validation.throughput(&table, size, best.copied(), &all)
+            let nth = rows.iter().position(|row| row.batch_size as f64 >= size);
+            let best = nth.and_then(|nth| of_rows[nth]);
+            self.validation.throughput(&table, size, best, &all)
         });
         let own = at_load(&table, &self.validation, single.map(|it| it.0), &all);
         let lost_by_single =

@@ -19,6 +19,9 @@ pub(crate) struct CostsArguments {
     /// The server's address up to `/v1`, as in `http://127.0.0.1:8080/v1`.
     #[arg(long, value_name = "URL")]
     server: String,
+    /// A server of the same model without speculation that runs beside: cancels changes of the machine's speed.
+    #[arg(long, value_name = "URL")]
+    reference: Option<String>,
     /// The number of candidates that it runs now, accepting none; 0: it does not speculate.
     #[arg(long, value_name = "K")]
     candidates: usize,
@@ -59,11 +62,15 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         "`--batch-sizes` must be numbers from 1 to 1024"
     );
     anyhow::ensure!(arguments.candidates <= 256, "`--candidates` is at most 256");
-    let secret =
-        arguments.key_env.as_deref().map(|name| read_token(name, "--key-env")).transpose()?;
-    let secret: Secret = secret.unwrap_or_default();
-    let timeout = Duration::from_secs(arguments.timeout);
-    let server = TimedServer::open(&arguments.server, arguments.model.as_deref(), secret, timeout)?;
+    let open = |url: &str| -> Result<TimedServer> {
+        let secret =
+            arguments.key_env.as_deref().map(|name| read_token(name, "--key-env")).transpose()?;
+        let secret: Secret = secret.unwrap_or_default();
+        let timeout = Duration::from_secs(arguments.timeout);
+        Ok(TimedServer::open(url, arguments.model.as_deref(), secret, timeout)?)
+    };
+    let server = open(&arguments.server)?;
+    let beside = arguments.reference.as_deref().map(open).transpose()?;
     let plan = ServerPlan {
         num_candidates: arguments.candidates,
         batch_sizes,
@@ -72,12 +79,13 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         num_blocks: arguments.blocks as usize,
         seed,
     };
-    let file = measure_server(&server, &plan, &arguments.out, console).with_context(|| {
-        format!(
-            "cells in `{}` are kept; the same command measures the others",
-            arguments.out.display()
-        )
-    })?;
+    let file = measure_server(&server, beside.as_ref(), &plan, &arguments.out, console)
+        .with_context(|| {
+            format!(
+                "cells in `{}` are kept; the same command measures the others",
+                arguments.out.display()
+            )
+        })?;
     console.text(table(&file))?;
     if let Some(rows) = rows_ms(&file) {
         console.text(format!("\nfor `[tune.costs]`: rows_ms = [{rows}]\n"))?;

@@ -189,7 +189,8 @@ impl Sampling<'_> {
     /// probable answer it is the chance to reach each prefix times the chance to leave it there.
     fn choose(&self, prompts: &[Vec<u32>]) -> Result<Vec<usize>, ServedError> {
         let num_tokens = self.plan.num_candidates + 2;
-        let ask = |prompt| CertifyAsk { with_log_probs: true, ..super::greedy_ask(prompt, num_tokens) };
+        let ask =
+            |prompt| CertifyAsk { with_log_probs: true, ..super::greedy_ask(prompt, num_tokens) };
         let asks: Vec<CertifyAsk<'_>> = prompts.iter().map(|prompt| ask(prompt)).collect();
         let answers = complete_all(self.reference, &asks, self.num_streams, self.listener)?;
         let openness = |answer: &Completed| {

@@ -33,7 +33,7 @@ class Case:
     name: str
     expected: str
     flags: list[str]
-    draws: int = 8000
+    draws: int = 6000
 
 
 LLAMA_CASES = [

@@ -9,7 +9,7 @@ decoding and answers of 128 tokens; `draftsmith record RECIPE` has run. TYPE is 
 
 Rounds of each number of candidates are timed by `draftsmith costs` where none is accepted, and those without speculation for as
 many requests as a round may have rows. `draftsmith tune --for llama.cpp` predicts. Then each setting answers the questions,
-greedily, with 1, 2 and 4 clients that ask one after another. Prints predicted and measured tokens per second over the server
+greedily, with 1, 2 and 4 clients that ask one after another, each time after a server without speculation did. Prints predicted and measured tokens per second over the server
 without speculation, the median error, how much slower the predicted best setting of each load is than the measured best one, and
 tokens per round by recordings and by the server's counters. Needs only the standard library.
 """
@@ -28,14 +28,15 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-LENGTHS = [1, 2, 3]
+LENGTHS = [1, 3]
 LEAST_PROB = 0.5
 LOOK_UPS = [(3, 4), (2, 2)]
+PORTS = [8097, 8098]
+"""Of the server that is measured, and of one without speculation that runs beside it, idle meanwhile."""
 BATCHES = [1, 2, 4]
 MORE_ROWS = "3,5,6,8,12,16,20"
-PORT = 8097
 NUM_TOKENS = 128
-NUM_QUESTIONS = 16
+NUM_QUESTIONS = 12
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 
 
@@ -64,13 +65,14 @@ class Setting:
 
 
 class Server:
-    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+    def __init__(self, command: list[str], port: int = PORTS[0], env: dict[str, str] | None = None) -> None:
+        command = [*command, "--port", str(port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
         for _ in range(480):
             time.sleep(0.5)
             try:
                 # An error while the model is being loaded.
-                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health"):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
                     return
             except OSError:
                 if self.process.poll() is not None:
@@ -85,11 +87,11 @@ class Server:
         self.process.wait()
 
 
-def complete(question: str) -> tuple[int, str]:
+def complete(question: str, port: int = PORTS[0]) -> tuple[int, str]:
     """The tokens of an answer, by number, and its text."""
     prompt = f"{SYSTEM}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     body = {"model": "served", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "cache_prompt": False}
-    url = f"http://127.0.0.1:{PORT}/v1/completions"
+    url = f"http://127.0.0.1:{port}/v1/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as answer:
         found = json.load(answer)
@@ -98,13 +100,13 @@ def complete(question: str) -> tuple[int, str]:
 
 def counters() -> float:
     """Accepted candidates since the server started."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[0]}/metrics") as page:
         text = page.read().decode()
     found = re.search(r"^\w+:spec_decode_num_accepted_tokens_total(?:{[^}]*})? (\S+)", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
-def answer_all(questions: list[str], num_clients: int) -> tuple[float, float, list[str]]:
+def answer_all(questions: list[str], num_clients: int, port: int = PORTS[0]) -> tuple[float, float, list[str]]:
     """Tokens per second of all clients while all are busy, tokens per round, and the answers."""
     left, lock = list(enumerate(questions)), threading.Lock()
     answers: dict[int, tuple[int, str]] = {}
@@ -120,7 +122,7 @@ def answer_all(questions: list[str], num_clients: int) -> tuple[float, float, li
                     return
                 nth, question = left.pop(0)
             begun = time.monotonic()
-            answers[nth] = complete(question)
+            answers[nth] = complete(question, port)
             spans.append((begun, time.monotonic(), answers[nth][0]))
 
     before = counters()
@@ -147,64 +149,66 @@ def main() -> None:
     def command(setting: Setting, num_slots: int, more: list[str]) -> list[str]:
         # Without a unified cache, requests that draft different numbers are computed one after another.
         slots = ["-c", str(1024 * num_slots), "-np", str(num_slots), "--kv-unified"]
-        common = ["-t", "2", "--port", str(PORT), "--metrics"]
+        common = ["-t", "2", "--metrics"]
         return [binary, "-m", target, *slots, *common, *setting.flags(drafters), *more]
 
     def measure_costs(setting: Setting, out: Path, batches: str, num_slots: int, more: list[str]) -> None:
         with Server(command(setting, num_slots, more)):
-            arguments = ["--server", f"http://127.0.0.1:{PORT}/v1", "--candidates", str(setting.num_candidates)]
+            urls = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
+            arguments = ["--server", urls[0], "--reference", urls[1], "--candidates", str(setting.num_candidates)]
             sizes = ["--batch-sizes", batches, "--blocks", "4", "--rounds", "48", "--prompt-words", "90"]
             subprocess.run([draftsmith, "costs", *arguments, *sizes, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
 
-    whole = Path("server-costs.json")
-    measure_costs(plain, whole, "1,2,4", 4, [])
-    measure_costs(plain, whole, MORE_ROWS, 20, [])
-    settings = [Setting("look-up", most, 0.0, matched) for matched, most in LOOK_UPS]
-    predicted: dict[tuple[int, Setting], dict] = {}
-    for name in drafters:
-        costs = Path(f"server-costs-{name}.json")
-        if not costs.exists():
-            shutil.copy(whole, costs)
-        for length in LENGTHS:
-            synthetic = ["--spec-synth-rates", ",".join(["0"] * length)]
-            measure_costs(Setting(name, length), costs, "1,2,4", 4, synthetic)
-        settings += [Setting(name, length) for length in LENGTHS] + [Setting(name, LENGTHS[-1], LEAST_PROB)]
-        told = [draftsmith, "tune", recipe, "--for", "llama.cpp", "--costs", str(costs), "--json", "--quiet"]
-        for found in json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout):
-            drafter = found["drafter"].split("+")[0]
-            if found["decoding"] != "greedy" or drafter not in (name, "look-up", "lookup"):
-                continue
-            for row in found["rows"]:
-                for cell in row["cells"]:
-                    by = name if cell["num_matched"] is None else "look-up"
-                    key = Setting(by, cell["num_candidates"], cell["least_prob"], cell["num_matched"])
-                    predicted[row["batch_size"], key] = cell
+    with Server(command(plain, 4, []), PORTS[1]):
+        whole = Path("server-costs.json")
+        measure_costs(plain, whole, "1,2,4", 4, [])
+        measure_costs(plain, whole, MORE_ROWS, 20, [])
+        settings = [Setting("look-up", most, 0.0, matched) for matched, most in LOOK_UPS]
+        predicted: dict[tuple[int, Setting], dict] = {}
+        for name in drafters:
+            costs = Path(f"server-costs-{name}.json")
+            if not costs.exists():
+                shutil.copy(whole, costs)
+            for length in LENGTHS:
+                synthetic = ["--spec-synth-rates", ",".join(["0"] * length)]
+                measure_costs(Setting(name, length), costs, "1,2,4", 4, synthetic)
+            settings += [Setting(name, length) for length in LENGTHS] + [Setting(name, LENGTHS[-1], LEAST_PROB)]
+            told = [draftsmith, "tune", recipe, "--for", "llama.cpp", "--costs", str(costs), "--json", "--quiet"]
+            for found in json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout):
+                drafter = found["drafter"].split("+")[0]
+                if found["decoding"] != "greedy" or drafter not in (name, "look-up", "lookup"):
+                    continue
+                for row in found["rows"]:
+                    for cell in row["cells"]:
+                        by = name if cell["num_matched"] is None else "look-up"
+                        key = Setting(by, cell["num_candidates"], cell["least_prob"], cell["num_matched"])
+                        predicted[row["batch_size"], key] = cell
 
-    measured: dict[tuple[int, Setting], list[float]] = {}
-    per_round: dict[tuple[int, Setting], float] = {}
-    texts: dict[Setting, list[str]] = {}
-    order = [plain, *settings[: len(settings) // 2], plain, *settings[len(settings) // 2 :], plain]
-    for nth, setting in enumerate(order):
-        with Server(command(setting, 4, [])):
-            complete(questions[0])
-            for num_clients in BATCHES:
-                speed, rounds, answers = answer_all(questions, num_clients)
-                measured.setdefault((num_clients, setting), []).append(speed)
-                per_round[num_clients, setting] = rounds
-                if num_clients == 1:
-                    texts[setting] = answers
-        print(f"{nth + 1} of {len(order)}", file=sys.stderr, flush=True)
+        measured: dict[tuple[int, Setting], float] = {}
+        plain_speeds: dict[int, list[float]] = {}
+        per_round: dict[tuple[int, Setting], float] = {}
+        texts: dict[Setting, list[str]] = {}
+        for nth, setting in enumerate(settings):
+            with Server(command(setting, 4, [])):
+                complete(questions[0])
+                for num_clients in BATCHES:
+                    beside, _, expected = answer_all(questions, num_clients, PORTS[1])
+                    speed, per_round[num_clients, setting], answers = answer_all(questions, num_clients)
+                    plain_speeds.setdefault(num_clients, []).append(beside)
+                    measured[num_clients, setting] = speed / beside
+                    if num_clients == 1:
+                        texts[setting], texts[plain] = answers, expected
+            print(f"{nth + 1} of {len(settings)}", file=sys.stderr, flush=True)
     errors, regrets = [], []
     print("clients  drafter   setting   predicted   measured    error   tokens per round: recorded, server")
     for num_clients in BATCHES:
-        base = statistics.median(measured[num_clients, plain])
         pairs = []
         for setting in settings:
             cell = predicted.get((num_clients, setting))
             if cell is None:
                 print(f"{num_clients:7}  {setting.drafter:8}  {setting!s:8}   not predicted")
                 continue
-            speed = measured[num_clients, setting][0] / base
+            speed = measured[num_clients, setting]
             error = cell["speedup"] / speed - 1
             errors.append(abs(error))
             pairs.append((cell["speedup"], speed, setting))
@@ -219,7 +223,7 @@ def main() -> None:
     same = sum(texts[setting] == texts[plain] for setting in settings)
     print(f"median error {100 * statistics.median(errors):.1f} % of {len(errors)} settings, greatest regret {100 * max(regrets):.1f} %")
     print(f"all answers equal those without speculation under {same} of {len(settings)} settings")
-    speeds = ", ".join(f"{num_clients}: {statistics.median(measured[num_clients, plain]):.1f}" for num_clients in BATCHES)
+    speeds = ", ".join(f"{num_clients}: {statistics.median(plain_speeds[num_clients]):.1f}" for num_clients in BATCHES)
     print(f"tokens per second without speculation by clients: {speeds}")
 
 

@@ -7,7 +7,7 @@ DRAFTSMITH is the command, TARGET and DRAFTER the directories of a model and of 
 in RECIPE, which has sections `[tune]` and `[evaluate]`, greedy decoding and answers of 128 tokens; `draftsmith record RECIPE` has
 run. Rounds are timed with a drafter of random weights, since vLLM for the CPU has no synthetic acceptance. `draftsmith tune --for
 vllm` predicts and writes the table. Then each number of candidates and the table answer the questions, greedily, with 1, 2 and 4
-clients. Prints predicted and measured tokens per second over vLLM without speculation.
+clients, each time after a server without speculation did. Prints predicted and measured tokens per second over vLLM without speculation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pathlib import Path
 import server_settings
 import torch
 from safetensors.torch import load_file, save_file
-from server_settings import PORT, Server, answer_all, complete
+from server_settings import PORTS, Server, answer_all, complete
 
 LENGTHS = [1, 2, 3]
 BATCHES = [1, 2, 4]
-server_settings.NUM_QUESTIONS = 16
+server_settings.NUM_QUESTIONS = 12
 ENV = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -50,8 +50,7 @@ def main() -> None:
     write_untrained(Path(drafter), place / "untrained")
 
     def command(config: dict | None) -> list[str]:
-        common = ["--model", target, "--served-model-name", "served", "--port", str(PORT), "--max-model-len", "1024",
-                  "--max-num-seqs", "4", "--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching"]
+        common = ["--model", target, "--served-model-name", "served", "--max-model-len", "1024", "--max-num-seqs", "4", "--dtype", "bfloat16", "--enforce-eager", "--no-enable-prefix-caching"]
         more = [] if config is None else ["--speculative-config", json.dumps(config)]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *common, *more]
 
@@ -59,43 +58,43 @@ def main() -> None:
         return {"method": "eagle3", "model": model, "num_speculative_tokens": length} if length else None
 
     costs = Path("vllm-costs.json")
-    for length in [0, *LENGTHS]:
-        with Server(command(static(length, str(place / "untrained"))), ENV):
-            arguments = ["--server", f"http://127.0.0.1:{PORT}/v1", "--candidates", str(length), "--out", str(costs)]
-            sizes = ["--batch-sizes", "1,2,4", "--blocks", "3", "--rounds", "48", "--prompt-words", "90"]
-            subprocess.run([draftsmith, "costs", *arguments, *sizes], check=True)
-    told = [draftsmith, "tune", recipe, "--for", "vllm", "--costs", str(costs), "--clients", "1", "--json", "--quiet"]
-    found = json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout)
-    found = next(it for it in found if it["decoding"] == "greedy" and it["drafter"] == name)
-    predicted = {(row["batch_size"], cell["num_candidates"]): cell for row in found["rows"] for cell in row["cells"]}
-    best = {row["batch_size"]: row["best"] for row in found["rows"]}
-    written = next((json.loads(file["text"]) for file in found["files"] if file["name"] == "speculative.json"), None)
-    print(f"the table: {written and written['num_speculative_tokens_per_batch_size']}")
-    runs: list[tuple[str, dict | None]] = [(f"K = {length}" if length else "off", static(length, drafter)) for length in [0, *LENGTHS]]
-    if written:
-        runs.append(("table", {**written, "model": drafter}))
-    runs.append(("off", None))
-    measured: dict[tuple[int, str], list[float]] = {}
-    per_round: dict[tuple[int, str], float] = {}
-    texts: dict[str, list[str]] = {}
-    for title, config in runs:
-        with Server(command(config), ENV):
-            complete(questions[0])
-            for num_clients in BATCHES:
-                speed, rounds, answers = answer_all(questions, num_clients)
-                measured.setdefault((num_clients, title), []).append(speed)
-                per_round[num_clients, title] = rounds
-                if num_clients == 1:
-                    texts[title] = answers
-        print(title, file=sys.stderr, flush=True)
+    urls = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
+    with Server(command(None), PORTS[1], ENV):
+        for length in [0, *LENGTHS]:
+            with Server(command(static(length, str(place / "untrained"))), env=ENV):
+                arguments = ["--server", urls[0], "--reference", urls[1], "--candidates", str(length), "--out", str(costs)]
+                sizes = ["--batch-sizes", "1,2,4", "--blocks", "3", "--rounds", "32", "--prompt-words", "90"]
+                subprocess.run([draftsmith, "costs", *arguments, *sizes], check=True)
+        told = [draftsmith, "tune", recipe, "--for", "vllm", "--costs", str(costs), "--clients", "1", "--json", "--quiet"]
+        found = json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout)
+        found = next(it for it in found if it["decoding"] == "greedy" and it["drafter"] == name)
+        predicted = {(row["batch_size"], cell["num_candidates"]): cell for row in found["rows"] for cell in row["cells"]}
+        best = {row["batch_size"]: row["best"] for row in found["rows"]}
+        written = next((json.loads(file["text"]) for file in found["files"] if file["name"] == "speculative.json"), None)
+        print(f"the table: {written and written['num_speculative_tokens_per_batch_size']}")
+        runs: list[tuple[str, dict | None]] = [(f"K = {length}", static(length, drafter)) for length in LENGTHS]
+        if written:
+            runs.append(("table", {**written, "model": drafter}))
+        measured: dict[tuple[int, str], float] = {}
+        per_round: dict[tuple[int, str], float] = {}
+        texts: dict[str, list[str]] = {}
+        for title, config in runs:
+            with Server(command(config), env=ENV):
+                complete(questions[0])
+                for num_clients in BATCHES:
+                    beside, _, expected = answer_all(questions, num_clients, PORTS[1])
+                    speed, per_round[num_clients, title], answers = answer_all(questions, num_clients)
+                    measured[num_clients, title] = speed / beside
+                    if num_clients == 1:
+                        texts[title], texts["off"] = answers, expected
+            print(title, file=sys.stderr, flush=True)
     errors = []
     print("clients  setting   predicted   measured    error   tokens per round: recorded, server")
     for num_clients in BATCHES:
-        base = statistics.mean(measured[num_clients, "off"])
-        for title in dict.fromkeys(title for title, _ in runs if title != "off"):
+        for title, _ in runs:
             length = best[num_clients] if title == "table" else int(title.split()[-1])
             cell = predicted.get((num_clients, length), {"speedup": 1.0, "tokens_per_round": 1.0})
-            speed = measured[num_clients, title][0] / base
+            speed = measured[num_clients, title]
             errors.append(abs(cell["speedup"] / speed - 1))
             print(f"{num_clients:7}  {title:8}  {cell['speedup']:9.3f}   {speed:8.3f}   {100 * (cell['speedup'] / speed - 1):+5.1f} %   "
                   f"{cell['tokens_per_round']:.2f}   {per_round[num_clients, title]:.2f}")
