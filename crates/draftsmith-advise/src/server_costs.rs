@@ -238,7 +238,7 @@ struct Measuring<'a> {
 }
 
 /// A measured block.
-struct Block {
+struct TimedBlock {
     batch_size: usize,
     round_ms: f64,
     prompt_token_ms: Option<f64>,
@@ -273,7 +273,7 @@ impl Measuring<'_> {
     }
 
     /// A block of each size, corrected by the sentinel's drift.
-    fn pass(&mut self, sizes: &[usize]) -> Result<Vec<Block>> {
+    fn pass(&mut self, sizes: &[usize]) -> Result<Vec<TimedBlock>> {
         let mut before = self.sentinel()?;
         let first = *self.first_sentinel.get_or_insert(before);
         let mut blocks = Vec::new();
@@ -285,7 +285,7 @@ impl Measuring<'_> {
                 let is_steady = (after / before - 1.0).abs() <= MOST_DRIFT;
                 before = after;
                 if is_steady || again == MOST_AGAIN {
-                    blocks.push(Block {
+                    blocks.push(TimedBlock {
                         round_ms: block.round_ms / drift,
                         prompt_token_ms: block.prompt_token_ms.map(|ms| ms / drift),
                         ..block
@@ -305,7 +305,7 @@ impl Measuring<'_> {
         Ok(1e3 * beside.time_rounds(&[prompt], self.plan.num_rounds + 1)?.round)
     }
 
-    fn block(&mut self, batch_size: usize) -> Result<Block> {
+    fn block(&mut self, batch_size: usize) -> Result<TimedBlock> {
         if self.watch.is_interrupted() {
             return Err(Interrupted.into());
         }
@@ -323,7 +323,7 @@ impl Measuring<'_> {
                  0, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`), or with an untrained drafter"
             );
         }
-        Ok(Block {
+        Ok(TimedBlock {
             batch_size,
             round_ms: 1e3 * timed.round,
             prompt_token_ms: timed.prompt_tokens.map(|num| 1e3 * timed.prompt / num),

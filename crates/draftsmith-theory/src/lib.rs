@@ -106,7 +106,7 @@ pub use review::{CascadeCandidate, Lenience, review_greedy, review_sampled};
 pub use ridge::ridge;
 pub use round_costs::RoundCosts;
 pub use sampling::Sampling;
-pub use server_costs::{RoundTable, ServerCell, ServerCosts, Source, Work};
+pub use server_costs::{DraftedBy, RoundTable, ServerCell, ServerCosts, Work};
 pub use stop_rule::{
     AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
     ConfidenceThresholdConfig, CostOptimalConfig, DraftSignals, EntropyThresholdConfig,

@@ -181,15 +181,20 @@ impl RoundTable {
     /// or on the line between two numbers. `None` outside of what was measured.
     ///
     /// # Panics
-    /// If there is no share.
-    pub fn mixed_seconds(&self, batch_size: f64, shares: &[f64], source: Source) -> Option<f64> {
+    /// If `shares` is empty.
+    pub fn mixed_seconds(&self, batch_size: f64, shares: &[f64], source: DraftedBy) -> Option<f64> {
         let at = |size: f64| self.seconds_of_batch(size as usize, shares, source);
         let (from, share) = (batch_size.floor(), batch_size.fract());
         let low = at(from)?;
         if share == 0.0 { Some(low) } else { Some(low + share * (at(from + 1.0)? - low)) }
     }
 
-    fn seconds_of_batch(&self, batch_size: usize, shares: &[f64], source: Source) -> Option<f64> {
+    fn seconds_of_batch(
+        &self,
+        batch_size: usize,
+        shares: &[f64],
+        source: DraftedBy,
+    ) -> Option<f64> {
         // The chances of the sum of all requests' candidates.
         let mut sums = vec![1.0];
         for _ in 0..batch_size {
@@ -205,7 +210,7 @@ impl RoundTable {
         for (num_candidates, chance) in sums.iter().enumerate().filter(|(_, it)| **it > 1e-12) {
             seconds += chance * self.seconds((batch_size + num_candidates) as f64, 0)?;
         }
-        let Source::Drafter { most } = source else { return Some(seconds) };
+        let DraftedBy::Drafter { most } = source else { return Some(seconds) };
         let (mut up_to, mut before) = (0.0, 0.0);
         for (longest, share) in shares.iter().enumerate() {
             up_to += share;
@@ -246,7 +251,7 @@ impl RoundTable {
 
 /// What proposes candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum DraftedBy {
     /// A drafter, step by step up to `most` candidates. It stops before a candidate, which takes a step too.
     Drafter {
         /// The most candidates, at least 1.
@@ -340,15 +345,15 @@ mod tests {
                 expected[1] += first * second * (rows + (20 * (one.max(other) + 1).min(3)) as f64);
             }
         }
-        let drafter = Source::Drafter { most: 3 };
-        close(table.mixed_seconds(2.0, &shares, Source::LookUp), expected[0]);
+        let drafter = DraftedBy::Drafter { most: 3 };
+        close(table.mixed_seconds(2.0, &shares, DraftedBy::LookUp), expected[0]);
         close(table.mixed_seconds(2.0, &shares, drafter), expected[1]);
         let always = [0.0, 0.0, 0.0, 1.0];
         let whole = table.seconds(2.0, 3).expect("measured");
         close(table.mixed_seconds(2.0, &always, drafter), whole);
         let one = table.seconds(1.0, 3).expect("measured");
         close(table.mixed_seconds(1.5, &always, drafter), (one + whole) / 2.0);
-        let wider = table.mixed_seconds(3.0, &shares, Source::LookUp);
+        let wider = table.mixed_seconds(3.0, &shares, DraftedBy::LookUp);
         assert_eq!(wider, None, "twelve rows were not measured");
     }
 

@@ -142,7 +142,7 @@ fn next_served(
 
 /// A job that asks servers.
 pub struct Asking<'a> {
-    /// Is told of waits and interrupts the job.
+    /// Hears of waits and interrupts the job.
     pub watch: &'a dyn Watch,
     /// Counts what is answered.
     pub progress: &'a Progress,

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, FixedLengthConfig, NgramSimple, Recordings, RoundLengths,
-    RoundTable, Source, StopRuleConfig, Work,
+    Bounds, ConfidenceThresholdConfig, DraftedBy, FixedLengthConfig, NgramSimple, Recordings,
+    RoundLengths, RoundTable, StopRuleConfig, Work,
 };
 use serde::Serialize;
 
@@ -115,9 +115,9 @@ impl Replayed {
         };
         let num_candidates = setting.num_candidates;
         let (seconds, of_server) = if setting.num_matched.is_some() {
-            (table.mixed_seconds(batch_size, &self.shares(setting, some)?, Source::LookUp)?, 0)
+            (table.mixed_seconds(batch_size, &self.shares(setting, some)?, DraftedBy::LookUp)?, 0)
         } else if setting.least_prob > 0.0 {
-            let source = Source::Drafter { most: num_candidates };
+            let source = DraftedBy::Drafter { most: num_candidates };
             let shares = self.shares(setting, some)?;
             (table.mixed_seconds(batch_size, &shares, source)?, num_candidates)
         } else {
