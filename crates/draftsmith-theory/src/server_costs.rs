@@ -224,11 +224,22 @@ impl RoundTable {
         Some(seconds)
     }
 
-    /// D(B, k): what k steps of the drafter take, at least 0.
-    fn draft_seconds(&self, batch_size: usize, num_candidates: usize) -> Option<f64> {
-        let whole = self.seconds(batch_size as f64, num_candidates)?;
-        let target = self.seconds((batch_size * (1 + num_candidates)) as f64, 0)?;
-        Some((whole - target).max(0.0))
+    /// D(B, k): what k steps of the drafter take, at least 0. Between measured numbers it is on the line.
+    fn draft_seconds(&self, batch_size: usize, num_steps: usize) -> Option<f64> {
+        let at = |length: usize| -> Option<f64> {
+            if length == 0 {
+                return Some(0.0);
+            }
+            let whole = self.seconds(batch_size as f64, length)?;
+            let target = self.seconds((batch_size * (1 + length)) as f64, 0)?;
+            Some((whole - target).max(0.0))
+        };
+        let measured = || self.seconds.keys().copied();
+        let (from, to) =
+            (measured().rfind(|it| *it <= num_steps)?, measured().find(|it| *it >= num_steps)?);
+        let share = if to > from { (num_steps - from) as f64 / (to - from) as f64 } else { 0.0 };
+        let low = at(from)?;
+        Some(low + share * (at(to)? - low))
     }
 
     /// Tokens per second of all requests together, where rounds take this long.
@@ -335,7 +346,8 @@ mod tests {
                     .map(|k| cell(*size, k, &[target(size * (1 + k)) + (10 * k * size) as f64]))
             }),
         );
-        let table = ServerCosts::new(cells.collect()).expect("valid").table();
+        let all: Vec<ServerCell> = cells.collect();
+        let table = ServerCosts::new(all.clone()).expect("valid").table();
         let shares = [0.5, 0.0, 0.3, 0.2];
         let mut expected = [0.0, 0.0];
         for (one, first) in shares.iter().enumerate() {
@@ -351,6 +363,11 @@ mod tests {
         let always = [0.0, 0.0, 0.0, 1.0];
         let whole = table.seconds(2.0, 3).expect("measured");
         close(table.mixed_seconds(2.0, &always, drafter), whole);
+        // Two steps are measured; without them they are between one and three.
+        let fewer: Vec<ServerCell> =
+            all.iter().filter(|it| it.num_candidates != 2).cloned().collect();
+        let fewer = ServerCosts::new(fewer).expect("valid").table();
+        close(fewer.mixed_seconds(2.0, &shares, drafter), expected[1]);
         let one = table.seconds(1.0, 3).expect("measured");
         close(table.mixed_seconds(1.5, &always, drafter), (one + whole) / 2.0);
         let wider = table.mixed_seconds(3.0, &shares, DraftedBy::LookUp);
