@@ -40,9 +40,6 @@ LLAMA_CASES = [
     Case("draft model", "not_refuted", []),
     Case("drawn candidates", "not_refuted", ["--spec-draft-sampling", "probabilistic"]),
     Case("drawn, stopped by probability", "not_refuted", ["--spec-draft-sampling", "probabilistic", "--spec-draft-p-min", "0.5"]),
-    # A draft shorter than the least length is thrown away, so a candidate's fate depends on the later ones.
-    Case("the same with a least length", "refuted",
-         ["--spec-draft-sampling", "probabilistic", "--spec-draft-p-min", "0.5", "--spec-draft-n-min", "2"]),
     Case("acceptance left synthetic", "refuted", ["--spec-synth-rates", "0.8,0.6,0.4"]),
 ]
 VLLM_CASES = [
