@@ -230,12 +230,15 @@ impl ServerTuning {
         seed: u64,
     ) -> Result<Choosing<'_>> {
         let [validation, test] = recordings.map(|set| Replayed::new(set, &tried));
-        Ok(Choosing { tuning: self, tried, validation: validation?, test: test?, seed })
+        let table = self.costs.table();
+        Ok(Choosing { tuning: self, table, tried, validation: validation?, test: test?, seed })
     }
 }
 
 struct Choosing<'a> {
     tuning: &'a ServerTuning,
+    /// Rounds by all blocks.
+    table: RoundTable,
     /// The settings, the cheapest first.
     tried: Vec<Drafting>,
     validation: Replayed,
@@ -274,13 +277,13 @@ impl Choosing<'_> {
             "the load is outside of the batch sizes of the costs; hint: measure them with `draftsmith costs \
              --batch-sizes`",
         )?;
-        let (table, all) = (self.tuning.costs.table(), self.validation.all());
+        let (table, all) = (&self.table, self.validation.all());
         let ideal = load.speed(&|size| {
             let nth = rows.iter().position(|row| row.batch_size as f64 >= size);
             let best = nth.and_then(|nth| of_rows[nth]);
-            self.validation.throughput(&table, size, best, &all)
+            self.validation.throughput(table, size, best, &all)
         });
-        let own = at_load(&table, &self.validation, single.map(|it| it.0), &all);
+        let own = at_load(table, &self.validation, single.map(|it| it.0), &all);
         let lost_by_single =
             own.zip(ideal).map_or(0.0, |(own, ideal)| (1.0 - own / ideal).max(0.0));
         Ok(ServerSettings {
@@ -304,8 +307,8 @@ impl Choosing<'_> {
         speed: Speed<'_>,
         is_allowed: impl Fn(&Drafting) -> bool,
     ) -> Option<Option<(Drafting, Estimate)>> {
-        let (table, all) = (self.tuning.costs.table(), self.validation.all());
-        let of = |setting| Some((setting, speed(&table, &self.validation, setting, &all)?));
+        let all = self.validation.all();
+        let of = |setting| Some((setting, speed(&self.table, &self.validation, setting, &all)?));
         let plain = of(None)?;
         let tried = self.tried.iter().copied().filter(is_allowed).map(Some);
         let speeds: Vec<(Option<Drafting>, f64)> =
@@ -320,12 +323,13 @@ impl Choosing<'_> {
 
     /// Each setting at a batch size, on test prompts.
     fn cells(&self, size: usize) -> Vec<LoadCell> {
-        let (table, all) = (self.tuning.costs.table(), self.test.all());
-        let speed = |setting| self.test.throughput(&table, size as f64, setting, &all);
+        let all = self.test.all();
+        let speed = |setting| self.test.throughput(&self.table, size as f64, setting, &all);
+        let plain = speed(None);
         let cell = |drafting: &Drafting| {
             let tokens_per_round = self.test.tokens_per_round(*drafting, &all);
             let tokens_per_second = speed(Some(*drafting))?;
-            let speedup = tokens_per_second / speed(None)?;
+            let speedup = tokens_per_second / plain?;
             Some(LoadCell { drafting: *drafting, tokens_per_round, tokens_per_second, speedup })
         };
         self.tried.iter().filter_map(cell).collect()
@@ -337,7 +341,7 @@ impl Choosing<'_> {
         let whole = self.test.all();
         shown_interval(self.test.num_prompts(), self.seed, |some| {
             let table = if some == whole {
-                costs.table()
+                self.table.clone()
             } else {
                 // Another sample of blocks for each sample of prompts.
                 let number = some.iter().fold(0_u64, |sum, at| sum.wrapping_mul(31) + *at as u64);

@@ -33,7 +33,7 @@ use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
     StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace, acceptance_prob, trace::RoundCounts,
 };
-use look_ups::{LookedUp, NeverDrafts};
+use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
 
 pub use cost_optimal::{CostOptimum, cost_optimal};

@@ -13,7 +13,7 @@ pub(super) struct LookedUp {
     /// 0 if nothing is found; then the drafter drafts.
     pub(super) num_candidates: usize,
     /// The leading candidates that match the response.
-    pub(super) num_accepted: usize,
+    num_accepted: usize,
 }
 
 impl LookedUp {
@@ -63,16 +63,26 @@ impl StopRule for NeverDrafts {
 }
 
 fn looked_up(response: &Recording, first: LookupFirst, eos_token_ids: &[u32]) -> Vec<LookedUp> {
+    let mut lookup = MaxGram::new(first.config());
+    lookup.begin(&response.prompt);
+    looked_up_by(response, |sequence, room| {
+        lookup.extend(sequence, None, first.most.min(room), eos_token_ids);
+    })
+}
+
+/// The look-up of a round that begins at each position; `extend` appends up to a number of candidates to the sequence.
+pub(super) fn looked_up_by(
+    response: &Recording,
+    mut extend: impl FnMut(&mut Vec<u32>, usize),
+) -> Vec<LookedUp> {
     let token = |place: &RecordedPlace| place.candidate.token_id;
     let tokens: Vec<u32> = response.places.iter().map(token).collect();
     let mut sequence = response.prompt.clone();
-    let mut lookup = MaxGram::new(first.config());
-    lookup.begin(&sequence);
     let mut all = Vec::with_capacity(tokens.len());
     for (at, token) in tokens.iter().enumerate() {
         let num_before = sequence.len();
-        let most = first.most.min(response.limit - at - 1);
-        let num_candidates = lookup.extend(&mut sequence, None, most, eos_token_ids);
+        extend(&mut sequence, response.limit - at - 1);
+        let num_candidates = sequence.len() - num_before;
         let found = sequence[num_before..].iter().zip(&tokens[at..]);
         let num_accepted = found.take_while(|(found, token)| found == token).count();
         all.push(LookedUp { num_candidates, num_accepted });

@@ -1,7 +1,9 @@
 //! The look-ups of llama.cpp's server along recorded responses.
 
-use super::{NeverDrafts, Recordings, RoundLengths};
-use crate::replay::look_ups::LookedUp;
+use std::ops::Range;
+
+use super::look_ups::{NeverDrafts, looked_up_by};
+use super::{Recordings, RoundLengths};
 
 /// llama.cpp's `ngram-simple`: where the last tokens of a sequence occur earlier, the tokens after the latest such
 /// place are candidates (`common/ngram-map.cpp`, release b11434).
@@ -19,18 +21,22 @@ pub struct NgramSimple {
 impl NgramSimple {
     /// The candidates after a sequence.
     pub fn find(self, sequence: &[u32]) -> &[u32] {
+        &sequence[self.range(sequence)]
+    }
+
+    fn range(self, sequence: &[u32]) -> Range<usize> {
         let Self { num_matched, most } = self;
         // The last token is not part of the searched history.
         let num_before = sequence.len().saturating_sub(1);
         if num_matched == 0 || num_before <= num_matched + most + 1 {
-            return &[];
+            return 0..0;
         }
         let pattern = &sequence[sequence.len() - num_matched..];
         let is_match = |at: &usize| sequence[*at..*at + num_matched] == *pattern;
-        let Some(at) = (1..num_before - num_matched).rev().find(is_match) else { return &[] };
+        let Some(at) = (1..num_before - num_matched).rev().find(is_match) else { return 0..0 };
         let from = at + num_matched;
-        let found = &sequence[from..(from + most).min(num_before)];
-        if found.len() < num_matched { &[] } else { found }
+        let found = from..(from + most).min(num_before);
+        if found.len() < num_matched { 0..0 } else { found }
     }
 }
 
@@ -39,18 +45,10 @@ impl Recordings {
     pub fn ngram_lengths(&self, ngram: NgramSimple) -> Vec<RoundLengths> {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
-            let mut sequence = response.prompt.clone();
-            let tokens: Vec<u32> =
-                response.places.iter().map(|place| place.candidate.token_id).collect();
-            let mut look_up = |(at, token): (usize, &u32)| {
-                let found = ngram.find(&sequence);
-                let num_candidates = found.len().min(response.limit - at - 1);
-                let pairs = found[..num_candidates].iter().zip(&tokens[at..]);
-                let num_accepted = pairs.take_while(|(found, token)| found == token).count();
-                sequence.push(*token);
-                LookedUp { num_candidates, num_accepted }
-            };
-            response.looked_up = tokens.iter().enumerate().map(&mut look_up).collect();
+            response.looked_up = looked_up_by(response, |sequence, room| {
+                let Range { start, end } = ngram.range(sequence);
+                sequence.extend_from_within(start..end.min(start + room));
+            });
         }
         recordings.lengths_under(&mut NeverDrafts)
     }
