@@ -40,8 +40,8 @@ pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 pub use results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, CurvePoint, DatasetSummary, DeployAdvice,
     EvaluationSummary, GroupSummary, GroupVerdict, HeadOnSet, HeadOverOnline, HeadPredictions,
-    HeadRace, JudgedHead, LookUps, MeasuredSetting, ModelSummary, PromiseOutcome, PromiseSummary,
-    Replay, ReplayGroup, ReplayRow, ResultRow, RuleReads, SpeedAtLength, Version,
+    HeadRace, JudgedHead, LogLosses, LookUps, MeasuredSetting, ModelSummary, PromiseOutcome,
+    PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow, RuleReads, SpeedAtLength, Version,
     acceptance_by_position, in_order, read_results, results_to_json, sort_rows, summary_to_json,
     tokens_per_second, waiting_time,
 };

@@ -29,7 +29,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
 pub(crate) use group::{Group, groups};
 pub use heads::{CurvePoint, HeadOnSet, HeadRace, JudgedHead};
-pub use replay::{HeadOverOnline, HeadPredictions, LookUps, Replay, ReplayGroup, ReplayRow};
+pub use replay::{
+    HeadOverOnline, HeadPredictions, LogLosses, LookUps, Replay, ReplayGroup, ReplayRow,
+};
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
     PromiseSummary, RuleReads, Version, summary_to_json,

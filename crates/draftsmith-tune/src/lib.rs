@@ -14,6 +14,7 @@ pub mod evaluate;
 pub mod heads;
 pub mod judging;
 pub mod labels;
+pub mod over_online;
 pub mod record;
 pub mod recorder;
 pub mod replay;

@@ -15,15 +15,13 @@ use draftsmith_theory::{Decoding, HeadMetrics, LookupFirst, Recordings, StopRule
 use crate::agreement::rounding;
 use crate::costs::Costs;
 use crate::judging::{Fold, Judging, over};
+use crate::over_online::log_losses;
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{best_look_ups_alone, best_of_all};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
-
-/// The least probability that a log-loss takes.
-const LEAST_PROB: f64 = 1e-6;
 
 /// Replays every rule over the recordings of a recipe, and writes `tuning/replay.json`.
 ///
@@ -135,30 +133,8 @@ impl ReplaySets<'_> {
         let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
         let head = judging.best(|choice| choice.config.needs().acceptance_prob)?;
         let online = judging.best(|choice| choice.name == StopRuleName::OnlineAcceptance)?;
-        let start = validation.learned_acceptance();
-        // Sums by response: the head's loss, the estimator's, and the number of candidates.
-        let losses = test.round_predictions(&start).into_iter().map(|predictions| {
-            let mut sums = [0.0; 3];
-            for it in predictions {
-                let Some(head) = it.head_prob else { continue };
-                for (sum, prob) in sums.iter_mut().zip([head, it.online_prob]) {
-                    let prob = if it.is_accepted { prob } else { 1.0 - prob };
-                    *sum -= prob.max(LEAST_PROB).ln();
-                }
-                sums[2] += 1.0;
-            }
-            sums
-        });
-        let losses: Vec<[f64; 3]> = losses.collect();
-        let mean = |which: usize, some: &[usize]| {
-            let sum = |column: usize| some.iter().map(|at| losses[*at][column]).sum::<f64>();
-            sum(which) / sum(2)
-        };
-        let all: Vec<usize> = (0..losses.len()).collect();
         Ok(HeadOverOnline {
-            head_log_loss: mean(0, &all),
-            online_log_loss: mean(1, &all),
-            log_loss_gain: judging.estimate(&|some| mean(1, some) - mean(0, some)),
+            log_losses: log_losses(test, &validation.learned_acceptance(), self.seed),
             cost_source: self.cost_source,
             speed_gain: judging.estimate(&|some| over(&online, &head, some)),
         })

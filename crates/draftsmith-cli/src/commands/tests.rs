@@ -239,6 +239,10 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let responses = rows.iter().filter(|row| row.is_response).count();
     assert_eq!(responses, 40);
     assert!(trained.scores.num_labels > 0);
+    // Four held-out responses, judged by what was accepted and not by labels, which are probabilities.
+    let losses = trained.over_online.expect("held-out responses");
+    assert!(losses.head.is_finite() && losses.online < 1.0, "{losses:?}");
+    assert!(losses.gain.low <= losses.gain.value && losses.gain.value <= losses.gain.high);
 
     // Other settings of the head keep the rollouts; another rollout length records them again.
     let changed = |path: &Path| path.metadata().expect("a file").modified().expect("a time");

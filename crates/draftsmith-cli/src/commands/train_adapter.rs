@@ -173,8 +173,12 @@ impl<'a> Inputs<'a> {
             provenance: Provenance { draft: Some(hash), ..data.provenance.clone() },
             console,
         };
-        let head = trainer.pass(std::slice::from_ref(settings))?.pop();
-        Ok(head.map(|head| HeadOutcome::of(head, None)))
+        let Some(head) = trainer.pass(std::slice::from_ref(settings))?.pop() else {
+            return Ok(None);
+        };
+        let mut outcome = HeadOutcome::of(head, None);
+        outcome.over_online = trainer.over_online(settings, &outcome.head_dir)?;
+        Ok(Some(outcome))
     }
 
     /// The fingerprint of a training with these settings, for a self-draft of this kind.

@@ -54,10 +54,11 @@ pub(crate) fn run(
         let exported = trainer.pass(&pass)?;
         heads.extend(pass.into_iter().zip(exported));
     }
-    let outcome = match settings.sweep {
+    let mut outcome = match settings.sweep {
         Some(_) => sweep::finish((recipe, id), workspace, heads, console)?,
         None => HeadOutcome::of(heads.remove(0).1, None),
     };
+    outcome.over_online = trainer.over_online(settings, &outcome.head_dir)?;
     console.document(&outcome)?;
     if let Some(rows) = &outcome.sweep {
         console.text(render_sweep_table(rows, console.width(), console.colour()))?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_report::SweptHead;
+use draftsmith_report::{LogLosses, SweptHead, wrapped};
 use draftsmith_theory::HeadScores;
 use serde::Serialize;
 
@@ -22,6 +22,9 @@ pub(crate) struct HeadOutcome {
     pub(crate) scores: HeadScores,
     /// Labels per second of its training run, which may have trained other heads too; null if it was kept.
     pub(crate) labels_per_second: Option<f64>,
+    /// How well it predicts beside vLLM's online estimator, on held-out responses; null if its labels were not
+    /// recorded from rollouts.
+    pub(crate) over_online: Option<LogLosses>,
     /// All heads of the sweep, including this one, which is the best; null without a sweep.
     pub(crate) sweep: Option<Vec<SweptHead>>,
 }
@@ -36,6 +39,7 @@ impl HeadOutcome {
             kept: head.speed.is_none(),
             scores: head.scores,
             labels_per_second: head.speed.map(|speed| speed.supervised_per_second),
+            over_online: None,
             sweep,
         }
     }
@@ -55,6 +59,18 @@ impl HeadOutcome {
             scores.ece,
             scores.mean_label,
             scores.mean_predicted,
-        ))
+        ))?;
+        let Some(losses) = &self.over_online else { return Ok(()) };
+        let verdict = match losses.pays() {
+            true => {
+                "predicts better than vLLM's online estimator, which needs no training; `draftsmith tune` compares \
+                     their speed"
+            }
+            false => {
+                "does not predict better than vLLM's online estimator, which needs no training: serve without it"
+            }
+        };
+        let text = format!("On held-out responses the head {verdict}. {}.", losses.text());
+        console.text(wrapped(&text, console.width()).join("\n") + "\n")
     }
 }

@@ -1,11 +1,12 @@
 //! Trains the acceptance heads of a draft model or an adapter. Heads that share a mixing ratio are trained
 //! together, and finished heads are kept.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
+use draftsmith_report::LogLosses;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
 use serde_json::json;
@@ -15,10 +16,12 @@ use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
+use draftsmith_recipe::exports::HeadExport;
 use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::kinds::{DrafterRecipe, head_within};
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_tune::over_online::trained_log_losses;
 use draftsmith_tune::rollouts::{TrainingRecorder, TrainingRollouts};
 
 /// Trains the heads of one drafter.
@@ -64,6 +67,22 @@ impl HeadTrainer<'_> {
             *place = trained.next();
         }
         Ok(found.into_iter().flatten().collect())
+    }
+
+    /// How well the head in `dir` predicts beside the online estimator; `None` if its labels are not from rollouts.
+    ///
+    /// # Errors
+    /// If the head, the drafter or the rollouts cannot be read.
+    pub(crate) fn over_online(
+        &self,
+        settings: &HeadTraining,
+        dir: &Path,
+    ) -> Result<Option<LogLosses>> {
+        let Some(rollouts) = self.rollouts(settings)? else { return Ok(None) };
+        let drafter = self.frozen(settings.dtype)?;
+        let head = HeadExport::read(dir, drafter.hidden_size(), self.workspace)?;
+        let own = (&head.head, settings);
+        trained_log_losses((self.id, &drafter), own, (self.data, &rollouts), self.recipe.seed)
     }
 
     fn planned(&self, settings: &HeadTraining) -> Result<Planned> {

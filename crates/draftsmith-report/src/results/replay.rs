@@ -48,16 +48,43 @@ pub struct HeadPredictions {
     pub over_online: HeadOverOnline,
 }
 
+/// The mean log-losses of a head and of vLLM's online estimator, in nats per candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogLosses {
+    /// The head's.
+    pub head: f64,
+    /// The estimator's.
+    pub online: f64,
+    /// The estimator's less the head's, by response: positive if the head predicts better.
+    pub gain: Estimate,
+}
+
+impl LogLosses {
+    /// Whether the head predicts better, beyond the interval.
+    pub fn pays(&self) -> bool {
+        self.gain.low > 0.0
+    }
+
+    /// Both, and their difference.
+    pub fn text(&self) -> String {
+        format!(
+            "Log-loss: {} nats per candidate against {} (better by {}, 95 %: {} to {})",
+            number(self.head, 3),
+            number(self.online, 3),
+            number(self.gain.value, 3),
+            number(self.gain.low, 3),
+            number(self.gain.high, 3),
+        )
+    }
+}
+
 /// A head beside vLLM's online estimator, which needs no training, in rounds of the recorded length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadOverOnline {
-    /// The head's mean log-loss, in nats per candidate.
-    pub head_log_loss: f64,
-    /// The estimator's.
-    pub online_log_loss: f64,
-    /// The estimator's less the head's, by prompt: positive if the head predicts better.
-    pub log_loss_gain: Estimate,
+    /// How well both predict.
+    pub log_losses: LogLosses,
     /// The source of the costs of `speed_gain`.
     pub cost_source: CostSource,
     /// Modelled speed of the best rule that reads the head relative to the best online rule, minus 1.
@@ -67,12 +94,12 @@ pub struct HeadOverOnline {
 impl HeadOverOnline {
     /// Whether the head both predicts better and is faster, beyond the intervals.
     pub fn pays(&self) -> bool {
-        self.log_loss_gain.low > 0.0 && self.speed_gain.low > 0.0
+        self.log_losses.pays() && self.speed_gain.low > 0.0
     }
 
     /// Whether the head is worth its training, in two sentences.
     pub fn verdict(&self) -> String {
-        let Self { head_log_loss, online_log_loss, log_loss_gain, speed_gain, .. } = self;
+        let Self { log_losses, speed_gain, .. } = self;
         let advice = match self.pays() {
             true => "The head beats vLLM's online estimator, which needs no training.",
             false => {
@@ -80,12 +107,8 @@ impl HeadOverOnline {
             }
         };
         format!(
-            "{advice} Log-loss: {} nats per candidate against {} (better by {}, 95 %: {} to {}); speed at {}: {} ({}).",
-            number(*head_log_loss, 3),
-            number(*online_log_loss, 3),
-            number(log_loss_gain.value, 3),
-            number(log_loss_gain.low, 3),
-            number(log_loss_gain.high, 3),
+            "{advice} {}; speed at {}: {} ({}).",
+            log_losses.text(),
             self.cost_source.text(),
             gain(speed_gain.value),
             interval(*speed_gain, signed),

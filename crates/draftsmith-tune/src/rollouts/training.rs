@@ -12,10 +12,11 @@ use draftsmith_data::{
     write_rollouts,
 };
 use draftsmith_theory::{
-    Decoding, DrafterId, RecordedPlace, Recording, Sampling, SeededDraws, TopProbs,
+    Decoding, DrafterId, RecordedPlace, Recording, Recordings, Sampling, SeededDraws, TopProbs,
 };
-use draftsmith_train::{RecordedRollouts, rows_of_recording};
+use draftsmith_train::{RecordedRollouts, recordings_of, rows_of_recording};
 
+use super::RecordedSet;
 use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
 use crate::server_access::ServerAccess;
 use draftsmith_recipe::device::on_pool;
@@ -50,6 +51,20 @@ impl TrainingRollouts {
             .iter()
             .flat_map(|(id, recording)| rows_of_recording(id, &shortened(recording), false));
         Self { rows: rows.collect(), is_greedy }
+    }
+
+    /// The rollouts as recordings of a drafter, with rounds of at most `max_length` candidates. After a rejected candidate
+    /// they have as many candidates as were recorded, which may be fewer.
+    pub(crate) fn recordings(
+        &self,
+        data: &DataSet,
+        drafter: DrafterId,
+        max_length: usize,
+    ) -> RecordedSet {
+        let (ids, responses) = recordings_of(&self.rows);
+        let eos_token_ids = data.provenance.eos_token_ids.clone();
+        let recordings = Recordings { drafter, max_length, eos_token_ids, head: None, responses };
+        RecordedSet { ids, recordings }
     }
 
     /// The rollouts as training takes them.

@@ -1,0 +1,114 @@
+//! How well heads predict beside vLLM's online estimator, which needs no training.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result};
+use draftsmith_data::{DataSet, ResponseRow};
+use draftsmith_model::{AcceptanceHead, DrafterModel};
+use draftsmith_report::{LogLosses, shown_interval};
+use draftsmith_theory::{AcceptanceModel, DrafterId, HeadTiming, Recordings};
+use draftsmith_train::{HeadTraining, is_held_out, predictions_along};
+
+use crate::rollouts::TrainingRollouts;
+
+/// The least probability that a log-loss takes.
+const LEAST_PROB: f64 = 1e-6;
+/// Candidates of a round.
+const ROUND_LENGTH: usize = 4;
+/// The most held-out responses that a trained head predicts along.
+const MOST_RESPONSES: usize = 256;
+
+/// The log-losses over the judged candidates of rounds of the recorded length. The estimator begins each response with
+/// `start`.
+pub(crate) fn log_losses(recordings: &Recordings, start: &AcceptanceModel, seed: u64) -> LogLosses {
+    // Sums by response: the head's loss, the estimator's, and the number of candidates.
+    let sums = recordings.round_predictions(start).into_iter().map(|predictions| {
+        let mut sums = [0.0; 3];
+        for it in predictions {
+            let Some(head) = it.head_prob else { continue };
+            for (sum, prob) in sums.iter_mut().zip([head, it.online_prob]) {
+                let prob = if it.is_accepted { prob } else { 1.0 - prob };
+                *sum -= prob.max(LEAST_PROB).ln();
+            }
+            sums[2] += 1.0;
+        }
+        sums
+    });
+    let sums: Vec<[f64; 3]> = sums.collect();
+    let mean = |which: usize, some: &[usize]| {
+        let sum = |column: usize| some.iter().map(|at| sums[*at][column]).sum::<f64>();
+        sum(which) / sum(2)
+    };
+    let all: Vec<usize> = (0..sums.len()).collect();
+    LogLosses {
+        head: mean(0, &all),
+        online: mean(1, &all),
+        gain: shown_interval(all.len(), seed, |some| mean(1, some) - mean(0, some)),
+    }
+}
+
+/// A trained head's log-losses along the held-out responses of its rollouts. The estimator's first coefficients are
+/// learned from the other responses. `None` without held-out responses.
+///
+/// # Errors
+/// If the rollouts are not of the data.
+pub fn trained_log_losses(
+    (id, drafter): (DrafterId, &DrafterModel),
+    (head, training): (&AcceptanceHead, &HeadTraining),
+    (data, rollouts): (&DataSet, &TrainingRollouts),
+    seed: u64,
+) -> Result<Option<LogLosses>> {
+    let set = rollouts.recordings(data, id, ROUND_LENGTH);
+    let mut held_out = Recordings { responses: Vec::new(), ..set.recordings.clone() };
+    let mut learned_from = held_out.clone();
+    let rows: HashMap<&str, &ResponseRow> =
+        data.rows.iter().map(|row| (row.id.as_str(), row)).collect();
+    let share = training.optimizer.validation_fraction;
+    for (id, response) in set.ids.iter().zip(set.recordings.responses) {
+        let row = rows.get(id.as_str()).context("rollouts are of the data")?;
+        match is_held_out(row, share) {
+            true if held_out.responses.len() < MOST_RESPONSES => held_out.responses.push(response),
+            true => {}
+            false => learned_from.responses.push(response),
+        }
+    }
+    if held_out.responses.is_empty() {
+        return Ok(None);
+    }
+    let predicted = predictions_along(drafter, &[head], &held_out).remove(0);
+    // Of every candidate, also of the last recorded one, which a head that reads it would not be asked about.
+    let held_out = held_out.with_head(HeadTiming::AtDraw, &predicted);
+    Ok(Some(log_losses(&held_out, &learned_from.learned_acceptance(), seed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judging::tests::recordings;
+
+    /// Recordings whose confidence says nothing, with a head that gives accepted candidates `accepted` and others the rest.
+    fn losses(accepted: f32) -> LogLosses {
+        let set = recordings([40, 30], 0.7, ["over online", "set"]);
+        let mut predicted = Vec::new();
+        for response in &set.responses {
+            predicted.extend(response.places.iter().map(|_| accepted));
+            let rejected = response.places.iter().flat_map(|place| place.rollout.iter().flatten());
+            predicted.extend(rejected.map(|_| 1.0 - accepted));
+        }
+        let set = set.with_head(HeadTiming::AtDraw, &predicted);
+        log_losses(&set, &set.learned_acceptance(), 1)
+    }
+
+    #[test]
+    fn only_a_head_that_knows_more_than_the_estimator_pays() {
+        let (knowing, guessing) = (losses(0.9), losses(0.5));
+        assert!((knowing.head + 0.9_f64.ln()).abs() < 1e-6, "{knowing:?}");
+        assert!((guessing.head - 2.0_f64.ln()).abs() < 1e-12, "{guessing:?}");
+        // The best that anything can say without reading a candidate is the entropy of 0.7.
+        let entropy = -(0.7 * 0.7_f64.ln() + 0.3 * 0.3_f64.ln());
+        assert!((knowing.online - entropy).abs() < 0.05, "{knowing:?} beside {entropy}");
+        assert_eq!(knowing.online, guessing.online);
+        assert!(knowing.pays() && !guessing.pays(), "{knowing:?} {guessing:?}");
+        assert!((knowing.gain.value - (knowing.online - knowing.head)).abs() < 1e-12);
+    }
+}
