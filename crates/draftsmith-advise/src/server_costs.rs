@@ -26,6 +26,9 @@ const MOST_TOKENS_PER_ROUND: f64 = 1.02;
 /// fewer.
 const MOST_FEWER_CANDIDATES: f64 = 0.1;
 
+/// The ratio of a cell's slowest block to its fastest above which the machine is called unsteady.
+const MOST_SPREAD: f64 = 1.2;
+
 /// What is measured.
 #[derive(Debug, Clone)]
 pub struct ServerPlan {
@@ -141,6 +144,25 @@ impl ServerCostsFile {
         &mut self.cells[at]
     }
 
+    /// Says which rounds took unequal times in different blocks, if any did.
+    fn unsteady(&self, num_candidates: usize) -> Option<String> {
+        let spread = |cell: &MeasuredCell| {
+            let [least, most] = [f64::min, f64::max]
+                .map(|pick| cell.block_ms.iter().copied().reduce(pick).unwrap_or(f64::NAN));
+            (most / least > MOST_SPREAD).then_some((cell.batch_size, least, most))
+        };
+        let cells = self.cells.iter().filter(|cell| cell.num_candidates == num_candidates);
+        let spreads: Vec<(usize, f64, f64)> = cells.filter_map(spread).collect();
+        let ratio = |(_, least, most): &(usize, f64, f64)| most / least;
+        let worst = spreads.iter().max_by(|one, other| ratio(one).total_cmp(&ratio(other)))?;
+        let (batch_size, least, most) = worst;
+        Some(format!(
+            "costs: the machine is unsteady: a round of {batch_size} requests took {least:.1} to {most:.1} ms in different \
+             blocks; hint: leave it idle, give a server on a CPU fewer threads than there are CPUs (two may share a \
+             core), or measure more `--blocks`"
+        ))
+    }
+
     fn write(&self, path: &Path) -> Result<()> {
         Ok(write_whole(path, serde_json::to_string_pretty(self)? + "\n")?)
     }
@@ -223,6 +245,9 @@ pub fn measure_server(
     progress.finish();
     file.cells.sort_by_key(|cell| (cell.num_candidates, cell.batch_size));
     file.write(path)?;
+    if let Some(unsteady) = file.unsteady(plan.num_candidates) {
+        watch.note(unsteady);
+    }
     Ok(file)
 }
 
@@ -357,3 +382,31 @@ const WORDS: [&str; 16] = [
     "river", "stone", "lantern", "market", "winter", "engine", "garden", "paper", "signal",
     "harbour", "copper", "bridge", "window", "field", "letter", "orchard",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unequal_blocks_are_said() {
+        let cell = |batch_size, num_candidates, block_ms: &[f64]| MeasuredCell {
+            batch_size,
+            num_candidates,
+            block_ms: block_ms.to_vec(),
+            prompt_token_ms: Vec::new(),
+            tokens_per_round: None,
+        };
+        let file = ServerCostsFile {
+            cells: vec![
+                cell(1, 0, &[10.0, 11.9]),
+                cell(1, 2, &[10.0, 12.5]),
+                cell(4, 2, &[20.0, 31.0, 24.0]),
+                cell(8, 2, &[30.0]),
+            ],
+            ..ServerCostsFile::default()
+        };
+        assert_eq!(file.unsteady(0), None);
+        let said = file.unsteady(2).expect("two cells are unsteady");
+        assert!(said.contains("4 requests took 20.0 to 31.0 ms"), "{said}");
+    }
+}

@@ -56,6 +56,18 @@ pub struct ServerTuning {
     pub load: ServerLoad,
 }
 
+/// What one drafter recorded along responses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Recorded<'a> {
+    /// The responses on which settings are chosen.
+    pub(crate) chosen_on: &'a Recordings,
+    /// Those on which they are judged.
+    pub(crate) judged_on: &'a Recordings,
+    pub(crate) decoding: DecodingName,
+    /// Of resampling.
+    pub(crate) seed: u64,
+}
+
 /// The settings for one drafter and way of decoding.
 #[derive(Debug, Clone, Serialize)]
 pub struct ServerSettings {
@@ -127,11 +139,16 @@ pub fn tune_for_server(
             let own_model = own.kind.model().map(|model| model.display().to_string());
             let model = own_model.unwrap_or_else(|| format!("exported/{id}"));
             let served = Served { drafter, form: own.kind.served_as(), model };
-            let recordings = [&validation.recordings, &test.recordings];
-            all.push(tuning.settings(recordings, *decoding, &served, recipe.seed)?);
+            let recorded = Recorded {
+                chosen_on: &validation.recordings,
+                judged_on: &test.recordings,
+                decoding: *decoding,
+                seed: recipe.seed,
+            };
+            all.push(tuning.settings(recorded, &served)?);
             // Look-ups read the target's responses only, which all drafters share.
             if nth == 0 && tuning.kind == ServerKind::LlamaCpp {
-                all.extend(tuning.look_ups(recordings, *decoding, recipe.seed)?);
+                all.extend(tuning.look_ups(recorded)?);
             }
         }
     }
@@ -145,12 +162,10 @@ impl ServerTuning {
     /// If the costs have no number of candidates that was recorded, or not the load.
     pub(crate) fn settings(
         &self,
-        recordings: [&Recordings; 2],
-        decoding: DecodingName,
+        recorded: Recorded<'_>,
         served: &Served,
-        seed: u64,
     ) -> Result<ServerSettings> {
-        let longest = recordings[0].max_length;
+        let longest = recorded.chosen_on.max_length;
         let lengths: Vec<usize> =
             self.costs.lengths().into_iter().filter(|it| *it <= longest).collect();
         if lengths.is_empty() {
@@ -165,8 +180,8 @@ impl ServerTuning {
                 |num| LEAST_PROBS.map(|least_prob| Drafting { least_prob, ..Drafting::fixed(num) });
             tried.extend(lengths.iter().copied().flat_map(of));
         }
-        let choosing = self.choosing(recordings, tried, seed)?;
-        let mut settings = choosing.settings(served.drafter, decoding)?;
+        let choosing = self.choosing(recorded, tried)?;
+        let mut settings = choosing.settings(served.drafter, recorded.decoding)?;
         (settings.files, settings.notes) = self.kind.write(&settings, served);
         let is_weighed = |row: &LoadRow| row.cells.iter().any(|it| it.drafting.least_prob > 0.0);
         if self.kind == ServerKind::LlamaCpp && !settings.rows.iter().all(is_weighed) {
@@ -181,17 +196,15 @@ impl ServerTuning {
     /// As [`settings`](Self::settings).
     pub(crate) fn fastest(
         &self,
-        recordings: [&Recordings; 2],
-        decoding: DecodingName,
+        recorded: Recorded<'_>,
         served: &Served,
-        seed: u64,
     ) -> Result<ServerSettings> {
-        let drafted = self.settings(recordings, decoding, served, seed)?;
+        let drafted = self.settings(recorded, served)?;
         if self.kind != ServerKind::LlamaCpp {
             return Ok(drafted);
         }
         let gain = |it: &ServerSettings| it.single_speedup.map_or(1.0, |speedup| speedup.value);
-        let looked_up = self.look_ups(recordings, decoding, seed)?;
+        let looked_up = self.look_ups(recorded)?;
         Ok(looked_up.filter(|it| gain(it) > gain(&drafted)).unwrap_or(drafted))
     }
 
@@ -199,12 +212,7 @@ impl ServerTuning {
     ///
     /// # Errors
     /// If the load is outside of the costs.
-    pub(crate) fn look_ups(
-        &self,
-        recordings: [&Recordings; 2],
-        decoding: DecodingName,
-        seed: u64,
-    ) -> Result<Option<ServerSettings>> {
+    pub(crate) fn look_ups(&self, recorded: Recorded<'_>) -> Result<Option<ServerSettings>> {
         let most_rows = self.costs.batch_sizes().last().copied().unwrap_or(1);
         let of = |num_matched| {
             let most = LOOK_UP_LENGTHS
@@ -217,21 +225,24 @@ impl ServerTuning {
             return Ok(None);
         }
         let drafter: DrafterName = DrafterId::LOOK_UP.into();
-        let mut settings = self.choosing(recordings, tried, seed)?.settings(drafter, decoding)?;
+        let mut settings = self.choosing(recorded, tried)?.settings(drafter, recorded.decoding)?;
         let served = Served { drafter, form: ServedAs::DraftModel, model: String::new() };
         (settings.files, settings.notes) = self.kind.write(&settings, &served);
         Ok(Some(settings))
     }
 
-    fn choosing(
-        &self,
-        recordings: [&Recordings; 2],
-        tried: Vec<Drafting>,
-        seed: u64,
-    ) -> Result<Choosing<'_>> {
-        let [validation, test] = recordings.map(|set| Replayed::new(set, &tried));
+    fn choosing(&self, recorded: Recorded<'_>, tried: Vec<Drafting>) -> Result<Choosing<'_>> {
+        let [validation, test] =
+            [recorded.chosen_on, recorded.judged_on].map(|set| Replayed::new(set, &tried));
         let table = self.costs.table();
-        Ok(Choosing { tuning: self, table, tried, validation: validation?, test: test?, seed })
+        Ok(Choosing {
+            tuning: self,
+            table,
+            tried,
+            validation: validation?,
+            test: test?,
+            seed: recorded.seed,
+        })
     }
 }
 

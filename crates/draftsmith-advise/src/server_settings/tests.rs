@@ -51,12 +51,16 @@ fn costs(sizes: &[usize]) -> ServerCosts {
     ServerCosts::new(cells.collect()).expect("valid")
 }
 
+fn recorded<'a>([chosen_on, judged_on]: [&'a Recordings; 2]) -> Recorded<'a> {
+    Recorded { chosen_on, judged_on, decoding: DecodingName::Greedy, seed: 3 }
+}
+
 const LENGTHS: [usize; 4] = [1, 2, 3, 5];
 
 fn choosing(tuning: &ServerTuning, accepted: f64) -> Choosing<'_> {
     let [one, other] = ["validation", "test"].map(|name| recordings(accepted, name));
     let tried = LENGTHS.map(Drafting::fixed).to_vec();
-    tuning.choosing([&one, &other], tried, 3).expect("lengths")
+    tuning.choosing(recorded([&one, &other]), tried).expect("lengths")
 }
 
 fn settings(accepted: f64, load: ServerLoad) -> ServerSettings {
@@ -170,10 +174,12 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
         load: ServerLoad::Shares(vec![(2.0, 1.0)]),
     };
     let [one, other] = ["validation", "test"].map(|name| recordings(0.7, name));
+    let greedy = recorded([&one, &other]);
     let served =
         Served { drafter: DrafterId::DRAFT.into(), form: ServedAs::Eagle3, model: "m".to_owned() };
-    let found =
-        tuning.settings([&one, &other], DecodingName::Sampled, &served, 3).expect("settings");
+    let found = tuning
+        .settings(Recorded { decoding: DecodingName::Sampled, ..greedy }, &served)
+        .expect("settings");
     let single = found.single.expect("it pays");
     assert!(single.least_prob > 0.0, "{single:?}");
     let flags = &found.files[0].text;
@@ -197,7 +203,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let expected = seconds(80.0, target(2)) / seconds(rounds, target(4) + 0.0001);
     assert!((fixed.speedup / expected - 1.0).abs() < 1e-9, "{} {expected}", fixed.speedup);
     // Look-ups are right in all of these responses; two requests have room for four candidates each.
-    let found = tuning.look_ups([&one, &other], DecodingName::Greedy, 3).expect("tried");
+    let found = tuning.look_ups(greedy).expect("tried");
     let found = found.expect("rows were measured");
     let single = found.single.expect("it pays");
     assert_eq!(single.num_candidates, 4, "{found:?}");
@@ -206,12 +212,12 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     assert!(
         flags.contains(&format!("--spec-ngram-simple-size-n {n} --spec-ngram-simple-size-m 4"))
     );
-    let faster = tuning.fastest([&one, &other], DecodingName::Greedy, &served, 3).expect("both");
+    let faster = tuning.fastest(greedy, &served).expect("both");
     assert_eq!(faster.single, found.single);
     // Without rounds of as many rows neither is weighed.
     let few = ServerTuning { costs: costs(&[1, 2]), ..tuning.clone() };
-    assert!(few.look_ups([&one, &other], DecodingName::Greedy, 3).expect("tried").is_none());
-    let found = few.settings([&one, &other], DecodingName::Greedy, &served, 3).expect("settings");
+    assert!(few.look_ups(greedy).expect("tried").is_none());
+    let found = few.settings(greedy, &served).expect("settings");
     assert!(found.notes.iter().any(|note| note.contains("--batch-sizes")), "{:?}", found.notes);
 }
 

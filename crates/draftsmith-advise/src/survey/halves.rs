@@ -2,10 +2,11 @@
 //! the other half.
 
 use anyhow::Result;
-use draftsmith_report::LookUps;
-use draftsmith_theory::{Estimate, Recordings, StopRuleConfig, TimedCounts};
+use draftsmith_report::{DecodingName, LookUps};
+use draftsmith_theory::{Decoding, Estimate, Recordings, StopRuleConfig, TimedCounts};
 use serde::Serialize;
 
+use crate::server_settings::Recorded;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
@@ -31,6 +32,12 @@ impl Halves {
     ) -> Result<[Fold<'_>; 2]> {
         let [one, other] = &self.0;
         Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
+    }
+
+    /// The first half chooses a server's settings, the second judges them.
+    pub(super) fn recorded(&self, decoding: Decoding, seed: u64) -> Recorded<'_> {
+        let [chosen_on, judged_on] = &self.0;
+        Recorded { chosen_on, judged_on, decoding: DecodingName::of(&decoding), seed }
     }
 
     /// The costs of the target without a drafter, by response.

@@ -3,9 +3,7 @@
 
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
-use draftsmith_report::{
-    CostSource, DecodingName, LookUps, ReplayRow, acceptance_by_position, shown_interval,
-};
+use draftsmith_report::{CostSource, LookUps, ReplayRow, acceptance_by_position, shown_interval};
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadScores, HeadTiming, Recording,
     Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
@@ -125,11 +123,10 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         .beside_look_ups(&look_ups);
     let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
-    let [chosen_on, judged_on] = &recorded.halves.0;
     let server = surveyor.tuning.zip(surveyor.draft).map(|(tuning, draft)| {
         let (drafter, model) = (DrafterId::DRAFT.into(), draft.display().to_string());
         let served = Served { drafter, form: ServedAs::DraftModel, model };
-        tuning.fastest([chosen_on, judged_on], DecodingName::of(&decoding), &served, seed)
+        tuning.fastest(recorded.halves.recorded(decoding, seed), &served)
     });
     Ok(PairSurvey {
         server: server.transpose()?,

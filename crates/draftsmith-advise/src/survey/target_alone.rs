@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{Eagle3Config, ModelConfig, ModelShape};
-use draftsmith_report::{CostSource, DecodingName, LookUps, shown_interval};
+use draftsmith_report::{CostSource, LookUps, shown_interval};
 use draftsmith_theory::{
     DrafterId, Estimate, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
 };
@@ -108,8 +108,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let first = exits.first().context("there is an exit")?;
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
     let server = surveyor.tuning.map(|tuning| {
-        let [chosen_on, judged_on] = &first.halves.0;
-        tuning.look_ups([chosen_on, judged_on], DecodingName::of(&surveyor.decoding), seed)?.context(
+        tuning.look_ups(first.halves.recorded(surveyor.decoding, seed))?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
              requests, with `draftsmith costs --candidates 0 --batch-sizes 1,2,4,8,16`",
         )

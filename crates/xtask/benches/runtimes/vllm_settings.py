@@ -29,7 +29,9 @@ from server_settings import PORTS, Server, answer_all, complete
 LENGTHS = [1, 2, 3]
 BATCHES = [1, 2, 4]
 server_settings.NUM_QUESTIONS = 12
-ENV = {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+# One thread, for the reason that `server_settings.py` gives.
+THREADS = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1"}
+ENV = {**os.environ, **THREADS, "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def write_untrained(drafter: Path, out: Path) -> None:
