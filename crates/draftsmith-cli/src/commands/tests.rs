@@ -11,18 +11,20 @@ use draftsmith_report::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow};
 use draftsmith_theory::{
     AcceptanceModel, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
     DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
-    JointConfidenceConfig, OnlineAcceptanceConfig, RejectionThresholdConfig, StopRuleConfig,
-    StopRuleName,
+    JointConfidenceConfig, OnlineAcceptanceConfig, Recordings, RejectionThresholdConfig,
+    StopRuleConfig, StopRuleName,
 };
-use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining};
+use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining, predictions_along};
 
 use super::{build_data, evaluate, record, run, train_adapter, train_head, tune};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::HeadExport;
 use draftsmith_recipe::kinds::eagle3::Eagle3Kind;
+use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{DrafterRecipe, Kind};
+use draftsmith_recipe::kinds::{DrafterRecipe, Kind, head_within};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::record::RecordedFile;
@@ -262,6 +264,32 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let drafter = DrafterName::Of(DrafterId::DRAFT);
     let num_compared = assert_greedy_is_replayed(&other, drafter, Some(HeadTiming::AtDraw), &rows);
     assert_eq!(num_compared, 3 + 2 + 2 + 2);
+    assert_predicted_as_decoded(&other, &workspace);
+}
+
+/// Compares what the draft's head predicts along recordings with what it predicted while they were made.
+fn assert_predicted_as_decoded(recipe: &Recipe, workspace: &Workspace) {
+    let id = DrafterId::DRAFT;
+    let recorded = read_recordings(recipe, id.into(), PromptSet::Test, DecodingName::Sampled);
+    let recorded = recorded.expect("recorded").recordings;
+    let kind = &recipe.drafters.get(id).expect("a draft").kind;
+    let loading = Loading { id, recipe, workspace };
+    let draft = kind.frozen(&loading, workspace.models.dtype).expect("a draft");
+    let dir = head_within(&recipe.export_dir(id));
+    let head = HeadExport::read(&dir, draft.hidden_size(), workspace).expect("a head").head;
+    let predicted = predictions_along(&draft, &[&head], &recorded).remove(0);
+    let again = recorded.with_head(HeadTiming::AtDraw, &predicted);
+    let all = |recordings: &Recordings| -> Vec<f64> {
+        let places = recordings.responses.iter().flat_map(|response| response.places.iter());
+        let drafted =
+            places.flat_map(|it| [&it.candidate].into_iter().chain(it.rollout.iter().flatten()));
+        drafted.filter_map(|candidate| candidate.predicted_acceptance_prob).collect()
+    };
+    let (one, other) = (all(&recorded), all(&again));
+    assert!(one.len() > 100 && one.len() == other.len(), "{} {}", one.len(), other.len());
+    let furthest =
+        one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
+    assert!(furthest < 1e-4, "{furthest}");
 }
 
 /// Compares the counts of greedy decoding with a drafter under each rule with those of replay. Returns the

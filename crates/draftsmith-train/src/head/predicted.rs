@@ -25,7 +25,8 @@ pub fn predictions_along(
     assert!(heads.iter().all(|head| head.reads() == first.reads()), "heads read the same");
     let device = draft.device();
     let drafts: PerDevice<DrafterModel> = draft.clone().into();
-    let of_response = |response: &Recording| predicted(&drafts, heads, &candidates_of(response));
+    let heads: Vec<AcceptanceHead> = heads.iter().map(|head| as_trained(draft, head)).collect();
+    let of_response = |response: &Recording| predicted(&drafts, &heads, &candidates_of(response));
     let responses = &recordings.responses;
     let all: Vec<Vec<Vec<f32>>> = match vectors::reach(&device) {
         true => responses.par_iter().map(of_response).collect(),
@@ -35,10 +36,15 @@ pub fn predictions_along(
     (0..heads.len()).map(of_head).collect()
 }
 
-/// The predictions of heads that read the same for each label of a mixture.
+/// The head that reads features of training, whose embeddings are scaled; an exported one reads them unscaled.
+fn as_trained(draft: &DrafterModel, head: &AcceptanceHead) -> AcceptanceHead {
+    head.clone().with_embedding_gain(1.0 / draft.embedding_gain())
+}
+
+/// The predictions of heads that read the same for each label of a mixture. They read scaled embeddings.
 fn predicted(
     drafts: &PerDevice<DrafterModel>,
-    heads: &[&AcceptanceHead],
+    heads: &[AcceptanceHead],
     mixture: &Mixture,
 ) -> Vec<Vec<f32>> {
     let device = drafts.first().device();
@@ -46,7 +52,7 @@ fn predicted(
     let frozen = Frozen { drafts, reads, batch_size: 1, lengths, stored: None };
     let rows = frozen.labelled_rows(std::slice::from_ref(mixture));
     let features = LabelledRows::cat(&rows, lengths.padded(mixture.num_labels()), &device);
-    let predicted = |head: &&AcceptanceHead| {
+    let predicted = |head: &AcceptanceHead| {
         let logits = head.acceptance_logit(features.clone());
         let logits: Vec<f32> = vectors::values(logits.unsqueeze::<2>());
         let chance = |logit: &f32| 1.0 / (1.0 + (-logit).exp());
@@ -95,7 +101,10 @@ impl TrainingInput {
     pub fn predictions(&self, draft: &DrafterModel, head: &AcceptanceHead) -> Vec<Option<f32>> {
         let mut predicted = match self.mixture.num_labels() {
             0 => Vec::new(),
-            _ => predicted(&draft.clone().into(), &[head], &self.mixture).remove(0),
+            _ => {
+                let head = as_trained(draft, head);
+                predicted(&draft.clone().into(), &[head], &self.mixture).remove(0)
+            }
         }
         .into_iter();
         self.labels.iter().map(|label| label.and_then(|_| predicted.next())).collect()
