@@ -68,6 +68,8 @@ class Setting:
         return ["-md", path, "--spec-type", kind, *limits, "--no-spec-draft-backend-sampling"]
 
     def __str__(self) -> str:
+        if self.num_candidates == 0:
+            return "off"
         if self.num_matched is not None:
             return f"{self.num_matched}x{self.num_candidates}"
         return f"{self.num_candidates}" + (f" p {self.least_prob}" if self.least_prob else "")
@@ -244,7 +246,8 @@ def main() -> None:
         chosen = max([*pairs, (1.0, 1.0, plain)], key=lambda it: it[0])
         best = max([*pairs, (1.0, 1.0, plain)], key=lambda it: it[1])
         regrets.append(1 - chosen[1] / best[1])
-        print(f"  predicted best: {chosen[2].drafter} {chosen[2]}, {100 * regrets[-1]:.1f} % slower than the measured best, {best[2].drafter} {best[2]}")
+        names = [f"{setting.drafter} {setting}".strip() for _, _, setting in (chosen, best)]
+        print(f"  predicted best: {names[0]}, {100 * regrets[-1]:.1f} % slower than the measured best, {names[1]}")
     same = sum(texts[setting] == texts[plain] for setting in settings)
     print(f"median error {100 * statistics.median(errors):.1f} % of {len(errors)} settings, greatest regret {100 * max(regrets):.1f} %")
     print(f"the passes of a setting differ by {100 * apart:.1f} % in the median")
