@@ -17,9 +17,6 @@ const LEAST_PROB: f64 = 1e-6;
 const ROUND_LENGTH: usize = 4;
 /// The most held-out responses that a trained head predicts along.
 const MOST_RESPONSES: usize = 256;
-/// The most responses from which the estimator learns. Its steps are not bounded: of 500 and more responses whose
-/// acceptance is nearly certain they can lead astray.
-const MOST_LEARNED: usize = 100;
 
 /// The log-losses over the judged candidates of rounds of the recorded length. The estimator begins each response with
 /// `start`.
@@ -71,10 +68,8 @@ pub fn trained_log_losses(
         let row = rows.get(id.as_str()).context("rollouts are of the data")?;
         match is_held_out(row, share) {
             true if held_out.responses.len() < MOST_RESPONSES => held_out.responses.push(response),
-            false if learned_from.responses.len() < MOST_LEARNED => {
-                learned_from.responses.push(response);
-            }
-            _ => {}
+            true => {}
+            false => learned_from.responses.push(response),
         }
     }
     if held_out.responses.is_empty() {

@@ -88,6 +88,9 @@ impl Recordings {
     }
 }
 
+/// The most responses that the online estimator learns from.
+const MOST_LEARNED: usize = 100;
+
 /// What the online estimator and the head predict for a judged candidate of a round, and whether it was accepted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoundPrediction {
@@ -100,13 +103,15 @@ pub struct RoundPrediction {
 }
 
 impl Recordings {
-    /// The coefficients that the online estimator reaches after rounds of the recorded length along all responses,
-    /// in the order of their prompts' tokens.
+    /// The coefficients that the online estimator reaches after rounds of the recorded length along at most 100 responses,
+    /// spread evenly over them in the order of their prompts' tokens. Its steps are not bounded: after 500 responses whose acceptance is nearly
+    /// certain they can lead astray.
     pub fn learned_acceptance(&self) -> AcceptanceModel {
         let mut estimator = OnlineEstimator::new(AcceptanceModel::default());
         let mut responses: Vec<&Recording> = self.responses.iter().collect();
         responses.sort_by_key(|response| &response.prompt);
-        for response in responses {
+        let step = responses.len().div_ceil(MOST_LEARNED).max(1);
+        for response in responses.into_iter().step_by(step) {
             self.learn_along(response, &mut estimator, |_, _, _| {});
         }
         estimator.model
