@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 /// The share by which the sentinel may move within a block.
 const MOST_DRIFT: f64 = 0.1;
-/// How often a block is measured again because the sentinel moved.
+/// The most times that a block is measured again because the sentinel moved.
 const MOST_AGAIN: usize = 3;
 /// The most tokens per round at which a round still is the time between two tokens.
 const MOST_TOKENS_PER_ROUND: f64 = 1.02;
@@ -54,8 +54,8 @@ pub struct ServerCostsFile {
     pub model: String,
     /// Words of a prompt.
     pub num_words: usize,
-    /// The first round of the server without speculation beside, in milliseconds, to which all times are scaled; null
-    /// without such a server.
+    /// The first round timed on the reference server, which does not speculate, in milliseconds. All times are scaled to
+    /// it. Null without such a server.
     #[serde(default)]
     pub sentinel_ms: Option<f64>,
     /// The cells.
@@ -144,18 +144,16 @@ impl ServerCostsFile {
         &mut self.cells[at]
     }
 
-    /// Says which rounds took unequal times in different blocks, if any did.
+    /// Names the rounds whose blocks differ most, if they differ by more than [`MOST_SPREAD`].
     fn unsteady(&self, num_candidates: usize) -> Option<String> {
         let spread = |cell: &MeasuredCell| {
-            let [least, most] = [f64::min, f64::max]
-                .map(|pick| cell.block_ms.iter().copied().reduce(pick).unwrap_or(f64::NAN));
-            (most / least > MOST_SPREAD).then_some((cell.batch_size, least, most))
+            let least = cell.block_ms.iter().copied().reduce(f64::min)?;
+            let most = cell.block_ms.iter().copied().reduce(f64::max)?;
+            Some((most / least, cell.batch_size, least, most))
         };
         let cells = self.cells.iter().filter(|cell| cell.num_candidates == num_candidates);
-        let spreads: Vec<(usize, f64, f64)> = cells.filter_map(spread).collect();
-        let ratio = |(_, least, most): &(usize, f64, f64)| most / least;
-        let worst = spreads.iter().max_by(|one, other| ratio(one).total_cmp(&ratio(other)))?;
-        let (batch_size, least, most) = worst;
+        let worst = cells.filter_map(spread).max_by(|one, other| one.0.total_cmp(&other.0));
+        let (_, batch_size, least, most) = worst.filter(|worst| worst.0 > MOST_SPREAD)?;
         Some(format!(
             "costs: the machine is unsteady: a round of {batch_size} requests took {least:.1} to {most:.1} ms in different \
              blocks; hint: leave it idle, give a server on a CPU fewer threads than there are CPUs (two may share a \
@@ -402,6 +400,7 @@ mod tests {
                 cell(1, 2, &[10.0, 12.5]),
                 cell(4, 2, &[20.0, 31.0, 24.0]),
                 cell(8, 2, &[30.0]),
+                cell(16, 2, &[]),
             ],
             ..ServerCostsFile::default()
         };

@@ -1,4 +1,4 @@
-//! How well heads predict beside vLLM's online estimator, which needs no training.
+//! Compares the predictions of heads with those of vLLM's online estimator, which needs no training.
 
 use std::collections::HashMap;
 

@@ -34,7 +34,7 @@ impl Halves {
         Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
     }
 
-    /// The first half chooses a server's settings, the second judges them.
+    /// Both halves for a choice of server settings: the settings are chosen on the first and judged on the second.
     pub(super) fn recorded(&self, decoding: Decoding, seed: u64) -> Recorded<'_> {
         let [chosen_on, judged_on] = &self.0;
         Recorded { chosen_on, judged_on, decoding: DecodingName::of(&decoding), seed }

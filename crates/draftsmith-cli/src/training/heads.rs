@@ -69,7 +69,7 @@ impl HeadTrainer<'_> {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// How well the head in `dir` predicts beside the online estimator; `None` if its labels are not from rollouts.
+    /// Compares the predictions of the head in `dir` with the online estimator's. `None` if its labels are not from rollouts.
     ///
     /// # Errors
     /// If the head, the drafter or the rollouts cannot be read.
