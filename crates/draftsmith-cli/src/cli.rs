@@ -33,7 +33,7 @@ use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals
 use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
 use draftsmith_recipe::device::{
-    DeviceChoice, DtypeSource, Kernels, on_pool, parse_dtype, require_dtype,
+    DeviceChoice, DtypeSource, Kernels, NumKernels, on_pool, parse_dtype, require_dtype,
 };
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
@@ -264,9 +264,9 @@ pub fn run() -> ExitCode {
     let what_is_left = arguments.command.what_is_left();
     let done = execute(arguments, &console);
     if let Some(kernels) = kernels {
+        let NumKernels { distinct, launches } = kernels.num();
         console.note(format!(
-            "{} distinct kernels, each compiled or read from a cache",
-            kernels.num_distinct()
+            "{distinct} distinct kernels, each compiled or read from a cache; {launches} launches"
         ));
     }
     match done {

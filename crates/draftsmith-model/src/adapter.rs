@@ -27,6 +27,7 @@ use crate::config::ModelConfig;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::soft_capped;
 use crate::decoder::source::{RandomSource, WeightSource};
+use crate::decoder::few_rows;
 use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
@@ -394,8 +395,10 @@ impl Adapter {
         let rows = normed.place.clone().into_device(&self.device());
         normed.with_place(rows.map(|rows| {
             let [batch, seq, width] = rows.dims();
-            let logits = rows.reshape([batch * seq, width]).matmul(head.weight.val());
-            let logits = soft_capped(logits.cast(FloatDType::F32), self.logit_soft_cap);
+            let (rows, head) = (rows.reshape([batch * seq, width]), head.weight.val());
+            let logits = few_rows::logits(&rows, &head)
+                .unwrap_or_else(|| rows.matmul(head).cast(FloatDType::F32));
+            let logits = soft_capped(logits, self.logit_soft_cap);
             logits.reshape([batch, seq, self.shape.vocab_size])
         }))
     }

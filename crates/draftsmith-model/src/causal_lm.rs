@@ -22,6 +22,7 @@ use serde_json::json;
 use crate::buckets::padded_rows;
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
+use crate::decoder::few_rows;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::soft_capped;
@@ -379,7 +380,9 @@ impl CausalLm {
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
-        let logits = rows.matmul(self.lm_head_weight()).cast(FloatDType::F32);
+        let head = self.lm_head_weight();
+        let logits = few_rows::logits(&rows, &head)
+            .unwrap_or_else(|| rows.matmul(head).cast(FloatDType::F32));
         let logits = soft_capped(logits, self.config.spec.logit_soft_cap);
         logits.reshape([batch, seq, self.shape().vocab_size])
     }

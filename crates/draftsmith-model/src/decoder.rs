@@ -6,6 +6,12 @@
 //! several times slower on the CPU.
 
 pub(crate) mod attention;
+pub(crate) mod few_rows;
+#[cfg(feature = "kernels")]
+pub(crate) mod kernels;
+#[cfg(not(feature = "kernels"))]
+#[path = "decoder/no_kernels.rs"]
+pub(crate) mod kernels;
 pub(crate) mod layer;
 pub(crate) mod mlp;
 pub(crate) mod norm;
@@ -24,6 +30,8 @@ use crate::precision::cast_parameters;
 use crate::rope::Reach;
 use crate::spec::LinearSpec;
 use crate::weights::{NamedTensor, WeightDtype, WeightReader};
+use few_rows::Joined;
+use kernels::Kernels;
 use layer::DecoderLayer;
 use norm::Norm;
 use source::{
@@ -117,8 +125,8 @@ impl Decoder {
         let mut source = CheckpointSource { reader, device, dtype };
         let table = format!("{}.weight", spec.names.embedding);
         let table = source.reader.take(&table, &[vocab, hidden])?;
-        // A tied model on an autodiff device will be trained: the embedding stays both.
-        let copies_head = spec.tie_word_embeddings && !device.is_autodiff();
+        // A tied model on an autodiff device will be trained: the embedding stays both. A GPU reads it as it lies.
+        let copies_head = spec.tie_word_embeddings && *device == Device::flex();
         let tied = copies_head.then(|| {
             linear(transposed(&table, vocab, hidden), [hidden, vocab], None, device, dtype)
         });
@@ -127,7 +135,16 @@ impl Decoder {
             true => tied,
             false => Some(source.linear("", &spec.lm_head(shape))?),
         };
-        Self::build(config, embedding, lm_head, &mut source)
+        Ok(Self::build(config, embedding, lm_head, &mut source)?.joined())
+    }
+
+    /// The same decoder, ready for [few rows](few_rows) if it is on a GPU to decode.
+    fn joined(mut self) -> Self {
+        self.stack.join();
+        if let Some(head) = self.lm_head.as_mut().filter(|_| Kernels::on(&self.stack.norm.gamma().device()).is_some()) {
+            Joined::new(&mut [head]);
+        }
+        self
     }
 
     /// The tensors in a checkpoint's layout.
@@ -157,7 +174,8 @@ impl Decoder {
     /// The same decoder, converted to `dtype`.
     pub(crate) fn in_dtype(self, dtype: WeightDtype) -> Self {
         let dtype = dtype.float_dtype();
-        if self.dtype() == dtype { self } else { cast_parameters(self, dtype) }
+        let decoder = if self.dtype() == dtype { self } else { cast_parameters(self, dtype) };
+        decoder.joined()
     }
 
     /// The embedding matrix, `[vocab, hidden]`.

@@ -13,6 +13,8 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::causal_lm::CausalLm;
 use crate::decoder::soft_capped;
+use crate::decoder::few_rows::{self, with_contiguous_columns};
+use crate::decoder::kernels::Kernels;
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
@@ -116,12 +118,22 @@ enum NarrowWeight {
     Tensor(Box<Tensor<2>>),
 }
 
+impl NarrowWeight {
+    fn of(weight: Tensor<2>) -> Self {
+        let weight = match Kernels::on(&weight.device()) {
+            Some(_) => with_contiguous_columns(weight),
+            None => weight,
+        };
+        Self::Tensor(Box::new(weight))
+    }
+}
+
 impl NarrowHead {
     /// The rows of `model`'s LM head.
     pub(crate) fn of(model: &CausalLm, vocabulary: DraftVocabulary) -> Self {
         let weight = match model.packed_lm_head() {
             Some(head) => NarrowWeight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
-            None => NarrowWeight::Tensor(Box::new(narrowed(model.lm_head_weight(), &vocabulary))),
+            None => NarrowWeight::of(narrowed(model.lm_head_weight(), &vocabulary)),
         };
         Self {
             weight,
@@ -150,7 +162,7 @@ impl NarrowHead {
         vocabulary: DraftVocabulary,
         vocab_size: usize,
     ) -> Self {
-        let weight = NarrowWeight::Tensor(Box::new(weight));
+        let weight = NarrowWeight::of(weight);
         Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
     }
 
@@ -186,7 +198,9 @@ impl NarrowHead {
                 normed.with_place(normed.place.clone().into_device(&device).map(|hidden| {
                     let [_, num_rows, width] = hidden.dims();
                     let hidden = hidden.reshape([num_rows, width]);
-                    let logits = hidden.matmul(Tensor::clone(weight)).cast(FloatDType::F32);
+                    let logits = few_rows::logits(&hidden, weight).unwrap_or_else(|| {
+                        hidden.matmul(Tensor::clone(weight)).cast(FloatDType::F32)
+                    });
                     let logits = soft_capped(logits, self.logit_soft_cap);
                     let never = Tensor::<2>::full([num_rows, 1], NEVER, &device);
                     let wide = Tensor::cat(vec![logits, never], 1).select(1, column_of);

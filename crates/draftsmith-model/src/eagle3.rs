@@ -466,9 +466,8 @@ impl Eagle3 {
         }
         let device = self.device();
         let (embedded, features) = (embedded.into_device(&device), features.into_device(&device));
-        let num_kv_heads = Some(self.shape.num_kv_heads);
-        let positions =
-            Positions::following(&self.reaches, num_kv_heads, &features, 0..1, runs, cache);
+        let about = (self.layer.is_joined(), Some(self.shape.num_kv_heads));
+        let positions = Positions::following(&self.reaches, about, &features, 0..1, runs, cache);
         let (read, stream) = self.begin(*embedded.tensor, *features.tensor);
         let num_rows = features.num_rows;
         let output = self.layer.forward_reading(read, stream, &positions, Some(cache.layer_mut(0)));
@@ -517,7 +516,9 @@ impl Eagle3 {
         let narrow_head = head.map(|(head, weight)| {
             NarrowHead::of_tensor(weight, head.vocabulary.clone(), self.shape.vocab_size)
         });
-        Self { narrow_head, ..own }
+        let mut own = Self { narrow_head, ..own };
+        own.layer.join();
+        own
     }
 
     /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff

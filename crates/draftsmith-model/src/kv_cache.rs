@@ -299,17 +299,25 @@ impl LayerCache {
     /// - new: keys and values, `[1, rows, kv_heads, head_dim]` each
     /// - output: `[runs, kv_heads, num_keys, head_dim]` each, as in `following`
     pub(crate) fn append(&mut self, following: &Following, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
+        self.update(|[keys, values]| {
+            let [new_keys, new_values] = new;
+            let (keys, seen_keys) = following.append(keys, new_keys);
+            let (values, seen_values) = following.append(values, new_values);
+            ([seen_keys, seen_values], [keys, values])
+        })
+    }
+
+    /// Replaces keys and values on a device, `[slots, kv_heads, allocated, head_dim]` each, by what `change` makes of them:
+    /// the tensors are nobody else's, so it can write in place.
+    pub(crate) fn update<R>(&mut self, change: impl FnOnce([Tensor<4>; 2]) -> (R, [Tensor<4>; 2])) -> R {
         let both = match &mut self.store {
             Store::Device(both) => both,
             Store::Nowhere => panic!("a layer without attention has no keys"),
             Store::Host(_) => panic!("a packed model writes its cache itself"),
         };
-        let mut of_each = both.iter_mut().zip(new).map(|(stored, new)| {
-            let all = stored.take().expect("put back after every write");
-            let (all, seen) = following.append(all, new);
-            *stored = Some(all);
-            seen
-        });
-        [(); 2].map(|()| of_each.next().expect("keys and values"))
+        let taken = both.each_mut().map(|stored| stored.take().expect("put back after every write"));
+        let (result, changed) = change(taken);
+        **both = changed.map(Some);
+        result
     }
 }

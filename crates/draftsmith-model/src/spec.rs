@@ -108,7 +108,7 @@ pub struct MlpSpec {
 }
 
 /// The activation of an MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x · sigmoid(x)`
     Silu,

@@ -124,10 +124,19 @@ pub fn require_dtype(device: &Device, source: DtypeSource, dtype: WeightDtype) -
     }
 }
 
-/// Counts the distinct kernels that devices launch. Each was compiled or read from a cache.
+/// Counts the kernels that devices launch.
 pub struct Kernels {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    launched: cubecl::launched::LaunchedKernels,
+    counting: counting::Counting,
+}
+
+/// What was launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NumKernels {
+    /// Distinct kernels. Each was compiled or read from a cache.
+    pub distinct: usize,
+    /// Launches of all of them.
+    pub launches: usize,
 }
 
 impl Kernels {
@@ -135,22 +144,64 @@ impl Kernels {
     pub fn count() -> Self {
         Self {
             #[cfg(any(feature = "cuda", feature = "wgpu"))]
-            launched: cubecl::launched::LaunchedKernels::new(),
+            counting: counting::Counting::begin(),
         }
     }
 
-    /// The number of distinct kernels launched; 0 on the CPU.
-    pub fn num_distinct(self) -> usize {
+    /// What was launched since counting began; nothing on the CPU.
+    pub fn num(self) -> NumKernels {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
-        return self.launched.finish().len();
+        return self.counting.end();
         #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
-        0
+        NumKernels { distinct: 0, launches: 0 }
+    }
+}
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod counting {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use cubecl::launched::LaunchedKernels;
+    use cubecl::logging::{LaunchObservation, LaunchObserver};
+
+    use super::NumKernels;
+
+    pub(super) struct Counting {
+        distinct: LaunchedKernels,
+        launches: Arc<Launches>,
+        observation: LaunchObservation,
+    }
+
+    #[derive(Default)]
+    struct Launches(AtomicUsize, std::sync::Mutex<std::collections::BTreeMap<String, usize>>);
+
+    impl LaunchObserver for Launches {
+        fn launched(&self, kernel: &'static str) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            *self.1.lock().unwrap().entry(kernel.to_owned()).or_default() += 1;
+        }
+    }
+
+    impl Counting {
+        pub(super) fn begin() -> Self {
+            let launches = Arc::new(Launches::default());
+            let observation = LaunchObservation::new(launches.clone());
+            Self { distinct: LaunchedKernels::new(), launches, observation }
+        }
+
+        pub(super) fn end(self) -> NumKernels {
+            drop(self.observation);
+            if std::env::var_os("DS_NAMES").is_some() { for (k, n) in self.launches.1.lock().unwrap().iter() { eprintln!("KERNEL {n} {k}"); } }
+            let launches = self.launches.0.load(Ordering::Relaxed);
+            NumKernels { distinct: self.distinct.finish().len(), launches }
+        }
     }
 }
 
 /// Caches tuning results and compiled kernels in the user's cache directory, unless a `cubecl.toml` names
 /// another. CubeCL's environment variables still apply.
-#[cfg(feature = "tuned")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn keep_kernels() {
     use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
@@ -198,7 +249,6 @@ fn wgpu() -> Result<Device> {
 /// turn that into an error before any other work is done.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
-    #[cfg(feature = "tuned")]
     keep_kernels();
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));

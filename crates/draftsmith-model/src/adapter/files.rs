@@ -156,6 +156,7 @@ impl Adapter {
         if dtype == FloatDType::F32 && packed::runs_on(device) {
             adapter.packed = Some(Arc::new(PackedAdapter::read(&config, &mut reader)?));
         }
+        adapter.stack.join();
         config.finish(reader)?;
         check_weights(dir)?;
         Ok((config, adapter))

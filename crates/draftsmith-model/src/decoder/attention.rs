@@ -19,6 +19,8 @@ use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
+use super::few_rows::{FewRows, Joined, finished};
+use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::rope::RopeWindow;
 use super::soft_capped;
@@ -36,6 +38,8 @@ use crate::weights::NamedTensor;
 
 pub(crate) use unrolled::{Drafts, UnrolledAttention, delayed};
 
+const CACHE: &str = "positions that continue a cache come with it";
+
 /// One layer's attention block with its norms.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
@@ -49,6 +53,9 @@ pub(crate) struct Attention {
     pub(super) post_norm: Option<Norm>,
     #[module(skip)]
     pub(super) form: AttentionForm,
+    /// Queries, keys and values as one product.
+    #[module(skip)]
+    pub(super) joined: Option<Joined>,
 }
 
 /// What the layers of one forward share: rotary tables and masks for each reach of the model.
@@ -57,6 +64,8 @@ pub(crate) struct Positions {
     views: Vec<View>,
     /// Where new tokens go in the cache. `None` for whole sequences, or if the layers keep no keys.
     following: Option<Following>,
+    /// The same for kernels of our own, if the rows are few.
+    few: Option<FewRows>,
 }
 
 /// How the queries of some layers are rotated, and what they see.
@@ -103,15 +112,15 @@ impl Positions {
             let mask = if is_fused { None } else { mask_of(reach, seq, dtype, device) };
             View { rope, mask, is_fused }
         };
-        Self { views: reaches.iter().map(view).collect(), following: None }
+        Self { views: reaches.iter().map(view).collect(), following: None, few: None }
     }
 
     /// Registers new tokens in the caches of `layers`, and returns their rotary tables and masks,
     /// on the device and in the type of `hidden`. `num_kv_heads` is `None` if the layers have no
-    /// attention.
+    /// attention. Kernels of our own may be used if the layers' products are joined.
     pub(crate) fn following(
         reaches: &[Reach],
-        num_kv_heads: Option<usize>,
+        (is_joined, num_kv_heads): (bool, Option<usize>),
         hidden: &DeviceRows,
         layers: Range<usize>,
         runs: impl Iterator<Item = Run>,
@@ -121,6 +130,9 @@ impl Positions {
         let dtype = FloatDType::from(hidden.tensor.dtype());
         let num_slots = cache.num_slots();
         let rows = cache.extend(layers, runs, num_padding);
+        if let Some(few) = is_joined.then(|| FewRows::new(reaches, rows, &device)).flatten() {
+            return Self { views: Vec::new(), following: None, few: Some(few) };
+        }
         let following = num_kv_heads.map(|num_kv_heads| {
             Following::new(rows, num_padding, num_slots, num_kv_heads, &device)
         });
@@ -131,7 +143,12 @@ impl Positions {
                 is_fused: false,
             })
         });
-        Self { views: views.collect(), following }
+        Self { views: views.collect(), following, few: None }
+    }
+
+    /// The kernels for these rows, if they are few.
+    pub(crate) fn kernels(&self) -> Option<Kernels> {
+        self.few.as_ref().map(|few| few.kernels)
     }
 }
 
@@ -161,6 +178,7 @@ impl Attention {
             value: source.linear(name, &value)?,
             output: source.linear(name, &output)?,
             form: AttentionForm::new(spec, layer, shape),
+            joined: None,
         })
     }
 
@@ -228,6 +246,57 @@ impl Attention {
         self.norm.forward(x)
     }
 
+    /// Joins queries, keys and values, if the layer is on a GPU to decode.
+    pub(super) fn join(&mut self) {
+        let has_shift = |norm: &Norm| norm.beta().is_some();
+        let is_suited = !self.head_norms.iter().flatten().any(has_shift);
+        let is_current = self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.query));
+        if is_suited && !is_current && Kernels::on(&self.query.weight.device()).is_some() {
+            Joined::new(&mut [&mut self.output]);
+            self.joined = Joined::new(&mut [&mut self.query, &mut self.key, &mut self.value]);
+        }
+    }
+
+    pub(super) fn is_joined(&self) -> bool {
+        self.joined.is_some()
+    }
+
+    /// [`Self::forward`] of normed x, added to a residual.
+    pub(crate) fn added_to(
+        &self,
+        residual: Tensor<3>,
+        x: Tensor<3>,
+        positions: &Positions,
+        cache: Option<&mut LayerCache>,
+    ) -> Tensor<3> {
+        let Some((few, joined)) = positions.few.as_ref().zip(self.joined.as_ref()) else {
+            return residual + self.forward(x, positions, cache);
+        };
+        let shape = residual.dims();
+        let mixed = self.mixed_few(x, (few, joined), cache.expect(CACHE));
+        let residual = residual.reshape([shape[0] * shape[1], shape[2]]);
+        finished(few.kernels, &self.output, &self.post_norm, mixed, residual).reshape(shape)
+    }
+
+    /// Writes keys and values of few rows, and mixes the values that each row sees.
+    ///
+    /// # Shapes
+    /// - x: `[1, rows, hidden · num_read]`, normed
+    /// - output: `[rows, heads · head_dim]`
+    fn mixed_few(
+        &self,
+        x: Tensor<3>,
+        (few, joined): (&FewRows, &Joined),
+        cache: &mut LayerCache,
+    ) -> Tensor<2> {
+        let [batch, seq, width] = x.dims();
+        let qkv = joined.project(few.kernels, x.reshape([batch * seq, width]), None, Then::Nothing);
+        let norms = self.head_norms.as_ref();
+        let epsilon = norms.map_or(0.0, |[query, _]| query.epsilon());
+        let norms = norms.map(|both| both.each_ref().map(Norm::gamma));
+        few.attend(qkv, cache, (norms, epsilon), self.form)
+    }
+
     /// Attends from each token to itself and earlier tokens of its sequence.
     ///
     /// # Shapes
@@ -261,7 +330,7 @@ impl Attention {
                 joined(self.mix(rope.rotate(q, scale), k, v, mask))
             }
             Some(following) => {
-                let cache = cache.expect("positions that continue a cache come with it");
+                let cache = cache.expect(CACHE);
                 let [k, v] = cache.append(following, [k, v]);
                 let q = following.batch(rope.rotate(q, scale));
                 following.unbatch(joined(self.mix(q, k, v, mask)))
@@ -323,6 +392,10 @@ impl Attention {
     /// # Shapes
     /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
+        if let Some(few) = positions.few.as_ref().zip(self.joined.as_ref()) {
+            self.mixed_few(self.norm.forward(x), few, cache);
+            return;
+        }
         let View { rope, .. } = &positions.views[self.form.reach];
         let new = self.keys_and_values(self.norm.forward(x), rope);
         let following = positions.following.as_ref().expect("positions that continue a cache");

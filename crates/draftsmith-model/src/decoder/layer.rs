@@ -96,6 +96,22 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
+    /// Joins products for forwards of few rows, if the layer is on a GPU to decode.
+    pub(crate) fn join(&mut self) {
+        if let Some(attention) = &mut self.attention {
+            attention.join();
+        }
+        if let Some(mlp) = &mut self.mlp {
+            mlp.join();
+        }
+    }
+
+    /// Whether its products are joined.
+    pub(crate) fn is_joined(&self) -> bool {
+        let attention = self.attention.as_ref().is_none_or(Attention::is_joined);
+        attention && self.mlp.as_ref().is_none_or(Mlp::is_joined)
+    }
+
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`
     pub(crate) fn forward(
@@ -107,11 +123,11 @@ impl DecoderLayer {
         let mut output = hidden.clone();
         if let Some(attention) = &self.attention {
             let read = attention.normed_input(hidden.clone());
-            output = output + attention.forward(read, positions, cache);
+            output = attention.added_to(output, read, positions, cache);
         }
         if let Some(mlp) = &self.mlp {
             let read = if self.is_parallel { hidden } else { output.clone() };
-            output = output + mlp.forward(read);
+            output = mlp.added_to(output, read, positions.kernels());
         }
         output
     }
@@ -133,8 +149,8 @@ impl DecoderLayer {
     ) -> Tensor<3> {
         let parts = self.attention.as_ref().zip(self.mlp.as_ref());
         let (attention, mlp) = parts.expect("the layer has both parts");
-        let hidden = hidden + attention.forward(read, positions, cache);
-        hidden.clone() + mlp.forward(hidden)
+        let hidden = attention.added_to(hidden, read, positions, cache);
+        mlp.added_to(hidden.clone(), hidden, positions.kernels())
     }
 
     /// Writes the keys and values of new tokens, and computes nothing else.

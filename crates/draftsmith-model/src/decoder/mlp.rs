@@ -5,6 +5,8 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu, silu};
 
+use super::few_rows::{Joined, finished};
+use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::source::{WeightSource, named_linears};
 use crate::spec::ModelShape;
@@ -21,6 +23,9 @@ pub(crate) struct Mlp {
     pub(super) post_norm: Option<Norm>,
     #[module(skip)]
     pub(super) activation: Activation,
+    /// Gate and up, or up, as one product.
+    #[module(skip)]
+    pub(super) joined: Option<Joined>,
 }
 
 impl Mlp {
@@ -41,6 +46,7 @@ impl Mlp {
             up: source.linear(name, &up)?,
             down: source.linear(name, &down)?,
             activation: spec.activation,
+            joined: None,
         })
     }
 
@@ -67,6 +73,38 @@ impl Mlp {
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);
         form(self) == form(other)
+    }
+
+    /// Joins gate and up, if the MLP is on a GPU to decode.
+    pub(super) fn join(&mut self) {
+        let is_current = self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.up));
+        if !is_current && Kernels::on(&self.up.weight.device()).is_some() {
+            Joined::new(&mut [&mut self.down]);
+            self.joined = match &mut self.gate {
+                Some(gate) => Joined::new(&mut [gate, &mut self.up]),
+                None => Joined::new(&mut [&mut self.up]),
+            };
+        }
+    }
+
+    pub(super) fn is_joined(&self) -> bool {
+        self.joined.is_some()
+    }
+
+    /// [`Self::forward`] of x, added to a residual.
+    pub(crate) fn added_to(&self, residual: Tensor<3>, x: Tensor<3>, kernels: Option<Kernels>) -> Tensor<3> {
+        let Some((kernels, joined)) = kernels.zip(self.joined.as_ref()) else {
+            return residual + self.forward(x);
+        };
+        let [batch, seq, hidden] = x.dims();
+        let flat = |x: Tensor<3>| x.reshape([batch * seq, hidden]);
+        let then = match &self.gate {
+            Some(_) => Then::Gate(self.activation),
+            None => Then::Activate(self.activation),
+        };
+        let wide = joined.project(kernels, flat(self.norm.forward(x)), None, then);
+        let output = finished(kernels, &self.down, &self.post_norm, wide, flat(residual));
+        output.reshape([batch, seq, hidden])
     }
 
     /// # Shapes

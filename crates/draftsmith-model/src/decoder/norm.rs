@@ -4,6 +4,7 @@ use burn::module::{Module, Param};
 use burn::nn::RmsNorm;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, module::layer_norm};
 
+use super::kernels::Kernels;
 use crate::spec::{NormForm, NormSpec};
 use crate::weights::NamedTensor;
 
@@ -57,6 +58,12 @@ impl Norm {
 
     /// Normalises the last dimension and returns it in the type of the input.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        // What is trained is on an autodiff device, and may read constants that are not.
+        if let Some(kernels) = Kernels::on(&self.gamma().device())
+            && Kernels::on(&x.device()).is_some()
+        {
+            return self.forward_with(kernels, x, None);
+        }
         let dtype = FloatDType::from(x.dtype());
         let x = x.cast(FloatDType::F32);
         let normed = match self.beta() {
@@ -64,5 +71,20 @@ impl Norm {
             None => RmsNorm { gamma: self.gamma.clone(), epsilon: self.epsilon }.forward(x),
         };
         normed.cast(dtype)
+    }
+
+    /// The same in one launch, plus a residual.
+    pub(super) fn forward_with<const D: usize>(
+        &self,
+        kernels: Kernels,
+        x: Tensor<D>,
+        residual: Option<Tensor<D>>,
+    ) -> Tensor<D> {
+        kernels.norm(x, (self.gamma(), self.beta()), residual, self.epsilon)
+    }
+
+    /// Added to the mean square.
+    pub(super) fn epsilon(&self) -> f64 {
+        self.epsilon
     }
 }

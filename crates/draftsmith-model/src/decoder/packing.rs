@@ -69,6 +69,7 @@ pub(crate) fn unpacked_layer(
         head_norms: attention.head_norms.as_ref().map(|both| both.each_ref().map(norm)),
         post_norm: attention.post_norm.as_ref().map(norm),
         form: attention.form,
+        joined: None,
     };
     let (gate, [up, down]) = mlp_spec.linears(shape);
     let mlp = Mlp {
@@ -78,6 +79,7 @@ pub(crate) fn unpacked_layer(
         down: part(&mlp.down, 0, &down),
         post_norm: mlp.post_norm.as_ref().map(norm),
         activation: mlp.activation,
+        joined: None,
     };
     DecoderLayer { attention: Some(attention), mlp: Some(mlp), is_parallel: *is_parallel }
 }

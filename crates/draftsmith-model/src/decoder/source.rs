@@ -53,12 +53,18 @@ impl WeightSource for CheckpointSource<'_> {
             self.reader.take_rows(&name, shape, strips, keep).map(|()| values)
         };
         let weight = part(format!("{name}.weight"), &[spec.rows.num_all, spec.inputs])?;
-        let weight = transposed(&weight, spec.outputs, spec.inputs);
         let mut bias = None;
         if spec.has_bias {
             bias = Some(part(format!("{name}.bias"), &[spec.rows.num_all])?);
         }
-        Ok(linear(weight, [spec.inputs, spec.outputs], bias, self.device, self.dtype))
+        let shape = [spec.inputs, spec.outputs];
+        if self.device.is_autodiff() || *self.device == Device::flex() {
+            let weight = transposed(&weight, spec.outputs, spec.inputs);
+            return Ok(linear(weight, shape, bias, self.device, self.dtype));
+        }
+        // As the file has them: a GPU reads the columns of few rows' products, and transposes nothing.
+        let stored = linear(weight, [spec.outputs, spec.inputs], bias, self.device, self.dtype);
+        Ok(Linear { weight: Param::from_tensor(stored.weight.val().transpose()), bias: stored.bias })
     }
 
     fn norm(

@@ -22,6 +22,11 @@ pub(crate) struct LayerStack {
 }
 
 impl LayerStack {
+    /// Joins the products of each layer if it is on a GPU to decode.
+    pub(crate) fn join(&mut self) {
+        self.layers.iter_mut().for_each(DecoderLayer::join);
+    }
+
     /// Runs layers on new tokens, which follow the cached tokens of their sequences.
     pub(crate) fn forward_cached(
         &self,
@@ -61,7 +66,9 @@ impl LayerStack {
     ) -> Positions {
         let num_kv_heads =
             self.layers[layers.start].attention.as_ref().map(Attention::num_kv_heads);
-        Positions::following(&self.reaches, num_kv_heads, hidden, layers, runs, cache)
+        let may_be_few = self.layers[layers.clone()].iter().all(DecoderLayer::is_joined);
+        let about = (may_be_few, num_kv_heads);
+        Positions::following(&self.reaches, about, hidden, layers, runs, cache)
     }
 
     /// Runs layers over whole sequences, without a cache. `device` is that of the weights.

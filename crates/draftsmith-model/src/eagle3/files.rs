@@ -244,6 +244,7 @@ impl Eagle3 {
         if dtype == FloatDType::F32 && packed::runs_on(device) {
             drafter.packed = Some(Arc::new(PackedEagle3::read(&config, &mut reader)?));
         }
+        drafter.layer.join();
         reader.ignore(|name| name == MASK || name == OFFSETS);
         reader.finish()?;
         check_weights(dir)?;

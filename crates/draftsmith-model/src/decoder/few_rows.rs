@@ -1,0 +1,162 @@
+//! Forwards of few rows over a cache on a GPU, through [kernels](super::kernels) of our own: where the rows go and what they
+//! see, and products whose weights lie as those kernels read them.
+
+use burn::module::Param;
+use burn::nn::Linear;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::kernels::{Kernels, Then, num_splits};
+use super::norm::Norm;
+use crate::kv_cache::LayerCache;
+use crate::packed::AttentionForm;
+use crate::placed::PlacedRows;
+use crate::rope::Reach;
+
+/// The most nodes of a tree: two words of bits.
+const MOST_NODES: usize = 64;
+
+/// The rows of a forward, for the kernels of its layers.
+#[derive(Debug, Clone)]
+pub(crate) struct FewRows {
+    pub(crate) kernels: Kernels,
+    /// `[rows, 3 + 3 · reaches]`: slot, cache entry, entries before the tree; for each reach the first entry seen, and
+    /// the nodes seen, a bit each in two words.
+    places: Tensor<2, Int>,
+    /// For each reach `[rows, rotated channels]`: cosines, then sines.
+    ropes: Vec<Tensor<2>>,
+    num_splits: usize,
+}
+
+impl FewRows {
+    /// The rows of a forward, padding included; `None` if there are too many, or the device has no kernels.
+    pub(crate) fn new(reaches: &[Reach], rows: PlacedRows<'_>, device: &Device) -> Option<Self> {
+        let num_rows = rows.runs().map(|run| run.num_rows).sum();
+        let mut trees = rows.runs().filter_map(|run| rows.tree(run.slot));
+        if !Kernels::suit(num_rows) || trees.any(|tree| tree.num_nodes() > MOST_NODES) {
+            return None;
+        }
+        let kernels = Kernels::on(device)?;
+        let (mut places, mut ropes, mut end) = (Vec::new(), vec![Vec::new(); reaches.len()], 0);
+        let entries =
+            rows.runs().flat_map(|run| (0..run.num_rows).map(move |row| (run.slot, run.start + row)));
+        for (slot, entry) in entries {
+            let (tree, position) = (rows.tree(slot), rows.position(slot, entry));
+            let num_standing = tree.map_or(entry + 1, |tree| tree.num_standing);
+            places.extend([slot, entry, num_standing].map(|number| number as i32));
+            end = end.max(entry + 1);
+            for (reach, rope) in reaches.iter().zip(&mut ropes) {
+                let first_seen = reach.first_seen(position);
+                let hidden = tree.into_iter().flat_map(|tree| tree.hidden_from(entry, first_seen));
+                let seen = hidden.fold(u64::MAX, |seen, other| seen & !(1 << (other - num_standing)));
+                places.push(first_seen.min(num_standing) as i32);
+                places.extend([seen as u32, (seen >> 32) as u32].map(u32::cast_signed));
+                let (cos, sin) = reach.rope.at(position);
+                rope.extend(cos.iter().chain(sin).copied());
+            }
+        }
+        let shape = [num_rows, places.len() / num_rows];
+        let places = Tensor::from_data(TensorData::new(places, shape), device);
+        let ropes = ropes.into_iter().map(|rope: Vec<f32>| {
+            let shape = [num_rows, rope.len() / num_rows];
+            Tensor::from_data(TensorData::new(rope, shape), device)
+        });
+        Some(Self { kernels, places, ropes: ropes.collect(), num_splits: num_splits(end) })
+    }
+
+    /// Writes new keys and values into a layer's cache and attends over it.
+    ///
+    /// # Shapes
+    /// - qkv: `[rows, (heads + 2 · kv_heads) · head_dim]`
+    /// - output: `[rows, heads · head_dim]`
+    pub(crate) fn attend(
+        &self,
+        qkv: Tensor<2>,
+        cache: &mut LayerCache,
+        (norms, epsilon): (Option<[Tensor<1>; 2]>, f64),
+        form: AttentionForm,
+    ) -> Tensor<2> {
+        let about = (self.ropes[form.reach].clone(), self.places.clone());
+        let settings = (form, epsilon, self.num_splits);
+        cache.update(|both| self.kernels.attend(qkv, both, norms, about, settings))
+    }
+}
+
+/// Linear layers that read the same rows, as one product.
+#[derive(Debug, Clone)]
+pub(crate) struct Joined {
+    /// `[in, out]`, its columns contiguous.
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+}
+
+impl Joined {
+    /// Joins linear layers, which from then on are views of the whole. `None` if only some have a bias.
+    pub(crate) fn new(linears: &mut [&mut Linear]) -> Option<Self> {
+        let biases = linears.iter().filter_map(|linear| linear.bias.as_ref().map(Param::val));
+        let biases: Vec<Tensor<1>> = biases.collect();
+        if !biases.is_empty() && biases.len() < linears.len() {
+            return None;
+        }
+        let by_outputs = linears.iter().map(|linear| linear.weight.val().transpose());
+        let all = with_contiguous_columns(Tensor::cat(by_outputs.collect(), 0).transpose());
+        let mut start = 0;
+        for linear in linears.iter_mut() {
+            let [_, outputs] = linear.weight.dims();
+            linear.weight = Param::from_tensor(all.clone().narrow(1, start, outputs));
+            start += outputs;
+        }
+        let bias = (!biases.is_empty()).then(|| Tensor::cat(biases, 0));
+        Some(Self { weight: all, bias })
+    }
+
+    /// Whether it still computes in the type of a layer that it was made of.
+    pub(crate) fn is_of(&self, linear: &Linear) -> bool {
+        self.weight.dtype() == linear.weight.val().dtype()
+    }
+
+    /// Multiplies rows, with the bias and what follows.
+    ///
+    /// # Shapes
+    /// - x: `[rows, in]`
+    pub(crate) fn project(
+        &self,
+        kernels: Kernels,
+        x: Tensor<2>,
+        residual: Option<Tensor<2>>,
+        then: Then,
+    ) -> Tensor<2> {
+        let dtype = x.dtype();
+        kernels.project(x, (self.weight.clone(), self.bias.clone()), residual, then, dtype)
+    }
+}
+
+/// A block's last product and its norm, if it has one, added to a residual.
+pub(super) fn finished(
+    kernels: Kernels,
+    last: &Linear,
+    post_norm: &Option<Norm>,
+    x: Tensor<2>,
+    residual: Tensor<2>,
+) -> Tensor<2> {
+    let (dtype, weights) = (x.dtype(), (last.weight.val(), last.bias.as_ref().map(Param::val)));
+    match post_norm {
+        None => kernels.project(x, weights, Some(residual), Then::Nothing, dtype),
+        Some(norm) => {
+            let output = kernels.project(x, weights, None, Then::Nothing, dtype);
+            norm.forward_with(kernels, output, Some(residual))
+        }
+    }
+}
+
+/// The same matrix, `[in, out]`, with its columns contiguous: what a product of few rows reads best.
+pub(crate) fn with_contiguous_columns(matrix: Tensor<2>) -> Tensor<2> {
+    let [num_inputs, num_outputs] = matrix.dims();
+    let flat = matrix.transpose().reshape([num_outputs * num_inputs]);
+    flat.reshape([num_outputs, num_inputs]).transpose()
+}
+
+/// Rows times an LM head, `[in, out]` with contiguous columns, in f32; `None` if kernels don't suit the rows or device.
+pub(crate) fn logits(rows: &Tensor<2>, head: &Tensor<2>) -> Option<Tensor<2>> {
+    let kernels = Kernels::suit(rows.dims()[0]).then(|| Kernels::on(&rows.device()))??;
+    Some(kernels.project(rows.clone(), (head.clone(), None), None, Then::Nothing, DType::F32))
+}

@@ -1,0 +1,508 @@
+//! The kernels themselves, in CubeCL's Rust. A *plane* is CUDA's warp; each sums over its lanes.
+//!
+//! Sums are f32, in an order that depends only on a row's own numbers: a row computed beside others equals the row computed
+//! by itself, to the last bit.
+
+use burn_cubecl::cubecl;
+use burn_cubecl::cubecl::prelude::*;
+
+use crate::spec::Activation;
+
+/// The number of keys that one plane reads. Lengths of caches are multiples of it.
+pub(super) const KEYS_PER_SPLIT: usize = 64;
+/// Keys whose scores are computed together.
+const KEYS_AT_ONCE: usize = 4;
+/// Added by nobody: the score of a key that a row may not see.
+const UNSEEN: f32 = -1e30;
+/// A row's places begin with its slot, its cache entry and the number of entries before its tree; then each reach has the
+/// first entry that the row sees, and which of the first 64 nodes of the tree, a bit each.
+const FIRST_REACH: usize = 3;
+/// Numbers of a reach in a row's places.
+const REACH_COLUMNS: usize = 3;
+
+/// What a projection does besides the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ProjectionPlan {
+    /// Rows that share one reading of the weights.
+    pub(super) num_rows: usize,
+    /// Outputs of one plane.
+    pub(super) num_outputs: usize,
+    /// Vectors of weights that a lane reads at once, for each output.
+    pub(super) num_loads: usize,
+    /// Whether lanes may run past the end of a row.
+    pub(super) is_ragged: bool,
+    /// The first half of the weights is the gate of the second.
+    pub(super) gate: Option<Activation>,
+    /// Applied without a gate.
+    pub(super) activation: Option<Activation>,
+}
+
+/// Multiplies rows by a matrix whose rows are outputs: `output[r][o] = Σ x[r][i] · weight[o][i]`.
+#[cube(launch_unchecked)]
+pub(super) fn project<T: Float, O: Float, N: Size>(
+    x: &[Vector<T, N>],
+    weight: &[Vector<T, N>],
+    bias: ComptimeOption<&[T]>,
+    residual: ComptimeOption<&[T]>,
+    output: &mut [O],
+    num_vectors: usize,
+    num_outputs: usize,
+    #[comptime] plan: ProjectionPlan,
+    #[define(T, O)] _types: [ElemType; 2],
+) {
+    let lane = UNIT_POS_X as usize;
+    let num_lanes = CUBE_DIM_X as usize;
+    let plane = CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
+    let first_output = plane * plan.num_outputs;
+    let first_row = CUBE_POS_Y as usize * plan.num_rows;
+    let num_sums = comptime!(plan.num_outputs * plan.num_rows * if plan.gate.is_some() { 2 } else { 1 });
+    let mut sums = Array::<f32>::new(num_sums);
+    #[unroll]
+    for nth in 0..num_sums {
+        sums[nth] = 0.0f32;
+    }
+    let stride = num_lanes * plan.num_loads;
+    let mut at = lane;
+    let mut begun = 0usize.runtime();
+    while begun < num_vectors {
+        #[unroll]
+        for load in 0..plan.num_loads {
+            let column = at + load * num_lanes;
+            if comptime!(!plan.is_ragged) || column < num_vectors {
+                let tile = Tile { column, num_vectors, first_row, first_output, num_outputs };
+                multiply::<T, N>(x, weight, &mut sums, &tile, plan);
+            }
+        }
+        at += stride;
+        begun += stride;
+    }
+    #[unroll]
+    for o in 0..plan.num_outputs {
+        let place = first_output + o;
+        #[unroll]
+        for r in 0..plan.num_rows {
+            let nth = comptime!(o * plan.num_rows + r);
+            let mut sum = plane_sum(sums[nth]);
+            #[comptime]
+            match bias {
+                ComptimeOption::Some(bias) => {
+                    if place < num_outputs {
+                        sum += f32::cast_from(bias[place]);
+                    }
+                }
+                ComptimeOption::None => {}
+            }
+            if comptime!(plan.gate.is_some()) {
+                let up = comptime!(nth + plan.num_outputs * plan.num_rows);
+                let mut up = plane_sum(sums[up]);
+                #[comptime]
+                match bias {
+                    ComptimeOption::Some(bias) => {
+                        if place < num_outputs {
+                            up += f32::cast_from(bias[place + num_outputs]);
+                        }
+                    }
+                    ComptimeOption::None => {}
+                }
+                sum = activated(sum, comptime!(plan.gate.unwrap_or(Activation::Silu))) * up;
+            }
+            if comptime!(plan.activation.is_some()) {
+                sum = activated(sum, comptime!(plan.activation.unwrap_or(Activation::Silu)));
+            }
+            let written = (first_row + r) * num_outputs + place;
+            if lane == 0 && place < num_outputs {
+                #[comptime]
+                match residual {
+                    ComptimeOption::Some(residual) => sum += f32::cast_from(residual[written]),
+                    ComptimeOption::None => {}
+                }
+                output[written] = O::cast_from(sum);
+            }
+        }
+    }
+}
+
+/// What a lane multiplies: a column of vectors, for the rows and outputs of its plane.
+#[derive(CubeType)]
+struct Tile {
+    column: usize,
+    num_vectors: usize,
+    first_row: usize,
+    first_output: usize,
+    num_outputs: usize,
+}
+
+/// Adds the products of one column of vectors to the sums of a plane.
+#[cube]
+fn multiply<T: Float, N: Size>(
+    x: &[Vector<T, N>],
+    weight: &[Vector<T, N>],
+    sums: &mut Array<f32>,
+    tile: &Tile,
+    #[comptime] plan: ProjectionPlan,
+) {
+    let num_halves = comptime!(if plan.gate.is_some() { 2 } else { 1 });
+    let mut rows = Array::<Vector<f32, N>>::new(plan.num_rows);
+    #[unroll]
+    for r in 0..plan.num_rows {
+        rows[r] = Vector::cast_from(x[(tile.first_row + r) * tile.num_vectors + tile.column]);
+    }
+    #[unroll]
+    for half in 0..num_halves {
+        #[unroll]
+        for o in 0..plan.num_outputs {
+            // A plane past the last output computes it again and writes nothing.
+            let output = clamp_max(tile.first_output + o, tile.num_outputs - 1) + half * tile.num_outputs;
+            let weights = Vector::<f32, N>::cast_from(weight[output * tile.num_vectors + tile.column]);
+            #[unroll]
+            for r in 0..plan.num_rows {
+                let nth = comptime!((half * plan.num_outputs + o) * plan.num_rows + r);
+                let mut sum = sums[nth];
+                let row = rows[r];
+                #[unroll]
+                for i in 0..N::value() {
+                    sum = fma(weights.extract(i), row.extract(i), sum);
+                }
+                sums[nth] = sum;
+            }
+        }
+    }
+}
+
+#[cube]
+fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
+    match activation {
+        Activation::Silu => x / (1.0f32 + (-x).exp()),
+        Activation::Gelu => 0.5f32 * x * (1.0f32 + Erf::erf(x * 0.707_106_77f32)),
+        Activation::GeluTanh => {
+            let inner = (x + 0.044_715f32 * x * x * x) * 0.797_884_6f32;
+            0.5f32 * x * (1.0f32 + inner.tanh())
+        }
+    }
+}
+
+/// RMS norm, or LayerNorm if there is a shift, of one row a cube.
+#[cube(launch_unchecked)]
+pub(super) fn norm<T: Float>(
+    x: &[T],
+    gamma: &[f32],
+    beta: ComptimeOption<&[f32]>,
+    residual: ComptimeOption<&[T]>,
+    output: &mut [T],
+    width: usize,
+    epsilon: f32,
+    #[comptime] num_units: usize,
+    #[define(T)] _type: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(num_units);
+    let unit = UNIT_POS as usize;
+    let first = CUBE_POS_X as usize * width;
+    let mut mean = 0.0f32;
+    #[comptime]
+    match beta {
+        ComptimeOption::Some(_) => {
+            let mut sum = 0.0f32;
+            let mut i = unit;
+            while i < width {
+                sum += f32::cast_from(x[first + i]);
+                i += num_units;
+            }
+            mean = sum_of_cube(sum, &mut shared, num_units) / f32::cast_from(width);
+        }
+        ComptimeOption::None => {}
+    }
+    let mut sum = 0.0f32;
+    let mut i = unit;
+    while i < width {
+        let centered = f32::cast_from(x[first + i]) - mean;
+        sum = fma(centered, centered, sum);
+        i += num_units;
+    }
+    let square = sum_of_cube(sum, &mut shared, num_units) / f32::cast_from(width);
+    let scale = 1.0f32 / (square + epsilon).sqrt();
+    let mut i = unit;
+    while i < width {
+        let mut normed = (f32::cast_from(x[first + i]) - mean) * scale * gamma[i];
+        #[comptime]
+        match beta {
+            ComptimeOption::Some(beta) => normed += beta[i],
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match residual {
+            ComptimeOption::Some(residual) => normed += f32::cast_from(residual[first + i]),
+            ComptimeOption::None => {}
+        }
+        output[first + i] = T::cast_from(normed);
+        i += num_units;
+    }
+}
+
+/// The sum of a number of each unit; `num_units` is a power of two.
+#[cube]
+fn sum_of_cube(value: f32, shared: &mut Shared<[f32]>, #[comptime] num_units: usize) -> f32 {
+    let unit = UNIT_POS as usize;
+    sync_cube();
+    shared[unit] = value;
+    sync_cube();
+    let mut half = num_units.runtime() / 2;
+    while half > 0 {
+        if unit < half {
+            let other = shared[unit + half];
+            shared[unit] += other;
+        }
+        sync_cube();
+        half /= 2;
+    }
+    shared[0]
+}
+
+/// The sizes of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Heads {
+    pub(super) num_heads: usize,
+    pub(super) num_kv_heads: usize,
+    pub(super) head_dim: usize,
+    /// Channels that are rotated.
+    pub(super) rotated: usize,
+    pub(super) has_norms: bool,
+    pub(super) is_capped: bool,
+    /// Lanes of a plane.
+    pub(super) num_lanes: usize,
+}
+
+/// Norms, rotates and scales queries, and writes keys and values where they belong in the cache. A plane has one head of a
+/// row.
+#[cube(launch_unchecked)]
+pub(super) fn place<T: Float>(
+    qkv: &[T],
+    query_norm: &[f32],
+    key_norm: &[f32],
+    rope: &[f32],
+    places: &[i32],
+    queries: &mut [T],
+    keys: &mut [T],
+    values: &mut [T],
+    allocated: usize,
+    num_columns: usize,
+    scale: f32,
+    epsilon: f32,
+    #[comptime] heads: Heads,
+    #[define(T)] _type: ElemType,
+) {
+    let (lane, row) = (UNIT_POS_X as usize, CUBE_POS_Y as usize);
+    let head = CUBE_POS_X as usize;
+    let num_keys = comptime!(heads.num_heads + heads.num_kv_heads);
+    let num_all = comptime!(num_keys + heads.num_kv_heads);
+    let first = (row * num_all + head) * heads.head_dim;
+    let half = comptime!(heads.rotated / 2);
+    let mut factor = 1.0f32;
+    if comptime!(heads.has_norms) {
+        let mut sum = 0.0f32;
+        let mut i = lane;
+        while i < heads.head_dim {
+            let number = f32::cast_from(qkv[first + i]);
+            sum = fma(number, number, sum);
+            i += heads.num_lanes;
+        }
+        factor = 1.0f32 / (plane_sum(sum) / f32::cast_from(heads.head_dim) + epsilon).sqrt();
+    }
+    let slot = usize::cast_from(places[row * num_columns]);
+    let entry = usize::cast_from(places[row * num_columns + 1]);
+    let mut i = lane;
+    while i < heads.head_dim {
+        let mut number = f32::cast_from(qkv[first + i]);
+        if head < num_keys {
+            number = weighed(number, factor, i, head, query_norm, key_norm, heads);
+            if i < comptime!(2 * half) {
+                let is_first = i < half;
+                let other_at = select(is_first, i + half, i - half);
+                let other = weighed(f32::cast_from(qkv[first + other_at]), factor, other_at, head, query_norm, key_norm, heads);
+                let pair = select(is_first, i, i - half);
+                let cos = rope[row * heads.rotated + pair];
+                let sin = rope[row * heads.rotated + half + pair];
+                let signed = select(is_first, -sin, sin);
+                number = number * cos + other * signed;
+            }
+        }
+        if head < heads.num_heads {
+            queries[(row * heads.num_heads + head) * heads.head_dim + i] = T::cast_from(number * scale);
+        } else if head < num_keys {
+            let kv = slot * heads.num_kv_heads + head - heads.num_heads;
+            keys[(kv * allocated + entry) * heads.head_dim + i] = T::cast_from(number);
+        } else {
+            let kv = slot * heads.num_kv_heads + head - num_keys;
+            values[(kv * allocated + entry) * heads.head_dim + i] = T::cast_from(number);
+        }
+        i += heads.num_lanes;
+    }
+}
+
+/// A channel of a query or key after its head's norm.
+#[cube]
+fn weighed(
+    number: f32,
+    factor: f32,
+    channel: usize,
+    head: usize,
+    query_norm: &[f32],
+    key_norm: &[f32],
+    #[comptime] heads: Heads,
+) -> f32 {
+    let mut normed = number;
+    if comptime!(heads.has_norms) {
+        let gamma = select(head < heads.num_heads, query_norm[channel], key_norm[channel]);
+        normed = number * factor * gamma;
+    }
+    normed
+}
+
+/// Attends from one head of a row to the keys of one split: a softmax's numerator, and its maximum and denominator.
+#[cube(launch_unchecked)]
+pub(super) fn attend<T: Float, N: Size>(
+    queries: &[Vector<T, N>],
+    keys: &[Vector<T, N>],
+    values: &[Vector<T, N>],
+    places: &[i32],
+    mixed: &mut [Vector<f32, N>],
+    sums: &mut [f32],
+    allocated: usize,
+    num_columns: usize,
+    reach: usize,
+    soft_cap: f32,
+    #[comptime] heads: Heads,
+    #[comptime] vectors_per_lane: usize,
+    #[define(T)] _type: ElemType,
+) {
+    let (lane, head) = (UNIT_POS_X as usize, CUBE_POS_X as usize);
+    let (row, split) = (CUBE_POS_Y as usize, CUBE_POS_Z as usize);
+    let num_vectors = comptime!(heads.head_dim) / N::value();
+    let about = row * num_columns;
+    let slot = usize::cast_from(places[about]);
+    let entry = usize::cast_from(places[about + 1]);
+    let standing = usize::cast_from(places[about + 2]);
+    let seen = about + FIRST_REACH + REACH_COLUMNS * reach;
+    let first_seen = usize::cast_from(places[seen]);
+    let groups = comptime!(heads.num_heads / heads.num_kv_heads);
+    let first_key = (slot * heads.num_kv_heads + head / groups) * allocated;
+    let begin = clamp_min(first_seen, split * KEYS_PER_SPLIT) / KEYS_AT_ONCE * KEYS_AT_ONCE;
+    let end = clamp_max(entry + 1, split * KEYS_PER_SPLIT + KEYS_PER_SPLIT);
+
+    let mut query = Array::<Vector<f32, N>>::new(vectors_per_lane);
+    let mut sum = Array::<Vector<f32, N>>::new(vectors_per_lane);
+    #[unroll]
+    for n in 0..vectors_per_lane {
+        let vector = lane + n * heads.num_lanes;
+        query[n] = Vector::new(0.0f32);
+        sum[n] = Vector::new(0.0f32);
+        if vector < num_vectors {
+            query[n] = Vector::cast_from(queries[(row * heads.num_heads + head) * num_vectors + vector]);
+        }
+    }
+    let mut most = f32::new(UNSEEN);
+    let mut denominator = 0.0f32;
+    let mut key = begin;
+    while key < end {
+        let mut scores = Array::<f32>::new(KEYS_AT_ONCE);
+        let mut best = most;
+        #[unroll]
+        for k in 0..KEYS_AT_ONCE {
+            let mut product = 0.0f32;
+            #[unroll]
+            for n in 0..vectors_per_lane {
+                let vector = lane + n * heads.num_lanes;
+                if vector < num_vectors {
+                    let read = Vector::<f32, N>::cast_from(keys[(first_key + key + k) * num_vectors + vector]);
+                    let of_query = query[n];
+                    #[unroll]
+                    for i in 0..N::value() {
+                        product = fma(of_query.extract(i), read.extract(i), product);
+                    }
+                }
+            }
+            let mut score = plane_sum(product);
+            if comptime!(heads.is_capped) {
+                score = (score / soft_cap).tanh() * soft_cap;
+            }
+            let at = key + k;
+            let is_seen = at >= first_seen && at <= entry && (at < standing || is_node_seen(places, seen, at - standing));
+            scores[k] = select(is_seen, score, f32::new(UNSEEN));
+            best = max(best, scores[k]);
+        }
+        let shrink = (most - best).exp();
+        denominator *= shrink;
+        #[unroll]
+        for n in 0..vectors_per_lane {
+            sum[n] = sum[n] * Vector::new(shrink);
+        }
+        #[unroll]
+        for k in 0..KEYS_AT_ONCE {
+            let weight = select(scores[k] > f32::new(UNSEEN), (scores[k] - best).exp(), 0.0f32);
+            denominator += weight;
+            #[unroll]
+            for n in 0..vectors_per_lane {
+                let vector = lane + n * heads.num_lanes;
+                if vector < num_vectors {
+                    let read = Vector::<f32, N>::cast_from(values[(first_key + key + k) * num_vectors + vector]);
+                    sum[n] = fma(read, Vector::new(weight), sum[n]);
+                }
+            }
+        }
+        most = best;
+        key += KEYS_AT_ONCE;
+    }
+    let place = (row * heads.num_heads + head) * CUBE_COUNT_Z as usize + split;
+    #[unroll]
+    for n in 0..vectors_per_lane {
+        let vector = lane + n * heads.num_lanes;
+        if vector < num_vectors {
+            mixed[place * num_vectors + vector] = sum[n];
+        }
+    }
+    if lane == 0 {
+        sums[2 * place] = most;
+        sums[2 * place + 1] = denominator;
+    }
+}
+
+/// Whether a row sees a node of its tree: a bit of its places.
+#[cube]
+fn is_node_seen(places: &[i32], seen: usize, node: usize) -> bool {
+    // Entries before the tree wrap around; they are not asked about.
+    let node = u32::cast_from(node);
+    let word = select((node & 63u32) < 32u32, places[seen + 1], places[seen + 2]);
+    (u32::reinterpret(word) >> (node & 31u32)) & 1u32 == 1u32
+}
+
+/// Adds up the splits of one head of a row.
+#[cube(launch_unchecked)]
+pub(super) fn combine<T: Float>(
+    mixed: &[f32],
+    sums: &[f32],
+    output: &mut [T],
+    num_splits: usize,
+    head_dim: usize,
+    #[define(T)] _type: ElemType,
+) {
+    let head = CUBE_POS_Y as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
+    let first = head * num_splits;
+    let mut most = f32::new(UNSEEN);
+    for split in 0..num_splits {
+        most = max(most, sums[2 * (first + split)]);
+    }
+    let mut denominator = 0.0f32;
+    for split in 0..num_splits {
+        let place = 2 * (first + split);
+        denominator = fma((sums[place] - most).exp(), sums[place + 1], denominator);
+    }
+    let mut channel = UNIT_POS_X as usize;
+    while channel < head_dim {
+        let mut sum = 0.0f32;
+        for split in 0..num_splits {
+            let weight = (sums[2 * (first + split)] - most).exp();
+            sum = fma(weight, mixed[(first + split) * head_dim + channel], sum);
+        }
+        output[head * head_dim + channel] = T::cast_from(sum / denominator);
+        channel += CUBE_DIM_X as usize;
+    }
+}

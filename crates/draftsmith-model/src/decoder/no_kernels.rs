@@ -1,0 +1,64 @@
+//! What `kernels.rs` offers, in builds without a GPU: nothing, since no device has kernels.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use crate::packed::AttentionForm;
+use crate::spec::Activation;
+
+/// There are none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kernels {}
+
+/// As in `kernels.rs`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Then {
+    Nothing,
+    Activate(Activation),
+    Gate(Activation),
+}
+
+pub(crate) fn num_splits(_: usize) -> usize {
+    0
+}
+
+impl Kernels {
+    pub(crate) fn on(_: &Device) -> Option<Self> {
+        None
+    }
+
+    pub(crate) fn suit(_: usize) -> bool {
+        false
+    }
+
+    pub(crate) fn norm<const D: usize>(
+        self,
+        _: Tensor<D>,
+        _: (Tensor<1>, Option<Tensor<1>>),
+        _: Option<Tensor<D>>,
+        _: f64,
+    ) -> Tensor<D> {
+        match self {}
+    }
+
+    pub(crate) fn project(
+        self,
+        _: Tensor<2>,
+        _: (Tensor<2>, Option<Tensor<1>>),
+        _: Option<Tensor<2>>,
+        _: Then,
+        _: DType,
+    ) -> Tensor<2> {
+        match self {}
+    }
+
+    pub(crate) fn attend(
+        self,
+        _: Tensor<2>,
+        _: [Tensor<4>; 2],
+        _: Option<[Tensor<1>; 2]>,
+        _: (Tensor<2>, Tensor<2, Int>),
+        _: (AttentionForm, f64, usize),
+    ) -> (Tensor<2>, [Tensor<4>; 2]) {
+        match self {}
+    }
+}
