@@ -1,5 +1,5 @@
-//! Models by their name on the Hub, from the cache and from a test Hub that redirects, breaks off, stalls and
-//! sends damaged files.
+//! Models by their name on the Hub, from the cache and from a test Hub that redirects, breaks off, stalls,
+//! sends damaged files and names files outside the cache.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,8 +17,11 @@ const WEIGHTS: &str = "model.safetensors";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Weights come from another address.
+    /// Weights come from another host.
     Redirects,
+    /// Weights have a tag that leads out of the cache, from the first request on or only where they are sent.
+    Escapes,
+    EscapesLater,
     /// The first response with weights ends in the middle.
     BreaksOff,
     /// Weights never come.
@@ -29,10 +32,11 @@ enum Fault {
     Refuses,
 }
 
-/// A Hub with one model, `org/tiny`, and the requests so far.
+/// A Hub with one model, `org/tiny`, and the requests so far: of the Hub and of the other host.
 struct Hub {
     address: String,
     asked: Arc<Mutex<Vec<String>>>,
+    asked_elsewhere: Arc<Mutex<Vec<String>>>,
 }
 
 impl Hub {
@@ -44,19 +48,12 @@ impl Hub {
             .map(|(name, path)| (name, std::fs::read(path).unwrap()))
             .collect();
         files.insert("modeling_tiny.py".to_owned(), b"raise SystemExit".to_vec());
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let served =
-            Arc::new(Served { files, fault, address: address.clone(), asked: asked.clone() });
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let served = Arc::clone(&served);
-                // A client that goes away is what some tests are about.
-                std::thread::spawn(move || drop(served.answer(stream.unwrap())));
-            }
-        });
-        Self { address, asked }
+        let asked_elsewhere = Arc::new(Mutex::new(Vec::new()));
+        let mut served = Served { files, fault, elsewhere: None, asked: asked_elsewhere.clone() };
+        served.elsewhere = Some(served.clone().start());
+        let address = Served { asked: asked.clone(), ..served }.start();
+        Self { address, asked, asked_elsewhere }
     }
 
     fn asked(&self) -> Vec<String> {
@@ -64,14 +61,31 @@ impl Hub {
     }
 }
 
+#[derive(Clone)]
 struct Served {
     files: BTreeMap<String, Vec<u8>>,
     fault: Fault,
-    address: String,
+    /// The address of the other host, if this is the Hub.
+    elsewhere: Option<String>,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Served {
+    /// Listens on a port of its own and returns the address.
+    fn start(self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let served = Arc::new(self);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let served = Arc::clone(&served);
+                // A client that goes away is what some tests are about.
+                std::thread::spawn(move || drop(served.answer(stream.unwrap())));
+            }
+        });
+        address
+    }
+
     fn answer(&self, stream: TcpStream) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         let mut stream = stream;
@@ -80,36 +94,44 @@ impl Served {
             if reader.read_line(&mut line)? == 0 {
                 return Ok(());
             }
-            let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
-            let mut start = None;
+            let mut words = line.split(' ').map(str::to_owned);
+            let (method, path) = (words.next().unwrap(), words.next().unwrap_or_default());
+            let (mut range, mut token) = (None, String::new());
             loop {
                 let mut header = String::new();
                 reader.read_line(&mut header)?;
-                let header = header.trim().to_ascii_lowercase();
+                let header = header.trim();
                 if header.is_empty() {
                     break;
                 }
-                if let Some(range) = header.strip_prefix("range: bytes=") {
-                    let (from, to) = range.split_once('-').unwrap();
-                    start = Some((from.parse::<usize>().unwrap(), to.parse::<usize>().ok()));
+                let (name, value) = header.split_once(": ").unwrap();
+                match name.to_ascii_lowercase().as_str() {
+                    "range" => {
+                        let (from, to) = value["bytes=".len()..].split_once('-').unwrap();
+                        range = Some((from.parse().unwrap(), to.parse().ok()));
+                    }
+                    "authorization" => token = value.to_owned(),
+                    _ => {}
                 }
             }
-            self.answer_one(&mut stream, &path, start)?;
+            let num_before = {
+                let mut asked = self.asked.lock().unwrap();
+                asked.push(format!("{method} {path} {range:?} {token}"));
+                let is_same = |one: &&String| one.starts_with(&format!("{method} {path} "));
+                asked.iter().filter(is_same).count() - 1
+            };
+            self.answer_one(&mut stream, &method, &path, range, num_before == 0)?;
         }
     }
 
     fn answer_one(
         &self,
         stream: &mut TcpStream,
+        method: &str,
         path: &str,
         range: Option<(usize, Option<usize>)>,
+        is_first: bool,
     ) -> std::io::Result<()> {
-        let is_first = {
-            let mut asked = self.asked.lock().unwrap();
-            asked.push(format!("{path} {range:?}"));
-            let is_whole = |one: &&String| one.starts_with(path) && one.ends_with("None))");
-            asked.iter().filter(is_whole).count() <= 1
-        };
         if self.fault == Fault::Refuses {
             return stream.write_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n");
         }
@@ -123,38 +145,50 @@ impl Served {
         }
         let name = path.rsplit('/').next().unwrap();
         let is_large = name == WEIGHTS;
-        let of_hub = format!("x-repo-commit: {COMMIT}\r\n");
         let Some(bytes) = self.files.get(name) else {
             return stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
         };
-        let etag = if is_large { sha256(bytes) } else { format!("etag-of-{name}") };
-        if self.fault == Fault::Redirects && is_large && !path.starts_with("/elsewhere") {
+        let etag = match self.fault {
+            Fault::Escapes if is_large => "../../../../../evil".to_owned(),
+            Fault::EscapesLater if is_large && method == "GET" => "../../../../../evil".to_owned(),
+            _ if is_large => sha256(bytes),
+            _ => format!("etag-of-{}", name.replace('.', "-")),
+        };
+        let of_hub = format!("x-repo-commit: {COMMIT}\r\netag: \"{etag}\"\r\n");
+        if let Some(elsewhere) = self.elsewhere.as_ref()
+            && self.fault == Fault::Redirects
+            && is_large
+        {
             let header = format!(
-                "HTTP/1.1 302 Found\r\nlocation: {}/elsewhere/{name}\r\n{of_hub}\
-                 x-linked-etag: \"{etag}\"\r\ncontent-length: 0\r\n\r\n",
-                self.address
+                "HTTP/1.1 302 Found\r\nlocation: {elsewhere}/weights/{name}\r\n{of_hub}\
+                 x-linked-size: {}\r\ncontent-length: 0\r\n\r\n",
+                bytes.len()
             );
             return stream.write_all(header.as_bytes());
         }
-        let (start, end) = range.unwrap_or((0, None));
-        let end = end.map_or(bytes.len(), |last| last + 1);
-        let is_body = end == bytes.len();
+        let is_body = method == "GET";
         if is_large && is_body && self.fault == Fault::Stalls {
             std::thread::sleep(Duration::from_secs(3600));
         }
-        let header = format!(
-            "HTTP/1.1 206 Partial Content\r\ncontent-length: {}\r\netag: \"{etag}\"\r\n{of_hub}\
-             content-range: bytes {start}-{}/{}\r\n\r\n",
-            end - start,
-            end - 1,
-            bytes.len()
-        );
+        let (start, last) = range.unwrap_or((0, None));
+        let last = last.unwrap_or(bytes.len() - 1);
+        let mut part = bytes[start..=last].to_vec();
+        let status = match range {
+            None => "200 OK".to_owned(),
+            Some(_) => {
+                let length = bytes.len();
+                format!("206 Partial Content\r\ncontent-range: bytes {start}-{last}/{length}")
+            }
+        };
+        let header = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n{of_hub}\r\n", part.len());
         stream.write_all(header.as_bytes())?;
-        let mut part = bytes[start..end].to_vec();
-        if is_large && is_body && self.fault == Fault::Damages {
+        if !is_body {
+            return Ok(());
+        }
+        if is_large && self.fault == Fault::Damages {
             part[1000] ^= 1;
         }
-        if is_large && is_body && self.fault == Fault::BreaksOff && is_first {
+        if is_large && self.fault == Fault::BreaksOff && is_first {
             stream.write_all(&part[..part.len() / 2])?;
             return Err(std::io::ErrorKind::ConnectionAborted.into());
         }
@@ -173,6 +207,7 @@ fn generate(place: &Place, endpoint: &str, more: &[(&str, &str)]) -> Ran {
         ("HF_HOME", home.to_str().unwrap()),
         ("HF_ENDPOINT", endpoint),
         ("HF_HUB_OFFLINE", "0"),
+        ("HF_TOKEN", "secret"),
     ];
     env.extend(more);
     place.run_with(
@@ -225,6 +260,12 @@ fn a_model_of_the_hub_is_downloaded_once_and_then_read_from_the_cache() {
                 std::fs::read(dir.join(&name)).unwrap()
             );
         }
+        // The token goes to the Hub, and nowhere else.
+        let has_token = |one: &String| one.ends_with("Bearer secret");
+        assert!(hub.asked().iter().all(has_token), "{:?}", hub.asked());
+        let elsewhere = hub.asked_elsewhere.lock().unwrap().clone();
+        assert_eq!(elsewhere.len(), usize::from(fault == Fault::Redirects));
+        assert!(!elsewhere.iter().any(has_token), "{elsewhere:?}");
         // A second run asks the Hub nothing, so it works without a network.
         let num_asked = hub.asked().len();
         assert_eq!(generate(&place, &hub.address, &[]).ok(), text);
@@ -240,8 +281,8 @@ fn an_interrupted_download_resumes_where_it_ended() {
     let of_weights: Vec<String> =
         hub.asked().into_iter().filter(|one| one.contains(WEIGHTS)).collect();
     let half = std::fs::metadata(model("draft-small").join(WEIGHTS)).unwrap().len() / 2;
-    let resumed = format!("Some(({half}, None))");
-    assert!(of_weights.iter().any(|one| one.ends_with(&resumed)), "{of_weights:?}");
+    let resumed = format!(" Some(({half}, None)) ");
+    assert!(of_weights.iter().any(|one| one.contains(&resumed)), "{of_weights:?}");
 }
 
 #[test]
@@ -272,6 +313,19 @@ fn damaged_weights_are_not_kept() {
     refused.fails_naming(&["`model.safetensors`", "download was damaged"]);
     assert!(!snapshot(&place).join(WEIGHTS).exists());
     generate(&place, &Hub::start(Fault::None).address, &[]).ok();
+}
+
+#[test]
+fn a_hostile_hub_writes_nothing_outside_the_cache() {
+    for fault in [Fault::Escapes, Fault::EscapesLater] {
+        let (place, hub) = (Place::new(), Hub::start(fault));
+        let refused = generate(&place, &hub.address, &[]);
+        refused.fails_naming(&["`model.safetensors`", "`etag`", "../evil", "hint: "]);
+        assert!(!snapshot(&place).join(WEIGHTS).exists());
+        assert_eq!(names(&place.path("")), ["home"]);
+        assert_eq!(names(&place.path("home")), ["hub"]);
+        assert_eq!(names(&place.path("home/hub")), [".locks", "models--org--tiny"]);
+    }
 }
 
 #[test]
