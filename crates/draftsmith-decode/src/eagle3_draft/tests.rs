@@ -115,6 +115,7 @@ impl Models {
         let standing = &tokens[..tokens.len() - num_candidates];
         target.begin(0, standing).expect("fits");
         drafter.begin(&mut target, 0, standing).expect("fits");
+        target.begin_round(0, standing.len());
         let step = DraftStep::in_chain(0, tokens, num_candidates, NEEDS, &Decoding::GREEDY);
         drafter.draft(&mut target, &[step]).expect("finite").remove(0).own_logits
     }

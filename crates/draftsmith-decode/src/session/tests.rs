@@ -257,7 +257,7 @@ pub(crate) fn greedy<T: Target>(
 #[test]
 fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
     for Models { target: model, .. } in &Models::both("kept", 4, &HeadReads::default()) {
-        for exit in [None, Some(1)] {
+        for exit in [None, Some(0), Some(1)] {
             let layers = TargetLayers { exit, kept: vec![0, 1, 2, 3] };
             let mut target = ModelSession::new(model, CAPACITY, "target");
             target.set_layers(&layers);
@@ -285,14 +285,14 @@ fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
                     .expect("finite");
                 target.commit(0, num_standing, &path);
                 tokens.extend(path.iter().map(|node| proposed[*node]));
-                for (seen, states) in
-                    seen.iter_mut().zip(target.kept_states(0, from, &[0, 1, 2, 3]))
-                {
+                tokens.push(9);
+                target.begin_round(0, tokens.len());
+                let states = target.kept_states(0, &tokens, from, &[0, 1, 2, 3]);
+                for (seen, states) in seen.iter_mut().zip(states) {
                     let [states] = Rows::to_host([states]).expect("finite");
                     seen.extend(states);
                 }
-                from = tokens.len();
-                tokens.push(9);
+                from = tokens.len() - 1;
             }
             let read = &tokens[..tokens.len() - 1];
             let ids = read.iter().map(|id| *id as i32).collect();
