@@ -118,7 +118,7 @@ pub struct TargetLayers {
     /// them before its candidates are verified.
     pub exit: Option<usize>,
     /// The numbers of layers after which the hidden states of all tokens that were read are kept, in
-    /// ascending order; 0 are the embeddings. A layer that two drafters read occurs twice.
+    /// ascending order; 0 are the embeddings. A layer that is read twice occurs twice.
     pub kept: Vec<usize>,
 }
 

@@ -306,3 +306,24 @@ fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
         }
     }
 }
+
+#[test]
+#[should_panic(expected = "has read a token that is to be verified")]
+fn a_target_that_has_read_a_candidate_for_good_is_refused() {
+    let [_, Models { target: model, .. }] = &Models::both("read", 5, &HeadReads::default());
+    let (mut target, tokens) = (ModelSession::new(model, CAPACITY, "target"), &tokens()[..9]);
+    target.begin(0, tokens).expect("fits");
+    let proposal = &Proposal::certain_chain(&tokens[7..]);
+    target.verify(&[Verification { slot: 0, tokens, proposal }]).expect("finite");
+}
+
+#[test]
+#[should_panic(expected = "no candidate was read as if it stood")]
+fn states_are_refused_if_the_target_has_read_a_candidate_for_good() {
+    let [_, Models { target: model, .. }] = &Models::both("known", 5, &HeadReads::default());
+    let (mut target, tokens) = (ModelSession::new(model, CAPACITY, "target"), &tokens()[..9]);
+    target.set_layers(&TargetLayers { exit: None, kept: vec![1] });
+    target.begin(0, tokens).expect("fits");
+    target.begin_round(0, 7);
+    target.kept_states(0, tokens, 0, &[1]);
+}
