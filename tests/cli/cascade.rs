@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::doctor::write_drafter;
 use crate::support::{Place, model};
 
 /// A recipe that needs no training, with `more` in `[evaluate]`, and drafters.
@@ -81,6 +82,34 @@ fn cascades_are_measured_and_change_no_token() {
     // The written recipe has the same cascades.
     let again = place.path("checkpoints/mine/evaluation/recipe.toml").display().to_string();
     place.run(&["evaluate", &again]).ok();
+}
+
+#[test]
+fn a_drafter_of_the_targets_states_changes_no_token_inside_another_drafter() {
+    let place = Place::new();
+    write_drafter(&place.path("eagle"), false);
+    let drafters = "[drafters.e]\nkind = 'eagle3'\npath = 'eagle'\n\
+        [drafters.look]\nkind = 'prompt-lookup'\nrules.fixed = [4]\n\
+        [drafters.alone]\nkind = 'cascade'\ndrafters = ['e', 'look']\nlengths = [[3, 0], [0, 0]]\n\
+        [drafters.reviewing]\nkind = 'cascade'\ndrafters = ['e', 'look']\nlengths = [[2, 1], [0, 4]]\n\
+        [drafters.both]\nkind = 'merged'\ndrafters = ['e']\nlookup = '2x4'\n";
+    let recipe = write_recipe(&place, drafters, "");
+    let generate = |extra: &[&str]| {
+        let arguments = ["generate", "--prompt", "What is 47 + 85? Show the steps.", "--json"];
+        place.run(&[&arguments[..], &["--max-new-tokens", "40"], extra].concat()).json()
+    };
+    let plain = generate(&["--target", &model("target").display().to_string()]);
+    for drafter in ["e", "alone", "reviewing", "both"] {
+        let found = generate(&["--recipe", &recipe, "--drafter", drafter]);
+        assert_eq!(found["token_ids"], plain["token_ids"], "{drafter}");
+    }
+    place.run(&["evaluate", &recipe]).ok();
+    let all = place.json("checkpoints/mine/evaluation/results.json");
+    for drafter in ["e", "alone", "reviewing", "both"] {
+        let is_it = |row: &&Value| row["drafter"] == drafter && row["decoding"] == "greedy";
+        let row = all.as_array().unwrap().iter().find(is_it).expect("it was measured");
+        assert_eq!((&row["lossless"], &row["num_forgiven_ties"]), (&true.into(), &0.into()));
+    }
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn edit_config(dir: &Path, edit: impl FnOnce(&mut Map<String, Value>)) {
 }
 
 /// A drafter of the embedded target with random weights, over 400 tokens or all.
-fn write_drafter(dir: &Path, is_narrow: bool) {
+pub(crate) fn write_drafter(dir: &Path, is_narrow: bool) {
     let target = ModelConfig::from_model_dir(&model("target")).unwrap();
     let draft_vocabulary =
         is_narrow.then(|| DraftVocabulary::new((0..400).map(|id| 2 * id).collect::<Vec<u32>>()));

@@ -90,7 +90,8 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
         let begun = Instant::now();
         let rounds = running.iter_mut().map(|(_, sequence)| sequence);
         let rounds = rounds.filter(|sequence| sequence.stage == Stage::NeedsDraft);
-        let mut rounds: Vec<DraftRound<'_>> = rounds.map(Sequence::draft_round).collect();
+        let rounds = rounds.map(|sequence| sequence.draft_round(target));
+        let mut rounds: Vec<DraftRound<'_>> = rounds.collect();
         if !rounds.is_empty() {
             drafter.propose(target, &mut rounds)?;
         }

@@ -164,7 +164,9 @@ pub struct DraftStep<'a> {
     pub slot: usize,
     /// The whole sequence, with the round's candidates at its end.
     pub tokens: &'a [u32],
-    /// The number of candidates at the end of `tokens`.
+    /// The number of candidates at the end of `tokens` that belong to the chain or tree being drafted, for which a
+    /// head may predict. Inside another drafter others may come before them: only the target knows which tokens
+    /// stand.
     pub num_candidates: usize,
     /// The parent of each of the last tokens if they form a tree: the number of another node, or `None`
     /// for a child of the sequence's last token. Empty for a chain.

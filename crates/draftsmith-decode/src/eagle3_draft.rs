@@ -3,8 +3,9 @@
 //! Position q of the drafter's cache belongs to the token at q + 1 and what is known at q: the target's states,
 //! or the drafter's own output where the target has not been. A round begins with one forward over all positions
 //! that verification has added since; after it, each drafted token is read with the output of the position before.
-//! What was computed from own outputs is dropped at the end of a round, so that every round equals a fresh pass
-//! over the target's states.
+//! What was computed from own outputs is dropped in the next round, so that every round equals a fresh pass over
+//! the target's states. The target's session knows which tokens stand; inside another drafter, what comes before
+//! the candidates of a draft step may be candidates too.
 
 #[cfg(test)]
 mod tests;
@@ -42,7 +43,8 @@ pub struct Eagle3Draft<'m> {
 /// What is known of one sequence.
 #[derive(Debug, Default)]
 struct Slot {
-    /// The number of positions that were read with the target's states.
+    /// The number of positions that were read with the target's states: while drafting, those of all tokens that
+    /// stand but the last.
     num_known: usize,
     /// The output at the last of them, then at each token drafted since, in the order of nodes.
     outputs: Vec<Rows>,
@@ -114,7 +116,7 @@ impl<'m> Eagle3Draft<'m> {
     fn read_known(&mut self, target: &mut ModelSession<'m>, steps: &[DraftStep<'_>]) {
         let mut new = Vec::new();
         for step in steps {
-            let num_standing = step.tokens.len() - step.num_candidates;
+            let num_standing = target.num_standing(step.slot);
             let slot = &mut self.slots[step.slot];
             if slot.num_known + 1 == num_standing && !slot.outputs.is_empty() {
                 continue;
@@ -128,9 +130,7 @@ impl<'m> Eagle3Draft<'m> {
                 slot.outputs.push(self.model.no_output(self.target, step.slot));
                 continue;
             }
-            target.read_upto(step.slot, &step.tokens[..num_standing - 1]);
-            let states = target.kept_states(step.slot, from, &self.layers);
-            let states = states.map(|rows| rows.slice(0..num_standing - 1 - from));
+            let states = target.kept_states(step.slot, step.tokens, from, &self.layers);
             let features = self.model.features(&states);
             new.push(NewPositions {
                 slot: step.slot,
@@ -150,13 +150,13 @@ impl<'m> Eagle3Draft<'m> {
         for step in steps {
             let slot = &self.slots[step.slot];
             let first = slot.outputs.len() - 1;
-            let nodes = first..step.num_candidates;
+            let num_standing = slot.num_known + 1;
+            let nodes = first..step.tokens.len() - num_standing;
             let features = nodes.map_while(|node| slot.parent_of(step, node).cloned());
             let features: Vec<Rows> = features.collect();
             if features.is_empty() {
                 continue;
             }
-            let num_standing = step.tokens.len() - step.num_candidates;
             let parents = step.parents.get(..first + features.len()).unwrap_or_default();
             self.cache.branch(step.slot, num_standing - 1, parents);
             let tokens = &step.tokens[num_standing + first..][..features.len()];
@@ -192,14 +192,16 @@ impl<'m> Drafter<ModelSession<'m>> for Eagle3Draft<'m> {
         propose_chain(self, target, rounds)
     }
 
-    /// Drops all positions that were read with own outputs.
+    /// Keeps the outputs at the nodes on a chain's path, since the round may go on from there. The next round
+    /// reads the target's states in their place.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
+        let is_chain = path.iter().enumerate().all(|(at, node)| at == *node);
+        let num_kept = num_standing + if is_chain { path.len() } else { 0 };
         let known = &mut self.slots[slot];
-        let is_same_place = known.num_known + 1 == num_standing && path.is_empty();
-        known.outputs.truncate(usize::from(is_same_place));
-        known.num_known = known.num_known.min(num_standing.saturating_sub(1));
-        self.cache.truncate(slot, known.num_known);
-        self.acceptance.roll_back(slot, 0);
+        known.outputs.truncate(num_kept.saturating_sub(known.num_known));
+        known.num_known = known.num_known.min(num_kept.saturating_sub(1));
+        self.cache.truncate(slot, num_kept.saturating_sub(1));
+        self.acceptance.roll_back(slot, num_kept);
     }
 
     fn context(&self) -> usize {
@@ -224,8 +226,9 @@ impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
         self.read_known(target, steps);
         while self.read_drafted(steps) {}
         let last = steps.iter().flat_map(|step| {
-            let outputs = &self.slots[step.slot].outputs;
-            outputs[outputs.len() - step.num_rows..].iter().cloned()
+            let Slot { num_known, outputs } = &self.slots[step.slot];
+            let end = step.tokens.len() - num_known;
+            outputs[end - step.num_rows..end].iter().cloned()
         });
         let normed = self.model.normed(Rows::cat(last));
         let logits = self.model.logits(&normed, self.target);

@@ -210,6 +210,9 @@ impl<T: Target> Recorder<'_, T> {
         let needs = EverySignal { has_head: self.options.has_head }.needs();
         let decoding = &self.options.decoding;
         let by_round = self.drafter.drafts_by_round();
+        for one in &*running {
+            self.target.begin_round(one.slot, one.tokens.len());
+        }
         let num_candidates = |at: usize| if by_round { 0 } else { at };
         let steps = running.iter().map(|one| one.step(num_candidates(one.at()), needs, decoding));
         let steps = self.step(&steps.collect::<Vec<_>>())?;

@@ -183,13 +183,14 @@ impl<'a> Sequence<'a> {
         self.max_len.saturating_sub(self.tokens.len())
     }
 
-    /// The round that a drafter is to propose tokens for. Its room is what can be kept together with the
-    /// target's own token. The sequence needs the target next.
+    /// Begins a round and returns what a drafter is to propose tokens for. Its room is what can be kept together
+    /// with the target's own token. The sequence needs the target next.
     ///
     /// # Panics
     /// If the sequence does not need a draft.
-    pub(crate) fn draft_round(&mut self) -> DraftRound<'_> {
+    pub(crate) fn draft_round<T: Target>(&mut self, target: &mut T) -> DraftRound<'_> {
         assert_eq!(self.stage, Stage::NeedsDraft);
+        target.begin_round(self.slot, self.tokens.len());
         self.stage = Stage::NeedsTarget;
         let room = self.num_remaining() - 1;
         DraftRound {

@@ -28,6 +28,8 @@ pub struct ModelSession<'m> {
     exit: Option<EarlyExit>,
     /// The layers whose output is kept for a drafter, in ascending order.
     kept: Vec<KeptLayer>,
+    /// The number of each slot's tokens that stood when its round began.
+    standing: Vec<usize>,
     /// For each slot whose whole text is known: the number of tokens before the first row, and rows of
     /// final hidden states.
     along: Vec<Option<(usize, Rows)>>,
@@ -47,8 +49,21 @@ struct EarlyExit {
 struct KeptLayer {
     /// The number of layers before the kept states.
     layer: usize,
+    /// Whether several drafters read them. One may be rounds behind another, so none are released.
+    is_shared: bool,
     /// The states, by slot.
     slots: Vec<Features>,
+}
+
+impl KeptLayer {
+    /// Keeps the states of new tokens.
+    fn push(&mut self, hidden: &Rows) {
+        let mut start = 0;
+        for run in hidden.runs() {
+            self.slots[run.slot].push(hidden.slice(start..start + run.num_rows));
+            start += run.num_rows;
+        }
+    }
 }
 
 /// The features of one sequence.
@@ -85,8 +100,8 @@ impl<'m> ModelSession<'m> {
     ) -> Self {
         let capacity = capacity.min(model.shape().context);
         let cache = model.new_cache(capacity, num_slots);
-        let along = vec![None; num_slots];
-        Self { model, cache, role, exit: None, kept: Vec::new(), along }
+        let (standing, along) = (vec![0; num_slots], vec![None; num_slots]);
+        Self { model, cache, role, exit: None, kept: Vec::new(), standing, along }
     }
 
     /// Prepares the session for a drafter that reads these layers, and forgets all sequences. With an exit the
@@ -106,46 +121,57 @@ impl<'m> ModelSession<'m> {
             let none = |_| ExitFeatures { features: Features::new(0), num_drafted_from: 0 };
             EarlyExit { layer, slots: (0..num_slots).map(none).collect() }
         });
-        let kept = layers.kept.iter().map(|layer| {
-            assert!(*layer <= self.num_layers(), "the model has the layer");
+        let kept = layers.kept.chunk_by(|layer, next| layer == next).map(|same| {
+            assert!(same[0] <= self.num_layers(), "the model has the layer");
             let slots = (0..num_slots).map(|_| Features::new(0)).collect();
-            KeptLayer { layer: *layer, slots }
+            KeptLayer { layer: same[0], is_shared: same.len() > 1, slots }
         });
         self.kept = kept.collect();
     }
 
-    /// The states of a slot after each of these numbers of layers, which the session kept, of the tokens from
-    /// position `from` on. The tokens are those that the target has read. States more than one position before
-    /// `from` are released.
+    /// The number of a slot's tokens that stood when its round began. Tokens after them are candidates.
+    pub(crate) fn num_standing(&self, slot: usize) -> usize {
+        self.standing[slot]
+    }
+
+    /// The states of a slot after each of these numbers of layers, which the session keeps, of the tokens from
+    /// position `from` on that stand, without the last one. The target reads those that it has not read. States
+    /// more than one position before `from` are released.
     ///
     /// # Panics
     /// If there are no such tokens, their states were released, or a layer is not kept.
-    pub fn kept_states<const N: usize>(
+    pub(crate) fn kept_states<const N: usize>(
         &mut self,
         slot: usize,
+        tokens: &[u32],
         from: usize,
         layers: &[usize; N],
     ) -> [Rows; N] {
-        let states = layers.map(|layer| {
-            let kept = self.kept.iter().find(|kept| kept.layer == layer);
-            kept.expect("the session keeps the layer").slots[slot].since(from)
-        });
-        let released = from.saturating_sub(1);
-        self.kept.iter_mut().for_each(|kept| kept.slots[slot].release_before(released));
-        states
+        let num_known = self.standing[slot] - 1;
+        self.read_upto(slot, &tokens[..num_known]);
+        assert_eq!(self.num_read_by_all(slot), num_known, "no candidate was read as if it stood");
+        layers.map(|layer| {
+            let kept = self.kept.iter_mut().find(|kept| kept.layer == layer);
+            let KeptLayer { is_shared, slots, .. } = kept.expect("the session keeps the layer");
+            let states = slots[slot].since(from).slice(0..num_known - from);
+            if !*is_shared {
+                slots[slot].release_before(from.saturating_sub(1));
+            }
+            states
+        })
     }
 
     /// Reads the tokens of a sequence that have not been read, and computes no logits.
-    pub(crate) fn read_upto(&mut self, slot: usize, tokens: &[u32]) {
+    fn read_upto(&mut self, slot: usize, tokens: &[u32]) {
         let ids = &tokens[self.num_read(slot).min(tokens.len())..];
-        if ids.is_empty() {
+        let new = [NewTokens { slot, ids, num_rows: 0 }];
+        let (first, hidden) = if ids.is_empty() {
             return;
-        }
-        let (first, hidden) = if self.exit.is_some() {
-            self.read_shallow(&[NewTokens { slot, ids, num_rows: 0 }]);
+        } else if self.exit.is_some() {
+            self.read_shallow(&new);
             self.features_of_unread(std::iter::once(slot))
         } else {
-            (0, self.model.embed_ids(ids).in_slot(slot))
+            (0, self.embed(&new).expect("there is something to read"))
         };
         // After the last kept layer only keys and values are needed.
         let last_kept = self.kept.last().map_or(first, |kept| kept.layer.max(first));
@@ -158,19 +184,11 @@ impl<'m> ModelSession<'m> {
     /// Runs a range of layers on new tokens, and keeps what the kept layers among them give.
     fn forward(&mut self, layers: Range<usize>, mut hidden: Rows) -> Rows {
         let mut at = layers.start;
-        for kept in &mut self.kept {
-            // The first of two ranges keeps what lies between them.
-            let is_first = layers.start == 0 && kept.layer == 0;
-            if !is_first && !(layers.start + 1..=layers.end).contains(&kept.layer) {
-                continue;
-            }
+        let within = |kept: &&mut KeptLayer| (layers.start + 1..=layers.end).contains(&kept.layer);
+        for kept in self.kept.iter_mut().filter(within) {
             hidden = self.model.forward_layers(at..kept.layer, hidden, &mut self.cache);
             at = kept.layer;
-            let mut start = 0;
-            for run in hidden.runs() {
-                kept.slots[run.slot].push(hidden.slice(start..start + run.num_rows));
-                start += run.num_rows;
-            }
+            kept.push(&hidden);
         }
         self.model.forward_layers(at..layers.end, hidden, &mut self.cache)
     }
@@ -211,15 +229,20 @@ impl<'m> ModelSession<'m> {
 
     /// The tokens of a sequence that are still to be read.
     fn unread<'a>(&self, one: &Verification<'a>) -> NewTokens<'a> {
-        let ids = &one.tokens[self.num_read(one.slot)..];
-        NewTokens { slot: one.slot, ids, num_rows: one.proposal.num_rows() }
+        let (ids, num_rows) = (&one.tokens[self.num_read(one.slot)..], one.proposal.num_rows());
+        let is_unread = self.num_read_by_all(one.slot) + num_rows <= one.tokens.len();
+        assert!(is_unread, "no layer after the exit has read a token that is to be verified");
+        NewTokens { slot: one.slot, ids, num_rows }
     }
 
-    /// The embeddings of new tokens; `None` if there are none.
-    fn embed(&self, batch: &[NewTokens<'_>]) -> Option<Rows> {
+    /// The embeddings of new tokens, which are kept if a drafter reads them; `None` if there are none.
+    fn embed(&mut self, batch: &[NewTokens<'_>]) -> Option<Rows> {
         let new = batch.iter().filter(|new| !new.ids.is_empty());
         let runs: Vec<(usize, &[u32])> = new.map(|new| (new.slot, new.ids)).collect();
-        (!runs.is_empty()).then(|| self.model.embed_runs(&runs))
+        let embedded = (!runs.is_empty()).then(|| self.model.embed_runs(&runs))?;
+        let kept = self.kept.iter_mut().filter(|kept| kept.layer == 0);
+        kept.for_each(|kept| kept.push(&embedded));
+        Some(embedded)
     }
 
     /// Runs the layers before the exit on new tokens and keeps their features.
@@ -373,6 +396,10 @@ impl Target for ModelSession<'_> {
         self.truncate(slot, 0);
         self.read_upto(slot, &prompt[..prompt.len() - 1]);
         Ok(())
+    }
+
+    fn begin_round(&mut self, slot: usize, num_standing: usize) {
+        self.standing[slot] = num_standing;
     }
 
     /// Reads the text in one forward and keeps final hidden states. Rows of logits are much longer, so

@@ -57,6 +57,13 @@ pub trait Target {
     /// If the prompt does not fit or has unknown tokens.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
+    /// Begins a round of a slot after `num_standing` tokens, none of which can be rejected any more. Only the
+    /// loop over rounds calls this. A drafter that reads this target's states asks the target which tokens
+    /// stand, since inside another drafter it cannot tell them from candidates.
+    fn begin_round(&mut self, slot: usize, num_standing: usize) {
+        let _ = (slot, num_standing);
+    }
+
     /// Reads sequences with their proposals, each in another slot, in one forward. Returns the logits
     /// after the last token before each proposal and after each proposed token, sequence by sequence.
     ///
@@ -111,7 +118,7 @@ pub struct TargetLayers {
     /// them before its candidates are verified.
     pub exit: Option<usize>,
     /// The numbers of layers after which the hidden states of all tokens that were read are kept, in
-    /// ascending order; 0 are the embeddings.
+    /// ascending order; 0 are the embeddings. A layer that is read twice occurs twice.
     pub kept: Vec<usize>,
 }
 
@@ -127,7 +134,6 @@ impl TargetLayers {
         self.exit = self.exit.or(other.exit);
         self.kept.extend(other.kept);
         self.kept.sort_unstable();
-        self.kept.dedup();
         self
     }
 }

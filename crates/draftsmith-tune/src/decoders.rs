@@ -157,6 +157,7 @@ impl<'m> Decoders<'m> {
         let mut logits = Vec::with_capacity(response.len());
         for token in response {
             let needs = SignalNeeds::default();
+            target.begin_round(SLOT, ids.len());
             let step = DraftStep::in_chain(SLOT, &ids, 0, needs, &Decoding::GREEDY);
             logits.extend(drafter.draft(target, &[step])?.into_iter().map(|row| row.own_logits));
             ids.push(*token);

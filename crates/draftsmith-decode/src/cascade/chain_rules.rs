@@ -66,11 +66,6 @@ impl ChainRule {
         self.rule.as_ref().map_or(SignalNeeds::default(), |rule| rule.needs())
     }
 
-    /// The number of tokens that the rule has seen.
-    pub(super) fn num_candidates(&self) -> usize {
-        self.candidates.len()
-    }
-
     /// The largest length of the chain.
     pub(super) fn most(&self, room: usize) -> usize {
         self.rule.as_ref().map_or(room, |rule| room.min(rule.bounds().max))

@@ -80,8 +80,8 @@ impl<'c, 'r> CascadeRound<'c, 'r> {
 
     /// The step that the round waits for. It reads the proposed tokens.
     fn step(&self) -> DraftStep<'_> {
-        let (Chain { rule, proposed, .. }, round) = (self.chain(), &self.round);
-        let num_candidates = rule.num_candidates() + proposed.len();
+        let (Chain { rule, drafted, proposed, .. }, round) = (self.chain(), &self.round);
+        let num_candidates = drafted.len() + proposed.len();
         let needs = rule.needs();
         let (slot, tokens, decoding) = (round.slot, &round.tokens[..], round.decoding);
         let step = DraftStep::in_chain(slot, tokens, num_candidates, needs, decoding);

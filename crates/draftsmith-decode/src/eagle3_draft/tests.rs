@@ -8,15 +8,18 @@ use draftsmith_model::{
     CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, Sampling, SeededDraws,
-    StopRuleConfig, TreeShape, distribution_of, enumerate,
+    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, MaxGramConfig, Sampling,
+    SeededDraws, StopRuleConfig, TreeShape, distribution_of, enumerate,
 };
 
 use super::*;
+use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::lookup_first::LookupFirstDraft;
+use crate::max_gram::MaxGramDraft;
 use crate::self_draft::tests::assert_close;
 use crate::sequence::{Limits, Request};
+use crate::session::tests::{greedy, greedy_plain};
 use crate::target::Target;
 use crate::tree_draft::TreeDraft;
 
@@ -115,6 +118,7 @@ impl Models {
         let standing = &tokens[..tokens.len() - num_candidates];
         target.begin(0, standing).expect("fits");
         drafter.begin(&mut target, 0, standing).expect("fits");
+        target.begin_round(0, standing.len());
         let step = DraftStep::in_chain(0, tokens, num_candidates, NEEDS, &Decoding::GREEDY);
         drafter.draft(&mut target, &[step]).expect("finite").remove(0).own_logits
     }
@@ -189,14 +193,18 @@ impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
         for ((step, row), found) in of_steps.zip(&rows) {
             // The path to the node as a chain.
             let at = step.at(row);
-            let num_standing = step.tokens.len() - step.num_candidates;
+            let num_standing = target.num_standing(step.slot);
             let mut path = Vec::new();
-            let mut next = (at >= num_standing).then_some(at);
-            while let Some(position) = next {
-                path.push(step.tokens[position]);
-                next = step.parent_of(position).filter(|parent| *parent >= num_standing);
+            if step.parents.is_empty() {
+                path.extend_from_slice(&step.tokens[num_standing..=at]);
+            } else {
+                let mut next = (at >= num_standing).then_some(at);
+                while let Some(position) = next {
+                    path.push(step.tokens[position]);
+                    next = step.parent_of(position).filter(|parent| *parent >= num_standing);
+                }
+                path.reverse();
             }
-            path.reverse();
             let chain = [&step.tokens[..num_standing], &path].concat();
             let fresh = self.models.fresh(&chain, path.len());
             if num_standing == 1 && path.is_empty() {
@@ -253,6 +261,29 @@ fn every_step_equals_a_fresh_pass_and_greedy_output_is_the_targets() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_step_inside_a_cascade_equals_a_fresh_pass_and_greedy_output_is_the_targets() {
+    let limits = &Limits::new(24, vec![1]);
+    for models in &Models::both(60, 13, Form::default()) {
+        let prompt = prompt().repeat(2);
+        let mut target = ModelSession::new(&models.target, CAPACITY, "target");
+        let plain = greedy_plain(&mut target, &prompt, limits);
+        // Alone in its chain, a reviewer of look-ups, and both before look-ups.
+        for lengths in [[[3, 0], [0, 0]], [[4, 0], [0, 2]], [[1, 2], [0, 2]]] {
+            let (mut target, drafter) = models.session(1);
+            let compared = Compared { models, drafter, num_compared: 0 };
+            let lengths = lengths.map(|row| row.to_vec()).to_vec();
+            let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+            let id = DrafterId::named("cascade");
+            let config = CascadeConfig::new(lengths);
+            let mut cascade = Cascade::new(id, config, vec![Box::new(compared)], Some(lookup));
+            let rule = &mut *fixed(6).init().expect("valid");
+            let found = greedy(&mut target, &mut cascade, rule, &prompt, limits);
+            assert_eq!(found.token_ids, plain.token_ids);
         }
     }
 }

@@ -257,7 +257,7 @@ pub(crate) fn greedy<T: Target>(
 #[test]
 fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
     for Models { target: model, .. } in &Models::both("kept", 4, &HeadReads::default()) {
-        for exit in [None, Some(1)] {
+        for exit in [None, Some(0), Some(1)] {
             let layers = TargetLayers { exit, kept: vec![0, 1, 2, 3] };
             let mut target = ModelSession::new(model, CAPACITY, "target");
             target.set_layers(&layers);
@@ -285,14 +285,14 @@ fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
                     .expect("finite");
                 target.commit(0, num_standing, &path);
                 tokens.extend(path.iter().map(|node| proposed[*node]));
-                for (seen, states) in
-                    seen.iter_mut().zip(target.kept_states(0, from, &[0, 1, 2, 3]))
-                {
+                tokens.push(9);
+                target.begin_round(0, tokens.len());
+                let states = target.kept_states(0, &tokens, from, &[0, 1, 2, 3]);
+                for (seen, states) in seen.iter_mut().zip(states) {
                     let [states] = Rows::to_host([states]).expect("finite");
                     seen.extend(states);
                 }
-                from = tokens.len();
-                tokens.push(9);
+                from = tokens.len() - 1;
             }
             let read = &tokens[..tokens.len() - 1];
             let ids = read.iter().map(|id| *id as i32).collect();
@@ -305,4 +305,25 @@ fn kept_states_are_those_of_whole_sequences_after_every_kind_of_round() {
             }
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "has read a token that is to be verified")]
+fn a_target_that_has_read_a_candidate_for_good_is_refused() {
+    let [_, Models { target: model, .. }] = &Models::both("read", 5, &HeadReads::default());
+    let (mut target, tokens) = (ModelSession::new(model, CAPACITY, "target"), &tokens()[..9]);
+    target.begin(0, tokens).expect("fits");
+    let proposal = &Proposal::certain_chain(&tokens[7..]);
+    target.verify(&[Verification { slot: 0, tokens, proposal }]).expect("finite");
+}
+
+#[test]
+#[should_panic(expected = "no candidate was read as if it stood")]
+fn states_are_refused_if_the_target_has_read_a_candidate_for_good() {
+    let [_, Models { target: model, .. }] = &Models::both("known", 5, &HeadReads::default());
+    let (mut target, tokens) = (ModelSession::new(model, CAPACITY, "target"), &tokens()[..9]);
+    target.set_layers(&TargetLayers { exit: None, kept: vec![1] });
+    target.begin(0, tokens).expect("fits");
+    target.begin_round(0, 7);
+    target.kept_states(0, tokens, 0, &[1]);
 }

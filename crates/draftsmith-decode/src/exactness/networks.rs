@@ -1,0 +1,434 @@
+//! Real networks in place of tables: a drafter of every kind, alone and inside every composite, leaves the
+//! target's distribution.
+//!
+//! The networks are tiny, random and packed in host memory, where no row of a chain depends on the rows beside
+//! it, bit for bit. So plain decoding and verifications compute the same probabilities, and sums of their
+//! products agree to the tolerance of tables. In a tree, siblings lie between the keys of a path, so attention
+//! adds up its values in another grouping, and f32 rounds them differently.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, Eagle3, Eagle3Config,
+    HeadForm, HeadInput, HeadReads, ModelConfig, ModelShape, WeightDtype,
+};
+use draftsmith_theory::{
+    Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
+    HeuristicConfig, Lenience, LookupFirst, MaxGramConfig, RejectionThresholdConfig, Sampling,
+    SeededDraws, StopRule, StopRuleConfig, distribution_of, enumerate,
+};
+
+use super::assert_same_distribution;
+use super::cascade::{lenient, matrix};
+use super::tables::{Asked, StopMap};
+use crate::cascade::{CascadeConfig, CascadeParts};
+use crate::decode::{decode_many, decode_plain, decode_speculative};
+use crate::drafter::Drafter;
+use crate::eagle3_draft::Eagle3Parts;
+use crate::lookup_first::LookupFirstDraft;
+use crate::max_gram::LookUpParts;
+use crate::merged::MergedParts;
+use crate::registry::{DrafterParts, Drafters, NamedParts, Sizes};
+use crate::self_draft::SelfDraftParts;
+use crate::separate_draft::DraftModelParts;
+use crate::sequence::{Generation, Limits, Request};
+use crate::session::ModelSession;
+use crate::session::tests::go_on;
+use crate::tree_draft::TreeDraft;
+
+/// The largest relative difference of a probability in trees: f32 rounds logits near 0.1 by some 1e-8, and the
+/// temperature of 0.05 makes twenty times that of each.
+const TREE_ROUNDING: f64 = 1e-6;
+
+const CAPACITY: usize = 48;
+const WIDTH: usize = 8;
+const LOOKUP: &str = "look";
+/// Drafters of each kind with a model, and a second one of the kind that reads the target's states.
+const STEPPING: [&str; 4] = ["model", "adapter", "eagle", "other"];
+
+/// A target and drafters of every kind.
+struct Networks {
+    target: CausalLm,
+    drafters: Vec<NamedParts>,
+}
+
+/// What `read` gives of a directory that `write` filled.
+fn from_files<R>(name: &str, write: impl FnOnce(&Path), read: impl FnOnce(&Path) -> R) -> R {
+    let dir = format!("draftsmith-networks-{name}-{}", std::process::id());
+    let dir: PathBuf = std::env::temp_dir().join(dir);
+    std::fs::create_dir_all(&dir).expect("created");
+    write(&dir);
+    let found = read(&dir);
+    std::fs::remove_dir_all(&dir).expect("removed");
+    found
+}
+
+fn model(config: &ModelConfig, name: &str) -> CausalLm {
+    let device = Device::flex();
+    let write = |dir: &Path| {
+        config.init(&device).write_model_dir(dir, WeightDtype::F32).expect("written");
+    };
+    from_files(name, write, |dir| CausalLm::from_model_dir(dir, &device).expect("reads"))
+}
+
+fn head(reads: &HeadReads, name: &str) -> AcceptanceHead {
+    let device = Device::flex();
+    let config = AcceptanceHeadConfig::new(WIDTH, 1, true).with_reads(reads.clone());
+    let write = |dir: &Path| config.init(&device).write_dir(dir, &config).expect("written");
+    from_files(name, write, |dir| AcceptanceHead::from_dir(dir, WIDTH, &device).expect("reads").1)
+}
+
+fn named(name: &'static str, parts: impl DrafterParts + 'static) -> NamedParts {
+    NamedParts { id: DrafterId::named(name), parts: Arc::new(parts) }
+}
+
+impl Networks {
+    /// Networks from a seed, which differ for every test. Their heads read this.
+    fn new(seed: u64, vocab_size: usize, reads: &HeadReads) -> Self {
+        let device = &Device::flex();
+        device.seed(seed);
+        let config = |num_layers| {
+            let shape = ModelShape {
+                vocab_size,
+                hidden_size: WIDTH,
+                num_layers,
+                num_heads: 2,
+                num_kv_heads: 1,
+                head_dim: 4,
+                context: CAPACITY,
+                bos_token_id: None,
+                eos_token_ids: Vec::new(),
+            };
+            ModelConfig::llama(shape, 16)
+        };
+        let of_target = config(4);
+        let of = |what: &str| format!("{seed}-{what}");
+        let target = model(&of_target, &of("target"));
+        let head = |what: &str| Some(head(reads, &of(&format!("head-{what}"))));
+        let of_adapter = AdapterConfig::new(&of_target, 1).expect("an exit");
+        let adapter = from_files(
+            &of("adapter"),
+            |dir| of_adapter.init(device).write_dir(dir, &of_adapter).expect("written"),
+            |dir| {
+                Adapter::from_dir(dir, &of_target.shape, WeightDtype::F32, device).expect("reads").1
+            },
+        );
+        let eagle = |name: &'static str, layers| {
+            let own = Eagle3Config { target_layers: layers, ..Eagle3Config::new(&of_target) };
+            let read =
+                |dir: &Path| Eagle3::from_dir(dir, &of_target.shape, WeightDtype::F32, device);
+            let model = from_files(
+                &of(name),
+                |dir| own.init(device).write_dir(dir, &own).expect("written"),
+                |dir| read(dir).expect("reads").1,
+            );
+            named(name, Eagle3Parts { model, layers, head: head(name) })
+        };
+        let draft = model(&config(2), &of("model"));
+        let drafters = vec![
+            named("model", DraftModelParts { model: draft, head: head("model") }),
+            named("adapter", SelfDraftParts { exit_layer: 1, adapter, head: head("adapter") }),
+            eagle("eagle", [0, 2, 4]),
+            eagle("other", [1, 2, 3]),
+            named(LOOKUP, LookUpParts { config: MaxGramConfig::default(), bigrams: None }),
+        ];
+        Self { target, drafters }
+    }
+
+    fn of(&self, names: &[&str]) -> Vec<NamedParts> {
+        let of = |name: &&str| self.drafters.iter().find(|it| it.id.as_str() == *name);
+        names.iter().map(|name| of(name).expect("one has the name").clone()).collect()
+    }
+
+    fn cascade(&self, names: &[&str], config: CascadeConfig) -> NamedParts {
+        named("cascade", CascadeParts { config, drafters: self.of(names) })
+    }
+
+    /// A cascade with lengths and no more.
+    fn plain_cascade<const N: usize>(
+        &self,
+        names: [&str; N],
+        lengths: [[usize; N]; N],
+    ) -> NamedParts {
+        self.cascade(&names, CascadeConfig::new(matrix(lengths)))
+    }
+
+    fn merged(&self, names: &[&str], lookup: Option<LookupFirst>) -> NamedParts {
+        named("merged", MergedParts { drafters: self.of(names), lookup })
+    }
+
+    fn session(&self) -> ModelSession<'_> {
+        ModelSession::new(&self.target, CAPACITY, "target")
+    }
+
+    fn built<'m>(&'m self, drafter: &'m NamedParts, num_slots: usize) -> Drafters<'m> {
+        Drafters::new([drafter], Sizes { target: &self.target, capacity: CAPACITY, num_slots })
+    }
+}
+
+/// What is decoded.
+#[derive(Clone, Copy)]
+struct Text<'a> {
+    prompt: &'a [u32],
+    decoding: Decoding,
+    limits: &'a Limits,
+}
+
+impl<'a> Text<'a> {
+    fn plain(self, networks: &Networks, draws: &mut dyn Draws) -> Generation {
+        let Text { prompt, decoding, limits } = self;
+        let target = &mut networks.session();
+        decode_plain(target, &decoding, prompt, limits, draws, &mut go_on).expect("decodes")
+    }
+
+    fn request(self, rule: &'a mut dyn StopRule, draws: &'a mut dyn Draws) -> Request<'a> {
+        let Text { prompt, decoding, limits } = self;
+        Request { prompt, decoding, limits, rule: Some(rule), draws }
+    }
+}
+
+/// What a drafter is inside of, besides other drafters.
+#[derive(Clone, Copy)]
+enum Around {
+    Nothing,
+    Tree(&'static str),
+    LookUps(&'static str),
+}
+
+/// Decodes a text with a drafter.
+fn decode<'m>(
+    drafters: &mut Drafters<'m>,
+    drafter: &NamedParts,
+    around: Around,
+    request: Request<'_>,
+) -> Generation {
+    let (target, drafter) = drafters.drafting(drafter.id).expect("it was built");
+    let run = |drafter: &mut dyn Drafter<ModelSession<'m>>| {
+        decode_speculative(target, drafter, request, &mut go_on).expect("decodes")
+    };
+    match around {
+        Around::Nothing => run(&mut &mut *drafter),
+        Around::Tree(shape) => {
+            let drafter = drafter.by_steps().expect("it drafts step by step");
+            run(&mut TreeDraft::new(drafter, shape.parse().expect("a shape")))
+        }
+        Around::LookUps(first) => {
+            run(&mut LookupFirstDraft::new(drafter, first.parse().expect("look-ups"), 1))
+        }
+    }
+}
+
+/// Compares a drafter's distribution with the target's.
+fn assert_exact(
+    networks: &Networks,
+    drafter: &NamedParts,
+    around: Around,
+    (text, expected): (Text<'_>, &BTreeMap<Vec<u32>, f64>),
+    rule: &dyn Fn() -> Box<dyn StopRule>,
+) {
+    let mut drafters = networks.built(drafter, 1);
+    let found = distribution_of(enumerate(|draws| {
+        let rule = &mut *rule();
+        decode(&mut drafters, drafter, around, text.request(rule, draws)).token_ids
+    }));
+    if matches!(around, Around::Tree(_)) || drafter.id == DrafterId::named("merged") {
+        assert!(found.keys().eq(expected.keys()), "{drafter:?}");
+        for (tokens, prob) in expected {
+            let difference = (found[tokens] - prob).abs();
+            assert!(difference <= TREE_ROUNDING * prob, "{tokens:?}: {} for {prob}", found[tokens]);
+        }
+    } else {
+        assert_same_distribution(&found, expected);
+    }
+}
+
+fn fixed(candidate_length: usize) -> Box<dyn StopRule> {
+    StopRuleConfig::from(FixedLengthConfig { candidate_length }).init().expect("a length")
+}
+
+/// Calls `check` for two texts with the target's distribution of each: one that may end early, and a longer one
+/// with two possible tokens at each place. The networks' logits are near each other, so the temperature is low.
+fn for_texts(networks: &Networks, mut check: impl FnMut((Text<'_>, &BTreeMap<Vec<u32>, f64>))) {
+    let sampling = Sampling { temperature: 0.05, ..Sampling::default() };
+    let narrow = Sampling { top_k: Some(2), ..sampling };
+    for (sampling, limits) in
+        [(sampling, Limits::new(3, vec![1])), (narrow, Limits::new(4, Vec::new()))]
+    {
+        let decoding = Decoding::sampled(sampling);
+        let text = Text { prompt: &[2, 0, 2], decoding, limits: &limits };
+        let expected = distribution_of(enumerate(|draws| text.plain(networks, draws).token_ids));
+        check((text, &expected));
+    }
+}
+
+/// Cascades and merged trees with each kind in each place.
+fn composites(networks: &Networks) -> Vec<NamedParts> {
+    let mut all = Vec::new();
+    for model in STEPPING {
+        for lengths in [[[3, 0], [0, 0]], [[2, 0], [0, 2]], [[1, 2], [0, 1]]] {
+            all.push(networks.plain_cascade([model, LOOKUP], lengths));
+        }
+    }
+    for pair in [
+        ["eagle", "model"],
+        ["model", "eagle"],
+        ["adapter", "eagle"],
+        ["eagle", "adapter"],
+        ["eagle", "other"],
+        ["model", "adapter"],
+    ] {
+        for lengths in [[[2, 0], [0, 2]], [[1, 1], [0, 0]], [[1, 1], [0, 2]]] {
+            all.push(networks.plain_cascade(pair, lengths));
+        }
+    }
+    for three in [["adapter", "eagle", LOOKUP], ["eagle", "model", LOOKUP]] {
+        for lengths in [[[1, 1, 1], [0, 1, 1], [0, 0, 1]], [[2, 0, 0], [0, 1, 0], [0, 0, 2]]] {
+            all.push(networks.plain_cascade(three, lengths));
+        }
+    }
+    let lookup = Some(LookupFirst { min_match: 1, most: 2 });
+    all.push(networks.merged(&["adapter", "eagle"], lookup));
+    all.push(networks.merged(&["model", "eagle"], lookup));
+    all.push(networks.merged(&["eagle", "other"], None));
+    all
+}
+
+#[test]
+fn greedy_output_of_every_composite_of_networks_is_the_targets() {
+    let mut num_accepted = 0;
+    for seed in 0..4 {
+        let networks = &Networks::new(seed, 5, &HeadReads::default());
+        for (prompt, max_new_tokens) in [(&[2, 3, 4, 2, 3][..], 24), (&[3], 12)] {
+            let limits = &Limits::new(max_new_tokens, vec![1]);
+            let text = Text { prompt, decoding: Decoding::GREEDY, limits };
+            let unused = &mut SeededDraws::new(0, &["unused"]);
+            let plain = text.plain(networks, unused).token_ids;
+            let assert_plain = |drafter: &NamedParts, around| {
+                // The heuristic asks for one candidate until one is accepted: drafters after the first lag behind.
+                let bounds = Bounds { min: 1, max: 4 };
+                let heuristic = HeuristicConfig { initial_length: 1, bounds };
+                let heuristic = StopRuleConfig::Heuristic(heuristic).init().expect("valid");
+                let rules = [fixed(4), heuristic];
+                let drafters = &mut networks.built(drafter, 1);
+                let accepted = rules.map(|mut rule| {
+                    let unused = &mut SeededDraws::new(0, &["unused"]);
+                    let request = text.request(&mut *rule, unused);
+                    let found = decode(drafters, drafter, around, request);
+                    assert_eq!(found.token_ids, plain, "{drafter:?}");
+                    found.trace.counts().num_accepted
+                });
+                accepted.iter().sum::<usize>()
+            };
+            for drafter in composites(networks) {
+                num_accepted += assert_plain(&drafter, Around::Nothing);
+                num_accepted += assert_plain(&drafter, Around::LookUps("2x2"));
+            }
+            for drafter in networks.of(&STEPPING) {
+                for around in [Around::Nothing, Around::Tree("3-1x9x99"), Around::LookUps("1x2")] {
+                    num_accepted += assert_plain(&drafter, around);
+                }
+            }
+        }
+    }
+    assert!(num_accepted > 500, "{num_accepted}");
+}
+
+#[test]
+fn networks_of_every_kind_alone_in_trees_and_after_look_ups_leave_the_targets_distribution() {
+    let networks = &Networks::new(10, 3, &HeadReads::default());
+    let every_second = Asked::EverySecondRound { skips: false };
+    for_texts(networks, |text| {
+        for drafter in networks.of(&STEPPING) {
+            for around in [
+                Around::Nothing,
+                Around::Tree("2x1x9"),
+                Around::Tree("2x2x3-drawn"),
+                Around::LookUps("1x2"),
+            ] {
+                for bits in [0, 0b011, 0b110] {
+                    for asked in [Asked::AfterDraw, Asked::BeforeDraw, every_second] {
+                        let map = StopMap { asked, ..StopMap::new(3, 2, bits) };
+                        let rule = || Box::new(map.clone()) as Box<dyn StopRule>;
+                        assert_exact(networks, &drafter, around, text, &rule);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn composites_of_networks_leave_the_targets_distribution() {
+    let networks = &Networks::new(11, 3, &HeadReads::default());
+    for_texts(networks, |text| {
+        for drafter in composites(networks) {
+            assert_exact(networks, &drafter, Around::Nothing, text, &|| fixed(9));
+        }
+    });
+}
+
+/// Rules that sometimes end a chain: by its length, by confidences and by heads.
+fn chain_rules() -> Vec<StopRuleConfig> {
+    let bounds = Bounds { min: 1, max: 3 };
+    let confident = |before_draw| {
+        StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+            confidence_threshold: 0.345,
+            before_draw,
+            bounds: Bounds { min: usize::from(!before_draw), ..bounds },
+        })
+    };
+    let rejecting = |without_lag| {
+        StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
+            stop_threshold: 0.5,
+            without_lag,
+            bounds,
+        })
+    };
+    let fixed = FixedLengthConfig { candidate_length: 1 }.into();
+    vec![fixed, confident(false), confident(true), rejecting(false), rejecting(true)]
+}
+
+#[test]
+fn chains_of_networks_that_rules_end_leave_the_targets_distribution() {
+    for (seed, form) in [(12, HeadForm::Candidate), (13, HeadForm::LookAhead)] {
+        let networks = &Networks::new(seed, 3, &HeadReads::new(form, &[HeadInput::Entropy]));
+        for_texts(networks, |text| {
+            for rule in chain_rules() {
+                for pair in [["eagle", "model"], ["adapter", "eagle"], ["model", "other"]] {
+                    for lenience in [Lenience::NONE, lenient(3.0)] {
+                        let rules = vec![Some(rule.clone()); 2];
+                        let lengths = matrix([[2, 0], [0, 2]]);
+                        let config =
+                            CascadeConfig { lenience, rules, ..CascadeConfig::new(lengths) };
+                        let drafter = networks.cascade(&pair, config);
+                        assert_exact(networks, &drafter, Around::Nothing, text, &|| fixed(9));
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn composites_of_networks_side_by_side_give_the_targets_greedy_output() {
+    let networks = &Networks::new(20, 5, &HeadReads::default());
+    let limits = &Limits::new(16, vec![1]);
+    let prompts: [&[u32]; 4] = [&[2, 3, 2, 3], &[4], &[3, 3, 2], &[2, 4, 2]];
+    let unused = || SeededDraws::new(0, &["unused"]);
+    let text = |prompt| Text { prompt, decoding: Decoding::GREEDY, limits };
+    let plain = prompts.map(|prompt| text(prompt).plain(networks, &mut unused()).token_ids);
+    for named in composites(networks) {
+        let mut drafters = networks.built(&named, 2);
+        let (target, drafter) = drafters.drafting(named.id).expect("it was built");
+        let mut own: Vec<_> = prompts.iter().map(|_| (fixed(4), unused())).collect();
+        let requests = prompts.iter().zip(&mut own);
+        let requests =
+            requests.map(|(prompt, (rule, draws))| text(prompt).request(&mut **rule, draws));
+        let found = decode_many(target, drafter, requests, &mut |_, round| go_on(round));
+        let found = found.expect("decodes").into_iter().map(|one| one.token_ids);
+        assert!(found.eq(plain.iter().cloned()), "{named:?}");
+    }
+}
