@@ -24,10 +24,10 @@ use serde_json::{Map, Value};
 
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
+use crate::decoder::few_rows;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::soft_capped;
 use crate::decoder::source::{RandomSource, WeightSource};
-use crate::decoder::few_rows;
 use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;

@@ -141,7 +141,11 @@ impl Decoder {
     /// The same decoder, ready for [few rows](few_rows) if it is on a GPU to decode.
     fn joined(mut self) -> Self {
         self.stack.join();
-        if let Some(head) = self.lm_head.as_mut().filter(|_| Kernels::on(&self.stack.norm.gamma().device()).is_some()) {
+        if let Some(head) = self
+            .lm_head
+            .as_mut()
+            .filter(|_| Kernels::on(&self.stack.norm.gamma().device()).is_some())
+        {
             Joined::new(&mut [head]);
         }
         self

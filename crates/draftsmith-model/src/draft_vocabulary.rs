@@ -12,9 +12,9 @@ use std::sync::Arc;
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::causal_lm::CausalLm;
-use crate::decoder::soft_capped;
 use crate::decoder::few_rows::{self, with_contiguous_columns};
 use crate::decoder::kernels::Kernels;
+use crate::decoder::soft_capped;
 use crate::error::ModelError;
 use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};

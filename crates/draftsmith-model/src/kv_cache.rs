@@ -309,13 +309,17 @@ impl LayerCache {
 
     /// Replaces keys and values on a device, `[slots, kv_heads, allocated, head_dim]` each, by what `change` makes of them:
     /// the tensors are nobody else's, so it can write in place.
-    pub(crate) fn update<R>(&mut self, change: impl FnOnce([Tensor<4>; 2]) -> (R, [Tensor<4>; 2])) -> R {
+    pub(crate) fn update<R>(
+        &mut self,
+        change: impl FnOnce([Tensor<4>; 2]) -> (R, [Tensor<4>; 2]),
+    ) -> R {
         let both = match &mut self.store {
             Store::Device(both) => both,
             Store::Nowhere => panic!("a layer without attention has no keys"),
             Store::Host(_) => panic!("a packed model writes its cache itself"),
         };
-        let taken = both.each_mut().map(|stored| stored.take().expect("put back after every write"));
+        let taken =
+            both.each_mut().map(|stored| stored.take().expect("put back after every write"));
         let (result, changed) = change(taken);
         **both = changed.map(Some);
         result

@@ -192,7 +192,11 @@ mod counting {
 
         pub(super) fn end(self) -> NumKernels {
             drop(self.observation);
-            if std::env::var_os("DS_NAMES").is_some() { for (k, n) in self.launches.1.lock().unwrap().iter() { eprintln!("KERNEL {n} {k}"); } }
+            if std::env::var_os("DS_NAMES").is_some() {
+                for (k, n) in self.launches.1.lock().unwrap().iter() {
+                    eprintln!("KERNEL {n} {k}");
+                }
+            }
             let launches = self.launches.0.load(Ordering::Relaxed);
             NumKernels { distinct: self.distinct.finish().len(), launches }
         }

@@ -198,8 +198,12 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
     };
     let x = features();
     // A decoder layer with the target's weights is the target's layer and final norm.
-    let positions =
-        Positions::whole(&adapter(AdapterArchitecture::MlpOnly).stack.reaches, &x, &Device::flex());
+    let positions = Positions::whole(
+        &adapter(AdapterArchitecture::MlpOnly).stack.reaches,
+        false,
+        &x,
+        &Device::flex(),
+    );
     let (layer, _) = target.layer_and_norm(1);
     let attention = layer.attention.as_ref().expect("a model's layer has both");
     let attended =

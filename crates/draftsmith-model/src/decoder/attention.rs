@@ -66,6 +66,8 @@ pub(crate) struct Positions {
     following: Option<Following>,
     /// The same for kernels of our own, if the rows are few.
     few: Option<FewRows>,
+    /// Whether the layers are frozen on a GPU, with joined products.
+    kernels: Option<Kernels>,
 }
 
 /// How the queries of some layers are rotated, and what they see.
@@ -100,7 +102,12 @@ impl Positions {
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
-    pub(crate) fn whole(reaches: &[Reach], hidden: &Tensor<3>, device: &Device) -> Self {
+    pub(crate) fn whole(
+        reaches: &[Reach],
+        is_joined: bool,
+        hidden: &Tensor<3>,
+        device: &Device,
+    ) -> Self {
         let dtype = FloatDType::from(hidden.dtype());
         let [_, seq, _] = hidden.dims();
         let all = [PlacedRun { slot: 0, start: 0, num_rows: seq }];
@@ -112,7 +119,8 @@ impl Positions {
             let mask = if is_fused { None } else { mask_of(reach, seq, dtype, device) };
             View { rope, mask, is_fused }
         };
-        Self { views: reaches.iter().map(view).collect(), following: None, few: None }
+        let kernels = is_joined.then(|| Kernels::on(device)).flatten();
+        Self { views: reaches.iter().map(view).collect(), following: None, few: None, kernels }
     }
 
     /// Registers new tokens in the caches of `layers`, and returns their rotary tables and masks,
@@ -130,8 +138,11 @@ impl Positions {
         let dtype = FloatDType::from(hidden.tensor.dtype());
         let num_slots = cache.num_slots();
         let rows = cache.extend(layers, runs, num_padding);
-        if let Some(few) = is_joined.then(|| FewRows::new(reaches, rows, &device)).flatten() {
-            return Self { views: Vec::new(), following: None, few: Some(few) };
+        let kernels = is_joined.then(|| Kernels::on(&device)).flatten();
+        if let Some(few) = kernels
+            .and_then(|kernels| FewRows::new(kernels, reaches, rows, (dtype.into(), &device)))
+        {
+            return Self { views: Vec::new(), following: None, few: Some(few), kernels };
         }
         let following = num_kv_heads.map(|num_kv_heads| {
             Following::new(rows, num_padding, num_slots, num_kv_heads, &device)
@@ -143,12 +154,12 @@ impl Positions {
                 is_fused: false,
             })
         });
-        Self { views: views.collect(), following, few: None }
+        Self { views: views.collect(), following, few: None, kernels }
     }
 
-    /// The kernels for these rows, if they are few.
+    /// The kernels of the layers, if they are frozen on a GPU.
     pub(crate) fn kernels(&self) -> Option<Kernels> {
-        self.few.as_ref().map(|few| few.kernels)
+        self.kernels
     }
 }
 
@@ -269,13 +280,16 @@ impl Attention {
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let Some((few, joined)) = positions.few.as_ref().zip(self.joined.as_ref()) else {
+        let Some((kernels, joined)) = positions.kernels.zip(self.joined.as_ref()) else {
             return residual + self.forward(x, positions, cache);
         };
         let shape = residual.dims();
-        let mixed = self.mixed_few(x, (few, joined), cache.expect(CACHE));
+        let mixed = match &positions.few {
+            Some(few) => self.mixed_few(x, (few, joined), cache.expect(CACHE)),
+            None => self.mixed(x, positions, cache).flatten(0, 1),
+        };
         let residual = residual.reshape([shape[0] * shape[1], shape[2]]);
-        finished(few.kernels, &self.output, &self.post_norm, mixed, residual).reshape(shape)
+        finished(kernels, &self.output, &self.post_norm, mixed, residual).reshape(shape)
     }
 
     /// Writes keys and values of few rows, and mixes the values that each row sees.
@@ -312,12 +326,32 @@ impl Attention {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
-        let AttentionForm { num_heads, head_dim, scale, reach, .. } = self.form;
+        let output = project(&self.output, self.mixed(x, positions, cache));
+        let [_, hidden] = output.dims();
+        let output = output.reshape([batch, seq, hidden]);
+        match &self.post_norm {
+            Some(norm) => norm.forward(output),
+            None => output,
+        }
+    }
+
+    /// The values that each query may see, mixed.
+    ///
+    /// # Shapes
+    /// - x: `[batch, seq, hidden · num_read]`, normed
+    /// - output: `[batch, seq, heads · head_dim]`
+    fn mixed(
+        &self,
+        x: Tensor<3>,
+        positions: &Positions,
+        cache: Option<&mut LayerCache>,
+    ) -> Tensor<3> {
+        let AttentionForm { head_dim, scale, reach, .. } = self.form;
         let View { rope, mask, is_fused } = &positions.views[reach];
-        let q = self.normed(0, self.heads(&self.query, num_heads, x.clone()));
-        let [k, v] = self.keys_and_values(x, rope);
+        let [q, k, v] = self.queries_keys_and_values(x, positions);
+        let (q, k) = (self.normed(0, q), rope.rotate(self.normed(1, k), 1.0));
         // The scale of the scores is applied to the queries, which are fewer.
-        let mixed = match &positions.following {
+        match &positions.following {
             None if *is_fused => {
                 // The backend scales by 1 / √head_dim.
                 let rest = scale * (head_dim as f32).sqrt();
@@ -335,14 +369,28 @@ impl Attention {
                 let q = following.batch(rope.rotate(q, scale));
                 following.unbatch(joined(self.mix(q, k, v, mask)))
             }
-        };
-        let output = project(&self.output, mixed);
-        let [_, hidden] = output.dims();
-        let output = output.reshape([batch, seq, hidden]);
-        match &self.post_norm {
-            Some(norm) => norm.forward(output),
-            None => output,
         }
+    }
+
+    /// Queries, keys and values of normed x, `[batch, seq, heads, head_dim]` each, neither normed nor rotated.
+    fn queries_keys_and_values(&self, x: Tensor<3>, positions: &Positions) -> [Tensor<4>; 3] {
+        let AttentionForm { num_heads, num_kv_heads, head_dim, .. } = self.form;
+        let Some((kernels, joined)) = positions.kernels.zip(self.joined.as_ref()) else {
+            return [
+                self.heads(&self.query, num_heads, x.clone()),
+                self.heads(&self.key, num_kv_heads, x.clone()),
+                self.heads(&self.value, num_kv_heads, x),
+            ];
+        };
+        let [batch, seq, width] = x.dims();
+        let all = joined.project(kernels, x.reshape([batch * seq, width]), None, Then::Nothing);
+        let all = all.reshape([batch, seq, num_heads + 2 * num_kv_heads, head_dim]);
+        let part = |start, num| all.clone().narrow(2, start, num);
+        [
+            part(0, num_heads),
+            part(num_heads, num_kv_heads),
+            part(num_heads + num_kv_heads, num_kv_heads),
+        ]
     }
 
     /// Mixes the values that each query may see.

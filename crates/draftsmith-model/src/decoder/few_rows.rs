@@ -28,17 +28,23 @@ pub(crate) struct FewRows {
 }
 
 impl FewRows {
-    /// The rows of a forward, padding included; `None` if there are too many, or the device has no kernels.
-    pub(crate) fn new(reaches: &[Reach], rows: PlacedRows<'_>, device: &Device) -> Option<Self> {
+    /// The rows of a forward, padding included; `None` if they are too many for kernels, or of too large a tree. f32 has no
+    /// bound: other products on a GPU would round it.
+    pub(crate) fn new(
+        kernels: Kernels,
+        reaches: &[Reach],
+        rows: PlacedRows<'_>,
+        (dtype, device): (DType, &Device),
+    ) -> Option<Self> {
         let num_rows = rows.runs().map(|run| run.num_rows).sum();
         let mut trees = rows.runs().filter_map(|run| rows.tree(run.slot));
-        if !Kernels::suit(num_rows) || trees.any(|tree| tree.num_nodes() > MOST_NODES) {
+        if !Kernels::suit(num_rows, dtype) || trees.any(|tree| tree.num_nodes() > MOST_NODES) {
             return None;
         }
-        let kernels = Kernels::on(device)?;
         let (mut places, mut ropes, mut end) = (Vec::new(), vec![Vec::new(); reaches.len()], 0);
-        let entries =
-            rows.runs().flat_map(|run| (0..run.num_rows).map(move |row| (run.slot, run.start + row)));
+        let entries = rows
+            .runs()
+            .flat_map(|run| (0..run.num_rows).map(move |row| (run.slot, run.start + row)));
         for (slot, entry) in entries {
             let (tree, position) = (rows.tree(slot), rows.position(slot, entry));
             let num_standing = tree.map_or(entry + 1, |tree| tree.num_standing);
@@ -47,7 +53,8 @@ impl FewRows {
             for (reach, rope) in reaches.iter().zip(&mut ropes) {
                 let first_seen = reach.first_seen(position);
                 let hidden = tree.into_iter().flat_map(|tree| tree.hidden_from(entry, first_seen));
-                let seen = hidden.fold(u64::MAX, |seen, other| seen & !(1 << (other - num_standing)));
+                let seen =
+                    hidden.fold(u64::MAX, |seen, other| seen & !(1 << (other - num_standing)));
                 places.push(first_seen.min(num_standing) as i32);
                 places.extend([seen as u32, (seen >> 32) as u32].map(u32::cast_signed));
                 let (cos, sin) = reach.rope.at(position);
@@ -157,6 +164,6 @@ pub(crate) fn with_contiguous_columns(matrix: Tensor<2>) -> Tensor<2> {
 
 /// Rows times an LM head, `[in, out]` with contiguous columns, in f32; `None` if kernels don't suit the rows or device.
 pub(crate) fn logits(rows: &Tensor<2>, head: &Tensor<2>) -> Option<Tensor<2>> {
-    let kernels = Kernels::suit(rows.dims()[0]).then(|| Kernels::on(&rows.device()))??;
+    let kernels = Kernels::on(&rows.device())?;
     Some(kernels.project(rows.clone(), (head.clone(), None), None, Then::Nothing, DType::F32))
 }

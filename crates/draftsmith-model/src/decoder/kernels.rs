@@ -1,24 +1,43 @@
-//! Kernels of our own for a forward of few rows over a cache on a GPU, where launches and the reading of weights take the time.
+//! Kernels of our own for frozen layers on a GPU. Forwards of few rows over a cache are what they are for: there launches and
+//! the reading of weights take the time.
 //!
 //! A layer takes nine launches: norm, queries with keys and values, their rotation and the cache's append, attention over
 //! pieces of the cache, the sum of the pieces, output with residual, norm, gate with up, down with residual. Every weight is
-//! read once for up to eight rows. Nothing depends on lengths but the number of pieces, so there are few kernels to compile.
+//! read once for up to eight rows. Many rows are multiplied by cubek's kernels: with tensor cores in 16 bits, and without in f32,
+//! where those would round to 10 bits. Nothing depends on lengths but the number of pieces, so there are few kernels to compile.
 //! The order of sums does not depend on the other rows of a forward.
 
-#![expect(unsafe_code, reason = "launches without bounds checks; each states why its accesses are within bounds")]
+#![expect(
+    unsafe_code,
+    reason = "launches without bounds checks; each states why its accesses are within bounds"
+)]
 
 mod cube;
 
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, DispatchDevice, ExtensionType, TensorMetadata, backend_extension};
+use burn::backend::{
+    Backend, Dispatch, DispatchDevice, ExtensionType, TensorMetadata, backend_extension,
+};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::features::Plane;
 use burn_cubecl::cubecl::ir::{ElemType, FloatKind};
-use burn_cubecl::cubecl::prelude::*;
+use burn_cubecl::cubecl::{calculate_cube_count_elemwise, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::launch::launch_ref;
+use cubek::matmul::multi_level::Strategy;
+use cubek::matmul::multi_level::components::tile::TileMatmulKind;
+use cubek::matmul::multi_level::routines::TileSizeSelection;
+use cubek::matmul::multi_level::routines::batch::double_buffering::DoubleBufferingArgs;
+use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
+use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitSelectionArgs;
+use cubek::matmul::routine::BlueprintStrategy::Inferred;
+use cubek::std::InputBinding;
 
 use cube::{Heads, KEYS_PER_SPLIT, ProjectionPlan};
 
@@ -29,6 +48,8 @@ use crate::spec::Activation;
 const ROWS_AT_ONCE: usize = 8;
 /// The most rows of a forward.
 const MOST_ROWS: usize = 2 * ROWS_AT_ONCE;
+/// The same in f32, where a prompt's rows equal those read one by one.
+const MOST_EXACT_ROWS: usize = 1024;
 /// Planes of a cube that projects.
 const NUM_PLANES: u32 = 4;
 /// Bytes that a lane reads at once.
@@ -134,9 +155,10 @@ impl Kernels {
         (is_fixed && num_lanes > 1).then_some(Self { num_lanes })
     }
 
-    /// Whether a forward has so few rows, padding included.
-    pub(crate) fn suit(num_rows: usize) -> bool {
-        num_rows == 1 || (num_rows.is_multiple_of(ROWS_AT_ONCE) && num_rows <= MOST_ROWS)
+    /// Whether a forward has so few rows, padding included, in this type.
+    pub(crate) fn suit(num_rows: usize, dtype: DType) -> bool {
+        let most = if dtype == DType::F32 { MOST_EXACT_ROWS } else { MOST_ROWS };
+        num_rows == 1 || (num_rows.is_multiple_of(ROWS_AT_ONCE) && num_rows <= most)
     }
 
     /// The norm of rows, plus `residual`.
@@ -194,8 +216,15 @@ impl Kernels {
         let attending = Attending { form, epsilon: epsilon as f32, num_splits, num_lanes };
         let (keys, values) = (keys.into_dispatch(), values.into_dispatch());
         let (rope, places) = (rope.into_dispatch(), places.into_dispatch());
-        let (mixed, keys, values) =
-            Dispatch::attend_rows(qkv.into_dispatch(), keys, values, norms, rope, places, attending);
+        let (mixed, keys, values) = Dispatch::attend_rows(
+            qkv.into_dispatch(),
+            keys,
+            values,
+            norms,
+            rope,
+            places,
+            attending,
+        );
         let cache = [keys, values].map(Tensor::from_dispatch);
         (Tensor::from_dispatch(mixed), cache)
     }
@@ -240,6 +269,81 @@ fn vector_size(client: &Client, dtype: DType, width: usize) -> usize {
 fn by_outputs(mut weight: CubeTensor) -> CubeTensor {
     weight.meta.swap(0, 1);
     into_contiguous(weight)
+}
+
+/// The product of many rows and a matrix that lies output by output, in the rows' type.
+fn multiplied(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+    let ([num_rows, width], [num_outputs, _]) = (x.shape().dims(), weight.shape().dims());
+    let (client, dtype, kind) = (x.client.clone(), x.dtype, element(x.dtype));
+    let output = empty(&x, [num_rows, num_outputs], dtype);
+    // Measured on an H200 with weights as they lie here, 4096 × 4096 × 22016 in bf16: 299, 230 and 188 TFLOP/s; by default 63.
+    let (cmma, mma) = (TileMatmulKind::Cmma, TileMatmulKind::Mma);
+    let strategies = match dtype {
+        DType::F32 => vec![Strategy::SimpleUnit(Inferred(SimpleUnitSelectionArgs {
+            tile_size: TileSizeSelection::MaxTileSize,
+        }))],
+        _ => vec![
+            Strategy::SpecializedTmaMma(Inferred(().into())),
+            Strategy::SimpleTmaCmma(Inferred(SimpleArgs { multi_rows: true, tile_matmul: cmma })),
+            Strategy::DoubleCyclicMma(Inferred(DoubleBufferingArgs {
+                specialized: false,
+                tile_matmul: mma,
+            })),
+        ],
+    };
+    for strategy in strategies.into_iter().map(cubek::matmul::strategy::Strategy::from) {
+        let mut types =
+            MatmulElems::from_globals(&MatmulGlobalElems { lhs: kind, rhs: kind, out: kind });
+        let mut columns = weight.clone().binding();
+        columns.shape = [width, num_outputs].into();
+        columns.strides = [1, width].into();
+        let (x, columns) =
+            (InputBinding::new(x.clone().binding(), kind), InputBinding::new(columns, kind));
+        if launch_ref(&strategy, &client, x, columns, output.clone().binding(), &mut types).is_ok()
+        {
+            return output;
+        }
+    }
+    let mut columns = weight;
+    columns.meta.swap(0, 1);
+    CubeBackend::float_matmul(x, columns)
+}
+
+/// Adds a bias, activates or gates, and adds a residual, if there is anything to do.
+fn finished(
+    product: CubeTensor,
+    (bias, residual): (Extra<CubeBackend>, Extra<CubeBackend>),
+    (gate, activation): (Option<Activation>, Option<Activation>),
+    shape: [usize; 2],
+    dtype: DType,
+) -> CubeTensor {
+    let (bias, residual) = (given(bias), given(residual));
+    let is_finished = bias.is_none() && residual.is_none() && gate.or(activation).is_none();
+    if is_finished && product.dtype == dtype {
+        return product;
+    }
+    let (client, own) = (product.client.clone(), product.dtype);
+    let output = empty(&product, shape, dtype);
+    let num_all = shape[0] * shape[1];
+    let cube_dim = CubeDim::new(&client, num_all);
+    // SAFETY: units past the last number do nothing.
+    unsafe {
+        cube::finish::launch_unchecked(
+            &client,
+            calculate_cube_count_elemwise(&client, num_all, cube_dim),
+            cube_dim,
+            product.into_buffer_arg(),
+            bias.map(CubeTensor::into_buffer_arg).into(),
+            residual.map(CubeTensor::into_buffer_arg).into(),
+            output.clone().into_buffer_arg(),
+            shape[1],
+            num_all,
+            gate,
+            activation,
+            [element(own), element(dtype)],
+        );
+    }
+    output
 }
 
 impl FewRowsOps for CubeBackend {
@@ -297,6 +401,16 @@ impl FewRowsOps for CubeBackend {
             Then::Nothing => (None, None),
         };
         let num_outputs = if gate.is_some() { num_outputs / 2 } else { num_outputs };
+        if !Kernels::suit(num_rows, own) {
+            let shape = [num_rows, num_outputs];
+            return finished(
+                multiplied(x, weight),
+                (bias, residual),
+                (gate, activation),
+                shape,
+                dtype,
+            );
+        }
         let at_once = num_rows.min(ROWS_AT_ONCE);
         let vector = vector_size(&client, own, width);
         let num_vectors = width / vector;
@@ -307,6 +421,9 @@ impl FewRowsOps for CubeBackend {
             (_, None) => (4, 1),
             (_, Some(_)) => (2, 1),
         };
+        #[cfg(test)]
+        let (per_plane, num_loads, NUM_PLANES) =
+            sweep::PLAN.lock().unwrap().unwrap_or((per_plane, num_loads, NUM_PLANES));
         let num_loads = if num_vectors >= num_loads * num_lanes { num_loads } else { 1 };
         let plan = ProjectionPlan {
             num_rows: at_once,
@@ -350,7 +467,8 @@ impl FewRowsOps for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let Attending { form, epsilon, num_splits, num_lanes } = attending;
         let AttentionForm { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach } = form;
-        let (qkv, rope, places) = (into_contiguous(qkv), into_contiguous(rope), into_contiguous(places));
+        let (qkv, rope, places) =
+            (into_contiguous(qkv), into_contiguous(rope), into_contiguous(places));
         // Written in place, unless somebody else holds them.
         let owned = |x: CubeTensor| if x.can_mut() && x.is_contiguous() { x } else { x.copy() };
         let (keys, values) = (owned(keys), owned(values));
@@ -364,7 +482,8 @@ impl FewRowsOps for CubeBackend {
             HeadNorms::Absent => [rope.clone(), rope.clone()],
         };
         let is_capped = soft_cap.is_some();
-        let heads = Heads { num_heads, num_kv_heads, head_dim, rotated, has_norms, is_capped, num_lanes };
+        let heads =
+            Heads { num_heads, num_kv_heads, head_dim, rotated, has_norms, is_capped, num_lanes };
         let queries = empty(&qkv, [num_rows, num_heads * head_dim], dtype);
         let plane = CubeDim::new_1d(num_lanes as u32);
         // SAFETY: a plane has one of the heads of one of the rows, and places are entries of the cache.
@@ -435,5 +554,124 @@ impl FewRowsOps for CubeBackend {
             );
         }
         (queries, keys, values)
+    }
+}
+
+#[cfg(test)]
+mod sweep {
+    use super::*;
+    use std::time::Instant;
+    pub(super) static PLAN: std::sync::Mutex<Option<(usize, usize, u32)>> =
+        std::sync::Mutex::new(None);
+
+    #[test]
+    fn sweep() {
+        let Ok(name) = std::env::var("DS_SWEEP") else { return };
+        let small = name != "cuda";
+        let device = if small {
+            Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)
+        } else {
+            Device::cuda(0)
+        };
+        let kernels = Kernels::on(&device).unwrap();
+        let like = (&device, if small { DType::F32 } else { DType::BF16 });
+        let shapes = if small {
+            vec![(64, 96)]
+        } else {
+            vec![(4096, 12288), (4096, 22016), (11008, 4096), (4096, 4096)]
+        };
+        let n = if small { 2 } else { 40 };
+        // launches alone
+        let x = Tensor::<2>::ones([1, 64], like);
+        let g = Tensor::<1>::ones([64], (&device, DType::F32));
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let mut y = x.clone();
+            for _ in 0..300 {
+                y = kernels.norm(y, (g.clone(), None), None, 1e-5);
+            }
+            let host = begun.elapsed();
+            device.sync().unwrap();
+            println!(
+                "300 norms: host {:.2} ms, all {:.2} ms",
+                host.as_secs_f64() * 1e3,
+                begun.elapsed().as_secs_f64() * 1e3
+            );
+            drop(y);
+        }
+        for (k, outs) in shapes {
+            // Several copies, so that the cache does not hold them.
+            let all: Vec<Tensor<2>> = (0..4)
+                .map(|_| {
+                    Tensor::<2>::random(
+                        [outs, k],
+                        burn::tensor::Distribution::Normal(0.0, 0.02),
+                        like,
+                    )
+                    .transpose()
+                })
+                .collect();
+            for rows in [1, 8] {
+                let x = Tensor::<2>::random(
+                    [rows, k],
+                    burn::tensor::Distribution::Normal(0.0, 1.0),
+                    like,
+                );
+                let plans: &[(usize, usize, u32)] = if rows == 1 {
+                    &[
+                        (2, 4, 4),
+                        (1, 4, 4),
+                        (1, 8, 4),
+                        (4, 2, 4),
+                        (2, 2, 4),
+                        (1, 4, 8),
+                        (2, 4, 8),
+                        (1, 2, 8),
+                        (2, 8, 4),
+                        (4, 4, 4),
+                        (1, 4, 16),
+                    ]
+                } else {
+                    &[
+                        (4, 1, 4),
+                        (2, 1, 4),
+                        (2, 2, 4),
+                        (1, 2, 4),
+                        (1, 4, 4),
+                        (8, 1, 4),
+                        (4, 1, 8),
+                        (2, 1, 8),
+                        (2, 2, 8),
+                        (1, 1, 8),
+                    ]
+                };
+                for plan in plans {
+                    *PLAN.lock().unwrap() = Some(*plan);
+                    let run = |w: &Tensor<2>| {
+                        kernels.project(x.clone(), (w.clone(), None), None, Then::Nothing, like.1)
+                    };
+                    let y = run(&all[0]);
+                    device.sync().unwrap();
+                    drop(y);
+                    let begun = Instant::now();
+                    let mut last = None;
+                    for nth in 0..n {
+                        last = Some(run(&all[nth % 4]));
+                        if nth % 8 == 7 {
+                            let _ = &last;
+                        }
+                    }
+                    device.sync().unwrap();
+                    let s = begun.elapsed().as_secs_f64() / n as f64;
+                    drop(last);
+                    println!(
+                        "{k}x{outs} rows {rows} {plan:?}: {:.1} us, {:.0} GB/s",
+                        s * 1e6,
+                        (k * outs * 2) as f64 / s / 1e9
+                    );
+                }
+                *PLAN.lock().unwrap() = None;
+            }
+        }
     }
 }

@@ -92,7 +92,12 @@ impl Mlp {
     }
 
     /// [`Self::forward`] of x, added to a residual.
-    pub(crate) fn added_to(&self, residual: Tensor<3>, x: Tensor<3>, kernels: Option<Kernels>) -> Tensor<3> {
+    pub(crate) fn added_to(
+        &self,
+        residual: Tensor<3>,
+        x: Tensor<3>,
+        kernels: Option<Kernels>,
+    ) -> Tensor<3> {
         let Some((kernels, joined)) = kernels.zip(self.joined.as_ref()) else {
             return residual + self.forward(x);
         };

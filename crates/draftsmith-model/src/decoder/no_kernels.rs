@@ -11,6 +11,7 @@ pub(crate) enum Kernels {}
 
 /// As in `kernels.rs`.
 #[derive(Debug, Clone, Copy)]
+#[expect(dead_code, reason = "nothing is applied")]
 pub(crate) enum Then {
     Nothing,
     Activate(Activation),
@@ -26,7 +27,7 @@ impl Kernels {
         None
     }
 
-    pub(crate) fn suit(_: usize) -> bool {
+    pub(crate) fn suit(_: usize, _: DType) -> bool {
         false
     }
 

@@ -64,7 +64,10 @@ impl WeightSource for CheckpointSource<'_> {
         }
         // As the file has them: a GPU reads the columns of few rows' products, and transposes nothing.
         let stored = linear(weight, [spec.outputs, spec.inputs], bias, self.device, self.dtype);
-        Ok(Linear { weight: Param::from_tensor(stored.weight.val().transpose()), bias: stored.bias })
+        Ok(Linear {
+            weight: Param::from_tensor(stored.weight.val().transpose()),
+            bias: stored.bias,
+        })
     }
 
     fn norm(

@@ -81,8 +81,9 @@ impl LayerStack {
         hidden: Tensor<3>,
         device: &Device,
     ) -> Tensor<3> {
-        let positions = Positions::whole(&self.reaches, &hidden, device);
         let layers = self.layers[layers].iter();
+        let are_joined = layers.clone().all(DecoderLayer::is_joined);
+        let positions = Positions::whole(&self.reaches, are_joined, &hidden, device);
         layers.fold(hidden, |hidden, layer| layer.forward(hidden, &positions, None))
     }
 }

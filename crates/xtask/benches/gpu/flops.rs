@@ -72,6 +72,27 @@ impl Shape {
         self.layers_forward(rows, seq) + 3.0 * self.attention(rows, seq) + 3.0 * lm_head
     }
 
+    /// A step of an EAGLE-3 drafter: the target forward and its LM head; `fc`, the halves of the projections that read
+    /// embeddings, and the first step's keys and values, over all tokens; queries, output, MLP and LM head of each step
+    /// over the supervised ones, and keys and values from the second on. Scores count once, as the target's do.
+    pub(crate) fn eagle3_step(
+        &self,
+        rows: usize,
+        seq: usize,
+        supervised: usize,
+        steps: usize,
+    ) -> f64 {
+        let [hidden, tokens, all] = [self.hidden, rows * supervised, rows * seq].map(|n| n as f64);
+        let [wide, vocab, steps] = [self.intermediate, self.vocab, steps].map(|n| n as f64);
+        let square = 2.0 * hidden * hidden;
+        let known = all * (3.0 * square + 5.0 * square);
+        let step = tokens * (2.0 * square + 6.0 * hidden * wide + 2.0 * hidden * vocab);
+        let later = tokens * 2.0 * square;
+        let scores = steps * tokens * 2.0 * hidden * (seq as f64 + 1.0);
+        let drafter = known + steps * step + (steps - 1.0) * later + scores;
+        self.layers_forward(rows, seq) + tokens * 2.0 * hidden * vocab + 3.0 * drafter
+    }
+
     /// A step of a head: the draft forward, and the head forward and back without the gradient of its input.
     pub(crate) fn head_step(
         &self,

@@ -59,6 +59,9 @@ struct Arguments {
     /// Rows of a step: one batch for an adapter, `--accumulation` batches for a head.
     #[arg(long, default_value_t = 4)]
     rows: usize,
+    /// Unrolled steps of an EAGLE-3 drafter.
+    #[arg(long, default_value_t = 5)]
+    unrolled: usize,
     /// Batches of a head's step.
     #[arg(long, default_value_t = 1)]
     accumulation: usize,
@@ -87,6 +90,7 @@ struct Arguments {
 enum WorkName {
     Adapter,
     Head,
+    Eagle3,
     Decode,
 }
 
@@ -136,7 +140,11 @@ fn main() -> Result<()> {
         bail!("`--rows`, `--accumulation` and `--steps`: expected 1 or more");
     }
     let is_wanted = |name| arguments.work.is_none_or(|wanted| wanted == name);
-    let trainings = [(WorkName::Adapter, arguments.adapter()), (WorkName::Head, arguments.head())];
+    let trainings = [
+        (WorkName::Adapter, arguments.adapter()),
+        (WorkName::Head, arguments.head()),
+        (WorkName::Eagle3, arguments.eagle3()),
+    ];
     for (_, training) in trainings.into_iter().filter(|(name, _)| is_wanted(*name)) {
         let figures = arguments.figures(training, &device)?;
         if arguments.json {
@@ -173,6 +181,13 @@ impl Arguments {
         let rows = self.rows * accumulation;
         let flops = self.shape.head_step(rows, seq, supervised, num_layers);
         (Work::Head { num_layers, accumulation }, flops, rows * seq)
+    }
+
+    /// The training of an EAGLE-3 drafter, its operations and its tokens in a step.
+    fn eagle3(&self) -> (Work, f64, usize) {
+        let work = Work::Eagle3 { num_steps: self.unrolled, loss_chunk: self.loss_chunk };
+        let flops = self.shape.eagle3_step(self.rows, self.seq, self.supervised, self.unrolled);
+        (work, flops, self.rows * self.seq)
     }
 
     fn figures(

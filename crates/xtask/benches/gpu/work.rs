@@ -11,8 +11,8 @@ use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
 use draftsmith_train::renderer::Listener;
 use draftsmith_train::{
-    AdapterTraining, Ending, ExitLayers, HeadTraining, OptimizerSettings, TrainingRun, is_held_out,
-    train_adapters, train_heads,
+    AdapterTraining, Eagle3Training, Ending, ExitLayers, HeadTraining, OptimizerSettings,
+    TrainingRun, is_held_out, train_adapters, train_eagle3, train_heads,
 };
 use serde::Deserialize;
 
@@ -28,6 +28,7 @@ const SEED: u64 = 7;
 pub(crate) enum Work {
     Adapter { exit_layer: usize, loss_chunk: usize },
     Head { num_layers: usize, accumulation: usize },
+    Eagle3 { num_steps: usize, loss_chunk: usize },
 }
 
 /// The size of a training.
@@ -80,6 +81,7 @@ impl Work {
         match self {
             Self::Adapter { .. } => "adapter",
             Self::Head { .. } => "head",
+            Self::Eagle3 { .. } => "eagle3",
         }
     }
 
@@ -89,7 +91,7 @@ impl Work {
     /// If training fails.
     pub(crate) fn time(&self, frozen: &CausalLm, timing: &Timing) -> Result<Timed> {
         let batches_per_step = match self {
-            Self::Adapter { .. } => 1,
+            Self::Adapter { .. } | Self::Eagle3 { .. } => 1,
             Self::Head { accumulation, .. } => *accumulation,
         };
         let num_steps = timing.warm_up + timing.steps;
@@ -140,6 +142,18 @@ impl Work {
                 let ending = train_adapters(frozen, rows, &training, SEED, run)?;
                 matches!(ending, Ending::Stopped { .. })
             }
+            Self::Eagle3 { num_steps, loss_chunk } => {
+                let training = Eagle3Training {
+                    num_steps,
+                    loss_chunk,
+                    max_len: timing.seq + 1,
+                    dtype: timing.dtype,
+                    optimizer: timing.optimizer(OptimizerSettings::EAGLE3, 1),
+                    ..Eagle3Training::default()
+                };
+                let ending = train_eagle3(frozen, rows, &[training], SEED, run)?;
+                matches!(ending, Ending::Stopped { .. })
+            }
             Self::Head { num_layers, accumulation } => {
                 let training = HeadTraining {
                     num_layers,
@@ -163,7 +177,7 @@ impl Work {
     fn rows(&self, num_rows: usize, vocab_size: usize, timing: &Timing) -> Vec<ResponseRow> {
         // An adapter does not read a row's last token, because nothing is known after it.
         let unread = match self {
-            Self::Adapter { .. } => 1,
+            Self::Adapter { .. } | Self::Eagle3 { .. } => 1,
             Self::Head { .. } => 0,
         };
         let mut draws = SeededDraws::new(SEED, &["gpu"]);
@@ -227,12 +241,13 @@ fn read_steps(path: &Path) -> Result<Vec<Step>> {
 #[derive(Clone)]
 struct Clock {
     device: Device,
+    begun: Instant,
     noted: Arc<Mutex<(Vec<Instant>, Option<u64>)>>,
 }
 
 impl Clock {
     fn new(device: Device) -> Self {
-        Self { device, noted: Arc::default() }
+        Self { device, begun: Instant::now(), noted: Arc::default() }
     }
 
     fn read(&self) -> (Vec<Instant>, Option<u64>) {
@@ -241,12 +256,14 @@ impl Clock {
 }
 
 impl Listener for Clock {
-    /// Called after each batch. The last batch of a step waits for the device, and so for all before it.
+    /// Notes the time of a batch, and prints it: compiling kernels takes the first ones long. The last batch of a step waits for the device, and so for all before it.
     fn processed(&mut self, _num_rows: usize) {
         let now = Instant::now();
         let reserved = self.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = noted.0.last().copied().unwrap_or(self.begun);
         noted.0.push(now);
+        eprintln!("batch {}: {:.1} ms", noted.0.len(), 1e3 * (now - last).as_secs_f64());
         noted.1 = noted.1.max(reserved);
     }
 }

@@ -18,11 +18,11 @@ def arguments():
     add = parser.add_argument
     add("--table", metavar="FILE", help="print a file of JSON objects, one per line, as a table")
     add("--device", default="cuda")
-    add("--work", choices=["adapter", "head"])
+    add("--work", choices=["adapter", "head", "eagle3"])
     add("--compile", action="store_true", help="use `torch.compile`")
     add("--dtype", choices=["f32", "bf16"], default="bf16")
     shape = dict(hidden=4096, layers=32, heads=32, intermediate=11008, vocab=32000)
-    step = dict(exit_layer=2, head_layers=3, seq=1024, supervised=768, rows=4, accumulation=1)
+    step = dict(exit_layer=2, unrolled=5, head_layers=3, seq=1024, supervised=768, rows=4, accumulation=1)
     # Our side computes logits in chunks; here all of them are in memory at once.
     for name, default in (shape | step | dict(loss_chunk=0, warm_up=5, steps=20)).items():
         add("--" + name.replace("_", "-"), type=int, default=default)
@@ -46,6 +46,15 @@ def step_flops():
     if args.work == "adapter":
         lm_head = 2 * args.hidden * args.vocab * rows * args.supervised
         return frozen + 3 * attention_flops(rows) + 3 * lm_head
+    if args.work == "eagle3":
+        square, tokens = 2 * args.hidden**2, rows * args.supervised
+        lm_head = 2 * args.hidden * args.vocab
+        known = rows * args.seq * 8 * square
+        step = tokens * (2 * square + 6 * args.hidden * args.intermediate + lm_head)
+        later = tokens * 2 * square
+        scores = args.unrolled * tokens * 2 * args.hidden * (args.seq + 1)
+        drafter = known + args.unrolled * step + (args.unrolled - 1) * later + scores
+        return frozen + tokens * lm_head + 3 * drafter
     block, output = 2 * args.hidden**2, 4 * args.hidden
     first = block if args.head_layers else output
     head = 3 * (args.head_layers * block + output) - first
@@ -57,7 +66,7 @@ def table(path):
     with open(path) as file:
         runs = [json.loads(line) for line in file]
     is_complete = True
-    for work in ("adapter", "head"):
+    for work in ("adapter", "head", "eagle3"):
         by = {}
         for run in runs:
             if run["work"] == work:
@@ -178,15 +187,15 @@ class Frozen(nn.Module):
         self.tables = rotary(args.seq)
         self.requires_grad_(False)
 
-    def forward(self, ids, exit_layer=0):
-        """The hidden states after `exit_layer` layers, and the normed final ones."""
+    def forward(self, ids, *exit_layers):
+        """The hidden states after each number of layers, and the normed final ones."""
         x = self.embed(ids)
-        early = x
+        early = []
         for number, layer in enumerate(self.layers):
-            if number == exit_layer:
-                early = x
+            if number in exit_layers:
+                early.append(x)
             x = layer(x, self.tables)
-        return early, self.norm(x)
+        return *early, self.norm(x)
 
 
 class Adapter(nn.Module):
@@ -226,11 +235,71 @@ def adapter_loss(frozen, adapter, ids, _labels):
 def head_loss(frozen, head, ids, labels):
     with PRECISION:
         with torch.no_grad():
-            _, last = frozen(ids)
+            (last,) = frozen(ids)
         logits = head(last[:, -args.supervised :].flatten(0, 1)).float()
     log_probs = logits.log_softmax(-1)
     rejected = 6 * (1 - labels)
     return -(rejected * log_probs[:, 0] + labels * log_probs[:, 1]).sum() / (rejected + labels).sum()
+
+
+class Drafter(nn.Module):
+    """EAGLE-3's: one layer that reads embeddings and features, unrolled as in training."""
+
+    def __init__(self):
+        super().__init__()
+        h = args.hidden
+        self.fc = linear(3 * h, h, torch.float32)
+        self.norms = nn.ModuleList(Norm(torch.float32) for _ in range(4))
+        self.q, self.k, self.v = (linear(2 * h, h, torch.float32) for _ in range(3))
+        self.o, self.head = linear(h, h, torch.float32), linear(h, args.vocab, torch.float32)
+        self.gate, self.up = (linear(h, args.intermediate, torch.float32) for _ in range(2))
+        self.down = linear(args.intermediate, h, torch.float32)
+
+    def heads(self, x):
+        return x.view(*x.shape[:2], args.heads, HEAD_DIM).transpose(1, 2)
+
+    def forward(self, states, embedded, tables):
+        """Log-probabilities of each step at the supervised positions."""
+        first = args.seq - args.supervised
+        g = self.fc(torch.cat(states, -1))
+        embedded = self.norms[0](embedded)
+        keys, values, given, mask = [], [], g, None
+        rows = torch.arange(args.seq, device=DEVICE)
+        for lag in range(args.unrolled):
+            read = torch.cat([embedded, self.norms[1](given)], -1)
+            late = read[:, first:]
+            q = rotate(self.heads(self.q(late)), [t[first:] for t in tables])
+            source = read if lag == 0 else late
+            at = tables if lag == 0 else [t[first:] for t in tables]
+            keys.append(rotate(self.heads(self.k(source)), at))
+            values.append(self.heads(self.v(source)))
+            scores = q @ keys[0].transpose(-1, -2) / HEAD_DIM**0.5
+            hidden = rows[None] > rows[first:, None] - lag
+            scores = scores.masked_fill(hidden, float("-inf"))
+            delayed = lambda x, n: F.pad(x, (0, 0, n, 0))[:, :, : args.supervised]
+            later = [(q * delayed(keys[i], lag - i)).sum(-1, keepdim=True) / HEAD_DIM**0.5 for i in range(1, lag + 1)]
+            weights = torch.cat([scores, *later], -1).float().softmax(-1).to(q.dtype)
+            mixed = weights[..., : args.seq] @ values[0]
+            for i in range(1, lag + 1):
+                mixed = mixed + weights[..., args.seq + i - 1, None] * delayed(values[i], lag - i)
+            x = given[:, first:] + self.o(mixed.transpose(1, 2).flatten(2))
+            y = self.norms[2](x)
+            x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+            yield self.head(self.norms[3](x)).float().log_softmax(-1)
+            given = torch.cat([given[:, :first], F.pad(x, (0, 0, 1, 0))[:, :-1]], 1)
+
+
+def eagle3_loss(frozen, drafter, ids, _labels):
+    with PRECISION:
+        with torch.no_grad():
+            *states, last = frozen(ids, 2, args.layers // 2, args.layers - 3)
+            probs = frozen.lm_head(last[:, -args.supervised :]).float().softmax(-1)
+            embedded = frozen.embed(ids.roll(-1, 1))
+        losses = [
+            -(probs * log_probs).sum(-1).mean() * 0.8**step
+            for step, log_probs in enumerate(drafter(states, embedded, frozen.tables))
+        ]
+    return sum(losses)
 
 
 def synchronize():
@@ -241,9 +310,9 @@ def synchronize():
 def main():
     torch.manual_seed(SEED)
     frozen = Frozen()
-    is_adapter = args.work == "adapter"
-    trained, loss_of = (Adapter(), adapter_loss) if is_adapter else (Head(), head_loss)
-    accumulation = 1 if is_adapter else args.accumulation
+    kinds = {"adapter": (Adapter, adapter_loss), "head": (Head, head_loss), "eagle3": (Drafter, eagle3_loss)}
+    kind, loss_of = kinds[args.work]
+    trained, accumulation = kind(), args.accumulation if args.work == "head" else 1
     if args.compile:
         loss_of = torch.compile(loss_of)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=5e-5, weight_decay=0.01, fused=IS_CUDA)
@@ -264,8 +333,10 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         losses.append(float(sum_of_losses))
         synchronize()
+        seconds = time.perf_counter() - begun
+        print(f"step {number + 1}: {1e3 * seconds:.1f} ms", file=sys.stderr, flush=True)
         if number >= args.warm_up:
-            step_seconds.append(time.perf_counter() - begun)
+            step_seconds.append(seconds)
     seconds = statistics.mean(step_seconds)
     tokens = args.rows * accumulation * args.seq
     flops = step_flops()

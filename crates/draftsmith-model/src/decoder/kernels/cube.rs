@@ -55,7 +55,8 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
     let plane = CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
     let first_output = plane * plan.num_outputs;
     let first_row = CUBE_POS_Y as usize * plan.num_rows;
-    let num_sums = comptime!(plan.num_outputs * plan.num_rows * if plan.gate.is_some() { 2 } else { 1 });
+    let num_sums =
+        comptime!(plan.num_outputs * plan.num_rows * if plan.gate.is_some() { 2 } else { 1 });
     let mut sums = Array::<f32>::new(num_sums);
     #[unroll]
     for nth in 0..num_sums {
@@ -152,8 +153,10 @@ fn multiply<T: Float, N: Size>(
         #[unroll]
         for o in 0..plan.num_outputs {
             // A plane past the last output computes it again and writes nothing.
-            let output = clamp_max(tile.first_output + o, tile.num_outputs - 1) + half * tile.num_outputs;
-            let weights = Vector::<f32, N>::cast_from(weight[output * tile.num_vectors + tile.column]);
+            let output =
+                clamp_max(tile.first_output + o, tile.num_outputs - 1) + half * tile.num_outputs;
+            let weights =
+                Vector::<f32, N>::cast_from(weight[output * tile.num_vectors + tile.column]);
             #[unroll]
             for r in 0..plan.num_rows {
                 let nth = comptime!((half * plan.num_outputs + o) * plan.num_rows + r);
@@ -166,6 +169,49 @@ fn multiply<T: Float, N: Size>(
                 sums[nth] = sum;
             }
         }
+    }
+}
+
+/// What follows a product of many rows: its bias, activation or gate, and residual.
+#[cube(launch_unchecked)]
+pub(super) fn finish<T: Float, O: Float>(
+    product: &[T],
+    bias: ComptimeOption<&[T]>,
+    residual: ComptimeOption<&[T]>,
+    output: &mut [O],
+    num_outputs: usize,
+    num_all: usize,
+    #[comptime] gate: Option<Activation>,
+    #[comptime] activation: Option<Activation>,
+    #[define(T, O)] _types: [ElemType; 2],
+) {
+    if ABSOLUTE_POS < num_all {
+        let (row, place) = (ABSOLUTE_POS / num_outputs, ABSOLUTE_POS % num_outputs);
+        let width = num_outputs * comptime!(if gate.is_some() { 2usize } else { 1usize });
+        let mut number = f32::cast_from(product[row * width + place]);
+        #[comptime]
+        match bias {
+            ComptimeOption::Some(bias) => number += f32::cast_from(bias[place]),
+            ComptimeOption::None => {}
+        }
+        if comptime!(gate.is_some()) {
+            let mut up = f32::cast_from(product[row * width + num_outputs + place]);
+            #[comptime]
+            match bias {
+                ComptimeOption::Some(bias) => up += f32::cast_from(bias[num_outputs + place]),
+                ComptimeOption::None => {}
+            }
+            number = activated(number, comptime!(gate.unwrap_or(Activation::Silu))) * up;
+        }
+        if comptime!(activation.is_some()) {
+            number = activated(number, comptime!(activation.unwrap_or(Activation::Silu)));
+        }
+        #[comptime]
+        match residual {
+            ComptimeOption::Some(residual) => number += f32::cast_from(residual[ABSOLUTE_POS]),
+            ComptimeOption::None => {}
+        }
+        output[ABSOLUTE_POS] = O::cast_from(number);
     }
 }
 
@@ -317,7 +363,15 @@ pub(super) fn place<T: Float>(
             if i < comptime!(2 * half) {
                 let is_first = i < half;
                 let other_at = select(is_first, i + half, i - half);
-                let other = weighed(f32::cast_from(qkv[first + other_at]), factor, other_at, head, query_norm, key_norm, heads);
+                let other = weighed(
+                    f32::cast_from(qkv[first + other_at]),
+                    factor,
+                    other_at,
+                    head,
+                    query_norm,
+                    key_norm,
+                    heads,
+                );
                 let pair = select(is_first, i, i - half);
                 let cos = rope[row * heads.rotated + pair];
                 let sin = rope[row * heads.rotated + half + pair];
@@ -326,7 +380,8 @@ pub(super) fn place<T: Float>(
             }
         }
         if head < heads.num_heads {
-            queries[(row * heads.num_heads + head) * heads.head_dim + i] = T::cast_from(number * scale);
+            queries[(row * heads.num_heads + head) * heads.head_dim + i] =
+                T::cast_from(number * scale);
         } else if head < num_keys {
             let kv = slot * heads.num_kv_heads + head - heads.num_heads;
             keys[(kv * allocated + entry) * heads.head_dim + i] = T::cast_from(number);
@@ -396,7 +451,8 @@ pub(super) fn attend<T: Float, N: Size>(
         query[n] = Vector::new(0.0f32);
         sum[n] = Vector::new(0.0f32);
         if vector < num_vectors {
-            query[n] = Vector::cast_from(queries[(row * heads.num_heads + head) * num_vectors + vector]);
+            query[n] =
+                Vector::cast_from(queries[(row * heads.num_heads + head) * num_vectors + vector]);
         }
     }
     let mut most = f32::new(UNSEEN);
@@ -412,7 +468,9 @@ pub(super) fn attend<T: Float, N: Size>(
             for n in 0..vectors_per_lane {
                 let vector = lane + n * heads.num_lanes;
                 if vector < num_vectors {
-                    let read = Vector::<f32, N>::cast_from(keys[(first_key + key + k) * num_vectors + vector]);
+                    let read = Vector::<f32, N>::cast_from(
+                        keys[(first_key + key + k) * num_vectors + vector],
+                    );
                     let of_query = query[n];
                     #[unroll]
                     for i in 0..N::value() {
@@ -425,7 +483,9 @@ pub(super) fn attend<T: Float, N: Size>(
                 score = (score / soft_cap).tanh() * soft_cap;
             }
             let at = key + k;
-            let is_seen = at >= first_seen && at <= entry && (at < standing || is_node_seen(places, seen, at - standing));
+            let is_seen = at >= first_seen
+                && at <= entry
+                && (at < standing || is_node_seen(places, seen, at - standing));
             scores[k] = select(is_seen, score, f32::new(UNSEEN));
             best = max(best, scores[k]);
         }
@@ -443,7 +503,9 @@ pub(super) fn attend<T: Float, N: Size>(
             for n in 0..vectors_per_lane {
                 let vector = lane + n * heads.num_lanes;
                 if vector < num_vectors {
-                    let read = Vector::<f32, N>::cast_from(values[(first_key + key + k) * num_vectors + vector]);
+                    let read = Vector::<f32, N>::cast_from(
+                        values[(first_key + key + k) * num_vectors + vector],
+                    );
                     sum[n] = fma(read, Vector::new(weight), sum[n]);
                 }
             }
