@@ -19,7 +19,7 @@ use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
-use super::few_rows::{FewRows, Joined, finished};
+use super::few_rows::{BlockTensors, FewRows, Joined, finished};
 use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::rope::RopeWindow;
@@ -272,43 +272,42 @@ impl Attention {
         self.joined.is_some()
     }
 
-    /// [`Self::forward`] of normed x, added to a residual.
+    /// [`Self::forward`] of rows that are normed if `is_normed`, added to a residual.
     pub(crate) fn added_to(
         &self,
         residual: Tensor<3>,
-        x: Tensor<3>,
+        (x, is_normed): (Tensor<3>, bool),
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let Some((kernels, joined)) = positions.kernels.zip(self.joined.as_ref()) else {
+        let joined = positions.kernels.zip(self.joined.as_ref());
+        if let (Some(few), Some((_, joined))) = (&positions.few, joined) {
+            return self.added_few((residual, x), is_normed, (few, joined), cache.expect(CACHE));
+        }
+        let x = if is_normed { x } else { self.norm.forward(x) };
+        let Some((kernels, _)) = joined else {
             return residual + self.forward(x, positions, cache);
         };
         let shape = residual.dims();
-        let mixed = match &positions.few {
-            Some(few) => self.mixed_few(x, (few, joined), cache.expect(CACHE)),
-            None => self.mixed(x, positions, cache).flatten(0, 1),
-        };
+        let mixed = self.mixed(x, positions, cache).flatten(0, 1);
         let residual = residual.reshape([shape[0] * shape[1], shape[2]]);
         finished(kernels, &self.output, &self.post_norm, mixed, residual).reshape(shape)
     }
 
-    /// Writes keys and values of few rows, and mixes the values that each row sees.
-    ///
-    /// # Shapes
-    /// - x: `[1, rows, hidden · num_read]`, normed
-    /// - output: `[rows, heads · head_dim]`
-    fn mixed_few(
+    /// The same for few rows over a cache.
+    fn added_few(
         &self,
-        x: Tensor<3>,
+        both: (Tensor<3>, Tensor<3>),
+        is_normed: bool,
         (few, joined): (&FewRows, &Joined),
         cache: &mut LayerCache,
-    ) -> Tensor<2> {
-        let [batch, seq, width] = x.dims();
-        let qkv = joined.project(few.kernels, x.reshape([batch * seq, width]), None, Then::Nothing);
+    ) -> Tensor<3> {
+        let norm = (!is_normed).then_some(&self.norm);
+        let block = BlockTensors::new(norm, joined, &self.output, self.post_norm.as_ref());
         let norms = self.head_norms.as_ref();
         let epsilon = norms.map_or(0.0, |[query, _]| query.epsilon());
         let norms = norms.map(|both| both.each_ref().map(Norm::gamma));
-        few.attend(qkv, cache, (norms, epsilon), self.form)
+        few.attention(both, block, cache, (norms, epsilon), self.form)
     }
 
     /// Attends from each token to itself and earlier tokens of its sequence.
@@ -441,7 +440,7 @@ impl Attention {
     /// - x: `[1, rows, hidden]`
     pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
         if let Some(few) = positions.few.as_ref().zip(self.joined.as_ref()) {
-            self.mixed_few(self.norm.forward(x), few, cache);
+            self.added_few((x.clone(), x), false, few, cache);
             return;
         }
         let View { rope, .. } = &positions.views[self.form.reach];

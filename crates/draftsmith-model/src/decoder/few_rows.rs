@@ -70,21 +70,63 @@ impl FewRows {
         Some(Self { kernels, places, ropes: ropes.collect(), num_splits: num_splits(end) })
     }
 
-    /// Writes new keys and values into a layer's cache and attends over it.
+    /// An attention over a layer's cache, added to a residual. Writes the new keys and values.
     ///
     /// # Shapes
-    /// - qkv: `[rows, (heads + 2 · kv_heads) · head_dim]`
-    /// - output: `[rows, heads · head_dim]`
-    pub(crate) fn attend(
+    /// - residual, output: `[1, rows, hidden]`
+    /// - x: `[1, rows, hidden · num_read]`; normed if the block has no norm
+    pub(crate) fn attention(
         &self,
-        qkv: Tensor<2>,
+        both: (Tensor<3>, Tensor<3>),
+        block: BlockTensors,
         cache: &mut LayerCache,
         (norms, epsilon): (Option<[Tensor<1>; 2]>, f64),
         form: AttentionForm,
-    ) -> Tensor<2> {
+    ) -> Tensor<3> {
         let about = (self.ropes[form.reach].clone(), self.places.clone());
-        let settings = (form, epsilon, self.num_splits);
-        cache.update(|both| self.kernels.attend(qkv, both, norms, about, settings))
+        let attending = Attending { form, epsilon: epsilon as f32, num_splits: self.num_splits };
+        cache.update(|cached| self.kernels.attention(both, block, cached, norms, about, attending))
+    }
+}
+
+/// The numbers of an attention over a cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attending {
+    pub(super) form: AttentionForm,
+    /// Of the norms of heads.
+    pub(super) epsilon: f32,
+    /// Pieces of the cache that are attended to apart.
+    pub(super) num_splits: usize,
+}
+
+/// The weights of a block, attention or MLP.
+#[derive(Debug)]
+pub(crate) struct BlockTensors {
+    /// Scale and shift; `None` if the block reads normed rows.
+    pub(super) norm: Option<(Tensor<1>, Option<Tensor<1>>)>,
+    /// Matrices `[in, out]` with contiguous columns, and biases.
+    pub(super) first: (Tensor<2>, Option<Tensor<1>>),
+    pub(super) last: (Tensor<2>, Option<Tensor<1>>),
+    pub(super) post_norm: Option<(Tensor<1>, Option<Tensor<1>>)>,
+    /// Of both norms.
+    pub(super) epsilon: f64,
+}
+
+impl BlockTensors {
+    pub(super) fn new(
+        norm: Option<&Norm>,
+        first: &Joined,
+        last: &Linear,
+        post_norm: Option<&Norm>,
+    ) -> Self {
+        let parts = |norm: &Norm| (norm.gamma(), norm.beta());
+        Self {
+            norm: norm.map(parts),
+            first: (first.weight.clone(), first.bias.clone()),
+            last: (last.weight.val(), last.bias.as_ref().map(Param::val)),
+            post_norm: post_norm.map(parts),
+            epsilon: norm.or(post_norm).map_or(0.0, Norm::epsilon),
+        }
     }
 }
 

@@ -41,6 +41,7 @@ use cubek::std::InputBinding;
 
 use cube::{Heads, KEYS_PER_SPLIT, ProjectionPlan};
 
+use super::few_rows::{Attending, BlockTensors};
 use crate::packed::AttentionForm;
 use crate::spec::Activation;
 
@@ -82,22 +83,38 @@ pub(crate) enum Extra<B: Backend> {
     Absent,
 }
 
-/// The norms of each head's query and key.
+/// Two tensors that an operation may lack: a norm's scale and shift, or the norms of each head's query and key.
 #[derive(ExtensionType)]
 #[extension_type(fusion)]
-pub(crate) enum HeadNorms<B: Backend> {
-    /// The weights of both.
-    Given(FloatTensor<B>, FloatTensor<B>),
-    /// There are none.
+pub(crate) enum Pair<B: Backend> {
+    /// It has both.
+    Both(FloatTensor<B>, FloatTensor<B>),
+    /// It has the first.
+    One(FloatTensor<B>),
+    /// It has none.
     Absent,
 }
 
-/// The numbers of an attention.
+/// The weights of one block of a layer, attention or MLP.
+#[derive(ExtensionType)]
+#[extension_type(fusion)]
+pub(crate) struct Weights<B: Backend> {
+    #[extension_type]
+    norm: Pair<B>,
+    first: FloatTensor<B>,
+    #[extension_type]
+    first_bias: Extra<B>,
+    last: FloatTensor<B>,
+    #[extension_type]
+    last_bias: Extra<B>,
+    #[extension_type]
+    post_norm: Pair<B>,
+}
+
+/// The numbers of a block.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Attending {
-    form: AttentionForm,
+pub(crate) struct Numbers {
     epsilon: f32,
-    num_splits: usize,
     num_lanes: usize,
 }
 
@@ -126,19 +143,30 @@ pub(crate) trait FewRowsOps: Backend {
         num_lanes: usize,
     ) -> FloatTensor<Self>;
 
-    #[fusion(meta = |qkv, keys, values, _norms, _rope, _places, attending| {
-        let width = attending.form.num_heads * attending.form.head_dim;
-        let mixed = burn::backend::fusion::custom::TensorSpec::new([qkv.shape[0], width].into(), qkv.dtype);
-        (mixed, keys.clone(), values.clone())
+    #[fusion(dtype = residual, shape = residual)]
+    fn mlp_block(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        #[extension_type] weights: Weights<Self>,
+        then: Then,
+        numbers: Numbers,
+    ) -> FloatTensor<Self>;
+
+    #[fusion(meta = |residual, _x, _weights, keys, values, _norms, _rope, _places, _form, _numbers| {
+        (residual.clone(), keys.clone(), values.clone())
     })]
-    fn attend_rows(
-        qkv: FloatTensor<Self>,
+    #[expect(clippy::too_many_arguments, reason = "fusion follows tensors by argument")]
+    fn attention_block(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        #[extension_type] weights: Weights<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
-        #[extension_type] norms: HeadNorms<Self>,
+        #[extension_type] norms: Pair<Self>,
         rope: FloatTensor<Self>,
         places: IntTensor<Self>,
-        attending: Attending,
+        form: Attending,
+        numbers: Numbers,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -194,39 +222,71 @@ impl Kernels {
         Tensor::from_dispatch(output)
     }
 
-    /// Writes keys and values into a cache and attends over it.
+    /// An MLP with its norms, added to `residual`, in one operation: each costs the host more than a launch.
     ///
     /// # Shapes
-    /// - qkv: `[rows, (heads + 2 · kv_heads) · head_dim]`
-    /// - cache: `[slots, kv_heads, allocated, head_dim]` each
-    /// - output: `[rows, heads · head_dim]`, and the cache
-    pub(crate) fn attend(
+    /// - residual, output: `[1, rows, hidden]`
+    /// - x: the same, not normed
+    pub(crate) fn mlp(
         self,
-        qkv: Tensor<2>,
+        residual: Tensor<3>,
+        x: Tensor<3>,
+        block: BlockTensors,
+        then: Then,
+    ) -> Tensor<3> {
+        let (weights, numbers) = self.weights(block);
+        let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
+        Tensor::from_dispatch(Dispatch::mlp_block(residual, x, weights, then, numbers))
+    }
+
+    /// An attention over a cache with its norms, added to `residual`, in one operation. Writes the new keys and values.
+    ///
+    /// # Shapes
+    /// - residual, output: `[1, rows, hidden]`
+    /// - x: `[1, rows, hidden · num_read]`; normed if the block has no norm
+    /// - cache: `[slots, kv_heads, allocated, head_dim]` each
+    pub(crate) fn attention(
+        self,
+        (residual, x): (Tensor<3>, Tensor<3>),
+        block: BlockTensors,
         [keys, values]: [Tensor<4>; 2],
         norms: Option<[Tensor<1>; 2]>,
         (rope, places): (Tensor<2>, Tensor<2, Int>),
-        (form, epsilon, num_splits): (AttentionForm, f64, usize),
-    ) -> (Tensor<2>, [Tensor<4>; 2]) {
-        let norms = match norms {
-            Some([query, key]) => HeadNorms::Given(query.into_dispatch(), key.into_dispatch()),
-            None => HeadNorms::Absent,
-        };
-        let Self { num_lanes } = self;
-        let attending = Attending { form, epsilon: epsilon as f32, num_splits, num_lanes };
-        let (keys, values) = (keys.into_dispatch(), values.into_dispatch());
-        let (rope, places) = (rope.into_dispatch(), places.into_dispatch());
-        let (mixed, keys, values) = Dispatch::attend_rows(
-            qkv.into_dispatch(),
-            keys,
-            values,
-            norms,
-            rope,
-            places,
+        attending: Attending,
+    ) -> (Tensor<3>, [Tensor<4>; 2]) {
+        let (weights, numbers) = self.weights(block);
+        let (output, keys, values) = Dispatch::attention_block(
+            residual.into_dispatch(),
+            x.into_dispatch(),
+            weights,
+            keys.into_dispatch(),
+            values.into_dispatch(),
+            pair(norms.map(|[query, key]| (query, Some(key)))),
+            rope.into_dispatch(),
+            places.into_dispatch(),
             attending,
+            numbers,
         );
-        let cache = [keys, values].map(Tensor::from_dispatch);
-        (Tensor::from_dispatch(mixed), cache)
+        (Tensor::from_dispatch(output), [keys, values].map(Tensor::from_dispatch))
+    }
+
+    fn weights(self, block: BlockTensors) -> (Weights<Dispatch>, Numbers) {
+        let BlockTensors {
+            norm,
+            first: (first, first_bias),
+            last: (last, last_bias),
+            post_norm,
+            epsilon,
+        } = block;
+        let weights = Weights {
+            norm: pair(norm),
+            first: first.into_dispatch(),
+            first_bias: extra(first_bias),
+            last: last.into_dispatch(),
+            last_bias: extra(last_bias),
+            post_norm: pair(post_norm),
+        };
+        (weights, Numbers { epsilon: epsilon as f32, num_lanes: self.num_lanes })
     }
 }
 
@@ -239,9 +299,17 @@ fn extra<const D: usize>(tensor: Option<Tensor<D>>) -> Extra<Dispatch> {
     tensor.map_or(Extra::Absent, |tensor| Extra::Given(tensor.into_dispatch()))
 }
 
+fn pair(tensors: Option<(Tensor<1>, Option<Tensor<1>>)>) -> Pair<Dispatch> {
+    match tensors {
+        Some((one, Some(other))) => Pair::Both(one.into_dispatch(), other.into_dispatch()),
+        Some((one, None)) => Pair::One(one.into_dispatch()),
+        None => Pair::Absent,
+    }
+}
+
 fn given(extra: Extra<CubeBackend>) -> Option<CubeTensor> {
     match extra {
-        Extra::Given(tensor) => Some(into_contiguous(tensor)),
+        Extra::Given(tensor) => Some(tensor),
         Extra::Absent => None,
     }
 }
@@ -273,9 +341,11 @@ fn by_outputs(mut weight: CubeTensor) -> CubeTensor {
 
 /// The product of many rows and a matrix that lies output by output, in the rows' type.
 fn multiplied(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-    let ([num_rows, width], [num_outputs, _]) = (x.shape().dims(), weight.shape().dims());
+    let [num_outputs, width] = weight.shape().dims();
+    let num_rows = x.meta.num_elements() / width;
     let (client, dtype, kind) = (x.client.clone(), x.dtype, element(x.dtype));
     let output = empty(&x, [num_rows, num_outputs], dtype);
+    let rows = CubeBackend::float_reshape(x, [num_rows, width].into());
     // Measured on an H200 with weights as they lie here, 4096 × 4096 × 22016 in bf16: 299, 230 and 188 TFLOP/s; by default 63.
     let (cmma, mma) = (TileMatmulKind::Cmma, TileMatmulKind::Mma);
     let strategies = match dtype {
@@ -298,7 +368,7 @@ fn multiplied(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         columns.shape = [width, num_outputs].into();
         columns.strides = [1, width].into();
         let (x, columns) =
-            (InputBinding::new(x.clone().binding(), kind), InputBinding::new(columns, kind));
+            (InputBinding::new(rows.clone().binding(), kind), InputBinding::new(columns, kind));
         if launch_ref(&strategy, &client, x, columns, output.clone().binding(), &mut types).is_ok()
         {
             return output;
@@ -306,18 +376,18 @@ fn multiplied(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     }
     let mut columns = weight;
     columns.meta.swap(0, 1);
-    CubeBackend::float_matmul(x, columns)
+    CubeBackend::float_matmul(rows, columns)
 }
 
 /// Adds a bias, activates or gates, and adds a residual, if there is anything to do.
 fn finished(
     product: CubeTensor,
-    (bias, residual): (Extra<CubeBackend>, Extra<CubeBackend>),
+    (bias, residual): (Option<CubeTensor>, Option<CubeTensor>),
     (gate, activation): (Option<Activation>, Option<Activation>),
     shape: [usize; 2],
     dtype: DType,
 ) -> CubeTensor {
-    let (bias, residual) = (given(bias), given(residual));
+    let (bias, residual) = (bias.map(into_contiguous), residual.map(into_contiguous));
     let is_finished = bias.is_none() && residual.is_none() && gate.or(activation).is_none();
     if is_finished && product.dtype == dtype {
         return product;
@@ -354,31 +424,7 @@ impl FewRowsOps for CubeBackend {
         residual: Extra<Self>,
         epsilon: f32,
     ) -> FloatTensor<Self> {
-        let x = into_contiguous(x);
-        let (client, dtype, shape) = (x.client.clone(), x.dtype, x.shape());
-        let width = shape[shape.num_dims() - 1];
-        let num_rows = shape.num_elements() / width.max(1);
-        let output = empty_device_contiguous_dtype(client.clone(), x.device.clone(), shape, dtype);
-        let most = client.properties().hardware.max_units_per_cube.min(256);
-        let num_units = 1_u32 << most.ilog2();
-        // SAFETY: units stay within their row's `width` numbers, and cubes within the rows.
-        unsafe {
-            cube::norm::launch_unchecked(
-                &client,
-                CubeCount::Static(num_rows as u32, 1, 1),
-                CubeDim::new_1d(num_units),
-                x.into_buffer_arg(),
-                into_contiguous(gamma).into_buffer_arg(),
-                given(beta).map(CubeTensor::into_buffer_arg).into(),
-                given(residual).map(CubeTensor::into_buffer_arg).into(),
-                output.clone().into_buffer_arg(),
-                width,
-                epsilon,
-                num_units as usize,
-                element(dtype),
-            );
-        }
-        output
+        normed(x, (gamma, given(beta)), given(residual), epsilon)
     }
 
     fn project_rows(
@@ -390,288 +436,270 @@ impl FewRowsOps for CubeBackend {
         dtype: DType,
         num_lanes: usize,
     ) -> FloatTensor<Self> {
-        let x = into_contiguous(x);
-        let weight = by_outputs(weight);
-        let (client, own) = (x.client.clone(), x.dtype);
-        let [num_rows, width] = x.shape().dims();
-        let [num_outputs, _] = weight.shape().dims();
-        let (gate, activation) = match then {
-            Then::Gate(gate) => (Some(gate), None),
-            Then::Activate(activation) => (None, Some(activation)),
-            Then::Nothing => (None, None),
-        };
-        let num_outputs = if gate.is_some() { num_outputs / 2 } else { num_outputs };
-        if !Kernels::suit(num_rows, own) {
-            let shape = [num_rows, num_outputs];
-            return finished(
-                multiplied(x, weight),
-                (bias, residual),
-                (gate, activation),
-                shape,
-                dtype,
-            );
-        }
-        let at_once = num_rows.min(ROWS_AT_ONCE);
-        let vector = vector_size(&client, own, width);
-        let num_vectors = width / vector;
-        // Few rows wait for memory, so a lane has several reads under way; many rows share what is read.
-        let (per_plane, num_loads) = match (at_once, gate) {
-            (1, None) => (2, 4),
-            (1, Some(_)) => (1, 4),
-            (_, None) => (4, 1),
-            (_, Some(_)) => (2, 1),
-        };
-        #[cfg(test)]
-        let (per_plane, num_loads, NUM_PLANES) =
-            sweep::PLAN.lock().unwrap().unwrap_or((per_plane, num_loads, NUM_PLANES));
-        let num_loads = if num_vectors >= num_loads * num_lanes { num_loads } else { 1 };
-        let plan = ProjectionPlan {
-            num_rows: at_once,
-            num_outputs: per_plane,
-            num_loads,
-            is_ragged: !num_vectors.is_multiple_of(num_lanes * num_loads),
-            gate,
-            activation,
-        };
-        let output = empty(&x, [num_rows, num_outputs], dtype);
-        let num_cubes = num_outputs.div_ceil(per_plane * NUM_PLANES as usize) as u32;
-        // SAFETY: columns are checked where rows are ragged, outputs are clamped, and rows are whole groups.
-        unsafe {
-            cube::project::launch_unchecked(
-                &client,
-                CubeCount::Static(num_cubes, (num_rows / at_once) as u32, 1),
-                CubeDim::new_2d(num_lanes as u32, NUM_PLANES),
-                vector,
-                x.into_buffer_arg(),
-                weight.into_buffer_arg(),
-                given(bias).map(CubeTensor::into_buffer_arg).into(),
-                given(residual).map(CubeTensor::into_buffer_arg).into(),
-                output.clone().into_buffer_arg(),
-                num_vectors,
-                num_outputs,
-                plan,
-                [element(own), element(dtype)],
-            );
-        }
-        output
+        projected(x, (weight, given(bias)), given(residual), then, (dtype, num_lanes))
     }
 
-    fn attend_rows(
-        qkv: FloatTensor<Self>,
+    fn mlp_block(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weights: Weights<Self>,
+        then: Then,
+        numbers: Numbers,
+    ) -> FloatTensor<Self> {
+        let (read, rest) = weights.begin(x, numbers, then);
+        rest.end(read, residual, numbers)
+    }
+
+    fn attention_block(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weights: Weights<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
-        norms: HeadNorms<Self>,
+        norms: Pair<Self>,
         rope: FloatTensor<Self>,
         places: IntTensor<Self>,
-        attending: Attending,
+        form: Attending,
+        numbers: Numbers,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let Attending { form, epsilon, num_splits, num_lanes } = attending;
-        let AttentionForm { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach } = form;
-        let (qkv, rope, places) =
-            (into_contiguous(qkv), into_contiguous(rope), into_contiguous(places));
-        // Written in place, unless somebody else holds them.
-        let owned = |x: CubeTensor| if x.can_mut() && x.is_contiguous() { x } else { x.copy() };
-        let (keys, values) = (owned(keys), owned(values));
-        let (client, dtype) = (qkv.client.clone(), qkv.dtype);
-        let [num_rows, _] = qkv.shape().dims();
-        let ([_, rotated], [_, num_columns]) = (rope.shape().dims(), places.shape().dims());
-        let [_, _, allocated, _] = keys.shape().dims();
-        let has_norms = matches!(norms, HeadNorms::Given(..));
-        let [query_norm, key_norm] = match norms {
-            HeadNorms::Given(query, key) => [query, key].map(into_contiguous),
-            HeadNorms::Absent => [rope.clone(), rope.clone()],
-        };
-        let is_capped = soft_cap.is_some();
-        let heads =
-            Heads { num_heads, num_kv_heads, head_dim, rotated, has_norms, is_capped, num_lanes };
-        let queries = empty(&qkv, [num_rows, num_heads * head_dim], dtype);
-        let plane = CubeDim::new_1d(num_lanes as u32);
-        // SAFETY: a plane has one of the heads of one of the rows, and places are entries of the cache.
-        unsafe {
-            cube::place::launch_unchecked(
-                &client,
-                CubeCount::Static((num_heads + 2 * num_kv_heads) as u32, num_rows as u32, 1),
-                plane,
-                qkv.clone().into_buffer_arg(),
-                query_norm.into_buffer_arg(),
-                key_norm.into_buffer_arg(),
-                rope.into_buffer_arg(),
-                places.clone().into_buffer_arg(),
-                queries.clone().into_buffer_arg(),
-                keys.clone().into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                allocated,
-                num_columns,
-                scale,
-                epsilon,
-                heads,
-                element(dtype),
-            );
-        }
-        // A vector for each lane, where heads are wide enough.
-        let widest = (head_dim / num_lanes).max(1);
-        let vector = (1..=vector_size(&client, dtype, head_dim).min(widest))
-            .rev()
-            .find(|size| head_dim.is_multiple_of(*size) && size.is_power_of_two())
-            .unwrap_or(1);
-        let vectors_per_lane = (head_dim / vector).div_ceil(num_lanes);
-        let splits = empty(&qkv, [num_rows * num_heads, num_splits, head_dim], DType::F32);
-        let sums = empty(&qkv, [num_rows * num_heads, num_splits, 2], DType::F32);
-        // SAFETY: splits are pieces of a cache whose length is a multiple of theirs.
-        unsafe {
-            cube::attend::launch_unchecked(
-                &client,
-                CubeCount::Static(num_heads as u32, num_rows as u32, num_splits as u32),
-                plane,
-                vector,
-                queries.clone().into_buffer_arg(),
-                keys.clone().into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                places.into_buffer_arg(),
-                splits.clone().into_buffer_arg(),
-                sums.clone().into_buffer_arg(),
-                allocated,
-                num_columns,
-                reach,
-                soft_cap.unwrap_or(1.0),
-                heads,
-                vectors_per_lane,
-                element(dtype),
-            );
-        }
-        // SAFETY: a cube has one of the heads of one of the rows. The queries have been read.
-        unsafe {
-            cube::combine::launch_unchecked(
-                &client,
-                CubeCount::Static(num_heads as u32, num_rows as u32, 1),
-                plane,
-                splits.into_buffer_arg(),
-                sums.into_buffer_arg(),
-                queries.clone().into_buffer_arg(),
-                num_splits,
-                head_dim,
-                element(dtype),
-            );
-        }
-        (queries, keys, values)
+        let (qkv, rest) = weights.begin(x, numbers, Then::Nothing);
+        let (mixed, [keys, values]) =
+            attended(qkv, [keys, values], norms, (rope, places), form, numbers.num_lanes);
+        (rest.end(mixed, residual, numbers), keys, values)
     }
 }
 
-#[cfg(test)]
-mod sweep {
-    use super::*;
-    use std::time::Instant;
-    pub(super) static PLAN: std::sync::Mutex<Option<(usize, usize, u32)>> =
-        std::sync::Mutex::new(None);
+/// The end of a block: its last product and its norm.
+struct Rest {
+    last: (CubeTensor, Option<CubeTensor>),
+    post_norm: Pair<CubeBackend>,
+}
 
-    #[test]
-    fn sweep() {
-        let Ok(name) = std::env::var("DS_SWEEP") else { return };
-        let small = name != "cuda";
-        let device = if small {
-            Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)
-        } else {
-            Device::cuda(0)
+impl Weights<CubeBackend> {
+    /// Norms what a block reads, and multiplies it by the first matrix.
+    fn begin(self, x: CubeTensor, numbers: Numbers, then: Then) -> (CubeTensor, Rest) {
+        let Numbers { epsilon, num_lanes } = numbers;
+        let dtype = x.dtype;
+        let x = match self.norm {
+            Pair::Both(gamma, beta) => normed(x, (gamma, Some(beta)), None, epsilon),
+            Pair::One(gamma) => normed(x, (gamma, None), None, epsilon),
+            Pair::Absent => x,
         };
-        let kernels = Kernels::on(&device).unwrap();
-        let like = (&device, if small { DType::F32 } else { DType::BF16 });
-        let shapes = if small {
-            vec![(64, 96)]
-        } else {
-            vec![(4096, 12288), (4096, 22016), (11008, 4096), (4096, 4096)]
-        };
-        let n = if small { 2 } else { 40 };
-        // launches alone
-        let x = Tensor::<2>::ones([1, 64], like);
-        let g = Tensor::<1>::ones([64], (&device, DType::F32));
-        for _ in 0..3 {
-            let begun = Instant::now();
-            let mut y = x.clone();
-            for _ in 0..300 {
-                y = kernels.norm(y, (g.clone(), None), None, 1e-5);
-            }
-            let host = begun.elapsed();
-            device.sync().unwrap();
-            println!(
-                "300 norms: host {:.2} ms, all {:.2} ms",
-                host.as_secs_f64() * 1e3,
-                begun.elapsed().as_secs_f64() * 1e3
-            );
-            drop(y);
-        }
-        for (k, outs) in shapes {
-            // Several copies, so that the cache does not hold them.
-            let all: Vec<Tensor<2>> = (0..4)
-                .map(|_| {
-                    Tensor::<2>::random(
-                        [outs, k],
-                        burn::tensor::Distribution::Normal(0.0, 0.02),
-                        like,
-                    )
-                    .transpose()
-                })
-                .collect();
-            for rows in [1, 8] {
-                let x = Tensor::<2>::random(
-                    [rows, k],
-                    burn::tensor::Distribution::Normal(0.0, 1.0),
-                    like,
-                );
-                let plans: &[(usize, usize, u32)] = if rows == 1 {
-                    &[
-                        (2, 4, 4),
-                        (1, 4, 4),
-                        (1, 8, 4),
-                        (4, 2, 4),
-                        (2, 2, 4),
-                        (1, 4, 8),
-                        (2, 4, 8),
-                        (1, 2, 8),
-                        (2, 8, 4),
-                        (4, 4, 4),
-                        (1, 4, 16),
-                    ]
-                } else {
-                    &[
-                        (4, 1, 4),
-                        (2, 1, 4),
-                        (2, 2, 4),
-                        (1, 2, 4),
-                        (1, 4, 4),
-                        (8, 1, 4),
-                        (4, 1, 8),
-                        (2, 1, 8),
-                        (2, 2, 8),
-                        (1, 1, 8),
-                    ]
-                };
-                for plan in plans {
-                    *PLAN.lock().unwrap() = Some(*plan);
-                    let run = |w: &Tensor<2>| {
-                        kernels.project(x.clone(), (w.clone(), None), None, Then::Nothing, like.1)
-                    };
-                    let y = run(&all[0]);
-                    device.sync().unwrap();
-                    drop(y);
-                    let begun = Instant::now();
-                    let mut last = None;
-                    for nth in 0..n {
-                        last = Some(run(&all[nth % 4]));
-                        if nth % 8 == 7 {
-                            let _ = &last;
-                        }
-                    }
-                    device.sync().unwrap();
-                    let s = begun.elapsed().as_secs_f64() / n as f64;
-                    drop(last);
-                    println!(
-                        "{k}x{outs} rows {rows} {plan:?}: {:.1} us, {:.0} GB/s",
-                        s * 1e6,
-                        (k * outs * 2) as f64 / s / 1e9
-                    );
-                }
-                *PLAN.lock().unwrap() = None;
-            }
-        }
+        let first = (self.first, given(self.first_bias));
+        let rest = Rest { last: (self.last, given(self.last_bias)), post_norm: self.post_norm };
+        (projected(x, first, None, then, (dtype, num_lanes)), rest)
     }
+}
+
+impl Rest {
+    /// Multiplies by the last matrix, and adds the output to the residual, in the residual's shape.
+    fn end(self, x: CubeTensor, residual: CubeTensor, numbers: Numbers) -> CubeTensor {
+        let Numbers { epsilon, num_lanes } = numbers;
+        let (shape, to) = (residual.shape(), (x.dtype, num_lanes));
+        let output = match self.post_norm {
+            Pair::Absent => projected(x, self.last, Some(residual), Then::Nothing, to),
+            Pair::Both(gamma, beta) => {
+                let output = projected(x, self.last, None, Then::Nothing, to);
+                normed(output, (gamma, Some(beta)), Some(residual), epsilon)
+            }
+            Pair::One(gamma) => {
+                let output = projected(x, self.last, None, Then::Nothing, to);
+                normed(output, (gamma, None), Some(residual), epsilon)
+            }
+        };
+        CubeBackend::float_reshape(output, shape)
+    }
+}
+
+/// The norm of rows, plus a residual.
+fn normed(
+    x: CubeTensor,
+    (gamma, beta): (CubeTensor, Option<CubeTensor>),
+    residual: Option<CubeTensor>,
+    epsilon: f32,
+) -> CubeTensor {
+    let x = into_contiguous(x);
+    let (client, dtype, shape) = (x.client.clone(), x.dtype, x.shape());
+    let width = shape[shape.num_dims() - 1];
+    let num_rows = shape.num_elements() / width.max(1);
+    let output = empty_device_contiguous_dtype(client.clone(), x.device.clone(), shape, dtype);
+    let most = client.properties().hardware.max_units_per_cube.min(256);
+    let num_units = 1_u32 << most.ilog2();
+    // SAFETY: units stay within their row's `width` numbers, and cubes within the rows.
+    unsafe {
+        cube::norm::launch_unchecked(
+            &client,
+            CubeCount::Static(num_rows as u32, 1, 1),
+            CubeDim::new_1d(num_units),
+            x.into_buffer_arg(),
+            into_contiguous(gamma).into_buffer_arg(),
+            beta.map(into_contiguous).map(CubeTensor::into_buffer_arg).into(),
+            residual.map(into_contiguous).map(CubeTensor::into_buffer_arg).into(),
+            output.clone().into_buffer_arg(),
+            width,
+            epsilon,
+            num_units as usize,
+            element(dtype),
+        );
+    }
+    output
+}
+
+/// Rows times a matrix, what follows, and a residual.
+fn projected(
+    x: CubeTensor,
+    (weight, bias): (CubeTensor, Option<CubeTensor>),
+    residual: Option<CubeTensor>,
+    then: Then,
+    (dtype, num_lanes): (DType, usize),
+) -> CubeTensor {
+    let x = into_contiguous(x);
+    let weight = by_outputs(weight);
+    let (client, own) = (x.client.clone(), x.dtype);
+    let width = x.meta.shape()[x.meta.num_dims() - 1];
+    let num_rows = x.meta.num_elements() / width;
+    let [num_outputs, _] = weight.shape().dims();
+    let (gate, activation) = match then {
+        Then::Gate(gate) => (Some(gate), None),
+        Then::Activate(activation) => (None, Some(activation)),
+        Then::Nothing => (None, None),
+    };
+    let num_outputs = if gate.is_some() { num_outputs / 2 } else { num_outputs };
+    if !Kernels::suit(num_rows, own) {
+        let shape = [num_rows, num_outputs];
+        return finished(multiplied(x, weight), (bias, residual), (gate, activation), shape, dtype);
+    }
+    let at_once = num_rows.min(ROWS_AT_ONCE);
+    let vector = vector_size(&client, own, width);
+    let num_vectors = width / vector;
+    // Few rows wait for memory, so a lane has several reads under way; many rows share what is read.
+    let (per_plane, num_loads) = match (at_once, gate) {
+        (1, None) => (2, 4),
+        (1, Some(_)) => (1, 4),
+        (_, None) => (4, 1),
+        (_, Some(_)) => (2, 1),
+    };
+    let num_loads = if num_vectors >= num_loads * num_lanes { num_loads } else { 1 };
+    let plan =
+        ProjectionPlan { num_rows: at_once, num_outputs: per_plane, num_loads, gate, activation };
+    let output = empty(&x, [num_rows, num_outputs], dtype);
+    let num_cubes = num_outputs.div_ceil(per_plane * NUM_PLANES as usize) as u32;
+    // SAFETY: columns end with the rows, outputs are clamped, and rows are whole groups.
+    unsafe {
+        cube::project::launch_unchecked(
+            &client,
+            CubeCount::Static(num_cubes, (num_rows / at_once) as u32, 1),
+            CubeDim::new_2d(num_lanes as u32, NUM_PLANES),
+            vector,
+            x.into_buffer_arg(),
+            weight.into_buffer_arg(),
+            bias.map(into_contiguous).map(CubeTensor::into_buffer_arg).into(),
+            residual.map(into_contiguous).map(CubeTensor::into_buffer_arg).into(),
+            output.clone().into_buffer_arg(),
+            num_vectors,
+            num_outputs,
+            plan,
+            [element(own), element(dtype)],
+        );
+    }
+    output
+}
+
+/// Places queries, keys and values, and mixes what each row sees.
+fn attended(
+    qkv: CubeTensor,
+    [keys, values]: [CubeTensor; 2],
+    norms: Pair<CubeBackend>,
+    (rope, places): (CubeTensor, CubeTensor),
+    Attending { form, epsilon, num_splits }: Attending,
+    num_lanes: usize,
+) -> (CubeTensor, [CubeTensor; 2]) {
+    let AttentionForm { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach } = form;
+    let (qkv, rope, places) =
+        (into_contiguous(qkv), into_contiguous(rope), into_contiguous(places));
+    // Written in place, unless somebody else holds them.
+    let owned = |x: CubeTensor| if x.can_mut() && x.is_contiguous() { x } else { x.copy() };
+    let (keys, values) = (owned(keys), owned(values));
+    let (client, dtype) = (qkv.client.clone(), qkv.dtype);
+    let [num_rows, _] = qkv.shape().dims();
+    let ([_, rotated], [_, num_columns]) = (rope.shape().dims(), places.shape().dims());
+    let [_, _, allocated, _] = keys.shape().dims();
+    let has_norms = matches!(norms, Pair::Both(..));
+    let [query_norm, key_norm] = match norms {
+        Pair::Both(query, key) => [query, key].map(into_contiguous),
+        Pair::One(_) | Pair::Absent => [rope.clone(), rope.clone()],
+    };
+    let is_capped = soft_cap.is_some();
+    let heads =
+        Heads { num_heads, num_kv_heads, head_dim, rotated, has_norms, is_capped, num_lanes };
+    let queries = empty(&qkv, [num_rows, num_heads * head_dim], dtype);
+    let plane = CubeDim::new_1d(num_lanes as u32);
+    // SAFETY: a plane has one of the heads of one of the rows, and places are entries of the cache.
+    unsafe {
+        cube::place::launch_unchecked(
+            &client,
+            CubeCount::Static((num_heads + 2 * num_kv_heads) as u32, num_rows as u32, 1),
+            plane,
+            qkv.clone().into_buffer_arg(),
+            query_norm.into_buffer_arg(),
+            key_norm.into_buffer_arg(),
+            rope.into_buffer_arg(),
+            places.clone().into_buffer_arg(),
+            queries.clone().into_buffer_arg(),
+            keys.clone().into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            allocated,
+            num_columns,
+            scale,
+            epsilon,
+            heads,
+            element(dtype),
+        );
+    }
+    // A vector for each lane, where heads are wide enough.
+    let widest = (head_dim / num_lanes).max(1);
+    let vector = (1..=vector_size(&client, dtype, head_dim).min(widest))
+        .rev()
+        .find(|size| head_dim.is_multiple_of(*size) && size.is_power_of_two())
+        .unwrap_or(1);
+    let vectors_per_lane = (head_dim / vector).div_ceil(num_lanes);
+    let splits = empty(&qkv, [num_rows * num_heads, num_splits, head_dim], DType::F32);
+    let sums = empty(&qkv, [num_rows * num_heads, num_splits, 2], DType::F32);
+    // SAFETY: splits are pieces of a cache whose length is a multiple of theirs.
+    unsafe {
+        cube::attend::launch_unchecked(
+            &client,
+            CubeCount::Static(num_heads as u32, num_rows as u32, num_splits as u32),
+            plane,
+            vector,
+            queries.clone().into_buffer_arg(),
+            keys.clone().into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            places.into_buffer_arg(),
+            splits.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            allocated,
+            num_columns,
+            reach,
+            soft_cap.unwrap_or(1.0),
+            heads,
+            vectors_per_lane,
+            element(dtype),
+        );
+    }
+    // SAFETY: a cube has one of the heads of one of the rows. The queries have been read.
+    unsafe {
+        cube::combine::launch_unchecked(
+            &client,
+            CubeCount::Static(num_heads as u32, num_rows as u32, 1),
+            plane,
+            splits.into_buffer_arg(),
+            sums.into_buffer_arg(),
+            queries.clone().into_buffer_arg(),
+            num_splits,
+            head_dim,
+            element(dtype),
+        );
+    }
+    (queries, [keys, values])
 }

@@ -122,8 +122,7 @@ impl DecoderLayer {
     ) -> Tensor<3> {
         let mut output = hidden.clone();
         if let Some(attention) = &self.attention {
-            let read = attention.normed_input(hidden.clone());
-            output = attention.added_to(output, read, positions, cache);
+            output = attention.added_to(output, (hidden.clone(), false), positions, cache);
         }
         if let Some(mlp) = &self.mlp {
             let read = if self.is_parallel { hidden } else { output.clone() };
@@ -149,7 +148,7 @@ impl DecoderLayer {
     ) -> Tensor<3> {
         let parts = self.attention.as_ref().zip(self.mlp.as_ref());
         let (attention, mlp) = parts.expect("the layer has both parts");
-        let hidden = attention.added_to(hidden, read, positions, cache);
+        let hidden = attention.added_to(hidden, (read, true), positions, cache);
         mlp.added_to(hidden.clone(), hidden, positions.kernels())
     }
 

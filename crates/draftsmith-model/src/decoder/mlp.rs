@@ -5,7 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu, silu};
 
-use super::few_rows::{Joined, finished};
+use super::few_rows::{BlockTensors, Joined};
 use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::source::{WeightSource, named_linears};
@@ -101,15 +101,13 @@ impl Mlp {
         let Some((kernels, joined)) = kernels.zip(self.joined.as_ref()) else {
             return residual + self.forward(x);
         };
-        let [batch, seq, hidden] = x.dims();
-        let flat = |x: Tensor<3>| x.reshape([batch * seq, hidden]);
         let then = match &self.gate {
             Some(_) => Then::Gate(self.activation),
             None => Then::Activate(self.activation),
         };
-        let wide = joined.project(kernels, flat(self.norm.forward(x)), None, then);
-        let output = finished(kernels, &self.down, &self.post_norm, wide, flat(residual));
-        output.reshape([batch, seq, hidden])
+        let post_norm = self.post_norm.as_ref();
+        let block = BlockTensors::new(Some(&self.norm), joined, &self.down, post_norm);
+        kernels.mlp(residual, x, block, then)
     }
 
     /// # Shapes

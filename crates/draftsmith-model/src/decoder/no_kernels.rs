@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use crate::packed::AttentionForm;
+use super::few_rows::{Attending, BlockTensors};
 use crate::spec::Activation;
 
 /// There are none.
@@ -52,14 +52,19 @@ impl Kernels {
         match self {}
     }
 
-    pub(crate) fn attend(
+    pub(crate) fn mlp(self, _: Tensor<3>, _: Tensor<3>, _: BlockTensors, _: Then) -> Tensor<3> {
+        match self {}
+    }
+
+    pub(crate) fn attention(
         self,
-        _: Tensor<2>,
+        _: (Tensor<3>, Tensor<3>),
+        _: BlockTensors,
         _: [Tensor<4>; 2],
         _: Option<[Tensor<1>; 2]>,
         _: (Tensor<2>, Tensor<2, Int>),
-        _: (AttentionForm, f64, usize),
-    ) -> (Tensor<2>, [Tensor<4>; 2]) {
+        _: Attending,
+    ) -> (Tensor<3>, [Tensor<4>; 2]) {
         match self {}
     }
 }

@@ -63,11 +63,9 @@ impl WeightSource for CheckpointSource<'_> {
             return Ok(linear(weight, shape, bias, self.device, self.dtype));
         }
         // As the file has them: a GPU reads the columns of few rows' products, and transposes nothing.
-        let stored = linear(weight, [spec.outputs, spec.inputs], bias, self.device, self.dtype);
-        Ok(Linear {
-            weight: Param::from_tensor(stored.weight.val().transpose()),
-            bias: stored.bias,
-        })
+        let stored = parameter(weight, [spec.outputs, spec.inputs], self.device, self.dtype);
+        let bias = bias.map(|bias| parameter(bias, [spec.outputs], self.device, self.dtype));
+        Ok(Linear { weight: Param::from_tensor(stored.val().transpose()), bias })
     }
 
     fn norm(

@@ -29,8 +29,6 @@ pub(super) struct ProjectionPlan {
     pub(super) num_outputs: usize,
     /// Vectors of weights that a lane reads at once, for each output.
     pub(super) num_loads: usize,
-    /// Whether lanes may run past the end of a row.
-    pub(super) is_ragged: bool,
     /// The first half of the weights is the gate of the second.
     pub(super) gate: Option<Activation>,
     /// Applied without a gate.
@@ -63,19 +61,24 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
         sums[nth] = 0.0f32;
     }
     let stride = num_lanes * plan.num_loads;
-    let mut at = lane;
     let mut begun = 0usize.runtime();
-    while begun < num_vectors {
+    while begun + stride <= num_vectors {
         #[unroll]
         for load in 0..plan.num_loads {
-            let column = at + load * num_lanes;
-            if comptime!(!plan.is_ragged) || column < num_vectors {
-                let tile = Tile { column, num_vectors, first_row, first_output, num_outputs };
-                multiply::<T, N>(x, weight, &mut sums, &tile, plan);
-            }
+            let column = begun + lane + load * num_lanes;
+            let tile = Tile { column, num_vectors, first_row, first_output, num_outputs };
+            multiply::<T, N>(x, weight, &mut sums, &tile, plan);
         }
-        at += stride;
         begun += stride;
+    }
+    // The rest of rows whose length is no multiple of that.
+    while begun < num_vectors {
+        let column = begun + lane;
+        if column < num_vectors {
+            let tile = Tile { column, num_vectors, first_row, first_output, num_outputs };
+            multiply::<T, N>(x, weight, &mut sums, &tile, plan);
+        }
+        begun += num_lanes;
     }
     #[unroll]
     for o in 0..plan.num_outputs {
