@@ -349,6 +349,7 @@ impl Attention {
         let View { rope, mask, is_fused } = &positions.views[reach];
         let [q, k, v] = self.queries_keys_and_values(x, positions);
         let (q, k) = (self.normed(0, q), rope.rotate(self.normed(1, k), 1.0));
+        let is_frozen = positions.kernels.is_some();
         // The scale of the scores is applied to the queries, which are fewer.
         match &positions.following {
             None if *is_fused => {
@@ -360,13 +361,13 @@ impl Attention {
             }
             None => {
                 let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
-                joined(self.mix(rope.rotate(q, scale), k, v, mask))
+                joined(self.mix(rope.rotate(q, scale), [k, v], mask, is_frozen))
             }
             Some(following) => {
                 let cache = cache.expect(CACHE);
                 let [k, v] = cache.append(following, [k, v]);
                 let q = following.batch(rope.rotate(q, scale));
-                following.unbatch(joined(self.mix(q, k, v, mask)))
+                following.unbatch(joined(self.mix(q, [k, v], mask, is_frozen)))
             }
         }
     }
@@ -398,13 +399,14 @@ impl Attention {
     /// - q: `[batch, seq, heads, head_dim]`, rotated and scaled
     /// - k, v: `[batch, kv_heads, all, head_dim]`
     /// - output: `[batch, heads, seq, head_dim]`
-    fn mix(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: &Mask) -> Tensor<4> {
+    fn mix(&self, q: Tensor<4>, [k, v]: [Tensor<4>; 2], mask: &Mask, is_frozen: bool) -> Tensor<4> {
+        let multiply = if is_frozen { Kernels::product } else { Tensor::matmul };
         let ([batch, seq, heads, head_dim], all) = (q.dims(), k.dims()[2]);
         let AttentionForm { num_kv_heads, soft_cap, .. } = self.form;
         let rows = heads / num_kv_heads * seq;
         let dtype = q.dtype();
         let q = q.swap_dims(1, 2).reshape([batch, num_kv_heads, rows, head_dim]);
-        let mut scores = soft_capped(q.matmul(k.swap_dims(2, 3)), soft_cap);
+        let mut scores = soft_capped(multiply(q, k.swap_dims(2, 3)), soft_cap);
         if let Some(mask) = mask {
             scores = (scores.reshape([batch, heads, seq, all]) + Tensor::clone(mask)).reshape([
                 batch,
@@ -414,7 +416,7 @@ impl Attention {
             ]);
         }
         let weights = softmax(scores.cast(FloatDType::F32), 3).cast(dtype);
-        weights.matmul(v).reshape([batch, heads, seq, head_dim])
+        multiply(weights, v).reshape([batch, heads, seq, head_dim])
     }
 
     /// The same for whole sequences through the backend, which applies its scale.

@@ -52,6 +52,10 @@ impl Kernels {
         match self {}
     }
 
+    pub(crate) fn product(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
+        lhs.matmul(rhs)
+    }
+
     pub(crate) fn mlp(self, _: Tensor<3>, _: Tensor<3>, _: BlockTensors, _: Then) -> Tensor<3> {
         match self {}
     }
