@@ -260,11 +260,15 @@ pub fn run() -> ExitCode {
         Ok(console) => console,
         Err(error) => return fail(&error, json),
     };
-    let kernels = verbose.then(Kernels::count);
+    let kernels = Kernels::watch(verbose, move |line| {
+        if !quiet {
+            eprint_line(line);
+        }
+    });
     let what_is_left = arguments.command.what_is_left();
     let done = execute(arguments, &console);
-    if let Some(kernels) = kernels {
-        let NumKernels { distinct, launches } = kernels.num();
+    let NumKernels { distinct, launches } = kernels.num();
+    if verbose {
         console.note(format!(
             "{distinct} distinct kernels, each compiled or read from a cache; {launches} launches"
         ));

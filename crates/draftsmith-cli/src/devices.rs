@@ -7,7 +7,7 @@ use draftsmith_recipe::workspace::Models;
 use draftsmith_train::{OptimizerSettings, Section};
 
 use crate::console::Console;
-use draftsmith_recipe::device::{DeviceChoice, DtypeSource, require_dtype};
+use draftsmith_recipe::device::{DeviceChoice, DtypeSource, kernel_cache, require_dtype};
 
 /// Parses the devices of a training as the command line names them: one device, or several CUDA GPUs that
 /// split the batches.
@@ -38,8 +38,10 @@ pub(crate) fn open(choice: DeviceChoice, console: &Console) -> Result<Device> {
     let device = choice.open()?;
     if !DeviceChoice::is_cpu(&device) {
         let name = DeviceChoice::name(&device);
+        let kept = kernel_cache(&device).map(|path| format!(" and kept in `{}`", path.display()));
         console.note(format!(
-            "compiling kernels for `{name}` when first needed; the first run takes longer"
+            "kernels for `{name}` are compiled when first needed{}",
+            kept.unwrap_or_default()
         ));
     }
     Ok(device)

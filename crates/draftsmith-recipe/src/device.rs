@@ -1,8 +1,11 @@
 //! Devices: opens them, checks their dtypes and counts their kernels.
 //!
-//! Only this file has a `cfg` for a backend. It also caches kernel tuning results in the user's cache
+//! Only this file has a `cfg` for a backend. It also caches compiled kernels in the user's cache
 //! directory. Decoding on the CPU runs inside rayon's pool (`on_pool`), because a call from outside wakes the
 //! second thread too late.
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod kernels;
 
 use std::str::FromStr;
 
@@ -124,86 +127,53 @@ pub fn require_dtype(device: &Device, source: DtypeSource, dtype: WeightDtype) -
     }
 }
 
-/// Counts the kernels that devices launch.
+/// Watches the kernels that devices launch.
 pub struct Kernels {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    counting: counting::Counting,
+    watching: kernels::Watching,
 }
 
 /// What was launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NumKernels {
-    /// Distinct kernels. Each was compiled or read from a cache.
+    /// Distinct kernels, if they were counted. Each was compiled or read from a cache.
     pub distinct: usize,
     /// Launches of all of them.
     pub launches: usize,
 }
 
 impl Kernels {
-    /// Starts counting on all devices, which slows each launch a little.
-    pub fn count() -> Self {
+    /// Begins. While kernels are launched that were not before, `say` gets a line every few seconds. Counting distinct
+    /// kernels to the end slows each launch a little.
+    pub fn watch(counts: bool, say: impl Fn(String) + Send + 'static) -> Self {
+        #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+        let _ = (counts, say);
         Self {
             #[cfg(any(feature = "cuda", feature = "wgpu"))]
-            counting: counting::Counting::begin(),
+            watching: kernels::Watching::begin(counts, say),
         }
     }
 
-    /// What was launched since counting began; nothing on the CPU.
+    /// What was launched since; nothing on the CPU.
     pub fn num(self) -> NumKernels {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
-        return self.counting.end();
+        return self.watching.end();
         #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
         NumKernels { distinct: 0, launches: 0 }
     }
 }
 
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-mod counting {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use cubecl::launched::LaunchedKernels;
-    use cubecl::logging::{LaunchObservation, LaunchObserver};
-
-    use super::NumKernels;
-
-    pub(super) struct Counting {
-        distinct: LaunchedKernels,
-        launches: Arc<Launches>,
-        observation: LaunchObservation,
+/// Where compiled CUDA kernels are kept; `None` for other devices.
+pub fn kernel_cache(device: &Device) -> Option<std::path::PathBuf> {
+    #[cfg(feature = "cuda")]
+    if DeviceChoice::name(device).starts_with("cuda") {
+        return Some(cubecl::environment::path());
     }
-
-    #[derive(Default)]
-    struct Launches(AtomicUsize, std::sync::Mutex<std::collections::BTreeMap<String, usize>>);
-
-    impl LaunchObserver for Launches {
-        fn launched(&self, kernel: &'static str) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            *self.1.lock().unwrap().entry(kernel.to_owned()).or_default() += 1;
-        }
-    }
-
-    impl Counting {
-        pub(super) fn begin() -> Self {
-            let launches = Arc::new(Launches::default());
-            let observation = LaunchObservation::new(launches.clone());
-            Self { distinct: LaunchedKernels::new(), launches, observation }
-        }
-
-        pub(super) fn end(self) -> NumKernels {
-            drop(self.observation);
-            if std::env::var_os("DS_NAMES").is_some() {
-                for (k, n) in self.launches.1.lock().unwrap().iter() {
-                    eprintln!("KERNEL {n} {k}");
-                }
-            }
-            let launches = self.launches.0.load(Ordering::Relaxed);
-            NumKernels { distinct: self.distinct.finish().len(), launches }
-        }
-    }
+    let _ = device;
+    None
 }
 
-/// Caches tuning results and compiled kernels in the user's cache directory, unless a `cubecl.toml` names
+/// Caches compiled kernels and tuning results in the user's cache directory, unless a `cubecl.toml` names
 /// another. CubeCL's environment variables still apply.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn keep_kernels() {
@@ -249,25 +219,84 @@ fn wgpu() -> Result<Device> {
     )
 }
 
-/// Multiplies two small matrices on a device. Without a driver or card, backends panic at first use; we
-/// turn that into an error before any other work is done.
+/// Multiplies two small matrices on a device. Without a driver or card, backends panic at first use, some on a thread of
+/// their own; we turn that into an error before any other work is done.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
+    use std::sync::{Arc, Mutex, PoisonError};
     keep_kernels();
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
+    let panics = Arc::new(Mutex::new(String::new()));
+    let (hook, noted) = (std::panic::take_hook(), panics.clone());
+    std::panic::set_hook(Box::new(move |panic| {
+        let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.push_str(&format!("{panic}\n"));
+    }));
     let outcome = std::panic::catch_unwind(|| {
         let device = open();
         let ones = burn::tensor::Tensor::<2>::ones([4, 4], &device);
         ones.clone().matmul(ones).sum().try_into_data().map(|_| device).map_err(|e| e.to_string())
     });
     std::panic::set_hook(hook);
-    match outcome {
-        Ok(Ok(device)) => Ok(device),
-        Ok(Err(message)) => bail!("`--device {name}` does not work on this machine: {message}"),
-        Err(_) => bail!(
-            "`--device {name}` does not work on this machine: no driver or card was found; \
-             hint: check the driver, or use `--device cpu`"
-        ),
+    let panics = panics.lock().unwrap_or_else(PoisonError::into_inner);
+    let message = match outcome {
+        Ok(Ok(device)) => return Ok(device),
+        Ok(Err(message)) => message,
+        Err(_) => "no driver or card was found".to_owned(),
+    };
+    if let Some(missing) = missing_part(&format!("{panics}{message}")) {
+        bail!("`--device {name}`: {missing}; hint: install it, or use `--device cpu`");
+    }
+    bail!(
+        "`--device {name}` does not work on this machine: {message}; \
+         hint: check the driver, or use `--device cpu`"
+    )
+}
+
+/// The part of a CUDA installation whose absence a backend's messages report, and where it is looked for.
+#[cfg(any(feature = "cuda", feature = "wgpu", test))]
+fn missing_part(messages: &str) -> Option<&'static str> {
+    let has = |text: &str| messages.contains(text);
+    if has("load the \"cuda\" shared library") {
+        Some(
+            "NVIDIA's driver is not installed: its library `libcuda.so.1` is in no directory of `LD_LIBRARY_PATH` or the \
+             system's",
+        )
+    } else if has("load the \"nvrtc\" shared library") {
+        Some(
+            "CUDA's compiler NVRTC is not installed: its library `libnvrtc.so` is in no directory of `LD_LIBRARY_PATH` or \
+             the system's",
+        )
+    } else if has("CUDA installation not found") || has("could not open source file") {
+        Some(
+            "CUDA's headers, such as `cuda_fp16.h`, are not installed: they are looked for in `include` below `CUDA_PATH`, \
+             or below `/usr/local/cuda`",
+        )
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::missing_part;
+
+    #[test]
+    fn a_missing_part_of_cuda_is_named() {
+        // As cudarc, cubecl and NVRTC word it.
+        for (said, named) in [
+            (
+                "panicked at lib.rs: Unable to dynamically load the \"cuda\" shared library - searched for library names",
+                "libcuda.so.1",
+            ),
+            ("Unable to dynamically load the \"nvrtc\" shared library - searched", "libnvrtc.so"),
+            (
+                "kernel.cu(2): catastrophic error: could not open source file \"cuda_fp16.h\"",
+                "CUDA_PATH",
+            ),
+            ("\n        CUDA installation not found.", "CUDA_PATH"),
+        ] {
+            assert!(missing_part(said).is_some_and(|part| part.contains(named)), "{said}");
+        }
+        assert_eq!(missing_part("out of memory"), None);
     }
 }
