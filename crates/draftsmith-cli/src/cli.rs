@@ -33,7 +33,7 @@ use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals
 use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
 use draftsmith_recipe::device::{
-    DeviceChoice, DtypeSource, Kernels, NumKernels, on_pool, parse_dtype, require_dtype,
+    DeviceChoice, DtypeSource, KernelWatch, NumKernels, on_pool, parse_dtype, require_dtype,
 };
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
@@ -260,7 +260,7 @@ pub fn run() -> ExitCode {
         Ok(console) => console,
         Err(error) => return fail(&error, json),
     };
-    let kernels = Kernels::watch(verbose, move |line| {
+    let kernels = KernelWatch::begin(verbose, move |line| {
         if !quiet {
             eprint_line(line);
         }

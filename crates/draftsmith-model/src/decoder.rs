@@ -6,6 +6,7 @@
 //! several times slower on the CPU.
 
 pub(crate) mod attention;
+pub(crate) mod block;
 pub(crate) mod few_rows;
 #[cfg(feature = "kernels")]
 pub(crate) mod kernels;

@@ -128,7 +128,7 @@ pub fn require_dtype(device: &Device, source: DtypeSource, dtype: WeightDtype) -
 }
 
 /// Watches the kernels that devices launch.
-pub struct Kernels {
+pub struct KernelWatch {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     watching: kernels::Watching,
 }
@@ -142,10 +142,10 @@ pub struct NumKernels {
     pub launches: usize,
 }
 
-impl Kernels {
+impl KernelWatch {
     /// Begins. While kernels are launched that were not before, `say` gets a line every few seconds. Counting distinct
     /// kernels to the end slows each launch a little.
-    pub fn watch(counts: bool, say: impl Fn(String) + Send + 'static) -> Self {
+    pub fn begin(counts: bool, say: impl Fn(String) + Send + 'static) -> Self {
         #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
         let _ = (counts, say);
         Self {

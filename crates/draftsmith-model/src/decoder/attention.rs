@@ -19,7 +19,8 @@ use burn::tensor::{
     Device, FloatDType, Tensor, TensorData, activation::softmax, module::attention,
 };
 
-use super::few_rows::{BlockTensors, FewRows, Joined, finished};
+use super::block::BlockTensors;
+use super::few_rows::{FewRows, Joined, finished};
 use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::rope::RopeWindow;

@@ -5,6 +5,7 @@ use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+use super::block::{Attending, BlockTensors};
 use super::kernels::{Kernels, Then, num_splits};
 use super::norm::Norm;
 use crate::kv_cache::LayerCache;
@@ -89,30 +90,8 @@ impl FewRows {
     }
 }
 
-/// The numbers of an attention over a cache.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Attending {
-    pub(super) form: AttentionForm,
-    /// Of the norms of heads.
-    pub(super) epsilon: f32,
-    /// Pieces of the cache that are attended to apart.
-    pub(super) num_splits: usize,
-}
-
-/// The weights of a block, attention or MLP.
-#[derive(Debug)]
-pub(crate) struct BlockTensors {
-    /// Scale and shift; `None` if the block reads normed rows.
-    pub(super) norm: Option<(Tensor<1>, Option<Tensor<1>>)>,
-    /// Matrices `[in, out]` with contiguous columns, and biases.
-    pub(super) first: (Tensor<2>, Option<Tensor<1>>),
-    pub(super) last: (Tensor<2>, Option<Tensor<1>>),
-    pub(super) post_norm: Option<(Tensor<1>, Option<Tensor<1>>)>,
-    /// Of both norms.
-    pub(super) epsilon: f64,
-}
-
 impl BlockTensors {
+    /// The weights of a block.
     pub(super) fn new(
         norm: Option<&Norm>,
         first: &Joined,

@@ -21,7 +21,6 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::features::Plane;
 use burn_cubecl::cubecl::ir::{ElemType, FloatKind};
 use burn_cubecl::cubecl::{calculate_cube_count_elemwise, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
@@ -41,7 +40,7 @@ use cubek::std::InputBinding;
 
 use cube::{Heads, KEYS_PER_SPLIT, ProjectionPlan};
 
-use super::few_rows::{Attending, BlockTensors};
+use super::block::{Attending, BlockTensors};
 use crate::packed::AttentionForm;
 use crate::spec::Activation;
 
@@ -63,7 +62,7 @@ pub(crate) struct Kernels {
 }
 
 /// What a projection does after the product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Then {
     /// Nothing.
     Nothing,
@@ -71,6 +70,13 @@ pub(crate) enum Then {
     Activate(Activation),
     /// Applies an activation to the first half of the outputs, and multiplies the second half by them.
     Gate(Activation),
+}
+
+impl Then {
+    /// Parts of the product for each output.
+    fn num_parts(self) -> usize {
+        if matches!(self, Self::Gate(_)) { 2 } else { 1 }
+    }
 }
 
 /// A tensor that an operation may lack.
@@ -130,8 +136,7 @@ pub(crate) trait FewRowsOps: Backend {
     ) -> FloatTensor<Self>;
 
     #[fusion(dtype = *dtype, shape = {
-        let num_outputs = weight[1] / if matches!(then, Then::Gate(_)) { 2 } else { 1 };
-        burn::tensor::Shape::from([x[0], num_outputs])
+        burn::tensor::Shape::from([x[0], weight[1] / then.num_parts()])
     })]
     fn project_rows(
         x: FloatTensor<Self>,
@@ -179,14 +184,14 @@ pub(crate) trait FewRowsOps: Backend {
 }
 
 impl Kernels {
-    /// The kernels of a device; `None` on the CPU, with autodiff, or without operations over planes.
+    /// The kernels of a device; `None` on the CPU, with autodiff, or if planes have no fixed width: then they may not be added
+    /// over.
     pub(crate) fn on(device: &Device) -> Option<Self> {
         let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
         let client = device.client();
         let properties = client.properties();
         let hardware = &properties.hardware;
         let is_fixed = hardware.plane_size_min == hardware.plane_size_max;
-        let _ = Plane::Ops;
         let num_lanes = hardware.plane_size_max as usize;
         (is_fixed && num_lanes > 1).then_some(Self { num_lanes })
     }
@@ -405,12 +410,12 @@ fn multiplied(x: CubeTensor, mut weight: CubeTensor) -> CubeTensor {
 fn finished(
     product: CubeTensor,
     (bias, residual): (Option<CubeTensor>, Option<CubeTensor>),
-    (gate, activation): (Option<Activation>, Option<Activation>),
+    then: Then,
     shape: [usize; 2],
     dtype: DType,
 ) -> CubeTensor {
     let (bias, residual) = (bias.map(into_contiguous), residual.map(into_contiguous));
-    let is_finished = bias.is_none() && residual.is_none() && gate.or(activation).is_none();
+    let is_finished = bias.is_none() && residual.is_none() && then == Then::Nothing;
     if is_finished && product.dtype == dtype {
         return product;
     }
@@ -430,8 +435,7 @@ fn finished(
             output.clone().into_buffer_arg(),
             shape[1],
             num_all,
-            gate,
-            activation,
+            then,
             [element(own), element(dtype)],
         );
     }
@@ -593,29 +597,19 @@ fn projected(
     let width = x.meta.shape()[x.meta.num_dims() - 1];
     let num_rows = x.meta.num_elements() / width;
     let [num_outputs, _] = weight.shape().dims();
-    let (gate, activation) = match then {
-        Then::Gate(gate) => (Some(gate), None),
-        Then::Activate(activation) => (None, Some(activation)),
-        Then::Nothing => (None, None),
-    };
-    let num_outputs = if gate.is_some() { num_outputs / 2 } else { num_outputs };
+    let num_outputs = num_outputs / then.num_parts();
     if !Kernels::suit(num_rows, own) {
         let shape = [num_rows, num_outputs];
-        return finished(multiplied(x, weight), (bias, residual), (gate, activation), shape, dtype);
+        return finished(multiplied(x, weight), (bias, residual), then, shape, dtype);
     }
     let at_once = num_rows.min(ROWS_AT_ONCE);
     let vector = vector_size(&client, own, width);
     let num_vectors = width / vector;
     // Few rows wait for memory, so a lane has several reads under way; many rows share what is read.
-    let (per_plane, num_loads) = match (at_once, gate) {
-        (1, None) => (2, 4),
-        (1, Some(_)) => (1, 4),
-        (_, None) => (4, 1),
-        (_, Some(_)) => (2, 1),
-    };
+    let (per_plane, num_loads) = if at_once == 1 { (2, 4) } else { (4, 1) };
+    let per_plane = per_plane / then.num_parts();
     let num_loads = if num_vectors >= num_loads * num_lanes { num_loads } else { 1 };
-    let plan =
-        ProjectionPlan { num_rows: at_once, num_outputs: per_plane, num_loads, gate, activation };
+    let plan = ProjectionPlan { num_rows: at_once, num_outputs: per_plane, num_loads, then };
     let output = empty(&x, [num_rows, num_outputs], dtype);
     let num_cubes = num_outputs.div_ceil(per_plane * NUM_PLANES as usize) as u32;
     // SAFETY: columns end with the rows, outputs are clamped, and rows are whole groups.

@@ -5,7 +5,8 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu, silu};
 
-use super::few_rows::{BlockTensors, Joined};
+use super::block::BlockTensors;
+use super::few_rows::Joined;
 use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::source::{WeightSource, named_linears};

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::few_rows::{Attending, BlockTensors};
+use super::block::{Attending, BlockTensors};
 use crate::spec::Activation;
 
 /// There are none.

@@ -74,7 +74,9 @@ fn tell(launches: &Launches, say: impl Fn(String)) {
         }
         if all.len() > num_said && last_line.elapsed() >= BETWEEN_LINES {
             let last = *launches.last.lock().unwrap_or_else(PoisonError::into_inner);
-            let name = last.rsplit("::").next().unwrap_or(last);
+            // A type's path, without its parameters.
+            let path = last.split('<').next().unwrap_or(last);
+            let name = path.rsplit("::").next().unwrap_or(path);
             let seconds = begun.elapsed().as_secs();
             say(format!("compiling kernels: {} after {seconds} s, the last `{name}`", all.len()));
             (num_said, last_line) = (all.len(), Instant::now());

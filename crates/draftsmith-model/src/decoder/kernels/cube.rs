@@ -6,6 +6,7 @@
 use burn_cubecl::cubecl;
 use burn_cubecl::cubecl::prelude::*;
 
+use super::Then;
 use crate::spec::Activation;
 
 /// The number of keys that one plane reads. Lengths of caches are multiples of it.
@@ -20,7 +21,7 @@ const FIRST_REACH: usize = 3;
 /// Numbers of a reach in a row's places.
 const REACH_COLUMNS: usize = 3;
 
-/// What a projection does besides the product.
+/// How a projection is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ProjectionPlan {
     /// Rows that share one reading of the weights.
@@ -29,13 +30,19 @@ pub(super) struct ProjectionPlan {
     pub(super) num_outputs: usize,
     /// Vectors of weights that a lane reads at once, for each output.
     pub(super) num_loads: usize,
-    /// The first half of the weights is the gate of the second.
-    pub(super) gate: Option<Activation>,
-    /// Applied without a gate.
-    pub(super) activation: Option<Activation>,
+    /// What follows the product.
+    pub(super) then: Then,
+}
+
+impl ProjectionPlan {
+    /// Sums of a plane.
+    fn num_sums(self) -> usize {
+        self.num_rows * self.num_outputs * self.then.num_parts()
+    }
 }
 
 /// Multiplies rows by a matrix whose rows are outputs: `output[r][o] = Σ x[r][i] · weight[o][i]`.
+#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn project<T: Float, O: Float, N: Size>(
     x: &[Vector<T, N>],
@@ -53,11 +60,9 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
     let plane = CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
     let first_output = plane * plan.num_outputs;
     let first_row = CUBE_POS_Y as usize * plan.num_rows;
-    let num_sums =
-        comptime!(plan.num_outputs * plan.num_rows * if plan.gate.is_some() { 2 } else { 1 });
-    let mut sums = Array::<f32>::new(num_sums);
+    let mut sums = Array::<f32>::new(comptime!(plan.num_sums()));
     #[unroll]
-    for nth in 0..num_sums {
+    for nth in 0..comptime!(plan.num_sums()) {
         sums[nth] = 0.0f32;
     }
     let stride = num_lanes * plan.num_loads;
@@ -86,44 +91,51 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
         #[unroll]
         for r in 0..plan.num_rows {
             let nth = comptime!(o * plan.num_rows + r);
-            let mut sum = plane_sum(sums[nth]);
-            #[comptime]
-            match bias {
-                ComptimeOption::Some(bias) => {
-                    if place < num_outputs {
-                        sum += f32::cast_from(bias[place]);
-                    }
-                }
-                ComptimeOption::None => {}
+            let sum = plane_sum(sums[nth]);
+            let mut up = 0.0f32;
+            if comptime!(plan.then.num_parts() == 2) {
+                up = plane_sum(sums[comptime!(nth + plan.num_outputs * plan.num_rows)]);
             }
-            if comptime!(plan.gate.is_some()) {
-                let up = comptime!(nth + plan.num_outputs * plan.num_rows);
-                let mut up = plane_sum(sums[up]);
-                #[comptime]
-                match bias {
-                    ComptimeOption::Some(bias) => {
-                        if place < num_outputs {
-                            up += f32::cast_from(bias[place + num_outputs]);
-                        }
-                    }
-                    ComptimeOption::None => {}
-                }
-                sum = activated(sum, comptime!(plan.gate.unwrap_or(Activation::Silu))) * up;
-            }
-            if comptime!(plan.activation.is_some()) {
-                sum = activated(sum, comptime!(plan.activation.unwrap_or(Activation::Silu)));
-            }
-            let written = (first_row + r) * num_outputs + place;
+            let at = (first_row + r) * num_outputs + place;
             if lane == 0 && place < num_outputs {
-                #[comptime]
-                match residual {
-                    ComptimeOption::Some(residual) => sum += f32::cast_from(residual[written]),
-                    ComptimeOption::None => {}
-                }
-                output[written] = O::cast_from(sum);
+                let places = (place, num_outputs, at);
+                let number = followed::<T>((sum, up), places, &bias, &residual, plan.then);
+                output[at] = O::cast_from(number);
             }
         }
     }
+}
+
+/// A number of a product, and of its second part, with their biases, what follows, and the residual.
+#[cube]
+fn followed<T: Float>(
+    product: (f32, f32),
+    places: (usize, usize, usize),
+    bias: &ComptimeOption<&[T]>,
+    residual: &ComptimeOption<&[T]>,
+    #[comptime] then: Then,
+) -> f32 {
+    let (place, num_outputs, at) = places;
+    let first = plus::<T>(product.0, bias, place);
+    let number = match then {
+        Then::Nothing => first,
+        Then::Activate(activation) => activated(first, activation),
+        Then::Gate(activation) => {
+            activated(first, activation) * plus::<T>(product.1, bias, num_outputs + place)
+        }
+    };
+    plus::<T>(number, residual, at)
+}
+
+#[cube]
+fn plus<T: Float>(number: f32, added: &ComptimeOption<&[T]>, at: usize) -> f32 {
+    let mut sum = number;
+    #[comptime]
+    match added {
+        ComptimeOption::Some(added) => sum += f32::cast_from(added[at]),
+        ComptimeOption::None => {}
+    }
+    sum
 }
 
 /// What a lane multiplies: a column of vectors, for the rows and outputs of its plane.
@@ -145,14 +157,13 @@ fn multiply<T: Float, N: Size>(
     tile: &Tile,
     #[comptime] plan: ProjectionPlan,
 ) {
-    let num_halves = comptime!(if plan.gate.is_some() { 2 } else { 1 });
     let mut rows = Array::<Vector<f32, N>>::new(plan.num_rows);
     #[unroll]
     for r in 0..plan.num_rows {
         rows[r] = Vector::cast_from(x[(tile.first_row + r) * tile.num_vectors + tile.column]);
     }
     #[unroll]
-    for half in 0..num_halves {
+    for half in 0..comptime!(plan.then.num_parts()) {
         #[unroll]
         for o in 0..plan.num_outputs {
             // A plane past the last output computes it again and writes nothing.
@@ -175,7 +186,8 @@ fn multiply<T: Float, N: Size>(
     }
 }
 
-/// What follows a product of many rows: its bias, activation or gate, and residual.
+/// What follows a product of many rows, a unit each number.
+#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn finish<T: Float, O: Float>(
     product: &[T],
@@ -184,36 +196,19 @@ pub(super) fn finish<T: Float, O: Float>(
     output: &mut [O],
     num_outputs: usize,
     num_all: usize,
-    #[comptime] gate: Option<Activation>,
-    #[comptime] activation: Option<Activation>,
+    #[comptime] then: Then,
     #[define(T, O)] _types: [ElemType; 2],
 ) {
     if ABSOLUTE_POS < num_all {
         let (row, place) = (ABSOLUTE_POS / num_outputs, ABSOLUTE_POS % num_outputs);
-        let width = num_outputs * comptime!(if gate.is_some() { 2usize } else { 1usize });
-        let mut number = f32::cast_from(product[row * width + place]);
-        #[comptime]
-        match bias {
-            ComptimeOption::Some(bias) => number += f32::cast_from(bias[place]),
-            ComptimeOption::None => {}
+        let first = row * num_outputs * comptime!(then.num_parts()) + place;
+        let sum = f32::cast_from(product[first]);
+        let mut up = 0.0f32;
+        if comptime!(then.num_parts() == 2) {
+            up = f32::cast_from(product[first + num_outputs]);
         }
-        if comptime!(gate.is_some()) {
-            let mut up = f32::cast_from(product[row * width + num_outputs + place]);
-            #[comptime]
-            match bias {
-                ComptimeOption::Some(bias) => up += f32::cast_from(bias[num_outputs + place]),
-                ComptimeOption::None => {}
-            }
-            number = activated(number, comptime!(gate.unwrap_or(Activation::Silu))) * up;
-        }
-        if comptime!(activation.is_some()) {
-            number = activated(number, comptime!(activation.unwrap_or(Activation::Silu)));
-        }
-        #[comptime]
-        match residual {
-            ComptimeOption::Some(residual) => number += f32::cast_from(residual[ABSOLUTE_POS]),
-            ComptimeOption::None => {}
-        }
+        let places = (place, num_outputs, ABSOLUTE_POS);
+        let number = followed::<T>((sum, up), places, &bias, &residual, then);
         output[ABSOLUTE_POS] = O::cast_from(number);
     }
 }
@@ -231,6 +226,7 @@ fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
 }
 
 /// RMS norm, or LayerNorm if there is a shift, of one row a cube.
+#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn norm<T: Float>(
     x: &[T],
@@ -322,6 +318,7 @@ pub(super) struct Heads {
 
 /// Norms, rotates and scales queries, and writes keys and values where they belong in the cache. A plane has one head of a
 /// row.
+#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn place<T: Float>(
     qkv: &[T],
@@ -397,6 +394,7 @@ pub(super) fn place<T: Float>(
 }
 
 /// A channel of a query or key after its head's norm.
+#[expect(clippy::too_many_arguments, reason = "both norms, and where")]
 #[cube]
 fn weighed(
     number: f32,
@@ -416,6 +414,7 @@ fn weighed(
 }
 
 /// Attends from one head of a row to the keys of one split: a softmax's numerator, and its maximum and denominator.
+#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn attend<T: Float, N: Size>(
     queries: &[Vector<T, N>],
@@ -466,21 +465,8 @@ pub(super) fn attend<T: Float, N: Size>(
         let mut best = most;
         #[unroll]
         for k in 0..KEYS_AT_ONCE {
-            let mut product = 0.0f32;
-            #[unroll]
-            for n in 0..vectors_per_lane {
-                let vector = lane + n * heads.num_lanes;
-                if vector < num_vectors {
-                    let read = Vector::<f32, N>::cast_from(
-                        keys[(first_key + key + k) * num_vectors + vector],
-                    );
-                    let of_query = query[n];
-                    #[unroll]
-                    for i in 0..N::value() {
-                        product = fma(of_query.extract(i), read.extract(i), product);
-                    }
-                }
-            }
+            let first = (first_key + key + k) * num_vectors;
+            let product = product_of_lane::<T, N>(&query, keys, first, heads, vectors_per_lane);
             let mut score = plane_sum(product);
             if comptime!(heads.is_capped) {
                 score = (score / soft_cap).tanh() * soft_cap;
@@ -528,6 +514,31 @@ pub(super) fn attend<T: Float, N: Size>(
         sums[2 * place] = most;
         sums[2 * place + 1] = denominator;
     }
+}
+
+/// A lane's share of a query's product with the key that begins at `first`.
+#[cube]
+fn product_of_lane<T: Float, N: Size>(
+    query: &Array<Vector<f32, N>>,
+    keys: &[Vector<T, N>],
+    first: usize,
+    #[comptime] heads: Heads,
+    #[comptime] vectors_per_lane: usize,
+) -> f32 {
+    let mut product = 0.0f32;
+    #[unroll]
+    for n in 0..vectors_per_lane {
+        let vector = UNIT_POS_X as usize + n * heads.num_lanes;
+        if vector < comptime!(heads.head_dim) / N::value() {
+            let read = Vector::<f32, N>::cast_from(keys[first + vector]);
+            let of_query = query[n];
+            #[unroll]
+            for i in 0..N::value() {
+                product = fma(of_query.extract(i), read.extract(i), product);
+            }
+        }
+    }
+    product
 }
 
 /// Whether a row sees a node of its tree: a bit of its places.
