@@ -129,6 +129,19 @@ fn adapters_of_other_models_are_refused() {
 }
 
 #[test]
+fn two_devices_train_the_weights_of_one() {
+    let weights = |devices: &str| {
+        let place = adapter_place();
+        place.run(&["build-data", "road.toml"]).ok();
+        let set = ["--set", "drafters.exit1.optimizer.gradient_accumulation=2"];
+        let train = ["train-adapter", "road.toml", "exit1", "--devices", devices];
+        place.run(&[&train[..], &set].concat()).ok();
+        std::fs::read(place.path("checkpoints/road/exit1/model.safetensors")).unwrap()
+    };
+    assert!(weights("cpu") == weights("cpu,cpu"));
+}
+
+#[test]
 fn contradictory_and_invalid_adapter_flags_are_refused() {
     let place = Place::new();
     let draft = model("draft").display().to_string();

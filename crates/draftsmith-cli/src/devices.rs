@@ -9,23 +9,23 @@ use draftsmith_train::{OptimizerSettings, Section};
 use crate::console::Console;
 use draftsmith_recipe::device::{DeviceChoice, DtypeSource, kernel_cache, require_dtype};
 
-/// Parses the devices of a training as the command line names them: one device, or several CUDA GPUs that
-/// split the batches.
+/// Parses the devices of a training as the command line names them: one device, or several of one kind that
+/// split the batches: CUDA GPUs, or the CPU more than once.
 ///
 /// # Errors
-/// If a name is not a device's or is repeated, or several are not all GPUs.
+/// If a name is not a device's, a GPU is repeated, or kinds differ.
 pub(crate) fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, String> {
     let mut choices: Vec<DeviceChoice> = Vec::new();
     for name in text.split(',') {
         let choice = name.parse()?;
-        if choices.contains(&choice) {
+        if choice != DeviceChoice::Cpu && choices.contains(&choice) {
             return Err(format!("`{name}` is named twice"));
         }
         choices.push(choice);
     }
-    let are_gpus = choices.iter().all(|choice| matches!(choice, DeviceChoice::Cuda(_)));
-    if choices.len() > 1 && !are_gpus {
-        return Err("several devices must be CUDA GPUs, as in `cuda:0,cuda:1`".to_owned());
+    let kind = |choice: &DeviceChoice| std::mem::discriminant(choice);
+    if choices.iter().any(|choice| kind(choice) != kind(&choices[0])) {
+        return Err("several devices must be of one kind, as in `cuda:0,cuda:1`".to_owned());
     }
     Ok(choices)
 }
@@ -83,17 +83,18 @@ mod tests {
     use draftsmith_recipe::device::name_of_gpu;
 
     #[test]
-    fn several_devices_must_be_distinct_gpus() {
+    fn several_devices_are_distinct_gpus_or_the_cpu() {
         let devices = parse_devices;
         assert_eq!(devices("cpu"), Ok(vec![Cpu]));
         assert_eq!(devices("wgpu"), Ok(vec![Wgpu]));
+        assert_eq!(devices("cpu,cpu"), Ok(vec![Cpu, Cpu]));
         assert_eq!(devices("cuda,cuda:1"), Ok(vec![Cuda(0), Cuda(1)]));
         assert_eq!(devices("cuda:3,cuda:0,cuda:1"), Ok(vec![Cuda(3), Cuda(0), Cuda(1)]));
         for (text, said) in [
-            ("cpu,cpu", "`cpu` is named twice"),
             ("cuda,cuda:1,cuda:0", "`cuda:0` is named twice"),
-            ("cpu,cuda:0", "several devices must be CUDA GPUs, as in `cuda:0,cuda:1`"),
-            ("cuda:0,wgpu", "several devices must be CUDA GPUs"),
+            ("cpu,cuda:0", "several devices must be of one kind, as in `cuda:0,cuda:1`"),
+            ("wgpu,wgpu", "`wgpu` is named twice"),
+            ("cuda:0,wgpu", "several devices must be of one kind"),
             ("cuda:0,", "expected `cpu`, `cuda`, `cuda:N` or `wgpu`"),
             ("", "expected `cpu`"),
             ("cuda:0,cuda:x", "`x` is not a GPU's number"),

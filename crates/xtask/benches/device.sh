@@ -84,6 +84,13 @@ rules = { fixed = [2], confidence = [0.6] }
 [drafters.adapter.optimizer]
 num_epochs = 2
 validation_fraction = 0.2
+[drafters.eagle]
+kind = "eagle3"
+num_steps = 2
+rules = { fixed = [2] }
+[drafters.eagle.optimizer]
+num_epochs = 2
+validation_fraction = 0.2
 [tune]
 num_prompts = 2
 [evaluate]
@@ -101,7 +108,7 @@ END
     done
 done
 compared 'responses and labels' "$differences" "data/$device" data/cpu "$labels"
-for part in draft/head adapter; do
+for part in draft/head adapter eagle; do
     compared "the $part" "$differences" {"checkpoints/$device",checkpoints/cpu}/"$part"/model.safetensors "$weights"
 done
 for rollouts in data/cpu/rollouts-*.parquet; do

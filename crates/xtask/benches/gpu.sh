@@ -1,69 +1,55 @@
 #!/usr/bin/env bash
-# Times both trainings at the shapes of real models on a GPU, in turn with torch eager and compiled on the same
-# machine, and decoding in f32 and bf16. Writes a table, and every run as a line of JSON. First it checks that the
-# GPU computes correctly.
+# A bounded look at a GPU: its tokens beside the CPU's, the time to the first one, decoding and both trainings at the
+# shapes of a 7B model in turn with torch, and whether it computes what the CPU computes. Prints as it goes; the first
+# results come within a minute. Writes a table, and every run as a line of JSON.
 #
 #   crates/xtask/benches/gpu.sh pack DIR
-#       builds with the feature `cuda` and leaves `draftsmith.xz` and `gpu.xz` in DIR, for a machine without a
+#       builds the binary and the bench with the feature `cuda` and leaves `gpu.tar.xz` in DIR, for a machine without a
 #       toolchain. Arguments after DIR go to cargo.
-#   crates/xtask/benches/gpu.sh run [--bench FILE] [--draftsmith FILE] [--python PATH] [--out DIR]
-#                                        [--device cuda] [--rounds 2] [--model DIR] [-- SHAPES]
-#       FILE is a binary or an .xz of one. Without `--bench` one is built; without `--draftsmith` greedy tokens are
-#       not compared (`cuda.sh`). PATH is a Python with torch; without it only draftsmith runs. SHAPES go to both
-#       sides, as in `--layers 4 --seq 512`. `--out` gets `runs.jsonl` and `table.md`. With a checkpoint as
-#       `--model` it also measures how far rounding moves the checkpoint's choices.
+#   crates/xtask/benches/gpu.sh run [--programs gpu.tar.xz] [--python PATH] [--out DIR] [--device cuda] [--rounds 1]
+#                                        [--limit 540] [--model DIR] [-- SHAPES]
+#       Without `--programs` both are built. PATH is a Python with torch; without it only draftsmith runs. SHAPES go to
+#       both sides, as in `--layers 4 --seq 512`. `--out` gets `runs.jsonl` and `table.md`. After `--limit` seconds the
+#       rest is skipped by name. With a checkpoint as `--model` it also measures how far rounding moves its choices.
 #
 # NVRTC and CUDA's headers come from CUDA_PATH or /usr/local/cuda, otherwise from torch's packages. The exit code
 # is 1 if the GPU's tokens, logits, losses or gradients differ from the CPU's, if rounding moves choices by more
 # than the tolerance, or if a side's operation count differs.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-manifest="$here/../Cargo.toml"
 
 fail() {
     echo "gpu.sh: $*" >&2
     exit 2
 }
 
-# The path of the executable that cargo built last.
-executable() {
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
-}
-
-build_bench() {
-    cargo bench --no-run --bench gpu --manifest-path "$manifest" --message-format json "$@" |
-        executable
+# Builds both programs with one command, since other selections of packages build other features, and prints their paths,
+# the binary's first. Among a bench's artifacts is the binary of its package, so kinds tell them apart.
+build() {
+    cargo build --release --manifest-path "$here/../../../Cargo.toml" -p draftsmith-cli -p xtask --bin draftsmith \
+        --bench gpu --message-format json "$@" | python3 -c '
+import json, sys
+found = {}
+for line in sys.stdin:
+    artifact = json.loads(line)
+    if artifact.get("executable"):
+        found[artifact["target"]["name"], artifact["target"]["kind"][0]] = artifact["executable"]
+print(found["draftsmith", "bin"], found["gpu", "bench"])'
 }
 
 pack() {
     [ $# -ge 1 ] || fail 'pack: expected a directory'
-    local dir="$1"
+    local dir="$1" binary bench
     shift
-    mkdir -p "$dir"
-    local bench binary
-    bench="$(build_bench --features cuda "$@")"
-    binary="$(cargo build --release --bin draftsmith --features cuda --manifest-path "$here/../../draftsmith-cli/Cargo.toml" \
-        --message-format json "$@" | executable)"
-    [ -n "$bench" ] && [ -n "$binary" ] || fail 'cargo built no executable'
-    local name file
-    for name in gpu draftsmith; do
-        [ "$name" = gpu ] && file="$bench" || file="$binary"
-        strip -o "$dir/$name" "$file"
-        xz -T0 -f "$dir/$name"
-    done
-    ls -l "$dir"
-}
-
-# An executable binary, unpacked if necessary.
-unpacked() {
-    case "$1" in
-    *.xz)
-        xz -dc "$1" > "$place/$2"
-        chmod +x "$place/$2"
-        echo "$place/$2"
-        ;;
-    *) realpath "$1" ;;
-    esac
+    mkdir -p "$dir/programs"
+    read -r binary bench < <(build --features draftsmith-cli/cuda,xtask/cuda "$@")
+    [ -n "${bench:-}" ] || fail 'cargo built no executable'
+    strip -o "$dir/programs/draftsmith" "$binary"
+    strip -o "$dir/programs/gpu" "$bench"
+    # They share most code.
+    tar c -C "$dir/programs" draftsmith gpu | xz --lzma2=preset=4,dict=192MiB > "$dir/gpu.tar.xz"
+    rm -r "$dir/programs"
+    ls -l "$dir/gpu.tar.xz"
 }
 
 # The path in which cubecl looks for NVRTC and for the headers of kernels.
@@ -101,35 +87,45 @@ END
     echo "NVRTC ${library:-not found}, headers in $cuda/include"
 }
 
-# Runs a command that prints a line of JSON, adds the card's peak memory, and keeps the line.
-measured() {
-    local label="$1" log="$place/memory" sampler='' line status=0
-    shift
+# Runs a command for at most so many seconds, within what is left of all; says how it went.
+step() { # SECONDS LABEL COMMAND...
+    local limit="$1" label="$2" begun=$SECONDS status=0
+    shift 2
+    [ $((whole - SECONDS)) -ge "$limit" ] || limit=$((whole - SECONDS))
+    if [ "$limit" -lt 5 ]; then
+        echo "[$SECONDS s] $label: no time left"
+        return 1
+    fi
+    timeout -k 3 "$limit" "$@" || status=$?
+    echo "[$SECONDS s] $label: $((SECONDS - begun)) s$([ "$status" = 0 ] || echo ", FAILED ($status)")"
+    return "$status"
+}
+
+# A step that prints a line of JSON, which is kept with the card's peak memory.
+measured() { # SECONDS LABEL COMMAND...
+    local log="$place/memory" sampler='' status=0
     if [ "$device" != cpu ] && command -v nvidia-smi > /dev/null; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=200 > "$log" &
         sampler=$!
     fi
-    echo "-- $label" >&2
-    line="$("$@")" || status=$?
+    step "$@" > "$place/line" || status=$?
     if [ -n "$sampler" ]; then
         kill "$sampler"
         wait "$sampler" 2> /dev/null || true
     fi
-    if [ "$status" -ne 0 ] || [ "${line#\{}" = "$line" ]; then
-        echo "$label failed, or printed no figures" >&2
-        return 0
-    fi
+    grep -v '^{' "$place/line" || true
+    local line
+    line="$(grep '^{' "$place/line" | tail -n 1 || true)"
+    [ -n "$line" ] || return 0
     if [ -n "$sampler" ]; then
-        local most
-        most="$(sort -n "$log" | tail -n 1)"
-        line="${line%\}},\"card_bytes\":$((most * 1048576))}"
+        line="${line%\}},\"card_bytes\":$(($(sort -n "$log" | tail -n 1) * 1048576))}"
     fi
-    echo "$line" | tee -a "$out/runs.jsonl" >&2
+    echo "$line" | tee -a "$out/runs.jsonl"
 }
 
 run() {
-    local bench='' draftsmith='' rounds=2 shapes=() status=0 round work
-    device=cuda python='' out=. model=''
+    local programs='' rounds=1 shapes=() status=0 round work bench draftsmith name
+    device=cuda python='' out=. model='' whole=540
     while [ $# -gt 0 ]; do
         case "$1" in
         --)
@@ -137,7 +133,11 @@ run() {
             shapes=("$@")
             break
             ;;
-        --bench | --draftsmith | --python | --out | --device | --rounds | --model)
+        --limit)
+            whole="$2"
+            shift 2
+            ;;
+        --programs | --python | --out | --device | --rounds | --model)
             [ $# -ge 2 ] || fail "$1: expected a value"
             printf -v "${1#--}" '%s' "$2"
             shift 2
@@ -149,44 +149,49 @@ run() {
     trap 'rm -rf "$place"' EXIT
     mkdir -p "$out"
     : > "$out/runs.jsonl"
-    if [ -z "$bench" ]; then
+    if [ -n "$programs" ]; then
+        tar xJf "$programs" -C "$place"
+        draftsmith="$place/draftsmith" bench="$place/gpu"
+    else
         local features=()
-        [ "$device" = cpu ] || features=(--features cuda)
-        bench="$(build_bench "${features[@]}")"
+        [ "$device" = cpu ] || features=(--features draftsmith-cli/cuda,xtask/cuda)
+        read -r draftsmith bench < <(build "${features[@]}")
     fi
-    bench="$(unpacked "$bench" gpu)"
     [ "$device" = cpu ] || find_cuda
+    SECONDS=0
 
-    echo '== compare decoding and training with the CPU'
-    "$bench" --device "$device" --check || status=1
-    if [ -n "$model" ]; then
-        for dtype in f32 bf16; do
-            "$bench" --device "$device" --dtype "$dtype" --rounding "$model" || status=1
-        done
-    fi
-    if [ -n "$draftsmith" ]; then
-        "$here/cuda.sh" "$(unpacked "$draftsmith" draftsmith)" || status=1
-    fi
-
-    echo '== in turn'
-    for ((round = 1; round <= rounds; round++)); do
-        for work in adapter head; do
-            measured "$work, ours" \
-                "$bench" --device "$device" --work "$work" --json "${shapes[@]}"
-            if [ -n "$python" ]; then
-                measured "$work, torch eager" \
-                    "$python" "$here/peers/gpu.py" --device "$device" --work "$work" "${shapes[@]}"
-                measured "$work, torch compiled" "$python" "$here/peers/gpu.py" \
-                    --device "$device" --work "$work" --compile "${shapes[@]}"
-            fi
-        done
+    echo '== the first tokens, and the CPU beside them'
+    for name in cpu "$device"; do
+        step 120 "generate on $name" "$draftsmith" generate --device "$name" --greedy --max-new-tokens 60 --quiet \
+            --target "$here/../../../checkpoints/tiny/target" --prompt 'What is 47 + 85? Show the steps.' > "$place/$name" || status=1
+        grep '^\[' "$place/$name"
+        sed -i '/^\[/d' "$place/$name"
     done
+    cmp "$place/cpu" "$place/$device" || status=1
 
     echo '== decoding'
-    for dtype in f32 bf16; do
-        measured "decode, $dtype" \
-            "$bench" --device "$device" --work decode --dtype "$dtype" --json "${shapes[@]}"
+    for dtype in bf16 f32; do
+        [ "$device" != cpu ] || [ "$dtype" = f32 ] || continue
+        measured 60 "decode, $dtype" "$bench" --device "$device" --work decode --dtype "$dtype" --json "${shapes[@]}"
     done
+
+    echo '== trainings in turn'
+    for ((round = 1; round <= rounds; round++)); do
+        for work in adapter head eagle3; do
+            measured 90 "$work, ours" "$bench" --device "$device" --work "$work" --json "${shapes[@]}"
+            [ -n "$python" ] || continue
+            measured 60 "$work, torch eager" "$python" "$here/peers/gpu.py" --device "$device" --work "$work" "${shapes[@]}"
+            measured 90 "$work, torch compiled" "$python" "$here/peers/gpu.py" --device "$device" --work "$work" --compile "${shapes[@]}"
+        done
+    done
+
+    echo '== compare decoding and training with the CPU'
+    step 120 check "$bench" --device "$device" --check || status=1
+    if [ -n "$model" ]; then
+        for dtype in f32 bf16; do
+            step 60 "rounding, $dtype" "$bench" --device "$device" --dtype "$dtype" --rounding "$model" || status=1
+        done
+    fi
 
     echo '== the table'
     if [ -n "$python" ]; then

@@ -488,31 +488,54 @@ pub(super) fn attend<T: Float, N: Size>(
         for k in 0..KEYS_AT_ONCE {
             let weight = select(scores[k] > f32::new(UNSEEN), (scores[k] - best).exp(), 0.0f32);
             denominator += weight;
-            #[unroll]
-            for n in 0..vectors_per_lane {
-                let vector = lane + n * heads.num_lanes;
-                if vector < num_vectors {
-                    let read = Vector::<f32, N>::cast_from(
-                        values[(first_key + key + k) * num_vectors + vector],
-                    );
-                    sum[n] = fma(read, Vector::new(weight), sum[n]);
-                }
-            }
+            let first = (first_key + key + k) * num_vectors;
+            add_weighted::<T, N>(&mut sum, values, (first, weight), heads, vectors_per_lane);
         }
         most = best;
         key += KEYS_AT_ONCE;
     }
     let place = (row * heads.num_heads + head) * CUBE_COUNT_Z as usize + split;
-    #[unroll]
-    for n in 0..vectors_per_lane {
-        let vector = lane + n * heads.num_lanes;
-        if vector < num_vectors {
-            mixed[place * num_vectors + vector] = sum[n];
-        }
-    }
+    write_lane::<N>(mixed, place * num_vectors, &sum, heads, vectors_per_lane);
     if lane == 0 {
         sums[2 * place] = most;
         sums[2 * place + 1] = denominator;
+    }
+}
+
+/// Adds a lane's part of the values that begin at the first of `at`, times the second.
+#[cube]
+fn add_weighted<T: Float, N: Size>(
+    sum: &mut Array<Vector<f32, N>>,
+    values: &[Vector<T, N>],
+    at: (usize, f32),
+    #[comptime] heads: Heads,
+    #[comptime] vectors_per_lane: usize,
+) {
+    #[unroll]
+    for n in 0..vectors_per_lane {
+        let vector = UNIT_POS_X as usize + n * heads.num_lanes;
+        if vector < comptime!(heads.head_dim) / N::value() {
+            let read = Vector::<f32, N>::cast_from(values[at.0 + vector]);
+            sum[n] = fma(read, Vector::new(at.1), sum[n]);
+        }
+    }
+}
+
+/// Writes a lane's part of a head's sums.
+#[cube]
+fn write_lane<N: Size>(
+    output: &mut [Vector<f32, N>],
+    first: usize,
+    sum: &Array<Vector<f32, N>>,
+    #[comptime] heads: Heads,
+    #[comptime] vectors_per_lane: usize,
+) {
+    #[unroll]
+    for n in 0..vectors_per_lane {
+        let vector = UNIT_POS_X as usize + n * heads.num_lanes;
+        if vector < comptime!(heads.head_dim) / N::value() {
+            output[first + vector] = sum[n];
+        }
     }
 }
 
