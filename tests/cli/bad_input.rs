@@ -387,7 +387,7 @@ fn an_unavailable_device_is_named() {
     let place = with_recipe(|text| text);
     for command in ["run", "train-head", "train-adapter"] {
         let on = |devices: &[&str]| place.run(&[&[command, "small.toml"], devices].concat());
-        on(&["--devices", "wgpu,wgpu"]).fails_naming(&["`cpu` is named twice"]);
+        on(&["--devices", "wgpu,wgpu"]).fails_naming(&["`wgpu` is named twice"]);
         on(&["--devices", "cpu,cuda"]).fails_naming(&["`cuda:0,cuda:1`"]);
         on(&["--devices", "cpu", "--device", "cpu"]).fails_naming(&["--devices", "--device"]);
         if !cfg!(feature = "cuda") {

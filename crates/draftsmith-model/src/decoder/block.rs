@@ -6,6 +6,7 @@ use crate::packed::AttentionForm;
 
 /// The numbers of an attention over a cache.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "kernels"), expect(dead_code, reason = "only kernels read it"))]
 pub(crate) struct Attending {
     pub(super) form: AttentionForm,
     /// Of the norms of heads.
@@ -16,6 +17,7 @@ pub(crate) struct Attending {
 
 /// The weights of a block, attention or MLP.
 #[derive(Debug)]
+#[cfg_attr(not(feature = "kernels"), expect(dead_code, reason = "only kernels read it"))]
 pub(crate) struct BlockTensors {
     /// Scale and shift; `None` if the block reads normed rows.
     pub(super) norm: Option<(Tensor<1>, Option<Tensor<1>>)>,
