@@ -14,7 +14,7 @@
 #
 # NVRTC and CUDA's headers come from CUDA_PATH or /usr/local/cuda, otherwise from torch's packages. The exit code
 # is 1 if the GPU's tokens, logits, losses or gradients differ from the CPU's, if rounding moves choices by more
-# than the tolerance, or if a side's operation count differs.
+# than the tolerance, if a side's operation count differs, or if no time was left to compare tokens or check.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 
@@ -89,14 +89,14 @@ END
 
 # Runs a command for at most so many seconds, within what is left of all; says how it went.
 step() { # SECONDS LABEL COMMAND...
-    local limit="$1" label="$2" begun=$SECONDS status=0
+    local seconds="$1" label="$2" begun=$SECONDS status=0
     shift 2
-    [ $((whole - SECONDS)) -ge "$limit" ] || limit=$((whole - SECONDS))
-    if [ "$limit" -lt 5 ]; then
+    [ $((limit - SECONDS)) -ge "$seconds" ] || seconds=$((limit - SECONDS))
+    if [ "$seconds" -lt 5 ]; then
         echo "[$SECONDS s] $label: no time left"
         return 1
     fi
-    timeout -k 3 "$limit" "$@" || status=$?
+    timeout -k 3 "$seconds" "$@" || status=$?
     echo "[$SECONDS s] $label: $((SECONDS - begun)) s$([ "$status" = 0 ] || echo ", FAILED ($status)")"
     return "$status"
 }
@@ -117,7 +117,7 @@ measured() { # SECONDS LABEL COMMAND...
     local line
     line="$(grep '^{' "$place/line" | tail -n 1 || true)"
     [ -n "$line" ] || return 0
-    if [ -n "$sampler" ]; then
+    if [ -n "$sampler" ] && [ -s "$log" ]; then
         line="${line%\}},\"card_bytes\":$(($(sort -n "$log" | tail -n 1) * 1048576))}"
     fi
     echo "$line" | tee -a "$out/runs.jsonl"
@@ -125,7 +125,7 @@ measured() { # SECONDS LABEL COMMAND...
 
 run() {
     local programs='' rounds=1 shapes=() status=0 round work bench draftsmith name
-    device=cuda python='' out=. model='' whole=540
+    device=cuda python='' out=. model='' limit=540
     while [ $# -gt 0 ]; do
         case "$1" in
         --)
@@ -133,11 +133,7 @@ run() {
             shapes=("$@")
             break
             ;;
-        --limit)
-            whole="$2"
-            shift 2
-            ;;
-        --programs | --python | --out | --device | --rounds | --model)
+        --programs | --python | --out | --device | --rounds | --limit | --model)
             [ $# -ge 2 ] || fail "$1: expected a value"
             printf -v "${1#--}" '%s' "$2"
             shift 2
@@ -167,7 +163,15 @@ run() {
         grep '^\[' "$place/$name"
         sed -i '/^\[/d' "$place/$name"
     done
-    cmp "$place/cpu" "$place/$device" || status=1
+    if [ ! -s "$place/cpu" ] || [ ! -s "$place/$device" ]; then
+        echo 'NOT COMPARED: a device gave no words'
+        status=1
+    elif cmp "$place/cpu" "$place/$device"; then
+        echo "same: all $(wc -w < "$place/cpu") words"
+    else
+        echo "DIFFERENT: the words on \`$device\`"
+        status=1
+    fi
 
     echo '== decoding'
     for dtype in bf16 f32; do
@@ -194,7 +198,8 @@ run() {
     fi
 
     echo '== the table'
-    if [ -n "$python" ]; then
+    # Printing it needs no torch.
+    if [ -n "$python" ] || python="$(command -v python3)"; then
         "$python" "$here/peers/gpu.py" --table "$out/runs.jsonl" | tee "$out/table.md" || status=1
     fi
     exit "$status"
