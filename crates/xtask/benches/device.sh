@@ -4,8 +4,8 @@
 #   crates/xtask/benches/device.sh DEVICE BINARY DIFFERENCES
 #
 # BINARY is a `draftsmith` with the device, DIFFERENCES the bench of that name. Greedy tokens must equal the CPU's, for
-# every checkpoint in tests/fixtures (all families) and for the embedded pair, plain and with its draft, head and
-# adapter. So must responses, draft tokens, recorded candidates and the counts of an evaluation. Labels and the weights of
+# every checkpoint in tests/fixtures (all families) and for the embedded pair, plain and with its draft, head, adapter
+# and EAGLE-3 drafter. So must responses, draft tokens, recorded candidates and the counts of an evaluation. Labels and the weights of
 # short trainings may differ within the tolerances below. Works in a temporary directory and leaves the repository
 # unchanged. The exit code is 1 if anything differs.
 set -euo pipefail
@@ -127,5 +127,6 @@ for prompt in 'What is 47 + 85? Show the steps.' 'Convert 3 km to m.'; do
         # shellcheck disable=SC2086
         same_tokens "${with:-alone}: $prompt" --target models/target --prompt "$prompt" --max-new-tokens 60 $with
     done
+    same_tokens "EAGLE-3: $prompt" --recipe cpu.toml --drafter eagle --prompt "$prompt" --max-new-tokens 60
 done
 exit "$status"
