@@ -23,27 +23,13 @@ fail() {
     exit 2
 }
 
-# Builds both programs with one command, since other selections of packages build other features, and prints their paths,
-# the binary's first. Among a bench's artifacts is the binary of its package, so kinds tell them apart.
-build() {
-    cargo build --release --manifest-path "$here/../../../Cargo.toml" -p draftsmith-cli -p xtask --bin draftsmith \
-        --bench gpu --message-format json "$@" | python3 -c '
-import json, sys
-found = {}
-for line in sys.stdin:
-    artifact = json.loads(line)
-    if artifact.get("executable"):
-        found[artifact["target"]["name"], artifact["target"]["kind"][0]] = artifact["executable"]
-print(found["draftsmith", "bin"], found["gpu", "bench"])'
-}
-
 pack() {
     [ $# -ge 1 ] || fail 'pack: expected a directory'
-    local dir="$1" binary bench
+    local dir="$1" programs binary bench
     shift
     mkdir -p "$dir/programs"
-    read -r binary bench < <(build --features draftsmith-cli/cuda,xtask/cuda "$@")
-    [ -n "${bench:-}" ] || fail 'cargo built no executable'
+    programs="$("$here/programs.sh" gpu --features draftsmith-cli/cuda,xtask/cuda "$@")"
+    binary="${programs%$'\n'*}" bench="${programs#*$'\n'}"
     strip -o "$dir/programs/draftsmith" "$binary"
     strip -o "$dir/programs/gpu" "$bench"
     # They share most code.
@@ -151,7 +137,8 @@ run() {
     else
         local features=()
         [ "$device" = cpu ] || features=(--features draftsmith-cli/cuda,xtask/cuda)
-        read -r draftsmith bench < <(build "${features[@]}")
+        programs="$("$here/programs.sh" gpu "${features[@]}")"
+        draftsmith="${programs%$'\n'*}" bench="${programs#*$'\n'}"
     fi
     [ "$device" = cpu ] || find_cuda
     SECONDS=0

@@ -15,8 +15,8 @@ declare -A bound=([generate]=40 [build-data]=45 [train-head]=116 [adapter]=133 [
 
 binary="${1:-}"
 if [ -z "$binary" ]; then
-    cargo build --release --bin draftsmith --features wgpu --manifest-path "$root/crates/draftsmith-cli/Cargo.toml"
-    binary="$root/target/release/draftsmith"
+    # As `vulkan.sh` builds it, so that either finds what the other compiled.
+    binary="$("$here/programs.sh" differences --features draftsmith-cli/wgpu,xtask/wgpu | head -n 1)"
 fi
 binary="$(realpath "$binary")"
 place="$(mktemp -d)"
