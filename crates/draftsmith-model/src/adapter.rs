@@ -395,9 +395,7 @@ impl Adapter {
         let rows = normed.place.clone().into_device(&self.device());
         normed.with_place(rows.map(|rows| {
             let [batch, seq, width] = rows.dims();
-            let (rows, head) = (rows.reshape([batch * seq, width]), head.weight.val());
-            let logits = few_rows::logits(&rows, &head)
-                .unwrap_or_else(|| rows.matmul(head).cast(FloatDType::F32));
+            let logits = few_rows::logits(rows.reshape([batch * seq, width]), head.weight.val());
             let logits = soft_capped(logits, self.logit_soft_cap);
             logits.reshape([batch, seq, self.shape.vocab_size])
         }))

@@ -380,9 +380,7 @@ impl CausalLm {
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = hidden.dims();
         let rows = hidden.reshape([batch * seq, width]);
-        let head = self.lm_head_weight();
-        let logits = few_rows::logits(&rows, &head)
-            .unwrap_or_else(|| rows.matmul(head).cast(FloatDType::F32));
+        let logits = few_rows::logits(rows, self.lm_head_weight());
         let logits = soft_capped(logits, self.config.spec.logit_soft_cap);
         logits.reshape([batch, seq, self.shape().vocab_size])
     }

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::causal_lm::CausalLm;
 use crate::decoder::few_rows::{self, with_contiguous_columns};
@@ -198,9 +198,7 @@ impl NarrowHead {
                 normed.with_place(normed.place.clone().into_device(&device).map(|hidden| {
                     let [_, num_rows, width] = hidden.dims();
                     let hidden = hidden.reshape([num_rows, width]);
-                    let logits = few_rows::logits(&hidden, weight).unwrap_or_else(|| {
-                        hidden.matmul(Tensor::clone(weight)).cast(FloatDType::F32)
-                    });
+                    let logits = few_rows::logits(hidden, Tensor::clone(weight));
                     let logits = soft_capped(logits, self.logit_soft_cap);
                     let never = Tensor::<2>::full([num_rows, 1], NEVER, &device);
                     let wide = Tensor::cat(vec![logits, never], 1).select(1, column_of);

@@ -262,15 +262,14 @@ impl Attention {
     pub(super) fn join(&mut self) {
         let has_shift = |norm: &Norm| norm.beta().is_some();
         let is_suited = !self.head_norms.iter().flatten().any(has_shift);
-        let is_current = self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.query));
-        if is_suited && !is_current && Kernels::on(&self.query.weight.device()).is_some() {
+        if is_suited && !self.is_joined() && Kernels::on(&self.query.weight.device()).is_some() {
             Joined::new(&mut [&mut self.output]);
             self.joined = Joined::new(&mut [&mut self.query, &mut self.key, &mut self.value]);
         }
     }
 
     pub(super) fn is_joined(&self) -> bool {
-        self.joined.is_some()
+        self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.query))
     }
 
     /// [`Self::forward`] of rows that are normed if `is_normed`, added to a residual.

@@ -3,7 +3,7 @@
 
 use burn::module::Param;
 use burn::nn::Linear;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use super::block::{Attending, BlockTensors};
 use super::kernels::{Kernels, Then, num_splits};
@@ -29,8 +29,8 @@ pub(crate) struct FewRows {
 }
 
 impl FewRows {
-    /// The rows of a forward, padding included; `None` if they are too many for kernels, or of too large a tree. f32 has no
-    /// bound: other products on a GPU would round it.
+    /// The rows of a forward, padding included; `None` if they are too many for kernels in this type, or of too large a
+    /// tree.
     pub(crate) fn new(
         kernels: Kernels,
         reaches: &[Reach],
@@ -137,9 +137,10 @@ impl Joined {
         Some(Self { weight: all, bias })
     }
 
-    /// Whether it still computes in the type of a layer that it was made of.
+    /// Whether a layer that it was made of still has its type and device: burn casts and copies only parameters.
     pub(crate) fn is_of(&self, linear: &Linear) -> bool {
-        self.weight.dtype() == linear.weight.val().dtype()
+        let weight = &linear.weight;
+        self.weight.dtype() == weight.dtype() && self.weight.device() == weight.device()
     }
 
     /// Multiplies rows, with the bias and what follows.
@@ -183,8 +184,14 @@ pub(crate) fn with_contiguous_columns(matrix: Tensor<2>) -> Tensor<2> {
     flat.reshape([num_outputs, num_inputs]).transpose()
 }
 
-/// Rows times an LM head, `[in, out]` with contiguous columns, in f32; `None` if kernels don't suit the rows or device.
-pub(crate) fn logits(rows: &Tensor<2>, head: &Tensor<2>) -> Option<Tensor<2>> {
-    let kernels = Kernels::on(&rows.device())?;
-    Some(kernels.project(rows.clone(), (head.clone(), None), None, Then::Nothing, DType::F32))
+/// Multiplies rows by an LM head and returns logits in f32.
+///
+/// # Shapes
+/// - rows: `[rows, hidden]`
+/// - head: `[hidden, vocab]`; a GPU reads it fastest with contiguous columns
+pub(crate) fn logits(rows: Tensor<2>, head: Tensor<2>) -> Tensor<2> {
+    match Kernels::on(&rows.device()) {
+        Some(kernels) => kernels.project(rows, (head, None), None, Then::Nothing, DType::F32),
+        None => rows.matmul(head).cast(FloatDType::F32),
+    }
 }

@@ -507,6 +507,17 @@ impl FewRowsOps for CubeBackend {
     }
 }
 
+impl Pair<CubeBackend> {
+    /// A norm's scale and shift.
+    fn into_norm(self) -> Option<(CubeTensor, Option<CubeTensor>)> {
+        match self {
+            Self::Both(gamma, beta) => Some((gamma, Some(beta))),
+            Self::One(gamma) => Some((gamma, None)),
+            Self::Absent => None,
+        }
+    }
+}
+
 /// The end of a block: its last product and its norm.
 struct Rest {
     last: (CubeTensor, Option<CubeTensor>),
@@ -518,10 +529,9 @@ impl Weights<CubeBackend> {
     fn begin(self, x: CubeTensor, numbers: Numbers, then: Then) -> (CubeTensor, Rest) {
         let Numbers { epsilon, num_lanes } = numbers;
         let dtype = x.dtype;
-        let x = match self.norm {
-            Pair::Both(gamma, beta) => normed(x, (gamma, Some(beta)), None, epsilon),
-            Pair::One(gamma) => normed(x, (gamma, None), None, epsilon),
-            Pair::Absent => x,
+        let x = match self.norm.into_norm() {
+            Some(norm) => normed(x, norm, None, epsilon),
+            None => x,
         };
         let first = (self.first, given(self.first_bias));
         let rest = Rest { last: (self.last, given(self.last_bias)), post_norm: self.post_norm };
@@ -534,15 +544,11 @@ impl Rest {
     fn end(self, x: CubeTensor, residual: CubeTensor, numbers: Numbers) -> CubeTensor {
         let Numbers { epsilon, num_lanes } = numbers;
         let (shape, to) = (residual.shape(), (x.dtype, num_lanes));
-        let output = match self.post_norm {
-            Pair::Absent => projected(x, self.last, Some(residual), Then::Nothing, to),
-            Pair::Both(gamma, beta) => {
+        let output = match self.post_norm.into_norm() {
+            None => projected(x, self.last, Some(residual), Then::Nothing, to),
+            Some(norm) => {
                 let output = projected(x, self.last, None, Then::Nothing, to);
-                normed(output, (gamma, Some(beta)), Some(residual), epsilon)
-            }
-            Pair::One(gamma) => {
-                let output = projected(x, self.last, None, Then::Nothing, to);
-                normed(output, (gamma, None), Some(residual), epsilon)
+                normed(output, norm, Some(residual), epsilon)
             }
         };
         CubeBackend::float_reshape(output, shape)

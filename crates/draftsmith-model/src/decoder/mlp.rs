@@ -78,8 +78,7 @@ impl Mlp {
 
     /// Joins gate and up, if the MLP is on a GPU to decode.
     pub(super) fn join(&mut self) {
-        let is_current = self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.up));
-        if !is_current && Kernels::on(&self.up.weight.device()).is_some() {
+        if !self.is_joined() && Kernels::on(&self.up.weight.device()).is_some() {
             Joined::new(&mut [&mut self.down]);
             self.joined = match &mut self.gate {
                 Some(gate) => Joined::new(&mut [gate, &mut self.up]),
@@ -89,7 +88,7 @@ impl Mlp {
     }
 
     pub(super) fn is_joined(&self) -> bool {
-        self.joined.is_some()
+        self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.up))
     }
 
     /// [`Self::forward`] of x, added to a residual.

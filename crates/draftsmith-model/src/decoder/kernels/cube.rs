@@ -13,7 +13,7 @@ use crate::spec::Activation;
 pub(super) const KEYS_PER_SPLIT: usize = 64;
 /// Keys whose scores are computed together.
 const KEYS_AT_ONCE: usize = 4;
-/// Added by nobody: the score of a key that a row may not see.
+/// The score of a key that a row may not see.
 const UNSEEN: f32 = -1e30;
 /// A row's places begin with its slot, its cache entry and the number of entries before its tree; then each reach has the
 /// first entry that the row sees, and which of the first 64 nodes of the tree, a bit each.
