@@ -134,9 +134,9 @@ impl<'m> ModelSession<'m> {
         self.standing[slot]
     }
 
-    /// The states of a slot after each of these numbers of layers, which the session keeps, of the tokens from
-    /// position `from` on that stand, without the last one. The target reads those that it has not read. States
-    /// more than one position before `from` are released.
+    /// Returns a slot's hidden states after each of these numbers of layers, for the standing tokens from position
+    /// `from` to the last but one. The target first reads those that it has not read. States more than one
+    /// position before `from` are released.
     ///
     /// # Panics
     /// If there are no such tokens, their states were released, or a layer is not kept.

@@ -65,7 +65,7 @@ pub(crate) struct Positions {
     views: Vec<View>,
     /// Where new tokens go in the cache. `None` for whole sequences, or if the layers keep no keys.
     following: Option<Following>,
-    /// The same for kernels of our own, if the rows are few.
+    /// What our own kernels need to know of the new tokens; `None` if there are too many rows.
     few: Option<FewRows>,
     /// Whether the layers are frozen on a GPU, with joined products.
     kernels: Option<Kernels>,
@@ -272,7 +272,7 @@ impl Attention {
         self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.query))
     }
 
-    /// [`Self::forward`] of rows that are normed if `is_normed`, added to a residual.
+    /// Adds [`Self::forward`] to a residual. Rows that are not normed yet are normed first.
     pub(crate) fn added_to(
         &self,
         residual: Tensor<3>,
@@ -294,7 +294,7 @@ impl Attention {
         finished(kernels, &self.output, &self.post_norm, mixed, residual).reshape(shape)
     }
 
-    /// The same for few rows over a cache.
+    /// Adds the attention of few rows over a cache to a residual.
     fn added_few(
         &self,
         both: (Tensor<3>, Tensor<3>),

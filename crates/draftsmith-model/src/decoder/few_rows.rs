@@ -118,7 +118,7 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// Joins linear layers, which from then on are views of the whole. `None` if only some have a bias.
+    /// Joins linear layers. Their weights become views of the joined matrix. `None` if only some have a bias.
     pub(crate) fn new(linears: &mut [&mut Linear]) -> Option<Self> {
         let biases = linears.iter().filter_map(|linear| linear.bias.as_ref().map(Param::val));
         let biases: Vec<Tensor<1>> = biases.collect();

@@ -91,7 +91,7 @@ impl Mlp {
         self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.up))
     }
 
-    /// [`Self::forward`] of x, added to a residual.
+    /// Adds [`Self::forward`] of x to a residual.
     pub(crate) fn added_to(
         &self,
         residual: Tensor<3>,

@@ -17,7 +17,7 @@ use ureq::{Agent, Body, BodyReader};
 
 /// Most redirects that one request follows.
 const MOST_REDIRECTS: usize = 5;
-/// Most bytes that describe a repository: 100,000 files with long names.
+/// The longest description of a repository, in bytes: 100,000 files with long names.
 const MOST_INFO_BYTES: u64 = 16_000_000;
 /// Longest commit or tag in characters. File systems take 255 bytes with our endings.
 const MOST_WORD_LEN: usize = 128;

@@ -539,7 +539,7 @@ fn write_lane<N: Size>(
     }
 }
 
-/// A lane's share of a query's product with the key that begins at `first`.
+/// Multiplies a query by the key that begins at `first`, and returns the sum over this lane's channels.
 #[cube]
 fn product_of_lane<T: Float, N: Size>(
     query: &Array<Vector<f32, N>>,
