@@ -266,10 +266,11 @@ pub(crate) fn wait(time: Duration) {
     }
 }
 
+/// Copies the files of a directory. A model's directories are not its own: a run leaves heads there.
 pub(crate) fn copy_dir(from: &Path, to: &Path) -> PathBuf {
     std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
+    let entries = std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap());
+    for entry in entries.filter(|entry| !entry.path().is_dir()) {
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
     to.to_path_buf()
