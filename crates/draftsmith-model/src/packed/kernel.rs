@@ -36,19 +36,27 @@ pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     output: &mut [f32],
 ) {
     let Shape { inputs, stride, outputs } = shape;
-    // Sums take at most 28 of 32 registers of a whole line, or 12 of 16 registers of half a line.
+    // Sums take at most 24 of 32 registers of a whole line, or 12 of 16 registers of half a line. Up to 12
+    // rows read each weight once. More rows go by eight: three panels then share each row's factors.
     let is_line_a_register = S::F32_LANES == LINE;
-    let most_rows = if is_line_a_register { 14 } else { 6 };
     let num_rows = x.len() / inputs;
+    let most_rows = match (is_line_a_register, num_rows) {
+        (true, ..=12) => 12,
+        (true, _) => 8,
+        (false, _) => 6,
+    };
     // Passes of about equal size: a pass of one row costs as much as one of four.
     let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
     let panels_a_pass = match (is_line_a_register, rows_a_pass) {
-        // Lines of two inputs leave fewer registers for the sums of three rows.
+        // Lines of two inputs leave fewer registers for sums.
         (true, 3) if L::INPUTS > 1 => 4,
+        (true, 6..=8) if L::INPUTS > 1 => 2,
+        (true, 9..) if L::INPUTS > 1 => 1,
         // Enough streams to read memory at full speed.
         (true, 1..=3) => 6,
-        (true, 4..=6) => 2,
-        (true, _) => 1,
+        (true, 4..=8) => 3,
+        (true, _) => 2,
+        (false, 1) if L::INPUTS > 1 => 3,
         (false, 1) => 4,
         (false, 2) if !stride.is_multiple_of(ALIASING_STRIDE) => 2,
         (false, _) => 1,
@@ -76,7 +84,10 @@ macro_rules! pass_of_shape {
         // The last panel may be cut off after its last line that is read.
         match ($x.len() / $shape.inputs, $lines.len().div_ceil($shape.stride)) {
             $($(($rows, $panels) => {
-                pass::<S, L, $rows, $panels, $registers>($simd, $x, $lines, $shape, $column, $output);
+                $simd.vectorize(
+                    #[inline(always)]
+                    || pass::<S, L, $rows, $panels, $registers>($simd, $x, $lines, $shape, $column, $output),
+                );
             })+)+
             (rows, panels) => unreachable!("{rows} rows and {panels} panels are no pass"),
         }
@@ -96,8 +107,8 @@ fn pass_of_lines<S: Simd, L: StoredLine>(
     pass_of_shape!(
         1,
         [
-            (1: 1 2 3 4 5 6) (2: 1 2 3 4 5 6) (3: 1 2 3 4 5 6) (4: 1 2) (5: 1 2) (6: 1 2)
-            (7: 1) (8: 1) (9: 1) (10: 1) (11: 1) (12: 1) (13: 1) (14: 1)
+            (1: 1 2 3 4 5 6) (2: 1 2 3 4 5 6) (3: 1 2 3 4 5 6) (4: 1 2 3) (5: 1 2 3) (6: 1 2 3)
+            (7: 1 2 3) (8: 1 2 3) (9: 1 2) (10: 1 2) (11: 1 2) (12: 1 2)
         ],
         (simd, x, lines, shape, column, output)
     );
@@ -154,19 +165,27 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
     for first in (0..LINE).step_by(step) {
         let mut sums = [[[simd.splat_f32s(0.0); REGISTERS]; ROWS]; PANELS];
         for i in 0..num_lines {
-            for p in 0..PANELS {
-                if PANELS < MIN_STREAMS_AHEAD {
+            if PANELS < MIN_STREAMS_AHEAD {
+                for p in 0..PANELS {
                     let is_inside = PANELS == 1 || i + LINES_AHEAD < num_lines;
                     let skipped = if is_inside { 0 } else { (PANELS - 1) * stride };
                     prefetch(&panels[p][i], LINES_AHEAD + skipped);
                 }
-                for input in 0..L::INPUTS {
-                    let weights = panels[p][i].widen::<S, REGISTERS>(simd, input, first);
-                    for r in 0..ROWS {
-                        let factor = simd.splat_f32s(rows[r][i].as_ref()[input]);
+            }
+            for input in 0..L::INPUTS {
+                let mut weights = [[simd.splat_f32s(0.0); REGISTERS]; PANELS];
+                for p in 0..PANELS {
+                    weights[p] = panels[p][i].widen::<S, REGISTERS>(simd, input, first);
+                }
+                for r in 0..ROWS {
+                    let factor = simd.splat_f32s(rows[r][i].as_ref()[input]);
+                    for p in 0..PANELS {
                         for register in 0..REGISTERS {
-                            sums[p][r][register] =
-                                simd.mul_add_f32s(factor, weights[register], sums[p][r][register]);
+                            sums[p][r][register] = simd.mul_add_f32s(
+                                factor,
+                                weights[p][register],
+                                sums[p][r][register],
+                            );
                         }
                     }
                 }

@@ -19,7 +19,7 @@ use super::team::Team;
 use crate::weights::StoredRows;
 
 /// The rows of a thread's block are a multiple of this, for full passes.
-const ROWS_A_PASS: usize = 6;
+const ROWS_A_PASS: usize = 8;
 
 /// Panels that a thread takes at a time.
 const PANELS_A_GROUP: usize = 4;
