@@ -21,7 +21,7 @@ use draftsmith_data::ResponseRow;
 use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary, Lengths};
 use draftsmith_theory::SeededDraws;
 
-use self::batches::{AdapterSource, FrozenTarget};
+use self::batches::{AdapterSource, FrozenTarget, batches_a_step};
 use self::learner::{AdapterLearner, AdapterScores};
 use self::rows::AdapterRow;
 use self::settings::{AdapterTraining, InitialWeights, Teaching};
@@ -72,7 +72,8 @@ pub fn train_adapters(
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
     // Without autodiff on any device: hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
-    let targets = PerDevice::frozen(frozen, &run.more_devices)?;
+    let more = run.more_devices(batches_a_step(&training.optimizer));
+    let targets = PerDevice::frozen(frozen, more)?;
     let place = run.feature_dir();
     let Sources { loaders, vocabulary, stored } =
         prepare(&targets, rows, &training.lessons(), seed, Some(&place))?;
@@ -81,7 +82,7 @@ pub fn train_adapters(
         .into_iter()
         .map(|config| AdapterConfig { draft_vocabulary: vocabulary.clone(), ..config })
         .collect();
-    let devices = PerDevice::trained(targets.first().device(), &run.more_devices)?;
+    let devices = PerDevice::trained(targets.first().device(), more)?;
     let optimizer = training.optimizer;
     let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
     let learners = configs.iter().enumerate().map(|(exit, config)| {

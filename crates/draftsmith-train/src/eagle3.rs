@@ -17,6 +17,7 @@ use draftsmith_theory::SeededDraws;
 use self::learner::Eagle3Learner;
 use self::scores::Eagle3Scores;
 use self::settings::Eagle3Training;
+use crate::adapter::batches::batches_a_step;
 use crate::adapter::settings::InitialWeights;
 use crate::adapter::{Sources, prepare};
 use crate::error::{Section, TrainError};
@@ -59,7 +60,8 @@ pub fn train_eagle3(
     let layers = configs.iter().flat_map(|config| config.target_layers);
     let lessons = first.lessons(layers.collect());
     let frozen = target.valid().to_dtype(first.dtype);
-    let targets = PerDevice::frozen(frozen, &run.more_devices)?;
+    let more = run.more_devices(batches_a_step(&first.optimizer));
+    let targets = PerDevice::frozen(frozen, more)?;
     let place = run.feature_dir();
     let Sources { loaders, vocabulary, stored } =
         prepare(&targets, rows, &lessons, seed, Some(&place))?;
@@ -68,7 +70,7 @@ pub fn train_eagle3(
     let configs = configs
         .map(|config| Eagle3Config { draft_vocabulary: vocabulary.clone(), ..config })
         .collect::<Vec<_>>();
-    let devices = PerDevice::trained(targets.first().device(), &run.more_devices)?;
+    let devices = PerDevice::trained(targets.first().device(), more)?;
     let optimizer = first.optimizer;
     let setup = Setup { loaders, devices, optimizer, label: "EAGLE-3 drafter" };
     let place_of = |layer: &usize| lessons.layers.binary_search(layer).ok();

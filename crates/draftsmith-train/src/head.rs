@@ -98,10 +98,11 @@ pub fn train_heads<'a>(
     let embedding_gain = draft.embedding_gain();
     // Without autodiff on any device: hidden states are constants.
     let frozen = draft.valid().to_dtype(shared.dtype);
-    let drafts = PerDevice::frozen(frozen, &run.more_devices)?;
+    let more = run.more_devices(shared.optimizer.gradient_accumulation);
+    let drafts = PerDevice::frozen(frozen, more)?;
     let place = run.feature_dir();
     let (loaders, stored) = prepare(&drafts, data.into(), shared, seed, Some(&place))?;
-    let devices = PerDevice::trained(drafts.first().device(), &run.more_devices)?;
+    let devices = PerDevice::trained(drafts.first().device(), more)?;
     let width = draft.hidden_size();
 
     let learner = |head: &HeadTraining| HeadLearner {

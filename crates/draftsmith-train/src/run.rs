@@ -83,6 +83,11 @@ impl<'a> TrainingRun<'a> {
         }
     }
 
+    /// The devices besides the first that steps of some batches keep busy.
+    pub(crate) fn more_devices(&self, num_batches: usize) -> &[Device] {
+        &self.more_devices[..self.more_devices.len().min(num_batches - 1)]
+    }
+
     /// Where hidden states are stored.
     pub(crate) fn feature_dir(&self) -> FeatureDir<'a> {
         self.features.clone().unwrap_or_else(|| FeatureDir {

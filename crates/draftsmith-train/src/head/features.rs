@@ -345,7 +345,7 @@ mod tests {
             features.map(|of_row| values(of_row.hidden)).collect()
         };
         let [first, second] = drafts.clone().map(|draft| features(draft.into()));
-        let found = features(PerDevice::new(drafts.to_vec()).unwrap());
+        let found = features(PerDevice::new(drafts.to_vec(), 1).unwrap());
         let mut by_length: Vec<usize> = (0..mixtures.len()).collect();
         by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
         for (nth, row) in by_length.into_iter().enumerate() {

@@ -27,29 +27,26 @@ use crate::error::TrainError;
 pub(crate) struct PerDevice<T> {
     /// Not empty.
     all: Vec<T>,
-    /// One per device; `None` for a single device, which works on the calling thread.
-    threads: Option<Arc<ThreadPool>>,
+    /// One pool per device; none for a single device, which works on the calling thread.
+    threads: Arc<[ThreadPool]>,
 }
 
 impl<T> From<T> for PerDevice<T> {
     fn from(only: T) -> Self {
-        Self { all: vec![only], threads: None }
+        Self { all: vec![only], threads: Arc::default() }
     }
 }
 
 impl<T> PerDevice<T> {
-    /// Starts a thread for each device if there are several; `all` must not be empty.
-    pub(crate) fn new(all: Vec<T>) -> Result<Self, TrainError> {
-        let threads = match all.len() {
-            1 => None,
-            num_devices => {
-                let name = |nth| format!("device-{nth}");
-                let pool = ThreadPoolBuilder::new().num_threads(num_devices).thread_name(name);
-                let pool = pool.build().map_err(|e| TrainError::Device(e.to_string()))?;
-                Some(Arc::new(pool))
-            }
-        };
-        Ok(Self { all, threads })
+    /// Starts threads for each device if there are several; `all` must not be empty.
+    pub(crate) fn new(all: Vec<T>, threads_a_device: usize) -> Result<Self, TrainError> {
+        let num_pools = if all.len() == 1 { 0 } else { all.len() };
+        let threads = (0..num_pools).map(|nth| {
+            let name = move |_| format!("device-{nth}");
+            let pool = ThreadPoolBuilder::new().num_threads(threads_a_device).thread_name(name);
+            pool.build().map_err(|e| TrainError::Device(e.to_string()))
+        });
+        Ok(Self { all, threads: threads.collect::<Result<_, _>>()? })
     }
 
     pub(crate) fn num_devices(&self) -> usize {
@@ -86,16 +83,13 @@ impl<T> PerDevice<T> {
         T: Sync,
     {
         let used = &self.all[..num_used];
-        match &self.threads {
-            Some(threads) => {
-                let results = threads.broadcast(|thread| {
-                    let nth = thread.index();
-                    used.get(nth).map(|value| work(nth, value))
-                });
-                results.into_iter().flatten().collect()
-            }
-            None => used.iter().map(|value| work(0, value)).collect(),
+        if self.threads.is_empty() {
+            return used.iter().map(|value| work(0, value)).collect();
         }
+        let mut results: Vec<Option<U>> = used.iter().map(|_| None).collect();
+        let work = |nth: usize| work(nth, &used[nth]);
+        on_each(&self.threads, 0, &mut results, &work);
+        results.into_iter().flatten().collect()
     }
 }
 
@@ -103,7 +97,7 @@ impl<M: Module> PerDevice<M> {
     /// A frozen model without autodiff, on its device and copied to more.
     pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self, TrainError> {
         let copies = more.iter().map(|device| model.clone().fork(&device.clone().inner()));
-        Self::new(std::iter::once(model.clone()).chain(copies).collect())
+        Self::new(std::iter::once(model.clone()).chain(copies).collect(), threads_a_device(more))
     }
 }
 
@@ -112,12 +106,13 @@ impl PerDevice<Device> {
     /// model runs at the same time.
     pub(crate) fn trained(first: Device, more: &[Device]) -> Result<Self, TrainError> {
         let all = std::iter::once(&first).chain(more);
-        Self::new(all.map(|device| device.clone().autodiff()).collect())
+        let all = all.map(|device| device.clone().autodiff());
+        Self::new(all.collect(), threads_a_device(more))
     }
 
     /// Whether all are the CPU.
     pub(crate) fn is_cpu(&self) -> bool {
-        self.all.iter().all(|device| device.clone().inner() == Device::flex())
+        self.all.iter().all(is_cpu)
     }
 
     /// Runs `work` for every member and each of the next batches, on the batch's device. `models` are the
@@ -142,6 +137,35 @@ impl PerDevice<Device> {
     }
 }
 
+/// Runs `work` for each result on the pool of its number, at the same time, and waits for all.
+fn on_each<U: Send>(
+    pools: &[ThreadPool],
+    first: usize,
+    results: &mut [Option<U>],
+    work: &(impl Fn(usize) -> U + Sync),
+) {
+    if let (Some((pool, pools)), Some((result, results))) =
+        (pools.split_first(), results.split_first_mut())
+    {
+        pool.in_place_scope(|scope| {
+            scope.spawn(|_| *result = Some(work(first)));
+            on_each(pools, first + 1, results, work);
+        });
+    }
+}
+
+fn is_cpu(device: &Device) -> bool {
+    device.clone().inner() == Device::flex()
+}
+
+/// The number of threads for each device, given all but the first. The CPU's share the cores; a GPU has one.
+fn threads_a_device(more: &[Device]) -> usize {
+    match more.iter().all(is_cpu) {
+        true => (rayon::current_num_threads() / (more.len() + 1)).max(1),
+        false => 1,
+    }
+}
+
 /// Runs `work` for each member, on all cores if they are on the CPU. Results are in the members' order.
 pub(crate) fn side_by_side<T: Send, U: Send>(
     members: Vec<T>,
@@ -163,7 +187,7 @@ mod tests {
 
     #[test]
     fn devices_work_concurrently_on_separate_threads() {
-        let devices = PerDevice::new(vec!["a", "b", "c"]).unwrap();
+        let devices = PerDevice::new(vec!["a", "b", "c"], 1).unwrap();
         let thread = || std::thread::current().id();
         let threads = |num_used| {
             // This would block forever if the devices worked one after another.
@@ -193,7 +217,7 @@ mod tests {
             (1, [["0: head 0 on a"].as_slice(), &["0: head 1 on a"]]),
             (2, [&["0: head 0 on a", "1: head 0 on b"], &["0: head 1 on a", "1: head 1 on b"]]),
         ] {
-            let devices = PerDevice::new(vec![Device::flex(), Device::flex()]).unwrap();
+            let devices = PerDevice::new(vec![Device::flex(), Device::flex()], 1).unwrap();
             let work = |model: &&str, nth: usize| format!("{nth}: {model}");
             assert_eq!(devices.work_of_members(num_batches, &models, work), expected);
         }

@@ -238,7 +238,7 @@ impl Ours {
         // A completed training in the directory would be resumed with nothing left to do.
         discard(&dir)?;
         let begun = Instant::now();
-        let (heads, run) = (std::slice::from_ref(&training), TrainingRun::new(&dir, ""));
+        let (heads, run) = (std::slice::from_ref(&training), run_in(&dir));
         let trained = train_heads(&self.draft, &self.rows, heads, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
@@ -252,11 +252,16 @@ impl Ours {
         discard(&dir)?;
         let begun = Instant::now();
         let rows = &self.rows[..num_rows.min(self.rows.len())];
-        let run = TrainingRun::new(&dir, "");
+        let run = run_in(&dir);
         let trained = train_adapters(&self.target, rows, &training, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }
+}
+
+/// A training on the CPU with a thread for each of a step's batches, as in the commands.
+fn run_in(dir: &Path) -> TrainingRun<'_> {
+    TrainingRun { more_devices: vec![Device::flex(); NUM_THREADS - 1], ..TrainingRun::new(dir, "") }
 }
 
 fn one_epoch(optimizer: &mut OptimizerSettings) {

@@ -186,7 +186,7 @@ fn devices_take_turns() {
     };
     let [first, second] = targets.clone().map(|target| teachers(target.into()));
     assert!(first[0] != second[0]);
-    let both = teachers(PerDevice::new(targets.to_vec()).unwrap());
+    let both = teachers(PerDevice::new(targets.to_vec(), 1).unwrap());
     assert!(both == [&first[0][..], &second[1], &first[2]]);
 }
 
