@@ -220,39 +220,42 @@ mod tests {
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 7,
         };
-        let mut batches: Vec<TrainingBatch<AdapterBatch>> =
+        let batches: Vec<TrainingBatch<AdapterBatch>> =
             source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
-        let step = batches.remove(0);
-        assert!(batches.is_empty() && step.step_share == 1.0);
-        let batch = &step.content;
-        let is_padded = lengths == Lengths::InBuckets;
-        assert_eq!(batch.features[0].dims()[0], if is_padded { 7 } else { 6 });
-        assert_eq!(batch.supervised.dims()[0] > batch.tokens.num, is_padded);
-        let mut student = learner.student(batch);
-        student.hidden = student.hidden.slice(0..batch.tokens.num);
-        let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
-        let log_probs = log_softmax(student.hidden.matmul(head), 1);
-        let Lesson::States(teacher) = batch.teacher.clone() else {
-            panic!("the teacher has states")
-        };
-        let teacher = teacher.slice(0..batch.tokens.num);
-        let logits = target.lm_head(teacher.unsqueeze()).squeeze_dim::<2>(0);
-        let num_tokens = batch.tokens.num as f64;
-        assert!(num_tokens > 16.0, "too few tokens");
-        let direct = (log_probs * softmax(logits, 1)).sum().neg() / num_tokens;
-        let expected = GradientsParams::from_grads(direct.backward(), &learner);
-        let expected = gradients_of(&learner, &expected);
-        let direct: f32 = direct.into_scalar();
-        let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
-        assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
-        for loss_chunk in [1, 7, 1000] {
-            learner.loss_chunk = loss_chunk;
-            let (loss, gradients) = learner.train_step(&step);
-            let loss: f32 = loss.into_scalar();
-            // f32 sums in another order.
-            assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
-            for (found, expected) in gradients_of(&learner, &gradients).iter().zip(&expected) {
-                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        assert_eq!(batches.len(), if lengths == Lengths::AsGiven { 2 } else { 1 });
+        assert!((batches.iter().map(|batch| batch.step_share).sum::<f64>() - 1.0).abs() < 1e-12);
+        for step in &batches {
+            let batch = &step.content;
+            let is_padded = lengths == Lengths::InBuckets;
+            assert_eq!(batch.features[0].dims()[0], if is_padded { 7 } else { 3 });
+            assert_eq!(batch.supervised.dims()[0] > batch.tokens.num, is_padded);
+            let mut student = learner.student(batch);
+            student.hidden = student.hidden.slice(0..batch.tokens.num);
+            let head = student.own_head.unwrap_or_else(|| target.lm_head_weight());
+            let log_probs = log_softmax(student.hidden.matmul(head), 1);
+            let Lesson::States(teacher) = batch.teacher.clone() else {
+                panic!("the teacher has states")
+            };
+            let teacher = teacher.slice(0..batch.tokens.num);
+            let logits = target.lm_head(teacher.unsqueeze()).squeeze_dim::<2>(0);
+            let num_tokens = batch.tokens.num as f64;
+            assert!(num_tokens > 16.0, "too few tokens");
+            let direct = (log_probs * softmax(logits, 1)).sum().neg() / num_tokens;
+            let expected = direct.clone() * step.step_share;
+            let expected = GradientsParams::from_grads(expected.backward(), &learner);
+            let expected = gradients_of(&learner, &expected);
+            let direct: f32 = direct.into_scalar();
+            let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
+            assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
+            for loss_chunk in [1, 7, 1000] {
+                learner.loss_chunk = loss_chunk;
+                let (loss, gradients) = learner.train_step(step);
+                let loss: f32 = loss.into_scalar();
+                // f32 sums in another order.
+                assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
+                for (found, expected) in gradients_of(&learner, &gradients).iter().zip(&expected) {
+                    assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+                }
             }
         }
     }

@@ -98,50 +98,56 @@ fn gradients_are_those_of_the_weighted_loss() {
             loss_chunk: 7,
         };
         let all: Vec<usize> = (0..num_rows).collect();
-        let mut batches: Vec<_> = source.step_batches(1, &[all]).collect();
-        let step = batches.remove(0);
-        let batch = &step.content;
-        let Lesson::States(teacher) = batch.teacher.clone() else { panic!("states") };
-        let [_, seq] = batch.ids.dims();
-        let states = batch.features.iter().map(|all| all.clone().narrow(1, 0, seq - 1)).collect();
-        let embedded = batch.embedded.clone().unwrap().narrow(1, 1, seq - 1);
-        // Drafts begin everywhere, and only those of the responses count.
-        let everywhere = vec![0..seq - 1; batch.wanted.len()];
-        let outputs = learner.drafter.unrolled(states, embedded, &everywhere, 3, Lengths::AsGiven);
-        let mut direct: Option<Tensor<1>> = None;
-        let mut num_tokens = 0;
-        for (nth, output) in outputs.into_iter().enumerate() {
-            let mut place = 0;
-            for (row, wanted) in batch.wanted.iter().enumerate() {
-                for at in nth..wanted.len() {
-                    let position = wanted.start + at - 1;
-                    let student = output.clone().narrow(0, row * (seq - 1) + position, 1);
-                    let logits = student.matmul(learner.drafter.own_head().unwrap());
-                    let taught = teacher.clone().slice(place + at..place + at + 1);
-                    let taught = target.lm_head(taught.unsqueeze()).squeeze_dim::<2>(0);
-                    let term = (log_softmax(logits, 1) * softmax(taught, 1)).sum();
-                    let term = term * -(0.5_f64.powi(nth as i32));
-                    direct = Some(direct.map_or(term.clone(), |sum| sum + term));
-                    num_tokens += usize::from(nth == 0);
+        let batches: Vec<_> = source.step_batches(1, &[all]).collect();
+        assert_eq!(batches.len(), if lengths == Lengths::AsGiven { 2 } else { 1 });
+        assert!((batches.iter().map(|batch| batch.step_share).sum::<f64>() - 1.0).abs() < 1e-12);
+        for step in &batches {
+            let batch = &step.content;
+            let Lesson::States(teacher) = batch.teacher.clone() else { panic!("states") };
+            let [_, seq] = batch.ids.dims();
+            let states =
+                batch.features.iter().map(|all| all.clone().narrow(1, 0, seq - 1)).collect();
+            let embedded = batch.embedded.clone().unwrap().narrow(1, 1, seq - 1);
+            // Drafts begin everywhere, and only those of the responses count.
+            let everywhere = vec![0..seq - 1; batch.wanted.len()];
+            let outputs =
+                learner.drafter.unrolled(states, embedded, &everywhere, 3, Lengths::AsGiven);
+            let mut direct: Option<Tensor<1>> = None;
+            let mut num_tokens = 0;
+            for (nth, output) in outputs.into_iter().enumerate() {
+                let mut place = 0;
+                for (row, wanted) in batch.wanted.iter().enumerate() {
+                    for at in nth..wanted.len() {
+                        let position = wanted.start + at - 1;
+                        let student = output.clone().narrow(0, row * (seq - 1) + position, 1);
+                        let logits = student.matmul(learner.drafter.own_head().unwrap());
+                        let taught = teacher.clone().slice(place + at..place + at + 1);
+                        let taught = target.lm_head(taught.unsqueeze()).squeeze_dim::<2>(0);
+                        let term = (log_softmax(logits, 1) * softmax(taught, 1)).sum();
+                        let term = term * -(0.5_f64.powi(nth as i32));
+                        direct = Some(direct.map_or(term.clone(), |sum| sum + term));
+                        num_tokens += usize::from(nth == 0);
+                    }
+                    place += wanted.len();
                 }
-                place += wanted.len();
             }
-        }
-        let direct = direct.unwrap() / num_tokens as f64;
-        let expected = GradientsParams::from_grads(direct.backward(), &learner);
-        let expected = gradients_of(&learner, &expected);
-        let direct: f32 = direct.into_scalar();
-        for loss_chunk in [5, 1000] {
-            learner.loss_chunk = loss_chunk;
-            let (loss, gradients) = learner.train_step(&step);
-            let loss: f32 = loss.into_scalar();
-            assert!((loss - direct).abs() < 1e-4, "{loss} {direct}");
-            let found = gradients_of(&learner, &gradients);
-            assert_eq!(found.len(), expected.len());
-            let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
-            assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
-            for (found, expected) in found.iter().zip(&expected) {
-                assert!((found - expected).abs() < 2e-5, "{found} {expected}");
+            let direct = direct.unwrap() / num_tokens as f64;
+            let expected = direct.clone() * step.step_share;
+            let expected = GradientsParams::from_grads(expected.backward(), &learner);
+            let expected = gradients_of(&learner, &expected);
+            let direct: f32 = direct.into_scalar();
+            for loss_chunk in [5, 1000] {
+                learner.loss_chunk = loss_chunk;
+                let (loss, gradients) = learner.train_step(step);
+                let loss: f32 = loss.into_scalar();
+                assert!((loss - direct).abs() < 1e-4, "{loss} {direct}");
+                let found = gradients_of(&learner, &gradients);
+                assert_eq!(found.len(), expected.len());
+                let largest = expected.iter().fold(0.0_f32, |most, grad| most.max(grad.abs()));
+                assert!(largest > 1e-3, "the gradients are too small to compare: {largest}");
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!((found - expected).abs() < 2e-5, "{found} {expected}");
+                }
             }
         }
     }
