@@ -4,8 +4,8 @@
 //! or the drafter's own output where the target has not been. A round begins with one forward over all positions
 //! that verification has added since; after it, each drafted token is read with the output of the position before.
 //! What was computed from own outputs is dropped in the next round, so that every round equals a fresh pass over
-//! the target's states. Only the target's session knows which tokens stand: a composite drafter may count its own
-//! earlier candidates as text.
+//! the target's states. The drafter asks the target's session which tokens stand, because a composite drafter may
+//! pass it candidates of other drafters as if they were text.
 
 #[cfg(test)]
 mod tests;

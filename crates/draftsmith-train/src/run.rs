@@ -83,7 +83,7 @@ impl<'a> TrainingRun<'a> {
         }
     }
 
-    /// The devices besides the first that steps of some batches keep busy.
+    /// The devices besides the first that a step of at most `num_batches` batches can use.
     pub(crate) fn more_devices(&self, num_batches: usize) -> &[Device] {
         &self.more_devices[..self.more_devices.len().min(num_batches - 1)]
     }

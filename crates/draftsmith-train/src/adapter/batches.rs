@@ -15,8 +15,8 @@ use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 
-/// The least number of batches of a step on the CPU. They share its threads better than matrix products of
-/// small models do: products that two threads shared took 0.6 to 3 times as long as on one thread.
+/// On the CPU, a step with one batch is divided into this many, so that each gets its own threads. Splitting
+/// single matrix products of a small model between threads can make them slower than one thread would.
 const CPU_BATCHES: usize = 2;
 
 /// The most batches of a step.

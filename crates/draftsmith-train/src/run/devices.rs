@@ -1,4 +1,4 @@
-//! The devices of a training, with a thread and a copy of the models for each.
+//! The devices of a training, each with its own threads and copy of the models.
 //!
 //! Devices change nothing but time. The n-th batch of a step goes to device n modulo their number. There
 //! the frozen model runs, and the members run forward and backward. The first device adds the gradients
@@ -38,7 +38,7 @@ impl<T> From<T> for PerDevice<T> {
 }
 
 impl<T> PerDevice<T> {
-    /// Starts threads for each device if there are several; `all` must not be empty.
+    /// Creates a thread pool for each device if there are several. `all` must not be empty.
     pub(crate) fn new(all: Vec<T>, threads_a_device: usize) -> Result<Self, TrainError> {
         let num_pools = if all.len() == 1 { 0 } else { all.len() };
         let threads = (0..num_pools).map(|nth| {
@@ -137,7 +137,7 @@ impl PerDevice<Device> {
     }
 }
 
-/// Runs `work` for each result on the pool of its number, at the same time, and waits for all.
+/// Runs `work(first + n)` on the n-th pool for the n-th result, concurrently, and waits for all of them.
 fn on_each<U: Send>(
     pools: &[ThreadPool],
     first: usize,
@@ -158,7 +158,8 @@ fn is_cpu(device: &Device) -> bool {
     device.clone().inner() == Device::flex()
 }
 
-/// The number of threads for each device, given all but the first. The CPU's share the cores; a GPU has one.
+/// The threads of each device's pool; `more` are the devices besides the first. Pools on the CPU share its
+/// cores, and a GPU needs one thread.
 fn threads_a_device(more: &[Device]) -> usize {
     match more.iter().all(is_cpu) {
         true => (rayon::current_num_threads() / (more.len() + 1)).max(1),
