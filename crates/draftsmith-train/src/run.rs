@@ -9,6 +9,7 @@ pub(crate) mod optimizer;
 pub(crate) mod progress;
 pub(crate) mod trained;
 pub(crate) mod trainer;
+pub(crate) mod update;
 
 use std::path::Path;
 use std::time::Duration;

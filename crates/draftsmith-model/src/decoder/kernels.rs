@@ -81,7 +81,6 @@ impl Then {
 
 /// A tensor that an operation may lack.
 #[derive(ExtensionType)]
-#[extension_type(fusion)]
 pub(crate) enum Extra<B: Backend> {
     /// It has one.
     Given(FloatTensor<B>),
@@ -91,7 +90,6 @@ pub(crate) enum Extra<B: Backend> {
 
 /// Two tensors that an operation may lack: a norm's scale and shift, or the norms of each head's query and key.
 #[derive(ExtensionType)]
-#[extension_type(fusion)]
 pub(crate) enum Pair<B: Backend> {
     /// It has both.
     Both(FloatTensor<B>, FloatTensor<B>),
@@ -103,7 +101,6 @@ pub(crate) enum Pair<B: Backend> {
 
 /// The weights of one block of a layer, attention or MLP.
 #[derive(ExtensionType)]
-#[extension_type(fusion)]
 pub(crate) struct Weights<B: Backend> {
     #[extension_type]
     norm: Pair<B>,
@@ -124,9 +121,8 @@ pub(crate) struct Numbers {
     num_lanes: usize,
 }
 
-#[backend_extension(Cube, Fusion)]
+#[backend_extension(Cube)]
 pub(crate) trait FewRowsOps: Backend {
-    #[fusion(dtype = x, shape = x)]
     fn norm_rows(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -135,9 +131,6 @@ pub(crate) trait FewRowsOps: Backend {
         epsilon: f32,
     ) -> FloatTensor<Self>;
 
-    #[fusion(dtype = *dtype, shape = {
-        burn::tensor::Shape::from([x[0], weight[1] / then.num_parts()])
-    })]
     fn project_rows(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -148,15 +141,8 @@ pub(crate) trait FewRowsOps: Backend {
         num_lanes: usize,
     ) -> FloatTensor<Self>;
 
-    #[fusion(dtype = lhs, shape = {
-        let mut shape = lhs.clone();
-        let last = shape.num_dims() - 1;
-        shape[last] = rhs[last];
-        shape
-    })]
     fn exact_product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    #[fusion(dtype = residual, shape = residual)]
     fn mlp_block(
         residual: FloatTensor<Self>,
         x: FloatTensor<Self>,
@@ -165,9 +151,6 @@ pub(crate) trait FewRowsOps: Backend {
         numbers: Numbers,
     ) -> FloatTensor<Self>;
 
-    #[fusion(meta = |residual, _x, _weights, keys, values, _norms, _rope, _places, _form, _numbers| {
-        (residual.clone(), keys.clone(), values.clone())
-    })]
     #[expect(clippy::too_many_arguments, reason = "fusion follows tensors by argument")]
     fn attention_block(
         residual: FloatTensor<Self>,

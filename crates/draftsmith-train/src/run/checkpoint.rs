@@ -1,7 +1,7 @@
 //! The state of a training on disk, from which a run resumes exactly.
 //!
 //! A state is the directory `checkpoint/epoch-E-step-S/` under the training's directory. It contains the
-//! weights, the optimizer and the best weights as burn records (safetensors lacks the parameter ids that
+//! weights, the optimizer's moments and the best weights as burn records (safetensors lacks the parameter ids that
 //! identify optimizer state), in one directory per member if there are several, and `state.toml`. That
 //! file is written last; a directory without it is ignored. It contains a checksum of each record, and of
 //! itself on its first line, so a file that changed is refused. burn-train's own checkpoints are not used:
@@ -95,6 +95,8 @@ pub(crate) const MODEL: &str = "model.bpk";
 pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
 pub(crate) const BEST: &str = "best.bpk";
 const STATE: &str = "state.toml";
+/// The form of a state, before its fingerprint. Earlier versions kept the optimizer's moments by parameter.
+const FORM: &str = "row ";
 /// The beginning of the first line of `state.toml`, which contains the checksum of the rest.
 const CHECKSUM: &str = "checksum = \"";
 
@@ -119,7 +121,7 @@ pub(crate) fn save<S: Serialize>(
         Ok(MemberState { name, model, optimizer, best, progress })
     });
     let members = members.collect::<Result<_, TrainError>>()?;
-    let file = StateFile { fingerprint: fingerprint.to_owned(), progress, members };
+    let file = StateFile { fingerprint: format!("{FORM}{fingerprint}"), progress, members };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write_whole(&dir.join(STATE), format!("{CHECKSUM}{}\"\n{text}", hash_bytes(text.as_bytes())))?;
     for (_, other) in states(checkpoint_dir)? {
@@ -202,7 +204,7 @@ fn read_state<S: DeserializeOwned>(
     }
     let invalid = |error: toml::de::Error| broken(&path, error.message().to_owned());
     let found: Fingerprint = toml::from_str(text).map_err(invalid)?;
-    if found.fingerprint != fingerprint {
+    if found.fingerprint.strip_prefix(FORM) != Some(fingerprint) {
         return Ok(None);
     }
     toml::from_str(text).map(Some).map_err(invalid)

@@ -6,17 +6,17 @@
 //! as if it were trained alone.
 
 use burn::module::Module;
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
-use crate::run::clipping::Clipping;
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
+use crate::run::update::Updates;
 
 /// The learner of a head or an adapter: its steps, and how validation scores it.
 pub(crate) trait Trainee: Module + Sync {
@@ -76,8 +76,7 @@ pub(crate) struct Member<L: Trainee> {
     pub(crate) model: L,
     /// Copies on the other devices, while it is trained.
     copies: Vec<L>,
-    pub(crate) optimizer: ModuleOptimizer,
-    clipping: Clipping,
+    pub(crate) updates: Updates,
     pub(crate) progress: MemberProgress<L::Scores>,
     /// The weights of the best epoch, on the first device without autodiff.
     pub(crate) best: Option<L::Part>,
@@ -115,8 +114,7 @@ impl<L: Trainee> Member<L> {
             name,
             model,
             copies: Vec::new(),
-            optimizer: settings.adam_w(),
-            clipping: settings.clipping,
+            updates: Updates::new(settings),
             progress: MemberProgress::default(),
             best: None,
             unfinished: UnfinishedStep::default(),
@@ -143,9 +141,8 @@ impl<L: Trainee> Member<L> {
         }
         if let Some(rate) = learning_rate {
             let gradients = self.unfinished.gradients.grads();
-            let (gradients, norm) = self.clipping.clip(&self.model, gradients);
-            self.model = self.optimizer.step(rate, self.model.clone(), gradients);
-            self.unfinished.norm = norm;
+            (self.model, self.unfinished.norm) =
+                self.updates.step(rate, self.model.clone(), gradients);
             self.copy_to(devices);
         }
     }

@@ -114,8 +114,7 @@ impl<L: Trainee> Member<L> {
         let best = best.map(|best| read_module(&dir.join(BEST), self.model.valid().part(), best));
         self.best = best.transpose()?;
         self.model = read_module(&dir.join(MODEL), self.model, model)?;
-        let optimizer = Bytes::from_bytes_vec(optimizer);
-        self.optimizer = read(&dir.join(OPTIMIZER), || self.optimizer.from_bytes(optimizer))?;
+        read(&dir.join(OPTIMIZER), || self.updates.read_record(optimizer))?;
         self.progress = progress;
         Ok(self)
     }
@@ -126,7 +125,7 @@ impl<L: Trainee> Member<L> {
             name: self.name.clone(),
             progress: self.progress.clone(),
             model: self.model.clone().into_record().into_bytes()?.to_vec(),
-            optimizer: self.optimizer.into_bytes()?.to_vec(),
+            optimizer: self.updates.to_record()?,
             best: best.map(|bytes| bytes.to_vec()),
         })
     }
