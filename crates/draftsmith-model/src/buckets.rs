@@ -20,6 +20,9 @@ const FEWEST_ROWS: usize = 8;
 /// The fewest keys: most prompts with the start of a response.
 const FEWEST_KEYS: usize = 256;
 
+/// The fewest numbers of a vector.
+const FEWEST_NUMBERS: usize = 256;
+
 /// Whether lengths are padded to buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lengths {
@@ -40,6 +43,14 @@ impl Lengths {
         match self {
             Self::AsGiven => num_rows,
             Self::InBuckets => padded_rows(num_rows),
+        }
+    }
+
+    /// The length of a vector to compute for `num` numbers. Below 256, burn compiles kernels for every length.
+    pub fn padded_numbers(self, num: usize) -> usize {
+        match self {
+            Self::AsGiven => num,
+            Self::InBuckets => padded(num, FEWEST_NUMBERS),
         }
     }
 

@@ -87,12 +87,17 @@ pub struct Example {
     pub labels: Vec<f32>,
 }
 
-/// 1 for each of `num` entries and 0 for the padding after them, `[padded]`; `None` if lengths are not
+/// 1 for each of `num` entries and 0 for the padding after them, `[num_padded]`; `None` if lengths are not
 /// padded.
-pub(crate) fn padding_mask(num: usize, lengths: Lengths, device: &Device) -> Option<Tensor<1>> {
+pub(crate) fn padding_mask(
+    num: usize,
+    num_padded: usize,
+    lengths: Lengths,
+    device: &Device,
+) -> Option<Tensor<1>> {
     (lengths == Lengths::InBuckets).then(|| {
         let mut mask = vec![1.0; num];
-        mask.resize(lengths.padded(num), 0.0);
+        mask.resize(num_padded, 0.0);
         Tensor::from_floats(mask.as_slice(), device)
     })
 }

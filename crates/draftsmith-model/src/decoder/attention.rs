@@ -415,7 +415,7 @@ impl Attention {
                 all,
             ]);
         }
-        let weights = softmax(scores.cast(FloatDType::F32), 3).cast(dtype);
+        let weights = weights_of(scores).cast(dtype);
         multiply(weights, v).reshape([batch, heads, seq, head_dim])
     }
 
@@ -488,4 +488,11 @@ fn joined(mixed: Tensor<4>) -> Tensor<3> {
 fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
     let [batch, seq, width] = x.dims();
     linear.forward(x.reshape([batch * seq, width]))
+}
+
+/// The softmax of scores over the last dimension, in f32. Rows form a matrix, because burn compiles kernels for every
+/// number of dimensions.
+fn weights_of(scores: Tensor<4>) -> Tensor<4> {
+    let shape = scores.dims();
+    softmax(scores.cast(FloatDType::F32).flatten::<2>(0, 2), 1).reshape(shape)
 }

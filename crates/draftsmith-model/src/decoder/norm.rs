@@ -1,7 +1,6 @@
 //! RMS norm and LayerNorm.
 
 use burn::module::{Module, Param};
-use burn::nn::RmsNorm;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, module::layer_norm};
 
 use super::kernels::Kernels;
@@ -64,13 +63,17 @@ impl Norm {
         {
             return self.forward_with(kernels, x, None);
         }
-        let dtype = FloatDType::from(x.dtype());
-        let x = x.cast(FloatDType::F32);
-        let normed = match self.beta() {
+        let (dtype, shape) = (FloatDType::from(x.dtype()), x.shape());
+        // Rows form a matrix, because burn compiles kernels for every number of dimensions.
+        let x = x.cast(FloatDType::F32).reshape([-1, shape[D - 1] as i32]);
+        let normed: Tensor<2> = match self.beta() {
             Some(beta) => layer_norm(x, self.gamma(), Some(beta), self.epsilon),
-            None => RmsNorm { gamma: self.gamma.clone(), epsilon: self.epsilon }.forward(x),
+            None => {
+                let size = x.clone().square().mean_dim(1) + self.epsilon;
+                x * size.powf_scalar(-0.5) * self.gamma().unsqueeze()
+            }
         };
-        normed.cast(dtype)
+        normed.cast(dtype).reshape(shape)
     }
 
     /// The same in one launch, plus a residual.

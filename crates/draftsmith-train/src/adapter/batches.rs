@@ -179,7 +179,8 @@ impl AdapterSource {
         }
         let device = target.model.device();
         let num_supervised = supervised.len();
-        supervised.resize(self.lengths.padded(num_supervised), supervised[num_supervised - 1]);
+        let num_padded = self.lengths.padded(num_supervised);
+        supervised.resize(num_padded, supervised[num_supervised - 1]);
         let supervised = TensorData::from(supervised.as_slice());
         let supervised = Tensor::<1, Int>::from_data(supervised, &device);
         let Padded { ids, wanted } = Padded::new(rows, self.lengths, self.batch_size, &device);
@@ -199,7 +200,7 @@ impl AdapterSource {
         };
         let next_ids = rows.iter().flat_map(|row| row.next_ids());
         let next_ids: Vec<Option<u32>> = next_ids.map(|id| target.number_of(id)).collect();
-        let are_tokens = padding_mask(num_supervised, self.lengths, &device);
+        let are_tokens = padding_mask(num_supervised, num_padded, self.lengths, &device);
         let (teacher, are_tokens) = match teacher {
             Some(states) => (Lesson::States(states), are_tokens),
             None => responses(&next_ids, &supervised, are_tokens),

@@ -185,11 +185,10 @@ fn loss_and_gradient(
         }
         Probabilities::Device(teacher) => {
             let (losses, gradient) = on_device::losses_and_gradient(loss, student, teacher.clone());
-            let (losses, gradient) = match are {
-                Some(are) => (losses * are.clone(), gradient * are),
-                None => (losses, gradient),
-            };
-            (losses.sum() * share, gradient * share)
+            match are.map(|are| are * share) {
+                Some(shares) => ((losses * shares.clone()).sum(), gradient * shares),
+                None => (losses.sum() * share, gradient * share),
+            }
         }
     }
 }

@@ -83,12 +83,12 @@ impl BatchSource for HeadSource {
             let device = self.drafts.of_batch(nth).device();
             let features: Vec<_> = features.by_ref().take(rows.len()).collect();
             let num_supervised = labels.len();
-            let num_padded = lengths.padded(num_supervised);
+            let num_padded = lengths.padded_numbers(num_supervised);
             labels.resize(num_padded, 0.0);
             let content = HeadBatch {
                 features: LabelledRows::cat(&features, num_padded, &device),
                 labels: Tensor::from_data(TensorData::from(labels.as_slice()), &device),
-                is_label: padding_mask(num_supervised, lengths, &device),
+                is_label: padding_mask(num_supervised, num_padded, lengths, &device),
             };
             TrainingBatch {
                 content,

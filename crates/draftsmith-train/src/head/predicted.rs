@@ -51,7 +51,7 @@ fn predicted(
     let (lengths, reads) = (Lengths::on(&device), heads[0].reads());
     let frozen = Frozen { drafts, reads, batch_size: 1, lengths, stored: None };
     let rows = frozen.labelled_rows(std::slice::from_ref(mixture));
-    let features = LabelledRows::cat(&rows, lengths.padded(mixture.num_labels()), &device);
+    let features = LabelledRows::cat(&rows, lengths.padded_numbers(mixture.num_labels()), &device);
     let predicted = |head: &AcceptanceHead| {
         let logits = head.acceptance_logit(features.clone());
         let logits: Vec<f32> = vectors::values(logits.unsqueeze::<2>());

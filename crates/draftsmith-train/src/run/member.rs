@@ -6,7 +6,7 @@
 //! as if it were trained alone.
 
 use burn::module::Module;
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +16,7 @@ use crate::error::{Section, TrainError, to_host};
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
-use crate::run::update::Updates;
+use crate::run::update::{Gradient, Updates};
 
 /// The learner of a head or an adapter: its steps, and how validation scores it.
 pub(crate) trait Trainee: Module + Sync {
@@ -80,12 +80,13 @@ pub(crate) struct Member<L: Trainee> {
     pub(crate) progress: MemberProgress<L::Scores>,
     /// The weights of the best epoch, on the first device without autodiff.
     pub(crate) best: Option<L::Part>,
-    unfinished: UnfinishedStep<L>,
+    unfinished: UnfinishedStep,
 }
 
 /// The completed part of a step.
-struct UnfinishedStep<L> {
-    gradients: GradientsAccumulator<L>,
+#[derive(Default)]
+struct UnfinishedStep {
+    gradient: Option<Gradient>,
     /// The loss of each batch, `[1]`.
     losses: Vec<Tensor<1>>,
     /// The gradients' norm after the last batch, `[1]`. `None` without gradients.
@@ -135,14 +136,19 @@ impl<L: Trainee> Member<L> {
         devices: &PerDevice<Device>,
     ) {
         for (loss, gradients) in batches {
-            let gradients = gradients.to_device(devices.first(), &self.model);
-            self.unfinished.gradients.accumulate(&self.model, gradients);
+            let more = Gradient::of(&self.model, gradients, devices.first());
+            let step = &mut self.unfinished;
+            step.gradient = match (step.gradient.take(), more) {
+                (Some(sum), Some(more)) => Some(sum.plus(more)),
+                (sum, more) => sum.or(more),
+            };
             self.unfinished.losses.push(loss.to_device(devices.first()));
         }
         if let Some(rate) = learning_rate {
-            let gradients = self.unfinished.gradients.grads();
-            (self.model, self.unfinished.norm) =
-                self.updates.step(rate, self.model.clone(), gradients);
+            if let Some(gradient) = self.unfinished.gradient.take() {
+                let (model, norm) = self.updates.step(rate, self.model.clone(), gradient);
+                (self.model, self.unfinished.norm) = (model, Some(norm));
+            }
             self.copy_to(devices);
         }
     }
@@ -224,12 +230,6 @@ pub(crate) fn count_step<L: Trainee>(
         of_members.push(StepNumbers { losses, gradient_norm });
     }
     Ok(of_members)
-}
-
-impl<L> Default for UnfinishedStep<L> {
-    fn default() -> Self {
-        Self { gradients: GradientsAccumulator::new(), losses: Vec::new(), norm: None }
-    }
 }
 
 #[cfg(test)]

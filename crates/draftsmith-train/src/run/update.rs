@@ -6,18 +6,27 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::store::RecordError;
-use burn::tensor::{Bytes, Tensor};
+use burn::tensor::{Bytes, Device, Tensor};
 
 use crate::run::clipping::Clipping;
 use crate::run::optimizer::OptimizerSettings;
 
 /// The identity of the row in the optimizer's record.
 const ROW: u64 = 1;
+/// The row's length is a multiple of this, so that a GPU reads and writes vectors.
+const WIDTH: usize = 4;
 
 /// Clipping, AdamW and its moments.
 pub(crate) struct Updates {
     clipping: Clipping,
     adam_w: ModuleOptimizer,
+}
+
+/// The gradients of a model's parameters as one row.
+#[derive(Debug)]
+pub(crate) struct Gradient {
+    ids: Vec<ParamId>,
+    row: Tensor<1>,
 }
 
 /// All trained numbers of a model, in the order of its parameters.
@@ -26,34 +35,59 @@ struct Row {
     numbers: Param<Tensor<1>>,
 }
 
+impl Gradient {
+    /// Takes the gradients of `model` to a device; `None` if there are none.
+    pub(crate) fn of<M: Module>(
+        model: &M,
+        gradients: GradientsParams,
+        device: &Device,
+    ) -> Option<Self> {
+        let mut all = Gradients { from: gradients, ids: Vec::new(), parts: Vec::new() };
+        model.visit(&mut all);
+        let row = (!all.ids.is_empty()).then(|| row_of(all.parts).to_device(device))?;
+        Some(Self { ids: all.ids, row })
+    }
+
+    /// Adds the gradients of another batch.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        debug_assert_eq!(self.ids, other.ids, "the same parameters are trained in each batch");
+        Self { row: self.row + other.row, ..self }
+    }
+}
+
+/// Joins tensors to a row whose length is a multiple of [`WIDTH`].
+fn row_of(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
+    let num_numbers: usize = parts.iter().map(|it| it.shape().num_elements()).sum();
+    let num_missing = num_numbers.next_multiple_of(WIDTH) - num_numbers;
+    if num_missing > 0 {
+        parts.push(Tensor::zeros([num_missing], &parts[0].device()));
+    }
+    Tensor::cat(parts, 0)
+}
+
 impl Updates {
     pub(crate) fn new(settings: &OptimizerSettings) -> Self {
         Self { clipping: settings.clipping, adam_w: settings.adam_w() }
     }
 
-    /// Takes a step with gradients of the same parameters each time. Returns the changed model and the gradients'
-    /// global norm before clipping, `[1]`; `None` without gradients. Nothing leaves the device.
+    /// Takes a step. Returns the changed model and the gradient's norm before clipping, `[1]`. Nothing leaves the
+    /// device.
     pub(crate) fn step<M: Module>(
         &mut self,
         rate: f64,
         model: M,
-        gradients: GradientsParams,
-    ) -> (M, Option<Tensor<1>>) {
-        let mut gathered = Gathered { from: gradients, gradients: Vec::new(), weights: Vec::new() };
-        model.visit(&mut gathered);
-        if gathered.gradients.is_empty() {
-            return (model, None);
-        }
-        let ids = gathered.weights.iter().map(|(id, _)| *id).collect();
-        let weights = gathered.weights.into_iter().map(|(_, weight)| weight).collect();
-        let (gradient, norm) = self.clipping.clip(Tensor::cat(gathered.gradients, 0));
+        Gradient { ids, row }: Gradient,
+    ) -> (M, Tensor<1>) {
+        let mut weights = Weights { ids: &ids, parts: Vec::new() };
+        model.visit(&mut weights);
+        let (gradient, norm) = self.clipping.clip(row);
         let id = ParamId::from(ROW);
-        let numbers = Tensor::from_inner(Tensor::cat(weights, 0));
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient);
+        let numbers = Tensor::from_inner(row_of(weights.parts));
         let row = Row { numbers: Param::initialized(id, numbers) };
         let numbers = self.adam_w.step(rate, row, gradients).numbers.val().inner();
-        (model.map(&mut Spread { numbers, num_taken: 0, ids }), Some(norm))
+        (model.map(&mut Spread { numbers, num_taken: 0, ids: &ids }), norm)
     }
 
     /// The moments, for a saved state.
@@ -68,30 +102,44 @@ impl Updates {
     }
 }
 
-/// Takes the parameters with gradients as rows.
-struct Gathered {
+/// Takes gradients, and the parameters that have one.
+struct Gradients {
     from: GradientsParams,
-    gradients: Vec<Tensor<1>>,
-    weights: Vec<(ParamId, Tensor<1>)>,
+    ids: Vec<ParamId>,
+    parts: Vec<Tensor<1>>,
 }
 
-impl ModuleVisitor for Gathered {
+impl ModuleVisitor for Gradients {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.from.remove::<D>(param.id) {
-            self.gradients.push(gradient.flatten(0, D - 1));
-            self.weights.push((param.id, param.val().inner().flatten(0, D - 1)));
+            self.parts.push(gradient.flatten(0, D - 1));
+            self.ids.push(param.id);
+        }
+    }
+}
+
+/// Takes the parameters with these identities.
+struct Weights<'a> {
+    ids: &'a [ParamId],
+    parts: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Weights<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.ids.contains(&param.id) {
+            self.parts.push(param.val().inner().flatten(0, D - 1));
         }
     }
 }
 
 /// Gives the parameters with these identities their part of a row.
-struct Spread {
+struct Spread<'a> {
     numbers: Tensor<1>,
     num_taken: usize,
-    ids: Vec<ParamId>,
+    ids: &'a [ParamId],
 }
 
-impl ModuleMapper for Spread {
+impl ModuleMapper for Spread<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if !self.ids.contains(&param.id) {
             return param;
@@ -109,7 +157,6 @@ impl ModuleMapper for Spread {
 #[cfg(test)]
 mod tests {
     use burn::nn::{Linear, LinearConfig};
-    use burn::tensor::Device;
 
     use super::*;
     use crate::error::to_host;
@@ -130,6 +177,11 @@ mod tests {
         [weight, bias].concat()
     }
 
+    fn step(updates: &mut Updates, layer: &Linear, gradients: GradientsParams) -> Linear {
+        let gradient = Gradient::of(layer, gradients, &Device::flex()).expect("gradients");
+        updates.step(0.1, layer.clone(), gradient).0
+    }
+
     #[test]
     fn a_row_gives_the_bits_of_separate_tensors_and_continues_from_a_record() {
         let settings = OptimizerSettings {
@@ -141,9 +193,7 @@ mod tests {
         let (mut separate, mut adam_w) = (first.clone(), settings.adam_w());
         let (mut layer, mut updates) = (first.clone(), Updates::new(&settings));
         for scale in [1.0, -0.5, 2.0] {
-            let (changed, norm) = updates.step(0.1, layer, gradients(&first, scale));
-            layer = changed;
-            assert!(norm.is_some());
+            layer = step(&mut updates, &layer, gradients(&first, scale));
             separate = adam_w.step(0.1, separate, gradients(&first, scale));
             assert_eq!(numbers(&layer), numbers(&separate));
             assert!(layer.weight.val().is_require_grad());
@@ -159,12 +209,10 @@ mod tests {
     fn only_parameters_with_gradients_change() {
         let layer: Linear = LinearConfig::new(3, 2).init(&Device::flex().autodiff());
         let mut updates = Updates::new(&OptimizerSettings::HEAD);
-        let (same, norm) = updates.step(0.1, layer.clone(), GradientsParams::new());
-        assert!(norm.is_none());
-        assert_eq!(numbers(&same), numbers(&layer));
+        assert!(Gradient::of(&layer, GradientsParams::new(), &Device::flex()).is_none());
         let mut only_weight = gradients(&layer, 1.0);
         only_weight.remove::<1>(layer.bias.as_ref().expect("a bias").id);
-        let (changed, _) = updates.step(0.1, layer.clone(), only_weight);
+        let changed = step(&mut updates, &layer, only_weight);
         let (before, after) = (numbers(&layer), numbers(&changed));
         assert!(before[..6].iter().zip(&after).all(|(one, other)| one != other));
         assert_eq!(before[6..], after[6..]);

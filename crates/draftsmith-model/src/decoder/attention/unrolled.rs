@@ -10,9 +10,9 @@
 use std::ops::Range;
 
 use burn::nn::Linear;
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation::softmax};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-use super::{Attention, AttentionForm};
+use super::{Attention, AttentionForm, weights_of};
 use crate::buckets::Lengths;
 use crate::decoder::rope::RopeWindow;
 use crate::following::MASKED;
@@ -264,7 +264,7 @@ impl<'a> UnrolledAttention<'a> {
             0 => seen,
             _ => Tensor::cat(vec![seen, to_sequences(Tensor::cat(scores, 3), lag)], 3),
         };
-        let weights = softmax(scores.cast(FloatDType::F32), 3).cast(dtype);
+        let weights = weights_of(scores).cast(dtype);
         let of_known = weights.clone().narrow(3, 0, num_keys).matmul(known_values);
         let mut mixed = to_rows(of_known, head_dim);
         if lag > 0 {
