@@ -53,7 +53,7 @@ fn table_1() -> String {
     text
 }
 
-/// EWIF of drafts that take turns.
+/// Computes the EWIF of drafts that take turns.
 fn horizontal(drafts: &[Draft]) -> f64 {
     let all = drafts.iter().flat_map(|(draft, length)| std::iter::repeat_n(*draft, *length));
     horizontal_cascade_improvement(all)
@@ -69,7 +69,7 @@ fn drafts(arguments: &[String]) -> Option<Vec<Draft>> {
     if rest.is_empty() { triples.iter().map(draft).collect() } else { None }
 }
 
-/// The answer to the arguments; None if they are not as [`USAGE`] says.
+/// Answers the arguments; None if they are not as [`USAGE`] says.
 fn answer(arguments: &[String]) -> Option<String> {
     match arguments {
         [] => Some(table_1()),

@@ -8,8 +8,8 @@
 //! is computed as a sum or product of positive terms, which loses no digits where the published quotients
 //! are 0/0.
 
-/// E\[tokens a round\] = (1 − β^{K+1}) / (1 − β), with β = `acceptance_prob` and K =
-/// `candidate_length` (Leviathan et al., Eq. 1); K + 1 at β = 1.
+/// Computes the expected number of tokens per round, (1 − β^{K+1}) / (1 − β), with β =
+/// `acceptance_prob` and K = `candidate_length` (Leviathan et al., Eq. 1); K + 1 at β = 1.
 pub fn expected_tokens_per_round(acceptance_prob: f64, candidate_length: usize) -> f64 {
     // Σ β^t for t in 0..=K by Horner's scheme; the quotient loses digits near β = 1.
     (0..candidate_length).fold(1.0, |sum, _| sum * acceptance_prob + 1.0)
@@ -25,8 +25,8 @@ pub struct DraftProfile {
     pub cost_ratio: f64,
 }
 
-/// Expected walltime improvement of a vertical cascade over plain decoding (CS-Drafting, Theorem
-/// 4.3): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
+/// Computes the expected walltime improvement of a vertical cascade over plain decoding (CS-Drafting,
+/// Theorem 4.3): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
 ///
 /// The target reviews `draft` (d1): α = `draft.acceptance_prob` is α(target, d1). It is the
 /// *argument* of φ. d1 reviews `inner` (d2): α′ = `inner.acceptance_prob` is α(d1, d2). It is the
@@ -53,9 +53,9 @@ pub fn vertical_cascade_improvement(
         / (1.0 + num_steps as f64 * draft.cost_ratio + num_inner_forwards * inner.cost_ratio)
 }
 
-/// Expected walltime improvement of a horizontal cascade over plain decoding (CS-Drafting,
-/// Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft
-/// that proposes candidate i and the target reviews them all.
+/// Computes the expected walltime improvement of a horizontal cascade over plain decoding (CS-Drafting,
+/// Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft that
+/// proposes candidate i and the target reviews them all.
 ///
 /// With a single draft this is (1 − α^{k+1}) / ((1 − α)(c·k + 1)) (Leviathan et al., Theorem 3.8). It
 /// assumes that verifying k + 1 rows costs as much as one.

@@ -57,14 +57,14 @@ impl CostModel {
     /// SpecDec++, §5: a 7B draft and a 70B target on A100s, where verified rows are free.
     pub const PAPER: Self = Self { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
 
-    /// Predicted seconds for these counts (Eq. 2.1, plus the rows).
+    /// Predicts the seconds that these counts take (Eq. 2.1, plus the rows).
     pub fn seconds(&self, counts: &Counts) -> f64 {
         let coefficients = [self.draft_seconds, self.target_seconds, self.row_seconds];
         dot(&coefficients, &regressors(counts))
     }
 
-    /// The non-negative costs that minimise the sum of squared *relative* errors Σ (t̂/t − 1)² over runs,
-    /// usually one for each prompt and setting.
+    /// Fits non-negative costs to timed runs, usually one for each prompt and setting, so that they
+    /// minimise the sum of squared *relative* errors Σ (t̂/t − 1)².
     ///
     /// Relative errors, because timing noise grows with the time; otherwise the longest responses
     /// would dominate. Non-negative costs, because a negative one predicts nonsense for other
@@ -121,7 +121,7 @@ impl CostFit {
     }
 }
 
-/// N_draft, N_target and N_verified.
+/// Returns N_draft, N_target and N_verified, by which the model's costs are multiplied.
 fn regressors(counts: &Counts) -> [f64; 3] {
     [counts.num_draft_forwards, counts.num_target_forwards, counts.num_verified_rows()]
         .map(|count| count as f64)
@@ -136,8 +136,8 @@ mod tests {
 
     const PAPER: CostModel = CostModel::PAPER;
 
-    /// Prompts decoded with several candidate lengths, timed by `model` with relative noise up to
-    /// `noise`.
+    /// Simulates prompts that are decoded with several candidate lengths and timed by `model`, with
+    /// relative noise up to `noise`.
     fn runs(
         model: &CostModel,
         extra_rows: bool,
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(CostModel::fit(&runs), Err(TheoryError::RunTime { index: 3, seconds: 0.0 }));
     }
 
-    /// Eq. 2.3 with t_row: N_verified = N_draft + N_target adds t_row to t_draft and t_target.
+    /// Checks Eq. 2.3 with t_row: since N_verified = N_draft + N_target, t_row adds to t_draft and t_target.
     #[test]
     fn the_modelled_time_of_a_token_is_equation_2_3() {
         let latency_per_token = |model: &CostModel, counts: &Counts| {

@@ -78,18 +78,18 @@ impl Decoding {
     /// Greedy decoding without a penalty.
     pub const GREEDY: Self = Self { choice: TokenChoice::Greedy, repetition_penalty: 1.0 };
 
-    /// Sampled decoding without a penalty.
+    /// Returns sampled decoding without a penalty.
     pub const fn sampled(sampling: Sampling) -> Self {
         Self { choice: TokenChoice::Sampled(sampling), repetition_penalty: 1.0 }
     }
 
-    /// The same with a penalty.
+    /// Returns the same decoding with this repetition penalty.
     #[must_use]
     pub const fn penalising(self, repetition_penalty: f64) -> Self {
         Self { repetition_penalty, ..self }
     }
 
-    /// The sampling settings; greedy has temperature 0.
+    /// Returns the sampling settings; greedy decoding has temperature 0.
     pub fn sampling(&self) -> Sampling {
         match self.choice {
             TokenChoice::Greedy => Sampling { temperature: 0.0, ..Sampling::default() },
@@ -97,12 +97,12 @@ impl Decoding {
         }
     }
 
-    /// Whether decoding is greedy.
+    /// Returns whether decoding is greedy.
     pub fn is_greedy(&self) -> bool {
         self.choice == TokenChoice::Greedy
     }
 
-    /// Whether there is a repetition penalty.
+    /// Returns whether there is a repetition penalty.
     pub fn is_penalised(&self) -> bool {
         self.repetition_penalty != 1.0
     }
@@ -124,8 +124,9 @@ impl Decoding {
         }
     }
 
-    /// The logits from which the token after the tokens `before`, in any order, is chosen; the model's
-    /// logits, borrowed, without a penalty. In f32, as transformers computes them.
+    /// Applies the repetition penalty to the logits of all tokens in `before`, the tokens before the
+    /// one to be chosen, in any order; each token is penalised once. Without a penalty the model's
+    /// logits are borrowed. Computes in f32, as transformers does.
     pub fn penalised<'l>(
         &self,
         logits: &'l [f32],
@@ -146,8 +147,8 @@ impl Decoding {
         Cow::Owned(penalised)
     }
 
-    /// The probabilities with which a token is chosen, as served: [`Sampling::probs`], or one-hot if
-    /// greedy. `logits` are [penalised](Self::penalised).
+    /// Returns the probabilities with which a token is chosen, as served: [`Sampling::probs`], or
+    /// one-hot if greedy. `logits` must be [penalised](Self::penalised) already.
     ///
     /// # Panics
     /// As [`Sampling::probs`].
@@ -159,8 +160,8 @@ impl Decoding {
         })
     }
 
-    /// The distribution from which a token is drawn; None if greedy. `logits` are
-    /// [penalised](Self::penalised).
+    /// Returns the distribution from which a token is drawn; None if greedy. `logits` must be
+    /// [penalised](Self::penalised) already.
     ///
     /// # Panics
     /// As [`Sampling::probs`].

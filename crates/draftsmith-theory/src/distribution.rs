@@ -11,7 +11,7 @@
 
 use crate::exponentials;
 
-/// Natural logarithms of the softmax of `logits`, computed in f64; a logit of −∞ stays −∞.
+/// Computes the natural logarithms of the softmax of `logits` in f64; a logit of −∞ stays −∞.
 ///
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
@@ -23,7 +23,7 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()
 }
 
-/// The index of the largest of `logits`; among equals the first, as in common greedy decoders.
+/// Returns the index of the largest of `logits`; among equals the first, as in common greedy decoders.
 ///
 /// # Panics
 /// If no logit is finite, or the largest is +∞.
@@ -36,8 +36,8 @@ pub fn argmax(logits: &[f32]) -> u32 {
     u32::try_from(index).expect("a vocabulary is smaller than 2^32")
 }
 
-/// Σ min(p, q) = 1 − TVD(p, q): the expected acceptance probability of a token drawn from either,
-/// proposed to the other.
+/// Computes the overlap Σ min(p, q) = 1 − TVD(p, q): the expected acceptance probability of a token
+/// drawn from one of the distributions and proposed to the other.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -46,13 +46,13 @@ pub fn overlap(p: &[f64], q: &[f64]) -> f64 {
     p.iter().zip(q).map(|(p, q)| p.min(*q)).sum()
 }
 
-/// Entropy −Σ q log q in nats, from natural log-probabilities; a log-probability of −∞ adds 0.
+/// Computes the entropy −Σ q log q in nats from natural log-probabilities; one of −∞ adds 0.
 pub fn entropy_of_log_probs(log_probs: &[f64]) -> f64 {
     cross_entropy(log_probs, log_probs)
 }
 
-/// Cross-entropy H(q, p) = −Σ q log p in nats, both given as natural log-probabilities; +∞ where q
-/// has mass and p has none. SVIP bounds acceptance from below by 1 − √((H(q, p) − H(q)) / 2) with q
+/// Computes the cross-entropy H(q, p) = −Σ q log p in nats from natural log-probabilities; it is +∞ if
+/// q has mass where p has none. SVIP bounds acceptance from below by 1 − √((H(q, p) − H(q)) / 2) with q
 /// the draft and p the target.
 ///
 /// # Panics
@@ -71,7 +71,8 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
     terms.sum()
 }
 
-/// Pinsker: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q); 0 from 2 nats on.
+/// Computes Pinsker's lower bound on the overlap: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q);
+/// 0 from 2 nats on.
 ///
 /// The better of the two bounds below 1.594 nats. A divergence rounded below 0 counts as 0.
 ///
@@ -81,8 +82,8 @@ pub fn pinsker_bound(kl_nats: f64) -> f64 {
     (1.0 - (checked(kl_nats) / 2.0).sqrt()).max(0.0)
 }
 
-/// Bretagnolle–Huber: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats` = KL(q‖p) or KL(p‖q); positive for any
-/// finite KL.
+/// Computes Bretagnolle and Huber's lower bound on the overlap: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats`
+/// = KL(q‖p) or KL(p‖q); positive for any finite KL.
 ///
 /// The better of the two bounds above 1.594 nats. A divergence rounded below 0 counts as 0.
 ///
@@ -95,7 +96,8 @@ pub fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     (-kl_nats).exp() / (1.0 + (-(-kl_nats).exp_m1()).sqrt())
 }
 
-/// The best lower bound on β from the two divergences, by Pinsker or by Bretagnolle and Huber.
+/// Computes the better of two lower bounds on the overlap β, Pinsker's and Bretagnolle and Huber's,
+/// from the divergences in both directions.
 ///
 /// `draft_to_target_kl_nats` is KL(q‖p) = H(q, p) − H(q) and `target_to_draft_kl_nats` is KL(p‖q),
 /// with q the draft; +∞ for an unknown direction.
@@ -108,8 +110,8 @@ pub fn overlap_lower_bound(draft_to_target_kl_nats: f64, target_to_draft_kl_nats
     pinsker_bound(kl_nats).max(bretagnolle_huber_bound(kl_nats))
 }
 
-/// SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) = `draft_entropy_nats`
-/// (Zhang et al. 2024, §2); at least 0.
+/// Computes SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) =
+/// `draft_entropy_nats` (Zhang et al. 2024, §2); at least 0.
 ///
 /// It is Pinsker's bound with 2c·H(q) instead of the divergence H(q, p) − H(q). β may be smaller or
 /// larger: a confident but wrong draft has neither entropy nor overlap. The authors' code has c = 0.15;
@@ -130,7 +132,7 @@ fn checked(kl_nats: f64) -> f64 {
     kl_nats.max(0.0)
 }
 
-/// The largest logit, checked to be finite. NaNs are skipped; checks of the sum find them.
+/// Returns the largest logit; panics unless it is finite. Skips NaNs; checks of the sum find them.
 pub(crate) fn checked_max(logits: &[f32]) -> f32 {
     let (sixteens, rest) = logits.as_chunks::<16>();
     // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide
@@ -246,8 +248,7 @@ mod tests {
     /// there.
     const BOUNDS_CROSS_AT_NATS: f64 = 1.593_624_260_040_04;
 
-    /// The log-probabilities of a random distribution: near uniform at sharpness 0, nearly one-hot
-    /// at 20.
+    /// Draws the log-probabilities of a random distribution: near uniform at sharpness 0, nearly one-hot at 20.
     fn random_log_probs(rng: &mut SeededDraws, len: usize, sharpness: f64) -> Vec<f64> {
         let logits: Vec<f64> = (0..len).map(|_| sharpness * rng.uniform()).collect();
         let log_total = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();
@@ -259,7 +260,7 @@ mod tests {
         overlap(&probs(p_log_probs), &probs(q_log_probs))
     }
 
-    /// KL(q‖p) in nats.
+    /// Computes KL(q‖p) in nats.
     fn divergence(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
         cross_entropy(q_log_probs, p_log_probs) - entropy_of_log_probs(q_log_probs)
     }

@@ -24,8 +24,8 @@ pub trait CandidateSource {
     /// Draws a candidate from the last step.
     fn draw(&mut self, needs: SignalNeeds) -> DrawnToken;
 
-    /// The acceptance probability that a look-ahead head predicts for `candidate`, just drawn; None
-    /// without such a head.
+    /// Returns the acceptance probability that a look-ahead head predicts for `candidate`, just drawn;
+    /// None without such a head.
     ///
     /// # Errors
     /// If the drafter fails.
@@ -43,8 +43,8 @@ pub struct DrawnToken {
 
 /// Ends a text without an end token, for example at a stop string.
 pub trait TextEnd: fmt::Debug {
-    /// Whether the last token of prompt and response ends the response. The iterator yields their tokens
-    /// in reverse order.
+    /// Returns whether the last token of prompt and response ends the response. The iterator yields
+    /// their tokens in reverse order.
     fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool;
 }
 
@@ -75,7 +75,7 @@ pub struct DraftLimits<'a> {
 }
 
 impl DraftLimits<'_> {
-    /// Whether the last of `tokens` ends the response.
+    /// Returns whether the last of `tokens` ends the response.
     pub fn is_end(&self, tokens: &[u32]) -> bool {
         tokens.last().is_some_and(|last| self.eos_token_ids.contains(last))
             || self.text_end.is_some_and(|end| end.is_reached(&mut tokens.iter().rev().copied()))
@@ -105,7 +105,8 @@ impl DraftPhase {
         Self { needs, min: bounds.min, max, num_candidates, num_steps, is_over: max == 0 }
     }
 
-    /// Whether the phase needs a step: a draft forward over the sequence and the candidates so far.
+    /// Returns whether the phase needs another step: a draft forward over the sequence and the
+    /// candidates so far.
     pub fn needs_step(&self) -> bool {
         !self.is_over
     }

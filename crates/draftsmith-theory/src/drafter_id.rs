@@ -25,7 +25,7 @@ impl DrafterId {
     /// Look-ups that run before another drafter, or by themselves. No recipe can use this name.
     pub const LOOK_UP: Self = Self::named("look-up");
 
-    /// A name that the program chooses.
+    /// Creates the id for a name that the program chooses.
     ///
     /// # Panics
     /// If it is not a valid name.
@@ -52,7 +52,7 @@ impl DrafterId {
         Some(Self { bytes })
     }
 
-    /// The name.
+    /// Returns the drafter's name, 1 to [`Self::MAX_LEN`] ASCII characters.
     pub fn as_str(&self) -> &str {
         let len = self.bytes.iter().position(|byte| *byte == 0).unwrap_or(Self::MAX_LEN);
         std::str::from_utf8(&self.bytes[..len]).expect("names are ASCII")
@@ -87,7 +87,7 @@ impl Serialize for DrafterId {
 }
 
 impl<'de> Deserialize<'de> for DrafterId {
-    /// Results may name look-ups; recipes parse names.
+    /// Accepts the name of look-ups too, which occurs in results. Names in recipes are parsed instead.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         Self::of(name.as_bytes())
@@ -103,7 +103,7 @@ pub const MAX_DRAFTERS: usize = 4;
 pub struct Forwards([Option<(DrafterId, usize)>; MAX_DRAFTERS]);
 
 impl Forwards {
-    /// Forwards of one drafter.
+    /// Returns `count` forwards of one drafter.
     pub fn of(drafter: DrafterId, count: usize) -> Self {
         let mut forwards = Self::default();
         forwards.add(drafter, count);
@@ -124,17 +124,17 @@ impl Forwards {
         entry.get_or_insert((drafter, 0)).1 += count;
     }
 
-    /// Each drafter that ran, with its number of forwards.
+    /// Yields each drafter that ran, with its number of forwards.
     pub fn iter(&self) -> impl Iterator<Item = (DrafterId, usize)> {
         self.0.iter().flatten().copied()
     }
 
-    /// The forwards of one drafter.
+    /// Returns the number of forwards of one drafter, 0 if it did not run.
     pub(crate) fn of_drafter(&self, drafter: DrafterId) -> usize {
         self.iter().find(|(id, _)| *id == drafter).map_or(0, |(_, count)| count)
     }
 
-    /// The forwards of all drafters.
+    /// Sums the forwards of all drafters.
     pub fn total(&self) -> usize {
         self.iter().map(|(_, count)| count).sum()
     }

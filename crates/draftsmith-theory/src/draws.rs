@@ -11,13 +11,13 @@ use sha2::{Digest, Sha256};
 
 /// A source of random decisions.
 pub trait Draws {
-    /// True with probability `prob`: r < `prob` for r uniform in [0, 1).
+    /// Returns true with probability `prob`: if r < `prob` for r uniform in [0, 1).
     ///
     /// Never true for `prob` <= 0, always true for `prob` >= 1. The inequality is strict: the
     /// published r <= p/q accepts a token of probability 0 at r = 0.
     fn bernoulli(&mut self, prob: f64) -> bool;
 
-    /// An index drawn in proportion to `weights`, which are non-negative and need not sum to one.
+    /// Draws an index in proportion to `weights`, which are non-negative and need not sum to one.
     ///
     /// Never returns an index of weight 0.
     ///
@@ -42,7 +42,7 @@ pub struct SeededDraws {
 }
 
 impl SeededDraws {
-    /// The generator of one stream, named by parts such as a row id and a purpose.
+    /// Creates the generator of one stream, which is named by parts such as a row id and a purpose.
     ///
     /// The key is the SHA-256 of the seed, the number of parts, and each part's length and bytes, so
     /// that `["ab", "c"]` and `["a", "bc"]` are different streams.
@@ -57,7 +57,7 @@ impl SeededDraws {
         Self { rng: ChaCha8Rng::from_seed(hasher.finalize().into()) }
     }
 
-    /// A uniform number in [0, 1), a multiple of 2^-53.
+    /// Draws a uniform number in [0, 1), a multiple of 2^-53.
     ///
     /// Implemented here and not by a library, so that seeds keep their meaning.
     pub fn uniform(&mut self) -> f64 {
@@ -65,7 +65,7 @@ impl SeededDraws {
         (self.rng.next_u64() >> 11) as f64 * UNIT
     }
 
-    /// How many of `num` trials succeed, each with probability `prob` in [0, 1].
+    /// Draws how many of `num` trials succeed, each with probability `prob` in [0, 1].
     ///
     /// # Panics
     /// If `prob` is not in [0, 1].
@@ -95,7 +95,8 @@ impl Draws for SeededDraws {
 /// Weights per partial sum: enough for wide additions, few enough to walk through one by one.
 const CHUNK: usize = 1024;
 
-/// The first index whose cumulative weight exceeds `threshold`, found chunk by chunk.
+/// Finds the first index whose cumulative weight exceeds `threshold`, chunk by chunk; the last index
+/// of positive weight if rounding leaves none.
 fn find_cumulative(weights: &[f64], threshold: f64) -> usize {
     let mut before = 0.0;
     for (chunk_index, chunk) in weights.chunks(CHUNK).enumerate() {
@@ -120,7 +121,7 @@ fn last_positive(weights: &[f64]) -> usize {
     weights.iter().rposition(|&weight| weight > 0.0).expect("a positive sum has a positive term")
 }
 
-/// The sum of a chunk in eight lanes, which the compiler turns into wide additions.
+/// Sums a chunk in eight lanes, which the compiler turns into wide additions.
 fn chunk_sum(chunk: &[f64]) -> f64 {
     let (eights, rest) = chunk.as_chunks::<8>();
     let mut lanes = [0.0; 8];
@@ -132,7 +133,7 @@ fn chunk_sum(chunk: &[f64]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().sum::<f64>()
 }
 
-/// A random distribution with some zeros.
+/// Draws a random distribution with some zeros.
 #[cfg(test)]
 pub(crate) fn random_probs(rng: &mut SeededDraws, len: usize) -> Vec<f64> {
     loop {

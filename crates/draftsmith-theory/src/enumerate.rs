@@ -57,7 +57,7 @@ pub fn enumerate<T>(mut run: impl FnMut(&mut Enumerator) -> T) -> Vec<(T, f64)> 
     }
 }
 
-/// The distribution of enumerated outcomes: the sum of probabilities for each distinct result.
+/// Collects enumerated outcomes into a distribution: the sum of probabilities for each distinct result.
 pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
     let mut probs = BTreeMap::new();
     for (outcome, prob) in outcomes {
@@ -124,7 +124,7 @@ impl Draws for Enumerator {
 mod tests {
     use super::*;
 
-    /// A run whose later draws depend on its earlier ones.
+    /// Draws a path whose later draws depend on its earlier ones.
     fn branching_run(draws: &mut impl Draws) -> Vec<usize> {
         let mut path = vec![draws.categorical(&[0.2, 0.0, 0.3, 0.5])];
         while path.len() < 4 && draws.bernoulli(0.1 + 0.2 * path[path.len() - 1] as f64) {

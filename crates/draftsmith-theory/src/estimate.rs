@@ -22,7 +22,7 @@ pub struct Estimate {
 deserialize_by_new!(Estimate { value: f64, low: f64, high: f64 });
 
 impl Estimate {
-    /// A number with its interval.
+    /// Creates an estimate from a number and the ends of its interval.
     ///
     /// # Errors
     /// Unless all are finite and `low` <= `value` <= `high`.
@@ -35,8 +35,8 @@ impl Estimate {
         }
     }
 
-    /// Whether two independent numbers may be equal: whether the interval of their difference holds 0,
-    /// at the level of their intervals.
+    /// Returns whether two independent numbers may be equal: whether the interval of their difference
+    /// holds 0, at the level of their intervals.
     ///
     /// The interval of the difference follows from the two intervals (MOVER; Zou and Donner 2008): its
     /// half-width is the hypotenuse of the distances to the ends that face each other. So overlapping
@@ -48,7 +48,7 @@ impl Estimate {
     }
 }
 
-/// The percentile bootstrap interval of `statistic` over `num_items` items.
+/// Computes the percentile bootstrap interval of `statistic` over `num_items` items.
 ///
 /// `statistic` gets the indices of items: each once, in order, for [`Estimate::value`], and for a
 /// resample `num_items` of them drawn with replacement, in a buffer that is reused. Resamples with a
@@ -97,7 +97,7 @@ pub fn bootstrap(
     }
 }
 
-/// The quantile of sorted numbers with linear interpolation; None without numbers.
+/// Computes the quantile of sorted numbers at `share`, with linear interpolation; None without numbers.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let place = share * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);

@@ -10,8 +10,8 @@ use pulp::x86::V3;
 /// Weights of distances below this are 0, including −∞.
 const MIN_DISTANCE: f64 = -708.0;
 
-/// Σ e^d and Σ d e^d over the row, with d a logit's distance to the largest; a token of weight 0 adds
-/// nothing. They come from f32 exponentials, to within a relative 1e-6, in a third of the time of
+/// Computes Σ e^d and Σ d e^d over the row, with d = logit − `largest`; a token of weight 0 adds
+/// nothing. The sums come from f32 exponentials, to within a relative 1e-6, in a third of the time of
 /// [`weights`]. Stop rules read them.
 pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     #[cfg(target_arch = "x86_64")]
@@ -21,7 +21,7 @@ pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     sums_one_by_one(logits, largest)
 }
 
-/// e^(d / temperature) of each logit, with d its distance to the largest, and their sum.
+/// Computes e^(d / temperature) for each logit, with d = logit − `largest`, and the sum of these weights.
 pub(crate) fn weights(logits: &[f32], largest: f32, temperature: f64) -> (Vec<f64>, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -52,7 +52,7 @@ fn weight(distance: f64) -> f64 {
     if distance < MIN_DISTANCE { 0.0 } else { distance.exp() }
 }
 
-/// A row's last logits, padded with −∞, whose weight is 0.
+/// Pads a row's last logits with −∞, whose weight is 0.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
@@ -155,7 +155,7 @@ mod eights {
         [exponential(simd, low), exponential(simd, high)]
     }
 
-    /// e^d = 2^n e^r with integer n and |r| <= ln 2 / 2, for d <= 0.
+    /// Computes e^d = 2^n e^r for d <= 0, with integer n and |r| <= ln 2 / 2.
     #[inline(always)]
     fn exponential(simd: V3, distances: f64x4) -> f64x4 {
         let to_exponent = simd.splat_f64x4(TO_EXPONENT);
@@ -186,7 +186,7 @@ mod eights {
         zero_if_far(simd, distances, simd.mul_f64x4(series, power_of_two))
     }
 
-    /// `values`, or 0 if the distance is below the minimum.
+    /// Returns `values`, or 0 where the distance is below the minimum.
     #[inline(always)]
     fn zero_if_far(simd: V3, distances: f64x4, values: f64x4) -> f64x4 {
         let is_far = simd.cmp_lt_f64x4(distances, simd.splat_f64x4(MIN_DISTANCE));
@@ -267,8 +267,8 @@ mod coarse {
         lanes.into_iter().map(f64::from).sum()
     }
 
-    /// e^d = 2^n e^r with integer n and |r| <= ln 2 / 2, for d <= 0. The remainder of the Taylor series
-    /// after r⁷ is below 6e-9.
+    /// Computes e^d = 2^n e^r for d <= 0, with integer n and |r| <= ln 2 / 2. The remainder of the
+    /// Taylor series after r⁷ is below 6e-9.
     #[inline(always)]
     fn exponential(simd: V3, distances: f32x8) -> f32x8 {
         let splat = |value| simd.splat_f32x8(value);
@@ -289,7 +289,7 @@ mod coarse {
         zero_if_far(simd, distances, simd.mul_f32x8(series, power_of_two))
     }
 
-    /// `values`, or 0 if the distance is below the minimum.
+    /// Returns `values`, or 0 where the distance is below the minimum.
     #[inline(always)]
     fn zero_if_far(simd: V3, distances: f32x8, values: f32x8) -> f32x8 {
         let is_far = simd.cmp_lt_f32x8(distances, simd.splat_f32x8(MIN_DISTANCE));

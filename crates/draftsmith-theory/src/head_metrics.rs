@@ -88,15 +88,16 @@ pub struct HeadScores {
 }
 
 impl HeadScores {
-    /// The score to choose a head or an epoch by, lower is better: `unshifted_kl`, or `kl` if the
-    /// rejection weight is unknown.
+    /// Returns the score to choose a head or an epoch by, lower is better: `unshifted_kl`, or `kl` if
+    /// the rejection weight is unknown.
     pub fn comparable_kl(&self) -> f64 {
         self.unshifted_kl.unwrap_or(self.kl)
     }
 }
 
 impl HeadMetrics {
-    /// Metrics of a head trained with this rejection weight.
+    /// Creates the metrics of a head that was trained with this rejection weight. They include
+    /// [`HeadScores::unshifted_kl`].
     ///
     /// # Panics
     /// If the weight is not above 0.
@@ -148,7 +149,7 @@ impl HeadMetrics {
         self.rows.push(ScoredRow { predicted_prob, label, weight });
     }
 
-    /// The bins of [`HeadScores::ece`] that hold weight, by ascending prediction.
+    /// Returns the bins of [`HeadScores::ece`] that hold weight, by ascending prediction.
     pub fn reliability(&self) -> Vec<ReliabilityBin> {
         let bins = self.bins.iter().filter(|bin| bin.weight > 0.0);
         bins.map(|bin| ReliabilityBin {
@@ -160,7 +161,7 @@ impl HeadMetrics {
         .collect()
     }
 
-    /// The scores of all rows.
+    /// Computes the scores over all rows added so far.
     pub fn finish(mut self) -> HeadScores {
         let num_labels = self.rows.len();
         let mean = |sum: f64| sum / self.weight;
@@ -180,13 +181,13 @@ impl HeadMetrics {
     }
 }
 
-/// −y ln p̂ − (1 − y) ln(1 − p̂), with both logarithms at least [`MIN_LOG`].
+/// Computes the binary cross-entropy −y ln p̂ − (1 − y) ln(1 − p̂), with both logarithms at least [`MIN_LOG`].
 pub(crate) fn binary_cross_entropy(predicted_prob: f64, label: f64) -> f64 {
     -(label * predicted_prob.ln().max(MIN_LOG)
         + (1.0 - label) * (-predicted_prob).ln_1p().max(MIN_LOG))
 }
 
-/// −y ln y − (1 − y) ln(1 − y), 0 at both ends.
+/// Computes the binary entropy −y ln y − (1 − y) ln(1 − y), 0 at both ends.
 fn binary_entropy(prob: f64) -> f64 {
     if prob == 0.0 || prob == 1.0 {
         0.0
@@ -195,8 +196,8 @@ fn binary_entropy(prob: f64) -> f64 {
     }
 }
 
-/// Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), in one pass over
-/// the sorted predictions.
+/// Computes the AUROC, Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), in
+/// one pass over the sorted predictions.
 fn auroc(rows: &mut [ScoredRow]) -> Option<f64> {
     rows.sort_unstable_by(|a, b| a.predicted_prob.total_cmp(&b.predicted_prob));
     let (mut positive, mut negative, mut ordered) = (0.0, 0.0, 0.0);

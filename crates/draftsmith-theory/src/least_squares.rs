@@ -5,8 +5,8 @@
 /// cut short.
 const MIN_SINE: f64 = 0.02;
 
-/// Least squares over the columns of `subset`: the coefficients, 0 for the other columns, and the
-/// squared error. None if a column is nearly a combination of the others.
+/// Solves least squares over the columns of `subset`. Returns the coefficients, 0 for the other
+/// columns, and the squared error. None if a column is nearly a combination of the others.
 ///
 /// Modified Gram-Schmidt on unit columns with the target as an extra column is as accurate as an
 /// orthogonal factorisation; normal equations would square the condition number.
@@ -43,9 +43,8 @@ pub(crate) fn least_squares<const N: usize>(
     Some((coefficients, dot(&residual, &residual)))
 }
 
-/// The non-negative coefficients of the columns of `allowed` with the least squared error, 0 for the
-/// other columns. None if `allowed` is empty or one of its columns is nearly a combination of the
-/// others.
+/// Finds the non-negative coefficients of the columns of `allowed` with the least squared error, 0 for the
+/// other columns. None if `allowed` is empty or one of its columns is nearly a combination of the others.
 pub(crate) fn non_negative_least_squares<const N: usize>(
     columns: &[Vec<f64>; N],
     allowed: &[usize],

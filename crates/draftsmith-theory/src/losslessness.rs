@@ -73,8 +73,8 @@ impl LosslessnessTest {
         self.num_impossible
     }
 
-    /// The p-value of the hypothesis that the output has the target's distribution: the minimum of
-    /// three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible one.
+    /// Computes the p-value of the hypothesis that the output has the target's distribution: the
+    /// minimum of three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible one.
     pub fn p_value(&self) -> f64 {
         if self.num_impossible > 0 {
             return 0.0;
@@ -83,8 +83,8 @@ impl LosslessnessTest {
         (NUM_TESTS * least.min(kolmogorov_smirnov_p_value(&self.transforms))).min(1.0)
     }
 
-    /// One over the mean of both likelihood ratios, which also has expectation 1. Valid but
-    /// conservative.
+    /// Computes a p-value as one over the mean of both likelihood ratios. The mean has expectation 1
+    /// too, so the p-value is valid, but conservative.
     fn ratio_p_value(&self) -> f64 {
         let (leaning, redrawn) = (self.leaning_log_ratio, self.redrawn_log_ratio);
         let larger = leaning.max(redrawn);
@@ -92,7 +92,7 @@ impl LosslessnessTest {
         (-log_mean).exp().min(1.0)
     }
 
-    /// The two-sided p-value of the transforms' mean; a uniform number has variance 1/12.
+    /// Computes the two-sided p-value of the transforms' mean; a uniform number has variance 1/12.
     fn mean_p_value(&self) -> f64 {
         let num_transforms = self.transforms.len() as f64;
         let excess: f64 = self.transforms.iter().map(|transform| transform - 0.5).sum();
@@ -101,7 +101,8 @@ impl LosslessnessTest {
     }
 }
 
-/// F(x−) + V·p(x) in the order of p/q, equal ratios by token id.
+/// Computes F(x−) + V·p(x), with x = `token`, V = `uniform` and F summing tokens in the order of p/q,
+/// equal ratios by token id.
 fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     let key = p[token] / q[token];
     let (mut before, mut total) = (0.0, 0.0);
@@ -115,7 +116,7 @@ fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     (before + uniform * p[token]) / total
 }
 
-/// The two-sided p-value of the hypothesis that the numbers are uniform; 1 without numbers.
+/// Computes the two-sided p-value of the hypothesis that the numbers are uniform; 1 without numbers.
 ///
 /// Asymptotic, with Stephens' correction (1970), which is accurate even for a handful of numbers.
 fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
@@ -134,8 +135,8 @@ fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     kolmogorov_tail((root + 0.12 + 0.11 / root) * distance)
 }
 
-/// P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²); for small x, where that sum
-/// converges slowly, the equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
+/// Computes P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²); for small x, where
+/// that sum converges slowly, the equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
 fn kolmogorov_tail(x: f64) -> f64 {
     use std::f64::consts::PI;
     if x <= 0.0 {
@@ -152,8 +153,8 @@ fn kolmogorov_tail(x: f64) -> f64 {
     2.0 * (1..=5).map(term).sum::<f64>()
 }
 
-/// erfc(x) for x >= 0, to a relative error of 1.2e-7: the Chebyshev fit of *Numerical Recipes*
-/// (1992, section 6.2).
+/// Computes erfc(x) for x >= 0, to a relative error of 1.2e-7, by the Chebyshev fit of *Numerical
+/// Recipes* (1992, section 6.2).
 fn complementary_error_function(x: f64) -> f64 {
     const FIT: [f64; 10] = [
         -1.265_512_23,
@@ -182,7 +183,7 @@ mod tests {
     /// The significance level of `check`.
     const ALPHA: f64 = 1e-4;
 
-    /// A target's and a draft's distribution with an overlap of about 0.7.
+    /// Draws a target's and a draft's distribution with an overlap of about 0.7.
     fn distributions(place: usize) -> (Vec<f64>, Vec<f64>) {
         let mut rng = SeededDraws::new(place as u64, &["losslessness", "laws"]);
         let mut distribution = |near: Option<&[f64]>| -> Vec<f64> {
@@ -200,7 +201,7 @@ mod tests {
         (p, q)
     }
 
-    /// The test after `num_tokens` tokens, each emitted by `emit` from (p, q).
+    /// Returns the test after `num_tokens` tokens, each emitted by `emit` from (p, q).
     fn tested(
         seed: u64,
         num_tokens: usize,
@@ -221,7 +222,7 @@ mod tests {
         a.iter().zip(b).map(|(a, b)| (a - b).max(0.0)).collect()
     }
 
-    /// The first token of a round with the shipped verification.
+    /// Draws the first token of a round with the shipped verification.
     fn verified(p: &[f64], q: &[f64], draws: &mut SeededDraws) -> usize {
         let candidate = draws.categorical(q) as u32;
         let commit = verify_chain(&[candidate], &[q], &[p, p], draws);
@@ -288,7 +289,7 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// With p = q = (½, ½) and token 1 withheld, token 0 comes out with probability ¾, because a bonus
+    /// Withholds token 1 at p = q = (½, ½): token 0 comes out with probability ¾, because a bonus
     /// token is drawn from p. The likelihood ratios miss this fault.
     #[test]
     fn a_candidate_withheld_for_its_own_value_is_rejected() {
@@ -303,8 +304,7 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// Verification against the next position's distribution, as after a cache rollback that is one
-    /// token short.
+    /// Draws from the next position's distribution, as after a cache rollback that is one token short.
     #[test]
     fn output_of_another_positions_distribution_is_rejected() {
         let mut draws = SeededDraws::new(0, &["losslessness", "places"]);
@@ -328,8 +328,8 @@ mod tests {
         assert_eq!((test.p_value(), test.num_impossible()), (0.0, 1));
     }
 
-    /// A target that is almost certain of most tokens, as trained ones are: the fault shows in few
-    /// tokens, and the others must not hide it.
+    /// Tests a target that is almost certain of most tokens, as trained ones are: the fault shows in
+    /// few tokens, and the others must not hide it.
     #[test]
     fn few_uncertain_tokens_among_thousands_suffice() {
         let (sure, unsure) = ([0.999, 0.0005, 0.0005], [0.5, 0.3, 0.2]);

@@ -64,7 +64,7 @@ pub struct LookupFirst {
 }
 
 impl LookupFirst {
-    /// A look-up in the whole sequence.
+    /// Returns the settings of a look-up that searches the whole sequence.
     pub fn config(self) -> MaxGramConfig {
         MaxGramConfig { searched: SearchedText::Sequence, min_match: self.min_match }
     }
@@ -105,7 +105,7 @@ pub struct MaxGram {
 }
 
 impl MaxGram {
-    /// An empty sequence.
+    /// Creates the index of an empty sequence.
     pub fn new(config: MaxGramConfig) -> Self {
         Self { config, index: SuffixAutomaton::new(), prompt_len: 0, matches: Vec::new() }
     }
@@ -120,7 +120,7 @@ impl MaxGram {
         self.matches.push(self.index.repeated_suffix());
     }
 
-    /// The number of tokens read.
+    /// Counts the tokens read so far, including the prompt's.
     pub fn num_read(&self) -> usize {
         match self.config.searched {
             SearchedText::Prompt => self.prompt_len + self.matches.len().saturating_sub(1),
@@ -146,7 +146,8 @@ impl MaxGram {
         }
     }
 
-    /// What followed the first occurrence of the longest suffix of the sequence.
+    /// Finds the longest suffix of the sequence that occurs earlier, and returns what followed its first occurrence.
+    /// The continuation is empty if the suffix is shorter than [`MaxGramConfig::min_match`].
     pub fn continuation(&self) -> Continuation {
         let (found, end) = match self.config.searched {
             SearchedText::Prompt => {
@@ -182,7 +183,7 @@ impl MaxGram {
         sequence.len() - num_before
     }
 
-    /// The longest suffix in the prompt, after one more token.
+    /// Finds the longest suffix of the sequence followed by `token` that occurs in the prompt.
     fn longest_match_with(&self, token: u32) -> Match {
         let mut shorter = self.matches.last().copied();
         while let Some(Match { state, len }) = shorter {
@@ -194,7 +195,7 @@ impl MaxGram {
         Match::EMPTY
     }
 
-    /// The longest suffix of a match that occurs before the prompt's end, so that a token follows.
+    /// Shortens a match until it occurs before the prompt's end, so that a token follows.
     fn followed(&self, mut found: Match) -> Match {
         while self.index.first_end(found.state) == self.prompt_len
             && let Some(shorter) = self.index.shorter(found.state)
@@ -213,12 +214,13 @@ pub struct Continuation {
 }
 
 impl Continuation {
-    /// The next token from the sequence, or else from the bigrams.
+    /// Returns the next token of the sequence, or else the successor of its last token in `bigrams`.
     pub fn next_or(&mut self, bigrams: Option<&Bigrams>, sequence: &[u32]) -> Option<u32> {
         self.next(sequence).or_else(|| bigrams?.after(*sequence.last()?))
     }
 
-    /// The next token; `sequence` includes the tokens proposed so far.
+    /// Returns the next token to copy and moves past it; None at the end of the searched text. `sequence` includes the
+    /// tokens proposed so far.
     pub fn next(&mut self, sequence: &[u32]) -> Option<u32> {
         let token = sequence[..self.end.min(sequence.len())].get(self.next).copied();
         self.next += usize::from(token.is_some());

@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{Draws, SeededDraws};
 
-/// For each of `len` response positions, whether the training input keeps the target's token X, which
-/// has no label (true), or takes the draft's token Y (false).
+/// Decides for each of `len` response positions whether the training input keeps the target's token X,
+/// which has no label (true), or takes the draft's token Y (false).
 ///
 /// Each position keeps X with probability `mixing_ratio` (0.15 in the authors' code). The result
 /// depends only on the arguments, and a shorter `len` gives a prefix.
@@ -33,7 +33,7 @@ pub fn keep_target(
     (0..len).map(|_| draws.bernoulli(mixing_ratio)).collect()
 }
 
-/// min(1, p/q) = exp(min(0, log p − log q)) at the draft's token, from both models' natural
+/// Computes min(1, p/q) = exp(min(0, log p − log q)) at the draft's token, from both models' natural
 /// log-probabilities: the label of SpecDec++.
 ///
 /// Never NaN: a target log-probability of −∞ gives 0; otherwise a draft log-probability of −∞ gives 1.
@@ -49,7 +49,7 @@ pub fn acceptance_prob(target_log_prob: f32, draft_log_prob: f32) -> f32 {
     (f64::from(target_log_prob) - f64::from(draft_log_prob)).min(0.0).exp() as f32
 }
 
-/// Whether the rows called `id` are held out for validation, as is a `share` of all ids.
+/// Returns whether the rows called `id` are held out for validation, as is a `share` of all ids.
 ///
 /// It depends only on the SHA-256 of the id, so adding data moves no old row, and a larger share holds
 /// out a superset. Rows that must stay together, such as the turns of one conversation, need one id.

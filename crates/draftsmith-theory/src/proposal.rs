@@ -36,7 +36,7 @@ pub struct Proposal {
 }
 
 impl Proposal {
-    /// A chain of one-hot tokens.
+    /// Builds a chain of one-hot tokens.
     pub fn certain_chain(tokens: &[u32]) -> Self {
         let mut proposal = Self::default();
         tokens.iter().for_each(|id| proposal.push_next(*id, DrawnFrom::OneHot));
@@ -86,12 +86,12 @@ impl Proposal {
         self.nodes.is_empty()
     }
 
-    /// The rows of the target's forward: one after the sequence, and one after each node.
+    /// Returns the number of rows of the target's forward: one after the sequence, and one after each node.
     pub fn num_rows(&self) -> usize {
         self.nodes.len() + 1
     }
 
-    /// The number of nodes on the longest path.
+    /// Returns the number of nodes on the longest path.
     pub fn depth(&self) -> usize {
         let mut depths = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
@@ -100,19 +100,19 @@ impl Proposal {
         depths.into_iter().max().unwrap_or(0)
     }
 
-    /// Whether each node follows the one before it.
+    /// Returns whether each node follows the one before it.
     pub fn is_chain(&self) -> bool {
         let mut parents = self.nodes.iter().map(|node| node.parent).enumerate();
         parents.all(|(number, parent)| parent == number.checked_sub(1))
     }
 
-    /// The path to a node, from the node up; empty for None.
+    /// Yields the nodes on the path to `last`, from that node up; none for None.
     pub fn path_to(&self, last: Option<usize>) -> impl Iterator<Item = &Node> {
         let node = |number: usize| &self.nodes[number];
         std::iter::successors(last.map(node), move |it| it.parent.map(node))
     }
 
-    /// The nodes that follow `parent`, with their indices, in the order in which they are verified.
+    /// Yields the nodes that follow `parent`, with their indices, in the order in which they are verified.
     pub(crate) fn children(&self, parent: Option<usize>) -> impl Iterator<Item = (usize, &Node)> {
         let first = parent.map_or(0, |parent| parent + 1);
         let later = self.nodes.iter().enumerate().skip(first);
@@ -125,7 +125,7 @@ impl Proposal {
 
 #[cfg(test)]
 impl Proposal {
-    /// A chain of candidates, each drawn from its row.
+    /// Builds a chain of candidates, each drawn from its row.
     pub(crate) fn chain<R: AsRef<[f64]>>(candidates: &[u32], rows: &[R]) -> Self {
         assert_eq!(candidates.len(), rows.len(), "a row for each candidate");
         let mut proposal = Self::default();

@@ -64,7 +64,7 @@ pub struct RecordedCandidate {
 }
 
 impl RecordedCandidate {
-    /// The label, min(1, p/q), which a perfect acceptance head would predict.
+    /// Computes the label, min(1, p/q), which a perfect acceptance head would predict.
     pub fn acceptance_prob(&self) -> f64 {
         f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
     }
@@ -82,12 +82,12 @@ pub struct RecordedPlace {
 }
 
 impl RecordedPlace {
-    /// The candidate that a round which begins here drafts first.
+    /// Returns the candidate that a round which begins here drafts first.
     pub fn drafted(&self) -> &RecordedCandidate {
         self.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&self.candidate)
     }
 
-    /// The same, if it is rejected.
+    /// Returns the candidate that a round which begins here drafts first, if it is rejected.
     pub fn rejected(&self) -> Option<&RecordedCandidate> {
         // A rejected candidate is never the response's token.
         Some(self.drafted()).filter(|drafted| drafted.token_id != self.candidate.token_id)
@@ -108,12 +108,12 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// A response to a prompt, without look-ups.
+    /// Creates the recording of a response to a prompt, without look-ups.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
     }
 
-    /// How many candidates of a round that begins at a position are accepted if the round is long enough.
+    /// Counts the candidates that are accepted in a round that begins at `start`, if the round is long enough.
     pub fn num_accepted(&self, start: usize) -> usize {
         let mut steps = RecordedSteps::new(&self.places[start..], None);
         while steps.has_next() && steps.is_accepted() {
@@ -133,7 +133,7 @@ pub struct RoundLengths {
     pub num_tokens: usize,
 }
 
-/// Modelled seconds per kept token over all runs together. NaN without tokens.
+/// Computes the modelled seconds per kept token over all runs together. NaN without tokens.
 pub fn seconds_per_token(runs: &[TimedCounts]) -> f64 {
     let tokens: usize = runs.iter().map(|run| run.counts.num_tokens).sum();
     runs.iter().map(|run| run.seconds).sum::<f64>() / tokens as f64
@@ -171,7 +171,7 @@ impl Recordings {
         Ok(self.responses.iter().map(&mut spend).collect())
     }
 
-    /// The rounds of all responses under a rule, without times.
+    /// Replays all responses under a rule and returns their rounds, without times.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
@@ -193,7 +193,7 @@ impl Recordings {
         Ok(trace)
     }
 
-    /// The candidates of each round and the tokens of each response under a rule, by response.
+    /// Replays each response under a rule and counts its rounds by number of candidates.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
@@ -215,7 +215,7 @@ impl Recordings {
         self.responses.iter().map(of_response).collect()
     }
 
-    /// The rule, if these recordings suffice for it.
+    /// Builds the rule and checks that these recordings suffice for it.
     fn rule(&self, config: &StopRuleConfig) -> Result<Box<dyn StopRule>, TheoryError> {
         let rule = config.init()?;
         self.check(&*rule)?;
@@ -234,7 +234,7 @@ impl Recordings {
         Ok(())
     }
 
-    /// [`replay`](Self::replay) without costs.
+    /// Replays each response as [`replay`](Self::replay) does, but returns only counts and needs no costs.
     ///
     /// # Errors
     /// As there.
@@ -242,9 +242,9 @@ impl Recordings {
         self.replay_rule(&mut *self.rule(config)?)
     }
 
-    /// [`replay_counts`](Self::replay_counts) under a rule that is not in the table, such as one that
-    /// you are developing. Its [`StopRule::needs`] must name every signal that it reads: decoding gives
-    /// it no others.
+    /// Replays each response as [`replay_counts`](Self::replay_counts) does, under a rule that is not in the table,
+    /// such as one that you are developing. Its [`StopRule::needs`] must name every signal that it reads: decoding
+    /// gives it no others.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
@@ -269,7 +269,7 @@ impl Recordings {
         Ok(self.responses.iter().map(replay).collect())
     }
 
-    /// Plain decoding: one target forward per token.
+    /// Returns the counts and modelled seconds of plain decoding for each response: one target forward per token.
     pub fn plain(&self, costs: &RoundCosts) -> Vec<TimedCounts> {
         let plain = |response: &Recording| {
             let num_tokens = response.places.len();
@@ -281,8 +281,8 @@ impl Recordings {
         self.responses.iter().map(plain).collect()
     }
 
-    /// The recordings with each response's first token as the end of its prompt, as on servers, where it comes from
-    /// reading the prompt. Responses of one token are left out.
+    /// Returns the recordings with each response's first token as the end of its prompt, as on servers, where it comes
+    /// from reading the prompt. Responses of one token are left out.
     #[must_use]
     pub fn after_first_token(&self) -> Self {
         let later = |response: &Recording| {
@@ -296,7 +296,7 @@ impl Recordings {
         Self { responses, ..self.clone() }
     }
 
-    /// Whether the target was evaluated for every candidate, including those after rejected ones.
+    /// Returns whether the target was evaluated for every candidate, including those after rejected ones.
     pub fn is_judged(&self) -> bool {
         let mut places = self.responses.iter().flat_map(|response| response.places.iter());
         places.all(|place| {
@@ -306,9 +306,9 @@ impl Recordings {
         })
     }
 
-    /// The same recordings with a perfect acceptance head, which predicts every candidate's true
-    /// acceptance probability: the most that a head can gain for a rule. It predicts when the recorded
-    /// head does, or after reading if none was recorded. [`Self::is_judged`] must hold.
+    /// Returns the same recordings with a perfect acceptance head, which predicts every candidate's true acceptance
+    /// probability: the most that a head can gain for a rule. It predicts when the recorded head does, or after reading
+    /// if none was recorded. [`Self::is_judged`] must hold.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let knowing = self.with_candidates(|candidate| {
@@ -317,8 +317,8 @@ impl Recordings {
         Self { head, ..knowing }
     }
 
-    /// The same recordings with the predictions of another head: of each response's tokens, then of its rollouts'
-    /// candidates.
+    /// Returns the same recordings with the predictions of another head. For each response, `predictions` first has
+    /// those of the response's tokens, then those of its rollouts' candidates.
     ///
     /// # Panics
     /// If there are fewer predictions than candidates.
@@ -346,7 +346,7 @@ impl Recordings {
         recordings
     }
 
-    /// The same recordings after a change to every candidate.
+    /// Copies the recordings and applies `change` to every candidate.
     fn with_candidates(&self, change: impl Fn(&mut RecordedCandidate)) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
@@ -358,12 +358,12 @@ impl Recordings {
         recordings
     }
 
-    /// The number of tokens of all responses.
+    /// Counts the tokens of all responses.
     pub fn num_tokens(&self) -> usize {
         self.responses.iter().map(|response| response.places.len()).sum()
     }
 
-    /// The seconds of a round as a function of its numbers of draft forwards and candidates.
+    /// Returns a function from a round's numbers of draft forwards and candidates to its seconds.
     fn round_seconds(
         &self,
         costs: &RoundCosts,
@@ -407,7 +407,7 @@ impl Recordings {
         TimedCounts { counts, seconds }
     }
 
-    /// A drafted round after the tokens that `counts` has kept.
+    /// Replays one drafted round, which begins after the tokens that `counts` has kept.
     fn draft_round(
         &self,
         response: &Recording,

@@ -26,7 +26,7 @@ impl Lenience {
     /// Exact review of all candidates.
     pub const NONE: Self = Self { models: 1.0, look_ups: 1.0 };
 
-    /// Lenience for candidates of models; looked-up ones are reviewed exactly.
+    /// Creates lenience for candidates of models; looked-up ones are reviewed exactly.
     ///
     /// # Errors
     /// If it is below 1 or not finite.
@@ -37,7 +37,7 @@ impl Lenience {
         Ok(Self { models: lenience, look_ups: 1.0 })
     }
 
-    /// The same lenience for looked-up candidates too.
+    /// Applies the same lenience to looked-up candidates too.
     #[must_use]
     pub fn with_look_ups(self) -> Self {
         Self { look_ups: self.models, ..self }
@@ -47,7 +47,7 @@ impl Lenience {
         self == Self::NONE
     }
 
-    /// l for a candidate.
+    /// Returns the factor l for a candidate.
     fn of(self, candidate: &CascadeCandidate) -> f64 {
         if candidate.is_looked_up { self.look_ups } else { self.models }
     }
@@ -140,7 +140,7 @@ pub fn review_sampled(
 }
 
 impl CascadeCandidate {
-    /// A token that was looked up.
+    /// Creates a candidate from a token that was looked up.
     pub fn looked_up(token_id: u32) -> Self {
         Self { token_id, drawn_from: DrawnFrom::OneHot, prob: 1.0, is_looked_up: true }
     }
@@ -162,7 +162,7 @@ struct Review {
 }
 
 impl Review {
-    /// The review by a reviewer with the distribution `own`.
+    /// Computes how a reviewer with the distribution `own` judges a candidate.
     fn new(candidate: &CascadeCandidate, own: Vec<f64>, lenience: f64) -> Self {
         let CascadeCandidate { token_id, drawn_from, .. } = candidate;
         let candidate = *token_id as usize;

@@ -20,8 +20,8 @@ pub fn ridge(gram: &[f64], cross: &[f64], size: usize, strength: f64) -> Option<
     Some(solve(&lower, size, cross.to_vec()))
 }
 
-/// The factor L of a symmetric positive definite matrix L·Lᵀ, in row-major order; entries right of the
-/// diagonal are not meaningful. None if the matrix is not positive definite.
+/// Factorises a symmetric positive definite matrix into L·Lᵀ and returns L, in row-major order;
+/// entries right of the diagonal are not meaningful. None if the matrix is not positive definite.
 fn cholesky(mut matrix: Vec<f64>, size: usize) -> Option<Vec<f64>> {
     for i in 0..size {
         let (above, rest) = matrix.split_at_mut(i * size);
@@ -67,7 +67,7 @@ fn subtract(row: &mut [f64], times: f64, other: &[f64]) {
     row.iter_mut().zip(other).for_each(|(value, other)| *value -= times * other);
 }
 
-/// In eight lanes, so that it vectorises.
+/// Computes the dot product in eight lanes, so that it vectorises.
 fn dot(one: &[f64], other: &[f64]) -> f64 {
     let (ones, rest) = one.as_chunks::<8>();
     let (others, other_rest) = other.as_chunks::<8>();

@@ -27,8 +27,8 @@ pub struct RoundCosts {
 deserialize_by_new!(RoundCosts { draft_seconds: BTreeMap<DrafterId, f64>, verify_seconds: Vec<f64> });
 
 impl RoundCosts {
-    /// Costs of draft forwards and of verifications of 1, 2, … rows. Beyond the last, each row adds
-    /// the mean increase.
+    /// Creates costs of draft forwards and of verifications of 1, 2, … rows. Beyond the last, each
+    /// row adds the mean increase.
     ///
     /// # Errors
     /// Without verifications, or if a time is negative or not finite.
@@ -44,7 +44,7 @@ impl RoundCosts {
         Ok(Self { draft_seconds, verify_seconds })
     }
 
-    /// Costs from the times of some numbers of rows, with linear interpolation between them.
+    /// Creates costs from the times of some numbers of rows, with linear interpolation between them.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -68,7 +68,7 @@ impl RoundCosts {
         Self::new(draft_seconds, (1..=most).map(at).collect())
     }
 
-    /// The straight line of a cost model, with one drafter.
+    /// Creates costs from a cost model, with one drafter: a verification's cost is linear in its rows.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -78,8 +78,8 @@ impl RoundCosts {
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
     }
 
-    /// The costs of timed rounds: the mean time of verifications of each number of rows, and of a
-    /// draft forward. If several drafters ran, least squares over the rounds gives each one's. None
+    /// Estimates costs from timed rounds: the mean time of verifications of each number of rows, and of
+    /// a draft forward. If several drafters ran, least squares over the rounds gives each one's. None
     /// without rounds, if nothing took time, or if the rounds do not separate the drafters' costs.
     pub fn of_rounds<'a>(rounds: impl IntoIterator<Item = &'a Round>) -> Option<Self> {
         let rounds: Vec<&Round> = rounds.into_iter().collect();
@@ -93,7 +93,7 @@ impl RoundCosts {
         Self::from_points(draft_seconds_of(&rounds)?, points.collect()).ok()
     }
 
-    /// t_draft of a drafter.
+    /// Returns t_draft of a drafter: the seconds of one draft forward.
     ///
     /// # Errors
     /// If it is unknown.
@@ -102,14 +102,14 @@ impl RoundCosts {
         known.ok_or(TheoryError::UnknownCost(drafter))
     }
 
-    /// The same costs with this t_draft of a drafter.
+    /// Returns the same costs with this t_draft of a drafter.
     #[must_use]
     pub fn with_draft_seconds(mut self, drafter: DrafterId, draft_seconds: f64) -> Self {
         self.draft_seconds.insert(drafter, draft_seconds);
         self
     }
 
-    /// Seconds of a verification of `num_rows` rows, at least 1.
+    /// Returns the seconds that a verification of `num_rows` rows takes; `num_rows` is at least 1.
     pub fn verify_seconds(&self, num_rows: usize) -> f64 {
         let known = self.verify_seconds.len();
         match self.verify_seconds.get(num_rows.saturating_sub(1)) {
@@ -118,7 +118,7 @@ impl RoundCosts {
         }
     }
 
-    /// t_row: the mean cost of another row, from one row to the largest known number; at least 0.
+    /// Computes t_row: the mean cost of another row, from one row to the largest known number; at least 0.
     pub fn row_seconds(&self) -> f64 {
         let known = self.verify_seconds.len();
         if known < 2 {
@@ -128,7 +128,7 @@ impl RoundCosts {
         (rise / (known - 1) as f64).max(0.0)
     }
 
-    /// Seconds of a round with these draft forwards and `num_drafted` candidates.
+    /// Computes the seconds of a round with these draft forwards and `num_drafted` candidates.
     ///
     /// # Errors
     /// If t_draft of a drafter is unknown.
@@ -144,7 +144,7 @@ impl RoundCosts {
         Ok(seconds)
     }
 
-    /// Predicted seconds of rounds; their measured times are not used.
+    /// Predicts the seconds of rounds; their measured times are not used.
     ///
     /// # Errors
     /// If t_draft of a drafter is unknown.
@@ -156,7 +156,7 @@ impl RoundCosts {
         rounds.map(|round| self.round_seconds(round.forwards, round.num_drafted)).sum()
     }
 
-    /// The straight line that starts at one row: t_draft of a drafter, t_target and t_row.
+    /// Returns the straight line that starts at one row: t_draft of a drafter, t_target and t_row.
     ///
     /// # Errors
     /// If t_draft is unknown.
@@ -170,7 +170,8 @@ impl RoundCosts {
     }
 }
 
-/// Seconds of a forward of each drafter in these rounds.
+/// Estimates the seconds of a forward of each drafter in these rounds; None if the rounds do not
+/// separate the drafters' costs.
 fn draft_seconds_of(rounds: &[&Round]) -> Option<BTreeMap<DrafterId, f64>> {
     let mut total = Forwards::default();
     for (drafter, count) in rounds.iter().flat_map(|round| round.forwards.iter()) {

@@ -55,8 +55,8 @@ impl Sampling {
         TheoryError::check(is_valid, "min_p", range, min_p.unwrap_or_default())
     }
 
-    /// The probabilities with which a token is drawn: the softmax of the warped `logits`, 0 for
-    /// removed tokens.
+    /// Computes the probabilities with which a token is drawn: the softmax of the warped `logits`, 0
+    /// for removed tokens.
     ///
     /// Settings must be valid (see [`Sampling::validate`]). Before normalisation the most probable
     /// token has weight 1, so min-p bounds the weights. Among equally probable tokens at the edge of
@@ -99,7 +99,7 @@ impl Sampling {
         self.spread(vec![0.0; logits.len()], kept)
     }
 
-    /// Whether min-p keeps a token with this weight, if the most probable token has weight 1.
+    /// Returns whether min-p keeps a token with this weight, if the most probable token has weight 1.
     fn is_likely(&self, weight: f64) -> bool {
         self.min_p.is_none_or(|min_p| weight >= min_p)
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::{Draws, SeededDraws, log_softmax};
 
-    /// HF's warpers, transcribed step by step, with a full ascending stable sort.
+    /// Applies HF's warpers, transcribed step by step, with a full ascending stable sort.
     fn reference_probs(sampling: &Sampling, logits: &[f32]) -> Vec<f64> {
         let mut scores: Vec<f64> =
             logits.iter().map(|&logit| f64::from(logit) / sampling.temperature).collect();
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Logits whose softmax at T = 1 is (close to) the given probabilities.
+    /// Returns logits whose softmax at T = 1 is (close to) the given probabilities.
     fn logits_of(probs: &[f64]) -> Vec<f32> {
         probs.iter().map(|prob| prob.ln() as f32).collect()
     }

@@ -6,7 +6,7 @@
 /// A token's index and its unnormalised weight.
 pub(crate) type Token = (usize, f64);
 
-/// The k-th largest logit, 1 <= k; −∞ if fewer than k logits are above −∞. NaNs are skipped.
+/// Finds the k-th largest logit, 1 <= k; −∞ if fewer than k logits are above −∞. NaNs are skipped.
 ///
 /// One pass, which holds only the logits above the k-th largest so far, at most a few times k.
 pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
@@ -27,8 +27,8 @@ pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     if best.len() < top_k { f32::NEG_INFINITY } else { select(&mut best) }
 }
 
-/// The tokens of the k largest logits in descending order, equals by index; fewer if fewer logits are
-/// above −∞.
+/// Finds the tokens of the k largest logits, in descending order, equals by index; fewer if fewer
+/// logits are above −∞.
 pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
     if top_k == 0 {
         return Vec::new();
@@ -41,8 +41,8 @@ pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
     kept.into_iter().map(|(token, _)| token).collect()
 }
 
-/// The top-p set, in no particular order: each token for which the more probable tokens hold less than
-/// `top_p` of the mass.
+/// Selects the top-p set, in no particular order: each token for which the more probable tokens hold
+/// less than `top_p` of the mass.
 ///
 /// A kept token and the at most `num_tokens` tokens that are no heavier hold more than 1 − `top_p` of
 /// the mass, so it weighs more than (1 − `top_p`) / `num_tokens` of the total: this bound discards

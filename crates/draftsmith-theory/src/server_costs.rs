@@ -37,7 +37,7 @@ pub struct ServerCosts {
 }
 
 impl ServerCosts {
-    /// Costs from cells. At least one is without speculation.
+    /// Creates costs from cells. At least one must be without speculation.
     ///
     /// # Errors
     /// If a time or batch size is not positive, a cell is there twice or has no block, or none is without speculation.
@@ -62,7 +62,7 @@ impl ServerCosts {
         }
     }
 
-    /// The batch sizes that were measured without speculation, ascending.
+    /// Returns the batch sizes that were measured without speculation, ascending.
     pub fn batch_sizes(&self) -> Vec<usize> {
         let plain = self.cells.iter().filter(|cell| cell.num_candidates == 0);
         let mut sizes: Vec<usize> = plain.map(|cell| cell.batch_size).collect();
@@ -70,7 +70,7 @@ impl ServerCosts {
         sizes
     }
 
-    /// The numbers of candidates that were measured, ascending, without 0.
+    /// Returns the numbers of candidates that were measured, ascending, without 0.
     pub fn lengths(&self) -> Vec<usize> {
         let mut lengths: Vec<usize> = self.cells.iter().map(|cell| cell.num_candidates).collect();
         lengths.sort_unstable();
@@ -79,13 +79,13 @@ impl ServerCosts {
         lengths
     }
 
-    /// The table of rounds, from all blocks.
+    /// Builds the table of rounds from all blocks.
     pub fn table(&self) -> RoundTable {
         self.table_of(|_, num| (0..num).collect())
     }
 
-    /// The table from some blocks of each cell: `pick` gets the cell's index and its number of blocks, and returns
-    /// indices of blocks; an index may occur twice.
+    /// Builds the table from some blocks of each cell: `pick` gets the cell's index and its number of blocks, and
+    /// returns indices of blocks; an index may occur twice.
     pub fn table_of(&self, mut pick: impl FnMut(usize, usize) -> Vec<usize>) -> RoundTable {
         let mut seconds: BTreeMap<usize, BTreeMap<usize, f64>> = BTreeMap::new();
         let mut smallest: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
@@ -158,15 +158,15 @@ pub struct Work {
 }
 
 impl Work {
-    /// Tokens per round and request.
+    /// Computes the tokens per round and request, without the first token of each of the `num_requests` answers.
     pub fn tokens_per_round(&self, num_requests: f64) -> f64 {
         (self.tokens - num_requests) / self.rounds
     }
 }
 
 impl RoundTable {
-    /// Seconds of a round: measured, or on the line between the batch sizes beside it. `None` outside of what was
-    /// measured.
+    /// Returns the seconds of a round: measured, or interpolated linearly between the batch sizes beside it. `None`
+    /// outside of what was measured.
     pub fn seconds(&self, batch_size: f64, num_candidates: usize) -> Option<f64> {
         let by_batch = self.seconds.get(&num_candidates)?;
         let below = by_batch.iter().rfind(|(size, _)| **size as f64 <= batch_size)?;
@@ -177,8 +177,8 @@ impl RoundTable {
         Some(low + share * (high - low))
     }
 
-    /// Seconds of a round whose requests draft `k` candidates with the chance `shares[k]` each: at a number of requests,
-    /// or on the line between two numbers. `None` outside of what was measured.
+    /// Computes the seconds of a round whose requests draft `k` candidates with the chance `shares[k]` each. A
+    /// fractional number of requests is interpolated linearly. `None` outside of what was measured.
     ///
     /// # Panics
     /// If `shares` is empty.
@@ -224,7 +224,8 @@ impl RoundTable {
         Some(seconds)
     }
 
-    /// D(B, k): what k steps of the drafter take, at least 0. Between measured numbers it is on the line.
+    /// Computes D(B, k), the seconds that k steps of the drafter take, at least 0; interpolated linearly between
+    /// measured numbers of steps. `None` outside of what was measured.
     fn draft_seconds(&self, batch_size: usize, num_steps: usize) -> Option<f64> {
         let at = |length: usize| -> Option<f64> {
             if length == 0 {
@@ -242,7 +243,7 @@ impl RoundTable {
         Some(low + share * (at(to)? - low))
     }
 
-    /// Tokens per second of all requests together, where rounds take this long.
+    /// Computes the tokens per second of all requests together, where rounds take `round_seconds`.
     ///
     /// `num_candidates` is that of the server: its drafter may read prompts too. The time of a prompt is that without
     /// speculation if none was measured.

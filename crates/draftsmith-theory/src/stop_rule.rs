@@ -98,7 +98,7 @@ macro_rules! stop_rules {
                 }
             }
 
-            /// The rule's name in results.
+            /// Returns the rule's name in results.
             pub fn name(&self) -> StopRuleName {
                 let entries = match self {
                     $(Self::$rule(_) => $config::ENTRIES,)+
@@ -129,13 +129,13 @@ stop_rules! {
     CostOptimal(CostOptimalConfig): CostOptimalHead, CostOptimalConfidence, CostOptimalEntropy;
 }
 
-/// Every entry of the table, in the order in which rules are shown.
+/// Yields every entry of the table, in the order in which rules are shown.
 pub fn stop_rules() -> impl Iterator<Item = &'static StopRuleEntry> {
     TABLE.iter().copied().flatten()
 }
 
 impl StopRuleConfig {
-    /// The rule of a drafter that nobody chose one for: h = 0.7 with an acceptance head, else five candidates.
+    /// Returns the rule for a drafter whose user chose none: h = 0.7 with an acceptance head, else five candidates.
     pub fn by_default(has_head: bool) -> Self {
         match has_head {
             true => Self::RejectionThreshold(RejectionThresholdConfig {
@@ -147,7 +147,7 @@ impl StopRuleConfig {
         }
     }
 
-    /// The rule.
+    /// Checks the settings and builds the rule.
     ///
     /// # Errors
     /// If a setting is outside its range.
@@ -158,12 +158,12 @@ impl StopRuleConfig {
         Ok(rule)
     }
 
-    /// The signals that the rule reads.
+    /// Returns the signals that the rule reads.
     pub fn needs(&self) -> SignalNeeds {
         self.settings().rule().needs()
     }
 
-    /// The rule with these first coefficients, if it is [`OnlineAcceptanceConfig`].
+    /// Sets the rule's first coefficients, if it is [`OnlineAcceptanceConfig`]; other rules are unchanged.
     #[must_use]
     pub fn starting_from(self, start: &AcceptanceModel) -> Self {
         match self {
@@ -174,35 +174,36 @@ impl StopRuleConfig {
         }
     }
 
-    /// The number that distinguishes the rule's settings: K, the first length, a threshold, or the
-    /// minimum worth of a draft forward in tokens.
+    /// Returns the number that distinguishes the rule's settings: K, the first length, a threshold, or the minimum
+    /// worth of a draft forward in tokens.
     pub fn parameter(&self) -> f64 {
         self.settings().parameter()
     }
 }
 
 impl StopRuleName {
-    /// The rule's entry in the table; None without drafting.
+    /// Finds the rule's entry in the table; None without drafting.
     pub fn entry(self) -> Option<&'static StopRuleEntry> {
         stop_rules().find(|entry| entry.name == self)
     }
 
-    /// The rule's short name: in recipes, flags, file names and the names of random streams.
+    /// Returns the rule's short name, which recipes, flags, file names and the names of random streams use; `plain`
+    /// without drafting.
     pub fn file_name(self) -> &'static str {
         self.entry().map_or("plain", |entry| entry.file_name)
     }
 
-    /// The symbol of the rule's parameter, in ASCII; None without a rule.
+    /// Returns the symbol of the rule's parameter, in ASCII; None without a rule.
     pub fn symbol(self) -> Option<&'static str> {
         self.entry().map(|entry| entry.symbol)
     }
 
-    /// The rule in words, for pages that have room.
+    /// Returns the rule in words, for pages that have room; `target alone` without drafting.
     pub fn text(self) -> &'static str {
         self.entry().map_or("target alone", |entry| entry.text)
     }
 
-    /// The rule at a setting: `target alone`, `K = 6`, `h = 0.7`.
+    /// Formats the rule at a setting: `target alone`, `K = 6`, `h = 0.7`.
     pub fn label(self, setting: Option<f64>) -> String {
         match self.symbol() {
             Some(symbol) => format!("{symbol} = {}", setting_text(setting)),
@@ -211,7 +212,7 @@ impl StopRuleName {
     }
 }
 
-/// A setting as text: `6`, `0.7`, a fitted one to three digits, `?` if there is none.
+/// Formats a setting: `6`, `0.7`, a longer number to three digits, `?` if there is none.
 pub fn setting_text(setting: Option<f64>) -> String {
     let Some(setting) = setting else { return "?".into() };
     let text = setting.to_string();
@@ -229,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// An entry's rule at some setting.
+    /// Builds an entry's rule at some setting.
     fn config(entry: &StopRuleEntry) -> StopRuleConfig {
         let bounds = Bounds { min: 1, max: 7 };
         match &entry.settings {

@@ -26,8 +26,8 @@ pub struct TopProbs {
 }
 
 impl TopProbs {
-    /// The `k` most probable tokens and other known ones, in any order, each once. If there are fewer
-    /// than `k`, all other tokens have negligible probability.
+    /// Creates a distribution from its `k` most probable tokens and other known ones, in any order,
+    /// each once. If there are fewer than `k`, all other tokens have negligible probability.
     ///
     /// # Panics
     /// If `known` is empty, or a log-probability is NaN.
@@ -40,24 +40,24 @@ impl TopProbs {
         Self { top, num_best, least, is_known: true }
     }
 
-    /// All mass on one token.
+    /// Creates the distribution with all mass on one token.
     pub fn certain(token: u32) -> Self {
         Self { top: vec![(token, 0.0)], num_best: 1, least: f32::NEG_INFINITY, is_known: true }
     }
 
-    /// Only a drawn token is known. It gets all mass, and the error bound is 1.
+    /// Creates a distribution that is known only by one drawn token, which gets all mass. The error bound is 1.
     pub fn unknown(drawn: u32) -> Self {
         Self { is_known: false, ..Self::certain(drawn) }
     }
 
-    /// The mass of tokens other than the first `num`, at temperature 1.
+    /// Computes the mass of all tokens but the first `num`, at temperature 1.
     fn remaining_mass(&self, num: usize) -> f64 {
         let known: f64 =
             self.top[..num].iter().map(|(_, log_prob)| f64::from(*log_prob).exp()).sum();
         (1.0 - known).max(0.0)
     }
 
-    /// The approximation as logits: log-probabilities of `vocab_size` tokens.
+    /// Returns the approximation as logits: log-probabilities of `vocab_size` tokens.
     ///
     /// # Panics
     /// If a token is outside the vocabulary.
@@ -71,10 +71,10 @@ impl TopProbs {
         logits
     }
 
-    /// A bound on the total variation distance between the served distributions of [`Self::logits`] and
-    /// of the true logits. So no probability and no overlap with another distribution has a larger
-    /// error, apart from rounding. At temperature 1 without top-k, top-p and min-p it is the mass
-    /// outside the most probable tokens.
+    /// Computes a bound on the total variation distance between the served distributions of
+    /// [`Self::logits`] and of the true logits. So no probability and no overlap with another
+    /// distribution has a larger error, apart from rounding. At temperature 1 without top-k, top-p and
+    /// min-p the bound is the mass outside the most probable tokens.
     ///
     /// The weights p^(1/T) of the `n` outside tokens, with total mass m and none above p_k, sum to a
     /// value between n·(m/n)^(1/T), if all are equal, and m·p_k^(1/T − 1), if as few as possible hold
@@ -139,7 +139,7 @@ impl TopProbs {
         }
     }
 
-    /// The minimum and maximum sum of the weights outside, if the most probable token has weight 1.
+    /// Computes the minimum and maximum sum of the outside tokens' weights, if the most probable token has weight 1.
     fn outside_weights(&self, exponent: f64, vocab_size: usize) -> (f64, f64) {
         let num_others = vocab_size.saturating_sub(self.num_best) as f64;
         let remaining_mass = self.remaining_mass(self.num_best);
@@ -163,7 +163,7 @@ mod tests {
 
     const VOCAB: usize = 60;
 
-    /// The logits of a distribution with a tail.
+    /// Draws the logits of a distribution with a tail.
     fn logits(draws: &mut SeededDraws, sharpness: f64) -> Vec<f32> {
         let probs = random_probs(draws, VOCAB);
         let log_probs = probs.iter().map(|prob| sharpness * prob.max(1e-9).ln());

@@ -29,7 +29,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Tokens of the round before any cut: the accepted candidates and the target's own token.
+    /// Counts the tokens of the round before any cut: the accepted candidates and the target's own token.
     pub fn num_tokens(&self) -> usize {
         self.num_accepted + 1
     }
@@ -63,8 +63,8 @@ impl Trace {
         merged
     }
 
-    /// The beginning of one generation: its rounds up to the one that reaches `num_tokens` tokens. `None` if it is
-    /// shorter.
+    /// Returns the beginning of one generation: its rounds up to the one that reaches `num_tokens` tokens. `None` if
+    /// the generation is shorter.
     pub fn first(&self, num_tokens: usize) -> Option<Trace> {
         if self.num_tokens < num_tokens {
             return None;
@@ -80,7 +80,7 @@ impl Trace {
         Some(Trace { rounds, num_tokens, prefill_time: self.prefill_time })
     }
 
-    /// The counts from which rates are computed.
+    /// Counts tokens, candidates and forwards, from which rates are computed.
     ///
     /// # Panics
     /// If a round accepts more than it drafted, or more tokens were kept than the rounds yield.
@@ -101,16 +101,16 @@ impl Trace {
         counts
     }
 
-    /// CTAR(w), the consistent token acceptance rate (Kangaroo): the share of rounds that yield
-    /// more than `num_tokens` tokens, before any cut. NaN without rounds.
+    /// Computes CTAR(w), the consistent token acceptance rate (Kangaroo): the share of rounds that yield more than w =
+    /// `num_tokens` tokens, before any cut. NaN without rounds.
     pub fn ctar(&self, num_tokens: usize) -> f64 {
         let num_longer = self.rounds.iter().filter(|round| round.num_tokens() > num_tokens).count();
         num_longer as f64 / self.rounds.len() as f64
     }
 
-    /// The standardised walltime improvement over plain decoding (CS-Drafting, section 5.1): tokens
-    /// over the cost of the forwards. A target forward costs 1 regardless of its rows, and a draft
-    /// forward costs its drafter's cost ratio. None without tokens, or if a drafter has no cost ratio.
+    /// Computes the standardised walltime improvement over plain decoding (CS-Drafting, section 5.1): tokens over the
+    /// cost of the forwards. A target forward costs 1 regardless of its rows, and a draft forward costs its drafter's
+    /// cost ratio. None without tokens, or if a drafter has no cost ratio.
     pub fn standard_improvement(
         &self,
         cost_ratio: impl Fn(DrafterId) -> Option<f64>,
@@ -122,7 +122,7 @@ impl Trace {
         (self.num_tokens > 0).then(|| self.num_tokens as f64 / cost)
     }
 
-    /// Time of all rounds, without prefill.
+    /// Sums the time of all rounds, without prefill.
     pub fn decode_time(&self) -> Duration {
         self.rounds.iter().map(|round| round.draft_time + round.verify_time).sum()
     }
@@ -159,7 +159,7 @@ pub(crate) struct RoundCounts {
 }
 
 impl RoundCounts {
-    /// The part of the counts that a stop rule learns from.
+    /// Returns the part of the counts that a stop rule learns from.
     pub(crate) fn end(self) -> RoundEnd {
         RoundEnd { num_accepted: self.num_accepted, num_kept: self.num_kept }
     }
@@ -183,27 +183,27 @@ impl Counts {
         self.num_discarded += num_drafted + 1 - num_kept;
     }
 
-    /// Target forwards per kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    /// Computes the target forwards per kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
     pub fn verification_rate(&self) -> f64 {
         self.num_target_forwards as f64 / self.num_tokens as f64
     }
 
-    /// Discarded tokens per kept token: N_discarded / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    /// Computes the discarded tokens per kept token: N_discarded / N (SpecDec++, before Eq. 2.3). NaN without tokens.
     pub fn discard_rate(&self) -> f64 {
         self.num_discarded as f64 / self.num_tokens as f64
     }
 
-    /// Kept tokens per target forward: N / N_target (Kangaroo's CR). NaN without forwards.
+    /// Computes the kept tokens per target forward: N / N_target (Kangaroo's CR). NaN without forwards.
     pub fn compression_rate(&self) -> f64 {
         self.num_tokens as f64 / self.num_target_forwards as f64
     }
 
-    /// Accepted candidates per drafted candidate. NaN without candidates.
+    /// Computes the accepted candidates per drafted candidate. NaN without candidates.
     pub fn acceptance_rate(&self) -> f64 {
         self.num_accepted as f64 / self.num_drafted as f64
     }
 
-    /// N_verified: rows of target forwards, K + 1 in a round of K candidates.
+    /// Counts N_verified, the rows of target forwards: K + 1 in a round of K candidates.
     pub fn num_verified_rows(&self) -> usize {
         self.num_drafted + self.num_target_forwards
     }
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Three rounds yield 4 + 2 + 6 = 12 tokens; the limit keeps 10.
+    /// Creates a trace of three rounds that yield 4 + 2 + 6 = 12 tokens; the limit keeps 10.
     fn example() -> Trace {
         let rounds = vec![round(3, 3), round(4, 1), round(5, 5)];
         Trace { rounds, num_tokens: 10, prefill_time: Duration::from_millis(7) }

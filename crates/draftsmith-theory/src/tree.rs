@@ -51,12 +51,12 @@ struct Candidate {
 }
 
 impl TreeGrowth {
-    /// An empty tree.
+    /// Creates an empty tree.
     pub fn new(shape: TreeShape) -> Self {
         Self { shape, candidates: Vec::new(), tip: None, num_beside: 0 }
     }
 
-    /// The children of a node, at least one, from the drafter's `logits` after it.
+    /// Returns the children of a node after `depth` tokens, at least one, from the drafter's `logits` after it.
     fn children(&self, depth: usize, logits: &[f32], decoding: &Decoding) -> Children {
         let probs = match self.shape.children {
             TreeChildren::Top => None,
@@ -107,7 +107,7 @@ impl TreeGrowth {
         self.add_children(Some(node), depth, children, 0, draws);
     }
 
-    /// The product of probabilities along the path to a node; 1 for None.
+    /// Returns the product of probabilities along the path to a node; 1 for None.
     fn prob_of(&self, node: Option<usize>) -> f64 {
         let is_it = |candidate: &&Candidate| node.is_some() && candidate.node == node;
         self.candidates.iter().find(is_it).map_or(1.0, |candidate| candidate.prob)
@@ -183,8 +183,8 @@ impl TreeGrowth {
         }
     }
 
-    /// The most probable candidate beside the chain that is not proposed yet, satisfies `belongs` and has
-    /// room.
+    /// Finds the most probable candidate beside the chain that is not proposed yet and satisfies `belongs`, and takes
+    /// room for it. None without such a candidate or without room.
     fn next_beside(&mut self, belongs: impl Fn(&Candidate) -> bool) -> Option<usize> {
         let open = self
             .candidates

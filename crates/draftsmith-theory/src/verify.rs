@@ -83,7 +83,7 @@ pub fn verify_sampled(
     }
 }
 
-/// The row of the target's forward after a node, or after the sequence.
+/// Returns the index of the target's row after a node, or after the sequence for None.
 fn row_after(node: Option<usize>) -> usize {
     node.map_or(0, |node| node + 1)
 }
@@ -152,7 +152,7 @@ mod tests {
     /// A bigram model: the next token's distribution after each token.
     type Table = Vec<Vec<f64>>;
 
-    /// One round of two candidates, continued by the target to three tokens.
+    /// Decodes one round of two candidates, continued by the target to three tokens.
     fn three_tokens(draft: &Table, target: &Table, draws: &mut impl Draws) -> Vec<u32> {
         let (mut candidates, mut context) = (Vec::new(), 0);
         let (mut draft_probs, mut target_probs) = (Vec::new(), vec![target[0].clone()]);
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// A round of siblings drawn from one row, each with one child.
+    /// Decodes two tokens in a round of siblings drawn from one row, each with one child.
     fn tree_tokens(
         draft: &Table,
         target: &Table,

@@ -41,12 +41,12 @@ const F32_TIE: f32 = 1e-5;
 const BF16_UNITS: f32 = 2.0;
 
 impl Rounding {
-    /// Whether it is f32, which files leave out.
+    /// Returns whether this is f32, which files leave out.
     pub fn is_f32(&self) -> bool {
         *self == Self::F32
     }
 
-    /// The name in files: `f32` or `bf16`.
+    /// Returns the name in files: `f32` or `bf16`.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -54,7 +54,7 @@ impl Rounding {
         }
     }
 
-    /// The maximum gap between two tied logits, if the larger in magnitude is `logit`.
+    /// Returns the maximum gap between two tied logits, if the larger in magnitude is `logit`.
     pub fn allowance(self, logit: f32) -> f32 {
         match self {
             Self::F32 => F32_TIE * logit.abs(),
@@ -62,7 +62,7 @@ impl Rounding {
         }
     }
 
-    /// [`Rounding::allowance`] in words: `1e-5` or `2 units in the last place of bf16`.
+    /// Describes [`Rounding::allowance`] in words: `1e-5` or `2 units in the last place of bf16`.
     pub fn tie_text(self) -> String {
         match self {
             Self::F32 => format!("{F32_TIE:e}"),
@@ -70,8 +70,8 @@ impl Rounding {
         }
     }
 
-    /// Whether greedy decoding may choose either of two tokens: both logits equal the largest up to
-    /// rounding.
+    /// Returns whether greedy decoding may choose either of two tokens: both logits equal the largest
+    /// up to rounding.
     ///
     /// # Panics
     /// If a token is outside the vocabulary.
@@ -83,7 +83,7 @@ impl Rounding {
     }
 }
 
-/// The distance between adjacent bf16 numbers of this magnitude: 2⁻⁷ times the power of two below it.
+/// Returns the distance between adjacent bf16 numbers of this magnitude: 2⁻⁷ times the power of two below it.
 fn bf16_unit(logit: f32) -> f32 {
     const EXPONENT: u32 = 0x7f80_0000;
     let magnitude = logit.abs().max(f32::MIN_POSITIVE);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 pub struct Bigrams(Vec<Option<u32>>);
 
 impl Bigrams {
-    /// Entry i is the successor of token i.
+    /// Creates a table in which entry i is the successor of token i.
     ///
     /// # Errors
     /// The first successor that has no entry.
@@ -18,7 +18,7 @@ impl Bigrams {
         }
     }
 
-    /// A token's most frequent successor; None if it has none.
+    /// Returns a token's most frequent successor; None if it has none.
     pub fn after(&self, token: u32) -> Option<u32> {
         self.0.get(token as usize).copied().flatten()
     }
@@ -28,7 +28,7 @@ impl Bigrams {
         &self.0
     }
 
-    /// The number of tokens with a successor.
+    /// Counts the tokens that have a successor.
     pub fn num_known(&self) -> usize {
         self.0.iter().flatten().count()
     }
@@ -45,13 +45,13 @@ impl BigramCounts {
         pairs.for_each(|pair| *self.0.entry((pair[0], pair[1])).or_default() += 1);
     }
 
-    /// The number of pairs counted.
+    /// Returns the number of pairs counted.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// The most frequent successor of each token of a vocabulary; among equals, the smallest id. Pairs
-    /// with a token outside the vocabulary are ignored.
+    /// Finds the most frequent successor of each token of a vocabulary; among equals, the smallest id.
+    /// Pairs with a token outside the vocabulary are ignored.
     pub fn most_frequent(&self, vocab_size: usize) -> Bigrams {
         let mut best: Vec<Option<(u64, u32)>> = vec![None; vocab_size];
         for (&(token, next), &count) in &self.0 {

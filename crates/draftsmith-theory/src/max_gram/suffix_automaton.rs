@@ -70,7 +70,7 @@ pub(super) struct SuffixAutomaton {
 }
 
 impl SuffixAutomaton {
-    /// The automaton of the empty sequence.
+    /// Creates the automaton of the empty sequence.
     pub(super) fn new() -> Self {
         Self {
             states: vec![Substrings { len: 0, link: NONE, first_end: 0, edges: NONE }],
@@ -152,24 +152,24 @@ impl SuffixAutomaton {
         }
     }
 
-    /// The longest suffix that occurs before the end.
+    /// Returns the longest suffix of the sequence that also occurs earlier, or the empty string.
     pub(super) fn repeated_suffix(&self) -> Match {
         self.shorter(self.whole).unwrap_or(Match::EMPTY)
     }
 
-    /// The longest suffix of a state's substrings that belongs to another state; None for the empty
-    /// string.
+    /// Returns the longest suffix of a state's substrings that belongs to another state; None for
+    /// the empty string.
     pub(super) fn shorter(&self, state: u32) -> Option<Match> {
         let state = self.states[state as usize].link;
         (state != NONE).then(|| Match { state, len: self.states[state as usize].len as usize })
     }
 
-    /// The state of a state's substrings followed by a token, if they occur.
+    /// Returns the state of a state's substrings followed by `token`; None if these do not occur.
     pub(super) fn followed_by(&self, state: u32, token: u32) -> Option<u32> {
         self.edge_of.get(&(state, token)).map(|edge| self.edges[*edge as usize].to)
     }
 
-    /// The number of tokens up to the first end of a state's substrings.
+    /// Returns the number of tokens up to the first end of a state's substrings.
     pub(super) fn first_end(&self, state: u32) -> usize {
         self.states[state as usize].first_end as usize
     }

@@ -124,7 +124,7 @@ struct Block {
 }
 
 impl Block {
-    /// The mean outcome.
+    /// Computes the mean outcome.
     fn mean(&self) -> f64 {
         self.sum / self.count as f64
     }
@@ -183,8 +183,8 @@ fn covariance(pairs: &[(f64, f64)]) -> f64 {
     pairs.iter().map(|pair| (pair.0 - signal) * (pair.1 - outcome)).sum()
 }
 
-/// Each position's signal, with 1 if the candidates at offsets `ahead` are all accepted, else 0, for
-/// positions whose candidates before `ahead` are all accepted.
+/// Pairs each position's signal with 1 if the candidates at offsets `ahead` are all accepted, else with 0. Skips
+/// positions without a signal, and those whose candidates before `ahead` are not all accepted.
 fn outcomes(
     recordings: &Recordings,
     signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>,
@@ -356,7 +356,7 @@ mod tests {
         }
     }
 
-    /// Blocks with means on a grid, so that some are equal, and unequal counts.
+    /// Draws blocks with means on a grid, so that some are equal, and unequal counts.
     fn random_blocks(seed: u64) -> Vec<Block> {
         let mut draws = SeededDraws::new(seed, &["isotonic"]);
         let mut block = |at: usize| {
@@ -366,7 +366,7 @@ mod tests {
         (0..8).map(&mut block).collect()
     }
 
-    /// The value at every block of the least-squares fit among all partitions whose means rise.
+    /// Returns the value at every block of the least-squares fit among all partitions whose means rise.
     fn by_brute_force(blocks: &[Block]) -> Vec<f64> {
         let mut best: Option<(f64, Vec<f64>)> = None;
         for cuts in 0..1u32 << (blocks.len() - 1) {

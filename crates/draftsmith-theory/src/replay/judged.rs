@@ -45,8 +45,8 @@ pub struct JudgedPrediction {
 }
 
 impl Recordings {
-    /// The head's predictions and their outcomes, by response; empty without a head.
-    /// `decoding` is how the responses were decoded.
+    /// Pairs the head's predictions with their outcomes, by response; without a head, the lists are empty. `decoding`
+    /// is how the responses were decoded.
     ///
     /// Predictions that no rule needs, such as for a candidate that ends the response, are missing.
     pub fn judged_predictions(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
@@ -103,9 +103,9 @@ pub struct RoundPrediction {
 }
 
 impl Recordings {
-    /// The coefficients that the online estimator reaches after rounds of the recorded length along at most 100 responses,
-    /// spread evenly over them in the order of their prompts' tokens. Its steps are not bounded: after 500 responses whose acceptance is nearly
-    /// certain they can lead astray.
+    /// Lets the online estimator learn from rounds of the recorded length along at most 100 responses, spread evenly
+    /// over them in the order of their prompts' tokens, and returns its coefficients. Its steps are not bounded: after
+    /// 500 responses whose acceptance is nearly certain they can lead astray.
     pub fn learned_acceptance(&self) -> AcceptanceModel {
         let mut estimator = OnlineEstimator::new(AcceptanceModel::default());
         let mut responses: Vec<&Recording> = self.responses.iter().collect();
@@ -117,8 +117,8 @@ impl Recordings {
         estimator.model
     }
 
-    /// Predictions of the judged candidates of rounds of the recorded length, by response. The estimator begins
-    /// each response with `start`.
+    /// Returns what the online estimator and the head predict for the judged candidates of rounds of the recorded
+    /// length, by response. The estimator begins each response with `start`.
     pub fn round_predictions(&self, start: &AcceptanceModel) -> Vec<Vec<RoundPrediction>> {
         let of_response = |response: &Recording| {
             let mut all = Vec::new();
@@ -159,8 +159,8 @@ impl Recordings {
 }
 
 impl RecordedCandidate {
-    /// min(1, q/p) of the response's token: the probability that it was drafted and accepted, given that
-    /// it is the response's token.
+    /// Computes min(1, q/p) of the response's token: the probability that it was drafted and accepted, given that it is
+    /// the response's token.
     fn prob_of_being_drafted(&self) -> f64 {
         (self.draft_log_prob - self.target_log_prob).exp().min(1.0)
     }
@@ -178,7 +178,7 @@ mod tests {
     const SAMPLED: Decoding =
         Decoding::sampled(Sampling { temperature: 1.0, top_p: 1.0, top_k: None, min_p: None });
 
-    /// A token as a candidate; its prediction names it.
+    /// Creates a candidate from a token; its prediction identifies it.
     fn candidate(token: usize) -> RecordedCandidate {
         RecordedCandidate {
             token_id: token as u32,

@@ -17,7 +17,7 @@ pub(super) struct LookedUp {
 }
 
 impl LookedUp {
-    /// The round's counts, with `num_left` tokens of the response remaining. As in decoding, a looked-up
+    /// Returns the round's counts, with `num_left` tokens of the response remaining. As in decoding, a looked-up
     /// candidate counts as a draft forward, at no cost.
     pub(super) fn round(self, num_left: usize) -> RoundCounts {
         RoundCounts {
@@ -30,7 +30,7 @@ impl LookedUp {
 }
 
 impl Recordings {
-    /// The same responses with a look-up first in each round; the drafter drafts only if it finds nothing.
+    /// Returns the same recordings with a look-up first in each round; the drafter drafts only if it finds nothing.
     pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
@@ -70,7 +70,8 @@ fn looked_up(response: &Recording, first: LookupFirst, eos_token_ids: &[u32]) ->
     })
 }
 
-/// The look-up of a round that begins at each position; `extend` appends up to a number of candidates to the sequence.
+/// Looks up candidates for a round that begins at each position; `extend` appends at most the given number of
+/// candidates to the sequence.
 pub(super) fn looked_up_by(
     response: &Recording,
     mut extend: impl FnMut(&mut Vec<u32>, usize),
@@ -98,7 +99,7 @@ mod tests {
     use crate::replay::test_recordings::random;
     use crate::{DrafterId, FixedLengthConfig, StopRuleConfig};
 
-    /// A response of these tokens, with a drafter that always drafts 7.
+    /// Creates recordings of one response with these tokens and a drafter that always drafts 7.
     fn recordings(prompt: &[u32], tokens: &[u32], limit: usize) -> Recordings {
         let any = random(1, 1, 0.5);
         let candidate = |token_id| crate::RecordedCandidate {

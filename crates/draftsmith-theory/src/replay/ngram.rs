@@ -19,7 +19,7 @@ pub struct NgramSimple {
 }
 
 impl NgramSimple {
-    /// The candidates after a sequence.
+    /// Finds the candidates after a sequence; empty if nothing matches.
     pub fn find(self, sequence: &[u32]) -> &[u32] {
         &sequence[self.range(sequence)]
     }
@@ -41,7 +41,7 @@ impl NgramSimple {
 }
 
 impl Recordings {
-    /// The candidates of each round and the tokens of each response if look-ups draft, by response.
+    /// Replays each response with look-ups as the only drafter, and counts its rounds by number of candidates.
     pub fn ngram_lengths(&self, ngram: NgramSimple) -> Vec<RoundLengths> {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {

@@ -28,7 +28,7 @@ impl<'a> RecordedSteps<'a> {
         Self { head, places, rollout: None, is_rejected: false, last: None, num_accepted: 0 }
     }
 
-    /// Whether another step was recorded: recording stops where a text ends.
+    /// Returns whether another step was recorded: recording stops where a text ends.
     pub(super) fn has_next(&self) -> bool {
         match &self.rollout {
             Some(rest) => rest.len() > 0,
@@ -36,7 +36,7 @@ impl<'a> RecordedSteps<'a> {
         }
     }
 
-    /// Whether no candidate has been rejected so far.
+    /// Returns whether no candidate has been rejected so far.
     pub(super) fn is_accepted(&self) -> bool {
         !self.is_rejected
     }

@@ -22,7 +22,7 @@ pub struct StepFunction {
 deserialize_by_new!(StepFunction { edges: Vec<f64>, values: Vec<f64> });
 
 impl StepFunction {
-    /// A function with `values[0]` below `edges[0]`, `values[i]` from `edges[i - 1]` on.
+    /// Creates the function that is `values[0]` below `edges[0]` and `values[i]` from `edges[i - 1]` on.
     ///
     /// # Errors
     /// Unless the edges ascend, there is one value more than edges, and all are finite.
@@ -36,7 +36,7 @@ impl StepFunction {
         }
     }
 
-    /// A constant function.
+    /// Creates a constant function.
     ///
     /// # Errors
     /// If the value is not finite.
@@ -44,7 +44,7 @@ impl StepFunction {
         Self::new(Vec::new(), vec![value])
     }
 
-    /// The value at `x`.
+    /// Returns the value at `x`.
     pub fn at(&self, x: f64) -> f64 {
         self.values[self.edges.partition_point(|edge| *edge <= x)]
     }
@@ -157,8 +157,8 @@ struct CostOptimal {
 }
 
 impl CostOptimal {
-    /// The signal of the current candidate, drawn or about to be; `None` for a head that does not know
-    /// it yet.
+    /// Returns the signal of the current candidate, which is drawn or about to be drawn; `None` if the
+    /// head has not predicted for it yet.
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
         let given = "a rule is run with what gives the signal it reads";
         match self.config.signal {

@@ -29,7 +29,7 @@ pub struct StopRuleEntry {
 }
 
 impl StopRuleEntry {
-    /// The settings that recipes list; None for a rule that is fitted.
+    /// Returns the settings that recipes list; None for a rule that is fitted.
     pub fn grid(&self) -> Option<&Grid> {
         match &self.settings {
             RuleSettings::Grid(grid) => Some(grid),
@@ -82,7 +82,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The grid of the rule with a short name.
+    /// Finds the grid of the rule with a short name.
     ///
     /// # Errors
     /// What is wrong with the name, to be read after it.
@@ -94,7 +94,7 @@ impl Grid {
         })
     }
 
-    /// A number for each of `options`: the given one, else the default.
+    /// Returns a number for each of `options`: the given one, else the default.
     ///
     /// # Errors
     /// The first given option that the rule lacks or that has another kind of number, and what is wrong with
@@ -118,7 +118,7 @@ impl Grid {
         Ok(numbers)
     }
 
-    /// The rule at a value of its parameter, with the options' defaults.
+    /// Builds the rule at a value of its parameter, with the options' defaults.
     pub fn at(&self, value: f64, bounds: Bounds) -> StopRuleConfig {
         let options: Vec<f64> = self.options.iter().map(|option| option.default).collect();
         (self.config)(value, &options, bounds)
@@ -158,7 +158,7 @@ pub enum SettingKind {
 }
 
 impl SettingKind {
-    /// What is wrong with a number; None if it is allowed.
+    /// Describes what is wrong with a number, to be read after its name; None if it is allowed.
     pub fn problem(self, value: f64) -> Option<&'static str> {
         let is_whole = value.fract() == 0.0;
         let (is_allowed, problem) = match self {
@@ -186,7 +186,7 @@ pub enum Sweep {
 
 /// The settings of a rule.
 pub(super) trait RuleConfig {
-    /// The index of their entry among the rule's entries.
+    /// Returns the index of these settings' entry among the rule's entries.
     fn form(&self) -> usize {
         0
     }
@@ -196,9 +196,9 @@ pub(super) trait RuleConfig {
         Ok(())
     }
 
-    /// The rule; the settings need not be valid.
+    /// Builds the rule; the settings need not be valid.
     fn rule(&self) -> Box<dyn StopRule>;
 
-    /// The number that distinguishes settings of the rule.
+    /// Returns the number that distinguishes settings of the rule.
     fn parameter(&self) -> f64;
 }

@@ -25,7 +25,7 @@ pub struct NamedRule {
 }
 
 impl NamedRule {
-    /// The rule within `bounds`.
+    /// Builds the rule's configuration, with `bounds`.
     pub fn config(&self, bounds: Bounds) -> StopRuleConfig {
         (self.grid.config)(self.value, &self.options, bounds)
     }

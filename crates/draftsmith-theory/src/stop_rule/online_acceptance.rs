@@ -49,7 +49,7 @@ pub struct AcceptanceModel {
 }
 
 impl Default for AcceptanceModel {
-    /// Those that vLLM starts with.
+    /// Returns the coefficients that vLLM starts with.
     fn default() -> Self {
         Self { slope: 0.5, intercepts: vec![-0.2] }
     }
@@ -135,8 +135,8 @@ impl OnlineEstimator {
         Self { model, sums: Vec::new(), num_rounds: 0 }
     }
 
-    /// The prediction for the candidate at a position of its round, drawn from a distribution with this largest
-    /// probability.
+    /// Predicts the acceptance of the candidate at `position` in its round, drawn from a distribution whose largest
+    /// probability is `confidence`.
     pub(crate) fn predict(&self, position: usize, confidence: f64) -> Predicted {
         let feature = (confidence / (1.0 - confidence)).ln().clamp(-MOST_FEATURE, MOST_FEATURE);
         let AcceptanceModel { slope, intercepts } = &self.model;
@@ -167,7 +167,7 @@ impl OnlineEstimator {
         }
     }
 
-    /// One damped Newton step for a slope and an intercept by position; then the sums are forgotten.
+    /// Takes one damped Newton step for the slope and the intercept of each position, then forgets the sums.
     fn fit(&mut self) {
         let sums = std::mem::take(&mut self.sums);
         self.num_rounds = 0;

@@ -17,8 +17,8 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// The rule for one response: for each of its tokens, how many candidates are accepted of a round that begins
-    /// there. Rounds have at most `max_length` candidates.
+    /// Creates the rule for one response. For each of its tokens, `num_accepted` has the number of candidates that are
+    /// accepted of a round that begins there. Rounds have at most `max_length` candidates.
     ///
     /// # Panics
     /// If `max_length` is 0.
@@ -27,7 +27,7 @@ impl Oracle {
         Self { num_accepted, bounds, num_kept: 0 }
     }
 
-    /// Whether the candidate after `num_drafted` others would be rejected or lie past the response.
+    /// Returns whether the candidate after `num_drafted` others would be rejected or lie past the response.
     fn rejects(&self, num_drafted: usize) -> bool {
         self.num_accepted.get(self.num_kept).is_none_or(|num| num_drafted >= *num)
     }

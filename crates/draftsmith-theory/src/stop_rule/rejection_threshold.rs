@@ -158,8 +158,8 @@ mod tests {
         RejectionThresholdConfig { without_lag: true, ..config(stop_threshold) }
     }
 
-    /// The candidate length of a round in which the head predicts `acceptance_probs` for candidates
-    /// 1, 2, …
+    /// Returns the candidate length of a round in which the head predicts `acceptance_probs` for
+    /// candidates 1, 2, …; None if the rule never stops.
     fn length(config: RejectionThresholdConfig, acceptance_probs: &[f64]) -> Option<usize> {
         let mut signals = vec![DraftSignals::default()];
         signals.extend(acceptance_probs.iter().map(|prob| with(HeadEstimate::OfRead(*prob))));

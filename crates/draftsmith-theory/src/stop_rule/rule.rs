@@ -23,15 +23,15 @@ pub struct Bounds {
 deserialize_by_new!(Bounds { min: usize, max: usize });
 
 impl Default for Bounds {
-    /// 1 to 20 candidates. The authors' code has 2 to 20, but its minimum has no effect, because
-    /// step 1 never stops.
+    /// Returns bounds of 1 to 20 candidates. The authors' code has 2 to 20, but its minimum has no
+    /// effect, because step 1 never stops.
     fn default() -> Self {
         Self { min: 1, max: 20 }
     }
 }
 
 impl Bounds {
-    /// Bounds from `min` to `max` candidates.
+    /// Creates bounds of `min` to `max` candidates.
     ///
     /// # Errors
     /// Unless `min` <= `max` and 1 <= `max`.
@@ -55,7 +55,7 @@ pub struct RoundEnd {
 
 /// Decides, after each included candidate, whether the round ends there.
 pub trait StopRule {
-    /// The candidate lengths within which the round loop keeps this rule.
+    /// Returns the minimum and maximum candidate length that the round loop enforces for this rule.
     fn bounds(&self) -> Bounds;
 
     /// Forgets the last sequence. Called before a sequence's first round.
@@ -65,21 +65,21 @@ pub trait StopRule {
     /// to which stop rules do not apply.
     fn begin_round(&mut self) {}
 
-    /// True makes this a round without candidates, even below the minimum: the target decodes one
-    /// token by itself. Called before the round's first draft forward.
+    /// Returns whether this round has no candidates, even if that is below the minimum: the target
+    /// then decodes one token by itself. Called before the round's first draft forward.
     fn skips_drafting(&mut self) -> bool {
         false
     }
 
-    /// True ends the round after the last of `candidates`, the round's candidates so far.
+    /// Returns whether the round ends after the last of `candidates`, those of the round so far.
     ///
     /// Called once after every candidate, even below the minimum, where the answer is ignored: the
     /// rule may accumulate.
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool;
 
-    /// True ends the round after the last of `candidates`, once the draft has read it and before
-    /// another candidate is drawn from that forward. A candidate that was never drawn is not
-    /// withheld, so the output stays lossless.
+    /// Returns whether the round ends after the last of `candidates`, once the draft has read it
+    /// and before another candidate is drawn from that forward. A candidate that was never drawn is
+    /// not withheld, so the output stays lossless.
     ///
     /// `signals` belong to the forward that read the last candidate, to which
     /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) refers. Called before every draw, even
@@ -94,7 +94,7 @@ pub trait StopRule {
         let _ = end;
     }
 
-    /// The signals that the rule reads; the same in every round.
+    /// Returns the signals that the rule reads; the same in every round.
     fn needs(&self) -> SignalNeeds {
         SignalNeeds::default()
     }
@@ -106,7 +106,7 @@ pub(super) mod test_rounds {
     use super::super::signals::HeadEstimate;
     use super::{DraftSignals, StopRule};
 
-    /// The candidate length of a round whose draft forwards give `signals`, the first about
+    /// Returns the candidate length of a round whose draft forwards give `signals`, the first about
     /// candidate 1; None if the rule never stops.
     pub(in crate::stop_rule) fn round_length(
         rule: &mut dyn StopRule,

@@ -67,13 +67,13 @@ pub struct SignalNeeds {
 }
 
 impl SignalNeeds {
-    /// Whether a rule reads no signal.
+    /// Returns whether a rule reads no signal.
     pub fn is_nothing(self) -> bool {
         self == Self::default()
     }
 
-    /// The needed signals that depend only on a candidate's raw logits. The others stay None, for
-    /// the drafter or the round loop to set.
+    /// Computes the needed signals that depend only on a candidate's raw logits. The others stay
+    /// None, for the drafter or the round loop to set.
     ///
     /// # Panics
     /// If a signal is needed and no logit is finite, or any is NaN or +∞.
@@ -104,7 +104,7 @@ pub enum AcceptanceSignal {
 }
 
 impl AcceptanceSignal {
-    /// The signal as needs.
+    /// Returns the needs of a rule that reads only this signal.
     pub fn needs(self) -> SignalNeeds {
         let none = SignalNeeds::default();
         match self {
@@ -115,8 +115,8 @@ impl AcceptanceSignal {
     }
 }
 
-/// The largest of the ten largest probabilities of the softmax of `logits`, normalised to a sum of 1;
-/// with fewer than ten tokens, of all.
+/// Normalises the ten largest probabilities of the softmax of `logits` to a sum of 1 and returns the
+/// largest; with fewer than ten tokens, normalises all.
 ///
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
@@ -147,7 +147,7 @@ pub struct SoftmaxSummary {
 }
 
 impl SoftmaxSummary {
-    /// The summary of the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d, with d a
+    /// Summarises the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d, with d a
     /// logit's difference to the largest.
     ///
     /// # Panics
@@ -163,7 +163,7 @@ impl SoftmaxSummary {
         }
     }
 
-    /// The log-probability of a token with this logit.
+    /// Computes the log-probability of a token with this logit.
     pub fn log_prob(&self, logit: f32) -> f64 {
         f64::from(logit) - self.log_total
     }

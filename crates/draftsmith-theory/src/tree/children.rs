@@ -17,22 +17,22 @@ enum RemainingChildren {
 }
 
 impl Children {
-    /// Up to `num` of the most probable tokens, in descending order.
+    /// Creates children from up to `num` of the most probable tokens, in descending order.
     pub(super) fn top(logits: &[f32], num: usize) -> Self {
         Self(RemainingChildren::Top(most_probable(logits, num).into_iter()))
     }
 
-    /// Any number of tokens drawn from `probs`, as served.
+    /// Creates children, in any number, that are drawn without replacement from `probs`, a distribution as served.
     pub(super) fn drawn(probs: Vec<f64>) -> Self {
         Self(RemainingChildren::Drawn(probs))
     }
 
-    /// Whether they are drawn, so that all must be proposed.
+    /// Returns whether the children are drawn, so that all must be proposed.
     pub(super) fn are_drawn(&self) -> bool {
         matches!(self.0, RemainingChildren::Drawn(_))
     }
 
-    /// The next child: the token, the distribution it was drawn from given the children before it, and its
+    /// Returns the next child: the token, the distribution it was drawn from given the children before it, and its
     /// probability given only its parent. None if no child is left.
     pub fn next(&mut self, draws: &mut dyn Draws) -> Option<(u32, DrawnFrom, f64)> {
         match &mut self.0 {
@@ -54,7 +54,7 @@ impl Children {
     }
 }
 
-/// Up to `num` of the most probable tokens, in descending order, with their probabilities.
+/// Finds up to `num` of the most probable tokens, in descending order, with their probabilities.
 fn most_probable(logits: &[f32], num: usize) -> Vec<(u32, f64)> {
     let softmax = SoftmaxSummary::of(logits);
     let prob = |token: u32| (token, softmax.log_prob(logits[token as usize]).exp());

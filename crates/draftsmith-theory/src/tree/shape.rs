@@ -35,7 +35,8 @@ pub enum TreeChildren {
 }
 
 impl TreeShape {
-    /// A shape by widths.
+    /// Creates a shape from the number of children by depth, the numbers of nodes that are read and beside the chain,
+    /// and how children are chosen.
     ///
     /// # Errors
     /// Without widths, with more than eight or a width of 0, or if forwards read no node.
@@ -54,13 +55,13 @@ impl TreeShape {
         Ok(Self { widths: all, num_read, num_beside, children })
     }
 
-    /// The number of children of a node after `depth` tokens of the round.
+    /// Returns the number of children of a node after `depth` tokens of the round.
     pub(crate) fn width(&self, depth: usize) -> usize {
         usize::from(self.widths[depth.min(num_widths(&self.widths) - 1)])
     }
 }
 
-/// The number of widths.
+/// Counts the widths before the padding.
 fn num_widths(widths: &[u8; MAX_DEPTHS]) -> usize {
     widths.iter().position(|width| *width == 0).unwrap_or(MAX_DEPTHS)
 }
