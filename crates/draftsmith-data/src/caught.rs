@@ -22,8 +22,7 @@ pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Whether a panic on this thread would now become an error. A panic hook need not report such a
-/// panic.
+/// Returns whether a panic on this thread would now become an error. A panic hook need not report such a panic.
 pub fn is_panic_caught() -> bool {
     IS_CATCHING.get()
 }

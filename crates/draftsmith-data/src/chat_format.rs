@@ -27,9 +27,9 @@ pub enum ChatFormat {
 }
 
 impl ChatFormat {
-    /// The format for the model in `dir`: `vicuna`, `llama-2`, `alpaca` or the path of a Jinja file for
-    /// a template, `none` for only the last user text, `None` for the model's own template. Special
-    /// tokens are always the model's.
+    /// Chooses the format for the model in `dir`: `vicuna`, `llama-2`, `alpaca` or the path of a Jinja
+    /// file for a template, `none` for only the last user text, `None` for the model's own template.
+    /// Special tokens are always the model's.
     ///
     /// # Errors
     /// If a file is missing or malformed.
@@ -54,7 +54,7 @@ impl ChatFormat {
         Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))
     }
 
-    /// The SHA-256 of the template's source, as hex, if there is a template.
+    /// Computes the SHA-256 of the template's source, as hex; `None` without a template.
     pub fn hash(&self) -> Option<String> {
         match self {
             Self::Template(template) => Some(template.hash()),
@@ -62,7 +62,7 @@ impl ChatFormat {
         }
     }
 
-    /// The special tokens that the template can use, by name; empty without a template.
+    /// Returns the special tokens that the template can use, by name; empty without a template.
     pub fn special_tokens(&self) -> BTreeMap<String, String> {
         let Self::Template(template) = self else { return BTreeMap::new() };
         let tokens = template.special_tokens();

@@ -46,17 +46,17 @@ pub struct Message {
 }
 
 impl Message {
-    /// A system message.
+    /// Creates a system message.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".to_owned(), content: content.into() }
     }
 
-    /// A user message.
+    /// Creates a user message.
     pub fn user(content: impl Into<String>) -> Self {
         Self { role: "user".to_owned(), content: content.into() }
     }
 
-    /// An assistant message.
+    /// Creates an assistant message.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self { role: "assistant".to_owned(), content: content.into() }
     }
@@ -72,8 +72,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The chat template of a checkpoint directory, if it has one: `chat_template.jinja`, else the
-    /// key `chat_template` of `tokenizer_config.json`: a text, or a list of
+    /// Reads the chat template of a checkpoint directory, if it has one: `chat_template.jinja`, else
+    /// the key `chat_template` of `tokenizer_config.json`: a text, or a list of
     /// `{"name": …, "template": …}` with one named `default`.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl ChatTemplate {
         Self::new(dir, path, source, &config).map(Some)
     }
 
-    /// Another template, with the special tokens of the model in `dir`.
+    /// Builds another template from `source`, with the special tokens of the model in `dir`.
     ///
     /// # Errors
     /// As for [`Self::from_model_dir`].
@@ -119,7 +119,7 @@ impl ChatTemplate {
         Ok(Self { path, source, special_tokens })
     }
 
-    /// The text of a chat, which includes special tokens: encode it without adding any. With
+    /// Renders a chat as text. The text includes special tokens: encode it without adding any. With
     /// `add_generation_prompt`, it ends where the assistant's answer begins.
     ///
     /// # Errors
@@ -152,12 +152,12 @@ impl ChatTemplate {
         })
     }
 
-    /// The special tokens that the template can use, by name.
+    /// Yields the special tokens that the template can use, with their names.
     pub fn special_tokens(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.special_tokens.iter().map(|(name, token)| (*name, token.as_str()))
     }
 
-    /// The SHA-256 of the template's source, as hex.
+    /// Computes the SHA-256 of the template's source, as hex.
     pub fn hash(&self) -> String {
         hash_bytes(self.source.as_bytes())
     }
@@ -171,7 +171,7 @@ fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
     }
 }
 
-/// The JSON of a file; null if the file does not exist.
+/// Reads a file as JSON; null if the file does not exist.
 fn read_json_if_present(path: &Path) -> Result<Json, DataError> {
     match read_if_present(path)? {
         None => Ok(Json::Null),
@@ -220,8 +220,8 @@ fn special_tokens_of(
     Ok(tokens)
 }
 
-/// An error in one line, with the template's line. The template's own message is untrusted, so control
-/// characters are removed.
+/// Describes an error in one line, with the template's line. The template's own message is untrusted,
+/// so control characters are removed.
 fn describe(error: &Error) -> String {
     let what = match (error.kind(), error.detail()) {
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),

@@ -115,22 +115,22 @@ macro_rules! column {
 }
 
 impl<R> Column<R> {
-    /// A column that is never null.
+    /// Creates a column that is never null.
     pub(crate) const fn new(name: &'static str, cell: Cell<R>) -> Self {
         Self { name, part_of: None, may_lack: false, cell }
     }
 
-    /// A column that is null where `owner` is absent.
+    /// Turns `column` into one that is null where `owner` is absent.
     pub(crate) const fn part_of(owner: &'static str, column: Self) -> Self {
         Self { part_of: Some(owner), ..column }
     }
 
-    /// A column that is null where `owner` is absent and that a file may lack.
+    /// Turns `column` into one that is null where `owner` is absent and that a file may lack.
     pub(crate) const fn optional(owner: &'static str, column: Self) -> Self {
         Self { part_of: Some(owner), may_lack: true, ..column }
     }
 
-    /// The Arrow type and its name in words; list elements are never null.
+    /// Returns the Arrow type and its name in words; list elements are never null.
     fn data_type(&self) -> (DataType, &'static str) {
         let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
         match self.cell {
@@ -143,8 +143,8 @@ impl<R> Column<R> {
         }
     }
 
-    /// Whether `found` is this column's type. Element names and nullability may differ, because other
-    /// tools rewrite them.
+    /// Returns whether `found` is this column's type. Element names and nullability may differ, because other tools
+    /// rewrite them.
     fn accepts(&self, found: &DataType) -> bool {
         match (self.data_type().0, found) {
             (DataType::List(expected), DataType::List(found)) => {
@@ -154,7 +154,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// The Parquet path of the column's numbers; `None` if it holds none.
+    /// Returns the Parquet path of the column's numbers; `None` if it holds none.
     fn numbers_path(&self) -> Option<ColumnPath> {
         let parts: &[&str] = match self.cell {
             Cell::Text(_) | Cell::Name(..) | Cell::Flag(_) => return None,
@@ -164,7 +164,7 @@ impl<R> Column<R> {
         Some(ColumnPath::new(parts.iter().map(|&part| part.to_owned()).collect()))
     }
 
-    /// The row's token ids, if the column holds such.
+    /// Returns the row's token ids; `None` if they are null or the column holds no ids.
     pub(crate) fn ids<'r>(&self, row: &'r R) -> Option<&'r Vec<u32>> {
         match &self.cell {
             Cell::Ids(place) => (place.get)(row),
@@ -172,7 +172,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// The length of the row's list; `None` if it is null or no list.
+    /// Returns the length of the row's list; `None` if it is null or the column holds no lists.
     pub(crate) fn list_len(&self, row: &R) -> Option<usize> {
         match &self.cell {
             Cell::Ids(place) => (place.get)(row).map(Vec::len),
@@ -182,8 +182,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// A description of the first of the row's numbers that is out of range, if any is, among the first
-    /// `num` of the list.
+    /// Describes the first of the row's numbers that is out of range, if any is, among the first `num` of the list.
     pub(crate) fn problem(&self, row: &R, num: usize) -> Option<String> {
         match &self.cell {
             Cell::Floats(range, place) => range.problem(&(place.get)(row)?[..num]),
@@ -192,7 +191,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// [`unknown_id`] of the row's tokens.
+    /// Describes the first of the row's token ids that is outside the vocabulary, as [`unknown_id`] does.
     pub(crate) fn unknown_id(&self, row: &R, vocab_size: usize) -> Option<String> {
         unknown_id(self.ids(row)?, vocab_size)
     }
@@ -230,7 +229,7 @@ impl<R> Column<R> {
     }
 }
 
-/// The Arrow schema of a table.
+/// Builds the Arrow schema of a table.
 fn arrow_schema<R>(columns: &[Column<R>]) -> SchemaRef {
     let fields = columns
         .iter()
@@ -238,9 +237,9 @@ fn arrow_schema<R>(columns: &[Column<R>]) -> SchemaRef {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// How a table is stored: zstd, no statistics, numbers byte-stream-split without a dictionary, so
-/// that similar bytes (exponents, high bytes of ids, bytes that rounding zeroed) are adjacent.
-/// `entries` become the key-value metadata.
+/// Returns the settings with which a table is stored: zstd, no statistics, numbers byte-stream-split without a
+/// dictionary, so that similar bytes (exponents, high bytes of ids, bytes that rounding zeroed) are adjacent. `entries`
+/// become the key-value metadata.
 fn writer_properties<R>(columns: &[Column<R>], entries: Vec<(String, String)>) -> WriterProperties {
     let level = ZstdLevel::try_new(ZSTD_LEVEL).expect("the level is within zstd's range");
     let mut properties = WriterProperties::builder()
@@ -281,7 +280,7 @@ impl ValueRange {
         }
     }
 
-    /// A description of the first of `values` that is out of range, if any is.
+    /// Describes the first of `values` that is out of range, if any is.
     fn problem<T: Copy + Into<f64> + Display>(self, values: &[T]) -> Option<String> {
         let at = values.iter().position(|value| !self.contains((*value).into()))?;
         let value = values[at];
@@ -295,8 +294,7 @@ impl ValueRange {
     }
 }
 
-/// A description of the first of `ids` that is outside a vocabulary of `vocab_size` tokens, if any
-/// is.
+/// Describes the first of `ids` that is outside a vocabulary of `vocab_size` tokens, if any is.
 fn unknown_id(ids: &[u32], vocab_size: usize) -> Option<String> {
     let (at, id) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size)?;
     Some(format!(

@@ -285,7 +285,8 @@ impl DataError {
         Self::RowInFile { path: path.to_path_buf(), source: Box::new(source) }
     }
 
-    /// A parser's error in a text that begins at `line` and `column` of the file, both from 1.
+    /// Creates the error for invalid JSON in a text that begins at `line` and `column` of the file,
+    /// both from 1. It names the position in the file.
     pub(crate) fn json(
         path: &Path,
         line: usize,

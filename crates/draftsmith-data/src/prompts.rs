@@ -53,13 +53,13 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Whether the file has an answer.
+    /// Returns whether the file has an answer to this turn, as text or as token ids.
     pub fn has_response(&self) -> bool {
         self.response.is_some() || self.tokens.is_some()
     }
 }
 
-/// The source in the id of a row, `source#n` or `source#n#turn`: the stem of its prompt file.
+/// Returns the source in the id of a row, `source#n` or `source#n#turn`: the stem of its prompt file.
 pub fn source_of(row_id: &str) -> &str {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut source = row_id;
@@ -70,13 +70,13 @@ pub fn source_of(row_id: &str) -> &str {
 }
 
 impl Prompt {
-    /// The id of a turn's row: the prompt's id for turn 0, `source#n#turn` for later turns.
+    /// Returns the id of a turn's row: the prompt's id for turn 0, `source#n#turn` for later turns.
     pub fn row_id(&self, turn: usize) -> String {
         if turn == 0 { self.id.clone() } else { format!("{}#{turn}", self.id) }
     }
 
-    /// The messages before the answer of `turn`: the system text, the earlier turns with `responses`
-    /// as their answers, and the turn's user text.
+    /// Returns the messages before the answer of `turn`: the system text, the earlier turns with `responses` as their
+    /// answers, and the turn's user text.
     ///
     /// # Panics
     /// If `turn` does not exist, or if there are fewer responses than earlier turns.
@@ -164,7 +164,7 @@ impl Prompts {
         })
     }
 
-    /// The next prompt. Skips records without one.
+    /// Reads the next prompt. Skips records without one.
     fn read_next(&mut self) -> Result<Option<Prompt>, DataError> {
         loop {
             let Some(records) = &mut self.records else { return Ok(None) };
@@ -197,7 +197,7 @@ impl Prompts {
         })
     }
 
-    /// The prompt in record `index`; `None` for a conversation that was truncated to nothing.
+    /// Reads the prompt in record `index`; `None` for a conversation that was truncated to nothing.
     fn read_prompt(&self, record: Record, index: usize) -> Result<Option<Prompt>, DataError> {
         let Record { position, value, unread } = record;
         let content = forms::read_record(&value, self.keeps_tokens).map_err(|problem| {

@@ -77,7 +77,7 @@ pub struct Provenance {
     pub dtype: String,
 }
 
-/// The values at which fields are not stored, because earlier versions had no such field.
+/// Returns fields with the values at which they are not stored, because earlier versions had no such field.
 fn defaults() -> [(&'static str, Value); 11] {
     [
         ("stop_strings", Value::Array(Vec::new())),
@@ -117,20 +117,20 @@ impl<'de> Deserialize<'de> for Provenance {
 }
 
 impl Provenance {
-    /// Whether tokens were drawn from the unmodified distributions: temperature 1, no truncation and
-    /// no penalty.
+    /// Returns whether tokens were drawn from the unmodified distributions: temperature 1, no truncation
+    /// and no penalty.
     pub fn is_raw(&self) -> bool {
         let served = (self.temperature, self.top_p, self.top_k, self.min_p);
         served == (1.0, 1.0, None, None) && is_no_penalty(&self.repetition_penalty)
     }
 }
 
-/// The repetition penalty that changes nothing, which is the default in files.
+/// Returns the repetition penalty that changes nothing, which is the default in files.
 pub fn no_penalty() -> f64 {
     1.0
 }
 
-/// Whether a repetition penalty changes nothing; it is then not stored.
+/// Returns whether a repetition penalty changes nothing; it is then not stored.
 pub fn is_no_penalty(penalty: &f64) -> bool {
     *penalty == no_penalty()
 }
@@ -166,23 +166,23 @@ impl Provenance {
     /// The `dtype` of models that computed in f32.
     pub const F32: &'static str = "f32";
 
-    /// The fields, in the order of declaration, in which `self` and `other` differ.
+    /// Finds the fields in which `self` and `other` differ, in the order of declaration.
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         fields_differences(self.all_fields(), &other.all_fields())
     }
 
-    /// The fields that files store and their values, in the order of declaration.
+    /// Returns the fields that files store and their values, in the order of declaration.
     pub fn fields(&self) -> Map<String, Value> {
         fields_of(self)
     }
 
-    /// All fields and their values, in the order of declaration.
+    /// Returns all fields and their values, in the order of declaration, even those that files leave out.
     pub(crate) fn all_fields(&self) -> Map<String, Value> {
         fields_in(Self::serialize(self, serde_json::value::Serializer))
     }
 }
 
-/// The fields of a provenance that are stored, in the order of declaration.
+/// Returns the fields of a provenance that are stored, in the order of declaration.
 pub(crate) fn fields_of(provenance: &impl Serialize) -> Map<String, Value> {
     fields_in(serde_json::to_value(provenance))
 }
@@ -194,7 +194,7 @@ fn fields_in(value: serde_json::Result<Value>) -> Map<String, Value> {
     }
 }
 
-/// The fields in which `left` and `right`, which have the same fields, differ.
+/// Finds the fields in which `left` and `right`, which have the same fields, differ.
 pub(crate) fn fields_differences(
     left: Map<String, Value>,
     right: &Map<String, Value>,
@@ -218,7 +218,7 @@ fn difference(key: String, left: &Value, right: &Value) -> FieldDifference {
     FieldDifference { key, left: left.to_string(), right: right.to_string() }
 }
 
-/// The metadata entries of fields: `draftsmith.<field>` and JSON text.
+/// Converts fields to metadata entries: `draftsmith.<field>` and JSON text.
 pub(crate) fn fields_to_entries(fields: Map<String, Value>) -> Vec<(String, String)> {
     fields
         .into_iter()
@@ -226,7 +226,7 @@ pub(crate) fn fields_to_entries(fields: Map<String, Value>) -> Vec<(String, Stri
         .collect()
 }
 
-/// The fields that [`fields_to_entries`] wrote. Entries of other programs are ignored.
+/// Reads the fields that [`fields_to_entries`] wrote. Entries of other programs are ignored.
 ///
 /// # Errors
 /// If there are none, or a value is not JSON.

@@ -25,17 +25,17 @@ pub use shard::{ShardPlace, read_shard, write_shard};
 const SHARD_PREFIX: &str = "responses-";
 const SHARD_SUFFIX: &str = ".parquet";
 
-/// The path of shard `index` of a directory: `responses-00003.parquet` for 3.
+/// Returns the path of shard `index` in a directory: `responses-00003.parquet` for 3.
 pub fn shard_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(shard_name(index))
 }
 
-/// Whether a directory holds files that are named like shards.
+/// Returns whether a directory holds files that are named like shards.
 pub fn has_shards(dir: &Path) -> bool {
     paths_in(dir).is_ok_and(|paths| paths.iter().any(|path| shard_index(path).is_some()))
 }
 
-/// The file name of shard `index`: `responses-00003.parquet` for 3.
+/// Returns the file name of shard `index`: `responses-00003.parquet` for 3.
 pub fn shard_name(index: usize) -> String {
     format!("{SHARD_PREFIX}{index:05}{SHARD_SUFFIX}")
 }

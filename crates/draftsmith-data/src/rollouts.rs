@@ -28,13 +28,13 @@ use crate::error::DataError;
 const FILE_PREFIX: &str = "rollouts-";
 const FILE_SUFFIX: &str = ".parquet";
 
-/// The path in `dir` of the rollouts of one drafter on one prompt set with one decoding, `greedy` or
-/// `sampled`: `rollouts-draft-validation-greedy.parquet`.
+/// Returns the path in `dir` of the rollouts of one drafter on one prompt set with one decoding,
+/// `greedy` or `sampled`: `rollouts-draft-validation-greedy.parquet`.
 pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> PathBuf {
     dir.join(format!("{FILE_PREFIX}{drafter}-{set}-{decoding}{FILE_SUFFIX}"))
 }
 
-/// The paths of a directory's rollouts files, sorted by name. There may be none.
+/// Finds a directory's rollouts files and returns their paths, sorted by name. There may be none.
 ///
 /// # Errors
 /// If the directory cannot be read.
@@ -42,7 +42,7 @@ pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths_in(dir)?.into_iter().filter(|path| is_rollouts_path(path)).collect())
 }
 
-/// Whether a file is named like a rollouts file.
+/// Returns whether a file is named like a rollouts file.
 pub fn is_rollouts_path(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX))

@@ -69,8 +69,8 @@ impl TextTokenizer {
         Ok(Self { path, tokenizer })
     }
 
-    /// The ids of a text. With `add_special_tokens`, the tokenizer adds those around a text, often a
-    /// beginning-of-sequence token. Special tokens spelled out in the text always become their ids.
+    /// Encodes a text as token ids. With `add_special_tokens`, the tokenizer adds those around a text,
+    /// often a beginning-of-sequence token. Special tokens spelled out in the text always become their ids.
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
@@ -81,8 +81,8 @@ impl TextTokenizer {
         })
     }
 
-    /// The ids of a chat up to the beginning of the assistant's answer. Special tokens spelled out in a
-    /// message become their ids, as in transformers, so a user can end their turn.
+    /// Encodes a chat as token ids, up to the beginning of the assistant's answer. Special tokens
+    /// spelled out in a message become their ids, as in transformers, so a user can end their turn.
     ///
     /// # Errors
     /// If the template fails, the user message is missing, or the format is unknown.
@@ -101,7 +101,7 @@ impl TextTokenizer {
         }
     }
 
-    /// The text of ids, without special tokens if `skip_special`. Bytes that are not UTF-8 become
+    /// Decodes ids to text, without special tokens if `skip_special`. Bytes that are not UTF-8 become
     /// U+FFFD; unknown ids are skipped.
     ///
     /// # Errors
@@ -115,15 +115,14 @@ impl TextTokenizer {
         TextStream { tokenizer: self, skip_special, window: Vec::new(), num_given: 0 }
     }
 
-    /// One more than the largest token id, including added tokens: the smallest number of logits that
-    /// a model must have.
+    /// Returns one more than the largest token id, including added tokens: the smallest number of
+    /// logits that a model must have.
     pub fn vocab_size(&self) -> usize {
         let largest = self.tokenizer.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// The SHA-256 of `tokenizer.json`, as hex. It covers how text is tokenized, not only the
-    /// vocabulary.
+    /// Computes the SHA-256 of `tokenizer.json`, as hex. It covers how text is tokenized, not only the vocabulary.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -158,7 +157,7 @@ impl TextTokenizer {
         })
     }
 
-    /// The vocabulary by id. If an id has several tokens, the last one in sorted order is kept.
+    /// Returns the vocabulary by id. If an id has several tokens, the last one in sorted order is kept.
     fn tokens_by_id(&self) -> BTreeMap<u32, String> {
         let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
         tokens.sort();
@@ -208,7 +207,7 @@ impl<'a> TextStream<'a> {
         Ok(Some(self.added_text()?).filter(|text| !text.is_empty()))
     }
 
-    /// The text that the ids held back add to that of the ids given out.
+    /// Decodes what the ids held back add to the text of the ids already given out.
     fn added_text(&self) -> Result<String, DataError> {
         let given = self.tokenizer.decode(&self.window[..self.num_given], self.skip_special)?;
         let mut text = self.tokenizer.decode(&self.window, self.skip_special)?;
@@ -220,7 +219,8 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// The length in bytes of the longest string in JSON, except a table.
+/// Returns the length in bytes of the longest string in JSON; the value of the key [`TABLE`] does not
+/// count. `None` without strings.
 fn longest_text(json: &[u8]) -> Option<usize> {
     let (mut rest, mut last, mut longest) = (json, &json[..0], None);
     while let Some(start) = rest.iter().position(|byte| *byte == b'"') {

@@ -40,7 +40,7 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// The budget for a chat of `num_messages` messages with `num_bytes` bytes of text in total.
+    /// Creates the budget for a chat of `num_messages` messages with `num_bytes` bytes of text in total.
     pub(super) fn new(num_messages: usize, num_bytes: usize) -> Self {
         let bytes = BASE_BYTES.saturating_add(num_bytes.saturating_mul(BYTES_PER_BYTE));
         Self {
@@ -92,7 +92,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// The values as one text with `separator` between them, or an error if it is too long.
+    /// Writes the values as one text with `separator` between them; fails if it is too long.
     pub(super) fn write<'a>(
         &self,
         values: impl IntoIterator<Item = &'a Value>,
@@ -152,7 +152,7 @@ impl Allowance {
         self.settle(value)
     }
 
-    /// The weight of a plain value in bytes, or an error if it exceeds `max_weight`.
+    /// Computes the weight of a plain value in bytes; fails if it exceeds `max_weight`.
     pub(super) fn weigh(&self, value: &Value) -> Result<usize, Error> {
         let mut weight = 0;
         self.add_weight(value, 0, &mut weight)?;
@@ -190,7 +190,7 @@ impl Allowance {
         }
     }
 
-    /// An upper bound on the number of indentation steps in a value's indented JSON.
+    /// Returns an upper bound on the number of indentation steps in a value's indented JSON.
     pub(super) fn most_indents(&self, value: Option<&Value>) -> Result<usize, Error> {
         let Some(value) = value else { return Ok(0) };
         self.weigh(value)?;
@@ -212,13 +212,13 @@ impl Allowance {
     }
 }
 
-/// The error of a template that exceeds a limit.
+/// Creates the error of a template whose operation is refused, for example because it exceeds a limit.
 pub(super) fn refused(what: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// Whether a value is a list, tuple or dictionary that holds its items. The engine's types are
-/// private, so they are recognised by name.
+/// Returns whether a value is a list, tuple or dictionary that holds its items. The engine's types
+/// are private, so they are recognised by name.
 fn is_plain(value: &Value) -> bool {
     let Some(object) = value.as_object() else { return false };
     let name = object.type_name();

@@ -26,7 +26,7 @@ const MAX_STRIPPED: usize = 256;
 /// a function whose result could be too large.
 type Check = fn(&Allowance, &[Value]) -> Result<(), Error>;
 
-/// The environment of one rendering.
+/// Creates the engine's environment for one rendering, whose operations charge `allowance`.
 pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(allowance.steps));
@@ -105,7 +105,8 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
     });
 }
 
-/// Filters whose result can be much larger than their arguments.
+/// Returns the filters whose result can be much larger than their arguments, each with the check that
+/// runs before it.
 fn guarded_filters() -> [(&'static str, Value, Check); 9] {
     [
         ("join", Value::from_function(filters::join), |allowance, args| {
@@ -134,7 +135,7 @@ fn guarded_filters() -> [(&'static str, Value, Check); 9] {
     ]
 }
 
-/// The check for a method, by its name in Python.
+/// Returns the check for a method, by its name in Python; `None` if it needs none.
 fn method_check(method: &str) -> Option<Check> {
     match method {
         "replace" => Some(check_replace),
@@ -171,8 +172,8 @@ fn check_columns(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_values(number(argument(args, 1, "count")).unwrap_or(0))
 }
 
-/// An upper bound: each placeholder counts with the largest width and the longest value. Any number
-/// in the text counts as a width.
+/// Checks an upper bound on the length of the text: each placeholder counts with the largest width and
+/// the longest value. Any number in the text counts as a width.
 fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     let format = text(args.first());
     let values = args.get(1..).unwrap_or_default();
@@ -191,7 +192,7 @@ fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_text(format.len().saturating_add(num_placeholders.saturating_mul(field)))
 }
 
-/// An argument by position or name.
+/// Finds an argument by position or name.
 fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
     let named = args.last().filter(|last| last.is_kwargs());
     let positional = args.len() - usize::from(named.is_some());
@@ -208,7 +209,7 @@ fn number(value: Option<Value>) -> Option<usize> {
     Some(usize::try_from(number.unsigned_abs()).unwrap_or(usize::MAX))
 }
 
-/// The text of a string; empty for any other value.
+/// Returns the text of a string; empty for any other value.
 fn text(value: Option<&Value>) -> String {
     value.and_then(Value::as_str).unwrap_or_default().to_owned()
 }
@@ -273,7 +274,7 @@ fn impossible(sign: &str, left: &Value, right: &Value) -> Error {
     refused(format!("tried to use {sign} operator on unsupported types {left} and {right}"))
 }
 
-/// `value[start:stop:step]`, by Python's rules.
+/// Evaluates `value[start:stop:step]` by Python's rules.
 fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Value, Error> {
     let bound = |value: &Value| match value.is_none() {
         true => Ok(None),
@@ -299,7 +300,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     })
 }
 
-/// The indices that a slice selects from `length` items.
+/// Yields the indices that a slice selects from `length` items.
 fn indices(
     length: usize,
     start: Option<i64>,
@@ -320,8 +321,8 @@ fn indices(
         .map(|at| usize::try_from(at).expect("an index is not negative"))
 }
 
-/// `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which does not escape
-/// HTML. The engine's filter escapes four characters for HTML, which are restored.
+/// Implements `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which does
+/// not escape HTML. The engine's filter escapes four characters for HTML, which are restored.
 fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     if let Some(true) = options.get::<Option<bool>>("ensure_ascii")? {
         let problem = "`tojson(ensure_ascii=true)` is not supported";
@@ -333,7 +334,7 @@ fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Valu
     Ok(Value::from(without_html_escapes(escaped.as_str().unwrap_or_default())))
 }
 
-/// JSON text with `\u003c`, `\u003e`, `\u0026` and `\u0027` replaced by their characters.
+/// Replaces `\u003c`, `\u003e`, `\u0026` and `\u0027` in JSON text by their characters.
 fn without_html_escapes(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());
     let mut rest = json;

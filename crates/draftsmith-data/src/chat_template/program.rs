@@ -276,7 +276,7 @@ fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
     expr.map(expression).transpose()
 }
 
-/// A call and its arguments. A name that is called stays unchanged, because the compiler inspects it.
+/// Rewrites a call and its arguments. A name that is called stays unchanged, because the compiler inspects it.
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
     let args = arguments(&node.args, node.span())?;
     Ok(like(node, ast::Call { expr: expression(&node.expr)?, args }))
@@ -291,7 +291,7 @@ fn arguments<'a>(args: &[ast::CallArg<'a>], span: Span) -> Result<Vec<ast::CallA
     args.iter().map(argument).collect()
 }
 
-/// A copy of the target of an assignment.
+/// Copies the target of an assignment.
 fn target<'a>(expr: &Expr<'a>) -> Expr<'a> {
     match expr {
         Expr::Var(node) => rebuilt!(Expr::Var, node, { id: node.id }),
@@ -305,7 +305,7 @@ fn target<'a>(expr: &Expr<'a>) -> Expr<'a> {
     }
 }
 
-/// A value that is assigned to `assigned`, checked if that includes attributes of namespaces.
+/// Adds a check to a value that is assigned to `assigned`, if that includes attributes of namespaces.
 fn stored<'a>(value: Expr<'a>, assigned: &Expr<'a>) -> Expr<'a> {
     let mut namespaces = Vec::new();
     find_namespaces(assigned, &mut namespaces);
@@ -345,7 +345,7 @@ fn emit(expr: Expr<'_>, span: Span) -> Stmt<'_> {
     Stmt::EmitExpr(Spanned::new(ast::EmitExpr { expr }, span))
 }
 
-/// A node with the position of another.
+/// Creates a node with the position of another.
 fn like<T, U>(node: &Spanned<T>, with: U) -> Spanned<U> {
     Spanned::new(with, node.span())
 }

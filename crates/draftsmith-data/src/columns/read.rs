@@ -50,7 +50,7 @@ pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
     guard(path, || Builder::try_new_with_options(file, options))
 }
 
-/// The key-value metadata.
+/// Yields the key-value metadata of a file, without keys that have no value.
 pub(crate) fn entries(builder: &Builder) -> impl Iterator<Item = (&str, &str)> {
     let entries = builder.metadata().file_metadata().key_value_metadata();
     entries
@@ -59,7 +59,7 @@ pub(crate) fn entries(builder: &Builder) -> impl Iterator<Item = (&str, &str)> {
         .filter_map(|entry| Some((entry.key.as_str(), entry.value.as_deref()?)))
 }
 
-/// The error of a file whose provenance cannot be read.
+/// Creates the error of a file whose provenance cannot be read.
 pub(crate) fn bad_provenance(path: &Path, problem: &str) -> DataError {
     let problem = format!("{problem}; build the data again");
     DataError::BadProvenance { path: path.to_path_buf(), problem }
@@ -133,7 +133,7 @@ fn check_pages(
     Ok(())
 }
 
-/// The chunks of the text columns in `mask`.
+/// Yields the chunks of the text columns in `mask`, with their row groups.
 fn texts<'a>(
     metadata: &'a ParquetMetaData,
     mask: &'a ProjectionMask,
@@ -146,8 +146,8 @@ fn texts<'a>(
     })
 }
 
-/// Whether text pages with this encoding are refused: the reader (parquet 60.1) allocates as many
-/// lengths as such a page claims to have, and aborts if that is too many.
+/// Returns whether text pages with this encoding are refused: the reader (parquet 60.1) allocates as many lengths as
+/// such a page claims to have, and aborts if that is too many.
 fn is_unsupported(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)
 }
@@ -229,7 +229,7 @@ impl<R: Default> TableRow<'_, R> {
         Ok(values.as_primitive::<T>().values().to_vec())
     }
 
-    /// The column's array, which has a value in this row; `None` if this row lacks the optional part that the
+    /// Returns the column's array, which has a value in this row; `None` if this row lacks the optional part that the
     /// column belongs to. Columns of one part must be null together.
     fn array(&self, column: &Column<R>) -> Result<Option<&dyn Array>, DataError> {
         let of_row = |column: &Column<R>| {
@@ -247,7 +247,7 @@ impl<R: Default> TableRow<'_, R> {
         Err(self.error(column, &format!("is null where other columns of {owner} are not")))
     }
 
-    /// An error about this row's value in a column.
+    /// Creates an error about this row's value in a column.
     fn error(&self, column: &Column<R>, problem: &str) -> DataError {
         let problem = format!("{problem} (row {})", self.first_row + self.index);
         DataError::Column { path: self.path.to_path_buf(), column: column.name, problem }

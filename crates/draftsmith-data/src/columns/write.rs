@@ -65,7 +65,7 @@ fn encode<R>(
     Ok(())
 }
 
-/// The array of a column of some rows.
+/// Builds the array of a column of some rows.
 pub(crate) fn to_array<R>(rows: &[R], column: &Column<R>) -> Result<ArrayRef, ArrowError> {
     let rows = rows.iter();
     Ok(match &column.cell {
@@ -83,7 +83,7 @@ pub(crate) fn to_array<R>(rows: &[R], column: &Column<R>) -> Result<ArrayRef, Ar
     })
 }
 
-/// A list array. `None` is null in a nullable column.
+/// Builds a list array. `None` is null in a nullable column.
 fn lists<'a, T: ArrowPrimitiveType, R>(
     column: &Column<R>,
     lists: impl Iterator<Item = Option<&'a Vec<T::Native>>> + Clone,

@@ -22,7 +22,7 @@ const PACKED_SUFFIXES: [&str; 2] = [".gz", ".zst"];
 /// memory, which can reach 90 bytes per byte of the file.
 const MAX_VALUES: usize = 100_000;
 
-/// The file's name without its known suffixes: `HumanEval` for `HumanEval.jsonl.gz`.
+/// Returns the file's name without its known suffixes: `HumanEval` for `HumanEval.jsonl.gz`.
 pub(super) fn source_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stripped = |name: &str, suffixes: &[&str]| {
@@ -76,7 +76,7 @@ impl Records {
         }
     }
 
-    /// The next record or the error of this record only; `None` at the end.
+    /// Reads the next record; the inner error concerns this record only. `None` at the end.
     ///
     /// # Errors
     /// An error of the file, after which nothing more can be read.
@@ -153,7 +153,7 @@ impl TextReader {
         Self { path, action, input, line: 1, column: 1, after_return: false, in_long_line: false }
     }
 
-    /// The next bytes, at least one except at the end.
+    /// Reads ahead without consuming: returns the next bytes, at least one except at the end.
     fn upcoming(&mut self) -> Result<&[u8], DataError> {
         loop {
             match self.input.fill_buf() {
@@ -192,7 +192,7 @@ impl TextReader {
         Ok(())
     }
 
-    /// The rest of the line; `None` if it is longer than a record may be.
+    /// Reads the rest of the line; `None` if it is longer than a record may be.
     fn rest_of_line(&mut self) -> Result<Option<Vec<u8>>, DataError> {
         let mut bytes = Vec::new();
         loop {
@@ -228,7 +228,7 @@ impl TextReader {
         Ok(())
     }
 
-    /// An array's element: up to its closing bracket or quote, or up to the end of a number.
+    /// Reads an array's element: up to its closing bracket or quote, or up to the end of a number.
     fn element(&mut self) -> Result<Vec<u8>, DataError> {
         let line = self.line;
         let (mut bytes, mut scan) = (Vec::new(), Scan::default());

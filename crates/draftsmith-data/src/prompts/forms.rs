@@ -120,14 +120,14 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
     }
 }
 
-/// The id in a record, a number or a string, if there is one.
+/// Finds the id in a record, a number or a string, if there is one.
 pub(super) fn own_id(record: &Value) -> Option<Value> {
     let keys = ["question_id", "task_id", "id"].into_iter();
     keys.filter_map(|key| record.get(key)).find(|id| id.is_number() || id.is_string()).cloned()
 }
 
-/// A multiple-choice question, prompted as in MMLU (Hendrycks et al. 2021): the question, one line
-/// per choice, and `Answer:`. The response is a letter; `answer` may also be an index.
+/// Formats a multiple-choice question as in MMLU (Hendrycks et al. 2021): the question, one line per
+/// choice, and `Answer:`. The response is a letter; `answer` may also be an index.
 fn multiple_choice(
     record: &Map<String, Value>,
     question: &str,
@@ -153,7 +153,7 @@ fn multiple_choice(
     Ok((user, Some(letter.to_string())))
 }
 
-/// Spec-Bench's form: a list of user texts.
+/// Reads Spec-Bench's form: a list of user texts.
 fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
     let texts = array(record, "turns")?;
     if texts.is_empty() {
@@ -228,7 +228,7 @@ fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<Role, Prob
     })
 }
 
-/// A message's text: a string, or a list of `{"type": "text", "text": …}` parts.
+/// Reads a message's text: a string, or a list of `{"type": "text", "text": …}` parts.
 fn read_text(message: &Value, key: &str, dialect: &Dialect) -> Result<String, Problem> {
     match present(message.get(dialect.text), key)? {
         Value::Array(parts) => parts
@@ -251,7 +251,7 @@ fn user_text(record: &Map<String, Value>, key: &str) -> Result<String, Problem> 
     non_empty(string(present(record.get(key), key)?, key)?, key)
 }
 
-/// The text under `key`; `None` if it is missing, null or blank.
+/// Reads the text under `key`; `None` if it is missing, null or blank.
 fn optional_text(record: &Map<String, Value>, key: &str) -> Result<Option<String>, Problem> {
     match record.get(key) {
         None | Some(Value::Null) => Ok(None),

@@ -21,7 +21,7 @@ pub struct GivenTokens {
     pub acceptance_prob: Option<Vec<f64>>,
 }
 
-/// Whether a record holds a turn as token ids.
+/// Returns whether a record holds a turn as token ids.
 pub(super) fn has_tokens(record: &Map<String, Value>) -> bool {
     record.contains_key("prefix") && record.contains_key("tokens")
 }
@@ -65,7 +65,7 @@ pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Pr
     Ok(GivenTokens { prompt_ids, response_ids, draft_ids, acceptance_prob })
 }
 
-/// The list under a key, as JSON or as Python prints it; `None` if it is missing or null.
+/// Reads the list under a key, as JSON or as Python prints it; `None` if it is missing or null.
 fn list<T: FromStr>(
     record: &Map<String, Value>,
     key: &str,

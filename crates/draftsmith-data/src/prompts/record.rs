@@ -38,7 +38,7 @@ impl Problem {
         Self::Key { key: key.into(), problem: problem.into() }
     }
 
-    /// The record has more than [`MAX_BYTES`].
+    /// Creates the problem of a record with more than [`MAX_BYTES`].
     pub(super) fn long() -> Self {
         Self::Large(format!("has more than {} MB", MAX_BYTES >> 20))
     }
@@ -57,7 +57,7 @@ impl Problem {
     }
 }
 
-/// The type of a JSON value, for messages.
+/// Names the type of a JSON value, for messages.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -9,7 +9,7 @@ use super::Prompt;
 pub struct ContentHash([u8; 16]);
 
 impl Prompt {
-    /// The hash of the system text, all user texts and, with `with_answers`, all answers.
+    /// Hashes the system text, all user texts and, with `with_answers`, all answers.
     pub fn content_hash(&self, with_answers: bool) -> ContentHash {
         let mut hasher = blake3::Hasher::new();
         let mut push = |text: Option<&str>| {
@@ -36,7 +36,7 @@ impl ContentHash {
         Self(first)
     }
 
-    /// A hash of this hash and a seed, by which prompts are ordered at random.
+    /// Hashes this hash with a seed. Prompts are ordered at random by the result.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -44,7 +44,7 @@ impl ContentHash {
         Self::first_of(&hasher.finalize())
     }
 
-    /// The hash as a number in [0, 1), a multiple of 2⁻⁵³.
+    /// Converts the hash to a number in [0, 1), a multiple of 2⁻⁵³.
     fn fraction(self) -> f64 {
         let bytes = self.0.first_chunk().expect("there are 16");
         (u64::from_le_bytes(*bytes) >> 11) as f64 / (1_u64 << 53) as f64
@@ -65,7 +65,7 @@ pub struct SplitRange {
 }
 
 impl SplitRange {
-    /// Whether a prompt is in the split.
+    /// Returns whether a prompt is in the split.
     pub fn contains(&self, prompt: &Prompt) -> bool {
         let fraction = prompt.content_hash(false).fraction();
         self.from <= fraction && fraction < self.to
@@ -101,7 +101,7 @@ pub struct LengthBounds {
 }
 
 impl LengthBounds {
-    /// Whether there are no bounds.
+    /// Returns whether there are no bounds.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

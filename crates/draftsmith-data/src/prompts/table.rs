@@ -81,7 +81,7 @@ impl RecordTable {
         Ok(Self { path: path.to_path_buf(), batches, batch: None, row: 0, num_rows: 0, unread })
     }
 
-    /// The next row or the error of this row only; `None` at the end.
+    /// Reads the next row; the inner error concerns this row only. `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         loop {
             if let Some(batch) = self.batch.as_ref().filter(|batch| self.row < batch.num_rows()) {
@@ -149,7 +149,7 @@ fn type_problem(found: &DataType) -> String {
     format!("is {found}, it must be text (a string column, annotated as UTF-8)")
 }
 
-/// The number of bytes of text in a row, counted before copying.
+/// Counts the bytes of text in a row, before copying; each item of a list adds the size of a JSON value.
 fn text_bytes(column: &dyn Array, row: usize) -> usize {
     match column.as_string_opt::<i32>() {
         Some(texts) => usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX),
@@ -298,7 +298,7 @@ mod tests {
         assert!(error.contains("`prompt` unpacks from"), "{error}");
     }
 
-    /// The result of `look` for a table of 100 texts of one megabyte in one row group.
+    /// Writes a table of 100 texts of one megabyte in one row group, and returns the result of `look` on it.
     fn large<T>(
         name: &str,
         compression: Compression,

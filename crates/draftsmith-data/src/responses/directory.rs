@@ -69,7 +69,7 @@ impl ShardSet {
         Self::find_among(dir, |_| true)
     }
 
-    /// Like [`Self::find`], but ignores shards whose index is not `wanted`.
+    /// Finds shards as [`Self::find`] does, but ignores those whose index is not `wanted`.
     ///
     /// # Errors
     /// As for [`Self::find`].
@@ -179,7 +179,7 @@ impl DataSet {
         Ok(())
     }
 
-    /// The path of a row's shard.
+    /// Returns the path of a row's shard.
     fn path_of(&self, row: usize) -> &Path {
         let shard = self.shards.partition_point(|(_, end)| *end <= row);
         &self.shards[shard].0
@@ -238,7 +238,7 @@ pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
     manifest::write(dir, shards)
 }
 
-/// The files of a directory that are named like shards, by index.
+/// Finds the files of a directory that are named like shards, in the order of their indices.
 fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     let paths = paths_in(dir)?.into_iter();
     let mut files: Vec<_> = paths.filter_map(|path| Some((shard_index(&path)?, path))).collect();
@@ -246,7 +246,7 @@ fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     Ok(files)
 }
 
-/// A shard's provenance and position, if they agree with its file name.
+/// Reads a shard's provenance and position; fails if they do not agree with its file name.
 fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
     let wrong = |problem| Err(DataError::WrongShard { path: path.clone(), problem });
     let name = shard_name(*index);

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::row::{COLUMNS, DRAFT, ResponseRow, SERVER, WEIGHTS};
 
-/// The SHA-256 of all columns of all rows, in order, as hex.
+/// Computes the SHA-256 of all columns of all rows, in order, as hex.
 pub(super) fn hash_rows(rows: &[ResponseRow]) -> String {
     let mut hasher = Sha256::new();
     let mut bytes = Vec::new();

@@ -49,7 +49,7 @@ struct Manifest {
 pub(super) struct ShardRecords(BTreeMap<String, ShardRecord>);
 
 impl ShardRecord {
-    /// The record of a shard in its current state.
+    /// Creates the record of a shard in its current state.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -89,7 +89,7 @@ impl ShardRecords {
         Ok(Self(all.collect()))
     }
 
-    /// The record of shard `index`, if there is one.
+    /// Returns the record of shard `index`, if there is one.
     pub(super) fn of_shard(&self, index: usize) -> Option<&ShardRecord> {
         self.0.get(&shard_name(index))
     }
@@ -158,18 +158,18 @@ pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
     Ok(())
 }
 
-/// The file name of the record of shard `index`: `.responses-00003.json` for 3.
+/// Returns the file name of the record of shard `index`: `.responses-00003.json` for 3.
 fn record_name(index: usize) -> String {
     format!(".{SHARD_PREFIX}{index:05}{RECORD_SUFFIX}")
 }
 
-/// Whether a file with this name is the record of a shard.
+/// Returns whether a file with this name is the record of a shard.
 fn is_record_name(name: &str) -> bool {
     let rest = name.strip_prefix('.').and_then(|rest| rest.strip_prefix(SHARD_PREFIX));
     rest.is_some_and(|rest| rest.ends_with(RECORD_SUFFIX))
 }
 
-/// The paths of all records in a directory.
+/// Finds the paths of all records in a directory.
 fn record_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     let is_record = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(is_record_name)
@@ -194,7 +194,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Dat
     }
 }
 
-/// The BLAKE3 of a file and its size in bytes, in constant memory.
+/// Computes the BLAKE3 of a file, as hex, and its size in bytes, in constant memory.
 fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
     let read_error = |e| DataError::io("read", path, e);
     let mut hasher = blake3::Hasher::new();

@@ -102,7 +102,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// The name in files: `eos`, `stop_string` or `length`.
+    /// Returns the name in files: `eos`, `stop_string` or `length`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Eos => "eos",
@@ -111,7 +111,7 @@ impl FinishReason {
         }
     }
 
-    /// The reason with this name, if there is one.
+    /// Parses the name that files use; `None` if no reason has it.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Eos, Self::StopString, Self::Length]
             .into_iter()

@@ -34,7 +34,7 @@ pub(super) struct ShardHeader {
 }
 
 impl ShardHeader {
-    /// The metadata entries: the provenance and `draftsmith.shard`.
+    /// Converts the header to metadata entries: the provenance and `draftsmith.shard`.
     pub(super) fn to_entries(&self) -> Vec<(String, String)> {
         let mut fields = self.provenance.fields();
         let position = self.position.and_then(|position| serde_json::to_value(position).ok());

@@ -49,23 +49,24 @@ const RESPONSES: &str = "responses";
 const OWN_FIELDS: [&str; 6] = ["drafter", "set", "head", "max_length", "context", "data"];
 
 impl RolloutProvenance {
-    /// Whether tokens are always the most probable ones: temperature 0.
+    /// Returns whether tokens are always the most probable ones: temperature 0.
     pub fn is_greedy(&self) -> bool {
         self.responses.temperature == 0.0
     }
 
-    /// `greedy` or `sampled`, as in the names of files.
+    /// Returns `greedy` or `sampled`, as in the names of files.
     pub fn decoding(&self) -> &'static str {
         if self.is_greedy() { "greedy" } else { "sampled" }
     }
 
-    /// The fields, in the order of declaration, in which `self` and `other` differ.
+    /// Finds the fields in which `self` and `other` differ, in the order of declaration.
     pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
         let all = |it: &Self| it.with_own_fields(it.responses.all_fields());
         fields_differences(all(self), &all(other))
     }
 
-    /// The metadata entries: `draftsmith.<field>` and JSON text, in the order of declaration.
+    /// Converts the provenance to metadata entries: `draftsmith.<field>` and JSON text, in the order
+    /// of declaration.
     pub(super) fn to_entries(&self) -> Vec<(String, String)> {
         fields_to_entries(self.fields())
     }
@@ -98,7 +99,7 @@ impl RolloutProvenance {
         Ok(())
     }
 
-    /// The fields that files store and their values, in the order of declaration.
+    /// Returns the fields that files store and their values, in the order of declaration.
     pub fn fields(&self) -> Map<String, Value> {
         self.with_own_fields(self.responses.fields())
     }

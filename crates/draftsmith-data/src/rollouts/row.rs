@@ -129,13 +129,12 @@ impl RolloutRow {
         Ok(())
     }
 
-    /// Whether the target's probabilities of all candidates are known.
+    /// Returns whether the target's probabilities of all candidates are known.
     pub fn is_judged(&self) -> bool {
         self.num_judged() == self.candidates.candidate_ids.len()
     }
 
-    /// The number of candidates whose target probability is known: all, none, or the first of a
-    /// rollout.
+    /// Counts the candidates whose target probability is known: all, none, or the first of a rollout.
     fn num_judged(&self) -> usize {
         let log_probs = &self.candidates.target_log_prob;
         match log_probs.iter().rposition(|log_prob| !log_prob.is_nan()) {
@@ -176,7 +175,7 @@ impl RolloutRow {
         Ok(())
     }
 
-    /// An error about this row's value in a column.
+    /// Creates an error about this row's value in a column.
     pub(super) fn error(&self, column: &'static str, problem: impl Into<String>) -> DataError {
         let (id, start) = (self.id.clone(), self.start);
         DataError::Rollout { id, start, column, problem: problem.into() }

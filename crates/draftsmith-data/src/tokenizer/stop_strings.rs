@@ -50,8 +50,8 @@ impl StopStrings {
         Ok(Self { strings, longest, tokens: tokens.collect::<Result<_, _>>()? })
     }
 
-    /// Whether the last token of a text completes a string, which may begin in earlier tokens. Tokens
-    /// come in reverse order, and only as many as a string can span are read.
+    /// Returns whether the last token of a text completes a stop string, which may begin in earlier
+    /// tokens. Tokens come in reverse order, and only as many as a string can span are read.
     pub fn is_completed_by_last(&self, last_first: impl IntoIterator<Item = u32>) -> bool {
         let mut last_first = last_first.into_iter();
         let Some(last) = last_first.next() else { return false };
@@ -119,7 +119,7 @@ impl<'t> TokenTexts<'t> {
 }
 
 impl TextTokenizer {
-    /// The byte encoding of the decoder.
+    /// Reads from the decoder's settings how it represents bytes.
     fn byte_encoding(&self) -> ByteEncoding {
         let decoder = self.tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
         let decoder = decoder.unwrap_or_default();
@@ -135,14 +135,14 @@ impl TextTokenizer {
     }
 }
 
-/// The bytes of a token written in GPT-2's characters; the token's UTF-8 if it has other characters.
+/// Returns the bytes of a token written in GPT-2's characters; the token's UTF-8 if it has other characters.
 fn bytes_of_characters(token: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = token.chars().map(byte_of_character).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// The byte of one of GPT-2's characters: printable Latin-1 characters represent themselves, the
-/// other bytes are U+0100 and following.
+/// Returns the byte of one of GPT-2's characters: printable Latin-1 characters represent themselves,
+/// the other bytes are U+0100 and following. `None` for any other character.
 fn byte_of_character(character: char) -> Option<u8> {
     let is_itself = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let code = u32::from(character);
@@ -155,7 +155,7 @@ fn byte_of_character(character: char) -> Option<u8> {
     }
 }
 
-/// The byte of a token `<0xNN>`.
+/// Parses the byte of a token `<0xNN>`; `None` for other tokens.
 fn byte_of_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
@@ -177,7 +177,7 @@ mod tests {
         StopStrings::new(&strings, &tokenizer()).expect("strings")
     }
 
-    /// Stop strings for tokens with the given bytes, whose ids count from 0.
+    /// Builds stop strings for tokens with the given bytes, whose ids count from 0.
     fn with_tokens(strings: &[&str], tokens: &[&[u8]]) -> StopStrings {
         let strings: Vec<Vec<u8>> = strings.iter().map(|text| text.as_bytes().to_vec()).collect();
         let longest = strings.iter().map(Vec::len).max().expect("one");
@@ -189,7 +189,7 @@ mod tests {
         stop.is_completed_by_last(ids.iter().rev().copied())
     }
 
-    /// The examples in the documentation of `StopStringCriteria` in transformers.
+    /// Checks the examples in the documentation of `StopStringCriteria` in transformers.
     #[test]
     fn examples_of_transformers_hold() {
         let texts: [&[u8]; 11] = [
