@@ -11,12 +11,12 @@ use crate::error::{FileError, open_file};
 /// Bytes read at a time while hashing a file.
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// The SHA-256 of `bytes`, as 64 lower-case hex digits.
+/// Computes the SHA-256 of `bytes`, as 64 lower-case hex digits.
 pub fn hash_bytes(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// The SHA-256 of a file's bytes, as 64 lower-case hex digits, in constant memory.
+/// Computes the SHA-256 of a file's bytes, as 64 lower-case hex digits, in constant memory.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -35,7 +35,7 @@ pub fn hash_file(path: &Path) -> Result<String, FileError> {
     }
 }
 
-/// Bytes as lower-case hex.
+/// Formats bytes as lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         write!(text, "{byte:02x}").expect("writing to a string cannot fail");

@@ -75,7 +75,7 @@ fn data_problem(key: &str, error: &serde_json::Error) -> String {
     if key.is_empty() { format!(": {problem}") } else { format!(": key `{key}` {problem}") }
 }
 
-/// The path of `key` within `parent`; `.` stands for the document itself.
+/// Joins `key` to the path `parent`; `.` stands for the document itself.
 fn joined(parent: &str, key: &str) -> String {
     match (parent, key) {
         (parent, "" | ".") => parent.to_owned(),

@@ -35,7 +35,7 @@ pub fn check_room(what: &str, dir: &Path, needed: u64) -> Result<(), NoRoom> {
     }
 }
 
-/// The bytes that this user may still write to the disk of a directory, which need not exist.
+/// Returns the number of bytes that this user may still write to the disk of a directory, which need not exist.
 #[cfg(unix)]
 fn free_bytes(dir: &Path) -> Option<u64> {
     let existing = |dir: &&Path| dir.as_os_str().is_empty() || dir.exists();

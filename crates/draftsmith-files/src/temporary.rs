@@ -66,7 +66,7 @@ pub fn remove_abandoned(dir: &Path) {
     }
 }
 
-/// `DIR/.NAME.tmp` for `DIR/NAME`, then `DIR/.NAME.1.tmp` and so on.
+/// Returns `DIR/.NAME.tmp` for `DIR/NAME`, then `DIR/.NAME.1.tmp` and so on.
 fn temporary_path(path: &Path, number: usize) -> Result<PathBuf, FileError> {
     let name = path
         .file_name()
@@ -80,7 +80,7 @@ fn temporary_path(path: &Path, number: usize) -> Result<PathBuf, FileError> {
     Ok(path.with_file_name(temporary))
 }
 
-/// Whether an open file still has this path.
+/// Returns whether an open file still has this path.
 fn is_at(file: &File, path: &Path) -> bool {
     let (open, named) = (file.metadata(), fs::metadata(path));
     open.is_ok_and(|open| named.is_ok_and(|named| is_same(&open, &named)))
@@ -92,7 +92,7 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// On other systems another process cannot rename an open file.
+/// Returns true: on other systems another process cannot rename an open file.
 #[cfg(not(unix))]
 fn is_same(_: &Metadata, _: &Metadata) -> bool {
     true
@@ -102,7 +102,7 @@ fn is_same(_: &Metadata, _: &Metadata) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// The names of the files in a directory, sorted.
+    /// Lists the names of the files in a directory, sorted.
     pub(crate) fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();

@@ -43,7 +43,7 @@ pub fn write_new(path: &Path, bytes: impl AsRef<[u8]>) -> Result<bool, FileError
     }
 }
 
-/// Like [`write_whole`], with contents written by a closure.
+/// Writes a file as [`write_whole`] does, with contents written by a closure.
 ///
 /// # Errors
 /// The closure's error, or that of creating, syncing or renaming the file. The temporary file is then
@@ -65,7 +65,7 @@ pub fn write_whole_with<E: From<FileError>>(
     written
 }
 
-/// The paths of everything in a directory, sorted.
+/// Lists the paths of everything in a directory, sorted.
 ///
 /// # Errors
 /// If the directory cannot be read.
