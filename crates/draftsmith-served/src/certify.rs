@@ -298,7 +298,8 @@ impl AnswerTo<'_> {
     }
 }
 
-/// How much less probable a token is than the best one after a prefix, by the reference.
+/// Returns how much less probable a token is than the best one after a prefix, in nats, by the reference; infinite if
+/// the token is not among the reference's most probable.
 fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result<f64, ServedError> {
     let known = best_after(reference, prefix)?;
     let best = known.iter().map(|(_, log_prob)| *log_prob).fold(f32::NEG_INFINITY, f32::max);
@@ -311,7 +312,8 @@ fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f3
     Ok(reference.complete(ask)?.known.into_iter().next().unwrap_or_default())
 }
 
-/// The gap of a tie, by how much the reference's own gaps change with what runs beside it, and the share of near ties.
+/// Measures how much the reference's own gaps change with what runs beside it. Returns the gap up to which a difference
+/// is a tie, in nats, and the share of near ties.
 fn jitter(
     reference: &dyn Completing,
     prompts: &[Vec<u32>],
@@ -342,7 +344,7 @@ fn jitter(
     Ok((tie_gap, num_near as f64 / alone.len().max(1) as f64))
 }
 
-/// The gap between the two most probable tokens; infinite if only one is known.
+/// Returns the gap between the two most probable tokens, in nats; infinite if only one is known.
 fn second_gap(known: &[(u32, f32)]) -> f64 {
     let mut sorted: Vec<f32> = known.iter().map(|(_, log_prob)| *log_prob).collect();
     sorted.sort_by(|one, other| other.total_cmp(one));

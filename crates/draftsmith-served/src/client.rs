@@ -129,7 +129,7 @@ impl Servers {
         self.is_given_up.load(Ordering::SeqCst)
     }
 
-    /// A response, or after all retries why there is none.
+    /// Requests a response from the servers; after all retries, the error says why there is none.
     pub(super) fn complete(
         &self,
         ask: &Ask,
@@ -185,7 +185,8 @@ impl Servers {
         }
     }
 
-    /// The rest that requests wait for, if no server is usable.
+    /// Returns the rest that requests wait for, if all servers rest: the one that ends first. `None` if
+    /// a server is usable.
     pub(super) fn waiting(&self) -> Option<ServerRest> {
         let servers = self.servers.lock().expect(HELD);
         let now = Instant::now();
@@ -280,7 +281,7 @@ impl Servers {
         Err(Failure { why: format!("answered {status}: {why}"), hint, kind })
     }
 
-    /// The failure of a request whose answer cannot be used.
+    /// Describes the failure of a request whose answer cannot be used.
     fn unusable<R: Read>(&self, problem: Unusable, body: &BoundedBody<R>, ask: &Ask) -> Failure {
         let (what, hint) = match problem {
             Unusable::Broken(error) => return unanswered(&error.into()),
@@ -337,7 +338,7 @@ impl ServerState {
     }
 }
 
-/// The wait that a header `retry-after` requests: seconds or a date.
+/// Parses the wait that a header `retry-after` requests: seconds or a date.
 fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
     let value = std::str::from_utf8(value).ok()?.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -347,13 +348,13 @@ fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// A request that got no answer.
+/// Describes the failure of a request that got no answer.
 fn unanswered(error: &ureq::Error) -> Failure {
     let (why, hint) = unanswered_text(error);
     Failure { why, hint, kind: FailureKind::Temporary(None) }
 }
 
-/// Why a server did not answer, and a hint.
+/// Explains why a server did not answer, and gives a hint.
 pub(super) fn unanswered_text(error: &ureq::Error) -> (String, &'static str) {
     match error {
         ureq::Error::Timeout(_) => (

@@ -36,19 +36,20 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The entry of a response that the server's content filter stopped, so that it is not requested
-    /// again.
+    /// Creates the entry of a response that the server's content filter stopped, so that it is not
+    /// requested again.
     pub(super) fn filtered(id: &str, request: String) -> Self {
         let (id, finish_reason) = (id.to_owned(), FILTERED.to_owned());
         Self { id, request, response_ids: Vec::new(), finish_reason, known: None }
     }
 
-    /// Whether the server's content filter stopped the response.
+    /// Returns whether the server's content filter stopped the response.
     pub(super) fn is_filtered(&self) -> bool {
         self.finish_reason == FILTERED
     }
 
-    /// Whether a target with this vocabulary can have produced it. The file may have been edited.
+    /// Returns whether a target with this vocabulary can have produced the response. The file may
+    /// have been edited.
     pub(super) fn is_sound(&self, vocab_size: usize) -> bool {
         let knows = |id: &u32| (*id as usize) < vocab_size;
         let is_log_prob = |(id, log_prob): &(u32, f32)| {
@@ -112,7 +113,7 @@ impl Journal {
         }
     }
 
-    /// The requests that have responses.
+    /// Yields the requests that have responses.
     pub(super) fn requests(&self) -> impl Iterator<Item = &str> {
         self.lines.keys().map(String::as_str)
     }
@@ -131,7 +132,7 @@ impl Journal {
         Ok(())
     }
 
-    /// A request's response, if there is one.
+    /// Reads a request's response, if there is one.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -24,7 +24,7 @@ pub(super) const SLACK: f64 = 0.01;
 const LEAST: f32 = -9999.0;
 const NO_IDS: &str = "log-probabilities without token ids";
 
-/// The distribution of a position whose token is `id`, if `num_requested` log-probabilities were requested.
+/// Builds the distribution of a position whose token is `id`, if `num_requested` log-probabilities were requested.
 pub(super) fn top_probs(id: u32, known: KnownTokens, num_requested: usize) -> TopProbs {
     if known.is_empty() { TopProbs::unknown(id) } else { TopProbs::new(known, num_requested) }
 }
@@ -41,7 +41,7 @@ pub(super) struct LogProbLists {
 }
 
 impl LogProbLists {
-    /// The known part of each position's distribution. llama.cpp omits tokens that end within a character.
+    /// Reads the known part of each position's distribution. llama.cpp omits tokens that end within a character.
     ///
     /// # Errors
     /// If nothing is known at any position, log-probabilities belong to other tokens, or they are not a
@@ -244,7 +244,7 @@ fn read_vllm(
     positions.each().zip(own.iter().zip(ids)).map(one).collect()
 }
 
-/// The most probable tokens, followed by the response's token if it is not among them.
+/// Returns the most probable tokens, followed by the response's token if it is not among them.
 fn with_own(top: &[(u32, f32)], own: (u32, f32)) -> Result<KnownTokens, String> {
     let (mut known, mut ids) = (Vec::with_capacity(top.len() + 1), HashSet::new());
     for (id, log_prob) in top.iter().chain([&own]) {

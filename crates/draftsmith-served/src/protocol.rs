@@ -37,7 +37,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// The request's body, with the prompt as token ids or text.
+    /// Builds the request's body, with the prompt as token ids or text.
     pub(super) fn body(&self, ask: &Ask, prompt: Value) -> Vec<u8> {
         let Sampling { temperature, top_p, top_k, min_p } = self.decoding.sampling();
         let penalty = self.decoding.repetition_penalty;
@@ -72,7 +72,7 @@ impl Terms {
         body.to_string().into_bytes()
     }
 
-    /// A hash of everything that the response depends on.
+    /// Hashes everything that the response depends on.
     pub(super) fn identity(&self, ask: &Ask) -> String {
         let all = json!({
             "request": hash_bytes(&self.body(ask, json!(ask.prompt_ids))),

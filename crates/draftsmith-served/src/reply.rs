@@ -25,8 +25,8 @@ const LOG_PROB_BYTES: u64 = 384;
 /// Length of the beginning that we keep for messages.
 const START_BYTES: usize = 4096;
 
-/// The length in bytes that no answer to a request exceeds. Parsing takes less than ten times as much
-/// memory.
+/// Returns an upper bound on the length of an answer to a request, in bytes. Parsing takes less than
+/// ten times as much memory.
 pub(super) fn most_bytes(ask: &Ask, terms: &Terms) -> u64 {
     let log_probs = terms.log_probs.map_or(0, |num| LOG_PROB_BYTES * (num as u64 + 1));
     OTHER_BYTES
@@ -49,7 +49,7 @@ impl<R: Read> BoundedBody<R> {
         Self { inner, most, num_read: 0, start: Vec::new(), is_over: false, is_at_end: false }
     }
 
-    /// The beginning of what was read, and whether more may follow.
+    /// Returns the beginning of what was read, and whether more may follow.
     pub(super) fn start(&self) -> (&[u8], bool) {
         (&self.start, !self.is_at_end || self.num_read > self.start.len() as u64)
     }

@@ -20,7 +20,7 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// The response that a completion gives.
+    /// Converts a completion to a response.
     ///
     /// # Errors
     /// If the completion has no tokens of the target, or too few.
@@ -107,8 +107,8 @@ fn cut_at_end(
     (ids.split_off(ask.prompt_ids.len()), finish)
 }
 
-/// Whether a server's name for its model can mean the requested one. Servers answer with the requested name,
-/// or with a path or a file that ends in it.
+/// Returns whether a server's name for its model can mean the requested one. Servers answer with the requested name, or
+/// with a path or a file that ends in it.
 fn is_same_model(answered: &str, requested: &str) -> bool {
     let base = |name: &str| {
         let name = name.trim_end_matches('/').rsplit(['/', '\\']).next().unwrap_or(name);

@@ -25,7 +25,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A token; `None` if it cannot be sent.
+    /// Creates the secret of a bearer token; `None` if it cannot be sent.
     pub fn new(token: &str) -> Option<Self> {
         let header = HeaderValue::from_str(&format!("Bearer {token}")).ok();
         let mut header = header.filter(|header| header.to_str().is_ok())?;
@@ -53,13 +53,13 @@ impl Secret {
         self.header.as_ref()
     }
 
-    /// A message on one line, without the token.
+    /// Puts a message on one line and masks the token in it.
     pub(super) fn clean(&self, message: &str) -> String {
         self.masked(message, false, MOST_SAID)
     }
 
-    /// The beginning of what a server said, in backticks. If it was cut (`is_cut`), its end may be the
-    /// beginning of the token.
+    /// Quotes the beginning of what a server said in backticks, with the token masked. If it was cut
+    /// (`is_cut`), its end may be the beginning of the token.
     pub(super) fn quote(&self, said: &[u8], is_cut: bool) -> String {
         format!("`{}`", self.masked(&String::from_utf8_lossy(said), is_cut, MOST_QUOTED))
     }
@@ -91,8 +91,8 @@ impl Secret {
     }
 }
 
-/// The length of `hidden` at the beginning of a text, where each byte may be escaped; `None` if the text
-/// begins otherwise.
+/// Returns the length in bytes of `hidden` at the beginning of a text, where each byte may be escaped;
+/// `None` if the text begins otherwise.
 fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
     if text.starts_with(hidden) {
         return Some(hidden.len());
@@ -114,7 +114,8 @@ fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
     Some(text.len() - rest.len())
 }
 
-/// The length of a byte at the beginning of a text: plain or escaped, as in JSON, URLs and HTML.
+/// Returns the length of a byte at the beginning of a text: plain or escaped, as in JSON, URLs and HTML.
+/// `None` if the text begins otherwise.
 fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
     let is_next = |form: &[u8]| {
         text.get(..form.len())
@@ -142,7 +143,7 @@ fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
     escape().or_else(|| is_next(&[byte]))
 }
 
-/// HTML's name of a byte; empty if it has none.
+/// Returns HTML's name of a byte; empty if it has none.
 fn named_entity(byte: u8) -> &'static str {
     match byte {
         b'&' => "&amp;",
@@ -153,7 +154,7 @@ fn named_entity(byte: u8) -> &'static str {
     }
 }
 
-/// The characters that base64 makes of a text's bytes and nothing else, if `shift` bytes precede it.
+/// Returns the characters that base64 makes only of a text's bytes, if `shift` bytes precede it.
 fn base64_core(text: &[u8], shift: usize) -> Vec<u8> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bit = |at: usize| usize::from(text[at / 8] >> (7 - at % 8) & 1);

@@ -54,13 +54,13 @@ pub struct TargetSettings {
 
 /// Shows a job's user what servers do, and says when to stop.
 pub trait Listener {
-    /// Whether to stop. What was requested by then is still awaited and kept.
+    /// Returns whether to stop. What was requested by then is still awaited and kept.
     fn is_interrupted(&self) -> bool;
-    /// All responses to another prompt are there.
+    /// Reports that all responses to another prompt are there.
     fn advance(&self);
-    /// A line for the user.
+    /// Shows a line to the user.
     fn note(&self, line: &str);
-    /// All requests wait for a server; `None` once they go on.
+    /// Reports that all requests wait for a server; `None` once they go on.
     fn wait(&self, wait: Option<Wait>);
 }
 
@@ -291,8 +291,8 @@ impl Served {
         Ok(())
     }
 
-    /// A conversation's next request that the journal does not answer; `None` if all its turns are
-    /// answered.
+    /// Finds a conversation's next request that the journal does not answer; `None` if there is none,
+    /// or a content filter ended the conversation.
     fn next_ask<P, E: From<ServedError>>(
         &mut self,
         conversation: &mut OpenConversation<P>,
@@ -329,13 +329,13 @@ impl Served {
         self.filtered.len()
     }
 
-    /// Whether a content filter stopped the response to a row.
+    /// Returns whether a content filter stopped the response to a row.
     pub fn is_filtered(&self, id: &str) -> bool {
         self.filtered.contains(id)
     }
 
-    /// The journal's response to a request. Edited entries that the target cannot have produced are
-    /// ignored, so that we request them again.
+    /// Reads the journal's response to a request. Edited entries that the target cannot have produced
+    /// are ignored, so that we request them again.
     fn written(&self, ask: &Ask) -> Result<Option<Entry>, ServedError> {
         let entry = self.journal.get(&self.terms.identity(ask))?;
         Ok(entry.filter(|entry| entry.is_sound(self.terms.vocab_size)))
@@ -350,7 +350,7 @@ impl Served {
         Ask { id, prompt_ids, max_tokens: room.min(self.target.max_new_tokens), seed }
     }
 
-    /// The response to a turn.
+    /// Reads the response to a turn from the journal.
     ///
     /// # Errors
     /// If it was never requested, or cannot be read back.

@@ -71,19 +71,19 @@ impl Default for ServerRecipe {
 }
 
 impl ServerRecipe {
-    /// The number of log-probabilities to request per token with this decoding; None if labels do not
-    /// need them.
+    /// Returns the number of log-probabilities to request per token with this decoding; None if
+    /// labels do not need them.
     pub fn log_probs(&self, decoding: &Decoding) -> Option<usize> {
         let are_needed = self.labels == ServerLabels::Server && !decoding.is_greedy();
         are_needed.then_some(self.logprobs)
     }
 
-    /// Whether labels come from the target's weights.
+    /// Returns whether labels come from the target's weights.
     pub fn takes_weights(&self) -> bool {
         self.labels == ServerLabels::Weights
     }
 
-    /// Timeout of a request.
+    /// Returns the timeout of a request.
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs_f64(self.timeout_s)
     }

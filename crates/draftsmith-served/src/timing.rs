@@ -65,7 +65,7 @@ pub struct SpeculationCounters {
 }
 
 impl SpeculationCounters {
-    /// The counts since an earlier moment; `None` if a counter fell, as after a restart.
+    /// Subtracts the counts at an earlier moment; `None` if a counter fell, as after a restart.
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         let fell = self.num_rounds < earlier.num_rounds
             || self.num_drafted < earlier.num_drafted
@@ -79,7 +79,7 @@ impl SpeculationCounters {
 }
 
 impl TimedServer {
-    /// A server by its address up to `/v1`, and its model: the given one, or the first of its list.
+    /// Opens a server by its address up to `/v1`, with the given model or the first that it lists.
     ///
     /// # Errors
     /// If it cannot be reached, or lists no model.
@@ -225,7 +225,7 @@ impl TimedServer {
         })
     }
 
-    /// The server's own counts of speculation; `None` if it shows none.
+    /// Reads the server's own counts of speculation; `None` if it shows none.
     ///
     /// # Errors
     /// If it cannot be reached.
@@ -252,7 +252,7 @@ impl TimedServer {
         Ok(String::from_utf8_lossy(&self.page(&mut response)?).into_owned())
     }
 
-    /// The body of an answer, if its status is a success.
+    /// Reads the body of an answer, if its status is a success.
     fn page(&self, response: &mut Response<Body>) -> Result<Vec<u8>, ServedError> {
         let status = response.status().as_u16();
         let mut page = Vec::new();
@@ -299,7 +299,7 @@ impl TimedServer {
 const TRY_AGAIN: &str = "check that it is running, and run the same command again";
 const NOT_OPENAI: &str = "check that the address is that of OpenAI's `/v1`";
 
-/// The sums over all labels of the counters of vLLM, llama.cpp and TensorRT-LLM.
+/// Sums the counters of vLLM, llama.cpp and TensorRT-LLM over all labels.
 fn counted(page: &str) -> SpeculationCounters {
     let mut counters = SpeculationCounters::default();
     for line in page.lines().filter(|line| !line.starts_with('#')) {

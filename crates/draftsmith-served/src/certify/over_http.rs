@@ -18,7 +18,7 @@ pub struct ServerEnd {
 }
 
 impl ServerEnd {
-    /// A server by its settings; `target` reads its tokens.
+    /// Creates the client of the server that these settings describe; `target` reads its tokens.
     pub fn new(recipe: &ServerRecipe, secret: Secret, target: TargetSettings) -> Self {
         Self { servers: Servers::new(recipe, secret), model: recipe.model.clone(), target }
     }

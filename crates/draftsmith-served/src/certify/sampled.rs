@@ -185,8 +185,9 @@ struct Node {
 }
 
 impl Sampling<'_> {
-    /// The prompts whose answers say most: those that stay on common prefixes whose next tokens are open. Along the most
-    /// probable answer it is the chance to reach each prefix times the chance to leave it there.
+    /// Chooses the prompts whose answers say most: those that stay on common prefixes whose next tokens are uncertain.
+    /// The measure sums, along the most probable answer, the chance to reach each prefix times the chance to leave it
+    /// there.
     fn choose(&self, prompts: &[Vec<u32>]) -> Result<Vec<usize>, ServedError> {
         let num_tokens = self.plan.num_candidates + 2;
         let ask =
@@ -211,7 +212,7 @@ impl Sampling<'_> {
         Ok(order)
     }
 
-    /// The tests of a prompt's answers, and the prefixes.
+    /// Draws the server's answers to a prompt and tests them. Returns the tests and the tested prefixes.
     fn tests(
         &self,
         number: usize,
@@ -254,7 +255,8 @@ impl Sampling<'_> {
         Ok((self.judge(number, &nodes, &mut draws), nodes))
     }
 
-    /// End tokens are one token: servers choose among them by their own lists.
+    /// Replaces every end token by the first, so that they count as one token: servers choose among them by their own
+    /// lists.
     fn joined(&self, id: u32) -> u32 {
         let ends = &self.plan.eos_token_ids;
         if ends.contains(&id) { ends[0] } else { id }
@@ -336,8 +338,9 @@ impl Sampling<'_> {
     }
 }
 
-/// The probabilities of tokens at a temperature, from their log-probabilities at temperature 1. Of the most probable ones
-/// the last is left out, so that it counts among all others: rounding may exchange it with the next.
+/// Computes the probabilities of tokens at a temperature from their log-probabilities at temperature 1. If only the
+/// `top_k` most probable tokens are drawn from, the last of them is left out, so that it counts among all others:
+/// rounding may exchange it with the next.
 fn drawn_from(
     mut known: Vec<(u32, f32)>,
     temperature: f64,
@@ -375,7 +378,8 @@ impl Fit {
 }
 
 impl Node {
-    /// The cells of a prefix: tokens that are expected often enough, and all others as one. `None` if one cell is left.
+    /// Divides the tokens after a prefix into cells: tokens that are expected often enough, and all others as one.
+    /// `None` if one cell is left.
     fn of(prefix: &[u32], next: &[u32], probs: &BTreeMap<u32, f64>) -> Option<Self> {
         let num = next.len() as f64;
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
@@ -420,7 +424,7 @@ impl Node {
         fit
     }
 
-    /// Counts of as many tokens of the reference's distribution.
+    /// Simulates as many tokens from the reference's distribution as the prefix has, and counts them by cell.
     fn simulate(&self, draws: &mut SeededDraws) -> Vec<usize> {
         // One cell after another, each a share of what is left.
         let (mut left, mut mass) = (self.num(), 1.0);
@@ -439,7 +443,8 @@ impl Node {
         counts
     }
 
-    /// The total variation that a test at level 0.001 finds with probability 0.9, from the number of cells.
+    /// Computes the total variation that a test at level 0.001 finds with probability 0.9, from the numbers of cells
+    /// and tokens.
     fn detectable(&self) -> f64 {
         // λ of the non-central χ² by degrees of freedom, for this level and power.
         const LAMBDA: [(f64, f64); 7] = [
