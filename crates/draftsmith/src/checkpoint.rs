@@ -30,7 +30,7 @@ impl Model {
         Self::load_as(dir, WeightDtype::F32, device)
     }
 
-    /// [`Model::load`], computing in `dtype`: bf16 is for GPUs.
+    /// Loads a model as [`Model::load`] does, but computes in `dtype`: bf16 is for GPUs.
     ///
     /// # Errors
     /// As there.
@@ -52,7 +52,7 @@ impl Model {
         Ok(Self { dir: dir.to_path_buf(), network, tokenizer, chat_format, hash: Arc::default() })
     }
 
-    /// The same model with another chat template: `vicuna`, `llama-2`, `alpaca`, a Jinja file, or `none` for
+    /// Returns the same model with another chat template: `vicuna`, `llama-2`, `alpaca`, a Jinja file, or `none` for
     /// only the last user message.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Model {
         &self.tokenizer
     }
 
-    /// The token ids of a conversation up to where the answer begins.
+    /// Encodes a conversation as token ids, up to where the answer begins.
     ///
     /// # Errors
     /// If the model has no chat template, or the template fails.
@@ -80,8 +80,8 @@ impl Model {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
-    /// The hash of `config.json` and the weights, by which heads and adapters name their models. Computed
-    /// once, from the files.
+    /// Returns the hash of `config.json` and the weights, by which heads and adapters name their models. Computed once,
+    /// from the files.
     ///
     /// # Errors
     /// If a file cannot be read.

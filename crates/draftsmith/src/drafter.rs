@@ -40,29 +40,30 @@ impl From<Source> for Drafter {
 }
 
 impl Drafter {
-    /// A separate, smaller model with the target's tokenizer.
+    /// Creates a drafter that runs a separate, smaller model with the target's tokenizer.
     pub fn model(draft: &Model) -> Self {
         Source::Model(Box::new(draft.clone())).into()
     }
 
-    /// A self-draft adapter (Kangaroo) in a directory: the target's first layers draft. A head in the
-    /// directory's `head` is used.
+    /// Creates a drafter from the self-draft adapter (Kangaroo) in a directory: the target's first
+    /// layers draft. A head in the directory's `head` is used.
     pub fn adapter(dir: impl Into<PathBuf>) -> Self {
         Source::Adapter(dir.into()).into()
     }
 
-    /// Prompt lookup (Max-Gram), which proposes what followed the same tokens earlier in the text.
+    /// Creates a drafter by prompt lookup (Max-Gram), which proposes what followed the same tokens
+    /// earlier in the text.
     pub fn prompt_lookup(config: MaxGramConfig) -> Self {
         Source::Lookup(config).into()
     }
 
-    /// The same drafter with the acceptance head in a directory.
+    /// Adds the acceptance head in a directory to the drafter.
     #[must_use]
     pub fn with_head(self, dir: impl Into<PathBuf>) -> Self {
         Self { head: Some(dir.into()), ..self }
     }
 
-    /// The same drafter after a look-up: it drafts only where the look-up finds nothing.
+    /// Adds a look-up before the drafter, which then drafts only where the look-up finds nothing.
     #[must_use]
     pub fn after_lookup(self, first: LookupFirst) -> Self {
         Self { lookup_first: Some(first), ..self }
@@ -103,7 +104,7 @@ impl LoadedDrafter {
         Self { parts, context, max_candidates: 20, head: None, lookup_first: None, tuned }
     }
 
-    /// The rule that `draftsmith tune` wrote for this way of decoding.
+    /// Finds the rule that `draftsmith tune` wrote for this way of decoding.
     pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&TunedRule> {
         let tuned = self.tuned.tuned.as_ref()?.of(decoding)?;
         let penalty = decoding.repetition_penalty;

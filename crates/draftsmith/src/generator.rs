@@ -80,7 +80,8 @@ impl Generated {
 }
 
 impl Generator {
-    /// Greedy decoding of up to 128 new tokens, without a drafter. A text ends at the model's end tokens.
+    /// Creates a generator for greedy decoding of up to 128 new tokens, without a drafter. A text ends at the model's
+    /// end tokens.
     pub fn new(target: &Model) -> Self {
         let limits = Limits::new(128, target.network().shape().eos_token_ids.clone());
         let (target, decoding) = (target.clone(), Decoding::GREEDY);
@@ -183,7 +184,7 @@ impl Generator {
         }
     }
 
-    /// The most tokens of a sequence that begins with `len` tokens.
+    /// Returns the maximum length, in tokens, of a sequence that begins with `len` tokens.
     pub(crate) fn capacity(&self, len: usize) -> usize {
         let context = self.drafter.as_ref().map_or(usize::MAX, |drafter| drafter.context);
         let longest = len.saturating_add(self.limits.max_new_tokens).saturating_add(1);

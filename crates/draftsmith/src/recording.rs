@@ -10,8 +10,8 @@ use crate::Error;
 use crate::generator::{Generator, PromptInput};
 
 impl Generator {
-    /// The target's answers to prompts as training rows, named `SOURCE#0`, `SOURCE#1` and so on. An adapter is
-    /// trained on them as they are, a head with [`Generator::record`] and
+    /// Generates the target's answers to prompts as training rows, named `SOURCE#0`, `SOURCE#1` and so on. An adapter
+    /// is trained on them as they are, a head with [`Generator::record`] and
     /// [`rollout_rows`](draftsmith_train::rollout_rows).
     ///
     /// # Errors

@@ -33,13 +33,13 @@ enum RuleForm {
 }
 
 impl Rule {
-    /// A stop rule of your own.
+    /// Wraps a stop rule of your own.
     pub fn custom(rule: impl StopRule + Send + 'static) -> Self {
         Self(RuleForm::Custom(Box::new(rule)))
     }
 
-    /// The most candidates of a round, by default 20, and 6 for an adapter. Rules with bounds of their own
-    /// are unchanged: fixed lengths, rules from a configuration and custom ones.
+    /// Sets the most candidates of a round, by default 20, and 6 for an adapter. Rules with bounds of their own are
+    /// unchanged: fixed lengths, rules from a configuration and custom ones.
     #[must_use]
     pub fn with_max_candidates(self, most: usize) -> Self {
         match self.0 {
@@ -48,12 +48,12 @@ impl Rule {
         }
     }
 
-    /// The rule of a drafter that nobody chose one for.
+    /// Returns the rule for a drafter whose user chose none.
     pub(crate) fn by_default(has_head: bool) -> Self {
         StopRuleConfig::by_default(has_head).into()
     }
 
-    /// The rule, with at most `most` candidates unless it says so itself. A rule of the table is kept in
+    /// Builds the rule, with at most `most` candidates unless it sets its own limit. A rule of the table is kept in
     /// `place`.
     pub(crate) fn init<'r>(
         &'r mut self,
