@@ -24,9 +24,8 @@ use draftsmith_theory::{Decoding, DrafterId, Lenience, RoundEnd, StopRuleConfig,
 use chain_rules::ChainRules;
 use drafting::CascadeRound;
 
-use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, Drafter, LookUp, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::max_gram::MaxGramDraft;
 use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
 use crate::target::{Target, TargetLayers};
@@ -72,7 +71,7 @@ pub(crate) struct Cascade<'m, T> {
     /// The drafters with models, largest first.
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
     /// Prompt lookup, the smallest drafter.
-    lookup: Option<MaxGramDraft<'m>>,
+    lookup: Option<Box<dyn LookUp<T> + 'm>>,
     /// Builds the stop rules of a sequence's chains.
     init_rules: Box<dyn Fn() -> ChainRules + 'm>,
     /// The stop rules of each slot's chains.
@@ -88,7 +87,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         id: DrafterId,
         config: CascadeConfig,
         models: Vec<Box<dyn StepDrafter<T> + 'm>>,
-        lookup: Option<MaxGramDraft<'m>>,
+        lookup: Option<Box<dyn LookUp<T> + 'm>>,
     ) -> Self {
         let num_drafters = models.len() + usize::from(lookup.is_some());
         for lengths in [&config.greedy, &config.sampled] {

@@ -11,7 +11,6 @@ use draftsmith_theory::{
 };
 
 use crate::error::DecodeError;
-use crate::max_gram::MaxGramDraft;
 use crate::session::ModelSession;
 
 /// Proposes tokens for the sequence in each slot of a target. Each method gets the target, because a
@@ -134,6 +133,21 @@ pub trait StepDrafter<T>: Drafter<T> {
     }
 }
 
+/// A drafter that copies candidates from text. They are certain, so it has no distribution.
+pub trait LookUp<T>: Drafter<T> {
+    /// The drafter's name.
+    fn id(&self) -> DrafterId;
+
+    /// Appends up to `most` tokens to the sequence of a slot, no further than an end token, and returns them.
+    fn look_up(
+        &mut self,
+        slot: usize,
+        tokens: &mut Vec<u32>,
+        most: usize,
+        eos_token_ids: &[u32],
+    ) -> Vec<u32>;
+}
+
 /// A drafter whose target is a model on this machine.
 pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
     /// The drafter's steps; `None` if it does not draft step by step.
@@ -152,7 +166,7 @@ pub enum Member<'m> {
     /// It drafts step by step.
     Steps(Box<dyn StepDrafter<ModelSession<'m>> + 'm>),
     /// It looks tokens up.
-    LookUp(MaxGramDraft<'m>),
+    LookUp(Box<dyn LookUp<ModelSession<'m>> + 'm>),
     /// It cannot be part of another drafter.
     Neither,
 }

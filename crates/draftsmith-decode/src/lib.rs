@@ -58,7 +58,7 @@ mod tree_draft;
 pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
 pub use decode::{decode_many, decode_plain, decode_speculative};
 pub use drafter::{
-    DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, NoDrafter, StepDrafter,
+    DraftRound, DraftRow, DraftStep, Drafter, LookUp, Member, ModelDrafter, NoDrafter, StepDrafter,
 };
 pub use eagle3_draft::{Eagle3Draft, Eagle3Parts};
 pub use error::DecodeError;

@@ -11,7 +11,7 @@ use draftsmith_theory::{
     MaxGramConfig, Proposal, SignalNeeds,
 };
 
-use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter};
+use crate::drafter::{DraftRound, Drafter, LookUp, Member, ModelDrafter};
 use crate::error::DecodeError;
 use crate::registry::{DrafterParts, Sizes};
 
@@ -35,11 +35,6 @@ impl<'m> MaxGramDraft<'m> {
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
         self
-    }
-
-    /// The drafter's name.
-    pub(crate) fn id(&self) -> DrafterId {
-        self.id
     }
 
     /// Proposes what follows in the text, until the draft phase is over.
@@ -70,23 +65,11 @@ impl<'m> MaxGramDraft<'m> {
     /// found.
     pub(crate) fn propose_up_to(&mut self, most: usize, round: &mut DraftRound<'_>) -> usize {
         let DraftRound { slot, tokens, proposal, limits, .. } = round;
-        let found = self.look_up(*slot, tokens, most.min(limits.room), limits.eos_token_ids);
+        let most = most.min(limits.room);
+        let found = LookUp::<()>::look_up(self, *slot, tokens, most, limits.eos_token_ids);
         found.iter().for_each(|token| proposal.push_next(*token, DrawnFrom::OneHot));
         proposal.forwards.add(self.id, found.len());
         found.len()
-    }
-
-    /// Appends up to `most` looked-up tokens to a sequence, no further than an end token, and returns
-    /// them.
-    pub(crate) fn look_up(
-        &mut self,
-        slot: usize,
-        tokens: &mut Vec<u32>,
-        most: usize,
-        eos_token_ids: &[u32],
-    ) -> Vec<u32> {
-        let num_found = self.slots[slot].extend(tokens, self.bigrams, most, eos_token_ids);
-        tokens[tokens.len() - num_found..].to_vec()
     }
 }
 
@@ -133,9 +116,26 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
     }
 }
 
+impl<T> LookUp<T> for MaxGramDraft<'_> {
+    fn id(&self) -> DrafterId {
+        self.id
+    }
+
+    fn look_up(
+        &mut self,
+        slot: usize,
+        tokens: &mut Vec<u32>,
+        most: usize,
+        eos_token_ids: &[u32],
+    ) -> Vec<u32> {
+        let num_found = self.slots[slot].extend(tokens, self.bigrams, most, eos_token_ids);
+        tokens[tokens.len() - num_found..].to_vec()
+    }
+}
+
 impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {
     fn into_member(self: Box<Self>) -> Member<'m> {
-        Member::LookUp(*self)
+        Member::LookUp(self)
     }
 }
 

@@ -13,7 +13,10 @@ use serde_json::{Value, json};
 
 use self::trend::trend;
 use crate::error::{ReportError, Result};
-use crate::results::{ALL_CATEGORIES, GroupSummary, HeadRace, ResultRow, in_order};
+use crate::results::{
+    ALL_CATEGORIES, FilledBlock, FilledRow, FilledTable, GroupSummary, HeadRace, ResultRow,
+    in_order,
+};
 
 pub use self::shown::render_papers;
 
@@ -105,42 +108,6 @@ pub struct Published {
     pub columns: Option<Vec<String>>,
     /// The figures by row and column; NaN where there is none.
     pub figures: Vec<Vec<f64>>,
-}
-
-/// A table with its figures.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FilledTable {
-    /// As in [`PaperTable`].
-    pub title: String,
-    /// As in [`PaperTable`].
-    pub note: String,
-    /// Measured figures, then published ones.
-    pub blocks: Vec<FilledBlock>,
-    /// How many comparisons of two rows come out as published, and the one that differs most; empty if no two
-    /// can be compared.
-    pub trend: String,
-}
-
-/// Figures of one measurement.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FilledBlock {
-    /// What was measured.
-    pub name: String,
-    /// Whether the figures are the paper's.
-    pub is_published: bool,
-    /// The names of columns.
-    pub columns: Vec<String>,
-    /// The rows.
-    pub rows: Vec<FilledRow>,
-}
-
-/// A row of figures.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FilledRow {
-    /// Its name.
-    pub name: String,
-    /// Its figures; null where there is none.
-    pub figures: Vec<Option<f64>>,
 }
 
 impl PaperTable {

@@ -24,7 +24,7 @@ use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
 use crate::error::Result;
-use crate::paper::FilledTable;
+use crate::results::FilledTable;
 use crate::results::{EvaluationSummary, Group, Replay, ResultRow, groups, in_order};
 use crate::table::{explained, results_table, standard_table};
 use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, times, typeset};

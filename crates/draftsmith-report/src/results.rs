@@ -33,8 +33,9 @@ pub use replay::{
     HeadOverOnline, HeadPredictions, LogLosses, LookUps, Replay, ReplayGroup, ReplayRow,
 };
 pub use summary::{
-    CostSummary, DatasetSummary, EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome,
-    PromiseSummary, RuleReads, Version, summary_to_json,
+    CostSummary, DatasetSummary, EvaluationSummary, FilledBlock, FilledRow, FilledTable,
+    GroupSummary, ModelSummary, PromiseOutcome, PromiseSummary, RuleReads, Version,
+    summary_to_json,
 };
 pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
 

@@ -10,7 +10,7 @@ use draftsmith_theory::{
 
 use super::Cascade;
 use super::chain_rules::ChainRule;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep};
 use crate::error::DecodeError;
 use crate::target::Target;
 
@@ -268,8 +268,7 @@ impl<T: Target> Cascade<'_, T> {
     /// Makes the drafters forget everything but the accepted tokens.
     pub(super) fn forget(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.models.iter_mut().for_each(|model| model.commit(slot, num_standing, path));
-        let lookup = self.lookup.as_mut();
-        lookup.into_iter().for_each(|it| Drafter::<T>::commit(it, slot, num_standing, path));
+        self.lookup.iter_mut().for_each(|it| it.commit(slot, num_standing, path));
     }
 }
 

@@ -280,7 +280,8 @@ fn every_step_inside_a_cascade_equals_a_fresh_pass_and_greedy_output_is_the_targ
             let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
             let id = DrafterId::named("cascade");
             let config = CascadeConfig::new(lengths);
-            let mut cascade = Cascade::new(id, config, vec![Box::new(compared)], Some(lookup));
+            let mut cascade =
+                Cascade::new(id, config, vec![Box::new(compared)], Some(Box::new(lookup)));
             let rule = &mut *fixed(6).init().expect("valid");
             let found = greedy(&mut target, &mut cascade, rule, &prompt, limits);
             assert_eq!(found.token_ids, plain.token_ids);

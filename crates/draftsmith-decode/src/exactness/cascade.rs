@@ -15,7 +15,7 @@ use super::tables::{Advanced, Advancing, Anew, Asked, Drafting, StopMap, Table};
 use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, LookUp, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 use crate::sequence::{Generation, Request};
@@ -70,7 +70,7 @@ fn cascade<T: Target>(
     rules: &[Option<StopRuleConfig>],
 ) -> Cascade<'static, T> {
     let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, super::tables::NUM_SLOTS);
-    let lookup = (lengths.len() > models.len()).then_some(lookup);
+    let lookup = (lengths.len() > models.len()).then(|| Box::new(lookup) as Box<dyn LookUp<_>>);
     let config = CascadeConfig { lenience, rules: rules.to_vec(), ..CascadeConfig::new(lengths) };
     Cascade::new(ID, config, models, lookup)
 }

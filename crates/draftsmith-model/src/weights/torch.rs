@@ -7,7 +7,6 @@
 
 #[cfg(test)]
 mod tests;
-mod write;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +14,6 @@ use std::path::Path;
 use pytorch_reader::{DType, FileFormat, PytorchError, PytorchReader};
 use safetensors::Dtype;
 
-pub(crate) use self::write::write_torch;
 use super::stored::{Place, StoredTensor};
 use crate::error::ModelError;
 

@@ -1,5 +1,7 @@
 //! Writes safetensors files atomically. The same tensors give the same bytes.
 
+mod torch;
+
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -11,6 +13,7 @@ use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub(crate) use self::torch::write_torch;
 use super::read::WeightReader;
 use crate::error::{ModelError, read_json};
 

@@ -2,7 +2,7 @@
 
 use minijinja::context;
 
-use super::{FilledBlock, FilledRow, FilledTable};
+use crate::results::{FilledBlock, FilledRow, FilledTable};
 use crate::text::{WIDTH, typeset, width_of, wrapped};
 
 impl FilledTable {

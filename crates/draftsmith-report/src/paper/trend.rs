@@ -1,6 +1,6 @@
 //! Whether measured figures come out as the published ones, in a sentence.
 
-use super::FilledBlock;
+use crate::results::FilledBlock;
 
 /// Figures that differ by a smaller share count as equal.
 const EQUAL_WITHIN: f64 = 0.01;

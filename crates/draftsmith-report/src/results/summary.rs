@@ -9,7 +9,6 @@ use super::{
     nan_if_null, temperature,
 };
 use crate::error::Result;
-use crate::paper::FilledTable;
 
 /// A cost model that explains less of the variance is doubtful.
 const MIN_R_SQUARED: f64 = 0.9;
@@ -51,6 +50,42 @@ pub struct EvaluationSummary {
     /// The tables of papers that the recipe asks for.
     #[serde(default)]
     pub papers: Vec<FilledTable>,
+}
+
+/// A table of a paper with its figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilledTable {
+    /// As in [`PaperTable`](crate::PaperTable).
+    pub title: String,
+    /// As in [`PaperTable`](crate::PaperTable).
+    pub note: String,
+    /// Measured figures, then published ones.
+    pub blocks: Vec<FilledBlock>,
+    /// How many comparisons of two rows come out as published, and the one that differs most; empty if no two
+    /// can be compared.
+    pub trend: String,
+}
+
+/// Figures of one measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilledBlock {
+    /// What was measured.
+    pub name: String,
+    /// Whether the figures are the paper's.
+    pub is_published: bool,
+    /// The names of columns.
+    pub columns: Vec<String>,
+    /// The rows.
+    pub rows: Vec<FilledRow>,
+}
+
+/// A row of figures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FilledRow {
+    /// Its name.
+    pub name: String,
+    /// Its figures; null where there is none.
+    pub figures: Vec<Option<f64>>,
 }
 
 /// A library or driver and its version.

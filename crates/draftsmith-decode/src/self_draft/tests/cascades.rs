@@ -34,7 +34,7 @@ fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
                 let config = CascadeConfig::new(lengths.clone());
                 let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
                 let id = DrafterId::named("cascade");
-                let drafter = &mut Cascade::new(id, config, models, Some(lookup));
+                let drafter = &mut Cascade::new(id, config, models, Some(Box::new(lookup)));
                 let rule = &mut FixedLengthConfig { candidate_length: 9 };
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?}");

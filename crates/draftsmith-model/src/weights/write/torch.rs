@@ -8,7 +8,7 @@ use draftsmith_files::write_whole_with;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
-use super::super::write::NamedTensor;
+use super::NamedTensor;
 use crate::error::ModelError;
 
 /// Writes a file for `torch.load`, atomically, in f32.
