@@ -109,7 +109,8 @@ mod tests {
         }
     }
 
-    /// Logits of the adapter after the target's layers, and of the draft model read from files.
+    /// Computes the logits of the adapter after the target's layers, and of the draft model read
+    /// from files.
     fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
         let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
         let adapter = config.init(&Device::flex());

@@ -369,7 +369,7 @@ mod tests {
     use super::*;
     use burn::tensor::TensorData;
 
-    /// Rows of two numbers that identify the row.
+    /// Makes rows of two numbers that identify the row.
     fn example(range: Range<usize>, on_host: bool) -> Rows {
         let num_rows = range.len();
         let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();

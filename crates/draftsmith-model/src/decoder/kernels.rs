@@ -493,7 +493,7 @@ impl FewRowsOps for CubeBackend {
 }
 
 impl Pair<CubeBackend> {
-    /// Splits a norm into its scale and shift; `None` if there is no norm.
+    /// Splits a norm into its scale and shift; `None` without a norm.
     fn into_norm(self) -> Option<(CubeTensor, Option<CubeTensor>)> {
         match self {
             Self::Both(gamma, beta) => Some((gamma, Some(beta))),

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::packed::{PackedWeights, Threads};
 
-    /// Deterministic weights and rows.
+    /// Makes deterministic weights and rows.
     fn weights_and_rows(inputs: usize, outputs: usize, rows: usize) -> (PackedWeights, Vec<f32>) {
         let numbers = |len: usize| (0..len).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0);
         let weights: Vec<f32> = numbers(inputs * outputs).collect();

@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// `weight` after a round trip through a storage format.
+    /// Returns `weight` after a round trip through a storage format.
     fn rounded(weight: f32, storage: Storage) -> f32 {
         match storage {
             Storage::F32 => weight,

@@ -119,12 +119,12 @@ impl WeightReader {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)
     }
 
-    /// Returns a tensor's shape; `None` if there is no such tensor.
+    /// Returns a tensor's shape; `None` for an unknown name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|(_, stored)| stored.shape.as_slice())
     }
 
-    /// Returns a tensor's storage type; `None` if there is no such tensor.
+    /// Returns a tensor's storage type; `None` for an unknown name.
     pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
         self.tensors.get(name).map(|(_, stored)| stored.dtype)
     }
