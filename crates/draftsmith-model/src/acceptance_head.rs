@@ -79,8 +79,8 @@ impl PackedHead {
 }
 
 impl AcceptanceHead {
-    /// A copy that computes in `dtype`, for one training forward. On an autodiff device gradients
-    /// reach this head's parameters, in the parameters' type.
+    /// Returns a copy that computes in `dtype`, for one training forward. On an autodiff device gradients reach this
+    /// head's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
@@ -108,7 +108,7 @@ impl AcceptanceHead {
         self
     }
 
-    /// The two logits, reject and accept.
+    /// Computes the two logits, reject and accept.
     ///
     /// # Shapes
     /// - features: `[rows, hidden]`, and `[rows, extra]` if the head reads more
@@ -125,7 +125,7 @@ impl AcceptanceHead {
         })
     }
 
-    /// The two logits from x₀, the input of the first block.
+    /// Runs the blocks and the output layer: the two logits from x₀, the input of the first block.
     fn forward_blocks(&self, mut x: Tensor<2>) -> Tensor<2> {
         for depth in 0..self.num_layers {
             x = x.clone() + silu(self.blocks[self.stored(depth)].forward(x));
@@ -133,13 +133,13 @@ impl AcceptanceHead {
         self.output.forward(x)
     }
 
-    /// The index in `blocks` of the block at a depth. If only one is stored, the head is tied or has
+    /// Returns the index in `blocks` of the block at a depth: 0 if only one is stored, because the head is tied or has
     /// one depth.
     fn stored(&self, depth: usize) -> usize {
         if self.blocks.len() == 1 { 0 } else { depth }
     }
 
-    /// The logit of acceptance: accept minus reject, so that its sigmoid is the chance.
+    /// Computes the logit of acceptance: accept minus reject, so that its sigmoid is the acceptance probability.
     ///
     /// # Shapes
     /// - features: as for [`AcceptanceHead::forward`]
@@ -148,8 +148,8 @@ impl AcceptanceHead {
         logit_of(self.forward(features))
     }
 
-    /// U's product with embeddings, for a head that looks ahead. It depends only on the candidate's
-    /// token, so callers may cache it for [`Self::acceptance_logits`].
+    /// Multiplies embeddings by U, for a head that looks ahead. The product depends only on the candidate's token, so
+    /// callers may cache it for [`Self::acceptance_logits`].
     ///
     /// # Shapes
     /// - embedding, output: one row per candidate, of the draft's width
@@ -172,14 +172,14 @@ impl AcceptanceHead {
         }))
     }
 
-    /// Rows on the head's device and in its type: a head in f32 predicts in f32 for a drafter in bf16.
+    /// Moves rows to the head's device and casts them to its type: a head in f32 predicts in f32 for a drafter in bf16.
     fn as_read(&self, rows: &Rows) -> DeviceRows {
         let weight = self.output.weight.val();
         let rows = rows.place.clone().into_device(&weight.device());
         rows.map(|rows| rows.cast(FloatDType::from(weight.dtype())))
     }
 
-    /// [`AcceptanceHead::acceptance_logit`] for rows; each output row is one number.
+    /// Computes [`AcceptanceHead::acceptance_logit`] for rows; each output row is one number.
     ///
     /// # Shapes
     /// - hidden: one row per candidate
@@ -227,7 +227,7 @@ impl AcceptanceHead {
         }))
     }
 
-    /// The same with packed weights.
+    /// Computes [`Self::acceptance_logits`] with packed weights, from rows in host memory.
     fn run_packed(
         &self,
         packed: &PackedHead,
@@ -357,7 +357,7 @@ impl AcceptanceHead {
     }
 }
 
-/// Accept minus reject, of the two logits: `[rows, 2]` to `[rows]`.
+/// Subtracts the reject logit from the accept logit, in f32: `[rows, 2]` to `[rows]`.
 fn logit_of(logits: Tensor<2>) -> Tensor<1> {
     let logits = logits.cast(FloatDType::F32);
     let [rows, _] = logits.dims();

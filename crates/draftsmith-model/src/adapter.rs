@@ -72,19 +72,19 @@ impl AdapterArchitecture {
     pub const ALL: [Self; 4] =
         [Self::Attention, Self::MlpOnly, Self::AttentionWithHead, Self::DecoderLayer];
 
-    /// Whether a token attends to those before it.
+    /// Returns whether a token attends to those before it.
     pub fn has_attention(self) -> bool {
         self != Self::MlpOnly
     }
 
-    /// Whether it has a separate LM head.
+    /// Returns whether the adapter has a separate LM head.
     pub fn has_head(self) -> bool {
         matches!(self, Self::AttentionWithHead | Self::MlpOnly)
     }
 }
 
 impl std::fmt::Display for AdapterArchitecture {
-    /// The name in recipes and files.
+    /// Writes the name that recipes and files use.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.serialize(formatter)
     }
@@ -129,7 +129,8 @@ pub struct Adapter {
 }
 
 impl AdapterConfig {
-    /// The paper's adapter for `target` after its first `exit_layer` layers.
+    /// Configures the paper's adapter for `target` after its first `exit_layer` layers: attention,
+    /// in one layer.
     ///
     /// # Errors
     /// If no layer of the target follows `exit_layer`.
@@ -154,7 +155,7 @@ impl AdapterConfig {
         Ok(config.with_layers(1))
     }
 
-    /// The same adapter with `num_layers` layers.
+    /// Sets the number of layers.
     ///
     /// # Panics
     /// If `num_layers` is 0.
@@ -168,8 +169,8 @@ impl AdapterConfig {
         self
     }
 
-    /// The share of the held-out responses' tokens that are in its draft vocabulary, counted in
-    /// training; `None` if unknown.
+    /// Returns the share of the held-out responses' tokens that are in the draft vocabulary, as
+    /// training counted it; `None` if unknown.
     pub fn vocabulary_coverage(&self) -> Option<f64> {
         self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
     }
@@ -179,7 +180,7 @@ impl AdapterConfig {
         self.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
     }
 
-    /// The parts of each of its layers.
+    /// Specifies the parts of each layer.
     fn layer(&self) -> LayerSpec {
         let spec = &self.model.spec;
         let mlp = match self.architecture {
@@ -202,12 +203,12 @@ impl AdapterConfig {
         LayerSpec { attention, mlp, ..spec.layer(0) }
     }
 
-    /// The prefix of a layer's tensors.
+    /// Returns the prefix of the names of a layer's tensors.
     fn layer_name(&self, number: usize) -> String {
         format!("{LAYERS}.{number}")
     }
 
-    /// Its separate LM head, if it has one.
+    /// Specifies the separate LM head, if the architecture has one.
     fn own_head(&self) -> Option<LinearSpec> {
         self.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, &self.model.shape))
     }
@@ -222,7 +223,8 @@ impl AdapterConfig {
         })
     }
 
-    /// [`AdapterConfig::init`] with numbers in [0, 1) from `draw`, in the order of the tensors.
+    /// Initialises as [`AdapterConfig::init`] does, with numbers in [0, 1) from `draw`, in the
+    /// order of the tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Adapter {
         self.init_by(device, |linear| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
@@ -242,7 +244,7 @@ impl AdapterConfig {
         adapter
     }
 
-    /// The adapter with the weights of `source`.
+    /// Builds the adapter with the weights of `source`.
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
         let ModelConfig { shape, spec, .. } = &self.model;
         let layer =
@@ -259,7 +261,7 @@ impl AdapterConfig {
         })
     }
 
-    /// The number of parameters. With hidden size H, q and kv of all heads, intermediate size I and
+    /// Counts the parameters. With hidden size H, q and kv of all heads, intermediate size I and
     /// vocabulary V: a layer's attention has 2H(q + kv) + H, its MLP 3HI + H, that of "MLP only"
     /// 2H² + H, an LM head HV, and the last norm H.
     pub fn num_parameters(&self) -> usize {
@@ -310,9 +312,9 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// The same adapter with the target's weights: its layers take those of the target's layers from
-    /// `first` on, repeating the last one as needed, and its norm takes the target's final norm. The
-    /// MLP of "MLP only" stays as it is, because no layer of the target has its form.
+    /// Copies the target's weights: the layers take those of the target's layers from `first` on,
+    /// repeating the last one as needed, and the norm takes the target's final norm. The MLP of
+    /// "MLP only" stays as it is, because no layer of the target has its form.
     ///
     /// # Panics
     /// If the target has no such layer, or another shape.
@@ -328,7 +330,7 @@ impl Adapter {
         Self { stack: LayerStack { layers, norm, reaches: self.stack.reaches }, ..self }
     }
 
-    /// The same adapter with the target's LM head as its separate one, if it has one.
+    /// Copies the target's LM head into the adapter's separate one, if it has one.
     pub fn with_head_of(self, target: &CausalLm) -> Self {
         let device = self.device();
         let theirs = || Param::from_tensor(target.lm_head_weight());
@@ -342,7 +344,7 @@ impl Adapter {
         self.draft_vocabulary.as_ref()
     }
 
-    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         let device = self.device();
         let place = match (&self.stack.layers[0].attention, &self.packed) {
@@ -360,8 +362,8 @@ impl Adapter {
         self.stack.norm.gamma().device()
     }
 
-    /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff
-    /// device gradients reach this adapter's parameters, in the parameters' type.
+    /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On
+    /// an autodiff device gradients reach this adapter's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
@@ -376,7 +378,7 @@ impl Adapter {
         self.shape.vocab_size
     }
 
-    /// Its separate LM head; `None` if it uses the target's.
+    /// Returns the weights of the separate LM head; `None` if the adapter uses the target's.
     ///
     /// # Shapes
     /// - output: `[hidden, vocab]`
@@ -384,7 +386,7 @@ impl Adapter {
         self.lm_head.as_ref().map(|head| head.weight.val())
     }
 
-    /// Logits of normed rows, by the adapter's separate LM head or the target's.
+    /// Computes logits of normed rows, by the adapter's separate LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
         if let Some(packed) = &self.packed
@@ -401,8 +403,8 @@ impl Adapter {
         }))
     }
 
-    /// The LM head's input over whole sequences, without a cache. It is causal, so padding on the
-    /// right changes nothing to its left.
+    /// Computes the LM head's input over whole sequences, without a cache. The adapter is causal, so
+    /// padding on the right changes nothing to its left.
     ///
     /// # Shapes
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
@@ -412,7 +414,8 @@ impl Adapter {
         self.stack.norm.forward(self.stack.forward(all, features, &self.device()))
     }
 
-    /// The same for new tokens, which follow their sequences' tokens in the cache.
+    /// Computes [`Self::forward`] for new tokens, which follow their sequences' tokens in the
+    /// cache.
     ///
     /// # Panics
     /// If a slot is full, or its rows come in several runs.

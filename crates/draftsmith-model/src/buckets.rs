@@ -33,12 +33,12 @@ pub enum Lengths {
 }
 
 impl Lengths {
-    /// The policy of a device: the CPU does not pad.
+    /// Chooses the policy for a device: no padding on the CPU, buckets elsewhere.
     pub fn on(device: &Device) -> Self {
         if device.clone().inner() == Device::flex() { Self::AsGiven } else { Self::InBuckets }
     }
 
-    /// The number of rows or tokens to compute for `num_rows`.
+    /// Returns the padded number of rows or tokens for `num_rows`.
     pub fn padded(self, num_rows: usize) -> usize {
         match self {
             Self::AsGiven => num_rows,
@@ -46,7 +46,8 @@ impl Lengths {
         }
     }
 
-    /// The length of a vector to compute for `num` numbers. Below 256, burn compiles kernels for every length.
+    /// Returns the padded length of a vector of `num` numbers. Below 256, burn compiles kernels for
+    /// every length.
     pub fn padded_numbers(self, num: usize) -> usize {
         match self {
             Self::AsGiven => num,
@@ -54,7 +55,8 @@ impl Lengths {
         }
     }
 
-    /// The number of rows of a batch to compute for `num_rows`, of at most `batch_size`.
+    /// Returns the padded number of rows for a batch of `num_rows`, which holds at most
+    /// `batch_size`.
     pub fn padded_batch(self, num_rows: usize, batch_size: usize) -> usize {
         match self {
             Self::AsGiven => num_rows,
@@ -63,23 +65,24 @@ impl Lengths {
     }
 }
 
-/// The number of rows to compute for `num_rows`.
+/// Returns the number of rows in the bucket of `num_rows`.
 pub(crate) fn padded_rows(num_rows: usize) -> usize {
     if num_rows <= 1 { num_rows } else { padded(num_rows, FEWEST_ROWS) }
 }
 
-/// The number of keys to read for `num_keys`.
+/// Returns the number of keys in the bucket of `num_keys`.
 pub(crate) fn padded_keys(num_keys: usize) -> usize {
     padded(num_keys, FEWEST_KEYS)
 }
 
-/// The number of sequences to compute side by side for `num_sequences`.
+/// Rounds up the number of sequences to compute side by side to a power of two.
 pub(crate) fn padded_sequences(num_sequences: usize) -> usize {
     num_sequences.next_power_of_two()
 }
 
-/// Powers of two up to the smallest step, then eight to sixteen buckets between a power of two and
-/// the next, in steps no smaller than that. At most a ninth is padding.
+/// Rounds up a length to a bucket, at least `fewest`. Buckets are powers of two up to the smallest
+/// step, then eight to sixteen between a power of two and the next, in steps no smaller than that.
+/// At most a ninth is padding.
 fn padded(len: usize, fewest: usize) -> usize {
     let power = len.next_power_of_two();
     let bucket = match power <= SMALLEST_STEP {

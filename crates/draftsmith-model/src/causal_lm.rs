@@ -79,8 +79,8 @@ impl CausalLm {
         Self::load(dir, WeightDtype::F32, None, device)
     }
 
-    /// [`CausalLm::from_model_dir`], computing in `dtype`. bf16 on the CPU uses tensors and is many
-    /// times slower than packed weights.
+    /// Loads a checkpoint as [`CausalLm::from_model_dir`] does, computing in `dtype`. bf16 on the CPU
+    /// uses tensors and is many times slower than packed weights.
     ///
     /// With `num_layers` it loads only the first layers, plus embedding, final norm and LM head: all
     /// that a self-draft needs. Files of deeper layers are not read and may be absent. The shape stays
@@ -154,7 +154,7 @@ impl CausalLm {
         assert!(layers.end <= num_here, "only the model's first {num_here} layers were loaded");
     }
 
-    /// The type that the model computes in. Packed weights may be stored in another.
+    /// Returns the type that the model computes in. Packed weights may be stored in another.
     pub fn dtype(&self) -> WeightDtype {
         match &self.weights {
             ModelWeights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => {
@@ -170,13 +170,13 @@ impl CausalLm {
         self.stored
     }
 
-    /// Whether the weights are packed. If so, each row's result is independent of the other rows,
-    /// to the last bit.
+    /// Returns whether the weights are packed. If so, each row's result is independent of the other
+    /// rows, to the last bit.
     pub fn is_packed(&self) -> bool {
         matches!(self.weights, ModelWeights::Packed(_))
     }
 
-    /// The device that holds the weights.
+    /// Returns the device that holds the weights.
     pub fn device(&self) -> Device {
         match &self.weights {
             ModelWeights::Tensors(decoder) => decoder.device(),
@@ -184,7 +184,7 @@ impl CausalLm {
         }
     }
 
-    /// The model converted to compute in `dtype`; see `precision.rs`. Weights that are initialised
+    /// Converts the model to compute in `dtype`; see `precision.rs`. Weights that are initialised
     /// lazily, as by [`ModelConfig::init`], are drawn, cast and dropped one by one.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let decoder = match self.weights {
@@ -196,7 +196,7 @@ impl CausalLm {
         Self { weights: ModelWeights::Tensors(decoder.in_dtype(dtype)), ..self }
     }
 
-    /// The same model with tensors in f32, for comparison.
+    /// Returns the same model with tensors in f32, for comparison.
     #[cfg(test)]
     pub(crate) fn to_tensors(&self) -> Self {
         let ModelWeights::Packed(packed) = &self.weights else { return self.clone() };
@@ -204,7 +204,7 @@ impl CausalLm {
         Self { weights: ModelWeights::Tensors(decoder), ..self.clone() }
     }
 
-    /// One layer and the final norm, for initialising adapters and draft models.
+    /// Returns one layer and the final norm, for initialising adapters and draft models.
     pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, Norm) {
         match &self.weights {
             ModelWeights::Tensors(decoder) => {
@@ -217,13 +217,13 @@ impl CausalLm {
         }
     }
 
-    /// A model of tensors. `stored` is the type of the files that it belongs to.
+    /// Wraps a decoder of tensors as a model. `stored` is the type of the files that it belongs to.
     pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
         let num_here = config.shape.num_layers;
         Self { weights: ModelWeights::Tensors(decoder), config, stored, num_here }
     }
 
-    /// The embedding matrix in f32, without the family's embedding scale.
+    /// Returns the embedding matrix in f32, without the family's embedding scale.
     ///
     /// # Shapes
     /// - output: `[vocab, hidden]`
@@ -234,7 +234,7 @@ impl CausalLm {
         }
     }
 
-    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         let device = self.device();
         let place = match &self.weights {
@@ -261,7 +261,7 @@ impl CausalLm {
         }
     }
 
-    /// The root mean square of the embeddings.
+    /// Computes the root mean square of the embeddings, with the family's embedding scale.
     pub fn embedding_size(&self) -> f32 {
         match &self.weights {
             ModelWeights::Tensors(decoder) => decoder.embedding_size(),
@@ -283,8 +283,8 @@ impl CausalLm {
         Rows::of_slot_0(DeviceRows { tensor: Box::new(self.embed(ids)), num_rows })
     }
 
-    /// [`CausalLm::embed_ids`] for tokens of several sequences in one forward. Each run is a slot
-    /// and the next tokens of its sequence.
+    /// Looks up embeddings as [`CausalLm::embed_ids`] does, for tokens of several sequences in one
+    /// forward. Each run is a slot and the next tokens of its sequence.
     pub fn embed_runs(&self, runs: &[(usize, &[u32])]) -> Rows {
         let ids: Vec<u32> = runs.iter().flat_map(|(_, ids)| *ids).copied().collect();
         let slots: Slots =
@@ -337,7 +337,7 @@ impl CausalLm {
         }
     }
 
-    /// [`CausalLm::final_norm`] for rows.
+    /// Applies [`CausalLm::final_norm`] to rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
         let (place, slots) = hidden.into_parts();
         match &self.weights {
@@ -349,7 +349,7 @@ impl CausalLm {
         }
     }
 
-    /// [`CausalLm::lm_head`] for normed rows; one row of logits each.
+    /// Applies [`CausalLm::lm_head`] to normed rows; one row of logits each.
     pub fn logits(&self, normed: &Rows) -> Rows {
         match &self.weights {
             ModelWeights::Packed(packed) => normed.with_place(packed.logits(&normed.place.host())),
@@ -385,7 +385,7 @@ impl CausalLm {
         logits.reshape([batch, seq, self.shape().vocab_size])
     }
 
-    /// The LM head, if it is packed.
+    /// Returns the LM head if it is packed.
     pub(crate) fn packed_lm_head(&self) -> Option<&PackedWeights> {
         match &self.weights {
             ModelWeights::Packed(packed) => Some(packed.lm_head()),
@@ -393,8 +393,8 @@ impl CausalLm {
         }
     }
 
-    /// The LM head as a matrix, for losses that compute it in chunks. It has no bias. The caller
-    /// applies the soft cap, if any:
+    /// Returns the LM head as a matrix, for losses that compute it in chunks. It has no bias. The
+    /// caller applies the soft cap, if any:
     /// [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
     ///
     /// # Shapes
@@ -406,8 +406,8 @@ impl CausalLm {
         }
     }
 
-    /// The hidden states after each number of layers in `exit_layers`, and the final hidden states
-    /// after the final norm, over whole sequences in one pass without a cache.
+    /// Computes the hidden states after each number of layers in `exit_layers`, and the final
+    /// hidden states after the final norm, over whole sequences in one pass without a cache.
     ///
     /// `wanted` gives, for each sequence, the positions whose final states are needed. Later
     /// positions are padding, and earlier ones are only attended to; neither is computed further
@@ -433,7 +433,8 @@ impl CausalLm {
         (exits, last)
     }
 
-    /// The exit states of [`CausalLm::hidden_states_at`]. No layer after the deepest exit runs.
+    /// Computes the exit states of [`CausalLm::hidden_states_at`]. No layer after the deepest exit
+    /// runs.
     ///
     /// # Panics
     /// As for [`CausalLm::hidden_states_at`].
@@ -457,8 +458,8 @@ impl CausalLm {
         exits
     }
 
-    /// The final states of [`CausalLm::hidden_states_at`], given the exit states. A sequence with
-    /// an empty range in `wanted` costs nothing.
+    /// Computes the final states of [`CausalLm::hidden_states_at`] from the exit states. A sequence
+    /// with an empty range in `wanted` costs nothing.
     ///
     /// # Panics
     /// If `exit_layers` is empty.
@@ -474,8 +475,8 @@ impl CausalLm {
         self.final_norm(last)
     }
 
-    /// The final hidden states (after the final norm) over whole sequences, without a cache. The
-    /// model is causal, so padding on the right does not change earlier positions.
+    /// Computes the final hidden states (after the final norm) over whole sequences, without a
+    /// cache. The model is causal, so padding on the right does not change earlier positions.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
@@ -484,8 +485,8 @@ impl CausalLm {
         self.final_norm(self.exit_states(ids, self.shape().num_layers))
     }
 
-    /// The hidden states after the first `exit_layer` layers over whole sequences, without a cache.
-    /// No later layer runs.
+    /// Computes the hidden states after the first `exit_layer` layers over whole sequences, without
+    /// a cache. No later layer runs.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`

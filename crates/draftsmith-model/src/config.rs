@@ -72,17 +72,17 @@ impl Architecture {
         Self::GptNeox,
     ];
 
-    /// The family's `model_type` in `config.json`.
+    /// Returns the family's `model_type` in `config.json`.
     pub fn model_type(self) -> &'static str {
         self.names().0
     }
 
-    /// The family's usual name.
+    /// Returns the family's usual name.
     pub fn name(self) -> &'static str {
         self.names().1
     }
 
-    /// The class name in transformers.
+    /// Returns the class name in transformers.
     fn class(self) -> &'static str {
         self.names().2
     }
@@ -113,8 +113,8 @@ struct GenerationConfig {
 }
 
 impl ModelConfig {
-    /// A Llama with an MLP of width `mlp_width`, and common settings for the rest: an untied LM
-    /// head, no biases, ε = 1e-5, and rotary base 10,000.
+    /// Configures a Llama with an MLP of width `mlp_width`, and common settings for the rest: an
+    /// untied LM head, no biases, ε = 1e-5, and rotary base 10,000.
     pub fn llama(shape: ModelShape, mlp_width: usize) -> Self {
         let spec = DecoderSpec {
             norm: NormSpec { form: NormForm::Rms, epsilon: 1e-5 },
@@ -131,7 +131,7 @@ impl ModelConfig {
         Self { architecture: Architecture::Llama, shape, spec }
     }
 
-    /// The same model with or without tied embeddings.
+    /// Sets whether the LM head shares the embedding matrix.
     #[must_use]
     pub fn with_tied_embeddings(mut self, tied: bool) -> Self {
         self.spec.tie_word_embeddings = tied;
@@ -164,7 +164,7 @@ impl ModelConfig {
         families::read(read_architecture(path, keys)?, path, keys)
     }
 
-    /// The number of parameters; a tied LM head counts once.
+    /// Counts the parameters; a tied LM head counts once.
     pub fn num_parameters(&self) -> usize {
         // Layers differ in their attention windows, not in their weights.
         let layer = self.spec.layer(0).num_parameters(&self.shape);
@@ -172,7 +172,7 @@ impl ModelConfig {
     }
 }
 
-/// The family that a `config.json` names; Llama if it names none.
+/// Reads the family from a `config.json`; Llama if it names none.
 fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architecture, ModelError> {
     let ModelType { model_type } = parse_json_value(path, "", Value::Object(keys.clone()))?;
     let Some(model_type) = model_type else { return Ok(Architecture::Llama) };

@@ -54,7 +54,7 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// A frozen decoder from its parts. If it is tied, `lm_head` is a contiguous copy.
+    /// Builds a frozen decoder from its parts. If it is tied, `lm_head` is a contiguous copy.
     pub(crate) fn new(
         config: &ModelConfig,
         embedding: Tensor<2>,
@@ -71,8 +71,8 @@ impl Decoder {
         }
     }
 
-    /// Random weights: normal with standard deviation 0.02, as in transformers; projections into
-    /// the residual stream are scaled by 1/√(2·layers), as in GPT-2.
+    /// Initialises random weights: normal with standard deviation 0.02, as in transformers;
+    /// projections into the residual stream are scaled by 1/√(2·layers), as in GPT-2.
     pub(crate) fn init(config: &ModelConfig, device: &Device) -> Self {
         let ModelConfig { shape, spec, .. } = config;
         let normal = |std: f64| Initializer::Normal { mean: 0.0, std };
@@ -91,7 +91,7 @@ impl Decoder {
         decoder
     }
 
-    /// A decoder with layers and norm from `source`.
+    /// Builds a decoder with layers and norm from `source`.
     fn build<S: WeightSource>(
         config: &ModelConfig,
         embedding: Param<Tensor<2>>,
@@ -139,7 +139,7 @@ impl Decoder {
         Ok(Self::build(config, embedding, lm_head, &mut source)?.joined())
     }
 
-    /// The same decoder, ready for [few rows](few_rows) if it is on a GPU to decode.
+    /// Prepares the decoder for [few rows](few_rows) if it is on a GPU to decode.
     fn joined(mut self) -> Self {
         self.stack.join();
         if let Some(head) = self
@@ -152,7 +152,7 @@ impl Decoder {
         self
     }
 
-    /// The tensors in a checkpoint's layout.
+    /// Lists the tensors in a checkpoint's layout.
     pub(crate) fn named(&self, config: &ModelConfig) -> Vec<NamedTensor> {
         let ModelConfig { shape, spec, .. } = config;
         let embedding = format!("{}.weight", spec.names.embedding);
@@ -171,12 +171,12 @@ impl Decoder {
         self.embedding.val().device()
     }
 
-    /// The type that the decoder computes in.
+    /// Returns the type that the decoder computes in.
     pub(crate) fn dtype(&self) -> FloatDType {
         self.embedding.val().dtype().into()
     }
 
-    /// The same decoder, converted to `dtype`.
+    /// Converts the decoder to compute in `dtype`.
     pub(crate) fn in_dtype(self, dtype: WeightDtype) -> Self {
         let dtype = dtype.float_dtype();
         let decoder = if self.dtype() == dtype { self } else { cast_parameters(self, dtype) };
@@ -188,14 +188,15 @@ impl Decoder {
         self.embedding.val()
     }
 
-    /// The root mean square of the embeddings.
+    /// Computes the root mean square of the embeddings, with the embedding scale.
     pub(crate) fn embedding_size(&self) -> f32 {
         let table = self.embedding.val().cast(FloatDType::F32);
         let size = table.square().mean().sqrt().into_scalar::<f32>();
         size * self.embedding_scale.unwrap_or(1.0)
     }
 
-    /// The LM head's weights, `[hidden, vocab]`.
+    /// Returns the LM head's weights, `[hidden, vocab]`; the embedding matrix, transposed, if it is
+    /// tied.
     pub(crate) fn lm_head_weight(&self) -> Tensor<2> {
         match &self.lm_head {
             Some(head) => head.weight.val(),
@@ -213,7 +214,8 @@ impl Decoder {
     }
 }
 
-/// The soft cap of Gemma 2, which bounds numbers smoothly: `cap · tanh(x / cap)`, or x without a cap.
+/// Applies the soft cap of Gemma 2, which bounds numbers smoothly: `cap · tanh(x / cap)`, or x
+/// without a cap.
 pub fn soft_capped<const D: usize>(x: Tensor<D>, cap: Option<f32>) -> Tensor<D> {
     match cap {
         Some(cap) => (x / cap).tanh() * cap,

@@ -15,7 +15,8 @@ use crate::error::ModelError;
 use crate::spec::WindowSpec;
 
 impl AdapterConfig {
-    /// The draft model's architecture: the target's first `exit_layer` layers, then the adapter's.
+    /// Returns the draft model's architecture: the target's first `exit_layer` layers, then the
+    /// adapter's.
     ///
     /// # Errors
     /// If no layer of the target's family computes the adapter.
@@ -44,9 +45,9 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// The draft model, as tensors in f32. Parts that the adapter lacks get weights of zero. Tokens
-    /// outside the draft vocabulary get LM head rows of zeros and hence logits of 0, because an
-    /// ordinary model cannot give them −∞.
+    /// Builds the draft model from tensors in f32. Parts that the adapter lacks get weights of
+    /// zero. Tokens outside the draft vocabulary get LM head rows of zeros and hence logits of 0,
+    /// because an ordinary model cannot give them −∞.
     ///
     /// # Errors
     /// If no layer of the target's family computes the adapter.
@@ -108,7 +109,8 @@ mod tests {
         }
     }
 
-    /// Logits of the adapter after the target's layers, and of the draft model read from files.
+    /// Computes the logits of the adapter after the target's layers, and of the draft model read
+    /// from files.
     fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
         let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
         let adapter = config.init(&Device::flex());

@@ -35,7 +35,7 @@ pub struct DraftVocabulary {
 }
 
 impl DraftVocabulary {
-    /// A vocabulary of these tokens.
+    /// Builds a vocabulary of these tokens.
     ///
     /// # Panics
     /// If `ids` is empty or does not rise.
@@ -45,8 +45,8 @@ impl DraftVocabulary {
         Self { ids }
     }
 
-    /// The `size` tokens with the highest counts (ties go to the smaller id), including all of
-    /// `always`. Fewer if fewer have a count.
+    /// Selects the `size` tokens with the highest counts (ties go to the smaller id), including all
+    /// of `always`, or fewer if fewer have a count.
     ///
     /// # Panics
     /// If no token qualifies, or `size` is 0.
@@ -64,12 +64,12 @@ impl DraftVocabulary {
         &self.ids
     }
 
-    /// The number of a token in the vocabulary, from 0; `None` if it is not in it.
+    /// Returns a token's index in the vocabulary, from 0; `None` if the token is not in it.
     pub fn number_of(&self, id: u32) -> Option<u32> {
         self.ids.binary_search(&id).ok().map(|number| number as u32)
     }
 
-    /// Whether a token is in the vocabulary.
+    /// Returns whether a token is in the vocabulary.
     pub fn contains(&self, id: u32) -> bool {
         self.number_of(id).is_some()
     }
@@ -93,7 +93,7 @@ impl DraftVocabulary {
         Ok(Self::new(ids))
     }
 
-    /// The share of counted tokens that are in the vocabulary; 1 if nothing was counted.
+    /// Computes the share of counted tokens that are in the vocabulary; 1 if nothing was counted.
     pub fn coverage(&self, counts: &[u64]) -> f64 {
         let all: u64 = counts.iter().sum();
         let covered: u64 = self.ids.iter().filter_map(|id| counts.get(*id as usize)).sum();
@@ -129,7 +129,7 @@ impl NarrowWeight {
 }
 
 impl NarrowHead {
-    /// The rows of `model`'s LM head.
+    /// Selects the rows of `model`'s LM head that belong to `vocabulary`.
     pub(crate) fn of(model: &CausalLm, vocabulary: DraftVocabulary) -> Self {
         let weight = match model.packed_lm_head() {
             Some(head) => NarrowWeight::Packed(Arc::new(head.select_outputs(vocabulary.ids()))),
@@ -143,7 +143,7 @@ impl NarrowHead {
         }
     }
 
-    /// A drafter's own packed LM head, whose outputs are the tokens of `vocabulary`.
+    /// Wraps a drafter's own packed LM head, whose outputs are the tokens of `vocabulary`.
     pub(crate) fn of_packed(
         weight: Arc<PackedWeights>,
         vocabulary: DraftVocabulary,
@@ -153,7 +153,7 @@ impl NarrowHead {
         Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
     }
 
-    /// The same of a tensor.
+    /// Wraps a drafter's own LM head of tensors, whose outputs are the tokens of `vocabulary`.
     ///
     /// # Shapes
     /// - weight: `[hidden, tokens]`
@@ -166,7 +166,7 @@ impl NarrowHead {
         Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
     }
 
-    /// Logits of all tokens of the model.
+    /// Computes logits of all tokens of the model; those outside the vocabulary are never drafted.
     ///
     /// # Shapes
     /// - normed: the LM head's input, one row per token
@@ -209,7 +209,7 @@ impl NarrowHead {
     }
 }
 
-/// The columns of an LM head that belong to a draft vocabulary.
+/// Selects the columns of an LM head that belong to a draft vocabulary.
 ///
 /// # Shapes
 /// - weight: `[hidden, vocab]`

@@ -59,7 +59,7 @@ struct Eagle3Half {
 }
 
 impl From<&CausalLm> for DrafterModel {
-    /// A separate draft model.
+    /// Makes a separate draft model a drafter.
     fn from(draft: &CausalLm) -> Self {
         let (exit, eagle3, narrow_head) = (None, None, None);
         let embedding_gain = OnceLock::new();
@@ -68,8 +68,8 @@ impl From<&CausalLm> for DrafterModel {
 }
 
 impl DrafterModel {
-    /// A self-draft: `target`'s first `exit_layer` layers with an adapter. The adapter's normed
-    /// output is the hidden state.
+    /// Builds a self-draft: `target`'s first `exit_layer` layers with an adapter. The adapter's
+    /// normed output is the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {
         let vocabulary = adapter.draft_vocabulary().cloned();
         let narrow_head = vocabulary.map(|vocabulary| NarrowHead::of(&target, vocabulary));
@@ -77,12 +77,13 @@ impl DrafterModel {
         Self { model: target, exit, eagle3: None, narrow_head, embedding_gain: OnceLock::new() }
     }
 
-    /// An EAGLE-3 drafter of the target's width, which reads the target's states after these numbers of layers.
+    /// Builds an EAGLE-3 drafter of the target's width, which reads the target's states after each number of
+    /// layers in `layers`.
     pub fn eagle3(target: CausalLm, drafter: Eagle3, layers: [usize; NUM_TARGET_STATES]) -> Self {
         Self { eagle3: Some(Eagle3Half { layers, drafter }), ..Self::from(&target) }
     }
 
-    /// Whether this is a target's first layers with an adapter, or an EAGLE-3 drafter.
+    /// Returns whether this is a target's first layers with an adapter, or an EAGLE-3 drafter.
     pub fn is_self_draft(&self) -> bool {
         self.exit.is_some() || self.drafts_by_round()
     }
@@ -92,17 +93,17 @@ impl DrafterModel {
         self.eagle3.is_some()
     }
 
-    /// Number of logits.
+    /// Returns the number of logits.
     pub fn vocab_size(&self) -> usize {
         self.model.shape().vocab_size
     }
 
-    /// Width of hidden states and embeddings.
+    /// Returns the width of hidden states and embeddings.
     pub fn hidden_size(&self) -> usize {
         self.model.shape().hidden_size
     }
 
-    /// Longest sequence, in tokens.
+    /// Returns the longest sequence that the drafter reads, in tokens.
     pub fn context(&self) -> usize {
         self.model.shape().context
     }
@@ -117,7 +118,7 @@ impl DrafterModel {
         self.model.dtype()
     }
 
-    /// The same drafter, converted to compute in `dtype`.
+    /// Converts the drafter to compute in `dtype`.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let of_exit = |exit: Exit| match dtype {
             WeightDtype::F32 => exit,
@@ -133,15 +134,15 @@ impl DrafterModel {
         Self { model, exit, eagle3, narrow_head, ..self }
     }
 
-    /// A token id that the drafter can read. A token without an embedding becomes token 0, which
-    /// can only cost agreement.
+    /// Replaces a token without an embedding by token 0, which can only cost agreement; other ids
+    /// are returned as they are.
     fn readable(&self, id: u32) -> u32 {
         if (id as usize) < self.vocab_size() { id } else { 0 }
     }
 
-    /// The hidden states that the LM head reads, over whole sequences. Sequences are padded on the
-    /// right to the longest or to its bucket; the model is causal, so padding does not change
-    /// earlier positions. A sequence may be empty.
+    /// Computes the hidden states that the LM head reads, over whole sequences. Sequences are
+    /// padded on the right to the longest or to its bucket; the model is causal, so padding does
+    /// not change earlier positions. A sequence may be empty.
     ///
     /// # Shapes
     /// - output: `[sequences, longest, hidden]`
@@ -171,13 +172,13 @@ impl DrafterModel {
         self.model.embed_ids(&ids)
     }
 
-    /// A cache for [`Self::features`], for `num_slots` sequences of up to `capacity` tokens each;
-    /// `None` for a draft model, which needs none.
+    /// Creates a cache for [`Self::features`], for `num_slots` sequences of up to `capacity` tokens
+    /// each; `None` if the features are embeddings, which need no cache.
     pub fn new_feature_cache(&self, capacity: usize, num_slots: usize) -> Option<KvCache> {
         self.exit.as_ref().map(|_| self.model.new_cache(capacity, num_slots))
     }
 
-    /// The features of new tokens, which follow those in `cache`.
+    /// Computes the features of new tokens, which follow those in `cache`.
     ///
     /// # Panics
     /// If a slot is full, or the cache belongs to another drafter.
@@ -190,7 +191,8 @@ impl DrafterModel {
         }
     }
 
-    /// A cache for the second half, for `num_slots` sequences of up to `capacity` tokens each.
+    /// Creates a cache for the second half, for `num_slots` sequences of up to `capacity` tokens
+    /// each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         match &self.exit {
             None => self.model.new_cache(capacity, num_slots),
@@ -231,9 +233,9 @@ impl DrafterModel {
         }
     }
 
-    /// The hidden states that the LM head reads after each token of a text, then after each candidate of rounds, given
-    /// as the number of tokens before them and their candidates. Before the second token there is none, and zeros
-    /// stand in for it.
+    /// Computes the hidden states that the LM head reads after each token of a text, then after
+    /// each candidate of `rounds`. A round is given as the number of tokens before it and its
+    /// candidates. No state follows the first token; zeros stand in for it.
     ///
     /// # Panics
     /// If this is no EAGLE-3 drafter, or a round begins before the first token.
@@ -274,7 +276,7 @@ impl DrafterModel {
         drafter.normed(Rows::cat(all))
     }
 
-    /// The logits of hidden states, one row each.
+    /// Computes the logits of hidden states, one row each.
     pub fn logits(&self, normed: &Rows) -> Rows {
         if let Some(half) = &self.eagle3 {
             return half.drafter.logits(normed, &self.model);

@@ -114,12 +114,12 @@ pub struct Eagle3 {
 }
 
 impl Eagle3Config {
-    /// The layers that drafters read unless they name others: 2, n/2 and n − 3 of n.
+    /// Returns the layers that drafters read unless they name others: 2, n/2 and n − 3 of n.
     pub fn default_layers(num_layers: usize) -> [usize; NUM_TARGET_STATES] {
         [2, num_layers / 2, num_layers.saturating_sub(3)]
     }
 
-    /// A drafter of the target's sizes, with an LM head of its own over all tokens.
+    /// Configures a drafter of the target's sizes, with an LM head of its own over all tokens.
     pub fn new(target: &ModelConfig) -> Self {
         let ModelConfig { shape, spec, .. } = target;
         let shape = ModelShape { num_layers: 1, ..shape.clone() };
@@ -142,7 +142,7 @@ impl Eagle3Config {
         }
     }
 
-    /// The layer, whose queries, keys and values read an embedding and g side by side.
+    /// Specifies the layer, whose queries, keys and values read an embedding and g side by side.
     fn layer(&self) -> LayerSpec {
         let spec = &self.model.spec;
         let names = AttentionNames { norm: "hidden_norm", ..AttentionNames::LLAMA };
@@ -161,19 +161,19 @@ impl Eagle3Config {
         self.has_head.then(|| LinearSpec::matrix(LM_HEAD, shape.hidden_size, num_tokens))
     }
 
-    /// The number of tokens that it may draft.
+    /// Counts the tokens that the drafter may draft.
     pub fn num_draft_tokens(&self) -> usize {
         let all = self.model.shape.vocab_size;
         self.draft_vocabulary.as_ref().map_or(all, |vocabulary| vocabulary.ids().len())
     }
 
-    /// The share of the held-out responses' tokens that are in its draft vocabulary, counted in training; `None`
-    /// if unknown.
+    /// Returns the share of the held-out responses' tokens that are in the draft vocabulary, as training counted it;
+    /// `None` if unknown.
     pub fn vocabulary_coverage(&self) -> Option<f64> {
         self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
     }
 
-    /// The number of parameters in its file.
+    /// Counts the parameters in the drafter's file.
     pub fn num_parameters(&self) -> usize {
         let ModelConfig { shape, spec, .. } = &self.model;
         let norm = spec.norm.num_parameters(shape.hidden_size);
@@ -225,9 +225,9 @@ impl Eagle3Config {
         Ok(())
     }
 
-    /// A drafter with random weights: linear layers uniform within ±1/√inputs, torch's default for
-    /// `nn.Linear`, norms of ones and embeddings of standard deviation 0.02. The numbers in \[0, 1) come from
-    /// `draw`, in the order of the tensors.
+    /// Initialises random weights: linear layers uniform within ±1/√inputs, torch's default for `nn.Linear`, norms of
+    /// ones and embeddings of standard deviation 0.02. The numbers in \[0, 1) come from `draw`, in the order of the
+    /// tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Eagle3 {
         let mut values = |shape: [usize; 2], bound: f64| {
             let values = (0..shape[0] * shape[1]).map(|_| (bound * (2.0 * draw() - 1.0)) as f32);
@@ -244,7 +244,7 @@ impl Eagle3Config {
         drafter
     }
 
-    /// [`Self::init_from`] with burn's random numbers.
+    /// Initialises as [`Self::init_from`] does, with burn's random numbers.
     pub fn init(&self, device: &Device) -> Eagle3 {
         let shape = [self.model.shape.vocab_size, self.model.shape.hidden_size];
         let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
@@ -258,7 +258,7 @@ impl Eagle3Config {
         drafter
     }
 
-    /// The drafter with the weights of `source`.
+    /// Builds the drafter with the weights of `source`.
     fn build<S: WeightSource>(
         &self,
         embedding: Option<Param<Tensor<2>>>,
@@ -298,7 +298,7 @@ impl Eagle3 {
         self.norm.gamma().device()
     }
 
-    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         let device = self.device();
         let place = match &self.packed {
@@ -308,7 +308,7 @@ impl Eagle3 {
         KvCache::new(&self.shape, capacity, num_slots, place)
     }
 
-    /// The embeddings of the next tokens of sequences, by slot, from its own table or the target's.
+    /// Looks up embeddings of the next tokens of sequences, by slot, in the drafter's own table or the target's.
     pub fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
         if let Some(packed) = &self.packed {
             let Some(rows) = packed.embed(runs.iter().flat_map(|(_, ids)| *ids)) else {
@@ -327,8 +327,7 @@ impl Eagle3 {
         slots_of(runs).rows(DeviceRows { tensor, num_rows })
     }
 
-    /// g of some positions, from the target's states there, in the order of
-    /// [`Eagle3Config::target_layers`].
+    /// Computes g of some positions from the target's states there, in the order of [`Eagle3Config::target_layers`].
     ///
     /// # Panics
     /// If there are other numbers of states or rows.
@@ -346,8 +345,8 @@ impl Eagle3 {
         states[0].with_place(DeviceRows { tensor, num_rows })
     }
 
-    /// The LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences,
-    /// computed as decoding does (training-time test, section 3.2).
+    /// Computes the LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences,
+    /// just as decoding does (training-time test, section 3.2).
     ///
     /// Rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for it. Step
     /// k at a position belongs to the draft that began k positions before, so the first k rows of each sequence
@@ -392,7 +391,8 @@ impl Eagle3 {
         steps.collect()
     }
 
-    /// Its own LM head over the tokens that it may draft.
+    /// Returns the weights of the drafter's own LM head, over the tokens that it may draft; `None` if it uses the
+    /// target's.
     ///
     /// # Shapes
     /// - output: `[hidden, draft tokens]`
@@ -400,7 +400,7 @@ impl Eagle3 {
         self.lm_head.as_ref().map(|head| head.weight.val())
     }
 
-    /// The embeddings of whole sequences from its own table; `None` if it uses the target's.
+    /// Looks up embeddings of whole sequences in the drafter's own table; `None` if it uses the target's.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`
@@ -412,10 +412,10 @@ impl Eagle3 {
         Some(table.select(0, ids.reshape([batch * seq])).reshape([batch, seq, width]))
     }
 
-    /// The same drafter begun with the target's weights where the shapes allow. From its last layer: the MLP,
-    /// the output projection, the norms, and the halves of the other projections that read g. `fc` passes on
-    /// the highest state, and a tenth of what it was is added. The LM head is the target's, for the tokens that
-    /// the drafter may draft. Biases are left out.
+    /// Copies the target's weights where the shapes allow. From its last layer: the MLP, the output projection, the
+    /// norms, and the halves of the other projections that read g. `fc` becomes the identity on the highest state
+    /// plus a tenth of its weights so far. The LM head is the target's, for the tokens that the drafter may draft.
+    /// Biases are left out.
     pub fn with_weights_of(self, target: &CausalLm, config: &Eagle3Config) -> Self {
         let device = self.device();
         let ModelShape { num_layers, hidden_size, .. } = *target.shape();
@@ -444,7 +444,7 @@ impl Eagle3 {
         Self { fc: Linear { weight, bias: None }, layer, norm, lm_head, ..self }
     }
 
-    /// What queries, keys and values read, and where the residual stream begins.
+    /// Computes what queries, keys and values read, and where the residual stream begins.
     fn begin(&self, embedded: Tensor<3>, features: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let attention = self.layer.attention.as_ref().expect(BOTH_PARTS);
         let normed = attention.normed_input(features.clone());
@@ -452,8 +452,8 @@ impl Eagle3 {
         (read, if self.norm_before_residual { normed } else { features })
     }
 
-    /// One step over new positions, which follow their sequences' positions in the cache: o for the
-    /// embeddings of the tokens after them and g, or the o of the step before.
+    /// Runs one step over new positions, which follow their sequences' positions in the cache, and returns their o.
+    /// `embedded` are the embeddings of the tokens after them; `features` are g, or the o of the step before.
     ///
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
@@ -474,7 +474,7 @@ impl Eagle3 {
         slots.rows(DeviceRows { tensor: Box::new(output), num_rows })
     }
 
-    /// An output of zeros for the next position of a slot, where nothing comes before it.
+    /// Returns an output of zeros for the next position of a slot, where nothing comes before it.
     pub fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
         let rows = target.embed_ids(&[0]).in_slot(slot);
         let width = self.shape.hidden_size;
@@ -489,7 +489,7 @@ impl Eagle3 {
         }
     }
 
-    /// The LM head's input: normed o.
+    /// Norms o, which gives the LM head's input.
     pub fn normed(&self, outputs: Rows) -> Rows {
         let (place, slots) = outputs.into_parts();
         match &self.packed {
@@ -501,7 +501,7 @@ impl Eagle3 {
         }
     }
 
-    /// Logits of normed rows over the target's vocabulary, by its own LM head or the target's.
+    /// Computes logits of normed rows over the target's vocabulary, by the drafter's own LM head or the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         match &self.narrow_head {
             Some(head) => head.logits(normed),
@@ -509,7 +509,7 @@ impl Eagle3 {
         }
     }
 
-    /// The same drafter, converted to decode in `dtype`.
+    /// Converts the drafter to decode in `dtype`.
     pub fn in_dtype(&self, dtype: FloatDType) -> Self {
         let own = self.to_dtype(dtype);
         let head = self.narrow_head.as_ref().zip(own.own_head());
@@ -521,8 +521,8 @@ impl Eagle3 {
         own
     }
 
-    /// A copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff
-    /// device gradients reach this drafter's parameters, in the parameters' type.
+    /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff device
+    /// gradients reach this drafter's parameters, in the parameters' type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         let own = Self { packed: None, narrow_head: None, ..self.clone() };
         cast_parameters(own, dtype)

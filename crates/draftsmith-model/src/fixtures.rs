@@ -33,7 +33,7 @@ pub(crate) fn load(name: &str) -> CausalLm {
     CausalLm::from_model_dir(&fixture(name), &Device::flex()).expect("the fixture loads")
 }
 
-/// Token ids of one sequence, `[1, seq]`.
+/// Builds a tensor of one sequence's token ids, `[1, seq]`.
 pub(crate) fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
     let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let shape = [1, ids.len()];

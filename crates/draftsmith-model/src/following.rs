@@ -47,8 +47,9 @@ struct Several {
 }
 
 impl Following {
-    /// `rows` are placed by [`KvCache::extend`](crate::kv_cache::KvCache::extend) in a cache with
-    /// `num_slots` slots; the last `num_padding` rows of the last run are padding.
+    /// Prepares the attention of `rows`, which
+    /// [`KvCache::extend`](crate::kv_cache::KvCache::extend) placed in a cache with `num_slots`
+    /// slots. The last `num_padding` rows of the last run are padding.
     pub(crate) fn new(
         rows: PlacedRows<'_>,
         num_padding: usize,
@@ -96,8 +97,8 @@ impl Following {
         Self { runs: batch, num_rows, num_keys, placed }
     }
 
-    /// The attention mask, `[runs, 1, num_rows, num_keys]`: 0 where a row may look, otherwise
-    /// [`MASKED`].
+    /// Builds the attention mask, `[runs, 1, num_rows, num_keys]`: 0 where a row may look,
+    /// otherwise [`MASKED`].
     pub(crate) fn mask(
         &self,
         rows: PlacedRows<'_>,
@@ -136,7 +137,7 @@ impl Following {
         rows.reshape([self.runs.len(), self.num_rows, heads, head_dim])
     }
 
-    /// The inverse of [`Self::batch`].
+    /// Undoes [`Self::batch`]: returns the batch's rows in the order of the forward.
     ///
     /// # Shapes
     /// - batch: `[runs, num_rows, width]`
@@ -179,7 +180,7 @@ impl Following {
     }
 }
 
-/// For each row, the number of its run and its number within the run.
+/// Lists for each row the number of its run and its number within the run.
 fn rows_of(runs: &[PlacedRun]) -> impl Iterator<Item = (usize, usize)> {
     runs.iter().enumerate().flat_map(|(nth, run)| (0..run.num_rows).map(move |row| (nth, row)))
 }

@@ -77,7 +77,7 @@ pub(crate) enum CachePlace<'a> {
 }
 
 impl KvCache {
-    /// A cache for `num_slots` sequences of up to `capacity` tokens each.
+    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
     pub(crate) fn new(
         shape: &ModelShape,
         capacity: usize,
@@ -115,12 +115,12 @@ impl KvCache {
         }
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     pub fn num_slots(&self) -> usize {
         self.layers[0].lens.len()
     }
 
-    /// Number of tokens of the sequence in `slot` that `layer` has read.
+    /// Returns the number of tokens of the sequence in `slot` that `layer` has read.
     pub fn len(&self, slot: usize, layer: usize) -> usize {
         self.layers[layer].lens[slot]
     }
@@ -220,8 +220,8 @@ impl KvCache {
         self.layers.iter_mut().for_each(|layer| layer.grow(self.allocated));
     }
 
-    /// [`KvCache::extend`] for a packed forward. Returns each layer's memory by slot, and the
-    /// buffers, too.
+    /// Extends the cache as [`KvCache::extend`] does, for a packed forward. Also returns each
+    /// layer's memory by slot, and the buffers.
     ///
     /// # Panics
     /// As for [`KvCache::extend`], and if the cache is not in host memory.

@@ -72,12 +72,12 @@ pub(crate) struct PackedLayer {
 }
 
 impl PackedLayer {
-    /// Number of weights of the products.
+    /// Counts the weights of the layer's products.
     fn num_weights(&self) -> usize {
         self.products().iter().map(|weights| weights.num_weights()).sum()
     }
 
-    /// Bytes of these weights.
+    /// Counts the bytes of these weights.
     fn num_bytes(&self) -> usize {
         self.products().iter().map(|weights| weights.num_bytes()).sum()
     }
@@ -270,7 +270,7 @@ impl PackedMlp {
     }
 }
 
-/// An LM head's logits of `[rows, inputs]`, with a soft cap if given.
+/// Computes an LM head's logits of `[rows, inputs]`, with a soft cap if given.
 pub(crate) fn logits(lm_head: &PackedWeights, rows: &[f32], cap: Option<f32>) -> Vec<f32> {
     let mut logits = Vec::new();
     lm_head.multiply(rows, &mut logits, &Threads::All);
@@ -285,7 +285,7 @@ pub(crate) fn scale(x: &mut [f32], factor: f32) {
     x.iter_mut().for_each(|x| *x *= factor);
 }
 
-/// `cap · tanh(x / cap)`, in place.
+/// Computes `cap · tanh(x / cap)`, in place.
 fn soft_cap(x: &mut [f32], cap: f32) {
     vectorized(
         #[inline(always)]
@@ -317,7 +317,7 @@ pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix
     );
 }
 
-/// `Σ x y`.
+/// Computes `Σ x y`.
 pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
     vectorized(
         #[inline(always)]

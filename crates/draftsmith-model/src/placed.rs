@@ -24,25 +24,25 @@ pub(crate) struct PlacedRows<'a> {
 }
 
 impl<'a> PlacedRows<'a> {
-    /// All rows of a forward. `trees` are those of the slots.
+    /// Covers all rows of a forward. `trees` are those of the slots.
     pub(crate) fn new(runs: &'a [PlacedRun], trees: &'a [TokenTree]) -> Self {
         let num_rows = runs.iter().map(|run| run.num_rows).sum();
         Self { runs, trees, num_before: 0, num_rows }
     }
 
-    /// The tree of a slot's tokens; `None` for a chain.
+    /// Returns the tree of a slot's tokens; `None` for a chain.
     #[inline(always)]
     pub(crate) fn tree(&self, slot: usize) -> Option<&'a TokenTree> {
         self.trees.get(slot).filter(|tree| !tree.is_chain())
     }
 
-    /// The position in the text of cache entry `entry` of a slot.
+    /// Returns the position in the text of cache entry `entry` of a slot.
     #[inline(always)]
     pub(crate) fn position(&self, slot: usize, entry: usize) -> usize {
         self.tree(slot).map_or(entry, |tree| tree.position(entry))
     }
 
-    /// The runs of these rows.
+    /// Lists the runs of these rows.
     pub(crate) fn runs(&self) -> impl Iterator<Item = PlacedRun> {
         let (mut num_to_skip, mut num_left) = (self.num_before, self.num_rows);
         self.runs.iter().filter_map(move |run| {
@@ -55,7 +55,7 @@ impl<'a> PlacedRows<'a> {
         })
     }
 
-    /// The first `num_rows` rows, and the others.
+    /// Splits off the first `num_rows` rows from the others.
     pub(crate) fn split_at(self, num_rows: usize) -> (Self, Self) {
         let first = Self { num_rows, ..self };
         let num_before = self.num_before + num_rows;

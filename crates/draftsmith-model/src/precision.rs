@@ -21,7 +21,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use crate::weights::WeightDtype;
 
 impl WeightDtype {
-    /// The tensor type.
+    /// Returns the tensor type.
     pub fn float_dtype(self) -> FloatDType {
         match self {
             Self::F32 => FloatDType::F32,
@@ -30,8 +30,8 @@ impl WeightDtype {
     }
 }
 
-/// The module with its float parameters cast to `dtype`, except those of norms, which stay f32. On
-/// an autodiff device the casts are recorded, so gradients reach the original's parameters in their
+/// Casts the module's float parameters to `dtype`, except those of norms, which stay f32. On an
+/// autodiff device the casts are recorded, so gradients reach the original's parameters in their
 /// type.
 pub(crate) fn cast_parameters<M: Module>(module: M, dtype: FloatDType) -> M {
     module.map(&mut CastParameters { dtype, is_in_norm: false })
@@ -60,7 +60,7 @@ impl ModuleMapper for CastParameters {
     }
 }
 
-/// A copy of the module in f32 on `device`, to be trained.
+/// Returns a copy of the module in f32 on `device`, to be trained.
 pub(crate) fn copied<M: Module>(module: M, device: &Device) -> M {
     module.map(&mut CopyParameters { device })
 }

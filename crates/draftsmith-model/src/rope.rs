@@ -41,8 +41,9 @@ pub(crate) struct RopeTable {
 }
 
 impl Reach {
-    /// The reaches of a model's layers, as [`LayerSpec::reach`](crate::spec::LayerSpec::reach)
-    /// numbers them: all tokens, then the window if any layer has one.
+    /// Lists the reaches of a model's layers, as
+    /// [`LayerSpec::reach`](crate::spec::LayerSpec::reach) numbers them: all tokens, then the
+    /// window if any layer has one.
     pub(crate) fn all_of(spec: &DecoderSpec, shape: &ModelShape) -> Vec<Self> {
         let rope = Arc::new(RopeTable::new(&spec.rope, shape));
         let is_capped = spec.attention.soft_cap.is_some();
@@ -57,7 +58,7 @@ impl Reach {
             .collect()
     }
 
-    /// The first position that a token at `position` attends to.
+    /// Returns the first position that a token at `position` attends to.
     #[inline(always)]
     pub(crate) fn first_seen(&self, position: usize) -> usize {
         match self.window {
@@ -68,7 +69,7 @@ impl Reach {
 }
 
 impl RopeTable {
-    /// An empty table.
+    /// Creates a table without positions; [`Self::at`] fills it.
     fn new(config: &RopeConfig, shape: &ModelShape) -> Self {
         let width = config.width.unwrap_or(shape.head_dim);
         let (frequencies, factor) = inverse_frequencies(config, width);
@@ -77,7 +78,8 @@ impl RopeTable {
         Self { frequencies, factor: factor as f32, chunks }
     }
 
-    /// The cosines and the sines of a position.
+    /// Looks up the cosines and the sines of a position, computing their chunk if no forward needed
+    /// it before.
     pub(crate) fn at(&self, position: usize) -> (&[f32], &[f32]) {
         let number = chunk_of(position);
         let range = positions_of(number);

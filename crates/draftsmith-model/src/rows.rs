@@ -78,12 +78,12 @@ pub(crate) struct DeviceRows {
 }
 
 impl DeviceRows {
-    /// Number of rows of padding.
+    /// Counts the rows of padding.
     pub(crate) fn num_padding(&self) -> usize {
         self.tensor.dims()[1] - self.num_rows
     }
 
-    /// The same rows with other numbers, padding included.
+    /// Applies a function to all rows, padding included.
     ///
     /// # Shapes
     /// - of_all: from and to `[1, rows and padding, width]`
@@ -91,7 +91,7 @@ impl DeviceRows {
         Self { tensor: Box::new(of_all(*self.tensor)), num_rows: self.num_rows }
     }
 
-    /// A selection of rows, padded again.
+    /// Selects rows and pads them again.
     fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
         let mut rows: Vec<i32> = rows.map(|row| row as i32).collect();
         let num_rows = rows.len();
@@ -103,14 +103,14 @@ impl DeviceRows {
         Self { tensor: Box::new(Tensor::clone(&self.tensor).select(1, rows)), num_rows }
     }
 
-    /// `[1, rows, width]`
+    /// Drops the padding: `[1, rows, width]`.
     fn without_padding(self) -> Tensor<3> {
         if self.num_padding() == 0 { *self.tensor } else { self.tensor.narrow(1, 0, self.num_rows) }
     }
 }
 
 impl RowData {
-    /// The rows in host memory; copies them from a device if necessary.
+    /// Moves the rows to host memory; copies them from a device if necessary.
     pub(crate) fn into_host(self) -> HostRows {
         match self {
             Self::Host(rows) => rows,
@@ -122,7 +122,7 @@ impl RowData {
         }
     }
 
-    /// The rows in host memory, borrowed if they are there.
+    /// Returns the rows in host memory, borrowed if they are there.
     pub(crate) fn host(&self) -> Cow<'_, HostRows> {
         match self {
             Self::Host(rows) => Cow::Borrowed(rows),
@@ -130,7 +130,7 @@ impl RowData {
         }
     }
 
-    /// The rows on a device; copies them to `device` if they are in host memory.
+    /// Moves the rows to a device; copies them to `device` if they are in host memory.
     pub(crate) fn into_device(self, device: &Device) -> DeviceRows {
         match self {
             Self::Host(HostRows { mut values, width }) => {
@@ -159,7 +159,7 @@ impl From<HostRows> for RowData {
 }
 
 impl From<Tensor<3>> for DeviceRows {
-    /// Without padding.
+    /// Takes all rows of a tensor, without padding.
     fn from(tensor: Tensor<3>) -> Self {
         let [_, num_rows, _] = tensor.dims();
         Self { tensor: Box::new(tensor), num_rows }
@@ -195,7 +195,7 @@ impl Slots {
 }
 
 impl Rows {
-    /// Rows of the sequence in slot 0.
+    /// Assigns rows to the sequence in slot 0.
     pub(crate) fn of_slot_0(place: impl Into<RowData>) -> Self {
         let place = place.into();
         let num_rows = match &place {
@@ -205,7 +205,7 @@ impl Rows {
         Slots::One(Run { slot: 0, num_rows }).rows(place)
     }
 
-    /// Number of rows.
+    /// Counts the rows, without padding.
     pub fn num_rows(&self) -> usize {
         self.runs().map(|run| run.num_rows).sum()
     }
@@ -215,7 +215,7 @@ impl Rows {
         self.slots.runs()
     }
 
-    /// The same rows, assigned to the sequence in `slot`.
+    /// Assigns the rows to the sequence in `slot`.
     #[must_use]
     pub fn in_slot(self, slot: usize) -> Self {
         Slots::One(Run { slot, num_rows: self.num_rows() }).rows(self.place)
@@ -225,12 +225,12 @@ impl Rows {
         (self.place, self.slots)
     }
 
-    /// The same runs with other numbers.
+    /// Returns rows with the same runs and other numbers.
     pub(crate) fn with_place(&self, place: impl Into<RowData>) -> Self {
         self.slots.clone().rows(place)
     }
 
-    /// A range of the rows.
+    /// Returns a range of the rows.
     ///
     /// # Panics
     /// If the range ends after the last row.
@@ -248,7 +248,7 @@ impl Rows {
         }
     }
 
-    /// The sequences of a range of the rows.
+    /// Returns the runs in a range of the rows.
     fn slots_of(&self, range: &Range<usize>) -> Slots {
         let mut end = 0;
         let cut = self.runs().filter_map(|run| {
@@ -260,7 +260,7 @@ impl Rows {
         cut.collect()
     }
 
-    /// The last `num` rows.
+    /// Returns the last `num` rows.
     ///
     /// # Panics
     /// If there are fewer.
@@ -269,8 +269,8 @@ impl Rows {
         if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
     }
 
-    /// The last rows of each run. `nums` gives the number for each run; a shorter run is kept
-    /// whole.
+    /// Returns the last rows of each run. `nums` gives the number for each run; a shorter run is
+    /// kept whole.
     pub fn last_of_each(self, nums: impl Iterator<Item = usize> + Clone) -> Self {
         if let Slots::One(_) = self.slots {
             let num = nums.into_iter().next().unwrap_or(0).min(self.num_rows());
@@ -320,7 +320,8 @@ impl Rows {
         slots.rows(all)
     }
 
-    /// The values of each part, contiguous. All parts on a device come in one read with one sync.
+    /// Reads the values of each part to host memory, contiguous. All parts on a device come in one
+    /// read with one sync.
     ///
     /// # Errors
     /// If the device fails.
@@ -349,7 +350,7 @@ impl Rows {
         }))
     }
 
-    /// The rows as a tensor; copies them to `device` if they are in host memory.
+    /// Returns the rows as a tensor; copies them to `device` if they are in host memory.
     ///
     /// # Shapes
     /// - output: `[1, rows, width]`
@@ -368,7 +369,7 @@ mod tests {
     use super::*;
     use burn::tensor::TensorData;
 
-    /// Rows of two numbers that identify the row.
+    /// Makes rows of two numbers that identify the row.
     fn example(range: Range<usize>, on_host: bool) -> Rows {
         let num_rows = range.len();
         let values: Vec<f32> = range.flat_map(|row| [row as f32, -(row as f32)]).collect();

@@ -286,7 +286,7 @@ impl RowStrips {
         Self { num_all, first: 0, strip: num_all, step: num_all }
     }
 
-    /// The row ranges of the first `outputs` outputs, in order.
+    /// Lists the row ranges of the first `outputs` outputs, in order.
     pub(crate) fn strips(self, outputs: usize) -> impl Iterator<Item = Range<usize>> {
         let Self { first, strip, step, .. } = self;
         (0..outputs / strip).map(move |n| first + n * step..first + n * step + strip)
@@ -294,18 +294,18 @@ impl RowStrips {
 }
 
 impl LinearSpec {
-    /// The full name in a checkpoint. `layer` is empty outside the layers.
+    /// Returns the full name in a checkpoint. `layer` is empty outside the layers.
     pub(crate) fn name_in(&self, layer: &str) -> String {
         if layer.is_empty() { self.name.to_owned() } else { format!("{layer}.{}", self.name) }
     }
 
-    /// A matrix in a separate tensor, without a bias.
+    /// Specifies a matrix in a separate tensor, without a bias.
     pub(crate) fn matrix(name: &'static str, inputs: usize, outputs: usize) -> Self {
         let rows = RowStrips::all(outputs);
         Self { name, inputs, outputs, rows, has_bias: false, is_residual: false }
     }
 
-    /// An LM head, which has no bias.
+    /// Specifies an LM head, which has no bias.
     pub(crate) fn lm_head(name: &'static str, shape: &ModelShape) -> Self {
         Self::matrix(name, shape.hidden_size, shape.vocab_size)
     }
@@ -325,13 +325,13 @@ impl ModelNames {
         ignored: &["rotary_emb.inv_freq"],
     };
 
-    /// The layer of a tensor, from its name; `None` outside the layers.
+    /// Parses the layer of a tensor from its name; `None` outside the layers.
     pub(crate) fn layer_of(&self, tensor: &str) -> Option<usize> {
         let behind = tensor.strip_prefix(self.layers)?.strip_prefix('.')?;
         behind.split('.').next()?.parse().ok()
     }
 
-    /// The prefix of a layer's tensor names.
+    /// Returns the prefix of a layer's tensor names.
     pub(crate) fn layer(&self, number: usize) -> String {
         format!("{}.{number}", self.layers)
     }
@@ -361,7 +361,7 @@ impl MlpNames {
 }
 
 impl AttentionSpec {
-    /// Grouped-query attention with Llama's names.
+    /// Specifies grouped-query attention with Llama's names.
     pub(crate) fn llama(bias: bool) -> Self {
         let names = AttentionNames::LLAMA;
         Self {
@@ -374,7 +374,7 @@ impl AttentionSpec {
         }
     }
 
-    /// The projections to queries, keys and values, and the output projection.
+    /// Lists the projections to queries, keys and values, and the output projection.
     pub(crate) fn linears(&self, shape: &ModelShape) -> [LinearSpec; 4] {
         let (hidden, head_dim) = (shape.hidden_size, shape.head_dim);
         let AttentionNames { query, key, value, is_by_head, output, .. } = self.names;
@@ -404,7 +404,7 @@ impl AttentionSpec {
         [linear(0, query), linear(1, key), linear(2, value), output]
     }
 
-    /// The factor of the scores.
+    /// Computes the factor of the scores: 1/√`query_scalar`, or 1/√`head_dim` without one.
     pub(crate) fn scale(&self, shape: &ModelShape) -> f32 {
         let scalar = self.query_scalar.map_or(shape.head_dim as f32, |scalar| scalar as f32);
         1.0 / scalar.sqrt()
@@ -412,12 +412,12 @@ impl AttentionSpec {
 }
 
 impl MlpSpec {
-    /// A gated MLP with Llama's names.
+    /// Specifies a gated MLP with Llama's names.
     pub(crate) fn llama(width: usize, bias: bool) -> Self {
         Self { width, bias, activation: Activation::Silu, names: MlpNames::LLAMA }
     }
 
-    /// The gate, if any, then up and down.
+    /// Lists the gate, if any, then up and down.
     pub(crate) fn linears(&self, shape: &ModelShape) -> (Option<LinearSpec>, [LinearSpec; 2]) {
         let (hidden, width, has_bias) = (shape.hidden_size, self.width, self.bias);
         let MlpNames { gate, up, down, .. } = self.names;
@@ -436,7 +436,7 @@ impl MlpSpec {
 }
 
 impl NormSpec {
-    /// The number added to stored weights.
+    /// Returns the number added to stored weights: 1 if checkpoints leave it out.
     pub(crate) fn offset(&self) -> f32 {
         if self.form == NormForm::RmsPlusOne { 1.0 } else { 0.0 }
     }
@@ -447,12 +447,12 @@ impl NormSpec {
 }
 
 impl DecoderSpec {
-    /// The untied LM head.
+    /// Specifies the untied LM head.
     pub(crate) fn lm_head(&self, shape: &ModelShape) -> LinearSpec {
         LinearSpec::lm_head(self.names.lm_head, shape)
     }
 
-    /// The spec of layer `number`.
+    /// Returns the spec of layer `number`.
     pub(crate) fn layer(&self, number: usize) -> LayerSpec {
         let in_window = |window: &WindowSpec| window.layers.get(number) == Some(&true);
         LayerSpec {
@@ -464,7 +464,7 @@ impl DecoderSpec {
         }
     }
 
-    /// Parameters outside the layers; a tied LM head counts once.
+    /// Counts the parameters outside the layers; a tied LM head counts once.
     pub(crate) fn num_parameters_outside(&self, shape: &ModelShape) -> usize {
         let num_tables = if self.tie_word_embeddings { 1 } else { 2 };
         let norm = self.norm.num_parameters(shape.hidden_size);
@@ -473,7 +473,7 @@ impl DecoderSpec {
 }
 
 impl LayerSpec {
-    /// The number of parameters.
+    /// Counts the layer's parameters.
     pub(crate) fn num_parameters(&self, shape: &ModelShape) -> usize {
         let of_linears = |linears: &[LinearSpec]| -> usize {
             linears.iter().map(LinearSpec::num_parameters).sum()

@@ -74,7 +74,8 @@ impl TokenTree {
         self.parents.len()
     }
 
-    /// The position in the text of cache entry `entry`. Entries after the last node have no token.
+    /// Returns the position in the text of cache entry `entry`. Entries after the last node have no
+    /// token.
     pub(crate) fn position(&self, entry: usize) -> usize {
         let node = entry.checked_sub(self.num_standing);
         match node.and_then(|node| self.depths.get(node)) {
@@ -83,8 +84,8 @@ impl TokenTree {
         }
     }
 
-    /// The nodes before `entry` that it does not attend to: those that are not its ancestors, and
-    /// those before position `first_seen`.
+    /// Lists the nodes before `entry` that it does not attend to: those that are not its ancestors,
+    /// and those before position `first_seen`.
     pub(crate) fn hidden_from(
         &self,
         entry: usize,
@@ -102,7 +103,7 @@ impl TokenTree {
     }
 }
 
-/// Where a node's row of `follows` starts.
+/// Returns where a node's row of `follows` starts.
 fn first_of(node: usize) -> usize {
     node * node.saturating_sub(1) / 2
 }

@@ -28,7 +28,7 @@ pub fn check_trained_with<E: From<ModelError>>(
     Err(ModelError::TrainedWith { what, path, of, then, now }.into())
 }
 
-/// The hash of a head's or an adapter's weights in `dir` and of its shape. `hash` hashes a file.
+/// Hashes the weights in `dir`, of a head or an adapter, together with its `shape`. `hash` hashes a file.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -42,7 +42,7 @@ pub fn hash_export<E: From<ModelError>>(
     Ok(hash_bytes(format!("{} {shape}", hashes.join(" ")).as_bytes()))
 }
 
-/// The hash by which a head names its adapter: of the adapter's weights in `dir` and its exit layer.
+/// Computes the hash by which a head names its adapter: of the adapter's weights in `dir` and its exit layer.
 ///
 /// # Errors
 /// If a file cannot be read.

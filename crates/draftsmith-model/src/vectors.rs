@@ -18,8 +18,8 @@ pub fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(work)
 }
 
-/// Whether work on `device` can run here instead: on the CPU, without autodiff, and on a processor
-/// with fused multiply-add. Without that instruction every `mul_add` would be a call.
+/// Returns whether work on `device` can run here instead: on the CPU, without autodiff, and on a
+/// processor with fused multiply-add. Without that instruction every `mul_add` would be a call.
 pub fn reach(device: &Device) -> bool {
     #[cfg(target_arch = "x86_64")]
     let fuses = pulp::x86::V3::try_new().is_some();
@@ -38,12 +38,12 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     data.try_into_vec().expect("it was cast to f32")
 }
 
-/// A tensor from values in host memory.
+/// Builds a tensor from values in host memory.
 pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// The sum of the strands.
+/// Sums the strands.
 #[inline(always)]
 pub fn sum(strands: [f32; STRANDS]) -> f32 {
     let mut total = 0.0;
@@ -53,8 +53,8 @@ pub fn sum(strands: [f32; STRANDS]) -> f32 {
     total
 }
 
-/// `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above. Unlike the C
-/// library's, it is branchless and vectorises.
+/// Computes `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above.
+/// Unlike the C library's, it is branchless and vectorises.
 ///
 /// The argument is split into a multiple of ln 2 and a rest within ±½ ln 2, whose exponential is a
 /// Taylor polynomial of degree 7 (Cody and Waite 1980).

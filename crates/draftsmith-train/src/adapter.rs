@@ -107,7 +107,7 @@ pub fn train_adapters(
     trained
 }
 
-/// The examples that [`train_adapters`] uses: those of every training step and of validation.
+/// Returns the examples that [`train_adapters`] uses: those of every training step and of validation.
 ///
 /// # Errors
 /// As [`train_adapters`] before training begins.
@@ -121,7 +121,7 @@ pub fn adapter_examples(
     Ok(prepare(&target.valid().into(), rows, &training.lessons(), seed, None)?.loaders.examples())
 }
 
-/// The initial adapter of [`train_adapters`], on the target's device.
+/// Returns the initial adapter of [`train_adapters`], on the target's device.
 ///
 /// # Errors
 /// If `exit_layer` is not below the target's number of layers.
@@ -257,8 +257,7 @@ pub(crate) fn prepare(
     Ok(Sources { loaders, vocabulary, stored })
 }
 
-/// An adapter with initial weights, drawn from the seed or copied from the target, on the target's device
-/// with autodiff.
+/// Initialises an adapter, drawn from the seed or copied from the target, on the target's device with autodiff.
 fn initial_adapter(
     config: &AdapterConfig,
     target: &CausalLm,

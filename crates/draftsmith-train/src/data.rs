@@ -43,13 +43,13 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
     /// What the learner reads of a batch.
     type Content: Send + 'static;
 
-    /// The number of rows.
+    /// Returns the number of rows.
     fn num_rows(&self) -> usize;
 
-    /// The number of devices. Batches go to them in turn, beginning with the first device at each step.
+    /// Returns the number of devices. Batches go to them in turn, beginning with the first device at each step.
     fn num_devices(&self) -> usize;
 
-    /// Whether a row has any label in an epoch.
+    /// Returns whether a row has any label in an epoch.
     fn is_used(&self, row: usize, epoch: u64) -> bool;
 
     /// Prepares the batches of one step, given the rows of each batch.
@@ -59,7 +59,7 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
         step: &[Vec<usize>],
     ) -> impl Iterator<Item = TrainingBatch<Self::Content>>;
 
-    /// The inputs of [`Self::step_batches`], row by row.
+    /// Lists the inputs of [`Self::step_batches`], row by row.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
 }
 
@@ -87,8 +87,8 @@ pub struct Example {
     pub labels: Vec<f32>,
 }
 
-/// 1 for each of `num` entries and 0 for the padding after them, `[num_padded]`; `None` if lengths are not
-/// padded.
+/// Builds a mask, `[num_padded]`: 1 for each of `num` entries and 0 for the padding after them; `None` if lengths are
+/// not padded.
 pub(crate) fn padding_mask(
     num: usize,
     num_padded: usize,
@@ -164,7 +164,7 @@ impl<S: BatchSource> Loaders<S> {
         Self { training, validation, num_epochs, num_steps, num_training, num_validation, rows }
     }
 
-    /// The examples of every training step in order, then those of validation.
+    /// Lists the examples of every training step in order, then those of validation.
     pub(crate) fn examples(&self) -> Vec<StepExamples> {
         let training = (1..=self.num_epochs as u64).map(|epoch| (&self.training, epoch));
         let all = training.chain([(&self.validation, VALIDATION_EPOCH)]);
@@ -173,13 +173,13 @@ impl<S: BatchSource> Loaders<S> {
 }
 
 impl<S: BatchSource> Loader<S> {
-    /// The numbers of used rows and of steps in an epoch.
+    /// Counts the used rows and the steps of an epoch.
     pub(crate) fn size(&self, epoch: u64) -> (usize, usize) {
         let plan = self.plan(epoch);
         (num_rows(&plan), plan.len())
     }
 
-    /// The examples of an epoch's steps.
+    /// Lists the examples of an epoch's steps.
     pub(crate) fn examples(&self, epoch: u64) -> Vec<StepExamples> {
         let plan = self.plan(epoch);
         let batches = plan.iter().map(|step| self.source.step_examples(epoch, step));
@@ -191,7 +191,7 @@ impl<S: BatchSource> Loader<S> {
         self.source.num_rows()
     }
 
-    /// The batches of an epoch after its first `num_steps` steps.
+    /// Starts a thread that prepares the batches of an epoch after its first `num_steps` steps.
     pub(crate) fn batches(&self, epoch: u64, num_steps: usize) -> Batches<S::Content> {
         let mut plan = self.plan(epoch);
         let num_all = num_rows(&plan);
@@ -238,7 +238,7 @@ fn num_rows(plan: &EpochPlan) -> usize {
     plan.iter().flatten().map(Vec::len).sum()
 }
 
-/// The Fisher–Yates shuffle.
+/// Shuffles rows by Fisher–Yates.
 fn shuffle(rows: &mut [usize], draws: &mut SeededDraws) {
     for last in (1..rows.len()).rev() {
         // At most `last`, since the uniform number is below 1.
@@ -280,8 +280,8 @@ impl<C> Batches<C> {
         self.progress.clone()
     }
 
-    /// The next batches of the current step, at most `num`, with the epoch's progress after each. Empty
-    /// at the end of the epoch.
+    /// Takes the next batches of the current step, at most `num`, with the epoch's progress after each. Empty at the
+    /// end of the epoch.
     pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<TrainingBatch<C>>, Vec<Progress>) {
         let (mut batches, mut progress) = (Vec::<TrainingBatch<C>>::new(), Vec::new());
         while batches.len() < num && !batches.last().is_some_and(|batch| batch.ends_step) {

@@ -112,7 +112,7 @@ fn config_of(target: &CausalLm, training: &Eagle3Training) -> Result<Eagle3Confi
     Ok(Eagle3Config { target_layers, dtype: target.stored_dtype(), ..config })
 }
 
-/// A drafter with initial weights, on the target's device with autodiff.
+/// Initialises a drafter, drawn from the seed or begun with the target's weights, on the target's device with autodiff.
 fn initial_drafter(
     config: &Eagle3Config,
     target: &CausalLm,

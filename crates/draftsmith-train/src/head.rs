@@ -126,8 +126,8 @@ pub fn train_heads<'a>(
     trained
 }
 
-/// The examples that [`train_heads`] uses for one head: the mixtures and labels of every training step and
-/// of validation.
+/// Returns the examples that [`train_heads`] uses for one head: the mixtures and labels of every training step and of
+/// validation.
 ///
 /// # Errors
 /// As [`train_heads`] before training begins.
@@ -146,7 +146,7 @@ pub fn head_examples(
     Ok(loaders.examples())
 }
 
-/// The initial head of [`train_heads`], on the draft's device.
+/// Returns the initial head of [`train_heads`], on the draft's device.
 pub fn first_head(
     draft: &CausalLm,
     head: &HeadTraining,
@@ -157,12 +157,12 @@ pub fn first_head(
     (config, first)
 }
 
-/// The recipe section that configures a drafter's head.
+/// Returns the recipe section that configures a drafter's head.
 fn section_of(draft: &DrafterModel) -> Section {
     if draft.is_self_draft() { Section::AdapterHead } else { Section::Head }
 }
 
-/// The configuration of a head that reads hidden states of width `hidden_size`.
+/// Configures a head that reads hidden states of width `hidden_size`.
 fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
     let config = AcceptanceHeadConfig::new(hidden_size, head.num_layers, head.tied);
     config.with_reads(head.reads())
@@ -254,9 +254,9 @@ fn open_states(
     Ok(files.open()?.remove(0))
 }
 
-/// A head with PyTorch's default weights for linear layers, uniform in ±1/√in and drawn from the seed (burn
-/// draws from one generator for all threads). `in` is the hidden size for every layer, also for those that
-/// read further inputs.
+/// Initialises a head with PyTorch's default weights for linear layers, uniform in ±1/√in and drawn from the seed (burn
+/// draws from one generator for all threads). `in` is the hidden size for every layer, also for those that read further
+/// inputs.
 fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
     let bound = 1.0 / (config.hidden_size as f64).sqrt();
     let mut draws = SeededDraws::new(seed, &["head"]);

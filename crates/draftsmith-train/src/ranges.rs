@@ -20,7 +20,7 @@ impl Range {
     pub(crate) const NOT_NEGATIVE: Self = Self::Within(0.0, f64::MAX, "0 or more");
     pub(crate) const AT_LEAST_ONE: Self = Self::Within(1.0, f64::MAX, "1 or more");
 
-    /// Whether `x` is in the range, and the range in words.
+    /// Returns whether `x` is in the range, and the range in words.
     fn check(self, x: f64) -> (bool, &'static str) {
         match self {
             Self::Positive => (x > 0.0, "a number above 0"),

@@ -69,7 +69,7 @@ pub struct TrainingSize {
 }
 
 impl<'a> TrainingRun<'a> {
-    /// A run to the end of the training that shows nothing.
+    /// Sets up a run to the end of the training that shows nothing.
     pub fn new(checkpoint_dir: &'a Path, fingerprint: &'a str) -> Self {
         Self {
             checkpoint_dir,
@@ -84,12 +84,12 @@ impl<'a> TrainingRun<'a> {
         }
     }
 
-    /// The devices besides the first that a step of at most `num_batches` batches can use.
+    /// Returns the devices besides the first that a step of at most `num_batches` batches can use.
     pub(crate) fn more_devices(&self, num_batches: usize) -> &[Device] {
         &self.more_devices[..self.more_devices.len().min(num_batches - 1)]
     }
 
-    /// Where hidden states are stored.
+    /// Returns where hidden states are stored: in the checkpoint directory, unless the run has a place for them.
     pub(crate) fn feature_dir(&self) -> FeatureDir<'a> {
         self.features.clone().unwrap_or_else(|| FeatureDir {
             dir: self.checkpoint_dir,
@@ -127,7 +127,8 @@ pub enum Ending<T> {
 }
 
 impl<T> Ending<Vec<T>> {
-    /// The result of a run, which was `interrupted` if it stopped before the end: `trained` converts each member's best weights, given the member's index.
+    /// Returns the result of a run, which was `interrupted` if it stopped before the end: `trained` converts each
+    /// member's best weights, given the member's index.
     fn of_members<L: Trainee>(
         trainer: Trainer<L>,
         interrupted: bool,
@@ -161,7 +162,7 @@ impl<T> Ending<T> {
         }
     }
 
-    /// The best result, finished or not.
+    /// Returns the best result, finished or not; `None` if the run stopped before it had one.
     pub fn best(self) -> Option<T> {
         match self {
             Self::Finished(best) => Some(best),

@@ -104,7 +104,7 @@ impl<'a> StateFiles<'a> {
     }
 }
 
-/// Messages about problems with files, for the end of a training.
+/// Lists messages about problems with files, for the end of a training.
 pub(crate) fn problems(files: &[&StateFile]) -> Vec<String> {
     let num_unfit: usize = files.iter().map(|file| file.num_unfit()).sum();
     let mut problems: Vec<String> = files.iter().filter_map(|file| file.problem()).collect();

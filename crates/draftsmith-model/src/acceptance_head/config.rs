@@ -115,7 +115,7 @@ impl HeadKeys {
 }
 
 impl AcceptanceHeadConfig {
-    /// A head of `num_layers` tied or untied blocks that reads only a hidden state.
+    /// Configures a head of `num_layers` tied or untied blocks that reads only a hidden state.
     pub fn new(hidden_size: usize, num_layers: usize, tied: bool) -> Self {
         Self {
             hidden_size,
@@ -133,12 +133,13 @@ impl AcceptanceHeadConfig {
         Self { reads, ..self }
     }
 
-    /// Whether the authors' class can load the head, which is then stored in its format.
+    /// Returns whether the authors' class can load the head. If so, the head is stored in its
+    /// format.
     pub fn is_authors(&self) -> bool {
         self.tied && self.reads.is_hidden_only()
     }
 
-    /// Number of stored blocks.
+    /// Returns the number of blocks that are stored: one at most if they are tied.
     pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }

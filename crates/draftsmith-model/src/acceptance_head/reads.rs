@@ -27,7 +27,7 @@ pub enum HeadInput {
 }
 
 impl HeadInput {
-    /// The name in configs.
+    /// Returns the input's name in configs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Entropy => "entropy",
@@ -57,7 +57,7 @@ pub struct HeadReads {
 }
 
 impl HeadReads {
-    /// A head of a form with inputs, whose order does not matter.
+    /// Describes a head of a given form with optional inputs, in any order; duplicates are dropped.
     pub fn new(form: HeadForm, inputs: &[HeadInput]) -> Self {
         let mut inputs = inputs.to_vec();
         inputs.sort_unstable();
@@ -75,28 +75,29 @@ impl HeadReads {
         &self.inputs
     }
 
-    /// Whether the head predicts as soon as a candidate is drawn.
+    /// Returns whether the head predicts as soon as a candidate is drawn, before the draft reads
+    /// it.
     pub fn looks_ahead(&self) -> bool {
         self.form == HeadForm::LookAhead
     }
 
-    /// Whether the head reads only the hidden state of the candidate, as in SpecDec++.
+    /// Returns whether the head reads only the hidden state of the candidate, as in SpecDec++.
     pub fn is_hidden_only(&self) -> bool {
         self.num_scalars() == 0
     }
 
-    /// Number of values of [`Self::scalars`].
+    /// Counts the values of [`Self::scalars`].
     pub fn num_scalars(&self) -> usize {
         usize::from(self.looks_ahead()) + self.inputs.len()
     }
 
-    /// Number of inputs besides a hidden state of width `hidden_size`.
+    /// Counts the inputs besides a hidden state of width `hidden_size`.
     pub(crate) fn num_extra(&self, hidden_size: usize) -> usize {
         let embedding = if self.looks_ahead() { hidden_size } else { 0 };
         embedding + self.num_scalars()
     }
 
-    /// A candidate of a draft with `vocab_size` = V tokens, as numbers around 1.
+    /// Expresses a candidate of a draft with `vocab_size` = V tokens as numbers around 1.
     ///
     /// A look-ahead head reads log-probability / log V, at least −2. Then come the inputs:
     /// entropy / log V, and a fifth of the top probability's log-odds, cut to ±2 (log-odds, because
@@ -163,7 +164,7 @@ impl HeadFeatures {
         }
     }
 
-    /// The features of some of the candidates, in the order given.
+    /// Selects the features of some candidates, in the order given.
     pub fn select(&self, rows: &[usize]) -> Self {
         let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
         let indices = TensorData::new(indices, [rows.len()]);

@@ -189,7 +189,7 @@ impl Adapter {
         write_config(dir, json, hash)
     }
 
-    /// The tensors in a checkpoint's layout.
+    /// Lists the tensors in a checkpoint's layout.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
         let layers = self.stack.layers.iter().enumerate();
         let mut tensors: Vec<NamedTensor> = layers

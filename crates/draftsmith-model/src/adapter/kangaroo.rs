@@ -16,7 +16,7 @@ pub const KANGAROO_ROPE_THETA: f64 = 10_000.0;
 const MODULE: &str = "module.";
 
 impl AdapterConfig {
-    /// Whether their class rotates as this adapter does.
+    /// Returns whether the class of Kangaroo's authors rotates queries and keys as this adapter does.
     pub fn rotates_as_kangaroo(&self) -> bool {
         self.model.spec.rope == kangaroo_rope()
     }

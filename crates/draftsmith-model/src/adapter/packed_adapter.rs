@@ -73,7 +73,7 @@ impl PackedAdapter {
         })
     }
 
-    /// The hidden states that the LM head reads, for new tokens of the slots in `runs`.
+    /// Computes the hidden states that the LM head reads, for new tokens of the slots in `runs`.
     pub(super) fn forward(
         &self,
         mut rows: HostRows,
@@ -128,7 +128,7 @@ impl PackedAdapter {
         }
     }
 
-    /// Logits of the adapter's LM head; `None` if it has none.
+    /// Computes the logits of the adapter's LM head; `None` if it has none.
     pub(super) fn logits(&self, normed: &HostRows) -> Option<HostRows> {
         let lm_head = self.lm_head.as_ref()?;
         let values = packed::logits(lm_head, &normed.values, self.logit_soft_cap);

@@ -75,7 +75,7 @@ impl PackedModel {
         Ok(Self { weights: Arc::new(weights) })
     }
 
-    /// The same weights as tensors in f32, for writing or computing in another type.
+    /// Unpacks the weights into tensors in f32, for writing or computing in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
         let embedding = self.embedding_table(device);
         let layers =
@@ -84,13 +84,13 @@ impl PackedModel {
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
     }
 
-    /// The embedding matrix, `[vocab, hidden]`.
+    /// Unpacks the embedding matrix, `[vocab, hidden]`.
     pub(super) fn embedding_table(&self, device: &Device) -> Tensor<2> {
         let table = self.embedding();
         unpacked_linear(table, 0..table.outputs, device).weight.val().transpose()
     }
 
-    /// A layer as tensors in f32.
+    /// Unpacks a layer into tensors in f32.
     pub(super) fn layer(
         &self,
         number: usize,
@@ -101,12 +101,12 @@ impl PackedModel {
         unpacked_layer(layer, &config.spec.layer(number), &config.shape, device)
     }
 
-    /// The final norm as a tensor.
+    /// Unpacks the final norm.
     pub(super) fn norm(&self, config: &ModelConfig, device: &Device) -> Norm {
         unpacked_norm(&self.weights.norm, &config.spec.norm, device)
     }
 
-    /// The LM head as a tensor, `[hidden, vocab]`.
+    /// Returns the LM head as a tensor, `[hidden, vocab]`, unpacked at the first call.
     pub(super) fn lm_head_weight(&self, device: &Device) -> Tensor<2> {
         let unpack = || {
             let lm_head = &self.weights.lm_head;
@@ -135,7 +135,7 @@ impl PackedModel {
         HostRows { values, width }
     }
 
-    /// The root mean square of the embeddings.
+    /// Computes the root mean square of the embeddings, with the embedding scale.
     pub(super) fn embedding_size(&self) -> f32 {
         let (embedding, mut row, mut sum) = (self.embedding(), Vec::new(), 0.0);
         for id in 0..embedding.outputs {

@@ -198,7 +198,7 @@ pub(super) fn read(
     Ok(ModelConfig { architecture, shape, spec })
 }
 
-/// The part of the spec that all families read in the same way.
+/// Reads the part of the spec that all families write in the same way.
 fn common_spec(
     architecture: Architecture,
     family: &Family,
@@ -239,7 +239,7 @@ fn common_spec(
     })
 }
 
-/// The sizes, after checks.
+/// Reads the sizes and checks them.
 fn shape_of(keys: &Keys, family: &Family) -> Result<ModelShape, ModelError> {
     let context = keys.max_position_embeddings.unwrap_or(family.context);
     keys.check_sizes(&[
@@ -305,7 +305,7 @@ fn add_gemma(
     Ok(())
 }
 
-/// A Qwen's window, which covers the last layers and only if `use_sliding_window` is set.
+/// Reads a Qwen's window, which covers the last layers; `None` unless `use_sliding_window` is set.
 fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, ModelError> {
     if !keys.use_sliding_window.unwrap_or(false) {
         return Ok(None);
@@ -315,7 +315,7 @@ fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, Mo
     window(keys, keys.sliding_window.unwrap_or(Some(4096)), slides)
 }
 
-/// The window of the sliding layers; `None` without a window size or such a layer.
+/// Builds the window of the sliding layers; `None` without a window size or such a layer.
 fn window(
     keys: &Keys,
     size: Option<usize>,
@@ -326,7 +326,7 @@ fn window(
     Ok(layers.contains(&true).then_some(WindowSpec { size, layers, rope: None }))
 }
 
-/// Whether each layer has a window, from `layer_types` or else by the family's rule.
+/// Returns whether each layer has a window, from `layer_types` or else by the family's rule.
 fn sliding_layers(
     keys: &Keys,
     shape: &ModelShape,

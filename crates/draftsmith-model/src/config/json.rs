@@ -7,7 +7,7 @@ use super::{Architecture, ModelConfig, rope};
 use crate::spec::RopeScaling;
 
 impl ModelConfig {
-    /// The `config.json` for weights stored as `dtype`.
+    /// Returns the `config.json` for weights stored as `dtype`.
     pub fn to_json(&self, dtype: &str) -> Value {
         let ModelConfig { architecture, shape, spec } = self;
         let rope = rope::to_json(&spec.rope, shape);

@@ -124,7 +124,7 @@ impl Keys {
         }
     }
 
-    /// The error for a bad key.
+    /// Builds the error for a bad key.
     pub(super) fn fail(&self, key: &'static str, problem: impl Into<String>) -> ModelError {
         ModelError::Config { path: self.path.clone(), key, problem: problem.into() }
     }
@@ -158,7 +158,7 @@ impl Keys {
         }
     }
 
-    /// The activation function that a key names.
+    /// Parses the activation function that a key names.
     pub(super) fn activation(
         &self,
         key: &'static str,
@@ -176,7 +176,7 @@ impl Keys {
     }
 }
 
-/// The activation's name in `config.json`.
+/// Returns the activation's name in `config.json`.
 pub(super) fn activation_name(activation: Activation) -> &'static str {
     match activation {
         Activation::Silu => "silu",

@@ -52,8 +52,8 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// One rotation. `theta` and `share`, the rotated share of a head's channels, are defaults from
-    /// the outer keys.
+    /// Reads one rotation. `theta` and `share`, the rotated share of a head's channels, are
+    /// defaults from the outer keys.
     fn one(
         self,
         rope: &RopeKeys,
@@ -166,12 +166,12 @@ impl Reading<'_> {
     }
 }
 
-/// YaRN's scale of cosines and sines.
+/// Computes YaRN's scale of cosines and sines.
 fn magnitude(stretch: f64, scale: f64) -> f64 {
     if stretch <= 1.0 { 1.0 } else { 0.1 * scale * stretch.ln() + 1.0 }
 }
 
-/// The `rope_parameters` key.
+/// Returns the value of the `rope_parameters` key.
 pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
     let mut json = json!(rope.scaling);
     if let Value::Object(keys) = &mut json {

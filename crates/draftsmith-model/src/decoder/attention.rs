@@ -84,7 +84,7 @@ struct View {
 /// number for later positions and those before its window. `None` if a query may look everywhere.
 type Mask = Option<Tensor<4>>;
 
-/// The causal mask of whole sequences.
+/// Builds the causal mask of whole sequences, `[1, 1, seq, seq]`; `None` for a single token.
 fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mask {
     if seq == 1 {
         return None;
@@ -98,7 +98,7 @@ fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mas
 }
 
 impl Positions {
-    /// Rotary tables and masks of whole sequences, on the layers' device. `hidden` may be on
+    /// Builds rotary tables and masks of whole sequences, on the layers' device. `hidden` may be on
     /// another: features can be constants on a device without autodiff.
     ///
     /// # Shapes
@@ -194,7 +194,7 @@ impl Attention {
         })
     }
 
-    /// The tensors in a checkpoint's layout, for the layer `name`.
+    /// Lists the tensors in a checkpoint's layout, for the layer `name`.
     pub(super) fn named(
         &self,
         spec: &AttentionSpec,
@@ -212,18 +212,18 @@ impl Attention {
         tensors
     }
 
-    /// The projections to queries, keys, values and output.
+    /// Returns the projections to queries, keys, values and output.
     pub(crate) fn projections(&self) -> [&Linear; 4] {
         [&self.query, &self.key, &self.value, &self.output]
     }
 
-    /// A trainable copy of `other` on `device`, with the reach of this one.
+    /// Returns a trainable copy of `other` on `device`, with the reach of this attention.
     pub(super) fn with_weights_of(self, other: Self, device: &Device) -> Self {
         Self { form: self.form, ..copied(other, device) }
     }
 
-    /// The same with trainable copies of what fits of `other`'s weights: of its projections, if they have as
-    /// many heads, in the last rows of these.
+    /// Initialises the weights with trainable copies of `other`'s, where they fit. A projection
+    /// with as many outputs as `other`'s takes those weights as its last rows.
     pub(super) fn begun_from(self, other: Self, device: &Device) -> Self {
         let begun = |own: Linear, theirs: Linear| {
             let (own_weight, weight) = (own.weight.val(), theirs.weight.val());
@@ -253,7 +253,7 @@ impl Attention {
         }
     }
 
-    /// The norm of what it reads.
+    /// Norms the rows that the attention reads.
     pub(crate) fn normed_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.norm.forward(x)
     }
@@ -334,7 +334,7 @@ impl Attention {
         }
     }
 
-    /// The values that each query may see, mixed.
+    /// Projects rows to queries, keys and values, and mixes the values that each query may see.
     ///
     /// # Shapes
     /// - x: `[batch, seq, hidden · num_read]`, normed
@@ -372,7 +372,8 @@ impl Attention {
         }
     }
 
-    /// Queries, keys and values of normed x, `[batch, seq, heads, head_dim]` each, neither normed nor rotated.
+    /// Projects normed x to queries, keys and values, `[batch, seq, heads, head_dim]` each, neither
+    /// normed nor rotated.
     fn queries_keys_and_values(&self, x: Tensor<3>, positions: &Positions) -> [Tensor<4>; 3] {
         let AttentionForm { num_heads, num_kv_heads, head_dim, .. } = self.form;
         let Some((kernels, joined)) = positions.kernels.zip(self.joined.as_ref()) else {
@@ -419,7 +420,8 @@ impl Attention {
         multiply(weights, v).reshape([batch, heads, seq, head_dim])
     }
 
-    /// The same for whole sequences through the backend, which applies its scale.
+    /// Mixes as [`Self::mix`] does, for whole sequences through the backend, which applies its own
+    /// scale and causal mask.
     fn mix_fused(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         let [batch, seq, heads, head_dim] = q.dims();
         let num_kv_heads = self.form.num_kv_heads;
@@ -455,7 +457,7 @@ impl Attention {
         self.form.num_kv_heads
     }
 
-    /// Keys (rotated) and values of normed x, `[batch, seq, kv_heads, head_dim]` each.
+    /// Projects normed x to rotated keys and to values, `[batch, seq, kv_heads, head_dim]` each.
     fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> [Tensor<4>; 2] {
         let num_kv_heads = self.form.num_kv_heads;
         let k = self.normed(1, self.heads(&self.key, num_kv_heads, x.clone()));
@@ -463,7 +465,7 @@ impl Attention {
         [rope.rotate(k, 1.0), v]
     }
 
-    /// A projection split into heads, `[batch, seq, heads, head_dim]`.
+    /// Applies a projection and splits its outputs into heads, `[batch, seq, heads, head_dim]`.
     fn heads(&self, linear: &Linear, num_heads: usize, x: Tensor<3>) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
         project(linear, x).reshape([batch, seq, num_heads, self.form.head_dim])
@@ -490,8 +492,8 @@ fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
     linear.forward(x.reshape([batch * seq, width]))
 }
 
-/// The softmax of scores over the last dimension, in f32. Rows form a matrix, because burn compiles kernels for every
-/// number of dimensions.
+/// Computes the softmax of scores over the last dimension, in f32. Rows form a matrix, because burn
+/// compiles kernels for every number of dimensions.
 fn weights_of(scores: Tensor<4>) -> Tensor<4> {
     let shape = scores.dims();
     softmax(scores.cast(FloatDType::F32).flatten::<2>(0, 2), 1).reshape(shape)

@@ -29,8 +29,8 @@ pub(crate) struct FewRows {
 }
 
 impl FewRows {
-    /// The rows of a forward, padding included; `None` if they are too many for kernels in this type, or of too large a
-    /// tree.
+    /// Collects what the kernels need to know of the rows of a forward, padding included; `None` if there are too many
+    /// rows for kernels in this type, or a tree is too large.
     pub(crate) fn new(
         kernels: Kernels,
         reaches: &[Reach],
@@ -71,7 +71,7 @@ impl FewRows {
         Some(Self { kernels, places, ropes: ropes.collect(), num_splits: num_splits(end) })
     }
 
-    /// An attention over a layer's cache, added to a residual. Writes the new keys and values.
+    /// Adds an attention over a layer's cache to a residual. Writes the new keys and values.
     ///
     /// # Shapes
     /// - residual, output: `[1, rows, hidden]`
@@ -91,7 +91,7 @@ impl FewRows {
 }
 
 impl BlockTensors {
-    /// The weights of a block.
+    /// Collects the weights of a block.
     pub(super) fn new(
         norm: Option<&Norm>,
         first: &Joined,
@@ -137,7 +137,8 @@ impl Joined {
         Some(Self { weight: all, bias })
     }
 
-    /// Whether a layer that it was made of still has its type and device: burn casts and copies only parameters.
+    /// Returns whether `linear`, one of the joined layers, still has the type and device of the joined matrix: burn
+    /// casts and copies only parameters.
     pub(crate) fn is_of(&self, linear: &Linear) -> bool {
         let weight = &linear.weight;
         self.weight.dtype() == weight.dtype() && self.weight.device() == weight.device()
@@ -159,7 +160,7 @@ impl Joined {
     }
 }
 
-/// A block's last product and its norm, if it has one, added to a residual.
+/// Multiplies rows by a block's last matrix, norms the product if the block ends in a norm, and adds the residual.
 pub(super) fn finished(
     kernels: Kernels,
     last: &Linear,
@@ -177,7 +178,7 @@ pub(super) fn finished(
     }
 }
 
-/// The same matrix, `[in, out]`, with its columns contiguous: what a product of few rows reads best.
+/// Lays out a matrix, `[in, out]`, with contiguous columns, which a product of few rows reads fastest.
 pub(crate) fn with_contiguous_columns(matrix: Tensor<2>) -> Tensor<2> {
     let [num_inputs, num_outputs] = matrix.dims();
     let flat = matrix.transpose().reshape([num_outputs * num_inputs]);

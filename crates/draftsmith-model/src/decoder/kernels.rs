@@ -73,7 +73,7 @@ pub(crate) enum Then {
 }
 
 impl Then {
-    /// Parts of the product for each output.
+    /// Counts the parts of the product that make one output: two for a gate.
     fn num_parts(self) -> usize {
         if matches!(self, Self::Gate(_)) { 2 } else { 1 }
     }
@@ -167,8 +167,8 @@ pub(crate) trait FewRowsOps: Backend {
 }
 
 impl Kernels {
-    /// The kernels of a device; `None` on the CPU, with autodiff, or if planes have no fixed width: then they may not be added
-    /// over.
+    /// Returns the kernels of a device; `None` on the CPU, with autodiff, or if planes have no fixed width, which sums
+    /// over a plane need.
     pub(crate) fn on(device: &Device) -> Option<Self> {
         let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
         let client = device.client();
@@ -179,13 +179,13 @@ impl Kernels {
         (is_fixed && num_lanes > 1).then_some(Self { num_lanes })
     }
 
-    /// Whether a forward has so few rows, padding included, in this type.
+    /// Returns whether the kernels suit a forward of `num_rows` rows, padding included, in this type.
     pub(crate) fn suit(num_rows: usize, dtype: DType) -> bool {
         let most = if dtype == DType::F32 { MOST_EXACT_ROWS } else { MOST_ROWS };
         num_rows == 1 || (num_rows.is_multiple_of(ROWS_AT_ONCE) && num_rows <= most)
     }
 
-    /// The norm of rows, plus `residual`.
+    /// Norms rows and adds `residual`.
     pub(crate) fn norm<const D: usize>(
         self,
         x: Tensor<D>,
@@ -198,7 +198,8 @@ impl Kernels {
         Tensor::from_dispatch(Dispatch::norm_rows(x, gamma, beta, residual, epsilon as f32))
     }
 
-    /// Rows times a matrix whose columns are contiguous, with a bias, what follows, and a residual.
+    /// Multiplies rows by a matrix whose columns are contiguous, adds a bias, applies what follows, and adds a
+    /// residual.
     ///
     /// # Shapes
     /// - x: `[rows, in]`
@@ -218,7 +219,7 @@ impl Kernels {
         Tensor::from_dispatch(output)
     }
 
-    /// A product of batches of matrices without tensor cores if it is f32, which they would round.
+    /// Multiplies batches of matrices; without tensor cores in f32, which they would round.
     pub(crate) fn product(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
         if lhs.dtype() != DType::F32 {
             return lhs.matmul(rhs);
@@ -226,7 +227,8 @@ impl Kernels {
         Tensor::from_dispatch(Dispatch::exact_product(lhs.into_dispatch(), rhs.into_dispatch()))
     }
 
-    /// An MLP with its norms, added to `residual`, in one operation: each costs the host more than a launch.
+    /// Adds an MLP with its norms to `residual`, in one operation, because an operation costs the host more than
+    /// a launch.
     ///
     /// # Shapes
     /// - residual, output: `[1, rows, hidden]`
@@ -243,7 +245,7 @@ impl Kernels {
         Tensor::from_dispatch(Dispatch::mlp_block(residual, x, weights, then, numbers))
     }
 
-    /// An attention over a cache with its norms, added to `residual`, in one operation. Writes the new keys and values.
+    /// Adds an attention over a cache, with its norms, to `residual`, in one operation. Writes the new keys and values.
     ///
     /// # Shapes
     /// - residual, output: `[1, rows, hidden]`
@@ -294,7 +296,7 @@ impl Kernels {
     }
 }
 
-/// The number of pieces of a cache that are attended to apart.
+/// Counts the pieces of a cache of `num_keys` keys that are attended to separately.
 pub(crate) fn num_splits(num_keys: usize) -> usize {
     num_keys.div_ceil(KEYS_PER_SPLIT)
 }
@@ -330,27 +332,27 @@ fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> 
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// Numbers of a vector that a lane reads at once, of rows of `width`.
+/// Returns the size of the vectors, in numbers, in which a lane reads rows of `width`.
 fn vector_size(client: &Client, dtype: DType, width: usize) -> usize {
     let most = VECTOR_BYTES / dtype.size();
     let sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.filter(|size| *size <= most && width.is_multiple_of(*size)).max().unwrap_or(1)
 }
 
-/// A matrix's buffer, output by output; copied if its columns are not contiguous.
+/// Returns a matrix's buffer, output by output; copies it if its columns are not contiguous.
 fn by_outputs(mut weight: CubeTensor) -> CubeTensor {
     weight.meta.swap(0, 1);
     into_contiguous(weight)
 }
 
-/// Products in f32 without tensor cores.
+/// Returns the strategy for products in f32 without tensor cores.
 fn exact() -> Strategy {
     let tile_size = TileSizeSelection::MaxTileSize;
     Strategy::SimpleUnit(Inferred(SimpleUnitSelectionArgs { tile_size }))
 }
 
-/// Products in 16 bits, fastest first. Measured on an H200 for 4096 × 4096 × 22016 in bf16 with the weights' columns
-/// contiguous: 299, 230 and 188 TFLOP/s, and 63 for cubek's default.
+/// Returns the strategies for products in 16 bits, fastest first. Measured on an H200 for 4096 × 4096 × 22016 in bf16
+/// with the weights' columns contiguous: 299, 230 and 188 TFLOP/s, and 63 for cubek's default.
 fn fast() -> [Strategy; 3] {
     let (cmma, mma) = (TileMatmulKind::Cmma, TileMatmulKind::Mma);
     [
@@ -363,7 +365,7 @@ fn fast() -> [Strategy; 3] {
     ]
 }
 
-/// Whether a strategy could multiply.
+/// Launches a product by a strategy, and returns whether the strategy could multiply.
 fn launched(strategy: &Strategy, lhs: CubeTensor, rhs: CubeTensor, output: &CubeTensor) -> bool {
     let kind = element(output.dtype);
     let mut types =
@@ -373,7 +375,7 @@ fn launched(strategy: &Strategy, lhs: CubeTensor, rhs: CubeTensor, output: &Cube
     launch_ref(&strategy.clone().into(), client, lhs, rhs, output, &mut types).is_ok()
 }
 
-/// The product of many rows and a matrix that lies output by output, in the rows' type.
+/// Multiplies many rows by a matrix that is stored output by output, in the rows' type.
 fn multiplied(x: CubeTensor, mut weight: CubeTensor) -> CubeTensor {
     let [num_outputs, width] = weight.shape().dims();
     let num_rows = x.meta.num_elements() / width;
@@ -491,7 +493,7 @@ impl FewRowsOps for CubeBackend {
 }
 
 impl Pair<CubeBackend> {
-    /// A norm's scale and shift.
+    /// Splits a norm into its scale and shift; `None` without a norm.
     fn into_norm(self) -> Option<(CubeTensor, Option<CubeTensor>)> {
         match self {
             Self::Both(gamma, beta) => Some((gamma, Some(beta))),
@@ -538,7 +540,7 @@ impl Rest {
     }
 }
 
-/// The norm of rows, plus a residual.
+/// Norms rows and adds a residual.
 fn normed(
     x: CubeTensor,
     (gamma, beta): (CubeTensor, Option<CubeTensor>),
@@ -572,7 +574,7 @@ fn normed(
     output
 }
 
-/// Rows times a matrix, what follows, and a residual.
+/// Multiplies rows by a matrix, applies what follows, and adds a residual.
 fn projected(
     x: CubeTensor,
     (weight, bias): (CubeTensor, Option<CubeTensor>),

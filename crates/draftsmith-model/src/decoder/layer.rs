@@ -39,7 +39,7 @@ impl DecoderLayer {
         Ok(Self { attention, mlp, is_parallel: spec.is_parallel })
     }
 
-    /// The tensors in a checkpoint's layout, under `name`.
+    /// Lists the tensors in a checkpoint's layout, under `name`.
     pub(crate) fn named(
         &self,
         spec: &LayerSpec,
@@ -52,8 +52,8 @@ impl DecoderLayer {
         attention.chain(mlp.flat_map(|(own, part)| own.named(part, spec, shape, name))).collect()
     }
 
-    /// The layer with both parts of `spec`. A missing part gets weights of zero, so it adds
-    /// nothing.
+    /// Adds the parts of `spec` that the layer lacks, with weights of zero, so that they add
+    /// nothing to the residual stream.
     pub(crate) fn with_both_parts(
         self,
         spec: &LayerSpec,
@@ -67,7 +67,8 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
-    /// The layer with trainable copies of `other`'s parts, if both have them in the same form.
+    /// Replaces parts by trainable copies of `other`'s, where both layers have the part in the same
+    /// form.
     pub(crate) fn with_parts_of(self, other: Self, device: &Device) -> Self {
         let attention = self.attention.map(|own| match other.attention {
             Some(attention) => own.with_weights_of(attention, device),
@@ -80,8 +81,9 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
-    /// The layer with trainable copies of what fits of `other`, an ordinary layer, although its own attention
-    /// reads further rows before those that `other` reads.
+    /// Initialises the layer with trainable copies of `other`'s weights, where they fit. `other` is
+    /// an ordinary layer; this one's attention may read further inputs before those that `other`
+    /// reads.
     pub(crate) fn begun_from(self, other: Self, device: &Device) -> Self {
         let attention = self.attention.map(|own| match other.attention {
             Some(theirs) => own.begun_from(theirs, device),
@@ -106,12 +108,15 @@ impl DecoderLayer {
         }
     }
 
-    /// Whether its products are joined.
+    /// Returns whether the products of the layer's parts are joined.
     pub(crate) fn is_joined(&self) -> bool {
         let attention = self.attention.as_ref().is_none_or(Attention::is_joined);
         attention && self.mlp.as_ref().is_none_or(Mlp::is_joined)
     }
 
+    /// Adds the layer's parts to the residual stream. If they are parallel, the MLP reads the same
+    /// rows as the attention.
+    ///
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`
     pub(crate) fn forward(
@@ -131,7 +136,8 @@ impl DecoderLayer {
         output
     }
 
-    /// The same for attention that reads other rows than the residual stream, normed.
+    /// Computes [`Self::forward`] with attention that reads other rows than the residual stream,
+    /// already normed.
     ///
     /// # Shapes
     /// - read: `[batch, seq, hidden · num_read]`

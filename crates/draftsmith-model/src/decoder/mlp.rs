@@ -51,7 +51,7 @@ impl Mlp {
         })
     }
 
-    /// The tensors in a checkpoint's layout, for the layer `name`.
+    /// Lists the tensors in a checkpoint's layout, for the layer `name`.
     pub(super) fn named(
         &self,
         spec: &MlpSpec,
@@ -70,7 +70,7 @@ impl Mlp {
         tensors
     }
 
-    /// Whether both have the same parts and activation.
+    /// Returns whether both have the same parts and activation.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let form = |mlp: &Self| (mlp.gate.is_some(), mlp.post_norm.is_some(), mlp.activation);
         form(self) == form(other)
@@ -110,6 +110,8 @@ impl Mlp {
         kernels.mlp(residual, x, block, then)
     }
 
+    /// Computes the MLP with its norms, without a residual.
+    ///
     /// # Shapes
     /// - x, output: `[batch, seq, hidden]`
     pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
@@ -138,8 +140,8 @@ impl Activation {
     }
 }
 
-/// [`Activation::GeluTanh`]. burn's version takes a power of negative numbers, which some devices
-/// refuse.
+/// Computes [`Activation::GeluTanh`]. burn's version takes a power of negative numbers, which some
+/// devices refuse.
 fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
     let cubed = x.clone() * x.clone() * x.clone();
     let inner = (x.clone() + cubed * 0.044_715) * (2.0 / std::f64::consts::PI).sqrt();

@@ -18,8 +18,8 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// A norm of these weights, with the 1 added if checkpoints leave it out, and of biases if it is
-    /// a LayerNorm.
+    /// Builds a norm from its weights, which include the 1 that some checkpoints leave out, and its biases if it is a
+    /// LayerNorm.
     pub(crate) fn new(
         spec: &NormSpec,
         weight: Vec<f32>,
@@ -31,7 +31,7 @@ impl Norm {
         Self { gamma: parameter(weight), beta: bias.map(parameter), epsilon: spec.epsilon }
     }
 
-    /// A norm that neither scales nor shifts.
+    /// Builds a norm that neither scales nor shifts.
     pub(crate) fn ones(spec: &NormSpec, width: usize, device: &Device) -> Self {
         let bias = (spec.form == NormForm::Layer).then(|| vec![0.0; width]);
         Self::new(spec, vec![1.0; width], bias, device)
@@ -42,12 +42,12 @@ impl Norm {
         self.gamma.val()
     }
 
-    /// The shift of a LayerNorm.
+    /// Returns the shift of a LayerNorm; `None` for an RMS norm.
     pub(crate) fn beta(&self) -> Option<Tensor<1>> {
         self.beta.as_ref().map(Param::val)
     }
 
-    /// The tensors in a checkpoint's layout, under `name`.
+    /// Lists the tensors in a checkpoint's layout, under `name`.
     pub(crate) fn named(&self, spec: &NormSpec, name: &str) -> Vec<NamedTensor> {
         let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
         weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());
@@ -76,7 +76,7 @@ impl Norm {
         normed.cast(dtype).reshape(shape)
     }
 
-    /// The same in one launch, plus a residual.
+    /// Computes [`Self::forward`] in one launch, plus a residual.
     pub(super) fn forward_with<const D: usize>(
         &self,
         kernels: Kernels,

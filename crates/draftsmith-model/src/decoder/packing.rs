@@ -15,7 +15,7 @@ use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
 use crate::spec::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec, NormSpec};
 
-/// The weights and biases of some outputs, as tensors on `device`.
+/// Unpacks the weights and biases of some outputs into tensors on `device`.
 pub(crate) fn unpacked_linear(
     packed: &PackedWeights,
     outputs: Range<usize>,
@@ -35,12 +35,12 @@ pub(crate) fn unpacked_linear(
     linear(weight, [num_inputs, num_outputs], bias, device, FloatDType::F32)
 }
 
-/// A norm as tensors on `device`.
+/// Unpacks a norm into tensors on `device`.
 pub(crate) fn unpacked_norm(packed: &PackedNorm, spec: &NormSpec, device: &Device) -> Norm {
     Norm::new(spec, packed.gamma.clone(), packed.beta.clone(), device)
 }
 
-/// A layer as tensors on `device`.
+/// Unpacks a layer into tensors on `device`.
 ///
 /// # Panics
 /// If the spec lacks a part, which no model's does.

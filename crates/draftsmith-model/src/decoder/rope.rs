@@ -16,7 +16,7 @@ pub(crate) struct RopeWindow {
 }
 
 impl RopeWindow {
-    /// The rows of `table` that a forward needs, in `dtype` on `device`.
+    /// Looks up the rows of `table` that a forward needs, in `dtype` on `device`.
     pub(crate) fn new(
         table: &RopeTable,
         rows: PlacedRows<'_>,

@@ -18,10 +18,10 @@ use crate::weights::{NamedTensor, WeightReader};
 pub(crate) trait WeightSource {
     type Error;
 
-    /// A linear layer. `layer` is the prefix of its name.
+    /// Supplies a linear layer. `layer` is the prefix of its name.
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Self::Error>;
 
-    /// A norm over rows of `width` numbers. `layer` is the prefix of its name.
+    /// Supplies a norm over rows of `width` numbers. `layer` is the prefix of its name.
     fn norm(
         &mut self,
         layer: &str,
@@ -105,8 +105,8 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_
     }
 }
 
-/// The tensors of linear layers in a checkpoint's layout, under `layer`. Layers that share a tensor
-/// are written into one.
+/// Lists the tensors of linear layers in a checkpoint's layout, under `layer`. Layers that share a
+/// tensor are written into one.
 pub(crate) fn named_linears<'a>(
     layer: &str,
     linears: impl IntoIterator<Item = (LinearSpec, &'a Linear)>,
@@ -153,7 +153,7 @@ pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32
     output
 }
 
-/// A linear layer in `dtype` from `[in, out]` weights.
+/// Builds a linear layer in `dtype` from `[in, out]` weights.
 pub(crate) fn linear(
     weight: Vec<f32>,
     shape: [usize; 2],
@@ -165,7 +165,8 @@ pub(crate) fn linear(
     Linear { weight: parameter(weight, shape, device, dtype), bias }
 }
 
-/// A parameter in `dtype`, rounded in host memory, so the device never holds it in another type.
+/// Builds a parameter in `dtype`, rounded in host memory, so that the device never holds it in
+/// another type.
 pub(crate) fn parameter<const D: usize>(
     values: Vec<f32>,
     shape: [usize; D],

@@ -44,7 +44,7 @@ impl CandidateRows {
 }
 
 impl DrafterModel {
-    /// [`HeadReads::scalars`] of one of this drafter's candidates.
+    /// Computes [`HeadReads::scalars`] of one of this drafter's candidates.
     pub fn scalars(
         &self,
         reads: &HeadReads,
@@ -53,7 +53,7 @@ impl DrafterModel {
         reads.scalars(candidate, self.vocab_size())
     }
 
-    /// Factor of embeddings while a head is trained.
+    /// Returns the factor by which embeddings are scaled while a head is trained.
     ///
     /// Embeddings are a few hundredths in size, hidden states about 1. AdamW takes equally long steps
     /// for the weights of both, so a head would learn from embeddings last. The factor scales them to
@@ -65,7 +65,7 @@ impl DrafterModel {
         })
     }
 
-    /// Features of candidates for training a head, with embeddings times [`Self::embedding_gain`].
+    /// Collects features of candidates for training a head, with embeddings times [`Self::embedding_gain`].
     ///
     /// # Shapes
     /// - hidden: `[rows, hidden]`, the LM head's input
@@ -102,7 +102,7 @@ impl DrafterModel {
         HeadFeatures { extra, ..drawn_from.into() }
     }
 
-    /// Tokens as candidates drawn from the drafter's distributions after hidden states. One sync.
+    /// Returns each token as a candidate drawn from the drafter's distribution after its hidden state. One sync.
     ///
     /// # Shapes
     /// - hidden: `[candidates, hidden]`, the LM head's input

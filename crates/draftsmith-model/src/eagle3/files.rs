@@ -66,7 +66,7 @@ struct NestedKeys {
 }
 
 impl Eagle3Config {
-    /// Whether a `config.json` is of such a drafter.
+    /// Returns whether a `config.json` belongs to an EAGLE-3 drafter.
     pub fn is_of(config: &Map<String, Value>) -> bool {
         config.contains_key("draft_vocab_size")
     }
@@ -175,12 +175,12 @@ impl Eagle3Config {
     }
 }
 
-/// The tensors of a directory by their usual names.
+/// Opens the tensors of a directory, under their usual names.
 fn open(dir: &Path) -> Result<WeightReader, ModelError> {
     Ok(WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}.")))
 }
 
-/// The keys of a `config.json` with those of the layer among them.
+/// Flattens the keys of a `config.json`: those of the layer join the others.
 fn plain_keys(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, Value>, ModelError> {
     if let Some(method) = keys.get(METHOD).filter(|method| **method != "eagle3") {
         let problem = format!("is {method}, expected \"eagle3\"");
@@ -252,7 +252,7 @@ impl Eagle3 {
         Ok((config, drafter))
     }
 
-    /// The same drafter computed with tensors, for comparison.
+    /// Returns the same drafter computed with tensors, for comparison.
     #[must_use]
     pub fn to_tensors(&self, config: &Eagle3Config) -> Self {
         let mut own = Self { packed: None, narrow_head: None, ..self.clone() };
@@ -260,7 +260,7 @@ impl Eagle3 {
         own
     }
 
-    /// Its own LM head with the tokens that it may draft.
+    /// Wraps the drafter's own LM head with the tokens that it may draft; `None` if it uses the target's.
     fn narrow_head_of(&self, config: &Eagle3Config) -> Option<NarrowHead> {
         let vocab_size = config.model.shape.vocab_size;
         let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
@@ -289,7 +289,7 @@ impl Eagle3 {
         write_config(dir, config.to_json(), hash)
     }
 
-    /// The tensors in a checkpoint's layout.
+    /// Lists the tensors in a checkpoint's layout.
     pub(super) fn named(&self, config: &Eagle3Config) -> Vec<NamedTensor> {
         let norm = &config.model.spec.norm;
         let mut tensors = named_linears("", [(config.fc(), &self.fc)]);

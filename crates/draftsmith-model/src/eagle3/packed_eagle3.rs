@@ -52,7 +52,7 @@ impl PackedEagle3 {
         })
     }
 
-    /// The embeddings of tokens; `None` if it has none of its own.
+    /// Looks up embeddings of tokens; `None` if the drafter has no table of its own.
     pub(super) fn embed<'a>(&self, ids: impl Iterator<Item = &'a u32>) -> Option<HostRows> {
         let (table, width) = (self.embedding.as_ref()?, self.norm.width());
         let mut values = Vec::new();
@@ -60,7 +60,7 @@ impl PackedEagle3 {
         Some(HostRows { values, width })
     }
 
-    /// g of some positions, from the target's states there.
+    /// Computes g of some positions from the target's states there.
     pub(super) fn features(&self, states: &[Rows]) -> HostRows {
         let states: Vec<_> = states.iter().map(|rows| rows.place.host()).collect();
         let width = states[0].width;
@@ -75,7 +75,7 @@ impl PackedEagle3 {
         HostRows { values, width: self.norm.width() }
     }
 
-    /// One step over new positions of the slots in `runs`: o for embeddings and features.
+    /// Runs one step over new positions of the slots in `runs`, and returns their o.
     pub(super) fn forward(
         &self,
         mut embedded: HostRows,

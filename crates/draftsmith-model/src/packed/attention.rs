@@ -52,7 +52,7 @@ impl AttentionForm {
         Self { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach }
     }
 
-    /// Width of a row's queries, and of its keys or values.
+    /// Returns the width of a row's queries, and of its keys or values.
     fn widths(&self) -> (usize, usize) {
         (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
@@ -108,7 +108,8 @@ impl PackedAttention {
         scratch.normed = normed;
     }
 
-    /// The same from normed rows; queries, keys and values may read several of them side by side.
+    /// Projects as [`Self::project`] does, from rows that are normed already; queries, keys and
+    /// values may read several of them side by side.
     pub(super) fn project_read(
         &self,
         read: &[f32],
@@ -272,8 +273,8 @@ impl WithSimd for Mix<'_> {
     }
 }
 
-/// Softmax of an entry's scores, which start at entry `before`. Only the entry's ancestors in the
-/// tree are seen.
+/// Computes the softmax of an entry's scores, which start at entry `before`. Only the entry's
+/// ancestors in the tree are seen.
 #[inline(always)]
 fn softmax_in_tree(
     scores: &mut [f32],

@@ -67,7 +67,8 @@ impl Blocks {
     }
 }
 
-/// Blocks of about equal size, none over the maximum, and equally many for each thread.
+/// Returns the number of rows of a block, so that blocks are about equal, none exceeds the maximum,
+/// and each thread gets equally many.
 fn rows_a_block(num_rows: usize, num_threads: usize) -> usize {
     let num_blocks = num_rows.div_ceil(MAX_ROWS_A_BLOCK).next_multiple_of(num_threads);
     num_rows.div_ceil(num_blocks).max(MIN_ROWS_A_BLOCK)

@@ -44,7 +44,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Buffers for a forward on `threads`.
+    /// Creates buffers for a forward on `threads`.
     pub(crate) fn with_threads(threads: Threads) -> Self {
         Self { threads, ..Self::default() }
     }

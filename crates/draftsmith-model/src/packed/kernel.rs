@@ -94,7 +94,7 @@ macro_rules! pass_of_shape {
     };
 }
 
-/// A pass where a register holds a line.
+/// Runs a pass where a register holds a line.
 #[inline(always)]
 fn pass_of_lines<S: Simd, L: StoredLine>(
     simd: S,
@@ -114,7 +114,7 @@ fn pass_of_lines<S: Simd, L: StoredLine>(
     );
 }
 
-/// A pass where a line takes two or more registers.
+/// Runs a pass where a line takes two or more registers.
 #[inline(always)]
 fn pass_of_half_lines<S: Simd, L: StoredLine>(
     simd: S,

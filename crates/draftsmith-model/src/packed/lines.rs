@@ -27,7 +27,7 @@ macro_rules! for_lines {
 }
 
 impl Lines {
-    /// All zeros.
+    /// Allocates lines of zeros.
     pub(super) fn zeros(storage: Storage, inputs: usize, outputs: usize) -> Self {
         fn empty<L: StoredLine>(inputs: usize, outputs: usize) -> Vec<L> {
             vec![L::EMPTY; outputs.div_ceil(LINE) * inputs.div_ceil(L::INPUTS)]
@@ -142,7 +142,7 @@ fn set_rows<L: StoredLine>(lines: &mut [L], inputs: usize, first: usize, rows: &
     }
 }
 
-/// One output's weights by input.
+/// Returns a function that reads one output's weights by input.
 fn weights_of<L: StoredLine>(
     lines: &[L],
     inputs: usize,

@@ -27,7 +27,7 @@ impl PackedNorm {
         );
     }
 
-    /// The same, to be called inside `vectorized`.
+    /// Norms rows as [`Self::forward`] does, to be called inside `vectorized`.
     #[inline(always)]
     pub(super) fn apply(&self, x: &mut [f32]) {
         match &self.beta {

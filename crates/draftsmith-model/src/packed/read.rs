@@ -60,7 +60,7 @@ impl Packing<'_> {
         Ok(packed)
     }
 
-    /// A norm over rows of `width` numbers. `layer` is the prefix of its name.
+    /// Reads a norm over rows of `width` numbers. `layer` is the prefix of its name.
     pub(crate) fn norm(
         &mut self,
         layer: &str,
@@ -72,7 +72,7 @@ impl Packing<'_> {
         Ok(PackedNorm { gamma, beta, epsilon: spec.epsilon as f32 })
     }
 
-    /// The layer that checkpoints call `name`.
+    /// Reads the layer that checkpoints call `name`.
     ///
     /// # Panics
     /// If the layer lacks a part, which no model's does.
@@ -137,7 +137,7 @@ impl Packing<'_> {
     }
 }
 
-/// The format that holds tensors of these types exactly, packed together.
+/// Returns the format that holds tensors of these types exactly, packed together.
 fn storage_of(stored: impl Iterator<Item = Option<Dtype>>) -> Storage {
     let mut formats = stored.map(|dtype| dtype.map_or(Storage::F32, Storage::of));
     let first = formats.next().unwrap_or(Storage::F32);

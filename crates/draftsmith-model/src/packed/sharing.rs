@@ -28,7 +28,7 @@ impl Sharing {
     /// The fewest and the most forwards that one thread runs after a delay.
     const WAITS: (u32, u32) = (16, 4096);
 
-    /// Whether two threads should run the next forward.
+    /// Returns whether two threads should run the next forward.
     pub(super) fn shares(&mut self, layers: &[PackedLayer], x: &[f32]) -> bool {
         let num_rows = x.len() / layers[0].attention.norm.width();
         if num_rows < ROWS_FOR_TWO {
@@ -100,7 +100,8 @@ impl Sharing {
         self.took(first_took, begun.elapsed());
     }
 
-    /// Called before each forward that may be shared.
+    /// Returns whether the next forward is worth sharing. To be called once before each forward
+    /// that may be shared, because it counts them.
     fn is_worth_it(&mut self) -> bool {
         let is_worth_it = self.num_to_wait == 0;
         self.num_to_wait = self.num_to_wait.saturating_sub(1);

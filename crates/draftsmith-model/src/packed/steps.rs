@@ -9,7 +9,7 @@
 
 use crate::vectors::{STRANDS, exp, sum};
 
-/// `Σ x²`.
+/// Computes `Σ x²`.
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
     let mut strands = [0.0_f32; STRANDS];
@@ -30,7 +30,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `x / sqrt(mean(x²) + ε) ∘ γ`, row by row, into `x`.
+/// Computes `x / sqrt(mean(x²) + ε) ∘ γ`, row by row, into `x`.
 #[inline(always)]
 pub(super) fn rms_norm(x: &mut [f32], gamma: &[f32], epsilon: f32) {
     let width = gamma.len();
@@ -42,7 +42,7 @@ pub(super) fn rms_norm(x: &mut [f32], gamma: &[f32], epsilon: f32) {
     }
 }
 
-/// `(x − mean) / sqrt(variance + ε) ∘ γ + β`, row by row, into `x`.
+/// Computes `(x − mean) / sqrt(variance + ε) ∘ γ + β`, row by row, into `x`.
 #[inline(always)]
 pub(super) fn layer_norm(x: &mut [f32], gamma: &[f32], beta: &[f32], epsilon: f32) {
     let width = gamma.len();
@@ -67,14 +67,14 @@ pub(super) fn layer_norm(x: &mut [f32], gamma: &[f32], beta: &[f32], epsilon: f3
     }
 }
 
-/// `x · sigmoid(x)`
+/// Computes `x · sigmoid(x)`.
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
-/// `x · Φ(x)`. The error function is formula 7.1.26 of Abramowitz and Stegun, with an error of at
-/// most 1.5e-7.
+/// Computes `x · Φ(x)`. The error function is formula 7.1.26 of Abramowitz and Stegun, with an
+/// error of at most 1.5e-7.
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
     const SERIES: [f32; 4] = [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
@@ -89,14 +89,14 @@ pub(super) fn gelu(x: f32) -> f32 {
     if x < 0.0 { x * tail } else { x - x * tail }
 }
 
-/// `x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))`, where `½ (1 + tanh(y)) = sigmoid(2y)`.
+/// Computes `x · ½ (1 + tanh(√(2/π) (x + 0.044715 x³)))`, where `½ (1 + tanh(y)) = sigmoid(2y)`.
 #[inline(always)]
 pub(super) fn gelu_tanh(x: f32) -> f32 {
     const TWICE_ROOT: f32 = 1.595_769;
     x * sigmoid(TWICE_ROOT * x * (0.044_715 * x).mul_add(x, 1.0))
 }
 
-/// `cap · tanh(x / cap)`, into `x`.
+/// Computes `cap · tanh(x / cap)`, into `x`.
 #[inline(always)]
 pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
     let twice = 2.0 / cap;
@@ -108,7 +108,7 @@ pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
     }
 }
 
-/// `activation(gate) ∘ up`, for rows that hold the gate and then `up`.
+/// Computes `activation(gate) ∘ up`, for rows that hold the gate and then `up`.
 #[inline(always)]
 pub(super) fn gated(
     gate_up: &[f32],
@@ -125,7 +125,7 @@ pub(super) fn gated(
     }
 }
 
-/// `activation(x)`, into `x`.
+/// Computes `activation(x)`, into `x`.
 #[inline(always)]
 pub(super) fn activate(x: &mut [f32], activation: impl Fn(f32) -> f32) {
     for i in 0..x.len() {
@@ -133,7 +133,7 @@ pub(super) fn activate(x: &mut [f32], activation: impl Fn(f32) -> f32) {
     }
 }
 
-/// `x + silu(y)`, into `x`.
+/// Computes `x + silu(y)`, into `x`.
 #[inline(always)]
 pub(super) fn add_silu(x: &mut [f32], y: &[f32]) {
     let y = &y[..x.len()];
@@ -142,7 +142,7 @@ pub(super) fn add_silu(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `x + y`, into `x`.
+/// Computes `x + y`, into `x`.
 #[inline(always)]
 pub(super) fn add(x: &mut [f32], y: &[f32]) {
     let y = &y[..x.len()];
@@ -151,7 +151,7 @@ pub(super) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `x + factor · y`, into `x`.
+/// Computes `x + factor · y`, into `x`.
 #[inline(always)]
 pub(super) fn add_scaled(x: &mut [f32], factor: f32, y: &[f32]) {
     let y = &y[..x.len()];
@@ -160,7 +160,7 @@ pub(super) fn add_scaled(x: &mut [f32], factor: f32, y: &[f32]) {
     }
 }
 
-/// `Σ x y`.
+/// Computes `Σ x y`.
 #[inline(always)]
 pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut strands = [0.0_f32; STRANDS];

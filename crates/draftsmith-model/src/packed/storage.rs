@@ -25,7 +25,7 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// The format for numbers of a file's type.
+    /// Returns the format for numbers of a file's type.
     pub(super) fn of(dtype: Dtype) -> Self {
         match dtype {
             Dtype::BF16 => Self::Bf16,
@@ -59,7 +59,7 @@ pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
 
     fn get(&self, input: usize, output: usize) -> f32;
 
-    /// One input's weights of the outputs from `first` on.
+    /// Widens one input's weights of the outputs from `first` on to f32.
     fn widen<S: Simd, const REGISTERS: usize>(
         &self,
         simd: S,

@@ -127,8 +127,8 @@ impl SharedProduct {
         }
     }
 
-    /// The share that starts at a pass: a quarter of the rest, so there are few shares and the last
-    /// are small.
+    /// Returns the share that starts at a pass: a quarter of the rest, so there are few shares and
+    /// the last are small.
     fn share(&self, first: usize) -> Range<usize> {
         let num_left = self.done.len() - first;
         first..first + num_left.div_ceil(4)
@@ -152,7 +152,7 @@ impl SharedProduct {
         }
     }
 
-    /// The outputs of some passes, `[rows, their outputs]`.
+    /// Computes the outputs of some passes, `[rows, their outputs]`.
     fn multiply(&self, passes: Range<usize>) -> Vec<f32> {
         let columns = self.columns(passes);
         let mut output = vec![0.0; self.x.len() / self.inputs * columns.len()];
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::packed::{PackedWeights, Threads};
 
-    /// Deterministic weights and rows.
+    /// Makes deterministic weights and rows.
     fn weights_and_rows(inputs: usize, outputs: usize, rows: usize) -> (PackedWeights, Vec<f32>) {
         let numbers = |len: usize| (0..len).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0);
         let weights: Vec<f32> = numbers(inputs * outputs).collect();

@@ -57,7 +57,7 @@ pub(crate) struct PackedWeights {
 }
 
 impl PackedWeights {
-    /// A matrix of zeros without a bias.
+    /// Allocates a matrix of zeros without a bias.
     pub(crate) fn zeros(storage: Storage, inputs: usize, outputs: usize) -> Self {
         let lines = Arc::new(Lines::zeros(storage, inputs, outputs));
         Self { lines, inputs, outputs, bias: None }
@@ -105,7 +105,7 @@ impl PackedWeights {
         &self.lines
     }
 
-    /// The lines, while nobody shares them.
+    /// Returns the lines to be filled, which nobody may share yet.
     fn lines_mut(&mut self) -> &mut Lines {
         Arc::get_mut(&mut self.lines).expect("nobody reads weights that are being filled")
     }
@@ -119,7 +119,7 @@ impl PackedWeights {
         self.lines.read_output(self.inputs, output, values);
     }
 
-    /// The same matrix with only some of its outputs.
+    /// Selects some outputs of the matrix.
     pub(crate) fn select_outputs(&self, outputs: &[u32]) -> Self {
         let mut selected = Self::zeros(self.storage(), self.inputs, outputs.len());
         let mut weights = Vec::with_capacity(self.inputs);
@@ -134,23 +134,23 @@ impl PackedWeights {
         selected
     }
 
-    /// Number of weights without the bias.
+    /// Counts the weights without the bias.
     pub(super) fn num_weights(&self) -> usize {
         self.inputs * self.outputs
     }
 
-    /// Bytes of the weights.
+    /// Counts the bytes of the weights.
     pub(super) fn num_bytes(&self) -> usize {
         let bytes = if self.storage() == Storage::F32 { 4 } else { 2 };
         self.num_weights() * bytes
     }
 
-    /// Whether several threads share even products of few rows.
+    /// Returns whether several threads share even products of few rows.
     pub(super) fn is_shared(&self) -> bool {
         self.num_weights() >= PARALLEL_WEIGHTS
     }
 
-    /// `x · weight + bias`, row by row.
+    /// Computes `x · weight + bias`, row by row.
     ///
     /// # Shapes
     /// - x: `[rows, in]`
@@ -183,7 +183,7 @@ impl PackedWeights {
         }
     }
 
-    /// Many rows: each thread takes blocks of them.
+    /// Multiplies many rows: each thread takes blocks of them.
     fn multiply_row_blocks(&self, x: &[f32], output: &mut [f32]) {
         let Self { lines, inputs, outputs, .. } = self;
         let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
@@ -193,7 +193,7 @@ impl PackedWeights {
             .for_each(|(x, output)| lines.multiply(*inputs, 0..*outputs, x, output));
     }
 
-    /// Few rows and many weights: each thread takes groups of panels.
+    /// Multiplies few rows by many weights: each thread takes groups of panels.
     fn multiply_panel_groups(&self, x: &[f32], output: &mut [f32]) {
         let Self { lines, inputs, outputs, .. } = self;
         let (num_rows, width) = (x.len() / inputs, PANELS_A_GROUP * LINE);
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// `weight` after a round trip through a storage format.
+    /// Returns `weight` after a round trip through a storage format.
     fn rounded(weight: f32, storage: Storage) -> f32 {
         match storage {
             Storage::F32 => weight,

@@ -5,8 +5,8 @@
 
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// Radians per position for each pair of the `width` rotated channels, and the factor of cosines
-/// and sines.
+/// Computes the radians per position for each pair of the `width` rotated channels, and the factor
+/// of cosines and sines.
 pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64>, f64) {
     let exponent = |pair: usize| 2.0 * pair as f64 / width as f64;
     let base = (0..width / 2).map(|pair| config.theta.powf(-exponent(pair)));

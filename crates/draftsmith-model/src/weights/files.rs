@@ -56,8 +56,8 @@ impl WeightFiles {
     }
 }
 
-/// The names of a checkpoint's weight files: one file, or an index and all files that it names,
-/// sorted.
+/// Lists the names of a checkpoint's weight files: one file, or an index and all files that it
+/// names, sorted.
 ///
 /// # Errors
 /// If there are none, or the index is malformed or names a file of another directory.
@@ -74,7 +74,7 @@ pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
     }
 }
 
-/// Whether a name is a plain file name, without directories.
+/// Returns whether a name is a plain file name, without directories.
 fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(only)), None) if only == name)

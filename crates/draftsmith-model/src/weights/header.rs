@@ -14,7 +14,7 @@ use crate::error::ModelError;
 /// The longest header, the format's limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The tensors of a safetensors file by name.
+/// Reads the header of a safetensors file: its tensors by name.
 pub(super) fn tensors_of(
     mut file: &File,
     path: &Path,
@@ -65,7 +65,7 @@ pub(super) fn tensors_of(
     Ok(tensors)
 }
 
-/// The string-to-string metadata of a safetensors file.
+/// Reads the string-to-string metadata of a safetensors file.
 ///
 /// # Errors
 /// If the file is not whole.

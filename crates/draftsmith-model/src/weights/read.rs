@@ -49,8 +49,8 @@ impl WeightReader {
         Self::open_dir_of(dir, |_| true)
     }
 
-    /// [`WeightReader::open_dir`] for only the tensors that are `wanted`. Files with no wanted
-    /// tensor may be absent.
+    /// Opens a directory as [`WeightReader::open_dir`] does, for only the tensors that are
+    /// `wanted`. Files with no wanted tensor may be absent.
     ///
     /// # Errors
     /// As [`WeightReader::open_dir`].
@@ -93,7 +93,7 @@ impl WeightReader {
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
 
-    /// The same with `prefix` removed from all names, if every name has it.
+    /// Removes `prefix` from all names, if every name has it.
     pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
         if self.tensors.keys().all(|name| name.starts_with(prefix)) {
             let tensors = std::mem::take(&mut self.tensors).into_iter();
@@ -103,7 +103,7 @@ impl WeightReader {
         self
     }
 
-    /// The same with names that begin with `from` beginning with `to` instead.
+    /// Renames tensors: names that begin with `from` begin with `to` instead.
     pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Self {
         let tensors = std::mem::take(&mut self.tensors).into_iter();
         let renamed = tensors.map(|(name, stored)| match name.strip_prefix(from) {
@@ -114,28 +114,28 @@ impl WeightReader {
         self
     }
 
-    /// The names not taken yet, sorted.
+    /// Lists the names not taken yet, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)
     }
 
-    /// A tensor's shape.
+    /// Returns a tensor's shape; `None` for an unknown name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|(_, stored)| stored.shape.as_slice())
     }
 
-    /// A tensor's storage type.
+    /// Returns a tensor's storage type; `None` for an unknown name.
     pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
         self.tensors.get(name).map(|(_, stored)| stored.dtype)
     }
 
-    /// The storage type of the first tensor of weights, as safetensors spells it.
+    /// Returns the storage type of the first tensor of weights, as safetensors spells it.
     pub fn dtype(&self) -> Option<String> {
         let name = self.tensors.keys().find(|name| self.is_weights(name))?;
         self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
     }
 
-    /// Whether a tensor holds weights rather than ids.
+    /// Returns whether a tensor holds weights rather than ids.
     pub fn is_weights(&self, name: &str) -> bool {
         self.dtype_of(name).is_some_and(|dtype| dtype != Dtype::I64)
     }
@@ -195,7 +195,7 @@ impl WeightReader {
         })
     }
 
-    /// [`WeightReader::take_rows`] with the rows as stored.
+    /// Takes rows as [`WeightReader::take_rows`] does, in the type in which they are stored.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -342,7 +342,7 @@ pub fn read_id_lists<const N: usize>(
     Ok(lists)
 }
 
-/// A model's hash: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight
+/// Hashes a model: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight
 /// files. `observe` gets the bytes read so far and in all.
 ///
 /// # Errors
@@ -351,7 +351,8 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
     hash_files(dir, weight_files(dir)?, observe)
 }
 
-/// The same over the files that exist, if only a model's first layers are needed.
+/// Hashes as [`hash_model_dir`] does, over the files that exist, if only a model's first layers are
+/// needed.
 ///
 /// # Errors
 /// If a file cannot be read.

@@ -17,7 +17,7 @@ use safetensors::Dtype;
 use super::stored::{Place, StoredTensor};
 use crate::error::ModelError;
 
-/// The tensors of a file by name.
+/// Reads the tensors of a file by name.
 ///
 /// # Errors
 /// If it cannot be read, is not an archive of torch 1.6 or later, or a tensor is longer than the file.

@@ -30,12 +30,12 @@ pub enum WeightDtype {
 }
 
 impl WeightDtype {
-    /// Whether it is f32, which files leave out.
+    /// Returns whether the type is f32, which files leave out.
     pub fn is_f32(&self) -> bool {
         *self == Self::F32
     }
 
-    /// The spelling in recipes and provenance.
+    /// Returns the spelling in recipes and provenance.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -43,7 +43,8 @@ impl WeightDtype {
         }
     }
 
-    /// The type for weights stored beside a checkpoint: bf16 if its first tensor has 16 bits.
+    /// Chooses the type for weights stored beside a checkpoint: bf16 if its first tensor has 16
+    /// bits.
     pub(crate) fn beside(reader: &WeightReader) -> Self {
         match reader.dtype().as_deref() {
             Some("BF16" | "F16") => Self::Bf16,
@@ -51,7 +52,7 @@ impl WeightDtype {
         }
     }
 
-    /// The type that a `config.json` names; bf16 for f16.
+    /// Reads the type that a `config.json` names: bf16 for f16 too, and f32 for any other or none.
     pub(crate) fn of_config(name: Option<&str>) -> Self {
         match name {
             Some("bfloat16" | "float16") => Self::Bf16,
@@ -59,7 +60,7 @@ impl WeightDtype {
         }
     }
 
-    /// The spelling in `config.json`.
+    /// Returns the spelling in `config.json`.
     pub fn config_name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -103,7 +104,7 @@ pub fn write_safetensors(
     write_with_ids(path, tensors, &[], dtype, metadata)
 }
 
-/// [`write_safetensors`] with lists of ids besides the tensors.
+/// Writes as [`write_safetensors`] does, with lists of ids besides the tensors.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -182,7 +183,7 @@ pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), M
     Ok(write_whole(path, pretty(value).as_bytes())?)
 }
 
-/// Pretty-printed JSON with a newline at the end.
+/// Formats JSON over several lines, with a newline at the end.
 pub(crate) fn pretty(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }

@@ -19,7 +19,7 @@ use crate::run::optimizer::OptimizerSettings;
 /// single matrix products of a small model between threads can make them slower than one thread would.
 const CPU_BATCHES: usize = 2;
 
-/// The most batches of a step.
+/// Returns the largest number of batches in a step.
 pub(crate) fn batches_a_step(optimizer: &OptimizerSettings) -> usize {
     optimizer.gradient_accumulation.max(CPU_BATCHES)
 }
@@ -61,7 +61,7 @@ pub(crate) struct FrozenTarget {
 }
 
 impl FrozenTarget {
-    /// A target with its LM head, limited to the draft vocabulary if there is one.
+    /// Wraps a target with its LM head, limited to the draft vocabulary if there is one.
     pub(crate) fn new(model: CausalLm, vocabulary: Option<&DraftVocabulary>) -> Self {
         let lm_head = LmHead::of(&model);
         let lm_head = match vocabulary {
@@ -71,7 +71,7 @@ impl FrozenTarget {
         Self { lm_head, model, vocabulary: vocabulary.cloned() }
     }
 
-    /// A token's number in the draft vocabulary.
+    /// Returns a token's number in the draft vocabulary; `None` if the token is not in it.
     fn number_of(&self, id: u32) -> Option<u32> {
         match &self.vocabulary {
             Some(vocabulary) => vocabulary.number_of(id),
@@ -79,7 +79,7 @@ impl FrozenTarget {
         }
     }
 
-    /// The same for drafters whose own LM heads have no soft cap.
+    /// Drops the soft cap of drafters' own LM heads.
     pub(crate) fn with_uncapped_students(self) -> Self {
         Self { lm_head: self.lm_head.with_uncapped_students(), ..self }
     }
@@ -149,7 +149,7 @@ impl BatchSource for AdapterSource {
 }
 
 impl AdapterSource {
-    /// The rows of each batch of a step, grouped by length. On the CPU, a step's only batch is divided in two.
+    /// Divides a step's rows into batches of similar length. On the CPU, a step's only batch is divided in two.
     fn rows_of_batches(&self, step: &[Vec<usize>]) -> Vec<Vec<&AdapterRow>> {
         let mut rows: Vec<&AdapterRow> =
             step.iter().flatten().map(|row| self.rows[*row].as_ref()).collect();
@@ -229,7 +229,7 @@ impl AdapterSource {
         }
     }
 
-    /// The stored hidden states of rows: those after the exit layers, and the final ones at the supervised
+    /// Reads the stored hidden states of rows: those after the exit layers, and the final ones at the supervised
     /// positions.
     fn stored_states(
         &self,
@@ -268,9 +268,9 @@ impl AdapterSource {
         (features, Some(last))
     }
 
-    /// The target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a packed
-    /// target are kept in memory while there is room, because they take all layers after the exits; their
-    /// bits do not depend on the other rows of the batch.
+    /// Computes the target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a packed
+    /// target are kept in memory while there is room, because they take all layers after the exits; their bits do not
+    /// depend on the other rows of the batch.
     fn teacher(
         &self,
         target: &FrozenTarget,
@@ -314,8 +314,8 @@ impl AdapterSource {
     }
 }
 
-/// The tokens that the supervised positions predict as labels, and [`Tokens::are`] without those that have none.
-/// They and the padding are labelled 0, which nothing reads.
+/// Labels the supervised positions with the tokens that they predict, and returns [`Tokens::are`] without positions
+/// that have no label. Those and the padding are labelled 0, which nothing reads.
 fn responses(
     next_ids: &[Option<u32>],
     supervised: &Tensor<1, Int>,

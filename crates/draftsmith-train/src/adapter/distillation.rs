@@ -114,7 +114,7 @@ pub(crate) struct LossAndGradients {
 }
 
 impl LossAndGradients {
-    /// The gradients of a learner's parameters: those of a student's outputs, `share` times, backpropagated.
+    /// Backpropagates the gradients of a student's outputs, `share` times, to a learner's parameters.
     ///
     /// # Shapes
     /// - outputs: `[tokens, hidden]` for each step, with autodiff
@@ -161,7 +161,7 @@ impl Probabilities {
 /// The number of sums of [`LmHead::score_sums`].
 pub(crate) const NUM_SCORES: usize = 4;
 
-/// The sum of a chunk's losses times `share`, and its gradient with respect to the student's logits.
+/// Computes the sum of a chunk's losses times `share`, and its gradient with respect to the student's logits.
 ///
 /// # Shapes
 /// - student: logits, `[tokens, vocab]`
@@ -193,7 +193,7 @@ fn loss_and_gradient(
     }
 }
 
-/// `share` for each token, 0 for padding.
+/// Returns `share` for each token, 0 for padding.
 fn shares(are: Option<Tensor<2>>, num_tokens: usize, share: f64) -> Vec<f32> {
     match are {
         Some(are) => vectors::values(are * share),
@@ -202,25 +202,25 @@ fn shares(are: Option<Tensor<2>>, num_tokens: usize, share: f64) -> Vec<f32> {
 }
 
 impl LmHead {
-    /// The head of a target without autodiff.
+    /// Takes the head of a target without autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
         let soft_cap = target.config().spec.logit_soft_cap;
         Self { weight: target.lm_head_weight(), soft_cap, students_soft_cap: soft_cap }
     }
 
-    /// The same for drafters whose own heads have no soft cap.
+    /// Drops the soft cap of drafters' own heads.
     pub(crate) fn with_uncapped_students(self) -> Self {
         Self { students_soft_cap: None, ..self }
     }
 
-    /// The same over a draft vocabulary.
+    /// Narrows the head to a draft vocabulary.
     pub(crate) fn narrowed(self, vocabulary: &DraftVocabulary) -> Self {
         Self { weight: narrowed(self.weight, vocabulary), ..self }
     }
 
-    /// The sum over a student's steps of their losses, p = softmax(head(teacher)) and q = softmax(head(hidden))
-    /// with the student's own head or this one, and its gradients, without autodiff. The steps share the
-    /// teacher's distributions.
+    /// Sums a student's losses over its steps and computes the gradients, without autodiff. p = softmax(head(teacher))
+    /// and q = softmax(head(hidden)), with the student's own head or this one for q. The steps share the teacher's
+    /// distributions.
     ///
     /// It takes `loss_chunk` tokens at a time, which bounds memory and does not change the result.
     pub(crate) fn loss_and_gradients(
@@ -304,7 +304,7 @@ impl LmHead {
         sums.reduce(|sums, more| sums + more).expect("there is a token")
     }
 
-    /// The student's most probable tokens, `[tokens]`, as the head counts them.
+    /// Finds the student's most probable tokens, `[tokens]`, numbered as in the head's vocabulary.
     pub(crate) fn most_probable(&self, student: Student, loss_chunk: usize) -> Tensor<1, Int> {
         let head = self.students(student.own_head);
         let [num_tokens, _] = student.hidden.dims();
@@ -314,7 +314,7 @@ impl LmHead {
         Tensor::cat(chunks.collect(), 0)
     }
 
-    /// The student's head: its own, or this one.
+    /// Returns the student's head: its own, or this one.
     fn students(&self, own_head: Option<Tensor<2>>) -> Self {
         match own_head {
             Some(weight) => Self { weight, soft_cap: self.students_soft_cap, ..self.clone() },
@@ -322,7 +322,7 @@ impl LmHead {
         }
     }
 
-    /// The teacher's logits, `[tokens, vocab]` in f32.
+    /// Computes the teacher's logits, `[tokens, vocab]` in f32.
     fn taught(&self, lesson: Lesson, device: &Device) -> Tensor<2> {
         match lesson {
             Lesson::States(states) => self.logits(states),
@@ -337,7 +337,7 @@ impl LmHead {
         }
     }
 
-    /// Logits of hidden states, in f32.
+    /// Computes logits of hidden states, in f32.
     ///
     /// # Shapes
     /// - hidden: `[tokens, hidden]`, in the head's type

@@ -59,12 +59,12 @@ pub struct AdapterScores {
 }
 
 impl AdapterScores {
-    /// Mean KL(p ‖ q) in nats: the part of the cross-entropy that training can remove.
+    /// Computes the mean KL(p ‖ q) in nats: the part of the cross-entropy that training can remove.
     pub fn kl(&self) -> f64 {
         self.cross_entropy - self.target_entropy
     }
 
-    /// The mean of a loss.
+    /// Returns the mean of a loss.
     pub fn loss(&self, loss: DistillationLoss) -> f64 {
         match loss {
             DistillationLoss::CrossEntropy => self.cross_entropy,
@@ -74,7 +74,7 @@ impl AdapterScores {
 }
 
 impl AdapterLearner {
-    /// The adapter's outputs at the batch's supervised positions, computed in the features' type.
+    /// Computes the adapter's outputs at the batch's supervised positions, in the features' type.
     fn student(&self, batch: &AdapterBatch) -> Student {
         let features = batch.features[self.exit].clone();
         let adapter = self.adapter.to_dtype(features.dtype().into());
@@ -144,7 +144,7 @@ impl Trainee for AdapterLearner {
         AdapterTally::default()
     }
 
-    /// The shown loss is the cross-entropy.
+    /// Adds a batch's sums to the tally, and returns the mean cross-entropy as the batch's loss.
     fn count(output: AdapterSums, tally: &mut AdapterTally) -> Result<Option<f64>, TrainError> {
         let AdapterSums { sums, num_tokens } = output;
         let sums = to_host(sums)?;

@@ -22,7 +22,7 @@ pub(crate) struct AdapterRow {
 }
 
 impl AdapterRow {
-    /// A row cut to `max_len` tokens, supervised from `first` on at the earliest. `None` without a supervised
+    /// Cuts a row to `max_len` tokens, supervised from `first` on at the earliest. `None` without a supervised
     /// position.
     ///
     /// Position j predicts token j + 1, so it is supervised if and only if token j + 1 belongs to the
@@ -43,12 +43,12 @@ impl AdapterRow {
         self.input_ids.len() - self.first_supervised
     }
 
-    /// The predicted tokens of the response, without the last one.
+    /// Returns the predicted tokens of the response, without the last one.
     pub(crate) fn predicted(&self) -> &[u32] {
         &self.input_ids[self.first_supervised + 1..]
     }
 
-    /// The token that each supervised position predicts.
+    /// Lists the token that each supervised position predicts.
     pub(crate) fn next_ids(&self) -> impl Iterator<Item = u32> {
         self.predicted().iter().copied().chain([self.last_id])
     }
@@ -62,7 +62,7 @@ pub(crate) struct Padded {
     pub(crate) wanted: Vec<Range<usize>>,
 }
 
-/// The padded numbers of rows and positions of a batch.
+/// Computes the padded numbers of rows and positions of a batch.
 pub(crate) fn padded_dims(rows: &[&AdapterRow], lengths: Lengths, batch_size: usize) -> [usize; 2] {
     let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
     [lengths.padded_batch(rows.len(), batch_size), lengths.padded(seq)]

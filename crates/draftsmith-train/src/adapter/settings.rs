@@ -97,7 +97,7 @@ pub enum ExitLayers {
 }
 
 impl ExitLayers {
-    /// The exit layers, in the recipe's order.
+    /// Lists the exit layers, in the recipe's order.
     pub fn to_vec(&self) -> Vec<usize> {
         match self {
             Self::One(exit_layer) => vec![*exit_layer],

@@ -61,7 +61,7 @@ impl StoredStates {
         Ok(Self { exits, last })
     }
 
-    /// The states of rows. The target computes those that are not stored.
+    /// Reads the states of rows. The target computes those that are not stored.
     pub(crate) fn states(
         &self,
         target: &CausalLm,
@@ -125,7 +125,7 @@ impl StoredStates {
         rows.iter().enumerate().map(of_row).collect()
     }
 
-    /// Messages about problems with the files, for the end of the training.
+    /// Lists messages about problems with the files, for the end of the training.
     pub(crate) fn problems(&self) -> Vec<String> {
         let files: Vec<&StateFile> = self.exits.iter().chain(&self.last).collect();
         problems(&files)

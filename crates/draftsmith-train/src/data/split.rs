@@ -50,13 +50,13 @@ impl<T> SplitRows<T> {
     }
 }
 
-/// Whether a row is held out for validation. This depends on its conversation, so that all turns of one
-/// are on the same side.
+/// Returns whether a row is held out for validation. This depends on its conversation, so that all turns of one are on
+/// the same side.
 pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
     in_validation(conversation(row), validation_fraction)
 }
 
-/// A row's id without its turn: `source#n` for `source#n#turn`. A source's name may contain `#`.
+/// Returns a row's id without its turn: `source#n` for `source#n#turn`. A source's name may contain `#`.
 fn conversation(row: &ResponseRow) -> &str {
     let start = match row.id.strip_prefix(&row.source) {
         Some(rest) if rest.starts_with('#') => row.source.len() + 1,

@@ -43,9 +43,9 @@ pub(crate) struct Eagle3Output {
 }
 
 impl Eagle3Learner {
-    /// The drafter's outputs at the supervised positions in each step, and its head. Position p of the batch's
-    /// rows predicts token p + 1, as everywhere; the drafter's position for it is p − 1, where the target's states
-    /// were before token p was known.
+    /// Computes the drafter's outputs at the supervised positions in each step, and returns its head. Position p of the
+    /// batch's rows predicts token p + 1, as everywhere; the drafter's position for it is p − 1, where the target's
+    /// states were before token p was known.
     fn outputs(&self, batch: &AdapterBatch) -> (Vec<Tensor<2>>, Option<Tensor<2>>) {
         let drafter = self.drafter.to_dtype(batch.features[0].dtype().into());
         let [_, seq] = batch.ids.dims();
@@ -69,7 +69,7 @@ impl Eagle3Learner {
     }
 }
 
-/// The supervised tokens of a step, numbered from 0: all of each row but the first `step`, since a round begins
+/// Marks the supervised tokens of a step, numbered from 0: all of each row but the first `step`, since a round begins
 /// at the first supervised position at the earliest.
 ///
 /// # Shapes
@@ -126,7 +126,8 @@ impl Trainee for Eagle3Learner {
         self.drafter
     }
 
-    /// The loss is Σ wᵏ · (sum of step k over its tokens) over the number of the first step's tokens.
+    /// Computes the loss Σ wᵏ · (sum of step k over its tokens) over the number of the first step's tokens, and its
+    /// gradients.
     fn train_step(&self, batch: &TrainingBatch<AdapterBatch>) -> (Tensor<1>, GradientsParams) {
         let TrainingBatch { content, step_share, .. } = batch;
         let (outputs, own_head) = self.outputs(content);
@@ -169,7 +170,7 @@ impl Trainee for Eagle3Learner {
         Eagle3Tally::default()
     }
 
-    /// The shown loss is the cross-entropy of the first step.
+    /// Adds a batch to the tally, and returns the mean cross-entropy of the first step as the batch's loss.
     fn count(output: Eagle3Output, tally: &mut Eagle3Tally) -> Result<Option<f64>, TrainError> {
         let Eagle3Output { sums, drafted, wanted } = output;
         let sums = to_host(sums)?;

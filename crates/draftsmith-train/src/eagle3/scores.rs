@@ -33,7 +33,7 @@ pub struct StepShares {
 }
 
 impl StepShares {
-    /// The shares in the order of the steps.
+    /// Takes shares in the order of the steps.
     ///
     /// # Panics
     /// If there are more than [`MAX_STEPS`].
@@ -43,12 +43,12 @@ impl StepShares {
         Self { values, num_steps: shares.len() }
     }
 
-    /// One share a step.
+    /// Returns one share a step.
     pub fn as_slice(&self) -> &[f64] {
         &self.values[..self.num_steps]
     }
 
-    /// The share of the first step.
+    /// Returns the share of the first step.
     pub fn first(&self) -> f64 {
         self.values[0]
     }

@@ -113,8 +113,8 @@ impl Eagle3Training {
         )
     }
 
-    /// Whether one pass over the data can train both: they differ at most in what they read of the target, their
-    /// steps, loss and initial weights.
+    /// Returns whether one pass over the data can train both: they differ at most in what they read of the target,
+    /// their steps, loss and initial weights.
     pub fn shares_pass_with(&self, other: &Self) -> bool {
         let Self { layers, num_steps, step_weight, initial, loss, loss_chunk, .. } = self.clone();
         let own =
@@ -122,7 +122,7 @@ impl Eagle3Training {
         own == *self
     }
 
-    /// What the training reads, of the target's layers `layers`.
+    /// Describes what the training reads; `layers` are those of the target.
     pub(crate) fn lessons(&self, mut layers: Vec<usize>) -> Lessons<'_> {
         layers.sort_unstable();
         layers.dedup();

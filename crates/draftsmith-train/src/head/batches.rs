@@ -100,6 +100,8 @@ impl BatchSource for HeadSource {
         })
     }
 
+    /// Lists each row's mixture in the epoch, with its labelled positions and labels.
+    ///
     /// # Panics
     /// If a row has branches: it is not a single sequence.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
@@ -154,7 +156,7 @@ mod tests {
         tensor.clone().into_data().try_into_vec().unwrap()
     }
 
-    /// Hidden states and further inputs, row by row.
+    /// Lists hidden states and further inputs, row by row.
     fn both(features: &HeadFeatures) -> Vec<f32> {
         let extra = features.extra.clone().expect("there are further inputs");
         values(&Tensor::cat(vec![features.hidden.clone(), extra], 1))

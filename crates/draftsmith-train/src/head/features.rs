@@ -56,7 +56,7 @@ pub(crate) struct Frozen<'a> {
 }
 
 impl Frozen<'_> {
-    /// The features of each mixture's labelled positions, then of its branches.
+    /// Computes the features of each mixture's labelled positions, then of its branches.
     ///
     /// Rows without branches go through the draft `batch_size` at a time, sorted by length and padded
     /// on the right, which a causal model does not see. A row with branches has a forward to itself,
@@ -100,7 +100,7 @@ impl Frozen<'_> {
         of_mixtures.into_iter().map(|rows| rows.expect("every row is in a forward")).collect()
     }
 
-    /// The features of the rows of one forward, row by row.
+    /// Computes the features of the rows of one forward, row by row.
     fn forward_features(
         &self,
         draft: &DrafterModel,
@@ -121,7 +121,8 @@ impl Frozen<'_> {
     }
 }
 
-/// Cached hidden states of rows, and the labelled positions among them.
+/// Reads cached hidden states of rows, after computing and storing missing ones. Also returns the labelled positions
+/// among them.
 fn stored_states(
     draft: &DrafterModel,
     stored: &StateFile,
@@ -143,7 +144,7 @@ fn stored_states(
     (rows_of(all, lengths.padded(num_rows), draft), candidates)
 }
 
-/// A tensor of rows in a model's type, padded with zeros.
+/// Builds a tensor of rows in a model's type, padded with zeros.
 fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
     let width = model.hidden_size();
     values.resize(num_rows * width, 0.0);
@@ -151,7 +152,7 @@ fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tenso
     Tensor::<2>::from_data(rows, &model.device()).cast(model.dtype().float_dtype())
 }
 
-/// The hidden states of one padded batch, and its labelled positions among them.
+/// Computes the hidden states of one padded batch, and finds its labelled positions among them.
 fn batch_states(
     draft: &DrafterModel,
     batch: &[&Mixture],
@@ -169,7 +170,7 @@ fn batch_states(
     (hidden.reshape([rows * seq, width]), candidates)
 }
 
-/// The hidden states of a mixture, then those of its branches.
+/// Computes the hidden states of a mixture, then those of its branches.
 fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     if draft.drafts_by_round() {
         let rounds = mixture.branches.iter().map(|branch| (branch.start, &branch.token_ids[..]));
@@ -229,7 +230,7 @@ mod tests {
     use crate::head::settings::MixedLabels;
     use crate::tests::pair::{VOCAB_SIZE, deep_target, responses, tiny_draft, tiny_drafters};
 
-    /// The features of each mixture, without padded lengths.
+    /// Computes the features of each mixture, without padded lengths.
     fn labelled_features(
         drafts: &PerDevice<DrafterModel>,
         reads: &HeadReads,
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// The expected features of a labelled position, from the whole row's hidden states and logits.
+    /// Computes the expected features of a labelled position, from the whole row's hidden states and logits.
     fn expected(
         draft: &DrafterModel,
         reads: &HeadReads,

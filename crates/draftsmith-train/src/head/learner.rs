@@ -110,14 +110,14 @@ impl Trainee for HeadLearner {
         tally.finish()
     }
 
-    /// The validation KL without the shift of the rejection weight, which a sweep compares too: the best
-    /// epoch is the one that a sweep would choose.
+    /// Returns the validation KL without the shift of the rejection weight, which a sweep compares too: the best epoch
+    /// is the one that a sweep would choose.
     fn to_minimise(&self, scores: &HeadScores) -> f64 {
         scores.comparable_kl()
     }
 }
 
-/// The loss of SpecDec++: binary cross-entropy with soft labels and a weight for rejection.
+/// Computes the loss of SpecDec++: binary cross-entropy with soft labels and a weight for rejection.
 ///
 /// [Σ w_rej (1 − y)(−log P(reject)) + y (−log P(accept))] / [w_rej Σ (1 − y) + Σ y] over the labels
 /// of one batch, as in the authors' code (the paper prints the numerator). Nats.
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// The epoch score that the learner minimises, if all labels and all predictions are equal.
+    /// Computes the epoch score that the learner minimises, if all labels and all predictions are equal.
     fn to_minimise(rejection_weight: f64, predicted_prob: f64, label: f64) -> f64 {
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&Device::flex()),

@@ -11,8 +11,9 @@ use crate::head::rows::{Branch, Mixture, TrainingRow};
 use crate::head::settings::MixedLabels;
 use crate::run::devices::PerDevice;
 
-/// The predictions of heads that read the same of a drafter, for every candidate of the drafter's recordings, in
-/// the order of [`Recordings::with_head`]. The drafter reads each candidate once for all heads.
+/// Computes the predictions of heads for every candidate of the drafter's recordings, in the order of
+/// [`Recordings::with_head`]. All heads read the same inputs, and the drafter reads each candidate once for all of
+/// them.
 ///
 /// # Panics
 /// If a head belongs to another drafter, or heads do not read the same.
@@ -36,12 +37,14 @@ pub fn predictions_along(
     (0..heads.len()).map(of_head).collect()
 }
 
-/// The head that reads features of training, whose embeddings are scaled; an exported one reads them unscaled.
+/// Returns the head as it reads features in training, where embeddings are scaled; an exported head reads them
+/// unscaled.
 fn as_trained(draft: &DrafterModel, head: &AcceptanceHead) -> AcceptanceHead {
     head.clone().with_embedding_gain(1.0 / draft.embedding_gain())
 }
 
-/// The predictions of heads that read the same for each label of a mixture. They read scaled embeddings.
+/// Computes the predictions of heads for each label of a mixture. All heads read the same inputs, with scaled
+/// embeddings.
 fn predicted(
     drafts: &PerDevice<DrafterModel>,
     heads: &[AcceptanceHead],
@@ -72,7 +75,7 @@ pub struct TrainingInput {
 }
 
 impl TrainingInput {
-    /// The input of a row, cut to `context` tokens. `None` if no position fits, or the row has no prompt.
+    /// Builds the input of a row, cut to `context` tokens. `None` if no position fits, or the row has no prompt.
     ///
     /// # Errors
     /// If the row has no draft columns.
@@ -94,7 +97,7 @@ impl TrainingInput {
         }))
     }
 
-    /// A head's prediction at each token with a label.
+    /// Computes a head's prediction at each token with a label.
     ///
     /// # Panics
     /// If the head belongs to another drafter.
@@ -111,7 +114,7 @@ impl TrainingInput {
     }
 }
 
-/// A recorded response's tokens and rollouts, as candidates without labels.
+/// Converts a recorded response's tokens and rollouts to candidates without labels.
 fn candidates_of(response: &Recording) -> Mixture {
     let first = response.prompt.len();
     let mut mixture = Mixture { input_ids: response.prompt.clone(), ..Mixture::default() };

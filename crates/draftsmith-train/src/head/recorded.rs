@@ -38,8 +38,8 @@ impl<'a> From<RecordedRollouts<'a>> for RolloutsById<'a> {
 }
 
 impl RolloutsById<'_> {
-    /// A row's input and labels, cut to `context` tokens: the response with labels at accepted candidates, and
-    /// a branch for each rejected one. `None` without any label.
+    /// Builds a row's input and labels, cut to `context` tokens: the response with labels at accepted candidates, and a
+    /// branch for each rejected one. `None` without any label.
     ///
     /// # Errors
     /// If there are no rollouts of the row's response.
@@ -85,8 +85,8 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// The candidates drafted at `start`, which is less than `context`: a rejected one and what follows it, or a whole
-    /// round, which may begin with accepted candidates. `along` is the response from there on.
+    /// Builds a branch of the candidates drafted at `start`, which is less than `context`: a rejected one and what
+    /// follows it, or a whole round, which may begin with accepted candidates. `along` is the response from there on.
     fn branch(&self, rollout: &RolloutRow, along: &[u32], start: usize, context: usize) -> Branch {
         let ids = &rollout.candidates.candidate_ids;
         let num_accepted = ids.iter().zip(along).take_while(|(id, token)| id == token).count();
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// A response of four tokens: accepted, rejected, accepted, and the last one that the limit allows.
+    /// Makes a response of four tokens: accepted, rejected, accepted, and the last one that the limit allows.
     fn recorded() -> (ResponseRow, Vec<RolloutRow>) {
         let row = response_row("set#0", &[1, 2], &[3, 4, 5, 6], &[0; 4], &[0.5; 4]);
         let response = rollout(0, &[3, 4, 5, 6], &[0.5, 1.0, 0.25, 1.0], 4);

@@ -3,7 +3,7 @@
 use draftsmith_data::{ResponseRow, RolloutCandidates, RolloutRow};
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, Recordings};
 
-/// The recordings of `responses` as rows, in the form in which heads are trained on them.
+/// Converts the recordings of `responses` to rows, in the form in which heads are trained on them.
 ///
 /// # Panics
 /// If there is not one recording for each response.
@@ -14,7 +14,7 @@ pub fn rollout_rows(responses: &[ResponseRow], recordings: &Recordings) -> Vec<R
     recorded.flat_map(|(row, recording)| rows_of_recording(&row.id, recording, has_head)).collect()
 }
 
-/// The rows of a recording: the response, then one rollout for each position with another candidate.
+/// Converts a recording to rows: the response, then one rollout for each position with another candidate.
 pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
     let row = |start: usize, is_response, candidates: &[&RecordedCandidate]| RolloutRow {
         id: id.to_owned(),
@@ -34,7 +34,7 @@ pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec
     rows
 }
 
-/// The ids and recordings of valid rows.
+/// Converts valid rows back to recordings, with their ids.
 pub fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
     let recorded = rows.chunk_by(|one, next| one.id == next.id).map(|rows| {
         let (response, rollouts) = rows.split_first().expect("a chunk has a row");

@@ -59,32 +59,32 @@ pub(crate) struct Branch {
 }
 
 impl Mixture {
-    /// The labels of the input, then those of each branch.
+    /// Lists the labels of the input, then those of each branch.
     pub(crate) fn all_labels(&self) -> impl Iterator<Item = f32> {
         let of_branches = self.branches.iter().flat_map(|branch| &branch.labels);
         self.labels.iter().chain(of_branches).copied()
     }
 
-    /// The number of tokens of the input and its branches.
+    /// Counts the tokens of the input and its branches.
     pub(crate) fn num_tokens(&self) -> usize {
         let of_branches = self.branches.iter().map(|branch| branch.token_ids.len());
         self.input_ids.len() + of_branches.sum::<usize>()
     }
 
-    /// The number of labels.
+    /// Counts the labels.
     pub(crate) fn num_labels(&self) -> usize {
         self.all_labels().count()
     }
 }
 
 impl TrainingRow {
-    /// A row of recorded rollouts.
+    /// Builds a row of recorded rollouts.
     pub(crate) fn recorded(row: &ResponseRow, recorded: Mixture) -> Self {
         Self { id: row.id.clone(), content: RowContent::Recorded(recorded) }
     }
 
-    /// A mixed row, cut to `context` tokens. `None` if no position fits, or without a prompt to draw the
-    /// first candidate from.
+    /// Builds a mixed row, cut to `context` tokens. `None` if no position fits, or without a prompt to draw the first
+    /// candidate from.
     ///
     /// # Errors
     /// If the row has no draft columns.
@@ -121,7 +121,7 @@ impl TrainingRow {
         Ok(Some(Self { id: row.id.clone(), content }))
     }
 
-    /// Whether the mixture of an epoch has any label.
+    /// Returns whether the mixture of an epoch has any label.
     pub(crate) fn has_label(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> bool {
         match &self.content {
             RowContent::Mixed(row) => {
@@ -132,7 +132,8 @@ impl TrainingRow {
         }
     }
 
-    /// The mixture of an epoch, a function of the seed, the epoch and the row's id.
+    /// Draws the mixture of an epoch, a function of the seed, the epoch and the row's id; recorded rows are the same in
+    /// every epoch.
     pub(crate) fn mixture(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> Mixture {
         match &self.content {
             RowContent::Mixed(row) => {
@@ -145,7 +146,7 @@ impl TrainingRow {
 }
 
 impl MixedRow {
-    /// The mixture that keeps some tokens of X.
+    /// Builds the mixture with the kept tokens of X, and labelled tokens of Y elsewhere.
     fn mixture(&self, kept: Vec<bool>) -> Mixture {
         let mut mixture = Mixture { input_ids: self.prompt_ids.clone(), ..Mixture::default() };
         for (i, kept) in kept.into_iter().enumerate() {

@@ -40,7 +40,7 @@ pub(crate) enum MixedLabels {
 }
 
 impl HeadLabels {
-    /// The labels in a mixture; `None` if rows are not mixed.
+    /// Returns the labels in a mixture; `None` if rows are not mixed.
     pub(crate) fn mixed(self) -> Option<MixedLabels> {
         match self {
             Self::Sampled => Some(MixedLabels::Sampled),
@@ -117,25 +117,25 @@ impl Default for HeadTraining {
 }
 
 impl HeadTraining {
-    /// The name of a head within a sweep: `d3-w6-r0.15` for depth 3, rejection weight 6 and mixing ratio
+    /// Names a head within a sweep: `d3-w6-r0.15` for depth 3, rejection weight 6 and mixing ratio 0.15.
     /// 0.15.
     pub fn name(&self) -> String {
         format!("d{}-w{}-r{}", self.num_layers, self.rejection_weight, self.mixing_ratio)
     }
 
-    /// Whether heads with these and `other` settings share batches, steps and learning rates.
+    /// Returns whether heads with these and `other` settings share batches, steps and learning rates.
     pub(crate) fn shares_steps_with(&self, other: &Self) -> bool {
         let Self { num_layers, tied, rejection_weight, .. } = *self;
         *self == Self { num_layers, tied, rejection_weight, ..other.clone() }
     }
 
-    /// The inputs of the head.
+    /// Returns the inputs of the head.
     pub fn reads(&self) -> HeadReads {
         HeadReads::new(self.form, &self.inputs)
     }
 
-    /// The heads of the sweep, or the single head, as a list for each pass over the data: one pass per mixing
-    /// ratio. None of them has a sweep.
+    /// Lists the heads of the sweep, or the single head, for each pass over the data: one pass per mixing ratio. None
+    /// of them has a sweep.
     pub fn passes(&self) -> Vec<Vec<Self>> {
         let HeadSweep { num_layers, rejection_weight, mixing_ratio } =
             self.sweep.clone().unwrap_or_default();

@@ -126,7 +126,7 @@ fn cut(dir: &Path, num_steps: usize, num_validations: usize) -> Result<usize, Tr
     Ok(next)
 }
 
-/// The event files in a directory that this program wrote, with their numbers.
+/// Lists the event files in a directory that this program wrote, with their numbers.
 fn files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, TrainError> {
     let number_of = |path: &Path| {
         let name = path.file_name()?.to_str()?;

@@ -59,25 +59,25 @@ pub struct RunStart {
 /// Receives the progress of a training, between its batches. By default every method does nothing.
 #[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Listener {
-    /// Training begins or resumes.
+    /// Handles the start or resumption of training.
     fn start(&mut self, start: &RunStart) {}
 
-    /// A half of an epoch with `num_rows` rows begins.
+    /// Handles the start of a half of an epoch, with `num_rows` rows.
     fn start_half(&mut self, half: Half, num_rows: usize) {}
 
-    /// `num_rows` rows of the half are done.
+    /// Handles progress: `num_rows` rows of the half are done.
     fn processed(&mut self, num_rows: usize) {}
 
-    /// The loss or learning rate of a batch, or a score of the validation.
+    /// Handles the loss or learning rate of a batch, or a score of the validation.
     fn number(&mut self, half: Half, name: &'static str, number: f64) {}
 
-    /// The half of the epoch ends.
+    /// Handles the end of the half of the epoch.
     fn end_half(&mut self) {}
 
-    /// The epoch ends.
+    /// Handles the end of the epoch.
     fn end_epoch(&mut self, epoch: usize) {}
 
-    /// The run ends, perhaps with an error.
+    /// Handles the end of the run, which may have failed.
     fn end(&mut self) {}
 }
 
@@ -94,7 +94,7 @@ pub struct RenderingListener<'a> {
 }
 
 impl<'a> RenderingListener<'a> {
-    /// A listener that shows everything with `renderer`.
+    /// Creates a listener that shows everything with `renderer`.
     pub fn new(renderer: &'a mut dyn MetricsRenderer) -> Self {
         Self { renderer, half: Half::Training, scores: Vec::new(), of_batches: BTreeMap::new() }
     }

@@ -157,7 +157,7 @@ pub(crate) fn load<S: DeserializeOwned>(
 /// An epoch, and the number of steps in it.
 type Position = (usize, usize);
 
-/// The directories of complete and incomplete states, with their positions.
+/// Lists the directories of complete and incomplete states, with their positions.
 fn states(checkpoint_dir: &Path) -> Result<Vec<(Position, PathBuf)>, TrainError> {
     let root = checkpoint_dir.join(STATES);
     let paths = if root.exists() { paths_in(&root)? } else { Vec::new() };
@@ -165,13 +165,13 @@ fn states(checkpoint_dir: &Path) -> Result<Vec<(Position, PathBuf)>, TrainError>
     Ok(paths.into_iter().filter_map(|path| Some((position(&path)?, path))).collect())
 }
 
-/// (2, 7) for `epoch-2-step-7`.
+/// Parses a position: (2, 7) for `epoch-2-step-7`.
 fn position_of(name: &str) -> Option<Position> {
     let (epoch, step) = name.strip_prefix("epoch-")?.split_once("-step-")?;
     Some((epoch.parse().ok()?, step.parse().ok()?))
 }
 
-/// The latest complete state. The one before it may still exist.
+/// Finds the latest complete state. The one before it may still exist.
 fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     let states = states(checkpoint_dir)?.into_iter();
     Ok(states.filter(|(_, dir)| dir.join(STATE).is_file()).max().map(|(_, dir)| dir))
@@ -214,7 +214,7 @@ fn changed(path: &Path) -> TrainError {
     broken(path, "the file has changed: its checksum does not match".to_owned())
 }
 
-/// The error for a state from which no run can resume.
+/// Builds the error for a state from which no run can resume.
 pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
     TrainError::State { path: path.to_path_buf(), problem }
 }

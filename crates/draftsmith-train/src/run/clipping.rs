@@ -45,7 +45,7 @@ mod tests {
 
     const GRADIENTS: [f32; 6] = [0.25, 3.0, -0.75, 0.1, -4.0, 0.5];
 
-    /// From torch 2.15:
+    /// Compares with torch 2.15:
     /// ```python
     /// def parameters():
     ///     a = torch.nn.Parameter(torch.zeros(2, 2)); b = torch.nn.Parameter(torch.zeros(2))

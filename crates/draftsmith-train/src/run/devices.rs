@@ -53,17 +53,17 @@ impl<T> PerDevice<T> {
         self.all.len()
     }
 
-    /// The first device's value. That device takes the optimizer steps.
+    /// Returns the first device's value. That device takes the optimizer steps.
     pub(crate) fn first(&self) -> &T {
         &self.all[0]
     }
 
-    /// The values of the other devices.
+    /// Returns the values of the other devices.
     pub(crate) fn others(&self) -> &[T] {
         &self.all[1..]
     }
 
-    /// The value of the device for the n-th batch of a step.
+    /// Returns the value of the device for the n-th batch of a step.
     pub(crate) fn of_batch(&self, nth: usize) -> &T {
         &self.all[nth % self.all.len()]
     }
@@ -94,7 +94,7 @@ impl<T> PerDevice<T> {
 }
 
 impl<M: Module> PerDevice<M> {
-    /// A frozen model without autodiff, on its device and copied to more.
+    /// Keeps a frozen model without autodiff on its device and copies it to more.
     pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self, TrainError> {
         let copies = more.iter().map(|device| model.clone().fork(&device.clone().inner()));
         Self::new(std::iter::once(model.clone()).chain(copies).collect(), threads_a_device(more))
@@ -102,15 +102,15 @@ impl<M: Module> PerDevice<M> {
 }
 
 impl PerDevice<Device> {
-    /// The devices of what is trained, with autodiff. They have separate threads, so that the frozen
-    /// model runs at the same time.
+    /// Lists the devices of what is trained, with autodiff. They have separate threads, so that the frozen model runs
+    /// at the same time.
     pub(crate) fn trained(first: Device, more: &[Device]) -> Result<Self, TrainError> {
         let all = std::iter::once(&first).chain(more);
         let all = all.map(|device| device.clone().autodiff());
         Self::new(all.collect(), threads_a_device(more))
     }
 
-    /// Whether all are the CPU.
+    /// Returns whether all are the CPU.
     pub(crate) fn is_cpu(&self) -> bool {
         self.all.iter().all(is_cpu)
     }
@@ -158,7 +158,7 @@ fn is_cpu(device: &Device) -> bool {
     device.clone().inner() == Device::flex()
 }
 
-/// The threads of each device's pool; `more` are the devices besides the first. Pools on the CPU share its
+/// Returns the threads per device pool; `more` are the devices besides the first. Pools on the CPU share its
 /// cores, and a GPU needs one thread.
 fn threads_a_device(more: &[Device]) -> usize {
     match more.iter().all(is_cpu) {

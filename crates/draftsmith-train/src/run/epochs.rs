@@ -270,14 +270,14 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
         Ok(())
     }
 
-    /// The active members with their logs.
+    /// Returns the active members with their logs.
     fn logged(&mut self) -> Vec<(&mut Member<L>, &mut StepLog)> {
         let patience = self.trainer.patience;
         let logged = self.trainer.members.iter_mut().zip(&mut self.logs);
         logged.filter(|(member, _)| !member.progress.is_out_of_patience(patience)).collect()
     }
 
-    /// Whether this run has taken `max_steps` steps.
+    /// Returns whether this run has taken `max_steps` steps.
     fn is_out_of_steps(&self) -> bool {
         let (steps_before, _) = self.before;
         let num_taken = self.trainer.progress.num_steps - steps_before;
@@ -285,7 +285,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 }
 
-/// The shown and logged scores, with their names.
+/// Lists the shown and logged scores, with their names.
 fn numbers<L: Trainee>(scores: &L::Scores) -> impl Iterator<Item = (&'static str, f64)> {
     L::SCORES.iter().map(|score| (score.name, (score.pick)(scores)))
 }

@@ -36,19 +36,19 @@ pub(crate) trait Trainee: Module + Sync {
     /// The scores that are shown and logged.
     const SCORES: &'static [Score<Self::Scores>];
 
-    /// The recipe's section, for messages.
+    /// Returns the recipe's section, for messages.
     fn section(&self) -> Section;
 
     /// Extracts the trained module.
     fn part(self) -> Self::Part;
 
-    /// The loss of a batch without its graph, `[1]`, and the gradients of its share of the step's loss.
+    /// Computes the loss of a batch, `[1]`, without its graph, and the gradients of its share of the step's loss.
     fn train_step(&self, batch: &TrainingBatch<Self::Content>) -> (Tensor<1>, GradientsParams);
 
-    /// What validation computes for a batch, without autodiff.
+    /// Computes what validation needs of a batch, without autodiff.
     fn validation_step(&self, batch: &TrainingBatch<Self::Content>) -> Self::Output;
 
-    /// An empty tally.
+    /// Returns an empty tally.
     fn tally(&self) -> Self::Tally;
 
     /// Adds a validation batch, and waits for the device once. Returns the batch's loss; `None` if a
@@ -57,7 +57,7 @@ pub(crate) trait Trainee: Module + Sync {
 
     fn scores(tally: Self::Tally) -> Self::Scores;
 
-    /// The number that the best epoch minimises.
+    /// Returns the number that the best epoch minimises.
     fn to_minimise(&self, scores: &Self::Scores) -> f64;
 }
 
@@ -102,14 +102,14 @@ pub(crate) struct StepNumbers {
 }
 
 impl StepNumbers {
-    /// The mean loss of its batches.
+    /// Computes the mean loss of its batches.
     pub(crate) fn loss(&self) -> f64 {
         self.losses.iter().sum::<f64>() / self.losses.len() as f64
     }
 }
 
 impl<L: Trainee> Member<L> {
-    /// A member before its first step.
+    /// Creates a member before its first step.
     pub(crate) fn new(name: String, model: L, settings: &OptimizerSettings) -> Self {
         Self {
             name,
@@ -122,7 +122,7 @@ impl<L: Trainee> Member<L> {
         }
     }
 
-    /// The model on the n-th device.
+    /// Returns the model on the n-th device.
     pub(crate) fn on_device(&self, nth: usize) -> &L {
         if nth == 0 { &self.model } else { &self.copies[nth - 1] }
     }
@@ -179,7 +179,7 @@ impl<L: Trainee> Member<L> {
         }
     }
 
-    /// The error for a number that is not finite.
+    /// Builds the error for a number that is not finite.
     pub(crate) fn not_finite(
         &self,
         what: &'static str,

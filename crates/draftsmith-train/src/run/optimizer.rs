@@ -143,13 +143,13 @@ impl OptimizerSettings {
         )
     }
 
-    /// How these settings divide rows into batches.
+    /// Returns how these settings divide rows into batches.
     pub(crate) fn batches(&self, seed: u64) -> BatchSettings {
         let Self { batch_size, gradient_accumulation, .. } = *self;
         BatchSettings { seed, batch_size, gradient_accumulation }
     }
 
-    /// AdamW. Every setting is explicit because burn's defaults differ from torch's.
+    /// Builds AdamW. Every setting is explicit because burn's defaults differ from torch's.
     pub(crate) fn adam_w(&self) -> ModuleOptimizer {
         AdamWConfig::new()
             .with_beta_1(self.beta_1 as f32)
@@ -161,7 +161,7 @@ impl OptimizerSettings {
             .init()
     }
 
-    /// The learning rates of a training with `num_steps` steps.
+    /// Computes the learning rates of a training with `num_steps` steps.
     pub(crate) fn rates(&self, num_steps: usize) -> LearningRates {
         let num_warmup_steps = self
             .warmup_steps
@@ -196,7 +196,7 @@ pub(crate) struct LearningRates {
 }
 
 impl LearningRates {
-    /// The rate of a step, counted from 0.
+    /// Returns the learning rate of a step, counted from 0.
     pub(crate) fn at(&self, step: usize) -> f64 {
         if step < self.num_warmup_steps {
             return self.peak * step as f64 / self.num_warmup_steps as f64;
@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    /// From transformers 5.23, with `get_constant_schedule_with_warmup(optimizer, 3)` for the constant
+    /// Compares with transformers 5.23, with `get_constant_schedule_with_warmup(optimizer, 3)` for the constant
     /// schedule:
     /// ```python
     /// optimizer = torch.optim.SGD([torch.zeros(1)], lr=2.0)

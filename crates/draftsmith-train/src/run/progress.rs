@@ -58,12 +58,12 @@ pub(crate) struct MemberProgress<S> {
 }
 
 impl<S> MemberProgress<S> {
-    /// The mean loss in the current epoch.
+    /// Computes the mean loss in the current epoch.
     pub(crate) fn training_loss(&self) -> f64 {
         self.loss_sum / self.num_losses as f64
     }
 
-    /// Whether none of the last `patience` epochs improved on the best one before them.
+    /// Returns whether none of the last `patience` epochs improved on the best one before them.
     pub(crate) fn is_out_of_patience(&self, patience: Option<usize>) -> bool {
         let (Some(patience), Some(best)) = (patience, self.best) else { return false };
         self.epochs.len() - 1 - best >= patience

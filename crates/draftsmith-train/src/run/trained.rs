@@ -47,7 +47,7 @@ pub(crate) struct Outcome<S> {
 }
 
 impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
-    /// Labels or tokens per second of total time.
+    /// Computes labels or tokens per second of total time.
     pub fn supervised_per_second(&self) -> f64 {
         self.num_supervised as f64 / self.duration.as_secs_f64()
     }
@@ -70,9 +70,9 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
         }
     }
 
-    /// The record of the training for `config.json`: the settings except the keys `in_config`, and the
-    /// results, with `num_supervised` as the key of that number. It has no times, so that the same
-    /// training writes the same file.
+    /// Builds the record of the training for `config.json`: the settings except the keys `in_config`, and the results,
+    /// with `num_supervised` as the key of that number. It has no times, so that the same training writes the same
+    /// file.
     pub(crate) fn record(
         &self,
         settings: &impl Serialize,

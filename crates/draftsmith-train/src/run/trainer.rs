@@ -28,7 +28,7 @@ pub(crate) struct Trainer<L: Trainee> {
 }
 
 impl<L: Trainee> Trainer<L> {
-    /// A training of named models before the first of `num_steps` steps.
+    /// Sets up a training of named models, before the first of `num_steps` steps.
     pub(crate) fn new(
         models: Vec<(String, L)>,
         devices: PerDevice<Device>,
@@ -45,7 +45,7 @@ impl<L: Trainee> Trainer<L> {
         }
     }
 
-    /// The members that are still trained.
+    /// Returns the members that are still trained.
     pub(crate) fn active(&mut self) -> Vec<&mut Member<L>> {
         let patience = self.patience;
         let members = self.members.iter_mut();
@@ -93,7 +93,7 @@ impl<L: Trainee> Trainer<L> {
         Ok(Self { members: members.collect::<Result<_, _>>()?, progress, ..self })
     }
 
-    /// The state to save. Called only between steps.
+    /// Collects the state to save. Called only between steps.
     pub(crate) fn state(&self) -> Result<TrainingState<L::Scores>, RecordError> {
         let members = self.members.iter().map(Member::state).collect::<Result<_, _>>()?;
         Ok(TrainingState { progress: self.progress.clone(), members })

@@ -90,7 +90,7 @@ impl Updates {
         (model.map(&mut Spread { numbers, num_taken: 0, ids: &ids }), norm)
     }
 
-    /// The moments, for a saved state.
+    /// Serialises the moments, for a saved state.
     pub(crate) fn to_record(&self) -> Result<Vec<u8>, RecordError> {
         Ok(self.adam_w.into_bytes()?.to_vec())
     }

@@ -44,7 +44,7 @@ struct RowSpan {
 }
 
 impl FilePlan {
-    /// The layout for rows with their ids and numbers of states.
+    /// Plans the layout for rows with their ids and numbers of states.
     pub(super) fn new(
         path: PathBuf,
         identity: &str,
@@ -64,7 +64,7 @@ impl FilePlan {
         Self { path, header, format, width, spans, num_bytes: offset }
     }
 
-    /// Whether a file with this header and length exists.
+    /// Returns whether a file with this header and length exists.
     fn exists(&self) -> bool {
         let mut header = vec![0; self.header.len()];
         let Ok(mut file) = File::open(&self.path) else { return false };
@@ -72,7 +72,7 @@ impl FilePlan {
         has_len && file.read_exact(&mut header).is_ok() && header == self.header
     }
 
-    /// The bytes for which the disk has no blocks yet.
+    /// Counts the bytes for which the disk has no blocks yet.
     pub(super) fn num_missing_bytes(&self) -> u64 {
         let allocated = if self.exists() { allocated_bytes(&self.path) } else { 0 };
         self.num_bytes.saturating_sub(allocated)
@@ -99,7 +99,7 @@ impl FilePlan {
     }
 }
 
-/// The bytes that a file takes on its disk: fewer than its length if it is sparse.
+/// Returns the bytes that a file takes on its disk: fewer than its length if it is sparse.
 #[cfg(unix)]
 fn allocated_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
@@ -184,12 +184,12 @@ impl StateFile {
         format.decode(&bytes, *width)
     }
 
-    /// How often states did not fit the format.
+    /// Counts how often states did not fit the format.
     pub(super) fn num_unfit(&self) -> usize {
         self.open().num_unfit
     }
 
-    /// The first problem.
+    /// Returns the first problem, if any.
     pub(super) fn problem(&self) -> Option<String> {
         self.open().problem.clone()
     }

@@ -20,7 +20,7 @@ const SCALE: usize = 4;
 const LARGEST: f32 = 127.0;
 
 impl FeatureFormat {
-    /// Bytes per token.
+    /// Returns the number of bytes of one token's state.
     pub(crate) fn bytes_per_state(self, width: usize) -> usize {
         match self {
             Self::F16 => 2 * width,

@@ -144,7 +144,7 @@ impl Divided {
         }
     }
 
-    /// The share of the embeddings, which all steps have in common.
+    /// Computes the embeddings' share of the projection, with the bias: the same in all steps.
     fn embedded(&self, rows: Tensor<2>) -> Tensor<2> {
         let share = rows.matmul(self.of_embedded.clone());
         match &self.bias {
@@ -176,7 +176,7 @@ pub(crate) struct UnrolledAttention<'a> {
 }
 
 impl<'a> UnrolledAttention<'a> {
-    /// The attention of a layer that reads embeddings and features side by side.
+    /// Prepares the attention of a layer that reads embeddings and features side by side.
     ///
     /// # Shapes
     /// - embedded, features: `[known, hidden]`, normed
@@ -209,7 +209,7 @@ impl<'a> UnrolledAttention<'a> {
         Self { attention, drafts, projections, of_embedded, known, steps: Vec::new(), num_done: 0 }
     }
 
-    /// The next step.
+    /// Attends in the next step, from each token to the keys of step 0 and of the steps up to this one.
     ///
     /// # Shapes
     /// - features: `[tokens, hidden]`, normed
@@ -278,7 +278,7 @@ impl<'a> UnrolledAttention<'a> {
 }
 
 impl Attention {
-    /// Rows of several heads, `[1, rows, heads, head_dim]`.
+    /// Splits rows into heads, `[1, rows, heads, head_dim]`.
     fn heads_of(&self, rows: Tensor<2>, num_heads: usize) -> Tensor<4> {
         let [num_rows, _] = rows.dims();
         rows.reshape([1, num_rows, num_heads, self.form.head_dim])
@@ -289,8 +289,8 @@ impl Attention {
     }
 }
 
-/// Rows moved down by `num`, below rows of zeros. Those of a sequence's first `num` drafts come from another
-/// sequence; no trained step reads them.
+/// Moves rows down by `num`, below rows of zeros. Those of a sequence's first `num` drafts come from another sequence;
+/// no trained step reads them.
 pub(crate) fn delayed<const D: usize>(rows: Tensor<D>, num: usize) -> Tensor<D> {
     if num == 0 {
         return rows;

@@ -35,7 +35,7 @@ pub(super) struct ProjectionPlan {
 }
 
 impl ProjectionPlan {
-    /// Sums of a plane.
+    /// Counts the sums that a plane computes.
     fn num_sums(self) -> usize {
         self.num_rows * self.num_outputs * self.then.num_parts()
     }
@@ -106,7 +106,8 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
     }
 }
 
-/// A number of a product, and of its second part, with their biases, what follows, and the residual.
+/// Finishes one output of a product, given the sums of both its parts: adds biases, applies what follows, and adds the
+/// residual.
 #[cube]
 fn followed<T: Float>(
     product: (f32, f32),
@@ -186,7 +187,7 @@ fn multiply<T: Float, N: Size>(
     }
 }
 
-/// What follows a product of many rows, a unit each number.
+/// Finishes the outputs of a product of many rows, one a unit.
 #[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn finish<T: Float, O: Float>(
@@ -225,7 +226,7 @@ fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
     }
 }
 
-/// RMS norm, or LayerNorm if there is a shift, of one row a cube.
+/// Norms one row a cube: RMS norm, or LayerNorm if there is a shift.
 #[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn norm<T: Float>(
@@ -283,7 +284,7 @@ pub(super) fn norm<T: Float>(
     }
 }
 
-/// The sum of a number of each unit; `num_units` is a power of two.
+/// Sums one number of each unit in the cube; `num_units` is a power of two.
 #[cube]
 fn sum_of_cube(value: f32, shared: &mut Shared<[f32]>, #[comptime] num_units: usize) -> f32 {
     let unit = UNIT_POS as usize;
@@ -393,7 +394,7 @@ pub(super) fn place<T: Float>(
     }
 }
 
-/// A channel of a query or key after its head's norm.
+/// Applies its head's norm, if there is one, to a channel of a query or key.
 #[expect(clippy::too_many_arguments, reason = "both norms, and where")]
 #[cube]
 fn weighed(
@@ -564,7 +565,7 @@ fn product_of_lane<T: Float, N: Size>(
     product
 }
 
-/// Whether a row sees a node of its tree: a bit of its places.
+/// Returns whether a row sees a node of its tree: a bit of its places.
 #[cube]
 fn is_node_seen(places: &[i32], seen: usize, node: usize) -> bool {
     // Entries before the tree wrap around; they are not asked about.

@@ -42,7 +42,7 @@ fn archive(file: impl Write + Seek, tensors: &[NamedTensor]) -> Result<(), zip::
     zip.finish().map(drop)
 }
 
-/// A dictionary of tensors by name, each with a storage: protocol 2, without a memo.
+/// Pickles a dictionary of tensors by name, each with a storage: protocol 2, without a memo.
 fn pickle(tensors: &[NamedTensor]) -> Vec<u8> {
     let mut bytes = b"\x80\x02}(".to_vec();
     let text =

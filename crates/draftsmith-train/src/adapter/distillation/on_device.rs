@@ -20,12 +20,12 @@ impl Softmax {
     }
 }
 
-/// The probabilities of logits, `[tokens, vocab]`.
+/// Computes the probabilities of logits, `[tokens, vocab]`.
 pub(super) fn probabilities(logits: Tensor<2>) -> Tensor<2> {
     Softmax::of(logits).probs
 }
 
-/// The tokens' losses, and the gradient of their sum with respect to the student's logits.
+/// Computes the tokens' losses, and the gradient of their sum with respect to the student's logits.
 ///
 /// # Shapes
 /// - student: logits, `[tokens, vocab]`
@@ -49,7 +49,7 @@ pub(super) fn losses_and_gradient(
     }
 }
 
-/// The sums of [`LmHead::score_sums`](super::LmHead::score_sums).
+/// Computes the sums of [`LmHead::score_sums`](super::LmHead::score_sums).
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`

@@ -62,7 +62,7 @@ pub(super) fn loss_and_gradient(
     losses.into_iter().sum()
 }
 
-/// The sums of [`LmHead::score_sums`](super::LmHead::score_sums).
+/// Computes the sums of [`LmHead::score_sums`](super::LmHead::score_sums).
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`
@@ -187,7 +187,7 @@ fn largest(row: &[f32]) -> f32 {
     largest
 }
 
-/// The first index of the largest number; `None` if all are NaN.
+/// Returns the first index of the largest number; `None` if all are NaN.
 #[inline(always)]
 fn index_of_largest(row: &[f32]) -> Option<usize> {
     let largest = largest(row);
@@ -231,7 +231,7 @@ fn log_softmax(row: &mut [f32]) {
     );
 }
 
-/// −Σ p log q, and q − p in place of the logits.
+/// Computes −Σ p log q, and puts the gradient, q − p times the token's share, in place of the logits.
 #[inline(always)]
 fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     let largest = largest(row);
@@ -257,7 +257,8 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     sum.ln() - weighted
 }
 
-/// ½ Σ |p − q|, and ½ q ∘ (sign(q − p) − Σ q · sign(q − p)).
+/// Computes ½ Σ |p − q|, and puts the gradient, ½ q ∘ (sign(q − p) − Σ q · sign(q − p)) times the token's share, in
+/// place of the logits.
 #[inline(always)]
 fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     softmax(row);
@@ -276,7 +277,7 @@ fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     0.5 * distance
 }
 
-/// −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.
+/// Computes −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.
 #[inline(always)]
 fn scores(log_student: &mut [f32], log_teacher: &[f32]) -> [f32; 3] {
     pass(
@@ -291,7 +292,7 @@ fn scores(log_student: &mut [f32], log_teacher: &[f32]) -> [f32; 3] {
     )
 }
 
-/// The sign, 0 at 0: a subgradient of |x|.
+/// Returns the sign, 0 at 0: a subgradient of |x|.
 #[inline(always)]
 fn sign(x: f32) -> f32 {
     let above = if x > 0.0 { 1.0 } else { 0.0 };

@@ -102,7 +102,7 @@ mod tests {
         Event { wall_time: 1.5, step, content: Some(content) }
     }
 
-    /// The bytes come from TensorBoard 2.21's writer:
+    /// Compares with bytes from TensorBoard 2.21's writer:
     /// ```python
     /// from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     /// from tensorboard.compat.proto.summary_pb2 import Summary
