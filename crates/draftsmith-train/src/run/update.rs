@@ -31,7 +31,7 @@ pub(crate) struct Gradient {
 
 /// All trained numbers of a model, in the order of its parameters.
 #[derive(Module, Debug)]
-struct Row {
+struct WeightRow {
     numbers: Param<Tensor<1>>,
 }
 
@@ -42,7 +42,7 @@ impl Gradient {
         gradients: GradientsParams,
         device: &Device,
     ) -> Option<Self> {
-        let mut all = Gradients { from: gradients, ids: Vec::new(), parts: Vec::new() };
+        let mut all = GradientParts { from: gradients, ids: Vec::new(), parts: Vec::new() };
         model.visit(&mut all);
         let row = (!all.ids.is_empty()).then(|| row_of(all.parts).to_device(device))?;
         Some(Self { ids: all.ids, row })
@@ -78,14 +78,14 @@ impl Updates {
         model: M,
         Gradient { ids, row }: Gradient,
     ) -> (M, Tensor<1>) {
-        let mut weights = Weights { ids: &ids, parts: Vec::new() };
+        let mut weights = WeightParts { ids: &ids, parts: Vec::new() };
         model.visit(&mut weights);
         let (gradient, norm) = self.clipping.clip(row);
         let id = ParamId::from(ROW);
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient);
         let numbers = Tensor::from_inner(row_of(weights.parts));
-        let row = Row { numbers: Param::initialized(id, numbers) };
+        let row = WeightRow { numbers: Param::initialized(id, numbers) };
         let numbers = self.adam_w.step(rate, row, gradients).numbers.val().inner();
         (model.map(&mut Spread { numbers, num_taken: 0, ids: &ids }), norm)
     }
@@ -103,13 +103,13 @@ impl Updates {
 }
 
 /// Takes gradients, and the parameters that have one.
-struct Gradients {
+struct GradientParts {
     from: GradientsParams,
     ids: Vec<ParamId>,
     parts: Vec<Tensor<1>>,
 }
 
-impl ModuleVisitor for Gradients {
+impl ModuleVisitor for GradientParts {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.from.remove::<D>(param.id) {
             self.parts.push(gradient.flatten(0, D - 1));
@@ -119,12 +119,12 @@ impl ModuleVisitor for Gradients {
 }
 
 /// Takes the parameters with these identities.
-struct Weights<'a> {
+struct WeightParts<'a> {
     ids: &'a [ParamId],
     parts: Vec<Tensor<1>>,
 }
 
-impl ModuleVisitor for Weights<'_> {
+impl ModuleVisitor for WeightParts<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.ids.contains(&param.id) {
             self.parts.push(param.val().inner().flatten(0, D - 1));
