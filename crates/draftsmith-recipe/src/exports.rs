@@ -17,7 +17,6 @@ use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
 pub use self::kind::ExportKind;
-use crate::kinds::head_within;
 use crate::workspace::Workspace;
 use draftsmith_report::ModelSummary;
 
@@ -45,6 +44,11 @@ impl AdapterExport {
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.to_path_buf() })
     }
+}
+
+/// The directory of a drafter's head inside its own.
+pub fn head_within(dir: &Path) -> PathBuf {
+    dir.join("head")
 }
 
 /// The directory of the head of the adapter in `dir`, if it has one there.

@@ -34,7 +34,9 @@ use self::merged::MergedKind;
 use self::model::ModelKind;
 use self::origin::{Origin, read_keys};
 use self::prompt_lookup::PromptLookupKind;
-use crate::recipe::{EvaluateRecipe, RulesRecipe, require};
+use crate::exports::head_within;
+use crate::recipe::keys::require;
+use crate::recipe::rules::RulesRecipe;
 
 /// The settings of a drafter, by kind.
 #[derive(Debug, Clone, Serialize)]
@@ -280,10 +282,10 @@ impl DrafterRecipe {
         self.head.as_ref().and_then(Origin::training)
     }
 
-    /// The stop rules that it is measured under.
+    /// The stop rules that it is measured under, with those of `[evaluate.rules]`.
     pub fn stop_rules(
         &self,
-        evaluate: &EvaluateRecipe,
+        rules: &RulesRecipe,
         decoding: DecodingName,
         has_head: bool,
     ) -> Vec<StopRuleConfig> {
@@ -292,8 +294,7 @@ impl DrafterRecipe {
         }
         let max = self.max_candidate_length.unwrap_or(self.kind.max_candidate_length());
         let bounds = Bounds { min: 1, max };
-        let (rules, is_self_draft) = (&evaluate.rules, self.kind.has_exit());
-        let mut all = rules.configs(Some(&self.rules), is_self_draft, has_head, bounds);
+        let mut all = rules.configs(Some(&self.rules), self.kind.has_exit(), has_head, bounds);
         if !self.kind.has_signals() {
             all.retain(|rule| rule.needs().is_nothing());
         }
@@ -412,6 +413,19 @@ impl DrafterRecipes {
         self.0.push((id, drafter));
     }
 
+    /// The directory of what a drafter's training exports: the one that the recipe names, or else the drafter's
+    /// within `home`.
+    pub(crate) fn export_dir(&self, home: &Path, id: DrafterId) -> PathBuf {
+        let given = self.get(id).and_then(|it| it.kind.path());
+        given.map_or_else(|| home.join(id.as_str()), Path::to_path_buf)
+    }
+
+    /// The directory of a drafter's head, if the recipe names or trains one.
+    pub(crate) fn head_dir(&self, home: &Path, id: DrafterId) -> Option<PathBuf> {
+        let head = self.get(id)?.head.as_ref()?;
+        Some(head.path().map_or_else(|| head_within(&self.export_dir(home, id)), Path::to_path_buf))
+    }
+
     /// The models among them with their checkpoint directories. The first is the draft whose candidates and
     /// labels `build-data` writes.
     pub fn models(&self) -> Vec<(DrafterId, &Path)> {
@@ -517,11 +531,6 @@ pub fn check_members(
 /// The names of a list, separated by commas.
 pub fn names_text(ids: &[DrafterId]) -> String {
     ids.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// The directory of a drafter's head inside its own.
-pub fn head_within(dir: &Path) -> PathBuf {
-    dir.join("head")
 }
 
 #[cfg(test)]

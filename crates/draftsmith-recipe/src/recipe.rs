@@ -8,9 +8,10 @@ mod data;
 #[cfg(test)]
 mod documented;
 mod evaluate;
+pub(crate) mod keys;
 mod overrides;
 mod prompts;
-mod rules;
+pub(crate) mod rules;
 mod server;
 mod trees;
 mod tune;
@@ -19,16 +20,17 @@ use draftsmith_served::ServerRecipe;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{Notation, plain_problem, write_whole};
+use draftsmith_files::write_whole;
 use draftsmith_report::PaperTable;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, Eagle3Training, HeadTraining, OptimizerSettings};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::costs::GivenCosts;
-pub use self::data::{DataRecipe, Responses, decoding, one};
+pub use self::data::{DataRecipe, Responses};
 pub use self::evaluate::EvaluateRecipe;
+pub use self::keys::decoding;
+use self::keys::toml_error;
 pub use self::overrides::Overrides;
 pub use self::prompts::{PromptSource, Split, Splits};
 pub use self::rules::RulesRecipe;
@@ -36,9 +38,15 @@ use self::server::check_without_weights;
 pub use self::server::read_server;
 pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
-use crate::kinds::{DrafterRecipe, DrafterRecipes, head_within};
+use crate::exports::ExportKind;
+use crate::kinds::adapter::AdapterKind;
+use crate::kinds::eagle3::Eagle3Kind;
+use crate::kinds::loaded::{LoadedDrafters, Loading};
+use crate::kinds::origin::Origin;
+use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
+use crate::workspace::Workspace;
 
 /// All settings of a job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -175,14 +183,30 @@ impl Recipe {
     /// The directory of what a drafter's training exports: the one that the recipe names, or else
     /// `checkpoints/NAME/<drafter>`.
     pub fn export_dir(&self, id: DrafterId) -> PathBuf {
-        let given = self.drafters.get(id).and_then(|it| it.kind.path());
-        given.map_or_else(|| self.checkpoint_dir().join(id.as_str()), Path::to_path_buf)
+        self.drafters.export_dir(&self.checkpoint_dir(), id)
     }
 
     /// The directory of a drafter's head, if the recipe names or trains one.
     pub fn head_dir(&self, id: DrafterId) -> Option<PathBuf> {
-        let head = self.drafters.get(id)?.head.as_ref()?;
-        Some(head.path().map_or_else(|| head_within(&self.export_dir(id)), Path::to_path_buf))
+        self.drafters.head_dir(&self.checkpoint_dir(), id)
+    }
+
+    /// Names what a drafter is read from.
+    pub fn loading<'a>(&'a self, id: DrafterId, workspace: &'a Workspace) -> Loading<'a> {
+        Loading { id, drafters: &self.drafters, home: self.checkpoint_dir(), workspace }
+    }
+
+    /// Reads the drafters to measure; only those that are recorded unless `all`.
+    ///
+    /// # Errors
+    /// If one is missing or invalid, or belongs to other models than the workspace's.
+    pub fn load_drafters(&self, workspace: &Workspace, all: bool) -> Result<LoadedDrafters> {
+        let wanted = self.evaluated().filter(|(_, it)| all || it.kind.is_recorded());
+        let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
+            let loaded = drafter.kind.load(&self.loading(id, workspace));
+            loaded.with_context(|| format!("the drafter `{id}`"))
+        };
+        Ok(LoadedDrafters(wanted.map(read).collect::<Result<_>>()?))
     }
 
     /// The draft model whose candidates and labels the data has, and its training of a head.
@@ -225,6 +249,53 @@ impl Recipe {
         let evaluate = self.evaluate.clone();
         let evaluate = evaluate.map(|evaluate| EvaluateRecipe { drafters: None, ..evaluate });
         Self { drafters: DrafterRecipes::one(id, drafter), evaluate, ..self.clone() }
+    }
+
+    /// Finds the drafter that an export in `dir` belongs to, and returns it with a recipe of only that drafter, which
+    /// is read from `dir`. Recipes beside exports name one drafter; another recipe may name several.
+    ///
+    /// # Errors
+    /// If no drafter of the recipe can be meant, or several can.
+    pub fn only_of(&self, kind: ExportKind, dir: &Path) -> Result<(DrafterId, Self)> {
+        let is_meant = |drafter: &DrafterRecipe| match kind {
+            ExportKind::Head => drafter.kind.model().is_some(),
+            ExportKind::Adapter => drafter.kind.has_exit(),
+            ExportKind::Eagle3 => matches!(drafter.kind, Kind::Eagle3(_)),
+        };
+        let all = self.drafters.iter().filter(|(_, drafter)| is_meant(drafter));
+        let all: Vec<(DrafterId, &DrafterRecipe)> = all.collect();
+        let is_own = |id: DrafterId| {
+            let own = match kind {
+                ExportKind::Head => self.head_dir(id),
+                ExportKind::Adapter | ExportKind::Eagle3 => Some(self.export_dir(id)),
+            };
+            own.is_some_and(|own| own == dir)
+        };
+        let found = match &all[..] {
+            [only] => Some(only),
+            several => several.iter().find(|(id, _)| is_own(*id)),
+        };
+        let Some((id, drafter)) = found else {
+            bail!(
+                "the recipe of the {} in `{}` names {} drafters that it could belong to; hint: give one with \
+                 `--recipe FILE` that has the drafter in a table `[drafters.NAME]`",
+                kind.text(),
+                dir.display(),
+                all.len()
+            );
+        };
+        let mut drafter = (*drafter).clone();
+        match kind {
+            ExportKind::Head => drafter.head = Some(Origin::Path(dir.to_path_buf())),
+            ExportKind::Adapter => {
+                drafter = DrafterRecipe::new(Kind::Adapter(AdapterKind::in_dir(dir)));
+            }
+            ExportKind::Eagle3 => {
+                let origin = Origin::Path(dir.to_path_buf());
+                drafter = DrafterRecipe::new(Kind::Eagle3(Eagle3Kind(origin)));
+            }
+        }
+        Ok((*id, self.with_only(*id, drafter)))
     }
 
     /// The directory of the state of a head's training.
@@ -330,35 +401,6 @@ impl Recipe {
         self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))?;
         Ok(self.papers.iter().try_for_each(PaperTable::check)?)
     }
-}
-
-/// Checks a key's value.
-///
-/// # Errors
-/// If it does not hold; the message names the key and says the problem.
-pub fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
-    if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
-}
-
-/// Reads the keys of a table from a file, and checks them. Messages call the file `what`.
-fn read_keys<T: DeserializeOwned>(
-    what: &str,
-    path: &Path,
-    check: impl Fn(&T) -> Result<()>,
-) -> Result<T> {
-    let named = || format!("{what} `{}`", path.display());
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the {}", named()))?;
-    let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-    check(&keys).with_context(named)?;
-    Ok(keys)
-}
-
-/// The TOML parser's message with the line that it shows, without the names of Rust types.
-fn toml_error(error: &toml::de::Error) -> anyhow::Error {
-    let message = error.message();
-    let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
-    anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ use serde::Serialize;
 use self::measure::{Bench, CheckedRule};
 use draftsmith_recipe::exports::ExportKind;
 use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
@@ -166,7 +165,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let dir = &settings.export;
     let kind = ExportKind::of(dir)?;
     let recipe = Recipe::of_export(dir, settings.recipe.as_deref(), seed)?;
-    let (id, recipe) = kind.alone_in(&recipe, dir)?;
+    let (id, recipe) = recipe.only_of(kind, dir)?;
     let (files, split) = prompt_files(settings, &recipe)?;
     let sources = read_sources(&files, &recipe.reading(split))?;
     let template = recipe.models.chat_template.as_deref();
@@ -186,7 +185,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
         skip_long: recipe.evaluate.as_ref().is_some_and(|evaluate| evaluate.skip_long_prompts),
     };
     let prompts = choice.of_all(&sources, &pair.text, watch)?;
-    let drafters = LoadedDrafters::read(&recipe, &workspace, true)?;
+    let drafters = recipe.load_drafters(&workspace, true)?;
     let loaded = drafters.get(id)?;
     let drafter = DrafterName::Of(id);
     let tuned_dir = loaded.tuned_dir().context("it was read just now")?;

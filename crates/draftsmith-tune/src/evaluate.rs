@@ -74,7 +74,7 @@ pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Re
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };
     let datasets = choice.of_each(sources, &pair.text, watch)?;
-    let drafters = LoadedDrafters::read(recipe, workspace, true)?;
+    let drafters = recipe.load_drafters(workspace, true)?;
     let models = MeasuredModels { recipe, evaluate, workspace, pair, drafters: &drafters, watch };
     let plans = evaluate.decodings.iter().map(|name| models.plan(*name));
     let plans: Vec<Plan> = plans.collect::<Result<_>>()?;

@@ -30,9 +30,8 @@ use crate::sweep::{Choice, best_fixed, best_unread, cheapest, settings};
 use crate::tuner::Tuner;
 use crate::tuning::TuningFile;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::exports::{HeadExport, read_model_head};
-use draftsmith_recipe::kinds::head_within;
-use draftsmith_recipe::kinds::loaded::{LoadedDrafters, Loading};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
@@ -90,7 +89,7 @@ pub fn choose_head(
     let read = |row: &SweptHead| read_model_head(&row.dir, id, None, workspace);
     let heads = rows.iter().map(read).collect::<Result<Vec<HeadExport>>>()?;
     let draft = drafter_of(recipe, id, workspace)?;
-    let loaded = LoadedDrafters::read(recipe, workspace, false)?;
+    let loaded = recipe.load_drafters(workspace, false)?;
     let mut tuner = Tuner::new((recipe, workspace), &loaded, &files, time_limit, watch)?;
     let mut race = Race {
         id,
@@ -160,7 +159,7 @@ fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Resul
 /// The frozen drafter whose hidden states the heads read.
 fn drafter_of(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<DrafterModel> {
     let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
-    drafter.kind.frozen(&Loading { id, recipe, workspace }, workspace.models.dtype)
+    drafter.kind.frozen(&recipe.loading(id, workspace), workspace.models.dtype)
 }
 
 fn fingerprint(head: &HeadExport) -> Option<&Value> {

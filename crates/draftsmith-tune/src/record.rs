@@ -17,7 +17,6 @@ use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
 use draftsmith_recipe::kinds::NOTHING_DRAFTS;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
@@ -57,7 +56,7 @@ pub fn record(
     let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, watch)?));
     let sets = [prompts(PromptSet::Validation)?, prompts(PromptSet::Test)?];
     let models = RecordedModels::of(recipe, workspace)?;
-    let drafters = LoadedDrafters::read(recipe, workspace, false)?;
+    let drafters = recipe.load_drafters(workspace, false)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let groups = plan(&files, evaluate, &sets, watch)?;
     let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();

@@ -104,7 +104,7 @@ pub fn tune_within(
     watch: &dyn Watch,
 ) -> Result<Vec<Tuning>> {
     let (_, evaluate) = recipe.need_tuning("tune")?;
-    let drafters = LoadedDrafters::read(recipe, workspace, false)?;
+    let drafters = recipe.load_drafters(workspace, false)?;
     let files = RolloutFiles::of(recipe, workspace)?;
     let mut tuner = Tuner::new((recipe, workspace), &drafters, &files, time_limit, watch)?;
     note_prompts_in_data(recipe, workspace, watch)?;

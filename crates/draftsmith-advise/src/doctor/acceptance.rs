@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Recipe, watch::Watch};
@@ -75,7 +74,7 @@ pub fn expected_acceptance(
     let sources = read_sources(plan.prompts, &recipe.reading(None))?;
     let choice = PromptChoice { num_prompts: Some(plan.num_prompts), skip_long: true };
     let prompts = choice.of_each(sources, &pair.text, watch)?;
-    let loaded = LoadedDrafters::read(recipe, workspace, true)?;
+    let loaded = recipe.load_drafters(workspace, true)?;
     let id = loaded.iter().next().context("there is a drafter")?.id();
     let mut decoders = Decoders::new(pair, &loaded, plan.max_new_tokens);
     let rule: StopRuleConfig = FixedLengthConfig { candidate_length: plan.num_candidates }.into();

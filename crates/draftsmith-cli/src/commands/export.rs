@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     }
     let workspace = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
-        let (_, recipe) = kind.alone_in(&recipe, source)?;
+        let (_, recipe) = recipe.only_of(kind, source)?;
         let (template, drafts) = (recipe.models.chat_template.as_deref(), recipe.drafters.models());
         let devices = vec![device.clone()];
         let target = &recipe.models.target;

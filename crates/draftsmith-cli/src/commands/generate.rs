@@ -23,7 +23,7 @@ use self::printer::Printer;
 use self::rule::{ChosenRule, RuleSource};
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
+use draftsmith_recipe::kinds::loaded::LoadedDrafter;
 use draftsmith_recipe::pair::Pair;
 use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
@@ -135,7 +135,7 @@ pub(crate) fn run(
 }
 
 fn load(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<LoadedDrafter> {
-    let loading = Loading { id, recipe, workspace };
+    let loading = recipe.loading(id, workspace);
     loading.drafter().kind.load(&loading)
 }
 

@@ -15,7 +15,7 @@ use crate::commands::{build_data, evaluate, record, replay, train_adapter, train
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::on_pool;
-use draftsmith_recipe::kinds::head_within;
+use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 

@@ -22,7 +22,7 @@ use crate::training::heads::HeadTrainer;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::{built_data, fingerprint};
 use draftsmith_recipe::kinds::adapter::exit_layer;
-use draftsmith_recipe::kinds::loaded::{Loading, check_known};
+use draftsmith_recipe::kinds::loaded::check_known;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 
@@ -160,7 +160,7 @@ impl<'a> Inputs<'a> {
         console.note(format!("{COMMAND}: an acceptance head for `{id}`"));
         let (section, optimizer) = (Section::AdapterHead, &settings.optimizer);
         check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
-        let hash = drafter.kind.weights_hash(&Loading { id, recipe, workspace })?;
+        let hash = drafter.kind.weights_hash(&recipe.loading(id, workspace))?;
         let trainer = HeadTrainer {
             recipe,
             workspace,

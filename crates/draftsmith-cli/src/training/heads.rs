@@ -17,8 +17,8 @@ use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
 use draftsmith_recipe::exports::HeadExport;
-use draftsmith_recipe::kinds::loaded::Loading;
-use draftsmith_recipe::kinds::{DrafterRecipe, head_within};
+use draftsmith_recipe::exports::head_within;
+use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::over_online::trained_log_losses;
@@ -172,7 +172,7 @@ impl HeadTrainer<'_> {
     /// The model whose hidden states the head reads.
     fn frozen(&self, dtype: WeightDtype) -> Result<DrafterModel> {
         let Self { id, recipe, workspace, .. } = *self;
-        self.drafter()?.kind.frozen(&Loading { id, recipe, workspace }, dtype)
+        self.drafter()?.kind.frozen(&recipe.loading(id, workspace), dtype)
     }
 
     fn note(&self, text: String) {

@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::head_outcome::{ExportedHead, HeadOutcome};
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::kinds::head_within;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::heads::{install_head, sweep_path};
 

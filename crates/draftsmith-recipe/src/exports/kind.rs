@@ -5,14 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_files::parse_json;
 use draftsmith_model::Eagle3Config;
-use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
-
-use crate::kinds::adapter::AdapterKind;
-use crate::kinds::eagle3::Eagle3Kind;
-use crate::kinds::origin::Origin;
-use crate::kinds::{DrafterRecipe, Kind};
-use crate::recipe::Recipe;
 
 /// A kind of export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,53 +69,6 @@ impl ExportKind {
             self.text(),
             found.text()
         )
-    }
-
-    /// The drafter that an export in `dir` belongs to, and the recipe with that drafter only, which is read from
-    /// `dir`. Recipes beside exports name one drafter; another recipe may name several.
-    ///
-    /// # Errors
-    /// If no drafter of the recipe can be meant, or several can.
-    pub fn alone_in(self, recipe: &Recipe, dir: &Path) -> Result<(DrafterId, Recipe)> {
-        let is_meant = |drafter: &DrafterRecipe| match self {
-            Self::Head => drafter.kind.model().is_some(),
-            Self::Adapter => drafter.kind.has_exit(),
-            Self::Eagle3 => matches!(drafter.kind, Kind::Eagle3(_)),
-        };
-        let all = recipe.drafters.iter().filter(|(_, drafter)| is_meant(drafter));
-        let all: Vec<(DrafterId, &DrafterRecipe)> = all.collect();
-        let is_own = |id: DrafterId| {
-            let own = match self {
-                Self::Head => recipe.head_dir(id),
-                Self::Adapter | Self::Eagle3 => Some(recipe.export_dir(id)),
-            };
-            own.is_some_and(|own| own == dir)
-        };
-        let found = match &all[..] {
-            [only] => Some(only),
-            several => several.iter().find(|(id, _)| is_own(*id)),
-        };
-        let Some((id, drafter)) = found else {
-            bail!(
-                "the recipe of the {} in `{}` names {} drafters that it could belong to; hint: give one with \
-                 `--recipe FILE` that has the drafter in a table `[drafters.NAME]`",
-                self.text(),
-                dir.display(),
-                all.len()
-            );
-        };
-        let mut drafter = (*drafter).clone();
-        match self {
-            Self::Head => drafter.head = Some(Origin::Path(dir.to_path_buf())),
-            Self::Adapter => {
-                drafter = DrafterRecipe::new(Kind::Adapter(AdapterKind::in_dir(dir)));
-            }
-            Self::Eagle3 => {
-                let origin = Origin::Path(dir.to_path_buf());
-                drafter = DrafterRecipe::new(Kind::Eagle3(Eagle3Kind(origin)));
-            }
-        }
-        Ok((*id, recipe.with_only(*id, drafter)))
     }
 
     /// The kind in words.

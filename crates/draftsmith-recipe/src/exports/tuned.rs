@@ -13,7 +13,7 @@ use draftsmith_theory::{CostModel, Decoding, Estimate, Sampling, StopRuleConfig}
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::{named, read_key};
-use crate::recipe::decoding;
+use crate::recipe::keys::decoding;
 use crate::watch::Watch;
 
 /// The tuned rules of a head or adapter.

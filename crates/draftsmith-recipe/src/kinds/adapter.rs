@@ -61,8 +61,8 @@ impl DrafterKind for AdapterKind {
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let Loading { id, recipe, workspace } = *loading;
-        let dir = recipe.export_dir(id);
+        let Loading { id, workspace, .. } = *loading;
+        let dir = loading.export_dir();
         let export = AdapterExport::read(&dir, workspace)?;
         let head = match loading.head_dir()? {
             Some(head) => Some(export.head(&head, workspace)?),
@@ -113,7 +113,7 @@ impl DrafterKind for AdapterKind {
     }
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.recipe.export_dir(loading.id);
+        let dir = loading.export_dir();
         need_export(ExportKind::Adapter, &dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
         let shape = format!("{} {}", config.exit_layer, config.model.to_json("float32"));
@@ -121,7 +121,7 @@ impl DrafterKind for AdapterKind {
     }
 
     fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.recipe.export_dir(loading.id);
+        let dir = loading.export_dir();
         loading.workspace.artifacts.adapter_hash(&dir, &AdapterConfig::from_dir(&dir)?)
     }
 
@@ -138,7 +138,7 @@ impl DrafterKind for AdapterKind {
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
-        let (workspace, dir) = (loading.workspace, loading.recipe.export_dir(loading.id));
+        let (workspace, dir) = (loading.workspace, loading.export_dir());
         let (config, adapter) = workspace.artifacts.adapter_in(&workspace.models, &dir, dtype)?;
         let target = workspace.models.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::self_draft(target, adapter, config.exit_layer))

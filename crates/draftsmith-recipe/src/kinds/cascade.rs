@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
-use crate::recipe::{one, require};
+use crate::recipe::keys::{one, require};
 use draftsmith_report::{DecodingName, ModelSummary, Road};
 
 /// A cascade.

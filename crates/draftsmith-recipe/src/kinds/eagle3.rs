@@ -46,7 +46,7 @@ impl DrafterKind for Eagle3Kind {
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let (models, id) = (&loading.workspace.models, loading.id);
-        let dir = loading.recipe.export_dir(id);
+        let dir = loading.export_dir();
         need_export(ExportKind::Eagle3, &dir)?;
         let (shape, dtype) = (models.target_shape()?, models.dtype);
         let (config, model) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
@@ -89,7 +89,7 @@ impl DrafterKind for Eagle3Kind {
     }
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.recipe.export_dir(loading.id);
+        let dir = loading.export_dir();
         need_export(ExportKind::Eagle3, &dir)?;
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
         let config = Eagle3Config::from_dir(&dir, num_layers)?;
@@ -108,7 +108,7 @@ impl DrafterKind for Eagle3Kind {
         loaded: &LoadedDrafter,
     ) -> Result<Vec<ModelSummary>> {
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
-        let dir = loading.recipe.export_dir(loading.id);
+        let dir = loading.export_dir();
         let config = Eagle3Config::from_dir(&dir, num_layers)?;
         let [low, middle, high] = config.target_layers;
         let description = format!(
@@ -122,7 +122,7 @@ impl DrafterKind for Eagle3Kind {
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
-        let (models, dir) = (&loading.workspace.models, loading.recipe.export_dir(loading.id));
+        let (models, dir) = (&loading.workspace.models, loading.export_dir());
         let shape = models.target_shape()?;
         let (config, drafter) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
         check_width(&dir, &config)?;

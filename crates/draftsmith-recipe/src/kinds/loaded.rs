@@ -9,21 +9,22 @@ use draftsmith_model::CausalLm;
 use draftsmith_report::{DrafterName, ModelSummary};
 use draftsmith_theory::DrafterId;
 
-use super::{DrafterRecipe, names_text};
+use super::{DrafterRecipe, DrafterRecipes, names_text};
 use crate::exports::{
     AdapterExport, ExportKind, HeadExport, describe_head, found_adapter_head, need_export,
 };
-use crate::recipe::Recipe;
 use crate::watch::Silent;
 use crate::workspace::{Workspace, hash_dir};
 
 /// What a drafter is read from.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Loading<'a> {
     /// The drafter's name.
     pub id: DrafterId,
-    /// The recipe that names it.
-    pub recipe: &'a Recipe,
+    /// The drafters of its recipe.
+    pub drafters: &'a DrafterRecipes,
+    /// The directory in which their exports lie, unless the recipe names another.
+    pub home: PathBuf,
     /// The models at hand.
     pub workspace: &'a Workspace,
 }
@@ -58,12 +59,17 @@ impl LoadedDrafter {
 impl<'a> Loading<'a> {
     /// The same for another drafter of the recipe.
     pub fn of(&self, id: DrafterId) -> Self {
-        Self { id, ..*self }
+        Self { id, ..self.clone() }
     }
 
     /// The drafter's settings.
     pub fn drafter(&self) -> &'a DrafterRecipe {
-        self.recipe.drafters.get(self.id).expect("members were checked with the recipe")
+        self.drafters.get(self.id).expect("members were checked with the recipe")
+    }
+
+    /// The directory of what its training exports.
+    pub fn export_dir(&self) -> PathBuf {
+        self.drafters.export_dir(&self.home, self.id)
     }
 
     /// Reads another drafter, as a part of this one.
@@ -77,7 +83,7 @@ impl<'a> Loading<'a> {
     /// # Errors
     /// If it is not.
     pub fn head_dir(&self) -> Result<Option<PathBuf>> {
-        let dir = self.recipe.head_dir(self.id);
+        let dir = self.drafters.head_dir(&self.home, self.id);
         if let Some(dir) = &dir {
             need_export(ExportKind::Head, dir)?;
             return Ok(Some(dir.clone()));
@@ -124,19 +130,6 @@ impl<'a> Loading<'a> {
 pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
 
 impl LoadedDrafters {
-    /// Reads the drafters of a recipe; only those that are recorded unless `all`.
-    ///
-    /// # Errors
-    /// If one is missing or invalid, or belongs to other models than the workspace's.
-    pub fn read(recipe: &Recipe, workspace: &Workspace, all: bool) -> Result<Self> {
-        let wanted = recipe.evaluated().filter(|(_, it)| all || it.kind.is_recorded());
-        let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
-            let loaded = drafter.kind.load(&Loading { id, recipe, workspace });
-            loaded.with_context(|| format!("the drafter `{id}`"))
-        };
-        Ok(Self(wanted.map(read).collect::<Result<_>>()?))
-    }
-
     /// The target's draft, in memory.
     pub fn of_model(model: &CausalLm, head: Option<HeadExport>) -> Self {
         Self(vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)])

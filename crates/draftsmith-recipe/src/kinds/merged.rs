@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
-use crate::recipe::require;
+use crate::recipe::keys::require;
 use draftsmith_report::{ModelSummary, Road};
 
 /// The settings.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, Role};
-use crate::recipe::require;
+use crate::recipe::keys::require;
 use crate::workspace::Workspace;
 use draftsmith_report::Road;
 

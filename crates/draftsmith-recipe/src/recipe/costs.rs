@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use draftsmith_theory::DrafterId;
 use serde::{Deserialize, Serialize};
 
-use super::{read_keys, require};
+use super::keys::{read_keys, require};
 
 /// Costs from a runtime's timings, in milliseconds, used instead of measurements. The time of a head and
 /// of a stop rule's signals is part of a draft forward's time.

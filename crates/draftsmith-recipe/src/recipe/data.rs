@@ -6,8 +6,8 @@ use draftsmith_served::{ServerLabels, ServerRecipe};
 use draftsmith_theory::{Decoding, Sampling};
 use serde::{Deserialize, Serialize};
 
+use super::keys::{decoding, one, require};
 use super::prompts::{PromptSource, Split, check_sources};
-use super::require;
 
 /// How responses are made and labelled.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -71,11 +71,6 @@ pub enum Responses {
     Existing,
     /// Servers of the target write them.
     Server,
-}
-
-/// 1, for serde.
-pub fn one() -> f64 {
-    1.0
 }
 
 fn default_max_new_tokens() -> usize {
@@ -164,9 +159,4 @@ impl DataRecipe {
         )?;
         self.check_server()
     }
-}
-
-/// A decoding from sampling settings; temperature 0 is greedy.
-pub fn decoding(sampling: Sampling) -> Decoding {
-    if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
 }

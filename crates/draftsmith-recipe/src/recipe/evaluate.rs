@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Sampling};
 use serde::{Deserialize, Serialize};
 
+use super::keys::require;
 use super::prompts::Split;
-use super::require;
 use super::rules::RulesRecipe;
 use super::trees::TreesRecipe;
 use crate::kinds::DrafterRecipes;

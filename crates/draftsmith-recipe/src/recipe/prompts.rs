@@ -9,7 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::require;
+use super::keys::require;
 
 /// Tolerance for the sum of shares, which are decimals and so inexact in f64.
 const SHARE_TOLERANCE: f64 = 1e-9;

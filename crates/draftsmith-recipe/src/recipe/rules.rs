@@ -8,7 +8,7 @@ use draftsmith_theory::{Bounds, Grid, StopRuleConfig, StopRuleEntry, stop_rules}
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
-use super::require;
+use super::keys::require;
 
 /// The settings of each rule that a recipe names: `fixed = [1, 2]`. Written as given, without defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

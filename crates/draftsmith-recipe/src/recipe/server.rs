@@ -6,7 +6,8 @@ use anyhow::Result;
 use draftsmith_served::ServerRecipe;
 use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 
-use super::{Recipe, read_keys, require};
+use super::Recipe;
+use super::keys::{read_keys, require};
 
 /// Reads the keys of the table from a file.
 ///

@@ -5,7 +5,7 @@ use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};
 use serde::{Deserialize, Serialize};
 
-use super::require;
+use super::keys::require;
 
 /// Which trees are measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]

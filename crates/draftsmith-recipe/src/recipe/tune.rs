@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::costs::GivenCosts;
+use super::keys::require;
 use super::prompts::Split;
-use super::require;
 
 /// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters come
 /// from `[evaluate]`, whose prompts are recorded too and serve as test prompts.

@@ -37,7 +37,7 @@ impl Setting {
             let loaded = drafters.get(id).ok();
             let has_head = loaded.is_some_and(|loaded| loaded.head.is_some());
             let has_steps = drafter.kind.role() == Role::Steps;
-            let mut rules = drafter.stop_rules(evaluate, decoding, has_head);
+            let mut rules = drafter.stop_rules(&evaluate.rules, decoding, has_head);
             for promised in promised.iter().filter(|promised| promised.over == id) {
                 let fixed = FixedLengthConfig { candidate_length: promised.best_fixed_length };
                 let own = (promised.drafter == id.into()).then(|| promised.config.clone());

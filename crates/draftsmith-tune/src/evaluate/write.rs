@@ -16,7 +16,6 @@ use crate::agreement::rounding;
 use crate::tuning::TuningFile;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::exports::summary_of;
-use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
 
@@ -109,7 +108,7 @@ impl MeasuredModels<'_> {
         let (hash, path) = (workspace.models.target_hash()?, &recipe.models.target);
         let mut all = vec![summary_of("target", path, self.pair.target.config(), hash)];
         for (id, drafter) in recipe.evaluated() {
-            let loading = Loading { id, recipe, workspace };
+            let loading = recipe.loading(id, workspace);
             all.extend(drafter.kind.summaries(&loading, self.drafters.get(id)?)?);
         }
         Ok(all)

@@ -18,7 +18,6 @@ use serde_json::json;
 use super::{PromptSet, RecordedSet};
 use draftsmith_recipe::built_data::{built_data, changes_text};
 use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 
@@ -205,7 +204,7 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile
 fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>> {
     let recorded = recipe.evaluated().filter(|(_, it)| it.kind.is_recorded());
     let hashed = |(id, drafter): (DrafterId, &DrafterRecipe)| {
-        let loading = Loading { id, recipe, workspace };
+        let loading = recipe.loading(id, workspace);
         let hash = drafter.kind.recorded_hash(&loading)?;
         let head_dir = loading.head_dir()?;
         let head = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;

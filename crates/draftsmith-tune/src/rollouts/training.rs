@@ -21,7 +21,6 @@ use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecor
 use crate::server_access::ServerAccess;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::{Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
@@ -192,7 +191,7 @@ impl TrainingRecorder<'_> {
         // Its head is not trained yet.
         let own = self.recipe.drafters.get(self.id).context("the recipe has the drafter")?;
         let recipe = self.recipe.with_only(self.id, DrafterRecipe { head: None, ..own.clone() });
-        let drafters = &LoadedDrafters::read(&recipe, self.workspace, false)?;
+        let drafters = &recipe.load_drafters(self.workspace, false)?;
         let drafter = RecordedDrafter { drafters, id: self.id, decoding };
         let recorded = on_pool(|| recorder.record(&drafter, &mut to_record))?;
         progress.clear();

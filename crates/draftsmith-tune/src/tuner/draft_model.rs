@@ -49,7 +49,7 @@ pub fn tune_for_draft_model(
     watch: &dyn Watch,
 ) -> Result<Vec<DraftModelTuning>> {
     let (tune, evaluate) = recipe.need_tuning("tune")?;
-    let loaded = LoadedDrafters::read(recipe, workspace, false)?;
+    let loaded = recipe.load_drafters(workspace, false)?;
     let adapters: Vec<(DrafterId, &AdapterExport)> =
         loaded.iter().filter_map(|it| Some((it.id(), it.adapter.as_ref()?))).collect();
     if adapters.is_empty() {

@@ -12,7 +12,6 @@ use draftsmith_files::write_whole;
 use draftsmith_model::{AcceptanceHead, DrafterModel, WeightDtype};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::read_model_head;
-use draftsmith_recipe::kinds::loaded::Loading;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{
     DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
@@ -123,7 +122,7 @@ fn read_head(dir: &Path, console: &Console) -> Result<(DrafterModel, AcceptanceH
     workspace.models.dtype = WeightDtype::F32;
     let head = read_model_head(dir, id, None, &workspace)?;
     let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
-    let loading = Loading { id, recipe: &recipe, workspace: &workspace };
+    let loading = recipe.loading(id, &workspace);
     Ok((drafter.kind.frozen(&loading, WeightDtype::F32)?, head.head))
 }
 

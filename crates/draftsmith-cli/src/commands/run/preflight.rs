@@ -147,7 +147,7 @@ fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
     let variants = 1 + num_trees + evaluate.lookup_first.len();
     let of_drafter = |(_, drafter): (DrafterId, &DrafterRecipe)| {
         let has_head = drafter.head.is_some();
-        let rules = drafter.stop_rules(evaluate, DecodingName::Greedy, has_head).len();
+        let rules = drafter.stop_rules(&evaluate.rules, DecodingName::Greedy, has_head).len();
         rules * if drafter.kind.role() == Role::Steps { variants } else { 1 }
     };
     1 + recipe.evaluated().map(of_drafter).sum::<usize>() + evaluate.lookup_first.len()

@@ -1,0 +1,47 @@
+//! Reads and checks the keys of recipes.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::{Notation, plain_problem};
+use draftsmith_theory::{Decoding, Sampling};
+use serde::de::DeserializeOwned;
+
+/// Checks a key's value.
+///
+/// # Errors
+/// If it does not hold; the message names the key and says the problem.
+pub(crate) fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
+    if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
+}
+
+/// Reads the keys of a table from a file, and checks them. Messages call the file `what`.
+pub(super) fn read_keys<T: DeserializeOwned>(
+    what: &str,
+    path: &Path,
+    check: impl Fn(&T) -> Result<()>,
+) -> Result<T> {
+    let named = || format!("{what} `{}`", path.display());
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the {}", named()))?;
+    let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
+    check(&keys).with_context(named)?;
+    Ok(keys)
+}
+
+/// The TOML parser's message with the line that it shows, without the names of Rust types.
+pub(super) fn toml_error(error: &toml::de::Error) -> anyhow::Error {
+    let message = error.message();
+    let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
+    anyhow::anyhow!("{}", text.trim_end().to_owned())
+}
+
+/// A decoding from sampling settings; temperature 0 is greedy.
+pub fn decoding(sampling: Sampling) -> Decoding {
+    if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
+}
+
+/// 1, for serde.
+pub(crate) fn one() -> f64 {
+    1.0
+}
