@@ -51,8 +51,8 @@ impl ChosenRule {
         Self { config, lookup_first: None, chosen_by: RuleSource::Default }
     }
 
-    /// Describes the rule and who chose it, and whether it leaves a head unused: `K = 1, tuned; the head is not
-    /// used`.
+    /// Describes the rule and who chose it, and whether it leaves a head unused:
+    /// `K = 1, tuned; this rule does not use the head`.
     pub(super) fn text(&self, has_head: bool) -> String {
         let by = match self.chosen_by {
             RuleSource::Flag => "as given",
