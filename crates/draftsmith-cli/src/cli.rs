@@ -134,7 +134,7 @@ enum Command {
 }
 
 impl Command {
-    /// What the user should know about an interrupted command's progress.
+    /// Says what an interrupted command keeps, and whether running it again resumes it.
     fn what_is_left(&self) -> &'static str {
         match self {
             Self::Run(_)
@@ -238,7 +238,7 @@ impl<T: Args> ReadingData<T> {
     }
 }
 
-/// Parses hours.
+/// Parses a positive number of hours.
 fn hours(text: &str) -> Result<Duration, String> {
     let hours: f64 = text.parse().map_err(|_| "expected a number of hours".to_owned())?;
     let time = Duration::try_from_secs_f64(hours * 3600.0).ok();
@@ -323,7 +323,7 @@ fn explain(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// clap's message on one line, without the usage.
+/// Extracts clap's message on one line, without the usage.
 fn usage_problem(error: &clap::Error) -> String {
     if matches!(
         error.kind(),
@@ -548,7 +548,7 @@ fn hook_panics() {
     }));
 }
 
-/// An error and its causes on one line, without repetitions.
+/// Joins an error and its causes into one line, without repetitions, and shortens it if it is too long.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -565,7 +565,7 @@ fn describe(error: &anyhow::Error) -> String {
 /// The longest error, in characters. Names and values from files may be of any length.
 const LONGEST_ERROR: usize = 2000;
 
-/// A text without its middle, if it is too long.
+/// Replaces the middle of a text by an ellipsis if it is longer than [`LONGEST_ERROR`].
 fn shortened(text: String) -> String {
     let num_chars = text.chars().count();
     if num_chars <= LONGEST_ERROR {

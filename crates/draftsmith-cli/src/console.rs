@@ -61,12 +61,12 @@ impl Console {
         Ok(console)
     }
 
-    /// A console that writes nothing and is never interrupted.
+    /// Creates a console that writes nothing and is never interrupted.
     pub(crate) fn silent() -> Self {
         Self { quiet: true, ..Self::default() }
     }
 
-    /// The same console with stdout turned off.
+    /// Returns the same console with stdout turned off.
     pub(crate) fn without_output(&self) -> Self {
         Self { output: false, ..self.clone() }
     }
@@ -76,7 +76,7 @@ impl Console {
         *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner) = num_steps;
     }
 
-    /// The optimizer steps left; `None` for no limit.
+    /// Returns the optimizer steps left. `None` for no limit.
     pub(crate) fn steps_left(&self) -> Option<usize> {
         *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +86,7 @@ impl Console {
         self.line(text.as_ref());
     }
 
-    /// The exit code of a job that was stopped: the signal's, or Ctrl-C's after a deadline.
+    /// Returns the exit code of a job that was stopped: the signal's, or Ctrl-C's after a deadline.
     pub(crate) fn stopped_code(&self) -> u8 {
         match self.signal.load(Ordering::SeqCst) {
             0 => exit_code(INTERRUPT),
@@ -94,7 +94,7 @@ impl Console {
         }
     }
 
-    /// Whether the reader of stdout has exited. Jobs whose only product is that output may then stop.
+    /// Returns whether the reader of stdout has exited. Jobs whose only product is that output may then stop.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.reader_gone.load(Ordering::SeqCst)
     }
@@ -119,12 +119,12 @@ impl Console {
         Ok(())
     }
 
-    /// The terminal's width in columns, if stdout is a terminal.
+    /// Returns the terminal's width in columns. `None` if stdout is not a terminal.
     pub(crate) fn width(&self) -> Option<usize> {
         ::console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
     }
 
-    /// Whether stdout is a terminal that accepts colours.
+    /// Returns whether stdout is a terminal that accepts colours.
     pub(crate) fn colour(&self) -> bool {
         std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
     }
@@ -137,7 +137,7 @@ impl Watch for Console {
         }
     }
 
-    /// Whether a signal has arrived or the deadline has passed.
+    /// Returns whether a signal has arrived or the deadline has passed.
     fn is_interrupted(&self) -> bool {
         self.signal.load(Ordering::SeqCst) != 0
             || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
@@ -152,7 +152,7 @@ impl Watch for Console {
     }
 }
 
-/// The exit code that shells report for a process ended by a signal.
+/// Returns the exit code that shells report for a process ended by a signal.
 fn exit_code(signal: u8) -> u8 {
     128 + signal
 }

@@ -32,7 +32,7 @@ pub(crate) struct DecodingArguments {
 }
 
 impl DecodingArguments {
-    /// The way of decoding.
+    /// Builds the way of decoding that the flags choose: greedy without a temperature.
     ///
     /// # Errors
     /// If a value is out of range.
@@ -63,7 +63,7 @@ impl EndArguments {
         Ends { eos_token_ids, stop_strings, only_answers: true }
     }
 
-    /// What the flags choose, or else `others`.
+    /// Returns what the flags choose. Without flags, returns `others`, if they set anything.
     pub(crate) fn or(&self, others: Ends) -> Ends {
         let is_given = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
         match is_given || (others.eos_token_ids.is_none() && others.stop_strings.is_empty()) {

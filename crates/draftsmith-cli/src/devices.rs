@@ -67,7 +67,7 @@ pub(crate) fn check_devices(
     Ok(())
 }
 
-/// The note about devices that get no batch in a training step.
+/// Describes the devices that get no batch in a training step. `None` if all get one.
 fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Option<String> {
     let num_idle = num_devices.checked_sub(num_batches).filter(|num_idle| *num_idle > 0)?;
     Some(format!(

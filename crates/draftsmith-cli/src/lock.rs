@@ -54,7 +54,7 @@ fn lock(dir: &Path) -> Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// `data/.NAME.lock` for `data/NAME`.
+/// Returns the path of a directory's lock: `data/.NAME.lock` for `data/NAME`.
 fn lock_path(dir: &Path) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     dir.with_file_name(format!(".{name}.lock"))
@@ -76,7 +76,7 @@ fn is_unwritable(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
 }
 
-/// The message that names the lock's holder, if the lock file does.
+/// Describes who holds the lock, if the lock file names the holder.
 fn in_use(dir: &Path, file: &mut File) -> String {
     let mut holder = String::new();
     let read = file.rewind().and_then(|()| file.read_to_string(&mut holder));

@@ -51,7 +51,7 @@ pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'stat
     Loopback::serve(LoopbackTarget { tokenizer, decode }, deed)
 }
 
-/// The most probable tokens at temperature 1.
+/// Returns the `num` most probable tokens at temperature 1, with their log-probabilities.
 fn most_probable(logits: &[f32], num: usize) -> Vec<(u32, f32)> {
     let log_probs = log_softmax(logits);
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
@@ -60,7 +60,7 @@ fn most_probable(logits: &[f32], num: usize) -> Vec<(u32, f32)> {
     ids.into_iter().map(|id| (id, log_probs[id as usize] as f32)).collect()
 }
 
-/// The decoding that a request asks for.
+/// Reads the way of decoding from a request.
 fn decoding_of(body: &Value) -> Decoding {
     let number = |key: &str| body[key].as_f64().expect("a number");
     let sampling = Sampling {

@@ -11,11 +11,11 @@ use draftsmith_train::{AdapterTraining, HeadTraining};
 
 /// Changes a recipe's drafters.
 pub(crate) trait ChangeDrafters {
-    /// The drafter with this name.
+    /// Returns the drafter with this name, to change it.
     fn of(&mut self, name: &str) -> &mut DrafterRecipe;
-    /// The training of a drafter's head.
+    /// Returns the training of a drafter's head, to change it.
     fn head_of(&mut self, name: &str) -> &mut HeadTraining;
-    /// The training of an adapter.
+    /// Returns the training of an adapter, to change it.
     fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining;
     /// Keeps only these drafters.
     fn keep(&mut self, names: &[&str]);
@@ -51,7 +51,7 @@ impl ChangeDrafters for DrafterRecipes {
 pub(crate) struct Reads(Arc<Mutex<Vec<String>>>);
 
 impl Reads {
-    /// What was read.
+    /// Returns what was read or hashed so far, in order.
     pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panicked").clone()
     }

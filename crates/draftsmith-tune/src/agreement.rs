@@ -44,7 +44,7 @@ pub fn compare(
     Ok(if is_tie { Agreement::Tie } else { Agreement::Different })
 }
 
-/// The rounding to expect in the logits of a target that computes in `dtype`.
+/// Returns the rounding to expect in the logits of a target that computes in `dtype`.
 pub fn rounding(dtype: WeightDtype) -> Rounding {
     match dtype {
         WeightDtype::F32 => Rounding::F32,
@@ -52,7 +52,7 @@ pub fn rounding(dtype: WeightDtype) -> Rounding {
     }
 }
 
-/// The number of tokens before the first difference.
+/// Counts the tokens before the first difference. An answer that ends early differs where it ends.
 pub fn num_same(one: &[u32], other: &[u32]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }

@@ -42,19 +42,20 @@ pub trait Answers: Sync {
     /// If an answer is missing or does not fit, the target fails, or the job is interrupted.
     fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>>;
 
-    /// Whether a turn has no answer, because a content filter stopped it.
+    /// Returns whether a turn has no answer because a content filter stopped it.
     fn is_filtered(&self, _id: &str) -> bool {
         false
     }
 
-    /// The number of answers that a content filter stopped.
+    /// Counts the answers that a content filter stopped.
     fn num_filtered(&self) -> usize {
         0
     }
 }
 
-/// The answers to all turns of prompts, first those to conversations, each after the answers to earlier turns.
-/// Turns from the first one on that a content filter stopped are left out.
+/// Answers all turns of prompts. Each turn follows the answers to the earlier turns of its conversation; answers to
+/// conversations come before those to held-out prompts. If a content filter stopped a turn, that turn and all later
+/// turns of its conversation are left out.
 ///
 /// # Errors
 /// If a first turn does not fit, or the source fails.
@@ -85,8 +86,7 @@ pub fn answer_all(
     Ok(answered.into_iter().flat_map(|(all, _)| all).chain(held_out).collect())
 }
 
-/// A prompt without its turns from the first on whose response a content filter stopped; `None` if no
-/// turn is left.
+/// Cuts a prompt before its first turn whose response a content filter stopped. `None` if no turn is left.
 pub fn unfiltered<'p>(source: &dyn Answers, prompt: &'p Prompt) -> Option<Cow<'p, Prompt>> {
     let is_kept = |turn: &usize| !source.is_filtered(&prompt.row_id(*turn));
     match (0..prompt.turns.len()).take_while(is_kept).count() {

@@ -158,7 +158,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The prompts of a shard.
+    /// Returns the indices of a shard's prompts.
     fn prompts_of(&self, index: usize) -> Range<usize> {
         let begin = index * PROMPTS_PER_SHARD;
         begin..(begin + PROMPTS_PER_SHARD).min(self.prompts.len())
@@ -168,7 +168,7 @@ impl Job<'_> {
         shards.iter().map(|index| self.prompts_of(*index).len()).sum()
     }
 
-    /// The shards that exist and those to build.
+    /// Splits the indices of all shards into those that exist and those to build.
     fn kept_and_missing(&self, damaged: DamagedShards) -> Result<(Vec<usize>, Vec<usize>)> {
         let Self { dir, provenance, num_shards, watch, .. } = self;
         let present = present_shards(dir, provenance, *num_shards, damaged, *watch)?;

@@ -225,7 +225,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     })
 }
 
-/// The given prompt files, or those of the recipe's evaluation with their split.
+/// Returns the prompt file of `--prompts`, or else the files and the split of the recipe's `[evaluate]`.
 fn prompt_files(
     settings: &CheckSettings,
     recipe: &Recipe,

@@ -20,7 +20,7 @@ pub enum SetPrompt {
 }
 
 impl SetPrompt {
-    /// The maximum number of responses to it.
+    /// Returns the maximum number of responses to the prompt.
     pub fn num_turns(&self) -> usize {
         match self {
             Self::Conversation(prompt) => prompt.turns.len(),
@@ -101,7 +101,7 @@ pub fn answer_batched<'p, T>(
     Ok(all)
 }
 
-/// The turn after the answered ones; `None` if it exceeds the context.
+/// Builds the turn after the answered ones, whose answers are `texts`. `None` if it exceeds the context.
 ///
 /// # Errors
 /// If the first turn does not fit the context, or a text cannot be encoded.

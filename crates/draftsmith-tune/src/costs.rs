@@ -40,15 +40,15 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// The costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft and a 70B target: signals and
+    /// Returns the costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft and a 70B target: signals and
     /// further rows are free.
     pub fn paper(drafter: DrafterId) -> Self {
         let line = CostModel::PAPER;
         Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
     }
 
-    /// The costs that the user gives for a drafter of a recipe with `num_drafters`; `None` if they are to be
-    /// measured.
+    /// Returns the costs that the user gives for a drafter of a recipe with `num_drafters` drafters. `None` if they
+    /// are to be measured.
     ///
     /// # Errors
     /// If there are several drafters and the costs do not name theirs, or they are not positive numbers.
@@ -63,8 +63,8 @@ impl Costs {
         Ok(target.map(|target| Self::of_all(drafter, priced(target.rounds))))
     }
 
-    /// The costs that the user gives for the target's forwards, without the price of a drafter; `None` if they
-    /// are to be measured.
+    /// Returns the costs that the user gives for the target's forwards, without the cost of a draft forward. `None`
+    /// if they are to be measured.
     ///
     /// # Errors
     /// If they are not positive numbers.
@@ -75,7 +75,8 @@ impl Costs {
         Ok(Some(Self::of_all(DrafterId::DRAFT, rounds)))
     }
 
-    /// The costs of the target's forwards, measured in seconds by rows, without the price of a drafter.
+    /// Creates the costs of the target's forwards from `points`, the measured seconds of some numbers of rows,
+    /// without the cost of a draft forward.
     ///
     /// # Errors
     /// If there are none.
@@ -83,7 +84,7 @@ impl Costs {
         Ok(Self::of_all(DrafterId::DRAFT, RoundCosts::from_points([].into(), points)?))
     }
 
-    /// The same costs for all rounds, with free signals.
+    /// Creates costs that are the same in rounds of one length and of changing lengths, with free signals.
     fn of_all(drafter: DrafterId, rounds: RoundCosts) -> Self {
         Self {
             drafter,
@@ -95,7 +96,7 @@ impl Costs {
         }
     }
 
-    /// The same costs under the name of another drafter.
+    /// Returns the same costs under the name of another drafter.
     ///
     /// # Errors
     /// If a draft forward has no price.
@@ -108,7 +109,7 @@ impl Costs {
         Ok(Self { drafter, rounds, mixed_rounds, ..self })
     }
 
-    /// The costs of rounds under a rule.
+    /// Returns the costs of rounds under a rule, the signals that it reads included.
     pub fn of_rule(&self, config: &StopRuleConfig) -> RoundCosts {
         if config.name() == StopRuleName::FixedLength {
             self.rounds.clone()
@@ -117,7 +118,7 @@ impl Costs {
         }
     }
 
-    /// The costs of rounds under a rule that reads these signals.
+    /// Returns the costs of rounds of changing lengths under a rule that reads these signals.
     pub fn of_needs(&self, needs: SignalNeeds) -> RoundCosts {
         let extras = [
             (needs.acceptance_prob, self.head_seconds),

@@ -47,12 +47,12 @@ pub struct Decoders<'m> {
 }
 
 impl<'m> Decoders<'m> {
-    /// Sessions for one sequence, with the pair's whole context.
+    /// Opens sessions for one sequence, with the pair's whole context.
     pub fn new(pair: &'m Pair, drafters: &'m LoadedDrafters, max_new_tokens: usize) -> Self {
         Self::with_slots(pair, drafters, max_new_tokens, 1)
     }
 
-    /// Sessions for `num_slots` sequences side by side.
+    /// Opens sessions for `num_slots` sequences side by side, each with the pair's whole context.
     pub fn with_slots(
         pair: &'m Pair,
         drafters: &'m LoadedDrafters,
@@ -122,7 +122,8 @@ impl<'m> Decoders<'m> {
         Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
     }
 
-    /// Records a drafter along responses of the target. `observe` gets the number of positions recorded so far, and may stop the recording.
+    /// Records a drafter along responses of the target. `observe` receives the number of positions recorded so far,
+    /// and may stop the recording.
     ///
     /// # Errors
     /// If a prompt does not fit, a model fails, or the drafter is missing or has no model.
@@ -138,7 +139,7 @@ impl<'m> Decoders<'m> {
         Ok(record(target, steps, options, responses, observe)?)
     }
 
-    /// The drafter's logits at each position of a response, computed token by token as in decoding.
+    /// Computes the drafter's logits at each position of a response, token by token as in decoding.
     ///
     /// # Errors
     /// If the prompt does not fit, a model fails, or the drafter is missing or has no model.
@@ -165,8 +166,8 @@ impl<'m> Decoders<'m> {
         Ok(logits)
     }
 
-    /// The times of the target's forwards over 1 or more rows after a prompt: each number of `rows` in turn,
-    /// `num_passes` times. Empty if the context has no room for the largest number.
+    /// Times the target's forwards over 1 or more rows after a prompt: each number of `rows` in turn, `num_passes`
+    /// times. Empty if the context has no room for the largest number.
     ///
     /// # Errors
     /// If the prompt does not fit, or the model fails.
@@ -199,12 +200,12 @@ impl<'m> Decoders<'m> {
         Ok(times)
     }
 
-    /// Whether the drafter has an acceptance head.
+    /// Returns whether the drafter has an acceptance head.
     pub fn has_head_for(&self, drafter: DrafterName) -> bool {
         drafter.id().is_some_and(|id| self.with_heads.contains(&id))
     }
 
-    /// The target's logits after each token of `ids` from position `from` on.
+    /// Computes the target's logits after each token of `ids` from position `from` on.
     ///
     /// # Errors
     /// If the ids do not fit or the model fails.
@@ -216,7 +217,7 @@ impl<'m> Decoders<'m> {
 /// New tokens of the answer that times the target.
 const NUM_TIMED_TOKENS: usize = 16;
 
-/// Tokens per second of the target's short greedy answer to a prompt, after one that is not timed.
+/// Measures the tokens per second of the target's short greedy answer to a prompt, after one that is not timed.
 ///
 /// # Errors
 /// If the prompt does not fit, or the model fails.

@@ -96,7 +96,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Whether tuning chose a setting.
+    /// Returns whether tuning chose a setting.
     fn is_tuned(&self, setting: &Setting) -> bool {
         let is_it = |promised: &Promise| {
             promised.drafter == setting.drafter && Some(&promised.config) == setting.rule.as_ref()
@@ -124,7 +124,7 @@ impl MeasuredModels<'_> {
         Ok(Plan { decoding, promised, settings })
     }
 
-    /// The rules that `tune` wrote into the exports for a way of decoding.
+    /// Reads the rules that `tune` wrote into the exports for a way of decoding.
     fn tuned_rules(&self, decoding: &Decoding) -> Result<Vec<TunedRule>> {
         let mut rules = Vec::new();
         for dir in self.drafters.iter().filter_map(LoadedDrafter::tuned_dir) {
@@ -135,7 +135,8 @@ impl MeasuredModels<'_> {
         Ok(rules)
     }
 
-    /// The seconds per forward of the draft model when it decodes by itself, on some prompts.
+    /// Measures the seconds per forward of the first draft model when it decodes by itself, on the first prompts of
+    /// a dataset. `None` if the pair has no draft model.
     fn draft_alone(&self, dataset: &Dataset) -> Result<Option<CostSummary>> {
         let Some(((id, _), draft)) = self.recipe.draft().zip(self.pair.draft.as_ref()) else {
             return Ok(None);

@@ -38,7 +38,7 @@ use draftsmith_recipe::workspace::Workspace;
 /// How often a head is timed over one row; the median counts.
 const NUM_TIMED: usize = 51;
 
-/// The file with the rows of a recipe's sweep.
+/// Returns the path of the file with the rows of a drafter's sweep.
 pub fn sweep_path(recipe: &Recipe, id: DrafterId) -> PathBuf {
     recipe.sweep_dir(id).join("sweep.json")
 }
@@ -136,7 +136,7 @@ pub fn choose_head(
     Ok(Some(race))
 }
 
-/// The rows of the recipe's sweep, with the heads' directories where they are now.
+/// Reads the rows of the recipe's sweep, with the heads' directories where they are now.
 fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Result<Vec<SweptHead>> {
     let path = sweep_path(recipe, id);
     let hint =
@@ -156,7 +156,7 @@ fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Resul
     training.passes().into_iter().flatten().map(find).collect()
 }
 
-/// The frozen drafter whose hidden states the heads read.
+/// Loads the frozen drafter whose hidden states the heads read.
 fn drafter_of(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<DrafterModel> {
     let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
     drafter.kind.frozen(&recipe.loading(id, workspace), workspace.models.dtype)
@@ -189,7 +189,8 @@ struct HeadRun {
 }
 
 impl Race<'_> {
-    /// Seconds that each head takes longer for a candidate than `now`, with which the costs were measured.
+    /// Measures the seconds that each head takes longer for a candidate than `now`, with which the costs were
+    /// measured.
     fn extra_seconds(&self, now: &AcceptanceHead) -> Result<Vec<f64>> {
         let now = self.seconds_of(now)?;
         let extra = |head: &HeadExport| Ok(self.seconds_of(&head.head)? - now);
@@ -255,14 +256,14 @@ impl Race<'_> {
         }
     }
 
-    /// The head with the fewest seconds a token on the validation prompts.
+    /// Returns the index of the head with the fewest seconds per token on the validation prompts.
     fn fastest(&self) -> usize {
         let seconds = |nth: &usize| seconds_per_token(&self.runs[*nth].spent);
         let by_time = |one: &usize, other: &usize| seconds(one).total_cmp(&seconds(other));
         (0..self.runs.len()).min_by(by_time).unwrap_or(0)
     }
 
-    /// The recordings with the predictions of a head, with their ids.
+    /// Yields each recorded set's recordings with the predictions of one head, and the ids of their prompts.
     fn recordings_of(
         &self,
         nth: usize,
@@ -274,7 +275,7 @@ impl Race<'_> {
         })
     }
 
-    /// [`HeadRace::lost_by_kl`], and the heads.
+    /// Returns [`HeadRace::lost_by_kl`] and the results of all heads, in the order of the sweep.
     fn judged(&self, rows: &[SweptHead], fastest: usize) -> (Option<Estimate>, Vec<JudgedHead>) {
         let kl = |nth: &usize| rows[*nth].scores.comparable_kl();
         let by_kl = |one: &usize, other: &usize| kl(one).total_cmp(&kl(other));
@@ -306,7 +307,8 @@ impl Race<'_> {
     }
 }
 
-/// The rule that reads the head and is fastest on recordings, with rounds of up to the recorded length.
+/// Finds the rule that reads the head and is fastest on recordings, among rules whose greatest candidate length is
+/// the recorded one.
 fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<Choice> {
     let tried = reading(recordings).into_par_iter().map(|config| {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
@@ -317,7 +319,7 @@ fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<Choice> {
     Ok(cheapest(&tried)?.clone())
 }
 
-/// The settings of rules that read the head, with rounds of up to the recorded length.
+/// Lists the settings of rules that read the head and whose greatest candidate length is the recorded one.
 fn reading(recordings: &Recordings) -> Vec<StopRuleConfig> {
     let max_length = recordings.max_length;
     let is_longest = |config: &StopRuleConfig| {
@@ -338,7 +340,8 @@ struct OnSet<'a> {
 }
 
 impl OnSet<'_> {
-    /// The best rule of the validation prompts beside their best fixed length, and the rule's curve.
+    /// Judges the best rule of the validation prompts against their best fixed length, and computes the rule's
+    /// curve over thresholds.
     fn judge(&self, best: &Choice, fixed: &Choice) -> Result<HeadOnSet> {
         let Self { decoding, dataset, test, costs, seed } = *self;
         let (plain, own) = (test.plain(&costs.rounds), best.replay(test, costs)?);

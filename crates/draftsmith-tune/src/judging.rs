@@ -25,7 +25,7 @@ pub struct Fold<'a> {
 }
 
 impl<'a> Fold<'a> {
-    /// Chooses the settings with `choose`.
+    /// Chooses the best setting of each rule on `chosen_on`, with `choose`, to be judged on `judged_on`.
     ///
     /// # Errors
     /// If nothing was recorded.
@@ -45,7 +45,7 @@ impl<'a> Fold<'a> {
         Ok(Self { choices, judged_on, perfect: perfect.transpose()? })
     }
 
-    /// The same choices, judged on other recordings.
+    /// Returns the same choices, to be judged on other recordings.
     pub fn on<'b>(&self, judged_on: &'b Recordings) -> Fold<'b> {
         let perfect = self.perfect.as_ref().map(|perfect| {
             let choices = perfect.choices.clone();
@@ -55,7 +55,8 @@ impl<'a> Fold<'a> {
         Fold { choices: self.choices.clone(), judged_on: Cow::Borrowed(judged_on), perfect }
     }
 
-    /// The best of the rules that `belong` and have no look-ups, with its costs on the judging recordings.
+    /// Finds the cheapest choice for which `belongs` is true, among those without look-ups before the drafter, and
+    /// replays it on the judging recordings. Returns the choice and its costs by response.
     ///
     /// # Errors
     /// If no rule belongs.
@@ -100,7 +101,7 @@ impl<'a> Judging<'a> {
         Ok(judging)
     }
 
-    /// The gains of each rule, with the settings of `shown`. A rule that could not be fitted in some fold
+    /// Computes the gains of each rule, with the settings of `shown`. A rule that could not be fitted in some fold
     /// is left out.
     ///
     /// # Errors
@@ -146,7 +147,7 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// The oracle's gain over the best fixed length.
+    /// Estimates the oracle's gain over the best fixed length.
     ///
     /// # Errors
     /// If the costs have no price for the drafter.
@@ -158,7 +159,7 @@ impl<'a> Judging<'a> {
         Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
     }
 
-    /// The costs of the best rules that `belong`.
+    /// Returns the costs of each fold's cheapest choice for which `belongs` is true, by response.
     ///
     /// # Errors
     /// If no rule belongs.
@@ -170,17 +171,17 @@ impl<'a> Judging<'a> {
         Ok(all)
     }
 
-    /// The speed over plain decoding.
+    /// Estimates the speed over plain decoding, with its 95 % interval over responses.
     pub fn speedup(&self, own: &[TimedCounts]) -> Estimate {
         speedup(&self.plain, own, self.seed)
     }
 
-    /// A statistic over the judged responses, with its interval.
+    /// Computes a statistic over the judged responses, with its 95 % interval.
     pub fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
         shown_interval(self.plain.len(), self.seed, statistic)
     }
 
-    /// The costs of the rule that `pick` takes from each fold.
+    /// Replays the rule that `pick` takes from each fold, and returns its costs by response.
     fn spent<'f>(
         &self,
         folds: impl IntoIterator<Item = &'f Fold<'a>>,
@@ -197,12 +198,12 @@ impl<'a> Judging<'a> {
     }
 }
 
-/// Whether the rule has no look-ups before the drafter.
+/// Returns whether the rule has no look-ups before the drafter.
 fn is_alone(choice: &Choice) -> bool {
     choice.lookup_first.is_none()
 }
 
-/// The choice that corresponds to `shown`: the same rule, or the best rule with look-ups. None if the rule
+/// Finds the choice that corresponds to `shown`: the same rule, or the best rule with look-ups. `None` if the rule
 /// could not be fitted.
 fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Option<&'c Choice> {
     choices.iter().find(|choice| match shown.lookup_first {
@@ -211,12 +212,12 @@ fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Option<&'c Choice> {
     })
 }
 
-/// The speed over plain decoding, with its interval over responses.
+/// Estimates the speed over plain decoding, with its 95 % interval over responses.
 pub fn speedup(plain: &[TimedCounts], own: &[TimedCounts], seed: u64) -> Estimate {
     shown_interval(plain.len(), seed, |some| 1.0 + over(plain, own, some))
 }
 
-/// The speed of `fast` over `slow` on some responses, minus 1.
+/// Computes the speed of `fast` over `slow` on some responses, minus 1.
 pub fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -> f64 {
     per_token(slow, some) / per_token(fast, some) - 1.0
 }
@@ -231,7 +232,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::sweep::best_unread;
 
-    /// Responses whose tokens are drafted with a chance.
+    /// Simulates recordings whose candidates are accepted with probability `accepted`.
     pub(crate) fn recordings(
         [num_responses, num_tokens]: [usize; 2],
         accepted: f64,

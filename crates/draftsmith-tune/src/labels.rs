@@ -19,7 +19,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The labels of a response. `draft_token` returns the draft's token Y at a position of the response,
+    /// Computes the labels of a response. `draft_token` returns the draft's token Y at a position of the response,
     /// given the draft's distribution there. A served target's labels come from the known part of its
     /// distributions. The cross-entropy needs those in full and is left out.
     ///
@@ -113,7 +113,7 @@ fn push(
     columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
 }
 
-/// The log-probability that `decoding` gives token `id` after the tokens `before`.
+/// Computes the log-probability that `decoding` gives token `id` after the tokens `before`.
 pub fn log_prob(decoding: &Decoding, logits: &[f32], before: &[u32], id: u32) -> f32 {
     let logits = decoding.penalised(logits, before.iter().copied());
     log(decoding.probs(&logits)[id as usize])

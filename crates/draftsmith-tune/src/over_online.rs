@@ -18,8 +18,8 @@ const ROUND_LENGTH: usize = 4;
 /// The most held-out responses that a trained head predicts along.
 const MOST_RESPONSES: usize = 256;
 
-/// The log-losses over the judged candidates of rounds of the recorded length. The estimator begins each response with
-/// `start`.
+/// Computes the log-losses of the head and of the online estimator over the judged candidates of rounds of the
+/// recorded length, in nats per candidate. The estimator begins each response with `start`.
 pub(crate) fn log_losses(recordings: &Recordings, start: &AcceptanceModel, seed: u64) -> LogLosses {
     // Sums by response: the head's loss, the estimator's, and the number of candidates.
     let sums = recordings.round_predictions(start).into_iter().map(|predictions| {
@@ -47,8 +47,9 @@ pub(crate) fn log_losses(recordings: &Recordings, start: &AcceptanceModel, seed:
     }
 }
 
-/// A trained head's log-losses along the held-out responses of its rollouts. The estimator's first coefficients are
-/// learned from the other responses. `None` without held-out responses.
+/// Computes the log-losses of a trained head and of the online estimator along the held-out responses of the head's
+/// rollouts. The estimator's first coefficients are learned from the other responses. `None` without held-out
+/// responses.
 ///
 /// # Errors
 /// If the rollouts are not of the data.
@@ -86,7 +87,8 @@ mod tests {
     use super::*;
     use crate::judging::tests::recordings;
 
-    /// Recordings whose confidence says nothing, with a head that gives accepted candidates `accepted` and others the rest.
+    /// Compares a head with the estimator on recordings whose confidence says nothing. The head gives accepted
+    /// candidates `accepted` and others the rest.
     fn losses(accepted: f32) -> LogLosses {
         let set = recordings([40, 30], 0.7, ["over online", "set"]);
         let mut predicted = Vec::new();

@@ -128,7 +128,7 @@ struct FileGroup<'a> {
 }
 
 impl FileGroup<'_> {
-    /// Responses to give, once, and to record, once for each missing file.
+    /// Counts the responses to generate, once, and to record, once for each missing file. 0 if no file is missing.
     fn num_responses(&self) -> usize {
         let num_files = self.files.iter().filter(|(_, present)| present.is_none()).count();
         let num_turns: usize = self.prompts.iter().map(SetPrompt::num_turns).sum();

@@ -51,7 +51,7 @@ pub struct ServedPair<'a> {
 }
 
 impl<'a> RecordedModels<'a> {
-    /// The models of a recipe.
+    /// Opens the models of a recipe, whose target is local or run by servers.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -62,7 +62,7 @@ impl<'a> RecordedModels<'a> {
         Self::served(workspace, ServerAccess::of(recipe)?)
     }
 
-    /// A workspace's draft and a target that servers serve.
+    /// Pairs a workspace's draft with a target that servers run.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -71,7 +71,7 @@ impl<'a> RecordedModels<'a> {
         Ok(Self::Served(ServedPair { models, text, workspace, asker }))
     }
 
-    /// The tokenizer, templates and ends of the target.
+    /// Returns the tokenizer, chat template and context of the target, and what ends its answers.
     pub fn text(&self) -> &'a TextSide {
         match self {
             Self::Pair(pair) => &pair.text,
@@ -79,7 +79,7 @@ impl<'a> RecordedModels<'a> {
         }
     }
 
-    /// Whether several threads record, each several responses.
+    /// Returns whether the models run on the CPU. There several threads record, each several responses at once.
     fn on_cpu(&self) -> bool {
         match self {
             Self::Pair(pair) => DeviceChoice::is_cpu(&pair.target.device()),
@@ -258,7 +258,7 @@ impl Recorder<'_> {
         Ok(recorded)
     }
 
-    /// The target's answers to all turns of prompts. Each turn follows the answers to the earlier ones.
+    /// Answers all turns of prompts with the target. Each turn follows the answers to the earlier ones.
     ///
     /// # Errors
     /// If a first turn does not fit, the target fails, or the user presses Ctrl-C.

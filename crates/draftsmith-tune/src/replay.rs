@@ -90,7 +90,7 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
     Ok(replay)
 }
 
-/// The scores of the head's predictions on recorded prompts; `None` without predictions.
+/// Scores the head's predictions on recorded prompts. `None` without predictions.
 fn predictions(
     drafter: DrafterName,
     decoding: Decoding,
@@ -128,7 +128,8 @@ struct ReplaySets<'a> {
 }
 
 impl ReplaySets<'_> {
-    /// The head beside the online estimator, whose first coefficients are learned from the validation prompts.
+    /// Compares the head with the online estimator, whose first coefficients are learned from the validation
+    /// prompts.
     fn over_online(&self, validation: &Recordings, test: &Recordings) -> Result<HeadOverOnline> {
         let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
         let head = judging.best(|choice| choice.config.needs().acceptance_prob)?;
@@ -140,7 +141,7 @@ impl ReplaySets<'_> {
         })
     }
 
-    /// The rules on all test prompts, or on those of one source.
+    /// Judges the rules on all test prompts, or on those of one source, `dataset`.
     fn group(&self, dataset: Option<&str>, test: &Recordings) -> Result<ReplayGroup> {
         let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
         let looked_up = test.replay_look_ups(self.first, &self.costs.rounds);

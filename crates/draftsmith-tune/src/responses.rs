@@ -18,7 +18,7 @@ use draftsmith_recipe::watch::{Interrupted, Watch};
 /// Most sequences in a batch. With more, arithmetic and not memory bandwidth is the limit.
 const SEQUENCES_AT_ONCE: usize = 16;
 
-/// The batch size for `num_sequences` sequences. On the CPU they are split among the threads.
+/// Returns the batch size for `num_sequences` sequences. On the CPU they are split among the threads.
 pub fn sequences_at_once(num_sequences: usize, on_cpu: bool) -> usize {
     let num_threads = if on_cpu { rayon::current_num_threads() } else { 1 };
     num_sequences.div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE)

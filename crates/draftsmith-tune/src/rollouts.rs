@@ -29,7 +29,7 @@ pub enum PromptSet {
 }
 
 impl PromptSet {
-    /// The name in files and messages.
+    /// Returns the name in files and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Validation => "validation",
@@ -63,7 +63,7 @@ pub struct RolloutSummary {
 }
 
 impl RecordedSet {
-    /// The recordings of valid rows with their provenance.
+    /// Converts valid rows and their provenance into recordings.
     ///
     /// # Errors
     /// If the provenance names an unknown drafter.
@@ -82,7 +82,7 @@ impl RecordedSet {
         Ok(Self { ids, recordings })
     }
 
-    /// The recordings of each source of prompts, in order of appearance.
+    /// Groups the recordings by the source of their prompts, in order of appearance.
     pub fn by_source(&self) -> Vec<(&str, Recordings)> {
         let mut sources: Vec<(&str, Vec<Recording>)> = Vec::new();
         for (id, response) in self.ids.iter().zip(&self.recordings.responses) {
@@ -99,7 +99,7 @@ impl RecordedSet {
         sources.into_iter().map(of_source).collect()
     }
 
-    /// Its numbers.
+    /// Counts the responses, tokens and rollouts, and computes the share of accepted candidates.
     pub fn summary(&self) -> RolloutSummary {
         let responses = &self.recordings.responses;
         // Nothing is drafted at the last position that the limit allows.

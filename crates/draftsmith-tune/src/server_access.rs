@@ -33,7 +33,7 @@ pub struct ServerAccess<'a> {
 }
 
 impl<'a> ServerAccess<'a> {
-    /// A recipe's servers.
+    /// Reads the servers and the path of their journal from a recipe, without opening either.
     ///
     /// # Errors
     /// If the recipe has none.
@@ -122,7 +122,8 @@ pub fn ask_servers<'p>(
     )
 }
 
-/// A prompt's turn after the answered ones; `None` if all turns that fit the context are answered.
+/// Builds a prompt's turn after the answered ones, whose answers are `texts`. `None` if all turns that fit the
+/// context are answered.
 fn next_served(
     text: &TextSide,
     prompt: &SetPrompt,

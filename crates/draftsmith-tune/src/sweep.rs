@@ -19,19 +19,19 @@ const STEPS: u32 = 50;
 const MIN_MATCHES: [usize; 4] = [1, 2, 3, 4];
 const LOOKUP_LENGTHS: [usize; 6] = [2, 3, 4, 6, 8, 10];
 
-/// The thresholds of rules that compare a signal with a probability.
+/// Yields the thresholds that are tried for rules that compare a signal with a probability: 0.02, 0.04 … 0.98.
 pub fn thresholds() -> impl Iterator<Item = f64> {
     (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
 }
 
-/// The rules that can be replayed over recordings with this head.
+/// Yields the rules that can be replayed over recordings with this head, or without one.
 fn replayable(head: Option<HeadTiming>) -> impl Iterator<Item = &'static StopRuleEntry> {
     stop_rules().filter(move |entry| {
         entry.heads.is_empty() || head.is_some_and(|head| entry.heads.contains(&head))
     })
 }
 
-/// All settings of every rule that can be replayed, except the fitted rules.
+/// Lists all settings of every rule that can be replayed, except the fitted rules.
 pub fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
     let mut settings = Vec::new();
     for entry in replayable(head) {
@@ -52,7 +52,7 @@ pub fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConf
     settings
 }
 
-/// Bounds with every greatest candidate length up to the recorded one.
+/// Lists the bounds that are tried: every greatest candidate length up to the recorded one.
 fn caps(max_length: usize) -> Vec<Bounds> {
     let shorter = MAX_LENGTHS.into_iter().filter(|max| *max < max_length);
     shorter.chain([max_length]).map(|max| Bounds { min: 1, max }).collect()
@@ -72,7 +72,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The costs along recordings, by response.
+    /// Replays the rule along recordings and returns its costs by response.
     ///
     /// # Errors
     /// If the rule cannot be replayed there.
@@ -85,7 +85,7 @@ impl Choice {
     }
 }
 
-/// The best setting of every rule, in the order of the rules' names, then the best rule with look-ups before
+/// Finds the best setting of every rule, in the order of the rules' names, then the best rule with look-ups before
 /// the drafter.
 ///
 /// # Errors
@@ -96,8 +96,8 @@ pub fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>
     Ok(choices)
 }
 
-/// The best rule with look-ups before the drafter. The look-ups are those that pay most before the rule that
-/// is best `alone`.
+/// Finds the best rule with look-ups before the drafter. The look-ups are those that save the most time before the
+/// rule that is best `alone`.
 fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
     let first = best_look_ups(|first| {
         let behind = Choice { lookup_first: Some(first), ..alone.clone() };
@@ -107,7 +107,7 @@ fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) ->
     Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
 }
 
-/// The best look-ups without a drafter: rounds without a match are decoded plainly.
+/// Finds the best look-ups without a drafter: rounds without a match are decoded plainly.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -115,7 +115,7 @@ pub fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Result<Loo
     best_look_ups(|first| Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds))))
 }
 
-/// The look-ups with the fewest seconds per token.
+/// Tries all settings of look-ups and returns the one with the fewest seconds per token.
 fn best_look_ups(
     seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,
 ) -> Result<LookupFirst> {
@@ -130,7 +130,7 @@ fn best_look_ups(
     Ok(first)
 }
 
-/// The best setting of every rule, in the order of the rules' names. Rules that cannot be fitted because no
+/// Finds the best setting of every rule, in the order of the rules' names. Rules that cannot be fitted because no
 /// candidate was accepted are left out.
 ///
 /// # Errors
@@ -139,7 +139,7 @@ pub fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice
     best_of(recordings, costs, |_| true)
 }
 
-/// The best setting of every rule that reads no signal.
+/// Finds the best setting of every rule that reads no signal.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -147,7 +147,7 @@ pub fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>
     best_of(recordings, costs, |needs| needs == SignalNeeds::default())
 }
 
-/// The best setting of every rule whose signals `belong`.
+/// Finds the best setting of every rule for whose signals `belongs` is true, in the order of the rules' names.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -189,7 +189,7 @@ pub fn best_of(
     Ok(choices)
 }
 
-/// The choice with the lowest cost.
+/// Returns the choice with the fewest seconds per token.
 ///
 /// # Errors
 /// If there are no choices.
@@ -200,7 +200,7 @@ pub fn cheapest(choices: &[Choice]) -> Result<&Choice> {
     cheapest.context("there is no rule to choose from")
 }
 
-/// The best fixed length, which other rules are compared with.
+/// Returns the best fixed length, which other rules are compared with.
 ///
 /// # Errors
 /// If fixed lengths were not tried.
@@ -209,7 +209,7 @@ pub fn best_fixed(choices: &[Choice]) -> Result<&Choice> {
     fixed.context("fixed lengths are among the rules")
 }
 
-/// The round lengths under the best rule that reads signals.
+/// Replays the best rule that reads signals, and returns the lengths of its rounds in order.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -220,7 +220,7 @@ pub fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize
     Ok(trace.rounds.iter().map(|round| round.num_drafted).collect())
 }
 
-/// Seconds per token over some of the responses.
+/// Computes the seconds per token over some of the responses.
 pub fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
     let (mut seconds, mut num_tokens) = (0.0, 0);
     for index in some {

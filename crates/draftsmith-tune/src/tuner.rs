@@ -165,7 +165,8 @@ pub(crate) struct Tuner<'a> {
 }
 
 impl<'a> Tuner<'a> {
-    /// A tuner, with a time limit for all measurements of costs together, if one is given.
+    /// Prepares to tune a recipe's drafters, with a time limit for all measurements of costs together, if one is
+    /// given.
     pub(crate) fn new(
         (recipe, workspace): (&'a Recipe, &'a Workspace),
         loaded: &'a LoadedDrafters,
@@ -259,7 +260,7 @@ impl<'a> Tuner<'a> {
         Ok((tuning, rule))
     }
 
-    /// The costs of the recorded drafter.
+    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them.
     pub(crate) fn costs(
         &mut self,
         recordings: &Recordings,
@@ -283,7 +284,7 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// The prompts that costs are measured on.
+/// Encodes the prompts that costs are measured on: a few of the validation prompts, spread evenly.
 fn cost_prompts(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -319,7 +320,7 @@ fn note_prompts_in_data(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watc
     Ok(())
 }
 
-/// The costs that are given for a drafter, or else those that `measure` returns.
+/// Returns the costs that are given for a drafter, or else those that `measure` returns.
 fn given_or_measured(
     given: &[Costs],
     drafter: DrafterId,

@@ -25,7 +25,7 @@ pub struct CostsEntry {
     pub measured: MeasuredCosts,
 }
 
-/// The costs that are given for a recipe's drafters.
+/// Returns the costs that are given for a recipe's drafters. Drafters without given costs are left out.
 ///
 /// # Errors
 /// If they do not name their drafter.
@@ -58,7 +58,7 @@ impl TuningFile {
     /// `replay`'s results.
     pub const REPLAY: Self = Self { name: "replay.json", command: "replay" };
 
-    /// Reads the file; the default value if its command has not run.
+    /// Reads the file, or returns the default value if its command has not run.
     ///
     /// # Errors
     /// If the file exists and cannot be read.
@@ -77,7 +77,7 @@ impl TuningFile {
         })
     }
 
-    /// Writes the file.
+    /// Writes the file as JSON, completely or not at all.
     ///
     /// # Errors
     /// If it cannot be written.

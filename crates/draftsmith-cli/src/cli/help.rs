@@ -142,7 +142,7 @@ impl CommandHelp {
     }
 }
 
-/// The parser, with its help.
+/// Builds the parser of the command line, with the help of all commands.
 pub fn command() -> Command {
     let mut command = Arguments::command();
     for (name, flags) in UNUSED {
@@ -164,7 +164,7 @@ pub fn command() -> Command {
     command.help_template(list)
 }
 
-/// The list of commands by heading, one line each.
+/// Lists the commands by heading, one line each, as a template of clap's help.
 fn list(command: &Command) -> String {
     let mut text = "{about}\n{usage-heading} {usage}\n".to_owned();
     for (name, commands) in HEADINGS {
@@ -179,7 +179,7 @@ fn list(command: &Command) -> String {
     text + &heading("Options:") + " " + COMMON
 }
 
-/// A heading in clap's style.
+/// Formats a heading in clap's style.
 fn heading(text: &str) -> String {
     let style = *Styles::styled().get_header();
     format!("{style}{text}{style:#}")

@@ -79,7 +79,8 @@ enum ServerDtype {
 }
 
 impl ServerDtype {
-    /// Two units in the last place of a logit between 16 and 32.
+    /// Returns the gap of log-probabilities, in nats, up to which two tokens always count as tied: two units in the
+    /// last place of a logit between 16 and 32.
     fn tie(self) -> f64 {
         match self {
             Self::F32 => 4e-6,

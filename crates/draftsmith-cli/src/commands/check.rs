@@ -46,7 +46,7 @@ impl CheckFailed {
         Self { what: what.into(), code: 1 }
     }
 
-    /// It cannot be told whether it failed.
+    /// Creates the error of a check that cannot tell whether it failed, with exit code 3.
     pub(crate) fn unknown(what: impl Into<String>) -> Self {
         Self { what: what.into(), code: 3 }
     }

@@ -103,7 +103,8 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
     console.document(&file)
 }
 
-/// The rounds without speculation at 1, 2, 3 and so on requests, as the rows of verifications; `None` without the first.
+/// Lists the measured milliseconds of rounds without speculation at 1, 2, 3 … requests, which serve as the times of
+/// verifications of 1, 2, 3 … rows. `None` without a measurement at 1 request.
 fn rows_ms(file: &ServerCostsFile) -> Option<String> {
     let plain = |size: usize| {
         let is_it = |cell: &&MeasuredCell| (cell.batch_size, cell.num_candidates) == (size, 0);
@@ -113,7 +114,7 @@ fn rows_ms(file: &ServerCostsFile) -> Option<String> {
     (!rows.is_empty()).then(|| rows.join(", "))
 }
 
-/// Milliseconds per round: a row for each number of candidates, a column for each batch size.
+/// Tabulates the milliseconds per round: a row for each number of candidates, a column for each batch size.
 fn table(file: &ServerCostsFile) -> String {
     let distinct = |of: fn(&MeasuredCell) -> usize| {
         let mut all: Vec<usize> = file.cells.iter().map(of).collect();

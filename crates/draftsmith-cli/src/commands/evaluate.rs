@@ -17,7 +17,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     if evaluation.is_partial { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
-/// The conclusion, the tables of rows, the report's path and the tables of papers, as a terminal shows them.
+/// Formats the conclusion, the tables of rows, the report's path and the tables of papers for a terminal.
 pub(crate) fn text(evaluation: &Evaluation, console: &Console) -> String {
     let Evaluation { rows, report, conclusion, papers, .. } = evaluation;
     let (width, colour) = (console.width(), console.colour());

@@ -47,8 +47,8 @@ enum Form {
 }
 
 impl ImportArguments {
-    /// The recipe that builds the authors' data: the given recipe with their file as its prompts and
-    /// responses, where malformed records are errors. `None` if the source is not data.
+    /// Reads the given recipe and points it at the authors' data: their file provides the prompts and responses,
+    /// and malformed records are errors. `None` if the source is not data.
     ///
     /// # Errors
     /// If the recipe is missing or invalid, or the output is not `data/NAME`.
@@ -90,7 +90,7 @@ impl ImportArguments {
     }
 }
 
-/// The `NAME` of `data/NAME`.
+/// Returns the `NAME` of `data/NAME`. `None` for other paths.
 fn name_of(out: &Path) -> Option<&str> {
     let parts = out.components().filter(|part| *part != Component::CurDir);
     match &parts.collect::<Vec<_>>()[..] {

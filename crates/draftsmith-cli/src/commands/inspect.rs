@@ -123,7 +123,7 @@ fn dataset(
     Ok(shown)
 }
 
-/// Rollout files by name, without provenance.
+/// Describes rollout files by name, without their provenance.
 fn all_rollouts(paths: &[PathBuf]) -> Result<Value> {
     let mut all = Map::new();
     for path in paths {

@@ -14,7 +14,8 @@ pub(crate) fn run([first, second]: [&Path; 2], console: &Console) -> Result<()> 
     console.document(&pair_rows(&first, &second))
 }
 
-/// The rows in a file, in `results.json` of an evaluation, or in that of a recipe's checkpoints.
+/// Reads the rows of a file, or of the `results.json` in the directory of an evaluation or of a recipe's
+/// checkpoints.
 fn rows_of(path: &Path) -> Result<Vec<ResultRow>> {
     let places = ["results.json", "evaluation/results.json"];
     let found = match path.is_dir() {

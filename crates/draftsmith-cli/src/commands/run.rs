@@ -94,7 +94,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     }))
 }
 
-/// The commands that follow, ready to paste, for the head and each self-draft of a recipe: check it, try it,
+/// Lists the commands that follow, ready to paste, for the head and each self-draft of a recipe: check it, try it,
 /// export it. Empty if it trains neither.
 fn next_commands(recipe: &Recipe) -> String {
     let models = &recipe.models;
@@ -131,7 +131,7 @@ fn next_commands(recipe: &Recipe) -> String {
     }
 }
 
-/// A path as one word of a POSIX shell.
+/// Quotes a path as one word of a POSIX shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./@+:".contains(c);

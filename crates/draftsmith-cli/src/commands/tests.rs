@@ -37,8 +37,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A recipe with all output in `dir`: its name is an absolute path, which replaces the path that it is joined
-/// to.
+/// Builds a recipe with all output in `dir`, and writes its prompts. Its name is an absolute path, which replaces
+/// the path that it is joined to.
 fn recipe(dir: &Path) -> Recipe {
     let model = |name: &str| root().join("checkpoints/tiny").join(name);
     let prompts = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl"))
@@ -85,19 +85,19 @@ fn workspace(recipe: &Recipe) -> Workspace {
     Workspace::new(&recipe.models.target, &recipe.drafters.models(), vec![Device::flex()])
 }
 
-/// A workspace that shows `reads` what it reads.
+/// Opens a workspace that tells `reads` what it reads.
 fn watched(recipe: &Recipe, reads: &Reads) -> Workspace {
     let Recipe { models, drafters, .. } = recipe;
     let devices = vec![Device::flex()];
     Workspace::open(&models.target, None, &drafters.models(), None, devices, reads).expect("opens")
 }
 
-/// The directory of the draft's head.
+/// Returns the directory of the draft's head.
 fn head_dir(recipe: &Recipe) -> PathBuf {
     recipe.head_dir(DrafterId::DRAFT).expect("it has one")
 }
 
-/// The rule of a row of results.
+/// Rebuilds the rule of a row of results.
 fn rule(row: &ResultRow) -> StopRuleConfig {
     let bounds = Bounds { min: 1, max: MOST };
     let number = row.setting.expect("a rule has a number");
@@ -499,7 +499,8 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, early, &["no rollouts", "run `draftsmith record` with this recipe first"]);
 }
 
-/// The command line refuses bf16 on the CPU because it is slow, but the stages work with it there.
+/// Calls the stages directly: the command line refuses bf16 on the CPU because it is slow, but the stages work with
+/// it there.
 #[test]
 fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -99,7 +99,7 @@ pub(crate) fn run(
 /// Drafters that are trained, and their settings.
 type Trained<'a, T> = Vec<(DrafterId, &'a T)>;
 
-/// Groups the asked ones of `trained` into passes over the data.
+/// Groups those of `trained` that are asked for into passes over the data.
 fn passes<'a, T>(
     trained: Trained<'a, T>,
     is_asked: impl Fn(DrafterId) -> bool,
@@ -115,7 +115,7 @@ fn passes<'a, T>(
     passes
 }
 
-/// Whether two adapters' settings differ at most in the exit layer.
+/// Returns whether two adapters' settings differ at most in the exit layer.
 fn share_pass(one: &AdapterTraining, other: &AdapterTraining) -> bool {
     AdapterTraining { exit_layer: other.exit_layer.clone(), ..one.clone() } == *other
 }
@@ -130,7 +130,7 @@ struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// A training whose state goes by the name of the drafter `first`.
+    /// Sets up a training, whose state has the name of the drafter `first`.
     fn job(
         self,
         first: DrafterId,
@@ -152,7 +152,7 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// The acceptance head of a self-draft, if the recipe trains one.
+    /// Finds or trains the acceptance head of a self-draft. `None` if the recipe trains none.
     fn head(self, id: DrafterId) -> Result<Option<HeadOutcome>> {
         let Inputs { recipe, workspace, data, console } = self;
         let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
@@ -181,7 +181,7 @@ impl<'a> Inputs<'a> {
         Ok(Some(outcome))
     }
 
-    /// The fingerprint of a training with these settings, for a self-draft of this kind.
+    /// Hashes everything that the training of a self-draft of this kind depends on.
     fn fingerprint(self, kind: &str, settings: impl Serialize) -> Result<String> {
         let Self { recipe, workspace, data, .. } = self;
         let mut settings = json!({ (kind): settings, "seed": recipe.seed });
@@ -200,7 +200,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// The outcomes of adapters; those that are missing are trained.
+    /// Finds the adapters that exist, trains the missing ones, and returns the outcomes of all.
     fn adapters(&self, ids: &[DrafterId]) -> Result<Vec<AdapterOutcome>> {
         let Inputs { recipe, console, .. } = self.inputs;
         let mut outcomes = Vec::new();
@@ -242,7 +242,8 @@ impl Stage<'_> {
         Ok(outcomes.map(|(planned, export)| AdapterOutcome::of(planned.id, export)).collect())
     }
 
-    /// Identifies an adapter's training.
+    /// Hashes everything that an adapter's training depends on. Adapters trained in the same pass are not part of
+    /// it.
     fn fingerprint(&self, exit_layer: usize) -> Result<String> {
         let mut settings = serde_json::to_value(self.settings)?;
         // An adapter does not depend on those that are trained beside it.
@@ -251,7 +252,7 @@ impl Stage<'_> {
     }
 }
 
-/// `behind layer 2`, or `behind layers 1 and 3, in one pass`.
+/// Names the exit layers: `behind layer 2`, or `behind layers 1 and 3, in one pass`.
 fn behind(exit_layers: &[usize]) -> String {
     let names: Vec<String> = exit_layers.iter().map(ToString::to_string).collect();
     match names.as_slice() {

@@ -47,8 +47,8 @@ impl Screen {
     }
 }
 
-/// Whether to show the dashboard: stdin and stdout are a terminal in the foreground, and the user asked
-/// for neither JSON nor quiet.
+/// Returns whether to show the dashboard: stdin and stdout are a terminal in the foreground, and the user asked for
+/// neither JSON nor quiet.
 pub(crate) fn is_wanted(console: &Console) -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     let wanted = !console.quiet && !console.json && !dumb;
@@ -115,12 +115,12 @@ mod keys {
     /// How many times, and for how long each time, we wait for the dashboard to enter raw mode.
     const WAITS: (u32, Duration) = (200, Duration::from_millis(5));
 
-    /// Whether we run in the foreground. A background job that reads keys is suspended.
+    /// Returns whether we run in the foreground. A background job that reads keys is suspended.
     pub(super) fn are_ours() -> bool {
         tcgetpgrp(stdin()) == Ok(getpgrp())
     }
 
-    /// Whether the terminal of stdin was closed, so that no key can arrive.
+    /// Returns whether the terminal of stdin was closed, so that no key can arrive.
     pub(super) fn are_gone() -> bool {
         tcgetattr(stdin()).is_err()
     }

@@ -60,7 +60,7 @@ impl Clock {
         }
     }
 
-    /// Units per second, and the remaining time. In the first minute under 1 % of the units give no
+    /// Computes the units per second, and the remaining time. In the first minute under 1 % of the units give no
     /// remaining time, because units often arrive in bursts.
     fn pace(&self, elapsed: Duration, total: u64) -> (f64, Option<Duration>) {
         let done = self.position - self.skipped;
@@ -70,7 +70,7 @@ impl Clock {
         (rate, is_known.then(|| Duration::from_secs_f64(left / rate)))
     }
 
-    /// An estimate of the total time, returned once after the trial; `None` if it is short. The trial
+    /// Estimates the total time, once, after the trial. `None` before and later, or if the time is short. The trial
     /// starts at the first advance, so that work before it, such as reading prompts, is not extrapolated.
     fn whole(&mut self, elapsed: Duration, total: u64) -> Option<Duration> {
         let (first, position) = *self.first.get_or_insert((elapsed, self.position));
@@ -86,7 +86,7 @@ impl Clock {
 }
 
 impl TerminalBar {
-    /// A stage of `total` units.
+    /// Starts the progress of a stage of `total` units.
     pub(crate) fn new(
         console: &Console,
         name: &'static str,

@@ -27,8 +27,8 @@ mod by_system {
         Ok(())
     }
 
-    /// Whether the process started with SIGHUP ignored, as under `nohup`, and should outlive its
-    /// terminal. If not, SIGHUP is ignored only until the listener handles it.
+    /// Returns whether the process started with SIGHUP ignored, as under `nohup`, and should outlive its terminal.
+    /// If not, SIGHUP is ignored only until the listener handles it.
     #[expect(unsafe_code, reason = "a signal's disposition can only be read by setting it")]
     fn is_hangup_ignored() -> bool {
         // SAFETY: ignoring a signal installs no handler that could run.

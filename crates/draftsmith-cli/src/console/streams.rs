@@ -44,7 +44,7 @@ pub(crate) fn leave_closed_terminals() {
     }
 }
 
-/// Whether anything still reads stdout after a write to it.
+/// Returns whether anything still reads stdout after a write to it.
 ///
 /// # Errors
 /// The write's error, unless it is a broken pipe.

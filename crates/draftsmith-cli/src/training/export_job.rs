@@ -68,7 +68,7 @@ pub(crate) struct Speed {
 pub(crate) trait ExportConfig: Sized {
     type Model;
 
-    /// The record of its training.
+    /// Returns the record of its training, to read or extend it.
     fn training(&mut self) -> &mut Map<String, Value>;
 
     /// Sets the hashes of the models that it belongs to. The target's is unknown if it is served.
@@ -127,7 +127,7 @@ impl ExportConfig for Eagle3Config {
 }
 
 impl Planned {
-    /// The export, if it exists and its training with this fingerprint finished.
+    /// Reads the export, if it exists and its training with this fingerprint finished.
     pub(crate) fn found<C: ExportConfig, S: DeserializeOwned>(
         &self,
         read: impl FnOnce(&Path) -> Result<C, ModelError>,
@@ -252,7 +252,7 @@ impl ExportJob<'_> {
         self.console.note(format!("{}: {text}", self.command));
     }
 
-    /// The number of steps of an earlier run that this one resumes. Notes what was found.
+    /// Returns the number of steps of an earlier run that this one resumes, and notes what was found.
     fn num_steps_before(&self, fingerprint: &str) -> Result<usize> {
         Ok(match Resumption::find(&self.training_dir, fingerprint)? {
             Resumption::Nothing => 0,
@@ -270,7 +270,7 @@ impl ExportJob<'_> {
         })
     }
 
-    /// The training's error. A batch whose loss was not finite is saved for inspection.
+    /// Converts the training's error. If a loss was not finite, saves the rows of its batch for inspection.
     fn explain(&self, error: TrainError) -> anyhow::Error {
         let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
         let rows = self.data.rows.iter().filter(|row| row_ids.contains(&row.id));

@@ -69,7 +69,8 @@ impl HeadTrainer<'_> {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Compares the predictions of the head in `dir` with the online estimator's. `None` if its labels are not from rollouts.
+    /// Compares the predictions of the head in `dir` with the online estimator's. `None` if its labels are not from
+    /// rollouts.
     ///
     /// # Errors
     /// If the head, the drafter or the rollouts cannot be read.
@@ -148,7 +149,7 @@ impl HeadTrainer<'_> {
         Err(Interrupted.into())
     }
 
-    /// The rollouts to train on, if labels come from rollouts.
+    /// Reads or records the rollouts to train on. `None` if labels do not come from rollouts.
     fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
         if settings.labels != HeadLabels::Rollouts {
             return Ok(None);
@@ -169,7 +170,7 @@ impl HeadTrainer<'_> {
         self.recipe.drafters.get(self.id).context("the recipe has the drafter")
     }
 
-    /// The model whose hidden states the head reads.
+    /// Loads the frozen model whose hidden states the head reads.
     fn frozen(&self, dtype: WeightDtype) -> Result<DrafterModel> {
         let Self { id, recipe, workspace, .. } = *self;
         self.drafter()?.kind.frozen(&recipe.loading(id, workspace), dtype)

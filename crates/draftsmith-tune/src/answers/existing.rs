@@ -5,8 +5,9 @@ use draftsmith_data::{FinishReason, Turn};
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_theory::TextEnd;
 
-/// A turn's response from its file, cut where local decoding would end it: after a stop string or an end
-/// token, or where it no longer fits. A text without a stop string gets an end token.
+/// Returns the response that a prompt file gives for a turn, cut where local decoding would end it: after a stop
+/// string or an end token, or where it no longer fits. A response given as text that reaches no stop string ends
+/// with an end token.
 ///
 /// # Errors
 /// If there is none, or it cannot be encoded.

@@ -13,7 +13,7 @@ use super::DamagedShards;
 use draftsmith_recipe::built_data::changes_text;
 use draftsmith_recipe::watch::Watch;
 
-/// The shards that exist and are intact.
+/// Finds the shards that exist and are intact, by index. Damaged shards are left out if they are to be rebuilt.
 ///
 /// # Errors
 /// If a shard is damaged or misnamed and is not to be repaired, or if shards were built with other settings.
@@ -97,7 +97,7 @@ fn compare(
     Ok(())
 }
 
-/// The number of rows that the manifest counts.
+/// Reads the number of rows from the manifest.
 ///
 /// # Errors
 /// If it cannot be read.

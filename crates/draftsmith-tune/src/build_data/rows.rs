@@ -64,7 +64,7 @@ impl MassOfRows {
         self.outside_mass += outside_mass;
     }
 
-    /// The mean over tokens in percent; `None` without rows.
+    /// Computes the mean unknown probability mass per token, in percent. `None` without rows.
     fn percent(&self) -> Option<f64> {
         (self.num_rows > 0).then(|| 100.0 * self.outside_mass / self.num_tokens as f64)
     }
@@ -80,7 +80,7 @@ pub(super) struct LeftOutRows {
 }
 
 impl LeftOutRows {
-    /// The error of a data set in `dir` without a row.
+    /// Builds the error of a data set in `dir` that has no row, with the reasons and hints.
     pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
         let Self { why, num_filtered, .. } = self;
         let (mut reasons, mut hints) = (String::new(), String::new());
@@ -101,8 +101,8 @@ impl LeftOutRows {
     }
 }
 
-/// The share of a turn's work that generating the response takes: half if the labels need another forward
-/// over it.
+/// Returns the share of a turn's work that generating the response takes, from 0 to 1: half if labelling needs
+/// another forward over the response.
 pub(super) fn share_of_response(data: &DataRecipe, has_draft: bool) -> f64 {
     match (data.responses, has_draft) {
         (Responses::Existing | Responses::Server, _) => 0.0,
@@ -112,8 +112,8 @@ pub(super) fn share_of_response(data: &DataRecipe, has_draft: bool) -> f64 {
 }
 
 impl Labeller<'_> {
-    /// The rows of conversations, one per assistant turn, in order. Rows with too much unknown mass are left
-    /// out, and turns from the first on whose response a content filter stopped.
+    /// Builds the rows of conversations, one per assistant turn, in order. Rows with too much unknown probability
+    /// mass are left out, and so are all turns of a conversation from the first one that a content filter stopped.
     ///
     /// # Errors
     /// If a response is missing or does not fit, a model fails, or the job is interrupted.
@@ -202,7 +202,7 @@ impl Labeller<'_> {
         self.data.served_by().map_or(1.0, |server| server.max_outside_mass)
     }
 
-    /// Whether enough of a row's probability mass is known. Counts the row.
+    /// Counts a row as kept or left out, and returns whether enough of its probability mass is known to keep it.
     fn is_known(&self, row: &ResponseRow) -> bool {
         let Some(masses) = &row.target_outside_mass else { return true };
         let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
@@ -227,7 +227,7 @@ impl Labeller<'_> {
         }
     }
 
-    /// The responses left out so far.
+    /// Summarises the responses left out so far.
     pub(super) fn left_out(&self) -> LeftOutRows {
         let KnownMass { kept, left_out } = &*self.known_mass.lock().expect(HELD);
         let why = self.data.served_by().zip(left_out.percent()).map(|(server, percent)| {

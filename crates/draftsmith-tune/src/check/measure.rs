@@ -65,7 +65,8 @@ pub(super) struct CheckedRule {
 }
 
 impl CheckedRule {
-    /// The tuned rule, or else the default rule of `generate`, sampled at temperature 1.
+    /// Creates the tuned rule of one way of decoding, or else the default rule of `generate`. Without a tuned rule,
+    /// sampled decoding is at temperature 1.
     ///
     /// # Errors
     /// If the tuned rule is for another drafter; `tuned_dir` has its `config.json`.
@@ -166,7 +167,7 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// The speed of greedy decoding over the target alone.
+    /// Estimates the speed of greedy decoding over the target alone, with its 95 % interval over turns.
     pub(super) fn speed(&self, allows_slower: bool) -> SpeedCheck {
         let speedup = shown_interval(self.seconds.len(), self.seed, |turns| {
             let sum = |of: usize| turns.iter().map(|turn| self.seconds[*turn][of]).sum::<f64>();
@@ -284,7 +285,7 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// The results over all prompts.
+    /// Judges greedy and sampled decoding over all prompts.
     pub(super) fn judge(
         self,
         greedy: CheckedRule,
@@ -308,8 +309,8 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// An acceptance rate whose interval is at least as wide as Wilson's for that many independent candidates:
-/// a resample of a few equal prompts has no width.
+/// Widens an acceptance rate's interval to at least Wilson's for `num_drafted` independent candidates: resamples of
+/// a few equal prompts give an interval of no width.
 fn widened(rate: Estimate, num_drafted: usize) -> Estimate {
     if num_drafted == 0 {
         return rate;
@@ -321,7 +322,7 @@ fn widened(rate: Estimate, num_drafted: usize) -> Estimate {
     Estimate { value: p, low: rate.low.min(centre - half), high: rate.high.max(centre + half) }
 }
 
-/// Whether a token would be sampled with slightly more nucleus mass or a slightly larger logit: logits of
+/// Returns whether a token would be sampled with slightly more nucleus mass or a slightly larger logit. Logits of
 /// rounds and of whole texts differ by rounding.
 fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u32) -> bool {
     let logit = logits[token as usize];
@@ -345,8 +346,8 @@ fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u3
     wider.probs(logits)[token as usize] > 0.0
 }
 
-/// The mass m of the tokens before a token that becomes `top_p` when the logits of that token and all later
-/// ones grow by `more`: m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p`.
+/// Solves m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p` for m: the mass of the tokens before a token that shrinks to `top_p`
+/// when the logits of that token and all later ones grow by `more`.
 fn mass_with_larger_logit(top_p: f64, more: f64) -> f64 {
     top_p / (top_p + (1.0 - top_p) * (-more).exp())
 }

@@ -69,8 +69,9 @@ pub struct CostProbe<'p, 'm> {
 }
 
 impl CostProbe<'_, '_> {
-    /// Measures. `lengths_under` returns the round lengths, in order, under a rule that is good at the
-    /// costs that it is given: those of the first pass, which does not count otherwise.
+    /// Measures the costs in repeated passes, until they are known precisely or time is up. The first pass only
+    /// gives rough costs: `lengths_under` takes them and returns the round lengths, in order, under a rule that is
+    /// good at those costs.
     ///
     /// # Errors
     /// If there are no prompts, a model fails, or the user presses Ctrl-C.
@@ -135,14 +136,15 @@ impl CostProbe<'_, '_> {
         }
     }
 
-    /// The number of prompts with which the fewest passes end in time, at least 1.
+    /// Returns the number of prompts with which the fewest passes end in time, at least 1. `of_prompt` is the time
+    /// of one prompt in a pass.
     fn num_prompts_in_time(&self, of_prompt: Duration, all: &[Vec<u32>]) -> usize {
         let passes = of_prompt.as_secs_f64() * MIN_LONG_PASSES as f64;
         let in_time = (self.time_limit.as_secs_f64() / passes) as usize;
         in_time.clamp(1, all.len())
     }
 
-    /// One pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
+    /// Runs one pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
     fn pass(&mut self, mixed: &mut RoundLengths, progress: &Progress) -> Result<Pass> {
         let begun = Instant::now();
         let none = SignalNeeds::default();
@@ -230,21 +232,22 @@ impl CostProbe<'_, '_> {
     }
 }
 
-/// The number of passes that fit into `limit` if each takes `of_one`.
+/// Returns the number of passes that fit into `limit` if each takes `of_one`, within the fewest and the most
+/// passes.
 fn max_passes(of_one: Duration, limit: Duration) -> usize {
     // A time of zero gives infinity, which the cast saturates.
     let in_time = (limit.as_secs_f64() / of_one.as_secs_f64()) as usize;
     in_time.clamp(MIN_LONG_PASSES, MAX_PASSES)
 }
 
-/// The faster half of the passes.
+/// Sorts the passes by time and returns the faster half.
 fn quiet(passes: &mut [Pass]) -> &[Pass] {
     passes.sort_by_key(|pass| pass.duration);
     &passes[..passes.len().div_ceil(2)]
 }
 
 impl MeasuredCosts {
-    /// Costs that are given, and so known exactly.
+    /// Wraps costs that are given, and so known exactly.
     pub fn given(costs: Costs) -> Self {
         Self { costs, uncertainty: 0.0, num_passes: 0 }
     }
@@ -287,7 +290,7 @@ impl MeasuredCosts {
     }
 }
 
-/// The median of values and half its 95 % interval.
+/// Computes the median of values and half its 95 % interval.
 ///
 /// # Panics
 /// If there are no values.

@@ -65,8 +65,8 @@ impl StopRule for RoundLengths {
     }
 }
 
-/// The costs of rounds of changing lengths: medians for lengths with enough rounds. For other lengths, the
-/// costs of `alone`, rounds of that fixed length, times the median ratio of the two over all rounds.
+/// Estimates the costs of rounds of changing lengths: medians for lengths with enough rounds. For other lengths,
+/// the costs of `alone`, rounds of that fixed length, times the median ratio of the two over all rounds.
 pub(super) fn mixed_costs<'a>(
     rounds: impl Iterator<Item = &'a Round> + Clone,
     alone: &RoundCosts,
@@ -90,8 +90,8 @@ pub(super) fn mixed_costs<'a>(
     Ok(RoundCosts::new([(drafter, draft_seconds)].into(), points.collect())?)
 }
 
-/// Seconds of a draft forward in rounds of several lengths: the time of all forwards over their number,
-/// since the first forward of a round costs more than the others. `None` without a draft forward.
+/// Estimates the seconds of a draft forward in rounds of several lengths: the time of all forwards over their
+/// number, since the first forward of a round costs more than the others. `None` without a draft forward.
 fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
     let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for round in rounds.filter(|round| round.num_draft_forwards() > 0) {

@@ -12,15 +12,16 @@ use super::settings::Setting;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
 
-/// The parameters that a forward of each drafter reads, over those of the target; 0 for look-ups.
+/// Divides the number of parameters that a forward of each drafter reads by the target's; 0 for look-ups.
 pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {
     let target = pair.target.config().num_parameters() as f64;
     let read = drafters.iter().flat_map(|drafter| drafter.sizes.iter().copied());
     read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
 }
 
-/// The time of a forward of each drafter over that of a target forward of one row. It is measured in rounds
-/// of that drafter only, or else fitted to the rounds of its cascades. Empty if the target was not timed.
+/// Divides the time of a forward of each drafter by that of a target forward over one row. A drafter's forwards are
+/// timed in rounds of that drafter only, or else their time is fitted to the rounds of its cascades. Empty if the
+/// target was not timed.
 pub(super) fn cost_by_time(
     settings: &[Setting],
     runs: &[Vec<PromptRun>],

@@ -74,8 +74,9 @@ impl Group<'_> {
         }
     }
 
-    /// The cost models of each drafter, fitted to plain decoding and all its settings over all prompts, and to
-    /// those whose rules read the same (SpecDec++, Table 2). Those without a fit are left out.
+    /// Fits the cost models of each drafter over all prompts: one to plain decoding and all of the drafter's
+    /// settings, and one to plain decoding and each group of settings whose rules read the same signals (SpecDec++,
+    /// Table 2). Models without a fit are left out.
     fn fits(&self) -> Vec<CostSummary> {
         let settings = &self.plan.settings;
         let reads = |setting: &Setting| Some(RuleReads::of(setting.rule.as_ref()?.needs()));
@@ -100,9 +101,9 @@ impl Group<'_> {
         fitted.filter_map(fit).collect()
     }
 
-    /// The costs of rounds under each setting, over all prompts. Verifications are averaged by rows over all
-    /// settings of the drafter and plain decoding; draft forwards, over the settings whose rules read the
-    /// same signals.
+    /// Estimates the costs of rounds under each setting, over all prompts. Verifications are averaged by rows over
+    /// all settings of the drafter and plain decoding; draft forwards, over the settings whose rules read the same
+    /// signals.
     fn round_costs(&self) -> Vec<Option<RoundCosts>> {
         let rounds_of = |belongs: &dyn Fn(&Setting) -> bool| -> Vec<Round> {
             let settings = self.plan.settings.iter().zip(&self.runs);
@@ -127,7 +128,7 @@ impl Group<'_> {
         self.plan.settings.iter().map(costs).collect()
     }
 
-    /// The rows over all prompts, and over each category if there are several.
+    /// Builds the rows over all prompts, and over each category if there are several.
     fn rows(&self, seed: u64, costs: &GroupCosts<'_>) -> Vec<ResultRow> {
         let mut rows = self.category_rows(ALL_CATEGORIES, seed, costs, |_| true);
         let prompts = &self.dataset.prompts;
@@ -202,7 +203,7 @@ impl Group<'_> {
         traces.iter().zip(&of_category).enumerate().map(row).collect()
     }
 
-    /// The answers to each prompt, one for each repeat.
+    /// Collects the answers to each prompt under one setting, with one choice for each repeat.
     fn answers(&self, index: usize, recipe: &Recipe) -> Vec<Answer> {
         let name = self.plan.settings[index].name();
         let runs: Vec<&PromptRun> = self.runs[index].iter().collect();
@@ -242,12 +243,14 @@ impl GroupCosts<'_> {
     }
 }
 
-/// The standardised improvement at these costs of forwards.
+/// Computes the standardised walltime improvement of CS-Drafting with these cost ratios of drafters. `None` without
+/// tokens, or if a drafter has no cost ratio.
 fn improvement(trace: &Trace, ratios: &CostRatios) -> Option<f64> {
     trace.standard_improvement(|id| ratios.get(&id).copied())
 }
 
-/// Speed over the first tokens of answers, by their number.
+/// Measures the speed over the first 32, 64, 128 … tokens of answers, up to the longest beginning that enough
+/// answers have.
 fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
     let turns =
         || own.iter().zip(plain).flat_map(|(own, plain)| own.turns.iter().zip(&plain.turns));
@@ -267,7 +270,7 @@ fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
     std::iter::successors(Some(SHORTEST), |length| Some(2 * length)).map_while(at_length).collect()
 }
 
-/// The 95 % interval of a speed-up, over prompts.
+/// Computes the 95 % interval of a speed-up, over prompts.
 fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64; 2] {
     // Rounds are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
@@ -285,7 +288,7 @@ fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64
     [low, high]
 }
 
-/// Runs by the index of their prompt, in the order of repeats.
+/// Groups runs by the index of their prompt, in the order of repeats.
 fn by_prompt<'r>(runs: &[&'r PromptRun]) -> BTreeMap<usize, Vec<&'r PromptRun>> {
     let mut of_prompts: BTreeMap<usize, Vec<&PromptRun>> = BTreeMap::new();
     for run in runs {
@@ -294,7 +297,7 @@ fn by_prompt<'r>(runs: &[&'r PromptRun]) -> BTreeMap<usize, Vec<&'r PromptRun>> 
     of_prompts
 }
 
-/// The tokens of runs, and the seconds that a user waits for them.
+/// Sums the tokens of runs, and the seconds that a user waits for them, prefill included.
 fn tokens_and_seconds(runs: &[&PromptRun]) -> (usize, f64) {
     let tokens = runs.iter().map(|run| run.trace.num_tokens).sum();
     (tokens, runs.iter().map(|run| waiting_time(&run.trace).as_secs_f64()).sum())
@@ -305,12 +308,12 @@ fn speed(runs: &[&PromptRun]) -> f64 {
     tokens as f64 / seconds
 }
 
-/// The mean over runs of tokens per second, as Spec-Bench averages.
+/// Averages the tokens per second of each run, as Spec-Bench does.
 fn mean_speed(runs: &[&PromptRun]) -> f64 {
     runs.iter().map(|run| speed(&[run])).sum::<f64>() / runs.len() as f64
 }
 
-/// The standard deviation of the speed-up over repeats, from n − 1; `None` without repeats.
+/// Computes the standard deviation of the speed-up over repeats, from n − 1. `None` without repeats.
 fn speedup_sd(own: &[&PromptRun], plain: &[&PromptRun]) -> Option<f64> {
     let num_repeats = by_prompt(own).into_values().map(|runs| runs.len()).min()?;
     let of_repeat = |runs: &[&PromptRun], nth: usize| {
@@ -324,14 +327,14 @@ fn speedup_sd(own: &[&PromptRun], plain: &[&PromptRun]) -> Option<f64> {
     (num_repeats > 1).then(|| (squares / (num_repeats - 1) as f64).sqrt())
 }
 
-/// Tokens per second with rounds at their average costs and the measured prefill; `None` if the cost of a
-/// drafter is unknown.
+/// Computes the tokens per second with rounds at their average costs and the measured prefill. `None` if the cost
+/// of a drafter is unknown.
 fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> Option<f64> {
     let decode = costs.seconds(&trace.rounds).ok()?;
     Some(trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode))
 }
 
-/// The id of the prompt in its file, or else its row id.
+/// Returns the id of the prompt in its file, or else its row id.
 fn question_id(prompt: &Prompt) -> QuestionId {
     match &prompt.own_id {
         Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
@@ -340,7 +343,7 @@ fn question_id(prompt: &Prompt) -> QuestionId {
     }
 }
 
-/// The seconds per target forward of plain decoding, without prefill; `None` without forwards.
+/// Computes the seconds per target forward of plain decoding, without prefill. `None` without forwards.
 pub(super) fn seconds_alone(runs: &[PromptRun]) -> Option<f64> {
     let seconds: f64 = runs.iter().map(|run| run.trace.decode_time().as_secs_f64()).sum();
     let num: usize = runs.iter().map(|run| run.trace.rounds.len()).sum();

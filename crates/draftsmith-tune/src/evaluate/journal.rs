@@ -34,7 +34,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// The measurements of the same evaluation, if there are any; those of another are removed.
+    /// Opens the journal with the measurements of the same evaluation, if there are any. Those of another
+    /// evaluation are removed.
     ///
     /// # Errors
     /// If the file cannot be written, or a model's files cannot be read.
@@ -62,12 +63,12 @@ impl Journal {
         self.known.len()
     }
 
-    /// The runs of a measurement, if it was made.
+    /// Removes and returns the runs of a measurement, if it was made.
     pub(super) fn take(&mut self, measured: Measured) -> Option<Vec<PromptRun>> {
         self.known.remove(&measured)
     }
 
-    /// Keeps a measurement.
+    /// Appends a measurement to the file.
     ///
     /// # Errors
     /// If it cannot be written.

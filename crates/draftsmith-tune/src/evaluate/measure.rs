@@ -153,7 +153,7 @@ pub(super) struct ProcessorTime {
 }
 
 impl ProcessorTime {
-    /// The times so far; `None` where the system does not report them as Linux does.
+    /// Reads the times so far. `None` where the system does not report them as Linux does.
     pub(super) fn now() -> Option<Self> {
         let (stat, own) = (read_to_string("/proc/stat"), read_to_string("/proc/self/stat"));
         Self::parse(&stat.ok()?, &own.ok()?)
@@ -173,7 +173,7 @@ impl ProcessorTime {
         Some(Self { total: busy + idle + waiting, busy, own: own.iter().sum() })
     }
 
-    /// The share of all processors that other programs used since then, from 0 to 1; `None` if too little
+    /// Computes the share of all processors that other programs used since then, from 0 to 1. `None` if too little
     /// time has passed.
     pub(super) fn foreign_load(self) -> Option<f64> {
         Self::now()?.foreign_since(self)

@@ -19,7 +19,7 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    /// The promise of a rule; `None` without a drafter.
+    /// Returns what `tune` promised of a rule. `None` without a drafter.
     pub(super) fn of_rule(tuned: &TunedRule) -> Option<Self> {
         Some(Self {
             drafter: tuned.drafter,

@@ -23,7 +23,7 @@ impl Setting {
     /// The target by itself.
     pub(super) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
 
-    /// All settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
+    /// Lists all settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
     /// tuned rule, and the fixed length that the rule promises to beat.
     pub(super) fn all(
         recipe: &Recipe,
@@ -71,12 +71,12 @@ impl Setting {
         all
     }
 
-    /// The name of the stop rule in results.
+    /// Returns the name of the stop rule in results.
     pub(super) fn stop_rule(&self) -> StopRuleName {
         self.rule.as_ref().map_or(StopRuleName::None, StopRuleConfig::name)
     }
 
-    /// The name in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
+    /// Names the setting in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
     /// `exit-2-confidence-0.6`, `tree-3-2x2x8-fixed-3`.
     pub(super) fn name(&self) -> String {
         let Some(rule) = &self.rule else {

@@ -20,7 +20,7 @@ use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
 
 impl MeasuredModels<'_> {
-    /// Writes the files.
+    /// Writes the files, `results.json` last. Those of an interrupted evaluation go into `evaluation-partial`.
     pub(super) fn write(
         &self,
         datasets: &[Dataset],
@@ -76,7 +76,7 @@ impl MeasuredModels<'_> {
         Ok(Evaluation { rows: evaluated.rows, report, conclusion, papers, is_partial })
     }
 
-    /// The datasets, each with the number of prompts that the training data was built from.
+    /// Summarises the datasets, each with the number of its prompts that the training data was built from.
     fn dataset_summaries(&self, datasets: &[Dataset]) -> Vec<DatasetSummary> {
         let known = prompts_in_data(self.recipe, &self.pair.text);
         let summary = |dataset: &Dataset| DatasetSummary {
@@ -87,7 +87,7 @@ impl MeasuredModels<'_> {
         datasets.iter().map(summary).collect()
     }
 
-    /// Notes on forgiven mismatches and on promises.
+    /// Notes forgiven mismatches and the outcomes of promises.
     fn note(&self, summary: &EvaluationSummary) {
         let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
         if num_forgiven > 0 {
@@ -102,7 +102,7 @@ impl MeasuredModels<'_> {
         }
     }
 
-    /// The models, heads, adapters and cascades.
+    /// Summarises the target and the evaluated drafters, with their heads.
     pub(super) fn summaries(&self) -> Result<Vec<ModelSummary>> {
         let Self { recipe, workspace, .. } = *self;
         let (hash, path) = (workspace.models.target_hash()?, &recipe.models.target);
@@ -115,7 +115,7 @@ impl MeasuredModels<'_> {
     }
 }
 
-/// Processor, cores and operating system.
+/// Describes the machine in one line: processor, cores and operating system.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -128,7 +128,7 @@ fn machine() -> String {
     )
 }
 
-/// A promise and the measured gain, in a line.
+/// Compares a promised gain with the measured one, in one line.
 fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
     let Estimate { value, low, high } = promise.measured_gain;
     let percent = |share: f64| format!("{:+.1} %", share * 100.0);

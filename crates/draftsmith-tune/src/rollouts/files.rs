@@ -89,30 +89,30 @@ impl<'a> RolloutFiles<'a> {
         })
     }
 
-    /// The separate draft, then the adapters.
+    /// Returns the names of the drafters that are recorded, in the recipe's order.
     pub fn drafters(&self) -> Vec<DrafterName> {
         self.drafters.iter().map(|drafting| drafting.name).collect()
     }
 
-    /// The directory of the drafter's acceptance head.
+    /// Returns the directory of the drafter's acceptance head. `None` without a head.
     pub fn head_dir(&self, drafter: DrafterName) -> Option<&Path> {
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
         drafting.and_then(|drafting| drafting.head_dir.as_deref())
     }
 
-    /// The hash of the drafter's acceptance head.
+    /// Returns the hash of the drafter's acceptance head. `None` without a head.
     pub fn head_hash(&self, drafter: DrafterName) -> Option<&str> {
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
         drafting.and_then(|drafting| Some(drafting.head.as_ref()?.hash.as_str()))
     }
 
-    /// The path of a file.
+    /// Returns the path of a file, whether or not it exists.
     pub fn path(&self, key: RolloutKey) -> PathBuf {
         let drafter = key.drafter.to_string();
         rollouts_path(&self.recipe.data_dir(), &drafter, key.set.name(), key.decoding.text())
     }
 
-    /// Reads a file, if it matches the recipe.
+    /// Reads a file and compares its provenance with the recipe's.
     ///
     /// # Errors
     /// If the recipe has no such drafter.
@@ -150,7 +150,7 @@ impl<'a> RolloutFiles<'a> {
         RecordedSet::new(&rows, &provenance)
     }
 
-    /// The provenance of a file.
+    /// Builds the provenance that the file would have if it were recorded now.
     fn provenance(&self, key: RolloutKey) -> Result<RolloutProvenance> {
         let RolloutKey { drafter, set, decoding } = key;
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
@@ -193,14 +193,14 @@ impl<'a> RolloutFiles<'a> {
     }
 }
 
-/// The stand-in for a prompt file in provenance, if prompts are those that training held out.
+/// Builds the provenance entry that replaces a prompt file if the prompts are those that training held out.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
     let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
 
-/// The drafters that draft step by step, and the hashes of what they draft with.
+/// Hashes the drafters that are recorded: what each drafts with, and its head.
 fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>> {
     let recorded = recipe.evaluated().filter(|(_, it)| it.kind.is_recorded());
     let hashed = |(id, drafter): (DrafterId, &DrafterRecipe)| {
@@ -213,7 +213,7 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
     recorded.map(hashed).collect()
 }
 
-/// The provenance of the head in a directory.
+/// Reads and hashes the head in a directory, for provenance.
 fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;

@@ -12,7 +12,7 @@ use draftsmith_recipe::prompts::{PromptChoice, read_sources, spread};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
-/// The prompts of a set, spread evenly over each file or the held-out prompts. Loads no model.
+/// Reads the prompts of a set, spread evenly over each file or the held-out prompts. Loads no model.
 ///
 /// # Errors
 /// If a file is missing or broken, the data of the recipe's models and settings is missing, training held
@@ -36,7 +36,7 @@ pub fn set_prompts(
     Ok(prompts.map(SetPrompt::Conversation).collect())
 }
 
-/// The prompts that training held out.
+/// Reads the prompts of the built data that training held out, spread evenly over them.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPrompt>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
@@ -59,7 +59,7 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPro
     chosen.collect()
 }
 
-/// The first turns of the prompts that rules are chosen on, by row id.
+/// Encodes the first turns of the prompts that rules are chosen on. Returns row ids with token ids.
 ///
 /// # Errors
 /// As for [`set_prompts`].

@@ -36,7 +36,7 @@ pub struct TrainingRollouts {
 }
 
 impl TrainingRollouts {
-    /// The rollouts of recordings in memory, cut to their first candidates.
+    /// Converts recordings in memory into rollouts, each cut to its first candidate.
     pub fn of(recorded: &[(&str, &Recording)], is_greedy: bool) -> Self {
         let shortened = |recording: &Recording| {
             let first = |place: &RecordedPlace| RecordedPlace {
@@ -52,8 +52,8 @@ impl TrainingRollouts {
         Self { rows: rows.collect(), is_greedy }
     }
 
-    /// The rollouts as recordings of a drafter, with rounds of at most `max_length` candidates. After a rejected candidate
-    /// they have as many candidates as were recorded, which may be fewer.
+    /// Converts the rollouts into recordings of a drafter, with rounds of at most `max_length` candidates. After a
+    /// rejected candidate they have as many candidates as were recorded, which may be fewer.
     pub(crate) fn recordings(
         &self,
         data: &DataSet,
@@ -66,7 +66,7 @@ impl TrainingRollouts {
         RecordedSet { ids, recordings }
     }
 
-    /// The rollouts as training takes them.
+    /// Borrows the rollouts in the form that training reads.
     pub fn recorded(&self) -> RecordedRollouts<'_> {
         RecordedRollouts { rows: &self.rows, is_greedy: self.is_greedy }
     }
@@ -133,7 +133,7 @@ impl TrainingRecorder<'_> {
         Ok(TrainingRollouts { rows, is_greedy: expected.is_greedy() })
     }
 
-    /// The rows of the file at `path`, if it has the expected provenance.
+    /// Reads the rows of the file at `path`. `None` if it does not exist, is broken or has another provenance.
     fn kept(&self, path: &Path, expected: &RolloutProvenance) -> Result<Option<Vec<RolloutRow>>> {
         if !path.exists() {
             return Ok(None);
@@ -199,7 +199,7 @@ impl TrainingRecorder<'_> {
         Ok(rows.flat_map(|(row, recording)| rows_of_recording(&row.id, recording, false)).collect())
     }
 
-    /// The probabilities that servers returned for the tokens of responses, as the journal has them.
+    /// Looks up in the journal the probabilities that servers returned for the tokens of responses.
     fn served_probs(
         &self,
         decoding: Decoding,
@@ -223,7 +223,7 @@ impl TrainingRecorder<'_> {
     }
 }
 
-/// Whether the drafter can propose something at some position.
+/// Returns whether the drafter can propose something at some position.
 fn is_usable(response: &ResponseRow, context: usize) -> bool {
     let num_prompt_tokens = response.prompt_ids.len();
     !response.response_ids.is_empty() && (1..context).contains(&num_prompt_tokens)

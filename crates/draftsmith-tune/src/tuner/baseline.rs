@@ -44,18 +44,18 @@ pub(super) struct Baseline<'r> {
 }
 
 impl Baseline<'_> {
-    /// The gain over the best fixed length.
+    /// Estimates the gain over the best fixed length, with its 95 % interval over responses.
     fn gain(&self, spent: &[TimedCounts]) -> Estimate {
         let gain = |some: &[usize]| over(&self.fixed_spent, spent, some);
         shown_interval(spent.len(), self.seed, gain)
     }
 
-    /// Modelled seconds per token of plain decoding.
+    /// Computes the modelled seconds per token of plain decoding.
     fn plain_seconds(&self) -> f64 {
         seconds_per_token(&self.recordings.plain(&self.costs.rounds))
     }
 
-    /// Prompt lookup alone, at the setting that is best on these recordings.
+    /// Replays prompt lookup without a drafter, at the setting that is best on these recordings.
     pub(super) fn look_ups_alone(&self) -> Result<LookUps> {
         let look_ups = best_look_ups_alone(self.recordings, self.costs)?;
         let spent = self.recordings.replay_look_ups(look_ups, &self.costs.rounds);
@@ -73,7 +73,7 @@ impl Baseline<'_> {
         })
     }
 
-    /// The rule as it is written into an export.
+    /// Builds the rule as it is written into an export, with its expected gain and acceptance rate.
     pub(super) fn tuned_rule(&self, choice: &Choice) -> Result<TunedRule> {
         let spent = choice.replay(self.recordings, self.costs)?;
         let acceptance_rate = |some: &[usize]| {

@@ -111,7 +111,7 @@ pub fn tune_for_draft_model(
     Ok(tunings)
 }
 
-/// The target with an adapter's draft model, read from its files as runtimes read it.
+/// Pairs the target with an adapter's draft model, read from its files as runtimes read it.
 fn pair_with(adapter: &AdapterExport, workspace: &Workspace) -> Result<Pair> {
     let alone = workspace.target_alone()?;
     let place = tempfile::tempdir().context("cannot create a temporary directory")?;

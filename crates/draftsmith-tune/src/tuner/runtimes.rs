@@ -23,7 +23,7 @@ struct Family {
     setting: fn(&StopRuleConfig, Decoding) -> String,
 }
 
-/// The best setting of every family. llama.cpp is left out of sampled decoding: it drafts the most probable
+/// Finds the best setting of every family. llama.cpp is left out of sampled decoding: it drafts the most probable
 /// token there, and recordings sample from the draft.
 pub(super) fn best_settings(
     recordings: &Recordings,
@@ -125,7 +125,7 @@ fn families(max_length: usize) -> Vec<Family> {
     ]
 }
 
-/// A setting of transformers' assisted generation.
+/// Formats a setting of transformers' assisted generation.
 fn transformers(length: usize, schedule: &str, threshold: f64) -> String {
     format!(
         "num_assistant_tokens={length}, num_assistant_tokens_schedule=\"{schedule}\", \
@@ -133,7 +133,7 @@ fn transformers(length: usize, schedule: &str, threshold: f64) -> String {
     )
 }
 
-/// The greatest candidate length of a rule.
+/// Returns the greatest candidate length of a rule.
 fn most(config: &StopRuleConfig) -> usize {
     config.init().map_or(0, |rule| rule.bounds().max)
 }
@@ -184,7 +184,7 @@ mod tests {
         ),
     ];
 
-    /// The names in a setting.
+    /// Returns the names of the flags and keys in a setting.
     fn names(setting: &str) -> BTreeSet<&str> {
         let flags = setting.split_whitespace().filter(|word| word.starts_with("--"));
         let keys = setting.split(", ").filter_map(|part| part.split_once('='));

@@ -34,7 +34,7 @@ fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
 }
 
-/// A recipe with every stage that works without the target's weights, with outputs in `dir`.
+/// Builds a recipe with every stage that works without the target's weights, with outputs in `dir`.
 fn recipe(dir: &Path, name: &str, target: &Path, data: &str, of_head: &str) -> Recipe {
     let drafters = format!(
         "[drafters.draft]\nkind = 'model'\nmodel = '{}'\nmax_candidate_length = 6\n\
@@ -45,7 +45,7 @@ fn recipe(dir: &Path, name: &str, target: &Path, data: &str, of_head: &str) -> R
     of_drafters(dir, name, target, data, &drafters)
 }
 
-/// The same with other drafters.
+/// Builds the same recipe with other drafters, and writes its prompts.
 fn of_drafters(dir: &Path, name: &str, target: &Path, data: &str, drafters: &str) -> Recipe {
     let prompts = model("../../data/tiny/prompts/train.jsonl");
     let lines = fs::read_to_string(prompts).expect("the embedded prompts are there");
@@ -78,7 +78,7 @@ fn workspace(recipe: &Recipe) -> Workspace {
     workspace
 }
 
-/// A directory with all of the target's files but its weights.
+/// Makes a directory with all of the target's files but its weights.
 fn without_weights(dir: &Path) -> PathBuf {
     let target = dir.join("target");
     fs::create_dir(&target).expect("created");
@@ -99,7 +99,7 @@ fn built(recipe: &Recipe) -> DataSet {
     read_dir(&recipe.data_dir(), Incomplete::Refused).expect("whole")
 }
 
-/// The results of every stage after the data, without paths.
+/// Runs every stage after the data and returns the results without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
     train_head::run(recipe, None, &workspace, &console).expect("trains");
@@ -156,7 +156,7 @@ fn greedy_data_and_results_equal_those_from_the_weights() {
     }
 }
 
-/// The labels of a row's response from the weights, with the same draws.
+/// Labels a row's response from the weights, with the same draws.
 fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColumns) {
     let drafts = [(DrafterId::DRAFT, &*model("draft"))];
     let pair = Workspace::new(&model("target"), &drafts, vec![Device::flex()]);

@@ -6,7 +6,7 @@ use draftsmith_theory::{Estimate, Sampling};
 
 use draftsmith_tune::check::{Acceptance, CheckReport, DecodingCheck};
 
-/// The results, one line per check, ending with a line break.
+/// Formats the results as a table, one line per check, ending with a line break.
 pub(super) fn table(checked: &CheckReport) -> String {
     let CheckReport { greedy, sampled, .. } = checked;
     let mut table = Table::new();
@@ -62,7 +62,7 @@ pub(super) fn table(checked: &CheckReport) -> String {
     )
 }
 
-/// All failures in one sentence; `None` if there are none.
+/// Describes all failures in one sentence. `None` if there are none.
 pub(super) fn failures(checked: &CheckReport) -> Option<String> {
     let CheckReport { greedy, sampled, .. } = checked;
     let mut failures = Vec::new();
@@ -138,7 +138,7 @@ fn sampled_output(checked: &CheckReport) -> String {
     format!("p = {p_value}, {} tokens{edges}", checked.sampled.num_tokens)
 }
 
-/// A p-value as a decimal fraction, or as a power of ten below 0.001.
+/// Formats a p-value as a decimal fraction, or as a power of ten below 0.001.
 fn p_value(p_value: f64) -> String {
     if p_value == 0.0 || p_value >= 0.001 {
         format!("{}", (p_value * 1e4).round() / 1e4)
@@ -165,7 +165,7 @@ fn rule<T>(checked: &DecodingCheck<T>) -> String {
     format!("{rule}, {}", if checked.is_tuned { "tuned" } else { "default" })
 }
 
-/// `1.15x (1.06 to 1.25)`.
+/// Formats a speed-up with its interval: `1.15x (1.06 to 1.25)`.
 fn speed_text(speedup: &Estimate) -> String {
     format!("{} ({:.2} to {:.2})", times_text(speedup.value), speedup.low, speedup.high)
 }

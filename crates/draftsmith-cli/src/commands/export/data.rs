@@ -43,7 +43,7 @@ struct Item<'a> {
     labels: String,
 }
 
-/// Whether the source is data.
+/// Returns whether the source is data: a Parquet file, or a directory with shards.
 pub(super) fn is_data(source: &Path) -> bool {
     has_shards(source) || source.extension().is_some_and(|extension| extension == "parquet")
 }
@@ -127,13 +127,13 @@ fn item<'a>(
     })
 }
 
-/// A list as Python prints it.
+/// Formats a list as Python prints it.
 fn list<T: std::fmt::Display>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     format!("[{}]", values.join(", "))
 }
 
-/// A list of floats in the shortest form that reads back exactly. Python has no literal for infinity, but
+/// Formats a list of floats in the shortest form that reads back exactly. Python has no literal for infinity, but
 /// reads a number that is too large as one.
 fn floats(values: &[f32]) -> String {
     let text = |value: &f32| match value {
@@ -143,7 +143,7 @@ fn floats(values: &[f32]) -> String {
     list(&values.iter().map(text).collect::<Vec<_>>())
 }
 
-/// Differences between our data and what the authors' scripts assume.
+/// Lists the differences between our data and what the authors' scripts assume, one sentence each.
 fn ignored(provenance: &Provenance) -> Vec<String> {
     let mut ignored = vec![
         "the prompts' messages: `prompt` is the text of the ids, including the template".to_owned(),

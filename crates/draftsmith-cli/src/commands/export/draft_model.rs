@@ -90,7 +90,7 @@ pub(super) fn add_keys<'k>(
     Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
 }
 
-/// What runtimes cannot honour, one sentence each.
+/// Lists what runtimes cannot honour, one sentence each.
 fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel>) -> Vec<String> {
     let mut ignored = Vec::from_iter(vocabulary_ignored(config));
     if let Some(head) = found_adapter_head(source) {
@@ -109,7 +109,7 @@ fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel
     ignored
 }
 
-/// How an exported draft vocabulary loses its speed.
+/// Explains that runtimes gain no speed from an exported draft vocabulary. `None` if the adapter drafts all tokens.
 pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
     let vocabulary = config.draft_vocabulary.as_ref()?;
     Some(format!(
@@ -121,7 +121,7 @@ pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
     ))
 }
 
-/// The command or settings for each runtime.
+/// Lists the command or settings for each runtime.
 fn commands(out: &Path, tuned: Option<&TunedDraftModel>) -> Vec<String> {
     let mut commands = vec![format!(
         "transformers: target.generate(**inputs, \

@@ -89,7 +89,7 @@ pub(super) fn kangaroo(ExportArguments { source, out, .. }: &ExportArguments) ->
     })
 }
 
-/// The tuned rules, which the authors' formats cannot hold.
+/// Describes the tuned rules, which the authors' formats cannot hold. `None` without tuned rules.
 fn tuned_sentence(tuned: &Tuned) -> Option<String> {
     let rules = [&tuned.greedy, &tuned.sampled];
     let rules: Vec<String> = rules

@@ -115,7 +115,8 @@ fn copy_model(from: &Path, out: &Path) -> Result<()> {
     names.iter().try_for_each(|name| copy_if_there(from, out, name))
 }
 
-/// The given threshold, the tuned one, or the paper's.
+/// Returns the head's rule with the given threshold, the tuned one, or the paper's. Adds what the export cannot
+/// honour to `ignored`.
 fn rule_of(
     head: &HeadExport,
     given: Option<f64>,

@@ -19,7 +19,7 @@ const VERSIONS: [&str; 2] = ["0.32", "0.33"];
 const IMPORTED: [&str; 9] =
     ["vllm", "torch", "safetensors", "json", "math", "bisect", "dataclasses", "pathlib", "typing"];
 
-/// Why a directory's name cannot be the name of the package, if it cannot.
+/// Explains why a directory's name cannot be the name of the package. `None` if it can.
 fn package_problem(name: &str) -> Option<String> {
     let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
     if !name.starts_with(is_letter) {

@@ -112,7 +112,7 @@ pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     Ok(())
 }
 
-/// The recipe that is given, or one of the models and drafters that flags name.
+/// Reads the given recipe, or makes one of the target and drafters that flags name.
 pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Recipe> {
     if let Some(path) = &arguments.recipe {
         let recipe = Recipe::read(path, &Overrides { seed: Some(seed), ..Overrides::default() })?;

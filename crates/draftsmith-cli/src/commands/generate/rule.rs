@@ -36,7 +36,7 @@ pub(super) enum RuleSource {
     Default,
 }
 
-/// Reads a rule of the command line, whose errors repeat its text.
+/// Parses a rule of the command line. The error states only the problem, since clap repeats the text.
 pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
     text.parse().map_err(|error| match error {
         TheoryError::NamedRule { problem, .. } => problem,
@@ -45,13 +45,14 @@ pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
 }
 
 impl ChosenRule {
-    /// The rule of a drafter that was not tuned.
+    /// Creates the rule of a drafter that was not tuned.
     pub(super) fn by_default(has_head: bool) -> Self {
         let config = StopRuleConfig::by_default(has_head);
         Self { config, lookup_first: None, chosen_by: RuleSource::Default }
     }
 
-    /// The rule and who chose it, and whether it leaves a head unused: `K = 1, tuned; the head is not used`.
+    /// Describes the rule and who chose it, and whether it leaves a head unused:
+    /// `K = 1, tuned; this rule does not use the head`.
     pub(super) fn text(&self, has_head: bool) -> String {
         let by = match self.chosen_by {
             RuleSource::Flag => "as given",
@@ -66,7 +67,7 @@ impl ChosenRule {
     }
 }
 
-/// The rule that flags ask for, or the only one of the drafter, if any.
+/// Returns the rule of `--rule`, or else the only rule that the drafter can have. `None` without either.
 ///
 /// # Errors
 /// If a bound is invalid, or the drafter lacks what the rule reads.
@@ -111,7 +112,8 @@ pub(super) fn asked_for(
     Ok(Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag }))
 }
 
-/// The rule that was tuned for the drafter's head or adapter, with its look-ups, or else the default rule.
+/// Reads the rule that was tuned for the drafter's head or adapter, with its look-ups. Returns the default rule if
+/// none was tuned.
 ///
 /// # Errors
 /// If the tuned rule cannot be read.

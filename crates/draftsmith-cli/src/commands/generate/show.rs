@@ -21,7 +21,7 @@ pub(super) enum Origin {
 /// The meaning of the marks.
 pub(super) const LEGEND: &str = "accepted candidates unmarked, [corrected] tokens, <bonus> tokens";
 
-/// The origins of a round's kept tokens, in order.
+/// Returns the origins of a round's kept tokens, in order.
 pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
     let own =
         if round.num_accepted < round.num_drafted { Origin::Corrected } else { Origin::Bonus };
@@ -29,7 +29,7 @@ pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
     (0..round.kept.len()).map(origin).collect()
 }
 
-/// A token's text with its brackets, and its colour if colours are on.
+/// Adds a token's brackets to its text, and its colour if colours are on.
 pub(super) fn marked(text: &str, origin: Origin, colour: bool) -> String {
     let (open, close, code) = match origin {
         Origin::Accepted => ("", "", 32),
@@ -52,7 +52,7 @@ pub(super) fn marked(text: &str, origin: Origin, colour: bool) -> String {
     }
 }
 
-/// A table of rounds: candidates, accepted candidates and times.
+/// Tabulates rounds: candidates, accepted candidates, tokens and times in milliseconds.
 pub(super) fn table(rounds: &[Round]) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();

@@ -9,7 +9,7 @@ use draftsmith_theory::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The mean of values; `None` if there are none.
+/// Computes the mean of values. `None` if there are none.
 pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
     (count > 0).then(|| sum / f64::from(count))
@@ -19,13 +19,13 @@ pub(super) fn overlaps(columns: &DraftColumns) -> Vec<f64> {
     columns.overlap.iter().map(|overlap| f64::from(*overlap)).collect()
 }
 
-/// min(1, p/q) at the draft's tokens.
+/// Computes min(1, p/q) at the draft's tokens.
 pub(super) fn acceptance_probs(columns: &DraftColumns) -> Vec<f64> {
     let pairs = columns.target_log_prob.iter().zip(&columns.draft_log_prob);
     pairs.map(|(p, q)| f64::from(acceptance_prob(*p, *q))).collect()
 }
 
-/// 1 where draft and target have the same most probable token, else 0.
+/// Returns 1 at each position where draft and target have the same most probable token, and 0 elsewhere.
 pub(super) fn agreements(columns: &DraftColumns) -> Vec<f64> {
     let pairs = columns.draft_top_ids.iter().zip(&columns.target_top_ids);
     pairs.map(|(draft, target)| f64::from(u8::from(draft == target))).collect()
@@ -54,8 +54,8 @@ pub(super) struct EntropyBand {
     pub(super) overlap_bound: Option<f64>,
 }
 
-/// The bands of entropy that have positions, in ascending order. `is_raw`: the overlap is of the models'
-/// distributions at temperature 1 without top-k and top-p.
+/// Groups positions into bands of the draft's entropy, in ascending order; bands without positions are left out.
+/// `is_raw` says that the overlap is of the models' distributions at temperature 1 without top-k and top-p.
 pub(super) fn by_entropy(drafted: &[&DraftColumns], is_raw: bool) -> Vec<EntropyBand> {
     let scale = EntropyThresholdConfig::ENTROPY_SCALE;
     let mut bands: Vec<Vec<[f64; 3]>> = vec![Vec::new(); EDGES.len() + 1];
@@ -113,12 +113,12 @@ pub(super) struct EntropyRatio {
     share_pinsker_is_better: f64,
 }
 
-/// H(q, p) / H(q) at the positions where it is judged; none for served data.
+/// Computes H(q, p) / H(q) at the positions where the ratio is judged. Served data have none.
 pub(super) fn entropy_ratios(drafted: &[&DraftColumns]) -> Vec<f64> {
     entropies(drafted).map(|[cross, own]| cross / own).collect()
 }
 
-/// H(q, p) and H(q) at the positions where their ratio is judged.
+/// Yields H(q, p) and H(q) at the positions where their ratio is judged.
 fn entropies<'a>(drafted: &'a [&DraftColumns]) -> impl Iterator<Item = [f64; 2]> + 'a {
     let pairs = drafted.iter().flat_map(|columns| {
         let cross = columns.draft_target_cross_entropy.iter().flatten();
@@ -127,7 +127,8 @@ fn entropies<'a>(drafted: &'a [&DraftColumns]) -> impl Iterator<Item = [f64; 2]>
     pairs.filter(|[cross, own]| *own >= LEAST_ENTROPY && cross.is_finite())
 }
 
-/// The ratio of entropies in the data; `None` where it is judged nowhere.
+/// Measures the ratio of entropies in the data, and how well it fits SVIP's estimate. `None` if no position is
+/// judged.
 pub(super) fn entropy_ratio(drafted: &[&DraftColumns]) -> Option<EntropyRatio> {
     let median_ratio = median_of(entropy_ratios(drafted))?;
     let bounds = || {
@@ -146,8 +147,8 @@ pub(super) fn entropy_ratio(drafted: &[&DraftColumns]) -> Option<EntropyRatio> {
     })
 }
 
-/// E\[L\], including the target's token, at several numbers K of candidates per round, if every candidate is
-/// accepted independently with the same probability (Leviathan et al., Eq. 1).
+/// Computes E\[L\], including the target's token, at several numbers K of candidates per round, if every candidate
+/// is accepted independently with the same probability (Leviathan et al., Eq. 1).
 pub(super) fn expected_tokens(acceptance_prob: f64) -> [Value; 8] {
     LENGTHS.map(|length| {
         let tokens = expected_tokens_per_round(acceptance_prob, length);
@@ -159,7 +160,7 @@ pub(super) fn expected_tokens(acceptance_prob: f64) -> [Value; 8] {
 mod tests {
     use super::*;
 
-    /// Columns of positions (overlap, entropy, cross-entropy).
+    /// Builds columns with these overlaps, entropies and cross-entropies; all others are zero.
     fn columns(positions: &[[f32; 3]]) -> DraftColumns {
         let column = |index: usize| positions.iter().map(|position| position[index]).collect();
         let zeros = vec![0.0; positions.len()];

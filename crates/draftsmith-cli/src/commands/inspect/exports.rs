@@ -44,7 +44,7 @@ pub(super) fn model(dir: &Path) -> Result<Value> {
     }))
 }
 
-/// The number of parameters in the weight files.
+/// Counts the parameters in the weight files.
 fn num_stored_parameters(weights: &WeightReader) -> usize {
     let names = weights.names().filter(|name| weights.is_weights(name));
     let shapes = names.filter_map(|name| weights.shape(name));

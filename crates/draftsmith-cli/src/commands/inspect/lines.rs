@@ -5,7 +5,7 @@ use serde_json::{Map, Number, Value};
 /// Longest width that we align to. Formatting panics at widths beyond `u16`.
 const WIDEST: usize = 200;
 
-/// A JSON object as aligned `key  value` lines, with nested objects indented.
+/// Formats a JSON object as aligned `key  value` lines, with nested objects indented.
 pub(super) fn lines(value: &Value) -> String {
     fn write(object: &Map<String, Value>, indent: usize, out: &mut String) {
         let width = object.keys().map(String::len).max().unwrap_or(0).min(WIDEST);
@@ -55,7 +55,7 @@ fn number(number: &Number) -> String {
     }
 }
 
-/// The lines of a table for a list of objects with the same keys and only numbers; `None` for other lists.
+/// Formats a list of objects as the lines of a table. `None` unless all have the same keys and only numbers.
 fn table(list: &[Value]) -> Option<Vec<String>> {
     let text = |value: &Value| match value {
         Value::Number(n) => Some(number(n)),

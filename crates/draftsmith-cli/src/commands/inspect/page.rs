@@ -139,7 +139,7 @@ fn data_tokenizer(dir: &Path, provenance: &Provenance) -> Result<TextTokenizer> 
     Ok(tokenizer)
 }
 
-/// The rows of each source, by name.
+/// Groups the rows by the name of their source.
 fn by_source(rows: &[ResponseRow]) -> BTreeMap<&str, Vec<&ResponseRow>> {
     let mut all: BTreeMap<&str, Vec<&ResponseRow>> = BTreeMap::new();
     rows.iter().for_each(|row| all.entry(&row.source).or_default().push(row));
@@ -174,7 +174,7 @@ fn figures_of(name: &str, rows: &[&ResponseRow]) -> SourceFigures {
     }
 }
 
-/// The mean; NaN of nothing.
+/// Computes the mean; NaN without values.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     super::mean(values).unwrap_or(f64::NAN)
 }
@@ -230,7 +230,8 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
     ]
 }
 
-/// How many of the draft's tokens are accepted from a position on, by the draft's entropy there (SVIP, Figure 2).
+/// Plots how many of the draft's tokens are accepted from a position on, by the draft's entropy there (SVIP, Figure
+/// 2).
 fn accepted_lengths(drafted: &[&DraftColumns]) -> Plot {
     let mut at: Vec<Vec<f64>> = vec![Vec::new(); ENTROPY_EDGES.len() - 1];
     for columns in drafted {
@@ -255,8 +256,9 @@ fn accepted_lengths(drafted: &[&DraftColumns]) -> Plot {
     }
 }
 
-/// The overlap, its lower bounds and SVIP's estimate at all positions, in the order of the overlap (SVIP, Figures
-/// 4 and 8). Empty unless tokens are sampled from the models' raw distributions, to which divergences refer.
+/// Plots the overlap, its lower bounds and SVIP's estimate at all positions, in the order of the overlap (SVIP,
+/// Figures 4 and 8). Empty unless tokens are sampled from the models' raw distributions, to which divergences
+/// refer.
 fn bounds(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     let scale = entropy_ratio(drafted).map_or(0.0, |it| it.fitted_scale);
     let mut positions: Vec<[f64; 4]> = Vec::new();
@@ -301,7 +303,7 @@ fn bounds(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     }
 }
 
-/// The ratio of H(q, p) to H(q), which SVIP takes to be the same at all positions.
+/// Plots the ratio of H(q, p) to H(q), which SVIP takes to be the same at all positions.
 fn ratio_of_entropies(drafted: &[&DraftColumns]) -> Plot {
     let edges = bins(MOST_RATIO, NUM_BINS, 0.1);
     let ratios = entropy_ratios(drafted).into_iter().map(|ratio| ratio.min(MOST_RATIO));
@@ -321,7 +323,7 @@ fn ratio_of_entropies(drafted: &[&DraftColumns]) -> Plot {
     }
 }
 
-/// The mean overlap by position in the response, for all rows and for the largest sources.
+/// Plots the mean overlap by position in the response, for all rows and for the largest sources.
 fn by_position(rows: &[ResponseRow]) -> Plot {
     let longest = rows.iter().map(|row| row.response_ids.len()).max().unwrap_or(0);
     let edges = bins(longest as f64, NUM_BINS, 1.0);
@@ -353,7 +355,7 @@ fn by_position(rows: &[ResponseRow]) -> Plot {
     }
 }
 
-/// The mean overlap by the draft's entropy, with SVIP's estimate and the lower bound.
+/// Plots the mean overlap by the draft's entropy, with SVIP's estimate and the lower bound.
 fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     let bands = by_entropy(drafted, provenance.is_raw());
     // The last band has no upper edge.
@@ -427,7 +429,7 @@ fn shown_row(
     })
 }
 
-/// A row's training input Z with its labels, and what the head predicts (SpecDec++, section 3.2).
+/// Shows a row's training input Z with its labels, and what the head predicts (SpecDec++, section 3.2).
 fn mixture(
     row: &ResponseRow,
     draft: &DraftColumns,
@@ -454,7 +456,8 @@ fn mixture(
     Ok(tokens.collect())
 }
 
-/// The text that each token adds, or an ellipsis for a token that is part of a character.
+/// Returns the text that each token adds, or an ellipsis for a token that is part of a character. Without a
+/// tokenizer, returns the token ids as text.
 fn texts(response: &[u32], tokenizer: Option<&TextTokenizer>) -> Result<Vec<String>> {
     let Some(tokenizer) = tokenizer else { return Ok(ids(response)) };
     let mut stream = tokenizer.text_stream(false);
@@ -469,7 +472,7 @@ fn ids(tokens: &[u32]) -> Vec<String> {
     tokens.iter().map(|id| format!("{id} ")).collect()
 }
 
-/// The provenance as in the files.
+/// Lists the provenance as names and values, as in the files.
 fn facts(provenance: &Provenance) -> Vec<(String, String)> {
     let Ok(Value::Object(fields)) = serde_json::to_value(provenance) else { return Vec::new() };
     let text = |value: Value| match value {

@@ -9,7 +9,7 @@ use super::quoted;
 use draftsmith_recipe::Recipe;
 use draftsmith_tune::evaluate::Evaluation;
 
-/// The sentences; `None` if nothing was drafted.
+/// Writes the sentences that end a run. `None` if nothing was drafted.
 pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<String> {
     let verdict = evaluation.conclusion.verdicts.first()?;
     let setting = verdict.tuned.as_ref().or(verdict.fastest.as_ref())?;
@@ -18,12 +18,12 @@ pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<Stri
     Some(format!("{} {}", verdict.found(&name(row))?, next(verdict, recipe, drafter)))
 }
 
-/// A setting by its drafter and rule: `draft (K = 4)`.
+/// Names a setting by its drafter and rule: `draft (K = 4)`.
 fn name(row: &ResultRow) -> String {
     format!("{} ({})", row.drafter.text(), row.rule_label())
 }
 
-/// What to do next.
+/// Recommends what to do next, in one sentence.
 fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
     match verdict.advice {
         DeployAdvice::Deploy => match checked_dir(recipe, drafter) {
@@ -39,7 +39,7 @@ fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
     }
 }
 
-/// The directory of a drafter that `check` takes, if it has one.
+/// Returns the directory of a drafter that `check` takes, quoted for a shell. `None` if it has none.
 fn checked_dir(recipe: &Recipe, id: DrafterId) -> Option<String> {
     let is_adapter = recipe.trained_adapters().iter().any(|(adapter, _)| *adapter == id);
     let adapter = is_adapter.then(|| recipe.export_dir(id));

@@ -65,7 +65,7 @@ fn check_costs(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-/// The prompts to evaluate, which must exist and fit.
+/// Reads the prompts to evaluate, which must exist and fit.
 fn evaluated_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<Dataset>> {
     let Some(evaluate) = &recipe.evaluate else { return Ok(Vec::new()) };
     let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
@@ -141,7 +141,7 @@ fn note_work(
     Ok(())
 }
 
-/// About how many settings an evaluation measures under one way of decoding.
+/// Estimates how many settings an evaluation measures under one way of decoding.
 fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
     let num_trees = evaluate.trees.iter().map(|trees| trees.shapes.len()).sum::<usize>();
     let variants = 1 + num_trees + evaluate.lookup_first.len();

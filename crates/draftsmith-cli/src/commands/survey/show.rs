@@ -12,7 +12,7 @@ use draftsmith_advise::survey::{Survey, SurveyResult};
 
 use crate::commands::tune::servers;
 
-/// The survey as text, beginning with the advice.
+/// Formats a survey as text, beginning with the advice.
 ///
 /// # Errors
 /// If the costs have no price of a draft forward.
@@ -33,7 +33,8 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
     Ok(format!("{advice}\n\n{heading}{text}\n{server}"))
 }
 
-/// The server's settings, and how to check them.
+/// Formats the server's settings, and the commands that check them. Empty if the survey has no settings of a
+/// server.
 fn server(survey: &Survey, width: Option<usize>) -> String {
     let found = match &survey.found {
         SurveyResult::Pair(found) => &found.server,
@@ -153,7 +154,7 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
     text
 }
 
-/// `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and 1.90 ms`.
+/// Formats the times of four numbers of rows: `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and 1.90 ms`.
 fn rows(seconds: &dyn Fn(usize) -> f64) -> String {
     let ms = |rows: usize| format!("{:.3}", 1e3 * seconds(rows));
     format!("1, 2, 4 and 8 rows {}, {}, {} and {} ms", ms(1), ms(2), ms(4), ms(8))
@@ -170,7 +171,7 @@ fn source(source: CostSource) -> String {
     }
 }
 
-/// `0.912 (0.900 to 0.923)`.
+/// Formats a share with its interval: `0.912 (0.900 to 0.923)`.
 fn share(estimate: Estimate) -> String {
     let Estimate { value, low, high } = estimate;
     format!("{value:.3} ({low:.3} to {high:.3})")

@@ -23,7 +23,7 @@ fn embedded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
 }
 
-/// A survey of a target's directory with the embedded draft, as a document.
+/// Surveys a target's directory with the embedded draft, and returns the JSON document.
 fn surveyed(target: &Path, dir: &Path, more: &[&str]) -> Result<Value, String> {
     let prompts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tiny/prompts/train.jsonl");
     let (draft, costs) = (embedded("draft"), dir.join("costs.toml"));
@@ -45,7 +45,7 @@ fn has_ceiling(survey: &Survey) -> bool {
     pair.head.ceiling.is_some_and(|ceiling| ceiling.value > 0.0)
 }
 
-/// A directory with the target's text side, costs, and the server's keys.
+/// Makes a directory with the target's text side, costs, and the server's keys.
 fn without_weights(url: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = dir.path().join("target");

@@ -13,7 +13,8 @@ use crate::training::eagle3_outcome::Eagle3Outcome;
 use crate::training::export_job::{KEPT, Planned};
 use draftsmith_recipe::watch::Interrupted;
 
-/// The outcomes of drafters that one pass over the data can train; those that are missing are trained.
+/// Finds the drafters that exist, trains the missing ones in one pass over the data, and returns the outcomes of
+/// all.
 pub(super) fn train(
     inputs: Inputs<'_>,
     drafters: &[(DrafterId, &Eagle3Training)],

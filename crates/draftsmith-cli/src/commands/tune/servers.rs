@@ -107,7 +107,7 @@ impl LoadArguments {
         }))
     }
 
-    /// What to choose for; `None` unless the form is a server.
+    /// Collects the server's kind, measured costs and load from the arguments. `None` unless the form is a server.
     ///
     /// # Errors
     /// If an argument is missing or invalid, or the costs cannot be read.
@@ -151,7 +151,7 @@ pub(crate) fn run(
     console.document(&all)
 }
 
-/// The table by load, the settings and what to know about them.
+/// Formats the table of speeds by load, the settings and the notes on them.
 pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
     // Look-ups and least probabilities are too many to show, except for the chosen one.
     let is_shown = |cell: &&LoadCell| {

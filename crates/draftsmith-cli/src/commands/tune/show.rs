@@ -8,7 +8,7 @@ use draftsmith_theory::{Estimate, StopRuleName};
 use draftsmith_tune::tuner::baseline::RuleGain;
 use draftsmith_tune::tuner::{DraftModelTuning, Tuning, TuningBasis};
 
-/// The rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
+/// Formats the rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
 ///
 /// # Errors
 /// If the costs have no price of a draft forward.
@@ -71,7 +71,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     Ok(text)
 }
 
-/// The advice where not even the best rule beats the target alone.
+/// Advises against speculation if not even the best rule beats the target alone. `None` if one does.
 fn advice(tuning: &Tuning) -> Option<String> {
     if tuning.share_accepted == Some(0.0) {
         return Some("never accepted: do not speculate with it, or train longer".to_owned());
@@ -85,13 +85,13 @@ fn advice(tuning: &Tuning) -> Option<String> {
     })
 }
 
-/// The best fixed length.
+/// Returns the best fixed length; NaN if fixed lengths were not tried.
 fn best_length(tuning: &Tuning) -> f64 {
     let is_fixed = |rule: &&RuleGain| rule.stop_rule == StopRuleName::FixedLength;
     tuning.rules.iter().find(is_fixed).map_or(f64::NAN, |rule| rule.config.parameter())
 }
 
-/// The table of rules.
+/// Formats the table of rules.
 fn rules(tuning: &Tuning, width: Option<usize>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
@@ -122,7 +122,7 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
     table_text(table, &[1, 2, 3, 4])
 }
 
-/// How precisely costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
+/// Says how precisely costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
 fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
     match cost_source {
         CostSource::Machine => {
@@ -140,7 +140,7 @@ fn interval(estimate: &Estimate) -> String {
     format!("{} to {}", percent(estimate.low), percent(estimate.high))
 }
 
-/// The settings of runtimes for an adapter's draft model, as text.
+/// Formats the settings of runtimes for an adapter's draft model.
 ///
 /// # Errors
 /// If the costs have no price of a draft forward.

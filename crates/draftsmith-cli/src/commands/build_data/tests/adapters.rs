@@ -11,8 +11,8 @@ use crate::test_support::ChangeDrafters;
 
 const EXIT: usize = 2;
 
-/// A directory with the target's text side, the index of all its weights, and the weights of its first
-/// layers and of everything outside the layers.
+/// Makes a directory with the target's text side, the index of all its weights, and the weights of its first layers
+/// and of everything outside the layers.
 fn first_layers(dir: &Path) -> PathBuf {
     let target = without_weights(dir);
     let bytes = fs::read(model("target").join("model.safetensors")).expect("it is committed");
@@ -46,7 +46,7 @@ fn first_layers(dir: &Path) -> PathBuf {
     target
 }
 
-/// A recipe that only trains an adapter, for a served or a local target.
+/// Builds a recipe that only trains an adapter, for a served or a local target.
 fn of_adapter(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
     let optimizer = "num_epochs = 2, learning_rate = 1e-3, validation_fraction = 0.3";
     let adapter = format!(
@@ -60,7 +60,7 @@ const WITH_HEAD: &str = "[drafters.adapter.head]\nlabels = 'rollouts'\nnum_layer
                          optimizer = { num_epochs = 1, validation_fraction = 0.3 }";
 const ADAPTER: DrafterId = DrafterId::named("adapter");
 
-/// The adapter's weights, and the results of later stages without paths.
+/// Trains the adapter and returns its weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
     train_adapter::run(recipe, None, &workspace, &console).expect("trains");

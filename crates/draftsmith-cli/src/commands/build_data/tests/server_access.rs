@@ -51,7 +51,7 @@ fn servers(url: &str) -> ServerRecipe {
     }
 }
 
-/// A served target that decodes greedily, with its journal in `dir`.
+/// Opens a served target that decodes greedily, with its journal in `dir`.
 fn open(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Result<Served> {
     let access = ServerAccess { server, seed: 3, journal: dir.join("served.jsonl") };
     access.open(workspace, Decoding::GREEDY, 12, &Silent)
