@@ -29,8 +29,8 @@ enum Deed {
     Refuses,
 }
 
-struct Mock {
-    url: String,
+pub(crate) struct Mock {
+    pub(crate) url: String,
     is_over: Arc<AtomicBool>,
 }
 
@@ -51,6 +51,11 @@ impl Mock {
         });
         Self { url, is_over }
     }
+}
+
+/// A server and its reference, whose output is the same.
+pub(crate) fn equal_servers() -> [Mock; 2] {
+    [Deed::Right, Deed::Plain].map(Mock::serve)
 }
 
 impl Drop for Mock {

@@ -27,8 +27,8 @@ enum Fault {
     OneAtATime,
 }
 
-struct Mock {
-    url: String,
+pub(crate) struct Mock {
+    pub(crate) url: String,
     requests: Arc<AtomicUsize>,
     is_over: Arc<AtomicBool>,
 }
@@ -61,6 +61,11 @@ impl Mock {
         });
         Self { url, requests, is_over }
     }
+}
+
+/// A server without speculation.
+pub(crate) fn plain_server() -> Mock {
+    Mock::serve(0, Fault::None)
 }
 
 impl Drop for Mock {

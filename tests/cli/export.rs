@@ -51,96 +51,26 @@ fn rounds(generated: &Value) -> Vec<[Value; 2]> {
 #[test]
 fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     let place = adapter_place("architecture = 'decoder-layer'\ninitial = 'target'\n");
-    let untuned = ["export", "--for", "draft-model", ADAPTER, "draft"];
-    let message = place.run(&untuned).ok();
-    assert!(
-        message.contains("3 layers") && message.contains("tune --for draft-model"),
-        "{message}"
-    );
+    let exporting = ["export", "--for", "draft-model", ADAPTER, "draft"];
+    let message = place.run(&exporting).ok();
+    assert!(message.contains("3 layers"), "{message}");
     let [with_adapter, with_draft] =
         [["--adapter", ADAPTER], ["--draft", "draft"]].map(|drafter| generate(&place, drafter));
     assert_eq!(with_draft["token_ids"], with_adapter["token_ids"]);
     assert_eq!(rounds(&with_draft), rounds(&with_adapter));
     let shown = place.run(&["inspect", "draft", "--json"]).json();
     assert_eq!(shown["num_layers"], 3, "{shown}");
-    place.run(&untuned).fails_naming(&["`draft` already exists", "hint"]);
+    place.run(&exporting).fails_naming(&["`draft` already exists", "hint"]);
 
-    // Tuned as a draft model, it has settings for transformers.
-    place.run(&["record", "road.toml"]).ok();
-    let tuned = place.run(&["tune", "--for", "draft-model", "road.toml", "--json"]).json();
-    let runtimes = tuned[0]["runtimes"].as_array().unwrap();
-    let names: Vec<&str> = runtimes.iter().map(|one| one["runtime"].as_str().unwrap()).collect();
-    assert_eq!(
-        names,
-        ["transformers", "transformers", "transformers", "llama.cpp", "vLLM", "SGLang"]
-    );
-    let config = place.json(&format!("{ADAPTER}/config.json"));
-    assert_eq!(&config["tuned_draft_model"]["greedy"], &tuned[0]["runtimes"]);
-    assert_eq!(config["tuned_draft_model"]["num_prompts"], 8);
-    let exported =
-        place.run(&["export", "--for", "draft-model", ADAPTER, "tuned", "--json"]).json();
-    assert_eq!(exported["ignored"], serde_json::json!([]), "{exported}");
-    let commands = exported["commands"].to_string();
-    assert!(commands.contains("--spec-type draft-simple"), "{commands}");
-    let generation = place.json("tuned/generation_config.json");
-    assert_eq!(generation["num_assistant_tokens_schedule"], "constant");
-    assert!(generation["num_assistant_tokens"].as_u64().is_some_and(|length| length <= 5));
-    assert!(generation["assistant_confidence_threshold"].is_number());
-    assert_eq!(generation["eos_token_id"], 1, "the target's keys stay");
+    assert_eq!(place.json("draft/generation_config.json")["eos_token_id"], 1);
     for name in ["tokenizer.json", "chat_template.jinja"] {
         assert_eq!(
-            std::fs::read(place.path("tuned").join(name)).unwrap(),
+            std::fs::read(place.path("draft").join(name)).unwrap(),
             std::fs::read(model("target").join(name)).unwrap()
         );
     }
-    let other = place.json("draft/config.json");
-    assert_eq!(place.json("tuned/config.json"), other, "the same model");
-    assert_eq!(other["draftsmith"]["draft_model_of"]["exit_layer"], 2);
-    promises_follow_given_costs(&place);
-}
-
-/// A runtime's costs, given in the recipe or a file, replace measured ones.
-fn promises_follow_given_costs(place: &Place) {
-    let tune =
-        |more: &[&str]| place.run(&[&["tune", "--for", "draft-model", "road.toml"], more].concat());
-    place.write("free.toml", "draft_ms = 0.001\ntarget_ms = 10\n");
-    place.write("dear.toml", "draft_ms = { adapter = 9.0 }\nrows_ms = [10, 15]\n");
-    let [free, dear] = ["free.toml", "dear.toml"].map(|file| {
-        let ran = tune(&["--costs", file, "--json"]);
-        assert!(!ran.stderr.contains("measuring"), "{}", ran.stderr);
-        let tuned = ran.json()[0].take();
-        assert_eq!(tuned["cost_source"], "given");
-        let written = &place.json(&format!("{ADAPTER}/config.json"))["tuned_draft_model"]["greedy"];
-        assert_eq!(written, &tuned["runtimes"]);
-        tuned
-    });
-    let of = |tuned: &Value, runtime: &str| {
-        let all = tuned["runtimes"].as_array().unwrap();
-        let found = all.iter().find(|one| one["runtime"] == runtime).unwrap().clone();
-        (found["setting"].clone(), found["speedup"]["value"].as_f64().unwrap())
-    };
-    // With nearly free drafts, more candidates per round are better.
-    let (setting, speedup) = of(&free, "vLLM");
-    assert_ne!(setting, "num_speculative_tokens=1");
-    assert!(speedup > 1.0, "{free}");
-    // At these costs, a candidate costs as much as it saves if accepted.
-    let (setting, speedup) = of(&dear, "vLLM");
-    assert_eq!(setting, "num_speculative_tokens=1");
-    assert!(speedup < 0.9, "{dear}");
-    let shown = tune(&["--costs", "dear.toml"]).ok();
-    assert!(shown.contains("it does not pay"), "{shown}");
-    assert!(
-        shown.contains("a draft forward 9.00 ms, a target forward of one row 10.00 ms"),
-        "{shown}"
-    );
-    // A file overrides the recipe.
-    let own = ["--set", "tune.costs.draft_ms=9", "--set", "tune.costs.target_ms=10", "--json"];
-    let of_recipe = tune(&own).json()[0].take();
-    assert_eq!(of_recipe["cost_source"], "given");
-    assert_eq!(tune(&[&own[..], &["--costs", "free.toml"]].concat()).json()[0], free);
-    tune(&["--costs", "absent.toml"]).fails_naming(&["absent.toml"]);
-    let alone = ["tune", "road.toml", "--costs", "free.toml"];
-    place.run(&alone).fails_naming(&["--for"]);
+    let config = place.json("draft/config.json");
+    assert_eq!(config["draftsmith"]["draft_model_of"]["exit_layer"], 2);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Snapshots of help and error messages. After an intended change, run with `INSTA_UPDATE=always` and
 //! review the diff of `snapshots/`.
 
+use crate::help::commands;
 use crate::support::{Place, model, root};
 
 /// The output of a command without the repository's path.
@@ -15,27 +16,9 @@ fn output_of(place: &Place, arguments: &[&str]) -> String {
 #[test]
 fn the_help() {
     let place = Place::new();
-    let commands = [
-        "run",
-        "build-data",
-        "import",
-        "inspect",
-        "train-head",
-        "train-adapter",
-        "train-bigram",
-        "survey",
-        "record",
-        "tune",
-        "replay",
-        "evaluate",
-        "check",
-        "generate",
-        "export",
-        "completions",
-    ];
     let all = output_of(&place, &["--help"]);
-    let each = commands.map(|command| output_of(&place, &[command, "--help"]));
-    insta::assert_snapshot!(all + "\n" + &each.join("\n"));
+    let each = commands().into_iter().map(|command| output_of(&place, &[&command, "--help"]));
+    insta::assert_snapshot!(all + "\n" + &each.collect::<Vec<_>>().join("\n"));
 }
 
 #[test]

@@ -57,6 +57,7 @@ fn the_best_rule_is_written_used_and_checked() {
     // The fastest rule is chosen and promises its gain over the best fixed length.
     let rules = &tunings[0]["rules"];
     let fixed = best_fixed_length(rules);
+    let fixed_config = fixed["config"].clone();
     let speedup = |rule: &Value| rule["speedup"].as_f64().unwrap();
     let all = rules.as_array().unwrap().iter();
     let is_chosen = |rule: &&Value| {
@@ -112,16 +113,22 @@ fn the_best_rule_is_written_used_and_checked() {
         }
     }
 
-    // The tuned rule and its baseline are measured, and the promise is reported.
+    // The tuned rule and its baseline are measured, and the promise is reported. A fixed length, which may be the
+    // fastest rule on a busy machine, promises nothing over itself.
+    let promises = fastest["config"] != fixed_config || drafter != "draft";
     let ran = place.run(&["evaluate", "small.toml"]);
-    assert!(ran.stderr.contains("tuning promised"), "{}", ran.stderr);
+    assert_eq!(ran.stderr.contains("tuning promised"), promises, "{}", ran.stderr);
     ran.ok();
     let summary = place.json("checkpoints/small/evaluation/summary.json");
-    let promise = &summary["groups"][0]["promises"][0];
-    assert_eq!(promise["best_fixed_length"], tuned["best_fixed_length"]);
+    let reported = summary["groups"][0]["promises"].as_array().unwrap();
+    assert_eq!(reported.len(), usize::from(promises), "{summary}");
     let page = place.path("checkpoints/small/evaluation/report.html");
     let page = std::fs::read_to_string(page).unwrap();
-    assert!(page.contains("What tuning promised") && page.contains("ceiling"));
+    assert_eq!(page.contains("What tuning promised"), promises);
+    assert!(page.contains("ceiling") || !promises);
+    for promise in reported {
+        assert_eq!(promise["best_fixed_length"], tuned["best_fixed_length"]);
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ use draftsmith_recipe::device::{
 };
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{GivenCosts, Models, Overrides, Recipe};
+use draftsmith_recipe::{Models, Overrides, Recipe};
 use draftsmith_tune::build_data::DamagedShards;
 
 pub use help::command;
@@ -186,10 +186,10 @@ struct TrainBigramArguments {
 struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
-    /// `draft-model`: tune adapters as such exports. `llama.cpp`, `vllm`, `sglang`, `trtllm`: write its settings.
+    /// Write settings for a server: `llama.cpp`, `vllm`, `sglang` or `trtllm`.
     #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Option<TunedForm>,
-    /// For draft models, a TOML file with the keys of `[tune.costs]`; for servers, a file of `draftsmith costs`.
+    /// The server's rounds, as `draftsmith costs` measured them.
     #[arg(long, value_name = "FILE", requires = "form")]
     costs: Option<PathBuf>,
     #[command(flatten)]
@@ -447,25 +447,17 @@ impl Setup<'_> {
         job(recipe, &workspace, self.console).map(drop)
     }
 
-    /// Chooses stop rules for our own decoder, an exported draft model or a server.
+    /// Chooses stop rules for our own decoder, or settings for a server.
     fn tune(&self, a: &ReadingData<TuneArguments>) -> Result<()> {
         let costs = a.arguments.costs.as_deref();
         let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
         let Some(form) = a.arguments.form else {
             return self.run_on_pool(recipe, incomplete, commands::tune::run);
         };
-        match a.arguments.load.tuning(form, costs)? {
-            Some(tuning) => self.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
-                commands::tune::servers::run(recipe, workspace, &tuning, console)
-            }),
-            None => {
-                let costs = costs.map(GivenCosts::read).transpose()?;
-                self.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
-                    let costs = costs.as_ref();
-                    commands::tune::run_for_draft_model(recipe, workspace, costs, console)
-                })
-            }
-        }
+        let tuning = a.arguments.load.tuning(form, costs)?;
+        self.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
+            commands::tune::servers::run(recipe, workspace, &tuning, console)
+        })
     }
 
     fn run<T>(

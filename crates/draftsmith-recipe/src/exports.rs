@@ -3,7 +3,6 @@
 //! Each is checked against the models at hand, and messages name each difference.
 
 pub mod config_keys;
-pub mod draft_model;
 mod kind;
 pub mod tuned;
 

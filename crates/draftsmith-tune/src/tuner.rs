@@ -6,7 +6,6 @@
 //! and `check` test that promise.
 
 pub mod baseline;
-mod draft_model;
 mod runtimes;
 
 use std::path::PathBuf;
@@ -19,7 +18,7 @@ use draftsmith_theory::{Decoding, DrafterId, Estimate, LookupFirst, Recordings, 
 use serde::Serialize;
 
 use self::baseline::{Baseline, RuleGain};
-pub use self::draft_model::{DraftModelTuning, tune_for_draft_model};
+pub use self::runtimes::RuntimeSetting;
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
@@ -28,7 +27,6 @@ use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validati
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::exports::config_keys::write_keys;
-use draftsmith_recipe::exports::draft_model::RuntimeSetting;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};

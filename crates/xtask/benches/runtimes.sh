@@ -99,8 +99,6 @@ done
 run export --for transformers $adapter adapter-draft --stop-threshold 0.5 > /dev/null
 check 'transformers, the draft model of an adapter with its head' rounds adapter-draft --adapter $adapter \
     --rule head=0.5 --max-candidate-length 20
-run record paper.toml > /dev/null
-run tune --for draft-model paper.toml > /dev/null
 run export --for draft-model $adapter draft-model > /dev/null
 "$python" - draft-model 5 0.6 <<'PY'
 import json, sys

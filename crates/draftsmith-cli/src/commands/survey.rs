@@ -8,7 +8,7 @@ mod tests;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use burn::tensor::Device;
 use clap::{Arg, Args};
 use draftsmith_advise::survey::{SurveySettings, survey};
@@ -77,11 +77,7 @@ impl SurveyArguments {
             self.draft.is_some() || self.form.is_none_or(|form| form == TunedForm::LlamaCpp),
             "`--for` needs `--draft`; without one only llama.cpp's look-ups have settings"
         );
-        let tuning = self.form.map(|form| {
-            self.load.tuning(form, self.server_costs.as_deref())?.context(
-                "`--for` takes a server here; hint: `draftsmith tune --for draft-model` is for adapters",
-            )
-        });
+        let tuning = self.form.map(|form| self.load.tuning(form, self.server_costs.as_deref()));
         Ok(SurveySettings {
             tuning: tuning.transpose()?,
             target: self.target.clone(),

@@ -6,11 +6,11 @@ mod show;
 use std::time::Duration;
 
 use anyhow::Result;
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{GivenCosts, Recipe};
 use draftsmith_report::render_head_race;
 use draftsmith_tune::heads::choose_head;
-use draftsmith_tune::tuner::{Tuning, tune_for_draft_model, tune_within};
+use draftsmith_tune::tuner::{Tuning, tune_within};
 
 use crate::console::Console;
 
@@ -39,19 +39,4 @@ pub(crate) fn run_within(
     }
     console.document(&tunings)?;
     Ok(tunings)
-}
-
-/// Runs the stage for runtimes that run adapters as separate draft models, at `costs` or else at those that
-/// the recipe gives.
-pub(crate) fn run_for_draft_model(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    costs: Option<&GivenCosts>,
-    console: &Console,
-) -> Result<()> {
-    let tunings = tune_for_draft_model(recipe, workspace, costs, console)?;
-    for tuning in &tunings {
-        console.text(show::draft_model(tuning)?)?;
-    }
-    console.document(&tunings)
 }

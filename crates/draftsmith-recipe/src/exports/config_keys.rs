@@ -1,8 +1,7 @@
 //! Keys in an export's `config.json` that are added after training, by tuning.
 //!
 //! Readers of the head or adapter ignore these keys. Training writes a new `config.json` without them,
-//! because they describe the old weights. `exports/tuned.rs` and
-//! `exports/draft_model.rs` own one key each.
+//! because they describe the old weights.
 
 use std::path::Path;
 

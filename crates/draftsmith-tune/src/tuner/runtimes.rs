@@ -3,16 +3,31 @@
 use anyhow::{Context, Result};
 use draftsmith_report::shown_interval;
 use draftsmith_theory::{
-    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
-    HeuristicConfig, Recordings, StopRuleConfig, TokenChoice, seconds_per_token,
+    Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, Estimate,
+    FixedLengthConfig, HeuristicConfig, Recordings, StopRuleConfig, TokenChoice, seconds_per_token,
 };
 use rayon::prelude::*;
+use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::sweep::{Choice, per_token, thresholds};
-use draftsmith_recipe::exports::draft_model::RuntimeSetting;
 
 const LLAMA_CPP: &str = "llama.cpp";
+
+/// The best setting that a runtime supports.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RuntimeSetting {
+    /// The runtime.
+    pub runtime: String,
+    /// The setting in the runtime's words.
+    pub setting: String,
+    /// The stop rule.
+    pub config: StopRuleConfig,
+    /// Modelled speed relative to the best fixed length, minus 1.
+    pub gain: f64,
+    /// Modelled speed relative to plain decoding, with its 95 % interval.
+    pub speedup: Estimate,
+}
 
 /// A stop rule of a runtime.
 struct Family {

@@ -8,7 +8,6 @@ use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
 use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::draft_model::{RuntimeSetting, TunedDraftModel};
 use draftsmith_recipe::exports::{AdapterExport, found_adapter_head};
 use draftsmith_recipe::out_dir::{OutDir, copy_if_there};
 use draftsmith_recipe::workspace::Workspace;
@@ -20,13 +19,9 @@ const MADE_OF: &str = "draftsmith";
 pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<Written> {
     let ExportArguments { source, out, .. } = export;
     let adapter = AdapterExport::read(source, workspace)?;
-    let tuned = TunedDraftModel::read(source)?;
     let dir = OutDir::begin(out)?;
     let model = write_draft_model(&adapter, workspace, dir.path())?;
     let config = &adapter.config;
-    if let Some(keys) = tuned.as_ref().and_then(TunedDraftModel::assistant_keys) {
-        add_keys(&dir.path().join("generation_config.json"), keys)?;
-    }
     dir.finish()?;
     let num_layers = model.shape().num_layers;
     let origin = match config.exit_layer {
@@ -38,8 +33,12 @@ pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<
         what: format!(
             "a draft model of {num_layers} layers, {origin}, with {num_parameters} parameters"
         ),
-        ignored: ignored(source, config, tuned.as_ref()),
-        commands: commands(out, tuned.as_ref()),
+        ignored: ignored(source, config),
+        commands: vec![format!(
+            "transformers: target.generate(**inputs, \
+             assistant_model=AutoModelForCausalLM.from_pretrained(\"{}\"))",
+            out.display()
+        )],
     })
 }
 
@@ -91,20 +90,13 @@ pub(super) fn add_keys<'k>(
 }
 
 /// Lists what runtimes cannot honour, one sentence each.
-fn ignored(source: &Path, config: &AdapterConfig, tuned: Option<&TunedDraftModel>) -> Vec<String> {
+fn ignored(source: &Path, config: &AdapterConfig) -> Vec<String> {
     let mut ignored = Vec::from_iter(vocabulary_ignored(config));
     if let Some(head) = found_adapter_head(source) {
         ignored.push(format!(
             "the acceptance head in `{}`: use `--for transformers` to include it",
             head.display()
         ));
-    }
-    if tuned.is_none() {
-        ignored.push(
-            "settings: it was not tuned as a draft model; run `draftsmith tune --for draft-model` with \
-             its recipe and export it again, or set the number of draft tokens yourself"
-                .to_owned(),
-        );
     }
     ignored
 }
@@ -119,21 +111,4 @@ pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
         vocabulary.ids().len(),
         config.model.shape.vocab_size
     ))
-}
-
-/// Lists the command or settings for each runtime.
-fn commands(out: &Path, tuned: Option<&TunedDraftModel>) -> Vec<String> {
-    let mut commands = vec![format!(
-        "transformers: target.generate(**inputs, \
-         assistant_model=AutoModelForCausalLM.from_pretrained(\"{}\"))",
-        out.display()
-    )];
-    for (name, settings) in tuned.into_iter().flat_map(TunedDraftModel::settings) {
-        // The settings for transformers are in `generation_config.json`.
-        let settings = settings.iter().filter(|setting| setting.runtime != "transformers");
-        commands.extend(settings.map(|RuntimeSetting { runtime, setting, speedup, .. }| {
-            format!("{runtime}, {}: {setting} ({:.2}x predicted)", name.text(), speedup.value)
-        }));
-    }
-    commands
 }

@@ -10,7 +10,6 @@ use draftsmith_model::{
 use serde_json::json;
 
 use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::draft_model::TunedDraftModel;
 use draftsmith_recipe::exports::found_adapter_head;
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::out_dir::OutDir;
@@ -72,9 +71,6 @@ pub(super) fn kangaroo(ExportArguments { source, out, .. }: &ExportArguments) ->
         ));
     }
     ignored.extend(tuned_sentence(&Tuned::read(source)?.unwrap_or_default()));
-    if TunedDraftModel::read(source)?.is_some() {
-        ignored.push("the settings tuned for it as a draft model".to_owned());
-    }
     if let Some(head) = found_adapter_head(source) {
         ignored.push(format!("the acceptance head in `{}`", head.display()));
     }

@@ -21,8 +21,6 @@ use crate::console::Console;
 /// What `tune --for` tunes for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TunedForm {
-    /// Runtimes that run an adapter as a draft model.
-    DraftModel,
     /// llama.cpp's llama-server.
     #[value(name = "llama.cpp")]
     LlamaCpp,
@@ -90,9 +88,8 @@ impl LoadArguments {
         ServerLoad::Shares(self.load.iter().map(|(size, share)| (*size, share / total)).collect())
     }
 
-    fn kind(&self, form: TunedForm) -> Result<Option<ServerKind>> {
-        Ok(Some(match form {
-            TunedForm::DraftModel => return Ok(None),
+    fn kind(&self, form: TunedForm) -> Result<ServerKind> {
+        Ok(match form {
             TunedForm::LlamaCpp => ServerKind::LlamaCpp,
             TunedForm::Vllm => ServerKind::Vllm,
             TunedForm::Sglang => ServerKind::Sglang,
@@ -104,25 +101,21 @@ impl LoadArguments {
                      for versions since its pull request 10860 (March 2026), `--schedule-keys lower` before"
                 ),
             },
-        }))
+        })
     }
 
-    /// Collects the server's kind, measured costs and load from the arguments. `None` unless the form is a server.
+    /// Collects the server's kind, measured costs and load from the arguments.
     ///
     /// # Errors
     /// If an argument is missing or invalid, or the costs cannot be read.
-    pub(crate) fn tuning(
-        &self,
-        form: TunedForm,
-        costs: Option<&Path>,
-    ) -> Result<Option<ServerTuning>> {
-        let Some(kind) = self.kind(form)? else { return Ok(None) };
+    pub(crate) fn tuning(&self, form: TunedForm, costs: Option<&Path>) -> Result<ServerTuning> {
+        let kind = self.kind(form)?;
         let Some(costs) = costs else {
             bail!(
                 "`--costs FILE` is missing: the server's rounds, which `draftsmith costs --server URL` measures"
             );
         };
-        Ok(Some(ServerTuning { kind, costs: ServerCostsFile::read(costs)?, load: self.load() }))
+        Ok(ServerTuning { kind, costs: ServerCostsFile::read(costs)?, load: self.load() })
     }
 }
 

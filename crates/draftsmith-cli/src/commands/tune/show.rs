@@ -6,7 +6,7 @@ use draftsmith_report::{CostSource, DrafterName, explained, table_text, times_te
 use draftsmith_theory::{Estimate, StopRuleName};
 
 use draftsmith_tune::tuner::baseline::RuleGain;
-use draftsmith_tune::tuner::{DraftModelTuning, Tuning, TuningBasis};
+use draftsmith_tune::tuner::{Tuning, TuningBasis};
 
 /// Formats the rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
 ///
@@ -138,39 +138,4 @@ fn percent(share: f64) -> String {
 
 fn interval(estimate: &Estimate) -> String {
     format!("{} to {}", percent(estimate.low), percent(estimate.high))
-}
-
-/// Formats the settings of runtimes for an adapter's draft model.
-///
-/// # Errors
-/// If the costs have no price of a draft forward.
-pub(super) fn draft_model(tuning: &DraftModelTuning) -> Result<String> {
-    let basis = &tuning.basis;
-    let costs = &basis.costs.costs;
-    let milli = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
-    let mut text = format!(
-        "{} as a draft model, {}: {} prompts, {} tokens\n\
-         a draft forward {}, a target forward of one row {}, a row more {} on average \
-         ({})\n\n",
-        basis.drafter.text(),
-        basis.decoding.text(),
-        basis.num_prompts,
-        basis.num_tokens,
-        milli(costs.rounds.draft_seconds(costs.drafter)?),
-        milli(costs.rounds.verify_seconds(1)),
-        milli(costs.rounds.row_seconds()),
-        how_known(basis),
-    );
-    for setting in &tuning.runtimes {
-        let Estimate { value, low, high } = setting.speedup;
-        text += &format!(
-            "  {value:.2}x ({low:.2} to {high:.2})  {:<12}  {}\n",
-            setting.runtime, setting.setting
-        );
-    }
-    if tuning.runtimes.iter().all(|setting| setting.speedup.high < 1.0) {
-        text += "\nit does not pay: the target alone is faster under every setting\n";
-    }
-    text += &format!("\nwritten to {}\n\n", tuning.export.join("config.json").display());
-    Ok(text)
 }
