@@ -51,7 +51,7 @@ pub enum DrafterForm {
 }
 
 impl DrafterForm {
-    /// In words.
+    /// Names the form in words, as in `an EAGLE-3 drafter`.
     pub fn text(self) -> &'static str {
         match self {
             Self::Eagle3 => "an EAGLE-3 drafter",
@@ -64,7 +64,7 @@ impl DrafterForm {
         }
     }
 
-    /// Whether it is an EAGLE-3 drafter.
+    /// Returns whether the form is one of EAGLE-3's.
     pub fn is_eagle3(self) -> bool {
         matches!(self, Self::Eagle3 | Self::Eagle3Layers | Self::Eagle3Speculators)
     }
@@ -197,7 +197,7 @@ fn form_of(patient: &Patient<'_>) -> Result<DrafterForm> {
     })
 }
 
-/// Whether the heads fit the target. They are recognised, but nothing here runs them.
+/// Checks whether Medusa's heads fit the target. They are recognised, but nothing here runs them.
 fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     let reader = WeightReader::open_dir(patient.dir)?;
     let shape = patient.target.shape.clone();
@@ -245,7 +245,7 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     Ok(format!("{num_heads} heads"))
 }
 
-/// A head or an adapter, which servers do not load as they are.
+/// Examines a head or an adapter of this program, which servers do not load as they are.
 fn own_export(patient: &mut Patient<'_>) -> Result<String> {
     let is_adapter = patient.keys.contains_key("exit_layer");
     let width = patient.number("hidden_size").unwrap_or(0);

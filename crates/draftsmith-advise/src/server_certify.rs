@@ -90,7 +90,7 @@ pub fn certify_server(
 }
 
 impl CertifySettings {
-    /// A server as an end of the comparison.
+    /// Prepares a server as an end of the comparison.
     fn end(&self, url: &str, model: &str, text: &TextSide, vocab_size: usize) -> Result<ServerEnd> {
         let server = ServerRecipe {
             urls: vec![url.to_owned()],
@@ -114,7 +114,7 @@ impl CertifySettings {
     }
 }
 
-/// The verdict with what the counters say about it.
+/// Adds to the verdict what the server's counters say about it.
 fn judged(mut certificate: Certificate, counters: Option<SpeculationCounters>) -> Certified {
     let mut doubts = Vec::new();
     match counters {

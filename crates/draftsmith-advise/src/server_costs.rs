@@ -80,7 +80,7 @@ pub struct MeasuredCell {
 }
 
 impl MeasuredCell {
-    /// The median block, in milliseconds.
+    /// Returns the median of the blocks, in milliseconds; NaN without blocks.
     pub fn median_ms(&self) -> f64 {
         median_of(self.block_ms.iter().copied()).unwrap_or(f64::NAN)
     }
@@ -270,7 +270,7 @@ struct TimedBlock {
 }
 
 impl Measuring<'_> {
-    /// Checks by the server's counters that it drafts as many candidates as the plan says, and accepts none.
+    /// Checks by the server's counters that it drafts as many candidates as the plan says.
     fn check_candidates(&mut self) -> Result<()> {
         let before = self.server.counters()?;
         self.block(self.plan.batch_sizes[0])?;
@@ -295,7 +295,7 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// A block of each size, corrected by the sentinel's drift.
+    /// Times a block of each size, corrected by the sentinel's drift.
     fn pass(&mut self, sizes: &[usize]) -> Result<Vec<TimedBlock>> {
         let mut before = self.sentinel()?;
         let first = *self.first_sentinel.get_or_insert(before);
@@ -354,7 +354,7 @@ impl Measuring<'_> {
         })
     }
 
-    /// A prompt that no other begins like.
+    /// Draws a prompt whose beginning no other prompt shares.
     fn prompt(&mut self) -> String {
         self.num_asked += 1;
         let number = self.num_asked.to_string();
@@ -364,7 +364,7 @@ impl Measuring<'_> {
     }
 }
 
-/// What a server counted since an earlier moment.
+/// Returns what a server has counted since an earlier moment; `None` if it shows no counters.
 fn since(
     now: Option<SpeculationCounters>,
     before: Option<SpeculationCounters>,

@@ -156,7 +156,7 @@ pub fn tune_for_server(
 }
 
 impl ServerTuning {
-    /// The settings for a drafter: chosen on the first recordings and judged on the second.
+    /// Chooses the settings for a drafter on the first recordings, and judges them on the second.
     ///
     /// # Errors
     /// If the costs have no number of candidates that was recorded, or not the load.
@@ -190,7 +190,7 @@ impl ServerTuning {
         Ok(settings)
     }
 
-    /// The settings for a drafter, or for llama.cpp's look-ups if they are faster at the load.
+    /// Chooses the settings for a drafter, or for llama.cpp's look-ups if they are faster at the load.
     ///
     /// # Errors
     /// As [`settings`](Self::settings).
@@ -208,7 +208,8 @@ impl ServerTuning {
         Ok(looked_up.filter(|it| gain(it) > gain(&drafted)).unwrap_or(drafted))
     }
 
-    /// The settings for llama.cpp's look-ups; `None` if rounds without speculation were not measured for as many rows.
+    /// Chooses the settings for llama.cpp's look-ups. Returns `None` if rounds without speculation were not measured
+    /// for as many rows.
     ///
     /// # Errors
     /// If the load is outside of the costs.
@@ -310,9 +311,9 @@ impl Choosing<'_> {
         })
     }
 
-    /// The allowed setting with the greatest throughput on validation prompts, or a cheaper one that is as good, with its
-    /// speed over none on test prompts. The inner `None` if that gains too little, the outer one if the load was not
-    /// measured.
+    /// Finds the allowed setting with the greatest throughput on validation prompts, or a cheaper one that is as
+    /// good, with its speed over none on test prompts. Returns `Some(None)` if that gains too little, and `None` if
+    /// the load was not measured.
     fn best(
         &self,
         speed: Speed<'_>,
@@ -332,7 +333,7 @@ impl Choosing<'_> {
         Some((speedup.low >= 1.0 + LEAST_GAIN).then_some((*best, speedup)))
     }
 
-    /// Each setting at a batch size, on test prompts.
+    /// Computes the throughput of each setting at a batch size, on test prompts.
     fn cells(&self, size: usize) -> Vec<LoadCell> {
         let all = self.test.all();
         let speed = |setting| self.test.throughput(&self.table, size as f64, setting, &all);
@@ -346,7 +347,7 @@ impl Choosing<'_> {
         self.tried.iter().filter_map(cell).collect()
     }
 
-    /// The speed of a setting over none on test prompts. Prompts and blocks of rounds are resampled.
+    /// Estimates the speed of a setting over none on test prompts. Prompts and blocks of rounds are resampled.
     fn speedup(&self, drafting: Drafting, speed: Speed<'_>) -> Estimate {
         let costs = &self.tuning.costs;
         let whole = self.test.all();
@@ -367,7 +368,8 @@ impl Choosing<'_> {
 }
 
 impl ServerLoad {
-    /// Tokens per second, given those at a number of requests side by side; `None` outside of the measured ones.
+    /// Computes the tokens per second at this load from those at each number of requests side by side; for a rate of
+    /// requests, those of one request. Returns `None` outside of the measured numbers.
     fn speed(&self, at: &dyn Fn(f64) -> Option<f64>) -> Option<f64> {
         match self {
             // Time per token, averaged over tokens.

@@ -238,7 +238,7 @@ impl Surveyor<'_> {
         }
     }
 
-    /// The target's answers to prompts.
+    /// Decodes the target's answers to prompts.
     fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<Answer>> {
         let num_turns: usize = prompts.iter().map(SetPrompt::num_turns).sum();
         let progress = Progress::new(self.watch, "survey", "answers", num_turns as u64);
@@ -255,7 +255,7 @@ impl Surveyor<'_> {
         Ok(answers)
     }
 
-    /// The numbers of the answers in two halves; conversations alternate between them.
+    /// Splits the numbers of the answers into two halves; conversations alternate between them.
     fn halves(&self) -> [Vec<usize>; 2] {
         let mut halves = [Vec::new(), Vec::new()];
         let mut first: Option<&str> = None;

@@ -43,7 +43,7 @@ struct Forward {
 }
 
 impl Forward {
-    /// A candidate drawn from this row.
+    /// Returns what a head may read about a candidate drawn from this row.
     fn candidate(&self, log_prob: Option<f64>) -> DrawnCandidate {
         let SoftmaxSummary { entropy, largest_prob: top_prob, .. } = self.softmax;
         DrawnCandidate { entropy, top_prob, log_prob }
@@ -66,7 +66,7 @@ struct ReadCandidate {
 type ReadRow = (Vec<f32>, Option<HeadEstimate>);
 
 impl<'m> Acceptance<'m> {
-    /// Predictions of `head`, if there is one, in `num_slots` slots.
+    /// Prepares to predict with `head` in `num_slots` slots; without a head nothing is predicted.
     pub(crate) fn new(head: Option<&'m AcceptanceHead>, num_slots: usize) -> Self {
         let forwards = std::iter::repeat_with(Vec::new).take(num_slots).collect();
         Self { head, forwards, of_embeddings: HashMap::new() }
@@ -139,7 +139,8 @@ impl<'m> Acceptance<'m> {
         Ok(all)
     }
 
-    /// The candidates among these rows that a head which does not look ahead predicts for.
+    /// Finds the rows that read a candidate whose prediction a stop rule asked for. Returns none for a look-ahead
+    /// head, which predicts when a candidate is drawn.
     fn read_candidates(&self, rows: &[StepRow<'_>]) -> Vec<ReadCandidate> {
         if self.head.is_none_or(|head| head.reads().looks_ahead()) {
             return Vec::new();
@@ -152,7 +153,7 @@ impl<'m> Acceptance<'m> {
         read.collect()
     }
 
-    /// The head's logits for candidates that were read, one row for each.
+    /// Computes the head's logits for candidates that were read, one row for each.
     fn logits_of_read(
         &self,
         model: &DrafterModel,
@@ -198,8 +199,8 @@ impl<'m> Acceptance<'m> {
         }
     }
 
-    /// A look-ahead head's prediction for `candidate`, drawn from the `logits` of a row of the last step
-    /// in a slot; `None` for other heads.
+    /// Returns the acceptance probability that a look-ahead head predicts for `candidate`, which was drawn from the
+    /// `logits` of a row of the last step in a slot; `None` for other heads.
     ///
     /// # Errors
     /// If the prediction is not a number, or the device fails.
@@ -237,7 +238,7 @@ impl<'m> Acceptance<'m> {
         Self::acceptance_prob(acceptance[0], forward.at + 1).map(Some)
     }
 
-    /// The acceptance probability for a logit of the head.
+    /// Converts an acceptance logit of the head into a probability. An error names `num_tokens`.
     fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {

@@ -49,13 +49,13 @@ pub struct CascadeConfig {
 }
 
 impl CascadeConfig {
-    /// A cascade with one matrix, exact review and no rules.
+    /// Creates a configuration with one matrix for greedy and sampled decoding, exact review and no stop rules.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
         Self { greedy: lengths, sampled, lenience, rules }
     }
 
-    /// K for a way of decoding.
+    /// Returns the matrix K for a way of decoding.
     pub fn lengths(&self, decoding: &Decoding) -> &CascadeLengths {
         match decoding.choice {
             TokenChoice::Greedy => &self.greedy,
@@ -79,7 +79,7 @@ pub(crate) struct Cascade<'m, T> {
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
-    /// A cascade of `models`, largest first, and then prompt lookup.
+    /// Builds a cascade of `models`, largest first, and then prompt lookup.
     ///
     /// # Panics
     /// Unless matrices have a row and a column for each drafter, and rules are valid.
@@ -101,7 +101,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         cascade
     }
 
-    /// The same cascade with stop rules that no configuration can express. They must not read signals.
+    /// Replaces the stop rules of the chains by some that no configuration can express. They must not read signals.
     #[cfg(test)]
     pub(crate) fn ending_chains_by(
         mut self,
@@ -120,7 +120,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         }
     }
 
-    /// Whether a stop rule reads signals although its chain has look-ups.
+    /// Returns whether a stop rule reads signals although its chain has look-ups, which give none.
     fn lacks_signals(&self, decoding: &Decoding) -> bool {
         let matrix = self.config.lengths(decoding);
         let mut rules = self.config.rules.iter().enumerate();
@@ -193,7 +193,7 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
         Ok(())
     }
 
-    /// Drafters keep the accepted tokens of their chain.
+    /// Keeps the accepted tokens in all drafters, and passes the round's outcome to the rule of the target's chain.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.forget(slot, num_standing, path);
         let end = RoundEnd { num_accepted: path.len(), num_kept: path.len() + 1 };

@@ -68,7 +68,7 @@ impl<T, F: FnMut(SignalNeeds) -> DrawnToken> CandidateSource for RowSource<'_, T
     }
 }
 
-/// Draws a candidate: from `probs`, or the most probable token of `logits` if there are none.
+/// Draws a candidate from `probs`, or takes the most probable token of `logits` if there are none.
 pub(crate) fn draw(
     logits: &[f32],
     probs: Option<&[f64]>,

@@ -33,7 +33,7 @@ pub trait Drafter<T> {
     /// everything else that was read.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// The longest sequence that a slot can hold, in tokens.
+    /// Returns the length of the longest sequence that a slot can hold, in tokens.
     fn context(&self) -> usize;
 }
 
@@ -78,7 +78,7 @@ pub struct DraftRound<'a> {
 }
 
 impl DraftRound<'_> {
-    /// The same round, for another drafter to propose for.
+    /// Borrows the same round for another drafter to propose for.
     pub(crate) fn reborrow(&mut self) -> DraftRound<'_> {
         DraftRound {
             slot: self.slot,
@@ -94,12 +94,11 @@ impl DraftRound<'_> {
 
 /// A drafter that reads tokens in forwards of a model and draws each candidate from a row of logits.
 pub trait StepDrafter<T>: Drafter<T> {
-    /// The drafter's name.
+    /// Returns the drafter's name, under which its forwards are counted.
     fn id(&self) -> DrafterId;
 
-    /// Takes one step of each of several sequences in one forward: reads the tokens that are new to
-    /// the drafter and returns the rows that the next candidates are drawn from, in the order of the
-    /// steps.
+    /// Takes one step of each of several sequences in one forward. The drafter reads the tokens that are new to it,
+    /// and returns the rows that the next candidates are drawn from, in the order of the steps.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -109,16 +108,15 @@ pub trait StepDrafter<T>: Drafter<T> {
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<DraftRow>, DecodeError>;
 
-    /// Whether what it drafts depends on where the round began. It then takes a step after each accepted prefix
-    /// as that of a new round.
+    /// Returns whether the candidates depend on where the round began. A recording then drafts a whole round at every
+    /// position: the drafter takes a step after each accepted prefix as the first step of a new round.
     fn drafts_by_round(&self) -> bool {
         false
     }
 
-    /// The acceptance probability that a look-ahead head predicts for `candidate`, just drawn from a
-    /// row of the last [`draft`](Self::draft) in a slot. `logits` are that row's
-    /// [`own_logits`](DraftRow::own_logits). `None` without such a head. Called only if the stop rule
-    /// reads an acceptance head.
+    /// Returns the acceptance probability that a look-ahead head predicts for `candidate`, which was just drawn from
+    /// a row of the last [`draft`](Self::draft) in a slot; `None` without such a head. `logits` are that row's
+    /// [`own_logits`](DraftRow::own_logits). Called only if the stop rule reads an acceptance head.
     ///
     /// # Errors
     /// If the prediction is not a number or the device fails.
@@ -135,7 +133,7 @@ pub trait StepDrafter<T>: Drafter<T> {
 
 /// A drafter that copies candidates from text. They are certain, so it has no distribution.
 pub trait LookUp<T>: Drafter<T> {
-    /// The drafter's name.
+    /// Returns the drafter's name, under which looked-up tokens are counted.
     fn id(&self) -> DrafterId;
 
     /// Appends up to `most` tokens to the sequence of a slot, no further than an end token, and returns them.
@@ -150,12 +148,12 @@ pub trait LookUp<T>: Drafter<T> {
 
 /// A drafter whose target is a model on this machine.
 pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
-    /// The drafter's steps; `None` if it does not draft step by step.
+    /// Returns the drafter itself if it drafts step by step, otherwise `None`.
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         None
     }
 
-    /// What the drafter is inside another one.
+    /// Converts the drafter into a part of a cascade or a merged tree, if it can be one.
     fn into_member(self: Box<Self>) -> Member<'m> {
         Member::Neither
     }
@@ -194,7 +192,7 @@ pub struct DraftStep<'a> {
 }
 
 impl<'a> DraftStep<'a> {
-    /// A step whose one row comes after a chain.
+    /// Creates a step whose one row comes after a chain.
     pub fn in_chain(
         slot: usize,
         tokens: &'a [u32],
@@ -205,22 +203,22 @@ impl<'a> DraftStep<'a> {
         Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, needs, decoding }
     }
 
-    /// The number of tokens before the tree; all tokens of a chain.
+    /// Returns the number of tokens before the tree; for a chain, the number of all tokens.
     pub(crate) fn num_standing(&self) -> usize {
         self.tokens.len() - self.parents.len()
     }
 
-    /// The step with each of its rows' numbers.
+    /// Pairs the step with the number of each of its rows.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Self, usize)> {
         (0..self.num_rows).map(move |row| (self, row))
     }
 
-    /// The position in `tokens` of the last token before a row.
+    /// Returns the position in `tokens` of the last token before a row.
     pub(crate) fn at(&self, row: usize) -> usize {
         self.tokens.len() - self.num_rows + row
     }
 
-    /// All tokens before a row's candidate, in any order.
+    /// Iterates over all tokens that come before a row's candidate, in any order.
     pub(crate) fn tokens_before(&self, row: usize) -> impl Iterator<Item = u32> {
         let (at, num_standing) = (self.at(row), self.num_standing());
         let path = iter::successors(at.checked_sub(num_standing), |node| self.parents[*node]);
@@ -228,8 +226,8 @@ impl<'a> DraftStep<'a> {
         standing.chain(path.map(move |node| self.tokens[num_standing + node]))
     }
 
-    /// The position of the token before the candidate at position `at`; `None` if that token is not a
-    /// candidate.
+    /// Finds the position of the token before the candidate at position `at`. Returns `None` if the token at `at` is
+    /// not a candidate.
     pub(crate) fn parent_of(&self, at: usize) -> Option<usize> {
         let num_standing = self.num_standing();
         match at.checked_sub(num_standing) {
@@ -255,8 +253,8 @@ pub struct DraftRow {
 }
 
 impl DraftRow {
-    /// A row of `step` from the model's logits, with the prediction of a head for the candidate that
-    /// was read.
+    /// Builds a row of `step` from the model's logits. `acceptance_prob` is a head's prediction for the candidate
+    /// that was read, if there is one.
     pub fn new(
         (step, row): (&DraftStep<'_>, usize),
         own_logits: Vec<f32>,
@@ -271,7 +269,7 @@ impl DraftRow {
         Self { own_logits, penalised, signals }
     }
 
-    /// The logits that candidates are drawn from.
+    /// Returns the logits that candidates are drawn from, under the repetition penalty if there is one.
     pub fn logits(&self) -> &[f32] {
         self.penalised.as_deref().unwrap_or(&self.own_logits)
     }

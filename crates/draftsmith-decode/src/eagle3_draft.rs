@@ -51,7 +51,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// The output that a node's position continues from; `None` if it has not been computed.
+    /// Returns the output that a node's position continues from; `None` if it has not been computed.
     fn parent_of(&self, step: &DraftStep<'_>, node: usize) -> Option<&Rows> {
         let parent = match step.parents.get(node) {
             Some(parent) => parent.map_or(0, |parent| parent + 1),
@@ -70,8 +70,8 @@ struct NewPositions<'a> {
 }
 
 impl<'m> Eagle3Draft<'m> {
-    /// A drafter for `num_slots` sequences of up to `capacity` tokens side by side, which reads the target's
-    /// states after these numbers of layers. A head needs a drafter of the target's width.
+    /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side. It reads the target's
+    /// states after each number of layers in `layers`. A head needs a drafter of the target's width.
     pub fn new(
         (target, model): (&'m CausalLm, &'m Eagle3),
         layers: [usize; NUM_TARGET_STATES],
@@ -87,7 +87,7 @@ impl<'m> Eagle3Draft<'m> {
         Self { id, model, target, layers, cache, slots, read_by_head, acceptance }
     }
 
-    /// The same drafter under another name.
+    /// Renames the drafter, whose name is [`DrafterId::DRAFT`] until then.
     #[must_use]
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;

@@ -70,24 +70,24 @@ impl Case {
         }
     }
 
-    /// The same case with a stop string.
+    /// Adds a stop string to the case.
     fn stopping(mut self, stop: &'static [u32]) -> Self {
         self.limits.text_end = Some(Arc::new(EndsWith(stop)));
         self
     }
 
-    /// The same case with another head.
+    /// Changes when the draft's head predicts.
     fn with_head(mut self, head: HeadTiming) -> Self {
         self.draft.head = head;
         self
     }
 
-    /// The target's distribution, computed as products of probabilities without the decoding loop.
+    /// Computes the target's distribution over responses as products of probabilities, without the decoding loop.
     fn target_distribution(&self) -> BTreeMap<Vec<u32>, f64> {
         self.target_distribution_after(&[0])
     }
 
-    /// The target's distribution after another prompt.
+    /// Computes the target's distribution over responses to another prompt.
     fn target_distribution_after(&self, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
         let mut distribution = BTreeMap::new();
         let mut open = vec![(prompt.to_vec(), 1.0)];
@@ -120,7 +120,7 @@ impl Case {
         })
     }
 
-    /// The distribution with a drafter that advances the target, as a self-draft does.
+    /// Computes the distribution of the output with a drafter that advances the target, as a self-draft does.
     fn self_speculative_distribution(
         &self,
         rule: &dyn Fn() -> Box<dyn StopRule>,
@@ -206,7 +206,7 @@ fn stopping_before_a_draw_and_skipping_rounds_leave_the_targets_distribution() {
     }
 }
 
-/// Every configurable rule, with thresholds that sometimes stop.
+/// Returns every configurable rule, with thresholds that sometimes stop.
 fn rules(depth: usize) -> Vec<StopRuleConfig> {
     let bounds = Bounds { min: 1, max: depth };
     let mut rules = vec![StopRuleConfig::Heuristic(HeuristicConfig { initial_length: 1, bounds })];
@@ -268,7 +268,7 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
     rules
 }
 
-/// All rules for the first kind of head; for the other kind, those that read a head.
+/// Returns all rules for the first kind of head; for the other kind, those that read a head.
 fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
     let mut rules = rules(depth);
     rules.retain(|config| head == HEADS[0] || config.needs().acceptance_prob);
@@ -393,7 +393,7 @@ fn a_drafter_that_advances_the_target_leaves_the_targets_distribution() {
     }
 }
 
-/// Decoding with warpers, with a repetition penalty, and with both.
+/// Returns ways of decoding with warpers, with a repetition penalty, and with both.
 fn warped() -> [Decoding; 6] {
     let sampled = |temperature, top_p, top_k, min_p| {
         Decoding::sampled(Sampling { temperature, top_p, top_k, min_p })
@@ -409,7 +409,7 @@ fn warped() -> [Decoding; 6] {
     ]
 }
 
-/// Decoding under penalties that change the probabilities and often the most probable token.
+/// Returns ways of decoding under penalties that change the probabilities and often the most probable token.
 fn penalised() -> [Decoding; 2] {
     [1.7, 0.6].map(|penalty| Decoding::sampled(Sampling::default()).penalising(penalty))
 }

@@ -18,7 +18,7 @@ use crate::session::{ModelSession, check_fits};
 
 /// Where the features of a drafter's model come from.
 pub(crate) trait FeatureSource<T> {
-    /// The wanted features of all sequences, in order.
+    /// Returns the wanted features of all sequences, in order.
     fn features(model: &DrafterModel, target: &mut T, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 
@@ -38,7 +38,7 @@ pub struct FeatureDraft<'m, F> {
 }
 
 impl<'m, F> FeatureDraft<'m, F> {
-    /// A drafter for `num_slots` sequences of up to `capacity` tokens side by side. The model's context
+    /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side. The model's context
     /// bounds the capacity.
     pub(crate) fn over(
         (id, role): (DrafterId, &'static str),
@@ -53,14 +53,14 @@ impl<'m, F> FeatureDraft<'m, F> {
         Self { id, role, model, cache, acceptance, vocab_size, source: PhantomData }
     }
 
-    /// The same drafter under another name.
+    /// Renames the drafter, whose name is [`DrafterId::DRAFT`] until then.
     #[must_use]
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
         self
     }
 
-    /// The number of tokens read in a slot.
+    /// Returns the number of tokens read in a slot.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         self.cache.len(slot, 0)
     }
@@ -112,8 +112,8 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
         self.id
     }
 
-    /// The model reads one position of each sequence. After a round whose candidates were all accepted
-    /// it reads two, because nothing was drafted from the last candidate.
+    /// Reads one position of each sequence. After a round whose candidates were all accepted the model reads two,
+    /// because nothing was drafted from the last candidate.
     fn draft(
         &mut self,
         target: &mut T,

@@ -27,7 +27,7 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// No features yet. The first ones will be those of position `start`.
+    /// Creates a store without features. The first ones will be those of position `start`.
     pub(crate) fn new(start: usize) -> Self {
         Self { start, runs: Vec::new() }
     }
@@ -37,12 +37,12 @@ impl Features {
         self.runs.push(run);
     }
 
-    /// The position after the last one.
+    /// Returns the position after the last one that has features.
     pub(crate) fn end(&self) -> usize {
         self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>()
     }
 
-    /// The features of all positions from `from` on.
+    /// Returns the features of all positions from `from` on.
     ///
     /// # Panics
     /// If there are none, or the features of `from` were released.
@@ -95,7 +95,7 @@ impl Features {
         }
     }
 
-    /// The features of one position.
+    /// Returns the features of one position.
     fn at(&self, position: usize) -> Rows {
         let mut start = self.start;
         for run in &self.runs {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use burn::tensor::{Device, Tensor, TensorData};
 
-    /// Rows whose values are the position and its negative.
+    /// Builds rows whose values are the position and its negative.
     fn run(positions: std::ops::Range<usize>) -> Rows {
         let shape = [1, positions.len(), 2];
         let values: Vec<f32> = positions.flat_map(|at| [at as f32, -(at as f32)]).collect();

@@ -19,7 +19,8 @@ pub struct LookupFirstDraft<D> {
 }
 
 impl<D> LookupFirstDraft<D> {
-    /// Look-ups before `drafter`, for `num_slots` sequences side by side.
+    /// Creates a drafter for `num_slots` sequences side by side that looks up first and lets `drafter` propose where
+    /// nothing is found.
     pub fn new(drafter: D, first: LookupFirst, num_slots: usize) -> Self {
         let lookup = MaxGramDraft::new(first.config(), None, num_slots);
         Self { drafter, lookup, most: first.most }

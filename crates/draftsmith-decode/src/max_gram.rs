@@ -24,13 +24,13 @@ pub struct MaxGramDraft<'m> {
 }
 
 impl<'m> MaxGramDraft<'m> {
-    /// A drafter for `num_slots` sequences side by side. `bigrams` continue a chain where a look-up finds
+    /// Creates a drafter for `num_slots` sequences side by side. `bigrams` continue a chain where a look-up finds
     /// nothing.
     pub fn new(config: MaxGramConfig, bigrams: Option<&'m Bigrams>, num_slots: usize) -> Self {
         Self { id: DrafterId::LOOK_UP, slots: vec![MaxGram::new(config); num_slots], bigrams }
     }
 
-    /// The same drafter under another name.
+    /// Renames the drafter, whose name is [`DrafterId::LOOK_UP`] until then.
     #[must_use]
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
@@ -106,7 +106,7 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
         rounds.iter_mut().try_for_each(|round| self.propose_one(round))
     }
 
-    /// Accepted tokens are read with the next round's sequence.
+    /// Forgets all candidates. Accepted ones are read again with the next round's sequence.
     fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
         self.slots[slot].truncate(num_standing);
     }

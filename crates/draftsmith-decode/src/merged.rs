@@ -28,7 +28,8 @@ pub(crate) struct MergedDraft<'m, T> {
 }
 
 impl<'m, T: Target> MergedDraft<'m, T> {
-    /// A tree of the chains of `models` and of look-ups, for `num_slots` sequences side by side.
+    /// Creates a drafter for `num_slots` sequences side by side that merges the chains of `models` and of look-ups
+    /// into one tree.
     pub(crate) fn new(
         models: Vec<Box<dyn StepDrafter<T> + 'm>>,
         lookup: Option<LookupFirst>,

@@ -65,12 +65,12 @@ enum TargetUse {
 }
 
 impl RecordOptions {
-    /// Whether the target is asked about candidates after rejected ones.
+    /// Returns whether the target is asked about candidates after rejected ones.
     fn asks_after_rejected(&self) -> bool {
         (self.has_head || self.labels) && self.is_target_here
     }
 
-    /// What a drafter's recording asks of the target; `by_round` is [`StepDrafter::drafts_by_round`].
+    /// Returns what a drafter's recording asks of the target; `by_round` is [`StepDrafter::drafts_by_round`].
     fn target_use(&self, by_round: bool) -> TargetUse {
         if (self.has_head || self.labels) && by_round {
             TargetUse::Along
@@ -183,7 +183,7 @@ impl<T: Target> Recorder<'_, T> {
         })
     }
 
-    /// The target's logits at the next position of each response; `None` if it is not asked.
+    /// Returns the target's logits at the next position of each response; `None` if it is not asked.
     fn target_rows(
         &mut self,
         running: &mut [RunningResponse<'_>],

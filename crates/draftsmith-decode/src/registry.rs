@@ -19,7 +19,7 @@ use crate::target::TargetLayers;
 
 /// What a drafter is built from.
 pub trait DrafterParts: fmt::Debug + Send + Sync {
-    /// The layers of the target whose hidden states the drafter reads.
+    /// Returns the layers of the target whose hidden states the drafter reads; none by default.
     fn target_layers(&self) -> TargetLayers {
         TargetLayers::default()
     }
@@ -78,7 +78,7 @@ impl NamedParts {
         self.parts.drafter(self.id, sizes)
     }
 
-    /// The layers that any of several drafters reads.
+    /// Merges the layers that several drafters read.
     pub(crate) fn target_layers(all: &[Self]) -> TargetLayers {
         let layers = all.iter().map(|it| it.parts.target_layers());
         layers.fold(TargetLayers::default(), TargetLayers::and)
@@ -116,13 +116,14 @@ impl<'m> Drafters<'m> {
         }
     }
 
-    /// The target's session, ready for plain decoding.
+    /// Prepares the target's session for plain decoding and returns it. It forgets all sequences.
     pub fn target(&mut self) -> &mut ModelSession<'m> {
         self.target.set_layers(&TargetLayers::default());
         &mut self.target
     }
 
-    /// A drafter and the target's session, ready for it; `None` if no drafter has this name.
+    /// Prepares the target's session for a drafter, and returns both; `None` if no drafter has this name. The session
+    /// forgets all sequences.
     pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
         let built = self.drafters.iter_mut().find(|built| built.id == id)?;
         self.target.set_layers(&built.layers);

@@ -32,7 +32,7 @@ pub struct ResponseTarget<'a> {
 }
 
 impl<'a> ResponseTarget<'a> {
-    /// A target with `vocab_size` tokens, whose sequences will begin in the order of `responses`.
+    /// Creates a target with `vocab_size` tokens, whose sequences will begin in the order of `responses`.
     pub fn new(
         responses: impl IntoIterator<Item = KnownResponse<'a>>,
         vocab_size: usize,

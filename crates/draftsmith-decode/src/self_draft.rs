@@ -50,8 +50,8 @@ impl<T: FirstLayers> FeatureSource<T> for ShallowLayers {
 }
 
 impl<'m> SelfDraft<'m> {
-    /// A drafter behind `exit_layer` layers of `target`, for `num_slots` sequences of up to `capacity`
-    /// tokens side by side.
+    /// Creates a drafter that runs `adapter` after the first `exit_layer` layers of `target`, for `num_slots`
+    /// sequences of up to `capacity` tokens side by side.
     pub fn new(
         target: &CausalLm,
         adapter: &Adapter,

@@ -33,7 +33,7 @@ impl<T> FeatureSource<T> for Embeddings {
 }
 
 impl<'m> SeparateDraft<'m> {
-    /// A drafter for `num_slots` sequences of up to `capacity` tokens side by side, under a target with
+    /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side, under a target with
     /// `vocab_size` embeddings.
     ///
     /// The two vocabularies may differ in padding: the drafter never draws a candidate that the target

@@ -32,12 +32,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits without stop strings.
+    /// Creates limits without stop strings.
     pub const fn new(max_new_tokens: usize, eos_token_ids: Vec<u32>) -> Self {
         Self { max_new_tokens, eos_token_ids, text_end: None }
     }
 
-    /// The limits of a draft phase with room for `room` candidates.
+    /// Returns the limits of a draft phase with room for `room` candidates.
     pub(crate) fn of_drafts(&self, room: usize) -> DraftLimits<'_> {
         let text_end = self.text_end.as_deref().map(|end| end as &dyn TextEnd);
         DraftLimits { room, eos_token_ids: &self.eos_token_ids, text_end }
@@ -173,12 +173,12 @@ impl<'a> Sequence<'a> {
         Ok(sequence)
     }
 
-    /// The stage that a round begins with.
+    /// Returns the stage that a round begins with.
     fn first_stage(&self) -> Stage {
         if self.rule.is_some() { Stage::NeedsDraft } else { Stage::NeedsTarget }
     }
 
-    /// The number of tokens that may still be kept.
+    /// Returns the number of tokens that may still be kept.
     fn num_remaining(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len())
     }
@@ -204,7 +204,7 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// The tokens and the proposal that the target is to read.
+    /// Returns the tokens and the proposal that the target is to read.
     pub(crate) fn verification(&self) -> Verification<'_> {
         Verification { slot: self.slot, tokens: &self.tokens, proposal: &self.proposal }
     }
@@ -283,8 +283,8 @@ impl<'a> Sequence<'a> {
         };
     }
 
-    /// The result of the last round, whose rows of the target's logits begin at `first_row`. Empty before
-    /// the first round.
+    /// Returns the result of the last round; an empty one before the first round. The round's rows of the target's
+    /// logits begin at `first_row`.
     pub(crate) fn last_round<'l>(
         &'l self,
         logits: &'l Logits,
@@ -314,7 +314,7 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// The result of a finished sequence.
+    /// Converts a finished sequence into its result.
     ///
     /// # Panics
     /// If the sequence is not finished.

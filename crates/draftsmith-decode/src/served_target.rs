@@ -20,10 +20,10 @@ pub(crate) struct ServedTarget<'m, 'a> {
 }
 
 impl<'m, 'a> ServedTarget<'m, 'a> {
-    /// A target whose first `exit_layer` layers, or more, are in `layers`.
+    /// Creates a target that gives `answers` and runs the first `exit_layer` layers of `layers`.
     ///
     /// # Panics
-    /// If `layers` ends at the exit.
+    /// If `layers` has no layer after the exit.
     pub(crate) fn new(
         layers: &'m CausalLm,
         exit_layer: usize,

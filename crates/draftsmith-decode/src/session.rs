@@ -85,13 +85,14 @@ pub(crate) struct NewTokens<'a> {
 }
 
 impl<'m> ModelSession<'m> {
-    /// A session for one sequence of up to `capacity` tokens. The model's context bounds the capacity.
-    /// `role` is the model's name in errors: `target` or `draft`.
+    /// Creates a session for one sequence of up to `capacity` tokens. The model's context bounds the capacity. `role`
+    /// is the model's name in errors: `target` or `draft`.
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
         Self::with_slots(model, capacity, 1, role)
     }
 
-    /// A session for `num_slots` sequences side by side, each of up to `capacity` tokens.
+    /// Creates a session for `num_slots` sequences side by side, each of up to `capacity` tokens. The model's context
+    /// bounds the capacity.
     pub fn with_slots(
         model: &'m CausalLm,
         capacity: usize,
@@ -129,7 +130,7 @@ impl<'m> ModelSession<'m> {
         self.kept = kept.collect();
     }
 
-    /// The number of a slot's tokens that stood when its round began. Tokens after them are candidates.
+    /// Returns how many tokens of a slot were final when its round began. Tokens after them are candidates.
     pub(crate) fn num_standing(&self, slot: usize) -> usize {
         self.standing[slot]
     }
@@ -181,7 +182,7 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// Runs a range of layers on new tokens, and keeps what the kept layers among them give.
+    /// Runs a range of layers on new tokens, and stores the output of those whose states are kept.
     fn forward(&mut self, layers: Range<usize>, mut hidden: Rows) -> Rows {
         let mut at = layers.start;
         let within = |kept: &&mut KeptLayer| (layers.start + 1..=layers.end).contains(&kept.layer);
@@ -193,12 +194,12 @@ impl<'m> ModelSession<'m> {
         self.model.forward_layers(at..layers.end, hidden, &mut self.cache)
     }
 
-    /// The model.
+    /// The model that the session runs.
     pub fn model(&self) -> &'m CausalLm {
         self.model
     }
 
-    /// The number of tokens read in a slot. The deep layers of a self-draft's target may have read fewer.
+    /// Returns the number of tokens read in a slot. The deep layers of a self-draft's target may have read fewer.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         match &self.exit {
             // The exit may come before the first layer, and then no cached keys count them.
@@ -207,7 +208,7 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// The number of tokens that all layers have read.
+    /// Returns the number of tokens in a slot that all layers have read.
     pub(crate) fn num_read_by_all(&self, slot: usize) -> usize {
         self.cache.len(slot, self.num_layers() - 1)
     }
@@ -227,7 +228,7 @@ impl<'m> ModelSession<'m> {
         self.kept.iter_mut().for_each(|kept| kept.slots[slot].truncate(len));
     }
 
-    /// The tokens of a sequence that are still to be read.
+    /// Returns the tokens of a sequence that are still to be read.
     fn unread<'a>(&self, one: &Verification<'a>) -> NewTokens<'a> {
         let (ids, num_rows) = (&one.tokens[self.num_read(one.slot)..], one.proposal.num_rows());
         let is_unread = self.num_read_by_all(one.slot) + num_rows <= one.tokens.len();
@@ -235,7 +236,8 @@ impl<'m> ModelSession<'m> {
         NewTokens { slot: one.slot, ids, num_rows }
     }
 
-    /// The embeddings of new tokens, which are kept if a drafter reads them; `None` if there are none.
+    /// Embeds new tokens, and keeps the embeddings if a drafter reads them. Returns `None` if there are no new
+    /// tokens.
     fn embed(&mut self, batch: &[NewTokens<'_>]) -> Option<Rows> {
         let new = batch.iter().filter(|new| !new.ids.is_empty());
         let runs: Vec<(usize, &[u32])> = new.map(|new| (new.slot, new.ids)).collect();
@@ -259,7 +261,7 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// The exit layer, and the features of some slots that the layers after the exit have not read.
+    /// Returns the exit layer, and the features of some slots that the layers after the exit have not read.
     fn features_of_unread(&mut self, slots: impl Iterator<Item = usize>) -> (usize, Rows) {
         let last_layer = self.num_layers() - 1;
         let exit = expect_exit(&mut self.exit);
@@ -289,8 +291,8 @@ impl<'m> ModelSession<'m> {
         self.model.normed(hidden.last_of_each(batch.iter().map(|new| new.num_rows)))
     }
 
-    /// The logits of normed hidden states, brought to the host: the one sync of a forward. Errors name
-    /// `num_tokens` as the number of tokens read.
+    /// Computes the logits of normed hidden states and brings them to the host: the one sync of a forward. Errors
+    /// name `num_tokens` as the number of tokens read.
     fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
         let [values] = to_host([self.model.logits(normed)], self.role)?;
         check_logits(&values, self.role, num_tokens)?;
@@ -307,10 +309,10 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// The logits after each token of `ids[from..]`, computed in one forward from an empty cache in slot 0.
+    /// Computes the logits after each token of `ids[from..]`, in one forward from an empty cache in slot 0.
     ///
     /// # Errors
-    /// If the text is longer than the context or has unknown tokens, or the logits are not finite.
+    /// If the text is longer than the context, a token before the last is unknown, or the logits are not finite.
     pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits, DecodeError> {
         self.check_prompt(&ids[..ids.len().saturating_sub(1)])?;
         self.truncate(0, 0);

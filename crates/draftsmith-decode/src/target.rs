@@ -16,7 +16,7 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Rows of `vocab_size` logits, laid end to end.
+    /// Wraps rows of `vocab_size` logits that are laid end to end.
     ///
     /// # Panics
     /// If the values do not make whole rows.
@@ -25,22 +25,22 @@ impl Logits {
         Self { values, vocab_size }
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn num_rows(&self) -> usize {
         self.values.len() / self.vocab_size
     }
 
-    /// One row.
+    /// Returns one row, of the vocabulary's length.
     pub fn row(&self, index: usize) -> &[f32] {
         self.of_rows(index..index + 1)
     }
 
-    /// A range of rows, laid end to end.
+    /// Returns a range of rows, laid end to end.
     pub(crate) fn of_rows(&self, rows: Range<usize>) -> &[f32] {
         &self.values[rows.start * self.vocab_size..rows.end * self.vocab_size]
     }
 
-    /// All rows in order.
+    /// Iterates over all rows in order.
     pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
         self.values.chunks_exact(self.vocab_size)
     }
@@ -48,7 +48,7 @@ impl Logits {
 
 /// The verified model. It reads one sequence in each of its slots.
 pub trait Target {
-    /// The number of sequences that it can read side by side.
+    /// Returns the number of sequences that the target can read side by side.
     fn num_slots(&self) -> usize;
 
     /// Starts a sequence in a slot: forgets the previous one and reads `prompt[..-1]`.
@@ -85,7 +85,7 @@ pub trait Target {
         self.begin(slot, &text[..prompt_len])
     }
 
-    /// The logits after the first `n` tokens of a slot's text, for each `n` of `lens`. Afterwards the slot
+    /// Computes the logits after the first `n` tokens of a slot's text, for each `n` of `lens`. Afterwards the slot
     /// has read at most the first `lens.start` tokens.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ pub trait Target {
     /// everything else that was read.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// The longest sequence that a slot can hold, in tokens.
+    /// Returns the length of the longest sequence that a slot can hold, in tokens.
     fn context(&self) -> usize;
 }
 
@@ -123,12 +123,13 @@ pub struct TargetLayers {
 }
 
 impl TargetLayers {
-    /// Only an exit after this number of layers.
+    /// Selects the output of the first `layer` layers, which run ahead of the others, and no other states. `None`
+    /// selects nothing.
     pub fn exit(layer: impl Into<Option<usize>>) -> Self {
         Self { exit: layer.into(), kept: Vec::new() }
     }
 
-    /// The layers that either of two drafters reads. At most one of the two has an exit.
+    /// Merges the layers that two drafters read. At most one of the two has an exit.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.exit = self.exit.or(other.exit);
@@ -140,8 +141,8 @@ impl TargetLayers {
 
 /// A target whose first layers can run ahead of the others, for a self-draft.
 pub(crate) trait FirstLayers {
-    /// The wanted hidden states at the exit of all sequences, computed in one forward. The target may
-    /// drop states that it has returned.
+    /// Computes the wanted hidden states at the exit for all sequences in one forward. The target may drop states
+    /// that it has returned.
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 

@@ -20,7 +20,7 @@ pub struct TreeDraft<'d, T> {
 }
 
 impl<'d, T> TreeDraft<'d, T> {
-    /// Trees of `drafter`'s candidates.
+    /// Creates a drafter that proposes trees of `drafter`'s candidates.
     pub fn new(drafter: &'d mut dyn StepDrafter<T>, shape: TreeShape) -> Self {
         Self { drafter, shape }
     }
@@ -61,7 +61,7 @@ struct Growing {
 }
 
 impl Growing {
-    /// The next step.
+    /// Builds the tree's next draft step.
     fn step<'a>(&'a self, round: &'a DraftRound<'_>) -> DraftStep<'a> {
         DraftStep {
             slot: round.slot,

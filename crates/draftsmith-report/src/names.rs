@@ -56,7 +56,7 @@ impl From<DrafterId> for DrafterName {
 }
 
 impl DrafterName {
-    /// The drafter, if there is one.
+    /// Returns the drafter, if there is one.
     pub fn id(self) -> Option<DrafterId> {
         match self {
             Self::None => None,
@@ -64,7 +64,7 @@ impl DrafterName {
         }
     }
 
-    /// The prompt lookup before it, if there is one.
+    /// Returns the prompt lookup before the drafter, if there is one.
     pub fn lookup_first(self) -> Option<LookupFirst> {
         match self {
             Self::After(first, _) => Some(first),
@@ -72,7 +72,8 @@ impl DrafterName {
         }
     }
 
-    /// The drafter with prompt lookup before it, if one is given.
+    /// Puts prompt lookup before the drafter, in place of a tree. Changes nothing if `first` is `None` or there is no
+    /// drafter.
     pub fn with_lookup(self, first: Option<LookupFirst>) -> Self {
         match (first, self.id()) {
             (Some(first), Some(id)) => Self::After(first, id),
@@ -80,17 +81,17 @@ impl DrafterName {
         }
     }
 
-    /// Prompt lookup with these settings and no other drafter.
+    /// Names prompt lookup with these settings and no other drafter.
     pub fn look_ups_alone(first: LookupFirst) -> Self {
         Self::After(first, DrafterId::LOOK_UP)
     }
 
-    /// The look-ups, if they are the only drafter.
+    /// Returns the settings of prompt lookup if it is the only drafter.
     pub fn as_look_ups_alone(self) -> Option<LookupFirst> {
         self.lookup_first().filter(|_| self.id() == Some(DrafterId::LOOK_UP))
     }
 
-    /// The tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
+    /// Describes the tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
     fn addition(self) -> Option<String> {
         match self {
             Self::None | Self::Of(_) => None,
@@ -99,7 +100,7 @@ impl DrafterName {
         }
     }
 
-    /// The prefix of its settings' labels: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`.
+    /// Returns what comes before the labels of the drafter's settings: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`.
     pub fn prefix(self) -> Option<String> {
         match self.id()? {
             // The usual name says nothing.
@@ -108,12 +109,12 @@ impl DrafterName {
         }
     }
 
-    /// The drafter and a way of decoding, in words: `exit1, greedy`.
+    /// Names the drafter and a way of decoding: `exit1, greedy`.
     pub(crate) fn under(self, decoding: DecodingName) -> String {
         format!("{}, {}", self.text(), decoding.text())
     }
 
-    /// The drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
+    /// Names the drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
     pub fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
             return format!("prompt lookup {first} by itself");
@@ -128,7 +129,7 @@ impl DrafterName {
 
 #[cfg(test)]
 impl DrafterName {
-    /// What reports compare the drafters of tests by.
+    /// Infers what reports compare a drafter by from its name, as tests choose names; `None` without a drafter.
     pub(crate) fn road_in_tests(self) -> Option<Road> {
         let id = self.id()?;
         Some(match id.as_str().trim_end_matches(|c: char| c.is_ascii_digit()) {
@@ -140,7 +141,7 @@ impl DrafterName {
     }
 }
 
-/// The label of a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
+/// Labels a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
 pub fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {
@@ -191,7 +192,7 @@ impl<'de> Deserialize<'de> for DrafterName {
 }
 
 impl DecodingName {
-    /// The name of a way of decoding.
+    /// Names a way of decoding.
     pub fn of(decoding: &Decoding) -> Self {
         match decoding.choice {
             TokenChoice::Greedy => Self::Greedy,
@@ -199,7 +200,7 @@ impl DecodingName {
         }
     }
 
-    /// The way of decoding in words.
+    /// Returns the way of decoding in words: `greedy` or `sampled`.
     pub fn text(self) -> &'static str {
         match self {
             Self::Greedy => "greedy",
@@ -222,12 +223,12 @@ pub enum CostSource {
 }
 
 impl CostSource {
-    /// Whether the costs were measured on this machine, the default in files.
+    /// Returns whether the costs were measured on this machine, the default in files.
     pub fn is_machine(&self) -> bool {
         *self == Self::Machine
     }
 
-    /// The source in words.
+    /// Describes the source in words, as in `costs of this machine`.
     pub fn text(self) -> &'static str {
         match self {
             Self::Machine => "costs of this machine",

@@ -144,7 +144,7 @@ impl PaperTable {
         Ok(())
     }
 
-    /// The table with figures from results.
+    /// Fills the table with measured figures from results, beside the published ones.
     pub fn fill(
         &self,
         rows: &[ResultRow],
@@ -241,7 +241,7 @@ impl PaperSource {
         }
     }
 
-    /// The keys of entries.
+    /// Lists the keys that entries of this source have.
     fn keys(self) -> Vec<String> {
         let names: &[&str] = match self {
             Self::Results => {
@@ -315,7 +315,8 @@ impl PaperSource {
     }
 }
 
-/// A row's or column's name and conditions; with `each`, one for each value in the entries.
+/// Returns a row's or column's name and conditions; with `each`, a pair of them for each value of that key in the
+/// entries.
 fn expanded(
     name: &str,
     each: Option<&str>,

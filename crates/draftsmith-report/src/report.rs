@@ -32,8 +32,7 @@ use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, time
 /// Tables with more settings are collapsed.
 const SHORT_TABLE: usize = 30;
 
-/// The page for `rows` in their order, with their summary, and with the results of replay if there are
-/// any.
+/// Renders the page for `rows` in their order, with their summary, and with the results of replay if there are any.
 ///
 /// # Errors
 /// Never because of the data, as the template belongs to the program.
@@ -76,7 +75,7 @@ pub fn render_html(
     render("page.html", page)
 }
 
-/// A page of [`TEMPLATES`].
+/// Renders a page of [`TEMPLATES`].
 fn render(template: &str, page: Value) -> Result<String> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -113,12 +112,12 @@ const TEMPLATES: [(&str, &str); 11] = [
     ("style.css", include_str!("report/style.css")),
 ];
 
-/// The id of a group. It does not contain names, which may hold any character.
+/// Returns the HTML id of a group. It does not contain names, which may hold any character.
 fn group_id(index: usize) -> String {
     format!("group-{}", index + 1)
 }
 
-/// The pictures and tables of a group.
+/// Builds the data of a group's pictures and tables.
 fn group_view(group: &Group<'_>, summary: &EvaluationSummary, id: String) -> Value {
     let known = summary.group(group);
     let [ctar, acceptance, unconditional, length] =

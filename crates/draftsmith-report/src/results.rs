@@ -177,8 +177,8 @@ pub struct SpeedAtLength {
 }
 
 impl ResultRow {
-    /// The row of the concatenated `trace` of its prompts: plain decoding by the target, compared with
-    /// nothing. The caller names the prompts, and drafter and rule if there are any.
+    /// Builds a row from the concatenated `trace` of its prompts, as for plain decoding by the target that is
+    /// compared with nothing. The caller names the prompts, and drafter and rule if there are any.
     pub fn of(trace: &Trace, decoding: &Decoding) -> Self {
         let counts = trace.counts();
         let ctar = (1..=CTAR_LEN).map(|num_tokens| trace.ctar(num_tokens));
@@ -205,7 +205,7 @@ impl ResultRow {
         }
     }
 
-    /// The label of drafter and setting: `target alone`, `K = 6`, `h = 0.7`, `exit1, eta = 0.6`.
+    /// Labels the drafter and its setting: `target alone`, `K = 6`, `h = 0.7`, `exit1, eta = 0.6`.
     pub fn label(&self) -> String {
         match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
@@ -213,45 +213,45 @@ impl ResultRow {
         }
     }
 
-    /// The label without the drafter.
+    /// Labels the setting without the drafter.
     pub fn rule_label(&self) -> String {
         self.stop_rule.label(self.setting)
     }
 
-    /// The 95 % interval of the speed-up: `2.29..2.50`.
+    /// Formats the 95 % interval of the speed-up: `2.29..2.50`; `-` without one.
     pub(crate) fn speedup_range(&self) -> String {
         let ends = self.speedup_interval.map(|ends| ends.map(|end| number(end, 2)));
         ends.map_or_else(|| "-".into(), |[low, high]| format!("{low}..{high}"))
     }
 
-    /// Only the setting's number: `6`, `0.7`; `?` if there is none.
+    /// Formats only the setting's number: `6`, `0.7`; `?` if there is none.
     pub(crate) fn setting_text(&self) -> String {
         setting_text(self.setting)
     }
 
-    /// Whether the row is over all prompts of its dataset.
+    /// Returns whether the row is over all prompts of its dataset.
     pub(crate) fn is_pooled(&self) -> bool {
         self.category == ALL_CATEGORIES
     }
 
-    /// Whether the row has the same drafter and setting as `other`.
+    /// Returns whether the row has the same drafter and setting as `other`.
     fn same_setting(&self, other: &Self) -> bool {
         (self.drafter, self.stop_rule, self.setting)
             == (other.drafter, other.stop_rule, other.setting)
     }
 }
 
-/// The time of prefill and decoding, which a user waits for.
+/// Returns the time of prefill and decoding, which a user waits for.
 pub fn waiting_time(trace: &Trace) -> Duration {
     trace.prefill_time + trace.decode_time()
 }
 
-/// Tokens kept per second of [`waiting_time`]. NaN if both are 0.
+/// Computes the tokens kept per second of [`waiting_time`]. NaN if both are 0.
 pub fn tokens_per_second(trace: &Trace) -> f64 {
     trace.num_tokens as f64 / waiting_time(trace).as_secs_f64()
 }
 
-/// The accepted share at each position of a round, among the candidates whose predecessors were all
+/// Computes the accepted share at each position of a round, among the candidates whose predecessors were all
 /// accepted. Later candidates are discarded without being judged.
 pub fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     let is_judged = |round: &Round, position: usize| {
@@ -260,14 +260,14 @@ pub fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     accepted_shares(trace, NUM_POSITIONS, is_judged)
 }
 
-/// For each position of a round, the share of the rounds with that many candidates in which the candidate
+/// Computes, for each position of a round, the share of the rounds with that many candidates in which the candidate
 /// and all before it were accepted (CS-Drafting, Figure 2).
 fn unconditional_acceptance(trace: &Trace) -> Vec<f64> {
     accepted_shares(trace, NUM_UNCONDITIONAL, |round, position| round.depth >= position)
 }
 
-/// For each position, the share of rounds that accepted it among those with `counts(round, position)`,
-/// as long as there are enough of them.
+/// Computes, for each position, the share of rounds that accepted it among those with `counts(round, position)`.
+/// Stops at the first position with fewer than [`MIN_JUDGED`] of them.
 fn accepted_shares(
     trace: &Trace,
     num_positions: usize,
@@ -319,7 +319,7 @@ pub fn sort_rows(rows: &mut [ResultRow]) {
     });
 }
 
-/// The distinct names, in order of appearance.
+/// Returns the distinct names, in order of appearance.
 pub fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for name in names {
@@ -330,7 +330,7 @@ pub fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
     distinct
 }
 
-/// `results.json`: a JSON list, one row a line.
+/// Formats rows as `results.json`: a JSON list, one row a line.
 ///
 /// # Errors
 /// Never for rows, which are always valid JSON.

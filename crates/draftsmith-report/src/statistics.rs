@@ -12,7 +12,7 @@ const PROMISE_LEVEL: f64 = 0.9999;
 /// Resamples of a promised interval; ten of them lie outside.
 const NUM_PROMISE_RESAMPLES: usize = 100_000;
 
-/// A statistic over prompts with its 95 % interval.
+/// Computes a statistic over prompts with its 95 % interval.
 pub fn shown_interval(
     num_prompts: usize,
     seed: u64,
@@ -21,7 +21,7 @@ pub fn shown_interval(
     bootstrap(num_prompts, NUM_RESAMPLES, seed, LEVEL, statistic)
 }
 
-/// A statistic over prompts with its 99.99 % interval.
+/// Computes a statistic over prompts with its 99.99 % interval.
 pub fn promise_interval(
     num_prompts: usize,
     seed: u64,
@@ -30,7 +30,7 @@ pub fn promise_interval(
     bootstrap(num_prompts, NUM_PROMISE_RESAMPLES, seed, PROMISE_LEVEL, statistic)
 }
 
-/// The median; None without values.
+/// Returns the median; `None` without values.
 pub fn median_of(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);

@@ -59,7 +59,7 @@ pub(crate) struct Line<Row> {
 }
 
 impl<Row> Line<Row> {
-    /// A row without a mark.
+    /// Creates a line with a row and without a mark.
     pub(crate) fn of(name: impl Into<String>, row: Row) -> Self {
         Self { name: name.into(), mark: "", class: "", row: Some(row) }
     }
@@ -70,12 +70,13 @@ impl<Row> Line<Row> {
 }
 
 impl<Row> Table<Row> {
-    /// A table without columns, and the heading of its names.
+    /// Creates a table without columns. `first` is the heading of its names.
     pub(crate) fn new(first: &'static str, lines: impl IntoIterator<Item = Line<Row>>) -> Self {
         Self { first, columns: Vec::new(), lines: lines.into_iter().collect(), marks: &[] }
     }
 
-    /// With a column of terminals and pages, by its headings and its rank among the expendable ones.
+    /// Adds a column for terminals and pages, with a heading for each. The column that is most `expendable` is
+    /// dropped first; 0 is kept.
     fn column(
         mut self,
         heading: &'static str,
@@ -89,18 +90,18 @@ impl<Row> Table<Row> {
         self
     }
 
-    /// With a column of pages.
+    /// Adds a column for pages only.
     pub(crate) fn page(self, heading: impl Into<String>, text: impl Fn(&Row) -> String) -> Self {
         self.column("", heading, 0, text)
     }
 
-    /// With another class of the last column: `word` for texts, `range` for intervals.
+    /// Changes the class of the last column: `word` for texts, `range` for intervals.
     pub(crate) fn classed(mut self, class: &'static str) -> Self {
         self.columns.iter_mut().rev().take(1).for_each(|column| column.class = class);
         self
     }
 
-    /// The columns of terminals or pages that have a text in any row.
+    /// Returns the columns of terminals or pages that have a text in any row.
     fn filled(&self, heading: impl Fn(&Column) -> &str) -> Vec<&Column> {
         let is_filled = |column: &&Column| {
             !heading(column).is_empty() && column.cells.iter().any(|cell| !cell.is_empty())
@@ -108,8 +109,8 @@ impl<Row> Table<Row> {
         self.columns.iter().filter(is_filled).collect()
     }
 
-    /// Aligned lines, without the most expendable columns if `width` is too narrow for all. An unknown width
-    /// is 80.
+    /// Lays the table out in aligned lines, without the most expendable columns if `width` is too narrow for all. An
+    /// unknown width is 80.
     fn text(&self, width: Option<usize>, colour: bool) -> Vec<String> {
         let width = width.unwrap_or(WIDTH);
         let mut kept = self.filled(|column| column.heading);
@@ -140,7 +141,7 @@ impl<Row> Table<Row> {
         marked.map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// A line of text: headings are dim or underlined, marked rows bold and wrong ones red.
+    /// Styles a line of text: headings are dim or underlined, marked rows bold and wrong ones red.
     fn styled(&self, index: usize, text: &str, colour: bool) -> String {
         let style = match index.checked_sub(1).map(|index| &self.lines[index]) {
             None => "2",
@@ -152,7 +153,7 @@ impl<Row> Table<Row> {
         if colour { format!("\u{1b}[{style}m{text}\u{1b}[0m") } else { text.to_owned() }
     }
 
-    /// The table for the template `table.html`.
+    /// Builds the table's data for the template `table.html`.
     pub(crate) fn view(&self) -> Value {
         let columns = self.filled(|column| &column.on_page);
         let line = |(index, line): (usize, &Line<Row>)| {
@@ -179,12 +180,12 @@ impl<Row> Table<Row> {
     }
 }
 
-/// The width of the widest text.
+/// Returns the width of the widest text.
 fn widest<T: AsRef<str>>(texts: impl Iterator<Item = T>) -> usize {
     texts.map(|text| width_of(text.as_ref())).max().unwrap_or(0)
 }
 
-/// Tables below their headings, which end with a line break if there are any, and one explanation of marks,
+/// Renders tables below their headings, which end with a line break if there are any, and one explanation of marks,
 /// headings and symbols; empty without tables.
 fn explained_tables<Row>(
     tables: &[(String, Table<Row>)],
@@ -244,7 +245,7 @@ const WORDS: [(&str, &str); 33] = [
     ("lookup ", "AxB looks up to B tokens after a match of A"),
 ];
 
-/// The meanings of the headings and symbols that a table's text contains.
+/// Explains the headings and symbols that a table's text contains, one at a time.
 fn words(text: &str) -> impl Iterator<Item = String> {
     let is_heading =
         |word: &str| text.lines().flat_map(|line| line.split("  ")).any(|cell| cell.trim() == word);
@@ -255,13 +256,14 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// The meanings of the headings and symbols that a table's text contains, on wrapped lines.
+/// Explains the headings and symbols that a table's text contains, on wrapped lines; `None` if it has none to
+/// explain.
 pub fn explained(text: &str, width: Option<usize>) -> Option<String> {
     let words: Vec<String> = words(text).collect();
     (!words.is_empty()).then(|| wrapped(&words.join("; "), width).join("\n"))
 }
 
-/// The text of a table with some columns aligned at their right.
+/// Renders a table with some columns aligned at their right.
 pub fn table_text(mut table: comfy_table::Table, at_right: &[usize]) -> String {
     for column in at_right {
         if let Some(column) = table.column_mut(*column) {

@@ -5,7 +5,7 @@ use draftsmith_theory::Estimate;
 /// Width of tables and explanations if the terminal's width is unknown.
 pub(crate) const WIDTH: usize = 80;
 
-/// `value` with this number of decimals; `-` if it is not finite. Zero has no sign.
+/// Formats `value` with this number of decimals; `-` if it is not finite. Zero has no sign.
 pub(crate) fn number(value: f64, decimals: usize) -> String {
     if !value.is_finite() {
         return "-".into();
@@ -17,46 +17,46 @@ pub(crate) fn number(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A ratio of speeds: `1.15x`.
+/// Formats a ratio of speeds: `1.15x`; `-` if it is not finite.
 pub fn times_text(ratio: f64) -> String {
     if ratio.is_finite() { number(ratio, 2) + "x" } else { number(ratio, 2) }
 }
 
-/// A ratio of speeds, if there is one.
+/// Formats a ratio of speeds: `1.15x`; `-` if there is none.
 pub(crate) fn times(ratio: Option<f64>) -> String {
     times_text(ratio.unwrap_or(f64::NAN))
 }
 
-/// `9.0%`.
+/// Formats a share in percent with this number of decimals: `9.0%`; `-` if it is not finite.
 pub(crate) fn percent(share: f64, decimals: usize) -> String {
     let text = number(100.0 * share, decimals);
     if share.is_finite() { text + "%" } else { text }
 }
 
-/// `+9.0`, `-1.2`: a share in percent, with its sign.
+/// Formats a share in percent with its sign, without a percent sign: `+9.0`, `-1.2`.
 pub(crate) fn signed(share: f64) -> String {
     let text = number(100.0 * share, 1);
     if text.starts_with('-') { text } else { format!("+{text}") }
 }
 
-/// `+9.0%`, `-1.2%`.
+/// Formats a share in percent with its sign: `+9.0%`, `-1.2%`.
 pub(crate) fn gain(share: f64) -> String {
     if share.is_finite() { signed(share) + "%" } else { number(share, 1) }
 }
 
-/// `+2.0..+4.8`; empty if an end is not finite.
+/// Formats an interval, with `text` for its ends: `+2.0..+4.8`; empty if an end is not finite.
 pub(crate) fn interval(estimate: Estimate, text: impl Fn(f64) -> String) -> String {
     let Estimate { low, high, .. } = estimate;
     let is_known = low.is_finite() && high.is_finite();
     if is_known { format!("{}..{}", text(low), text(high)) } else { String::new() }
 }
 
-/// `1 prompt`, `2 prompts`.
+/// Formats a count with its noun: `1 prompt`, `2 prompts`.
 pub fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `12 345`, with narrow no-break spaces.
+/// Groups the digits of a count in threes, with narrow no-break spaces: `12 345`.
 pub(crate) fn thousands(count: usize) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -69,7 +69,7 @@ pub(crate) fn thousands(count: usize) -> String {
     text
 }
 
-/// A duration in words: `40 s`, `12 min` or `3.5 h`.
+/// Formats a duration in seconds, minutes or hours: `40 s`, `12 min` or `3.5 h`.
 pub fn duration_text(seconds: f64) -> String {
     match seconds {
         ..120.0 => format!("{seconds:.0} s"),
@@ -78,13 +78,13 @@ pub fn duration_text(seconds: f64) -> String {
     }
 }
 
-/// The text with its first letter in upper case.
+/// Returns the text with its first letter in upper case.
 pub(crate) fn sentence_case(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-/// `text` wrapped at words to fit into `width`, or into 80 columns if it is unknown.
+/// Wraps `text` at words to fit into `width`, or into 80 columns if it is unknown.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let width = width.unwrap_or(WIDTH);
     let mut lines: Vec<String> = Vec::new();
@@ -104,7 +104,7 @@ pub(crate) fn width_of(line: &str) -> usize {
     line.chars().count()
 }
 
-/// A number of a table as a page shows it: `-1.2%` becomes `−1.2 %`, `1.25x` becomes `1.25×` and `1..2`
+/// Typesets a number of a table as a page shows it: `-1.2%` becomes `−1.2 %`, `1.25x` becomes `1.25×` and `1..2`
 /// becomes `1 to 2`.
 pub(crate) fn typeset(figure: &str) -> String {
     if figure == "-" {
@@ -114,7 +114,7 @@ pub(crate) fn typeset(figure: &str) -> String {
     text.replace('%', "\u{a0}%").replace('x', "\u{d7}")
 }
 
-/// A label of a table as a page shows it, with the Greek letter.
+/// Typesets a label of a table as a page shows it, with the Greek letter η for `eta`.
 pub(crate) fn on_a_page(label: &str) -> String {
     label.replace("eta", "η")
 }

@@ -43,7 +43,7 @@ pub struct AcceptancePlan<'a> {
     pub max_new_tokens: usize,
 }
 
-/// The recipe of a drafter and its target.
+/// Builds the recipe of a drafter and its target.
 ///
 /// # Errors
 /// If the form is not run here.
@@ -60,7 +60,7 @@ pub fn recipe_of(form: DrafterForm, dir: &Path, target: &Path) -> Result<Recipe>
     serde_json::from_value(recipe).context("a recipe of one drafter")
 }
 
-/// Answers prompts greedily with rounds of a fixed length.
+/// Answers prompts greedily with rounds of a fixed length, and returns how often candidates are accepted by position.
 ///
 /// # Errors
 /// If prompts or models cannot be read.

@@ -131,7 +131,7 @@ fn vocabulary(
     }
 }
 
-/// Whether `d2t` has offsets that lead to ascending ids of the target.
+/// Checks that `d2t` has offsets that lead to ascending ids of the target.
 fn offsets(patient: &mut Patient<'_>, shape: &[usize], sizes: &Sizes, reader: &mut WeightReader) {
     const HINT: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
@@ -263,7 +263,7 @@ fn norms(patient: &mut Patient<'_>, form: DrafterForm) {
     }
 }
 
-/// Missing, unknown and misshapen tensors.
+/// Finds missing, unknown and misshapen tensors.
 fn tensors(patient: &mut Patient<'_>, shapes: &Shapes, sizes: &Sizes) {
     let Sizes { hidden, target_hidden, inner, heads, kv_heads, vocab, drafted } = *sizes;
     let needs_head = drafted < vocab || hidden != target_hidden;

@@ -49,8 +49,8 @@ pub(crate) struct Served {
     pub(crate) model: String,
 }
 
-/// The ranges of batch sizes with their numbers of candidates: both ends are in a range, and the first begins at 1.
-/// Between two measured sizes the number is that of the larger one.
+/// Merges batch sizes into ranges with their numbers of candidates. Both ends are in a range, and the first begins at
+/// 1. Between two measured sizes the number is that of the larger one.
 fn ranges(rows: &[LoadRow]) -> Vec<(usize, usize, usize)> {
     let mut ranges: Vec<(usize, usize, usize)> = Vec::new();
     for row in rows {
@@ -66,7 +66,7 @@ fn ranges(rows: &[LoadRow]) -> Vec<(usize, usize, usize)> {
 }
 
 impl ServerKind {
-    /// The name in file names.
+    /// Returns the server's name in file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::LlamaCpp => "llama.cpp",
@@ -76,12 +76,12 @@ impl ServerKind {
         }
     }
 
-    /// Whether it takes one number of candidates for all loads.
+    /// Returns whether the server takes one number of candidates for all loads.
     fn takes_one(self, form: ServedAs) -> bool {
         self == Self::LlamaCpp || self == Self::Sglang && form == ServedAs::DraftModel
     }
 
-    /// The settings, and what they cannot express.
+    /// Writes the texts of the server's settings, and returns them with notes on what they cannot express.
     pub(super) fn write(
         self,
         settings: &ServerSettings,
@@ -174,7 +174,7 @@ impl Table<'_> {
         (vec![flags(text)], notes)
     }
 
-    /// What several requests need whose rounds differ in length.
+    /// Returns the flag that several requests need whose rounds differ in length; empty for one request.
     fn unified(&self) -> &'static str {
         if self.most_requests() > 1 { " --kv-unified" } else { "" }
     }

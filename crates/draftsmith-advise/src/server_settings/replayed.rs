@@ -70,7 +70,7 @@ impl Replayed {
         self.prompt_tokens.len()
     }
 
-    /// The indices of all prompts.
+    /// Returns the indices of all prompts.
     pub(super) fn all(&self) -> Vec<usize> {
         (0..self.num_prompts()).collect()
     }
@@ -80,7 +80,8 @@ impl Replayed {
         found.map(|(_, rounds)| rounds.as_slice())
     }
 
-    /// What some prompts ask for; an index may occur twice. Without a setting every token is a round.
+    /// Sums the tokens and rounds of some prompts; an index may occur twice. Without a setting every token is a
+    /// round.
     fn work(&self, setting: Option<Drafting>, some: &[usize]) -> Option<Work> {
         let sum = |of: &dyn Fn(usize) -> usize| some.iter().map(|at| of(*at)).sum::<usize>() as f64;
         let later = sum(&|at| self.later_tokens[at]);
@@ -100,7 +101,8 @@ impl Replayed {
         work.map_or(f64::NAN, |work| work.tokens_per_round(some.len() as f64))
     }
 
-    /// Tokens per second of requests side by side under a setting; `None` outside of what was measured.
+    /// Computes the tokens per second of `batch_size` requests side by side under a setting; `None` outside of what
+    /// was measured.
     pub(super) fn throughput(
         &self,
         table: &RoundTable,
@@ -126,7 +128,7 @@ impl Replayed {
         Some(table.throughput(batch_size, of_server, seconds, &work))
     }
 
-    /// The shares of rounds by their number of candidates.
+    /// Computes the shares of rounds by their number of candidates.
     fn shares(&self, setting: Drafting, some: &[usize]) -> Option<Vec<f64>> {
         let rounds = self.rounds(setting)?;
         let mut shares = vec![0.0; setting.num_candidates + 1];

@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::*;
 
-/// 40 responses of 81 tokens whose candidates are accepted with a chance. The drafter gives accepted ones a probability
-/// of 0.95 or 0.6, and others 0.6 or 0.2, half of the time each.
+/// Draws 40 responses of 81 tokens whose candidates are accepted with probability `accepted`. The drafter gives
+/// accepted ones a probability of 0.95 or 0.6, and others 0.6 or 0.2, half of the time each.
 fn recordings(accepted: f64, name: &str) -> Recordings {
     let mut draws = SeededDraws::new(1, &["servers", name]);
     let candidate = |token_id, prob| RecordedCandidate {
@@ -39,7 +39,8 @@ fn recordings(accepted: f64, name: &str) -> Recordings {
     }
 }
 
-/// Rounds of 10 ms for up to four rows and 2.5 ms for each further one, and 1 ms for a candidate.
+/// Returns costs of 10 ms for a round of up to four rows and 2.5 ms for each further row, and 1 ms for each candidate
+/// of a request.
 fn costs(sizes: &[usize]) -> ServerCosts {
     let cell = |batch_size: usize, num_candidates: usize| {
         let rows = (batch_size * (1 + num_candidates)) as f64;
@@ -229,7 +230,7 @@ const KINDS: [ServerKind; 5] = [
     ServerKind::TrtLlm(ScheduleKeys::LowerBounds),
 ];
 
-/// The numbers that the settings of a server give a batch, by the server's own reading; 0 is off.
+/// Reads which number of candidates the settings of a server give a batch, as the server itself does; 0 is off.
 fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
     let text =
         |name: &str| files.iter().find(|file| file.name == name).map(|file| file.text.as_str());

@@ -21,7 +21,7 @@ const NUM_PROMPTS_ALONE: usize = 2;
 const NUM_PASSES: usize = 8;
 
 impl Surveyor<'_> {
-    /// The costs of the separate draft.
+    /// Returns the costs of the separate draft, as given or measured on this machine.
     pub(super) fn draft_costs(
         &self,
         drafters: &LoadedDrafters,
@@ -37,7 +37,7 @@ impl Surveyor<'_> {
         Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
     }
 
-    /// Seconds of the target's forwards of 1, 2, 3 … rows.
+    /// Returns the seconds of the target's forwards of 1, 2, 3 … rows, as given or measured on this machine.
     pub(super) fn target_costs(&self) -> Result<(CostSource, Costs)> {
         let given = self.given.and_then(|given| Costs::given_target(given).transpose());
         if let Some(costs) = given.transpose()? {
@@ -60,7 +60,7 @@ impl Surveyor<'_> {
         Ok((CostSource::Machine, costs))
     }
 
-    /// Some of the answers' prompts, for measurements.
+    /// Selects at most `num_prompts` of the answers' prompts, spread evenly, to measure with.
     fn cost_prompts(&self, num_prompts: usize) -> Vec<Vec<u32>> {
         let prompts = self.answers.iter().map(|answer| answer.prompt_ids.clone()).collect();
         spread(prompts, Some(num_prompts))

@@ -15,13 +15,13 @@ use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
 pub(super) struct Halves(pub(super) [Recordings; 2]);
 
 impl Halves {
-    /// Both halves as one set, the second after the first.
+    /// Joins both halves, the second after the first.
     pub(super) fn together(&self) -> Recordings {
         let responses = self.0.iter().flat_map(|half| half.responses.clone()).collect();
         Recordings { responses, ..self.0[0].clone() }
     }
 
-    /// Each half with the settings that `choose` finds on the other half.
+    /// Judges each half with the settings that `choose` finds on the other half.
     ///
     /// # Errors
     /// If nothing was recorded.
@@ -34,18 +34,20 @@ impl Halves {
         Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
     }
 
-    /// Both halves for a choice of server settings: the settings are chosen on the first and judged on the second.
+    /// Assigns the halves for a choice of server settings: the settings are chosen on the first and judged on the
+    /// second.
     pub(super) fn recorded(&self, decoding: Decoding, seed: u64) -> Recorded<'_> {
         let [chosen_on, judged_on] = &self.0;
         Recorded { chosen_on, judged_on, decoding: DecodingName::of(&decoding), seed }
     }
 
-    /// The costs of the target without a drafter, by response.
+    /// Returns the costs of the target without a drafter, by response.
     pub(super) fn plain(&self, costs: &Costs) -> Vec<TimedCounts> {
         self.0.iter().flat_map(|half| half.plain(&costs.rounds)).collect()
     }
 
-    /// The speed of prompt lookup without a drafter.
+    /// Estimates the speed of prompt lookup without a drafter by cross-validation, and chooses its setting on both
+    /// halves.
     ///
     /// # Errors
     /// If nothing was recorded.

@@ -201,7 +201,7 @@ impl PairRecordings {
         })
     }
 
-    /// The prospects of a head; `untrained` is the cost of the best rule that needs no training.
+    /// Estimates the prospects of a head; `untrained` is the cost of the best rule that needs no training.
     fn head_survey(
         &self,
         judging: &Judging<'_>,
@@ -257,7 +257,7 @@ fn reads_head(choice: &Choice) -> bool {
     choice.config.needs().acceptance_prob
 }
 
-/// Whether a rule needs no training, no fit and no look-up.
+/// Returns whether a rule needs no training, no fit and no look-up.
 fn is_settable(choice: &Choice) -> bool {
     choice.lookup_first.is_none()
         && !reads_head(choice)
@@ -268,7 +268,7 @@ fn judging<'a>(halves: &'a Halves, costs: &'a Costs, seed: u64) -> Result<Judgin
     Judging::new(halves.folds(costs, best_of_all)?.into(), costs, seed)
 }
 
-/// The speed at every fixed length.
+/// Computes the modelled speed over plain decoding at every fixed length.
 fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Vec<FixedLength>> {
     let plain = recordings.plain(&costs.rounds);
     let at = |candidate_length| -> Result<FixedLength> {
@@ -279,7 +279,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
     (1..=recordings.max_length).map(at).collect()
 }
 
-/// How often both models prefer the same token, and the overlap of their distributions if it is known.
+/// Estimates how often both models prefer the same token, and the overlap of their distributions if it is known.
 fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let sampling = match surveyor.decoding.choice {

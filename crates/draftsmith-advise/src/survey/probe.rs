@@ -19,7 +19,7 @@ use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_tune::rollouts::TrainingRollouts;
 
-/// The settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
+/// Returns the settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
 /// epoch on held-out answers.
 fn settings() -> HeadTraining {
     HeadTraining {
@@ -41,7 +41,8 @@ fn settings() -> HeadTraining {
 }
 
 impl Surveyor<'_> {
-    /// A head that is trained on the recordings along some answers; `None` if there are too few.
+    /// Trains a head on the recordings along some answers, and returns the draft with it; `None` if there are too few
+    /// answers.
     pub(super) fn probe(
         &self,
         some: &[usize],
@@ -73,7 +74,7 @@ impl Surveyor<'_> {
         self.draft(Some(head)).map(Some)
     }
 
-    /// The draft, with a head if one is given.
+    /// Returns the draft, with a head if one is given.
     pub(super) fn draft(&self, head: Option<HeadExport>) -> Result<LoadedDrafters> {
         let draft = self
             .workspace
@@ -83,7 +84,7 @@ impl Surveyor<'_> {
         Ok(LoadedDrafters::of_model(draft, head))
     }
 
-    /// An answer as a row of data, without the target's probabilities.
+    /// Converts an answer to a row of data, without the target's probabilities.
     fn row(&self, nth: usize) -> ResponseRow {
         let answer = &self.answers[nth];
         ResponseRow {
@@ -121,13 +122,13 @@ impl Unexplained {
         Self { of_answers: judged.iter().map(sums).collect() }
     }
 
-    /// The answers of both halves, those of `other` last.
+    /// Joins the answers of both halves, those of `other` last.
     pub(super) fn join(mut self, other: Self) -> Self {
         self.of_answers.extend(other.of_answers);
         self
     }
 
-    /// The share of the constant's KL that the head explains over some answers; negative if the constant is
+    /// Computes the share of the constant's KL that the head explains over some answers; negative if the constant is
     /// better.
     pub(super) fn share(&self, some: &[usize]) -> f64 {
         let sum = |of: usize| some.iter().map(|nth| self.of_answers[*nth][of]).sum::<f64>();
@@ -140,7 +141,7 @@ fn kl_sum(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * scores(judged, predict).kl }
 }
 
-/// The scores of predictions.
+/// Scores predictions that `predict` has mapped.
 pub(super) fn scores(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> HeadScores {
     let mut metrics = HeadMetrics::default();
     for judged in judged {

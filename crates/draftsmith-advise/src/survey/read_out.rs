@@ -80,8 +80,8 @@ struct LinearMap {
     weights: Tensor<2>,
 }
 
-/// The read-outs of layers, and of an EAGLE-3 drafter if all layers that it reads are among them. Each half of the
-/// answers is read with the map of the other half.
+/// Computes the read-outs of layers, and of an EAGLE-3 drafter if all layers that it reads are among them. Each half
+/// of the answers is read with the map of the other half.
 pub(super) fn read_outs(
     surveyor: &Surveyor<'_>,
     exit_layers: &[usize],
@@ -134,7 +134,7 @@ pub(super) fn read_outs(
     all.collect()
 }
 
-/// Runs the target along the answers.
+/// Runs the target along the answers, and collects what each self-draft reads and the final states.
 fn states(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
@@ -195,7 +195,7 @@ fn states(
     Ok(States { inputs, last, answers: rows_of_answers })
 }
 
-/// The tokens of every answer.
+/// Returns the tokens of every answer, as the target predicted them.
 fn answer_tokens(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
@@ -225,7 +225,7 @@ fn answer_tokens(
     surveyor.answers.iter().enumerate().map(of_answer).collect()
 }
 
-/// The logits for the token at position `at` of an answer, with the repetition penalty.
+/// Applies the repetition penalty to the logits for the token at position `at` of an answer.
 fn penalised<'l>(
     surveyor: &Surveyor<'_>,
     answer: usize,
@@ -270,14 +270,14 @@ impl LinearMap {
         Some(Self { mean, spread, offset, weights })
     }
 
-    /// What the predicted final states have over the base.
+    /// Predicts what the final states have over the base.
     fn apply(&self, states: Tensor<2>) -> Tensor<2> {
         let inputs = (states - self.mean.clone()) / self.spread.clone();
         self.offset.clone() + inputs.matmul(self.weights.clone())
     }
 }
 
-/// The logit lens: an exit's states after the final norm.
+/// Applies the logit lens: the final norm, to an exit's states.
 fn lens(target: &CausalLm, exit: Tensor<2>) -> Tensor<2> {
     let [rows, width] = exit.dims();
     let normed = target.final_norm(exit.reshape([1, rows, width]));

@@ -181,8 +181,8 @@ impl Exit {
     }
 }
 
-/// The best exit, and its expected speed: on each half, that of the exit and the rule that are best on
-/// the other half.
+/// Finds the best exit and its expected speed: on each half, that of the exit and the rule that are best on the other
+/// half.
 fn best_of<'a>(
     exits: &'a [JudgedExit],
     plain: &[TimedCounts],
@@ -200,9 +200,9 @@ fn best_of<'a>(
     Ok((&best.survey, Promise::new(&best.choice, speedup(plain, &spent, seed))))
 }
 
-/// The weights that a draft forward with an exit reads, over those that a target forward reads: the
-/// layers up to the exit, one for the adapter or EAGLE-3's layer, and the LM head's rows of the draft vocabulary.
-/// Embeddings are looked up and do not count.
+/// Computes the weights that a draft forward with an exit reads, over those that a target forward reads: the layers
+/// up to the exit, one for the adapter or EAGLE-3's layer, and the LM head's rows of the draft vocabulary. Embeddings
+/// are looked up and do not count.
 fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     let read = |num_layers, vocab_size| {
         let mut config = config.clone().with_tied_embeddings(true);
@@ -222,8 +222,8 @@ fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     drafter / read(num_layers, vocab_size)
 }
 
-/// The recordings of a read-out along some answers, for rules that read no signal: which token is drafted
-/// in place of an answer's token does not matter to them.
+/// Builds the recordings of a read-out along some answers, for rules that read no signal: which token is drafted in
+/// place of an answer's token does not matter to them.
 fn recordings(
     surveyor: &Surveyor<'_>,
     read_out: &ReadOut,

@@ -66,9 +66,9 @@ impl Verdict {
         Self { advice, config, look_ups: None, expected_gain, sentence }
     }
 
-    /// The advice for a pair: `fixed` is its best fixed length, `untrained` its best rule that needs no
-    /// training, with the gain over that length. `head` is the outlook of a head and `ceiling` the gain
-    /// of a perfect one, if they are known.
+    /// Advises on a pair: `fixed` is its best fixed length, `untrained` its best rule that needs no training, with
+    /// the gain over that length. `head` is the outlook of a head and `ceiling` the gain of a perfect one, if they
+    /// are known.
     pub(super) fn of_pair(
         fixed: &Promise,
         untrained: &Promise,
@@ -124,9 +124,9 @@ impl Verdict {
         Self::new(Advice::JustSet, Some(set.config.clone()), expected_gain, sentence)
     }
 
-    /// The advice for a target without a draft: `best` is the promise of the best linear read-out, of a layer or,
-    /// without one, of what an EAGLE-3 drafter reads, `accepted` the share of tokens that it drafts correctly, and `break_even` the share above
-    /// which one candidate a round pays.
+    /// Advises on a target without a draft. `best` is the promise of the best linear read-out: of a layer or, without
+    /// one, of what an EAGLE-3 drafter reads. `accepted` is the share of tokens that it drafts correctly, and
+    /// `break_even` the share above which one candidate a round pays.
     pub(super) fn of_target(
         exit_layer: Option<usize>,
         best: &Promise,
@@ -215,12 +215,12 @@ fn minus_one(speedup: Estimate) -> Estimate {
     Estimate { value: value - 1.0, low: low - 1.0, high: high - 1.0 }
 }
 
-/// `up to 4 candidates after a match of 2`.
+/// Describes look-ups in words: `up to 4 candidates after a match of 2`.
 pub(super) fn look_ups_text(LookupFirst { min_match, most }: LookupFirst) -> String {
     format!("up to {most} candidates after a match of {min_match}")
 }
 
-/// `+12.3 % (95 %: +8.0 to +16.1)`.
+/// Formats a gain with its interval: `+12.3 % (95 %: +8.0 to +16.1)`.
 pub fn gain_text(gain: Estimate) -> String {
     let plain = |share: f64| format!("{:+.1}", 100.0 * share);
     format!("{} (95 %: {} to {})", percent(gain.value), plain(gain.low), plain(gain.high))
@@ -254,7 +254,8 @@ mod tests {
         Promise { setting: "eta = 0.6".into(), config, speedup }
     }
 
-    /// A pair with a speed-up of 1.2 at K = 4; `eta` is the gain of η over that, `head` that of a head over η.
+    /// Returns the verdict on a pair with a speed-up of 1.2 at K = 4; `eta` is the gain of η over that, `head` that
+    /// of a head over η.
     fn pair(fixed_half: f64, eta: Estimate, head: Option<Estimate>) -> Verdict {
         let of_head = head.map(|gain| HeadOutlook {
             over_fixed: Estimate {

@@ -13,7 +13,7 @@ use draftsmith_theory::{
 pub(super) struct ChainRules(Vec<Option<Box<dyn StopRule>>>);
 
 impl ChainRules {
-    /// Rules for a new sequence.
+    /// Builds the rules for a new sequence.
     ///
     /// # Errors
     /// If a rule's settings are not valid.
@@ -23,7 +23,7 @@ impl ChainRules {
         configs.iter().map(init).collect::<Result<_, _>>().map(Self::of)
     }
 
-    /// Like [`Self::new`], from rules that are already built.
+    /// Begins a sequence with rules that are already built.
     pub(super) fn of(mut rules: Vec<Option<Box<dyn StopRule>>>) -> Self {
         rules.iter_mut().flatten().for_each(|rule| rule.begin_sequence());
         Self(rules)
@@ -61,17 +61,18 @@ pub(super) struct ChainRule {
 }
 
 impl ChainRule {
-    /// The signals that the rule reads.
+    /// Returns the signals that the rule reads; none without a rule.
     pub(super) fn needs(&self) -> SignalNeeds {
         self.rule.as_ref().map_or(SignalNeeds::default(), |rule| rule.needs())
     }
 
-    /// The largest length of the chain.
+    /// Returns the largest length of the chain: `room`, or the rule's upper bound if that is less.
     pub(super) fn most(&self, room: usize) -> usize {
         self.rule.as_ref().map_or(room, |rule| room.min(rule.bounds().max))
     }
 
-    /// Whether the rule ends the chain before a token is drawn from a row with these signals.
+    /// Asks the rule whether to end the chain before a token is drawn from a row with these signals, and returns
+    /// whether the chain has ended; `false` without a rule.
     pub(super) fn stops_before_draw(&mut self, signals: &DraftSignals) -> bool {
         let Some(rule) = &mut self.rule else { return false };
         let stops = rule.stops_before_draw(&self.candidates, signals);

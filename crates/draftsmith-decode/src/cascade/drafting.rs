@@ -47,7 +47,8 @@ struct Chain {
 }
 
 impl Chain {
-    /// The drafter whose step is next by the row's lengths; `None` if the chain is complete.
+    /// Moves on to the drafter whose step is next by the row's lengths, and returns it; `None` if the chain is
+    /// complete.
     fn next(&mut self, lengths: &[usize]) -> Option<usize> {
         while !self.is_over && self.drafter < lengths.len() {
             let is_short = self.drafted.len() < self.most.min(self.room);
@@ -68,17 +69,17 @@ impl<'c, 'r> CascadeRound<'c, 'r> {
         Self { round, forwards: Forwards::default(), chains, waits_for: None, drafted }
     }
 
-    /// The chain being drafted.
+    /// Returns the chain that is being drafted.
     fn chain(&self) -> &Chain {
         self.chains.last().expect("a round that waits has a chain")
     }
 
-    /// Whether the text ends with the last drafted token.
+    /// Returns whether the text ends with the last drafted token.
     fn is_over(&self) -> bool {
         self.round.limits.is_end(self.round.tokens)
     }
 
-    /// The step that the round waits for. It reads the proposed tokens.
+    /// Builds the step that the round waits for, in which a drafter reads the tokens proposed to it.
     fn step(&self) -> DraftStep<'_> {
         let (Chain { rule, drafted, proposed, .. }, round) = (self.chain(), &self.round);
         let num_candidates = drafted.len() + proposed.len();
@@ -272,7 +273,7 @@ impl<T: Target> Cascade<'_, T> {
     }
 }
 
-/// The probability of a token under the distribution it was drawn from; greedy, under the softmax of
+/// Returns the probability of a token under the distribution it was drawn from; if greedy, under the softmax of
 /// `logits`.
 fn prob_of(token: &CascadeCandidate, logits: &[f32]) -> f64 {
     match &token.drawn_from {

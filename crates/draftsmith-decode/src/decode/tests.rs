@@ -24,7 +24,7 @@ fn prompt(number: u32) -> Vec<u32> {
     (0..1 + number * 3 % 11).map(|at| 2 + (at * 37 + number * 13) % 90).collect()
 }
 
-/// Limits that end sequences after different numbers of rounds: one before the first round and one at the
+/// Returns limits that end sequences after different numbers of rounds: one before the first round and one at the
 /// context's end.
 fn limits(number: u32) -> Limits {
     let max_new_tokens = [9, 1, 20, 0, 64, 5, 13, 30][number as usize];

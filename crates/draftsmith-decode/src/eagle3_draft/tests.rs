@@ -51,8 +51,8 @@ const FORMS: [Form; 3] = [
 ];
 
 impl Models {
-    /// The models as they are initialised, computed with tensors, and as they are read from files, computed in
-    /// host memory.
+    /// Builds the models twice: as they are initialised, computed with tensors, and as they are read from files,
+    /// computed in host memory.
     fn both(seed: u64, vocab_size: usize, form: Form) -> [Self; 2] {
         let device = Device::flex();
         let config = ModelConfig::llama(
@@ -112,7 +112,8 @@ impl Models {
         (target, Eagle3Draft::new(models, self.layers, None, CAPACITY, num_slots))
     }
 
-    /// The drafter's logits after each of these candidates, drafted from scratch after a text.
+    /// Drafts from scratch after a text, and returns the drafter's logits after `tokens`, whose last `num_candidates`
+    /// are the candidates.
     fn fresh(&self, tokens: &[u32], num_candidates: usize) -> Vec<f32> {
         let (mut target, mut drafter) = self.session(1);
         let standing = &tokens[..tokens.len() - num_candidates];

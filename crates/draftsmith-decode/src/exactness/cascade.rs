@@ -39,12 +39,12 @@ pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
 pub(super) const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] =
     [[[2, 0], [0, 2]], [[1, 2], [0, 1]], [[0, 2], [0, 0]]];
 
-/// A lenience for all candidates, including looked-up ones.
+/// Returns a lenience for all candidates, including looked-up ones.
 pub(super) fn lenient(lenience: f64) -> Lenience {
     Lenience::new(lenience).expect("1 or more").with_look_ups()
 }
 
-/// No lenience, one that excludes look-ups, and one for all candidates.
+/// Returns three leniences: none, one that excludes look-ups, and one for all candidates.
 pub(super) fn leniences(lenience: f64) -> [Lenience; 3] {
     [Lenience::NONE, Lenience::new(lenience).expect("1 or more"), lenient(lenience)]
 }
@@ -53,7 +53,7 @@ pub(super) fn matrix<const N: usize>(rows: [[usize; N]; N]) -> Vec<Vec<usize>> {
     rows.iter().map(|row| row.to_vec()).collect()
 }
 
-/// The case's draft and a smaller one.
+/// Returns the case's draft, and another one for the smaller drafter of a cascade.
 fn drafts(case: &Case) -> [Table; 2] {
     let small = Table { seed: case.draft.seed + 7000, ..case.draft.clone() };
     [case.draft.clone(), small]
@@ -75,7 +75,7 @@ fn cascade<T: Target>(
     Cascade::new(ID, config, models, lookup)
 }
 
-/// A cascade of both drafts, or of the larger one.
+/// Builds a cascade of both drafts, or of the larger one if the matrix is too small for both and look-ups.
 pub(super) fn of_drafts<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -84,7 +84,7 @@ pub(super) fn of_drafts<T: Target>(
     of_drafts_by(case, lengths, lenience, &[])
 }
 
-/// The same cascade with stop rules for its chains.
+/// Builds the cascade of `of_drafts` with stop rules for its chains.
 pub(super) fn of_drafts_by<T: Target>(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -96,7 +96,7 @@ pub(super) fn of_drafts_by<T: Target>(
     cascade(models.collect(), lengths.to_vec(), lenience, rules)
 }
 
-/// A cascade with a self-draft in place of the larger draft.
+/// Builds a cascade with a self-draft in place of the larger draft.
 pub(super) fn of_self_draft(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -105,7 +105,7 @@ pub(super) fn of_self_draft(
     of_self_draft_by(case, lengths, lenience, &[])
 }
 
-/// The same cascade with stop rules for its chains.
+/// Builds the cascade of `of_self_draft` with stop rules for its chains.
 pub(super) fn of_self_draft_by(
     case: &Case,
     lengths: &[Vec<usize>],
@@ -235,7 +235,7 @@ fn stop_maps_and_bounds_leave_the_targets_distribution() {
     }
 }
 
-/// All pairs of a matrix and a lenience.
+/// Iterates over all pairs of a matrix and a lenience.
 fn cascades() -> impl Iterator<Item = (Vec<Vec<usize>>, Lenience)> {
     let matrices = ONE_AND_LOOKUP.map(matrix).into_iter().chain(TWO_AND_LOOKUP.map(matrix));
     matrices.flat_map(|lengths| leniences(3.0).map(|lenience| (lengths.clone(), lenience)))

@@ -19,7 +19,7 @@ use crate::sequence::Request;
 const VERTICAL: [[[usize; 3]; 3]; 2] =
     [[[3, 0, 0], [0, 2, 0], [0, 0, 0]], [[0, 3, 0], [0, 0, 0], [0, 0, 0]]];
 
-/// The rule for each chain, and for both.
+/// Assigns the rule to the drafter's chain, to the target's chain, and to both.
 fn for_chains(rule: &StopRuleConfig) -> [Vec<Option<StopRuleConfig>>; 3] {
     let rule = || Some(rule.clone());
     [vec![None, rule()], vec![rule()], vec![rule(), rule()]]
@@ -53,7 +53,7 @@ fn chains_that_rules_end_leave_the_targets_distribution_lenient_or_not() {
     }
 }
 
-/// Every stop map of chains of up to `depth` tokens.
+/// Iterates over all stop maps of chains of up to `depth` tokens, each with every way of asking the rule.
 fn maps(depth: usize) -> impl Iterator<Item = StopMap> {
     let all = 0..1 << StopMap::num_prefixes(2, depth);
     all.flat_map(move |bits| {

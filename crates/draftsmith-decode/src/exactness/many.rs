@@ -78,7 +78,7 @@ fn alone<T: Target, D: Drafter<T>>(
     .expect("tables do not fail")
 }
 
-/// Members with different prompts, limits and rules, more than there are slots. Without rules they decode
+/// Returns members with different prompts, limits and rules, more than there are slots. Without rules they decode
 /// plainly.
 pub(super) fn members(bits: u64, with_rules: bool) -> Vec<Member> {
     let limits = |max_new_tokens| Limits::new(max_new_tokens, vec![2]);

@@ -17,7 +17,7 @@ fn configs() -> [MaxGramConfig; 3] {
         .map(|(searched, min_match)| MaxGramConfig { searched, min_match })
 }
 
-/// Bigrams for a vocabulary of two or three.
+/// Returns a table of bigrams for a vocabulary of two or three tokens.
 fn bigrams(vocab_size: usize) -> Bigrams {
     Bigrams::new([Some(1), None, Some(0)][..vocab_size].to_vec()).expect("of the vocabulary")
 }
@@ -64,7 +64,8 @@ fn warped_distributions_and_stop_strings_stay_exact() {
     }
 }
 
-/// The tokens of a greedy run, and its numbers of drafted and accepted candidates.
+/// Decodes greedily, checks that the tokens are those of plain decoding, and returns them with the numbers of drafted
+/// and accepted candidates.
 fn greedy(
     case: &Case,
     prompt: &[u32],

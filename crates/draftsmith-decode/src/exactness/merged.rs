@@ -10,7 +10,7 @@ use crate::merged::MergedDraft;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::target::Target;
 
-/// The chains of `models` and of look-ups, in one tree.
+/// Builds a drafter that merges the chains of `models` and of look-ups into one tree.
 fn merged<T: Target>(models: Vec<Box<dyn StepDrafter<T>>>) -> MergedDraft<'static, T> {
     MergedDraft::new(models, Some(LookupFirst { min_match: 1, most: 2 }), NUM_SLOTS)
 }

@@ -55,7 +55,7 @@ struct Networks {
     drafters: Vec<NamedParts>,
 }
 
-/// What `read` gives of a directory that `write` filled.
+/// Fills a temporary directory with `write`, and returns what `read` makes of it.
 fn from_files<R>(name: &str, write: impl FnOnce(&Path), read: impl FnOnce(&Path) -> R) -> R {
     let dir = format!("draftsmith-networks-{name}-{}", std::process::id());
     let dir: PathBuf = std::env::temp_dir().join(dir);
@@ -86,7 +86,7 @@ fn named(name: &'static str, parts: impl DrafterParts + 'static) -> NamedParts {
 }
 
 impl Networks {
-    /// Networks from a seed, which differ for every test. Their heads read this.
+    /// Initialises networks from a seed, which must be unique to the test. Their heads read `reads`.
     fn new(seed: u64, vocab_size: usize, reads: &HeadReads) -> Self {
         let device = &Device::flex();
         device.seed(seed);
@@ -147,7 +147,7 @@ impl Networks {
         named("cascade", CascadeParts { config, drafters: self.of(names) })
     }
 
-    /// A cascade with lengths and no more.
+    /// Builds a cascade with exact review and no stop rules.
     fn plain_cascade<const N: usize>(
         &self,
         names: [&str; N],
@@ -264,7 +264,7 @@ fn for_texts(networks: &Networks, mut check: impl FnMut((Text<'_>, &BTreeMap<Vec
     }
 }
 
-/// Cascades and merged trees with each kind in each place.
+/// Builds cascades and merged trees with each kind of drafter in each place.
 fn composites(networks: &Networks) -> Vec<NamedParts> {
     let mut all = Vec::new();
     for model in STEPPING {
@@ -370,7 +370,7 @@ fn composites_of_networks_leave_the_targets_distribution() {
     });
 }
 
-/// Rules that sometimes end a chain: by its length, by confidences and by heads.
+/// Returns rules that sometimes end a chain: by its length, by confidences and by heads.
 fn chain_rules() -> Vec<StopRuleConfig> {
     let bounds = Bounds { min: 1, max: 3 };
     let confident = |before_draw| {

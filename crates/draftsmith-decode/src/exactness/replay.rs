@@ -31,7 +31,7 @@ pub(super) struct Models<'a, T, D> {
 }
 
 impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
-    /// The tokens and counts of decoding.
+    /// Decodes with the drafter, and returns the tokens and counts.
     fn decode(&self, rule: &mut dyn StopRule, draws: &mut dyn Draws) -> (Vec<u32>, Counts) {
         self.decode_with(&mut self.drafter.clone(), rule, draws)
     }
@@ -59,7 +59,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         (generation.token_ids, counts)
     }
 
-    /// The target's tokens and their recording.
+    /// Decodes plainly, and returns the tokens and the drafter's recording along them.
     pub(super) fn record(&self, draws: &mut dyn Draws) -> (Vec<u32>, Recordings) {
         self.record_with(true, draws)
     }
@@ -98,7 +98,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         (plain.token_ids, recordings)
     }
 
-    /// The tokens and counts of decoding with look-ups first.
+    /// Decodes with look-ups before the drafter, and returns the tokens and counts.
     fn decode_after(
         &self,
         first: LookupFirst,
@@ -146,7 +146,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         assert_eq!(decoded, (tokens, replayed));
     }
 
-    /// The joint distribution of tokens and counts, decoded and replayed.
+    /// Checks that decoding and replay have the same joint distribution of tokens and counts.
     fn assert_same_distributions(&self) {
         let recorded = enumerate(|draws| self.record(draws));
         for config in rules_with(self.head, MAX_LENGTH) {
@@ -173,7 +173,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
     }
 }
 
-/// Look-ups before the drafter.
+/// Iterates over settings of look-ups before the drafter.
 fn firsts() -> impl Iterator<Item = LookupFirst> {
     ["1x2", "2x3"].into_iter().map(|first| first.parse().expect("one"))
 }
@@ -182,7 +182,7 @@ fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Tokens followed by counts.
+/// Appends counts to the tokens, so that both are compared as one outcome.
 fn joint((mut tokens, counts): (Vec<u32>, Counts)) -> Vec<u32> {
     let Counts {
         num_tokens,
@@ -220,7 +220,7 @@ pub(super) fn separate(
     }
 }
 
-/// A drafter whose candidates depend on where their round began.
+/// Returns a target with a drafter whose candidates depend on where their round began.
 fn by_round(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Table, Drafting> {
     let mut models = separate(case, head, decoding);
     models.drafter.by_round = true;

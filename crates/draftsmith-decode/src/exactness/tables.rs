@@ -35,19 +35,20 @@ impl Table {
         SeededDraws::new(self.seed, &[&String::from_utf8_lossy(&name), purpose])
     }
 
-    /// What an acceptance head predicts for the last token of a prefix.
+    /// Draws an acceptance head's prediction for the last token of a prefix. It depends only on the prefix.
     fn acceptance_prob(&self, prefix: &[u32]) -> f64 {
         self.draws(prefix, "head").uniform()
     }
 
-    /// The row of a draft step that has read the prefix.
+    /// Builds the row of a draft step that has read the prefix.
     fn draft_row(&self, (step, row): (&DraftStep<'_>, usize), prefix: &[u32]) -> DraftRow {
         let predicts = step.needs.acceptance_prob && self.head == HeadTiming::AfterRead;
         let predicted = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
         DraftRow::new((step, row), self.row(prefix), predicted)
     }
 
-    /// What a look-ahead head predicts for a candidate drawn after the prefix.
+    /// Returns a look-ahead head's prediction for a candidate drawn after the prefix; `None` for the other kind of
+    /// head.
     fn predict(&self, prefix: &[u32], candidate: u32) -> Option<f64> {
         let predicts = self.head == HeadTiming::AtDraw;
         predicts.then(|| self.acceptance_prob(&[prefix, &[candidate]].concat()))
@@ -118,7 +119,7 @@ impl Read {
         self.parents = parents.to_vec();
     }
 
-    /// The path that ends with the token at position `at`.
+    /// Returns the tokens on the path that ends with the token at position `at`.
     fn prefix(&self, at: usize) -> Vec<u32> {
         let num_standing = self.tokens.len() - self.parents.len();
         let Some(node) = at.checked_sub(num_standing) else {
@@ -132,13 +133,13 @@ impl Read {
         self.tokens[..num_standing].iter().copied().chain(nodes).collect()
     }
 
-    /// The paths that end with each of the last `num` tokens.
+    /// Iterates over the paths that end with each of the last `num` tokens.
     fn last_prefixes(&self, num: usize) -> impl Iterator<Item = Vec<u32>> {
         let len = self.tokens.len();
         (len - num..len).map(|at| self.prefix(at))
     }
 
-    /// The rows of a table after each of the last `num` tokens.
+    /// Returns a table's rows after each of the last `num` tokens, laid end to end.
     fn rows(&self, table: &Table, num: usize) -> Vec<f32> {
         self.last_prefixes(num).flat_map(|prefix| table.row(&prefix)).collect()
     }
@@ -435,12 +436,12 @@ pub(super) enum Asked {
 }
 
 impl StopMap {
-    /// The number of prefixes after which the map decides: those shorter than `depth`.
+    /// Counts the prefixes after which the map decides: those shorter than `depth`.
     pub(super) fn num_prefixes(vocab_size: usize, depth: usize) -> usize {
         (1..depth).map(|len| vocab_size.pow(len as u32)).sum()
     }
 
-    /// A prefix's number: by length, then in lexicographic order.
+    /// Returns the number of a prefix: prefixes are in order of length, then in lexicographic order.
     pub(super) fn index(&self, prefix: &[u32]) -> usize {
         let shorter = Self::num_prefixes(self.vocab_size, prefix.len());
         let order = prefix.iter().fold(0, |number, id| number * self.vocab_size + *id as usize);

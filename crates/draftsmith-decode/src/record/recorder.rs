@@ -18,7 +18,8 @@ pub(super) struct Recorder<'a, T> {
 }
 
 impl<T: Target> Recorder<'_, T> {
-    /// Takes steps of the drafter.
+    /// Takes several draft steps in one forward, and computes the distributions that sampled candidates are drawn
+    /// from.
     pub(super) fn step(
         &mut self,
         steps: &[DraftStep<'_>],
@@ -31,7 +32,8 @@ impl<T: Target> Recorder<'_, T> {
         Ok(rows.into_iter().map(step_of).collect())
     }
 
-    /// A look-ahead head's prediction for a candidate drawn from the last draft step in a slot.
+    /// Returns a look-ahead head's prediction for a candidate drawn from the last draft step in a slot; `None`
+    /// without such a head.
     pub(super) fn predict_of_drawn(
         &mut self,
         slot: usize,
@@ -44,7 +46,7 @@ impl<T: Target> Recorder<'_, T> {
         self.drafter.predict_acceptance((slot, 0), &row.own_logits, candidate)
     }
 
-    /// A candidate's log p; NaN if the target was not asked.
+    /// Returns the logarithm of the target's probability for a candidate; NaN if the target was not asked.
     pub(super) fn target_log_prob(
         &self,
         candidate: &RecordedCandidate,
@@ -64,7 +66,7 @@ pub(super) fn enter(predicted: Option<f64>, candidate: &mut RecordedCandidate) {
     }
 }
 
-/// The sampling of the distributions that labels compare; if greedy, temperature 1.
+/// Returns the sampling of the distributions that labels compare; if greedy, temperature 1.
 fn sampling_of_labels(decoding: &Decoding) -> Sampling {
     match decoding.choice {
         TokenChoice::Greedy => Sampling::default(),
@@ -105,7 +107,7 @@ pub(super) struct RecordedStep {
 }
 
 impl RecordedStep {
-    /// The head's prediction for the candidate that this step has read, from a head of that form.
+    /// Returns the head's prediction for the candidate that this step has read; `None` for a look-ahead head.
     pub(super) fn predicted_of_read(&self) -> Option<f64> {
         match self.row.signals.acceptance_prob {
             Some(HeadEstimate::OfRead(prob)) => Some(prob),
@@ -113,7 +115,7 @@ impl RecordedStep {
         }
     }
 
-    /// A token as this step's candidate, without log p.
+    /// Builds the record of a token as this step's candidate, without the target's probability.
     pub(super) fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
         let (logits, signals) = (self.row.logits(), self.row.signals);

@@ -30,7 +30,7 @@ pub(super) struct RunningResponse<'a> {
 const NUM_ROWS_AHEAD: usize = 8;
 
 impl RunningResponse<'_> {
-    /// A draft step over the tokens so far.
+    /// Builds a draft step over the tokens so far.
     pub(super) fn step<'s>(
         &'s self,
         num_candidates: usize,
@@ -40,7 +40,8 @@ impl RunningResponse<'_> {
         DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs, decoding)
     }
 
-    /// The target's logits `num` tokens after position `at`. The target must have begun along the response.
+    /// Returns the target's logits `num` tokens after position `at`, from one forward for several positions. The
+    /// target must have begun along the response.
     pub(super) fn row_ahead<T: Target>(
         &mut self,
         target: &mut T,
@@ -61,18 +62,18 @@ impl RunningResponse<'_> {
         Ok(row)
     }
 
-    /// The position of the response's next token.
+    /// Returns the position of the response's next token.
     pub(super) fn at(&self) -> usize {
         self.places.len()
     }
 
-    /// The response's next token.
+    /// Returns the token of the response that is recorded next.
     pub(super) fn token(&self) -> u32 {
         self.response[self.at()]
     }
 
-    /// The candidate that is drafted at a position after an accepted prefix: the response's token there if it is
-    /// accepted, and otherwise a token that is rejected.
+    /// Chooses the candidate that is drafted at a position after an accepted prefix: the response's token there if it
+    /// is accepted, and otherwise a token that is rejected.
     ///
     /// # Panics
     /// If decoding is sampled and there are no target logits.

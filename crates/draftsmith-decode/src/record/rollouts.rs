@@ -109,7 +109,8 @@ impl<T: Target> Recorder<'_, T> {
         Ok(())
     }
 
-    /// The next candidate of a sampled round whose candidates were all accepted; `None` if it is drawn.
+    /// Chooses, given the response, the next candidate of a sampled round whose candidates were all accepted. Returns
+    /// `None` for other rounds: the drafter then chooses by itself.
     fn given(
         &mut self,
         rollout: &Rollout,

@@ -57,8 +57,8 @@ fn config_of(
     AdapterConfig { architecture, ..config }
 }
 
-/// An adapter with random weights, read from files like a trained one. With matrices near zero it hardly
-/// changes the features and agrees with the target more often.
+/// Writes an adapter with random weights and reads it from files like a trained one. With matrices near zero it
+/// hardly changes the features and agrees with the target more often.
 fn adapter(
     target: &CausalLm,
     architecture: AdapterArchitecture,
@@ -209,7 +209,7 @@ const FAMILIES: [&str; 9] = [
     "gpt-neox-serial-bf16",
 ];
 
-/// In families with windows shorter than the sequences, tokens that are rolled back evict no keys.
+/// Covers families with windows shorter than the sequences, where tokens that are rolled back evict no keys.
 #[test]
 fn greedy_output_is_plain_greedy_output_in_every_family() {
     let mut counts = [0; 2];
@@ -236,7 +236,7 @@ fn greedy_output_is_plain_greedy_output_in_every_family() {
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
 }
 
-/// The exit after two layers, or after one if the model has two.
+/// Returns the exit after two layers, or after one if the model has two.
 fn exit_layer_of(model: &CausalLm) -> usize {
     2.min(model.shape().num_layers - 1)
 }

@@ -29,8 +29,8 @@ fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
-/// from one pass over the whole sequence.
+/// Computes the head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// in one pass over the whole sequence.
 fn of_whole_sequence(models: &Models, ids: &[u32], num_before: usize) -> Vec<f64> {
     let Models { target: draft, head, .. } = models;
     let hidden = draft.hidden_states(tensor_of(ids, draft));
@@ -118,7 +118,7 @@ impl Target for Whimsical<'_> {
     }
 }
 
-/// Rules that read a head, with settings that sometimes stop.
+/// Returns rules that read a head, with settings that sometimes stop.
 fn rules(bounds: Bounds) -> Vec<StopRuleConfig> {
     let threshold = |stop_threshold, without_lag| {
         StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {

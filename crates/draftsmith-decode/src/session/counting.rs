@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// A pool of two threads whose bytes are counted together.
+/// Builds a pool of two threads whose allocated bytes are counted together.
 pub(super) fn counted_pool() -> rayon::ThreadPool {
     let counter: &'static AtomicUsize = Box::leak(Box::default());
     rayon::ThreadPoolBuilder::new()
@@ -58,7 +58,7 @@ pub(super) fn counted_pool() -> rayon::ThreadPool {
         .expect("two threads")
 }
 
-/// The bytes that a counted pool's threads allocate while one of them runs `step`.
+/// Counts the bytes that a counted pool's threads allocate while one of them runs `step`.
 pub(super) fn bytes<R>(step: impl FnOnce() -> R) -> usize {
     let counter = NUM_BYTES.get().expect("runs on a counted pool");
     let before = counter.load(Ordering::Relaxed);

@@ -34,8 +34,8 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// Models as they are initialised, computed with tensors, and as they are read from files, computed in
-    /// host memory. `name` must be unique to the test.
+    /// Builds the models twice: as they are initialised, computed with tensors, and as they are read from files,
+    /// computed in host memory. `name` must be unique to the test.
     pub(crate) fn both(name: &str, seed: u64, reads: &HeadReads) -> [Self; 2] {
         let device = Device::flex();
         let config = ModelConfig::llama(
@@ -163,7 +163,7 @@ fn host_memory_and_tensors_give_the_same_logits_and_acceptance_probability() {
     }
 }
 
-/// One draft step in slot 0.
+/// Takes one draft step in slot 0.
 pub(crate) fn draft_one<T>(
     drafter: &mut impl StepDrafter<T>,
     target: &mut T,
@@ -175,13 +175,13 @@ pub(crate) fn draft_one<T>(
     drafter.draft(target, &[step]).expect("finite").remove(0)
 }
 
-/// Token ids as a tensor, `[1, tokens]`.
+/// Converts token ids to a tensor, `[1, tokens]`.
 pub(crate) fn tensor_of(ids: &[u32], model: &CausalLm) -> Tensor<2, Int> {
     let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     Tensor::from_data(TensorData::new(ids.clone(), [1, ids.len()]), &model.device())
 }
 
-/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// Computes the head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
 /// from the drafter's hidden states `[1, tokens, hidden]` and logits of the whole sequence. `model` has the
 /// embeddings.
 pub(crate) fn predicted_for_candidates(
@@ -221,12 +221,12 @@ pub(crate) fn predicted_for_candidates(
     logits.into_iter().map(|logit| 1.0 / (1.0 + (-f64::from(logit)).exp())).collect()
 }
 
-/// An observer that never stops a generation.
+/// Lets every generation continue, as its observer.
 pub(crate) fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Plain greedy decoding.
+/// Decodes greedily without a drafter.
 pub(crate) fn greedy_plain(
     target: &mut impl Target,
     prompt: &[u32],
@@ -236,7 +236,7 @@ pub(crate) fn greedy_plain(
     decode_plain(target, &Decoding::GREEDY, prompt, limits, draws, &mut go_on).expect("decodes")
 }
 
-/// Greedy decoding with a drafter.
+/// Decodes greedily with a drafter.
 pub(crate) fn greedy<T: Target>(
     target: &mut T,
     drafter: &mut impl Drafter<T>,

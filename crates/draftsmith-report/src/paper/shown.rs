@@ -6,7 +6,7 @@ use crate::results::{FilledBlock, FilledRow, FilledTable};
 use crate::text::{WIDTH, typeset, width_of, wrapped};
 
 impl FilledTable {
-    /// The table for the page.
+    /// Builds the table's data for the page.
     pub(crate) fn view(&self) -> minijinja::Value {
         let row = |block: &FilledBlock, row: &FilledRow| {
             let cells = block.texts(row).map(|text| ("num", typeset(&text)));
@@ -24,7 +24,7 @@ impl FilledTable {
 }
 
 impl FilledBlock {
-    /// The figures of a row as texts: ours with three digits, the paper's with as many decimals as their column has.
+    /// Formats the figures of a row: ours with three digits, the paper's with as many decimals as their column has.
     fn texts<'a>(&'a self, row: &'a FilledRow) -> impl Iterator<Item = String> + use<'a> {
         let decimals = |at: usize| {
             let printed = self.rows.iter().filter_map(|row| row.figures[at]);
@@ -39,7 +39,8 @@ impl FilledBlock {
         })
     }
 
-    /// Lines of at most this width; columns that do not fit follow below, under the names again.
+    /// Lays the block out in lines of at most `width` columns. Columns that do not fit follow below, under the names
+    /// again.
     fn lines(&self, names: usize, width: usize) -> Vec<String> {
         let cells: Vec<Vec<String>> =
             self.rows.iter().map(|row| self.texts(row).collect()).collect();
@@ -75,7 +76,7 @@ fn three_digits(figure: f64) -> String {
     format!("{figure:.decimals$}")
 }
 
-/// Tables as text, with a final line break.
+/// Renders tables as text, with a final line break.
 pub fn render_papers(tables: &[FilledTable], width: Option<usize>) -> String {
     let mut text = String::new();
     for table in tables {

@@ -5,7 +5,7 @@ use crate::results::FilledBlock;
 /// Figures that differ by a smaller share count as equal.
 const EQUAL_WITHIN: f64 = 0.01;
 
-/// Whether comparisons of two rows come out as in all published figures.
+/// States whether comparisons of two rows come out as in all published figures; empty if nothing can be compared.
 pub(super) fn trend(blocks: &[FilledBlock]) -> String {
     let (published, measured): (Vec<_>, Vec<_>) = blocks.iter().partition(|it| it.is_published);
     let comparisons = measured.iter().flat_map(|block| block.comparisons(&published));
@@ -23,9 +23,9 @@ pub(super) fn trend(blocks: &[FilledBlock]) -> String {
 }
 
 impl FilledBlock {
-    /// For each two rows that all published figures put in the same order: by what share ours are in the other
-    /// order, negative if they are not, and what differs in words. Rows are compared by the columns that the paper
-    /// has too, or by the mean of their ratios over all columns if it has none of them.
+    /// Compares each two rows that all published figures put in the same order. Returns by what share ours are in the
+    /// other order, negative if they are not, and what differs in words. Rows are compared by the columns that the
+    /// paper has too, or by the mean of their ratios over all columns if it has none of them.
     fn comparisons(&self, published: &[&Self]) -> Vec<(f64, String)> {
         let is_shared = |name: &&String| published.iter().any(|it| it.columns.contains(name));
         let shared: Vec<Option<&str>> =
@@ -57,7 +57,8 @@ impl FilledBlock {
         all
     }
 
-    /// The figure of a row over that of another: in a column, or the mean over all that have both.
+    /// Divides the figure of a row by that of another in a column, or averages the ratios over all columns that have
+    /// both figures. Returns `None` if a row is missing or the result is not finite.
     fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<f64> {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
         let pairs = row(first)?.figures.iter().zip(&row(second)?.figures).zip(&self.columns);

@@ -56,7 +56,7 @@ pub(super) struct Bar {
 }
 
 impl BarChart {
-    /// The picture; None without bars.
+    /// Draws the picture; `None` without bars.
     pub(super) fn picture(&self, id: &str) -> Option<Value> {
         let bars = self.bars.iter().map(|bar| format!(" {}.", bar.title));
         let oracle = self.oracle.iter().map(|(_, text)| format!(" Oracle: {text}."));
@@ -66,17 +66,17 @@ impl BarChart {
         (!self.bars.is_empty()).then(|| picture(id, &self.title, &description, key, draw))
     }
 
-    /// Whether any bar has a tick.
+    /// Returns whether any bar has a tick.
     pub(super) fn has_ticks(&self) -> bool {
         self.bars.iter().any(|bar| bar.tick.is_some())
     }
 
-    /// Whether any bar has dots.
+    /// Returns whether any bar has dots.
     pub(super) fn has_dots(&self) -> bool {
         self.bars.iter().any(|bar| !bar.dots.is_empty())
     }
 
-    /// The axis from `left` to `right`, and whether the oracle is on it.
+    /// Returns the axis from pixel `left` to `right`, and whether the oracle is on it.
     fn axis(&self, left: f64, right: f64) -> (Axis, bool) {
         let values = self.bars.iter().flat_map(|bar| {
             let ends = bar.whisker.into_iter().flatten();
@@ -167,7 +167,7 @@ impl Bar {
     }
 }
 
-/// The speed-ups of a group: plain decoding, and each stop rule at its fastest setting, with a tick at the
+/// Charts the speed-ups of a group: plain decoding, and each stop rule at its fastest setting, with a tick at the
 /// cost model's speed-up and a dot for each other setting.
 pub(super) fn speedups(group: &Group<'_>) -> BarChart {
     let bar = |row: &ResultRow| {
@@ -200,7 +200,7 @@ pub(super) fn speedups(group: &Group<'_>) -> BarChart {
     }
 }
 
-/// The gains of replayed rules over the best fixed length, in percent, with whiskers and ceilings.
+/// Charts the gains of replayed rules over the best fixed length, in percent, with whiskers and ceilings.
 pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
     let best = best_of(&replay.rows);
     let finite = |share: f64| Some(100.0 * share).filter(|percent| percent.is_finite());
@@ -240,7 +240,7 @@ pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
     }
 }
 
-/// The title of a bar: a label and numbers.
+/// Typesets a bar's title: a label, a colon and numbers.
 fn shown(title: &str) -> String {
     let (label, numbers) = title.split_once(':').unwrap_or((title, ""));
     format!(

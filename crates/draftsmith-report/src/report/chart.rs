@@ -56,8 +56,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis that covers `low` to `high` with about `num_ticks` round steps, drawn from pixel `start`
-    /// to `end`.
+    /// Creates an axis that covers `low` to `high` with about `num_ticks` round steps, drawn from pixel `start` to
+    /// `end`.
     pub(super) fn new((low, high): (f64, f64), num_ticks: usize, start: f64, end: f64) -> Self {
         // A single value gets a range around it.
         let span = if high > low { high - low } else { high.abs().max(1.0) * 0.1 };
@@ -68,19 +68,20 @@ impl Axis {
         Self { low, high, step, start, end }
     }
 
-    /// An axis of the positions from 1, away from the ends of the plot. Of many, every fifth has a tick.
+    /// Creates an axis of the positions from 1, away from the ends of the plot. If there are many, every fifth has a
+    /// tick.
     pub(super) fn of_positions(last: f64, start: f64, end: f64) -> Self {
         let step = if last <= MOST_TICKS { 1.0 } else { 5.0 };
         Self { low: 1.0, high: last.max(2.0), step, start: start + INSET, end: end - INSET }
     }
 
-    /// The pixel of `value`, to a tenth.
+    /// Returns the pixel of `value`, to a tenth.
     pub(super) fn place(&self, value: f64) -> f64 {
         let share = (value - self.low) / (self.high - self.low);
         tenth(self.start + share * (self.end - self.start))
     }
 
-    /// Pixels and texts of ticks at round values.
+    /// Returns the pixel and the text of each tick. Ticks are at round values.
     pub(super) fn ticks(&self) -> Vec<(f64, String)> {
         let decimals = decimals(self.step);
         let [first, last] =
@@ -90,7 +91,7 @@ impl Axis {
     }
 }
 
-/// A picture in both sizes for the template `picture.html`: `draw` draws it and gives its height.
+/// Draws a picture in both sizes for the template `picture.html`: `draw` draws it and returns its height.
 pub(super) fn picture<'a>(
     id: &str,
     title: &str,
@@ -128,12 +129,12 @@ impl Svg {
         self.0.push(context! { close => true });
     }
 
-    /// An outline with a title, which may be empty.
+    /// Adds an outline with a title, which may be empty.
     pub(super) fn path(&mut self, class: &str, outline: &str, title: &str) {
         self.0.push(context! { class, outline, title });
     }
 
-    /// A line through places.
+    /// Adds a line through places.
     pub(super) fn line(&mut self, class: &str, places: &[Place]) {
         let places = places.iter().map(|(x, y)| format!("{} {}", tenth(*x), tenth(*y)));
         self.path(class, &format!("M{}", places.collect::<Vec<_>>().join("L")), "");
@@ -144,12 +145,12 @@ impl Svg {
         self.path(class, &format!("M{left} {top}H{right}V{bottom}H{left}z"), title);
     }
 
-    /// A text; `anchor` is the part of it that is at the place: `start`, `middle` or `end`.
+    /// Adds a text; `anchor` is the part of it that is at the place: `start`, `middle` or `end`.
     pub(super) fn text(&mut self, class: &str, (x, y): Place, anchor: &str, text: &str) {
         self.0.push(context! { class, x => tenth(x), y => tenth(y), anchor, text });
     }
 
-    /// The horizontal axis below the plot, with lines through the plot if it has a grid.
+    /// Adds the horizontal axis below the plot, with lines through the plot if it has a grid.
     pub(super) fn x_axis(
         &mut self,
         axis: &Axis,
@@ -167,7 +168,7 @@ impl Svg {
         self.text("", (plot.right, plot.bottom + 38.0), "end", name);
     }
 
-    /// The vertical axis left of the plot, with lines through the plot.
+    /// Adds the vertical axis left of the plot, with lines through the plot.
     pub(super) fn y_axis(&mut self, axis: &Axis, plot: Rect, name: &str) {
         for (y, text) in axis.ticks() {
             self.line("grid", &[(plot.left, y), (plot.right, y)]);
@@ -177,19 +178,19 @@ impl Svg {
     }
 }
 
-/// The width of a text in the widest common font.
+/// Estimates the width of a text in the widest common font, in CSS pixels.
 pub(super) fn width(text: &str) -> f64 {
     text.chars().count() as f64 * ADVANCE
 }
 
-/// The least of 1, 2, 2.5 and 5 times a power of ten that is at least `step`.
+/// Rounds `step` up to 1, 2, 2.5 or 5 times a power of ten.
 pub(super) fn round_step(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
     let factor = [1.0, 2.0, 2.5, 5.0].into_iter().find(|factor| factor * power >= step * 0.999);
     factor.unwrap_or(10.0) * power
 }
 
-/// The number of decimals that distinguishes multiples of `step`.
+/// Counts the decimals that distinguish multiples of `step`, at most 6.
 pub(super) fn decimals(step: f64) -> usize {
     (0..6)
         .find(|&decimals| {

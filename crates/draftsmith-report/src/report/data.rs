@@ -91,7 +91,7 @@ pub struct ShownToken {
     pub title: String,
 }
 
-/// The page.
+/// Renders the page of a data set.
 ///
 /// # Errors
 /// Never because of the data, as the template belongs to the program.
@@ -128,7 +128,7 @@ fn sources(page: &DataPage) -> Table<&SourceFigures> {
         .page("agreement", |source| drafted(source.agreement))
 }
 
-/// The class of a token's background: the tenth from 0 to 9 that its overlap lies in.
+/// Returns the class of a token's background: the tenth from 0 to 9 that its overlap lies in.
 pub(super) fn shade(overlap: f32) -> u8 {
     (overlap.clamp(0.0, 1.0) * 10.0).min(9.0) as u8
 }

@@ -90,17 +90,17 @@ fn decodings() -> [Decoding; 2] {
     ]
 }
 
-/// The rows of 2 datasets, 2 ways of decoding, 74 settings and every category.
+/// Returns the rows of 2 datasets, 2 ways of decoding, 74 settings and every category.
 pub(crate) fn rows() -> Vec<ResultRow> {
     EVALUATION.0.clone()
 }
 
-/// What the rows were measured with.
+/// Returns the summary of the evaluation that the rows are from.
 pub(crate) fn summary() -> EvaluationSummary {
     EVALUATION.1.clone()
 }
 
-/// The price of a forward of either drafter.
+/// Sets the cost of a forward of either drafter to `cost_ratio` forwards of the target.
 fn costs(cost_ratio: f64) -> CostRatios {
     [DrafterName::Of(DrafterId::DRAFT), SELF_DRAFT]
         .into_iter()
@@ -200,7 +200,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
     (rows, summary)
 }
 
-/// One answer of [`NUM_TOKENS`] tokens.
+/// Simulates one answer of [`NUM_TOKENS`] tokens.
 fn decode(
     (drafter, stop_rule, setting): Setting,
     easy_share: f64,
@@ -293,7 +293,7 @@ impl Seen {
     }
 }
 
-/// Speed over the first tokens, which grows with their number.
+/// Returns the speed over the first `num_tokens` tokens, which grows with their number.
 fn at_length(num_tokens: usize, speedup: f64) -> SpeedAtLength {
     let speedup = speedup * (1.0 - 4.0 / num_tokens as f64);
     SpeedAtLength { num_tokens, num_answers: 12, tokens_per_second: 50.0 * speedup, speedup }

@@ -11,7 +11,7 @@ use crate::text::{interval, number, on_a_page, times, typeset};
 /// Every fifth threshold of a head's curve has a mark.
 const EVERY: usize = 5;
 
-/// The section; None without a sweep.
+/// Builds the section on a sweep's heads; `None` without a sweep.
 pub(super) fn section(race: Option<&HeadRace>) -> Option<Value> {
     let race = race?;
     let sets = race.heads.iter().flat_map(|head| &head.sets);
@@ -83,7 +83,7 @@ fn point(head: &str, at: CurvePoint, radius: f64) -> PlotPoint {
     PlotPoint { at: (discard_rate, verification_rate), radius, title }
 }
 
-/// The points that no other point beats in both rates, from the left.
+/// Returns the points that no other point beats in both rates, from left to right.
 fn frontier<'h>(all: impl Iterator<Item = (&'h str, CurvePoint)>) -> Vec<(&'h str, CurvePoint)> {
     let mut all: Vec<_> = all.collect();
     all.sort_by(|(_, one), (_, other)| {

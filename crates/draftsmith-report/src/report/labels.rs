@@ -34,13 +34,13 @@ const LEADER_DISTANCE: f64 = 10.0;
 const NUM_DIRECTIONS: u32 = 16;
 
 impl Rect {
-    /// The area of `text` centred at `centre`, in the widest common font.
+    /// Returns the area of `text` centred at `centre`, in the widest common font.
     pub(super) fn of_text(text: &str, bold: bool, centre: Place) -> Self {
         let widening = if bold { 1.2 } else { 1.07 };
         Self::about(centre, widening * width(text) / 2.0 + 1.0, 6.0)
     }
 
-    /// A rectangle around `centre`.
+    /// Returns a rectangle around `centre`.
     pub(super) fn about((x, y): Place, half_width: f64, half_height: f64) -> Self {
         let (left, top) = (x - half_width, y - half_height);
         Self { left, top, right: x + half_width, bottom: y + half_height }
@@ -50,7 +50,7 @@ impl Rect {
         ((self.left + self.right) / 2.0, (self.top + self.bottom) / 2.0)
     }
 
-    /// Whether it shares area with `other`.
+    /// Returns whether the rectangle shares area with `other`.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.left < other.right
             && other.left < self.right
@@ -58,7 +58,7 @@ impl Rect {
             && other.top < self.bottom
     }
 
-    /// Whether `other` is within it.
+    /// Returns whether `other` is within the rectangle.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.left <= other.left
             && other.right <= self.right
@@ -67,8 +67,8 @@ impl Rect {
     }
 }
 
-/// A label for every mark with a text, in the order of the marks; None if no place near the mark is free.
-/// Labels stay within `bounds`, and out of the areas `taken`.
+/// Places a label for every mark with a text. Returns the labels in the order of the marks, with `None` for a mark
+/// without a text and if no place near the mark is free. Labels stay within `bounds`, and out of the areas `taken`.
 ///
 /// Each label takes the first free one of rings of positions; bold ones choose first. That is enough for
 /// some dozens of marks.
@@ -88,7 +88,7 @@ pub(super) fn place(marks: &[Mark], mut taken: Vec<Rect>, bounds: Rect) -> Vec<O
     placed
 }
 
-/// Positions around a mark, nearest and upper ones first.
+/// Iterates over positions of a label around a mark, nearest and upper ones first.
 fn positions<'a>(mark: &'a Mark, text: &'a str) -> impl Iterator<Item = Label> + 'a {
     let (x, y) = mark.centre;
     let size = Rect::of_text(text, mark.bold, (0.0, 0.0));

@@ -71,20 +71,21 @@ pub(super) struct PlotPoint {
     pub(super) title: String,
 }
 
-/// The edges of about `num_bins` bins of a round width, from 0 to a last bin with `most`.
+/// Returns the edges of about `num_bins` bins of a round width, from 0 to the end of the bin that holds `most`. The
+/// width is at least `least_width`.
 pub fn bins(most: f64, num_bins: usize, least_width: f64) -> Vec<f64> {
     let width = round_step((most / num_bins as f64).max(least_width));
     let num_bins = (most / width).floor() as usize + 1;
     (0..=num_bins).map(|bin| bin as f64 * width).collect()
 }
 
-/// The index of a value's bin; the last edge belongs to the last bin.
+/// Returns the index of a value's bin; the last edge belongs to the last bin.
 pub fn bin_of(edges: &[f64], value: f64) -> usize {
     edges.partition_point(|edge| *edge <= value).clamp(1, edges.len() - 1) - 1
 }
 
 impl PlotContent {
-    /// Named lines through points (x, y).
+    /// Plots named lines through points (x, y).
     pub fn lines(lines: Vec<(String, Vec<(f64, f64)>)>) -> Self {
         let looks = LOOKS.iter().cycle().map(|class| Look::circle(class));
         let line = |(look, (name, points)): (Look, (String, Vec<(f64, f64)>))| {
@@ -99,7 +100,7 @@ impl PlotContent {
         Self::Lines(looks.zip(lines).map(line).collect())
     }
 
-    /// The shares of `values` in the bins between `edges`.
+    /// Computes the share of `values` in each of the bins between `edges`.
     pub fn histogram(edges: Vec<f64>, values: impl Iterator<Item = f64>) -> Self {
         let mut counts = vec![0usize; edges.len() - 1];
         values.for_each(|value| counts[bin_of(&edges, value)] += 1);
@@ -115,7 +116,7 @@ impl PlotContent {
         }
     }
 
-    /// Edges, share and title of each bar.
+    /// Iterates over the edges, the share and the title of each bar.
     fn bars(&self) -> impl Iterator<Item = ([f64; 2], f64, String)> {
         let (edges, shares) = match self {
             Self::Bars { edges, shares } => (&edges[..], &shares[..]),
@@ -128,7 +129,7 @@ impl PlotContent {
         })
     }
 
-    /// The horizontal and the vertical axis of a plot.
+    /// Creates the horizontal and the vertical axis of a plot.
     fn axes(&self, plot: Rect) -> [Axis; 2] {
         let points = || self.all_lines().iter().flat_map(|line| &line.points).map(|point| point.at);
         let range = |values: &mut dyn Iterator<Item = f64>, [low, high]: [f64; 2]| {
@@ -154,7 +155,7 @@ impl PlotContent {
 }
 
 impl Plot {
-    /// The picture with its texts; None if there is nothing to draw.
+    /// Builds the picture with its texts; `None` if there is nothing to draw.
     pub(super) fn view(&self) -> Option<Value> {
         let lines = self.content.all_lines();
         let is_empty = lines.iter().all(|line| line.points.is_empty())
@@ -205,7 +206,7 @@ impl Plot {
         height
     }
 
-    /// The numbers as text, for screen readers.
+    /// Writes the numbers as text, for screen readers.
     fn description(&self) -> String {
         let line = |line: &PlotLine| {
             let points: Vec<&str> = line.points.iter().map(|point| point.title.as_str()).collect();
@@ -217,8 +218,8 @@ impl Plot {
     }
 }
 
-/// The curves of a group: CTAR(w), and acceptance by position among the candidates judged and among all
-/// rounds.
+/// Plots the curves of a group: CTAR(w), acceptance by position among the candidates judged and among all rounds, and
+/// the speed-up by length of the answer.
 pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 4] {
     let position = "position in the round \u{2192}";
     let plot = |name, title, x_name, y_name, values| Plot {
@@ -266,7 +267,8 @@ pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 4] {
     ]
 }
 
-/// A line for each drafter and family of stop rules, at its fastest setting; none if only one length was measured.
+/// Builds a line of speed-ups by length for each drafter and family of stop rules, at its fastest setting; none if
+/// only one length was measured.
 fn lines_by_length(group: &Group<'_>) -> Vec<PlotLine> {
     let points = |row: &ResultRow| -> Vec<PlotPoint> {
         let point = |at: &SpeedAtLength| PlotPoint {
@@ -279,7 +281,7 @@ fn lines_by_length(group: &Group<'_>) -> Vec<PlotLine> {
     best_of_families(group, points)
 }
 
-/// A line of values at 1, 2, 3 and so on for each drafter and family of stop rules, at its fastest setting;
+/// Builds a line of values at 1, 2, 3 and so on for each drafter and family of stop rules, at its fastest setting;
 /// more would be hard to distinguish.
 fn best_lines(group: &Group<'_>, values: fn(&ResultRow) -> &[f64]) -> Vec<PlotLine> {
     let point = |(position, value): (u32, &f64)| PlotPoint {
@@ -290,7 +292,7 @@ fn best_lines(group: &Group<'_>, values: fn(&ResultRow) -> &[f64]) -> Vec<PlotLi
     best_of_families(group, |row| (1..).zip(values(row)).map(point).collect())
 }
 
-/// A line of `points` for each drafter and family of stop rules, at its fastest setting.
+/// Builds a line of `points` for each drafter and family of stop rules, at its fastest setting.
 fn best_of_families(
     group: &Group<'_>,
     points: impl Fn(&ResultRow) -> Vec<PlotPoint>,

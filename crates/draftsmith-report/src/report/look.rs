@@ -49,7 +49,7 @@ const CROSS: Shape = shape(4, 45.0, PLUS.corners);
 const FIVE_POINTS: Shape = shape(5, 0.0, &[(0.0, 1.45), (36.0, 0.61)]);
 const FOUR_POINTS: Shape = shape(4, 0.0, &[(0.0, 1.55), (45.0, 0.65)]);
 
-/// The style sheet's class of a family, and its shapes for separate drafts and self-drafts.
+/// Returns the style sheet's class of a family, and its shapes for separate drafts and self-drafts.
 fn family_look(family: Option<RuleFamily>) -> (&'static str, [Shape; 2]) {
     match family {
         None => ("plain", [CIRCLE; 2]),
@@ -61,13 +61,13 @@ fn family_look(family: Option<RuleFamily>) -> (&'static str, [Shape; 2]) {
     }
 }
 
-/// The rule's family; None without a rule.
+/// Returns the rule's family; `None` without a rule.
 pub(super) fn family_of(rule: StopRuleName) -> Option<RuleFamily> {
     rule.entry().map(|entry| entry.family)
 }
 
 impl Look {
-    /// The look of `row`'s drafter and stop rule in `group`. All but the first of several drafters of a kind
+    /// Returns the look of `row`'s drafter and stop rule in `group`. All but the first of several drafters of a kind
     /// have paler colours.
     pub(super) fn of(row: &ResultRow, group: &Group<'_>) -> Self {
         let mut look = Self::of_only(row.road, row.stop_rule);
@@ -78,7 +78,7 @@ impl Look {
         look
     }
 
-    /// The look of a stop rule with the only drafter of its road.
+    /// Returns the look of a stop rule with the only drafter of its road.
     pub(super) fn of_only(road: Option<Road>, rule: StopRuleName) -> Self {
         let family = family_of(rule);
         let (name, [separate, own]) = family_look(family);
@@ -96,12 +96,12 @@ impl Look {
         Self { class: format!("{road}{name}{filling}"), shape, is_dotted: earlier > 1 }
     }
 
-    /// A circle.
+    /// Returns the look of a circle in a class of the style sheet.
     pub(super) fn circle(class: &str) -> Self {
         Self { class: class.to_owned(), shape: CIRCLE, is_dotted: false }
     }
 
-    /// The mark's outline about `centre`, as an SVG path.
+    /// Outlines the mark about `centre`, as an SVG path.
     pub(super) fn path(&self, centre: Place, radius: f64) -> String {
         // The stroke makes this tiny circle a dot.
         let dot = if self.is_dotted { CIRCLE.path(centre, 0.1 * radius) } else { String::new() };

@@ -34,7 +34,7 @@ struct Pareto<'a> {
     cost: Option<&'a CostSummary>,
 }
 
-/// The picture with the facts of its caption; None if no setting drafts anything.
+/// Builds the picture with the facts of its caption; `None` if no setting drafts anything.
 pub(super) fn view(group: &Group<'_>, known: Option<&GroupSummary>, id: &str) -> Option<Value> {
     let is_finite =
         |row: &&ResultRow| row.discard_rate.is_finite() && row.verification_rate.is_finite();
@@ -133,7 +133,7 @@ impl Pareto<'_> {
         frame.tall
     }
 
-    /// The mark of a row, with a label unless the picture is crowded.
+    /// Builds the mark of a row. In a crowded picture only the best of each kind of drafter has a label.
     fn mark(&self, row: &ResultRow, centre: Place) -> Mark {
         let bold = self.group.is_best_of_rule(row);
         let is_named = self.group.is_best_of_road(row) || bold && !self.is_crowded;
@@ -159,7 +159,7 @@ fn title(row: &ResultRow) -> String {
     )
 }
 
-/// Lines of equal modelled speed-up across the plot, with their labels.
+/// Computes lines of equal modelled speed-up across the plot, with their labels.
 ///
 /// By Eq. 2.3 the time per token is a·(1 + discard) + b·verification with a = t_draft + t_row and
 /// b = t_target − t_draft. Plain decoding takes t_target + t_row per token.
@@ -190,7 +190,8 @@ fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)>
     (first.max(1)..=last).filter_map(|index| line(index as f64 * step)).collect()
 }
 
-/// The text of each line with its area, as far right as possible without covering marks or another text.
+/// Places the text of each line as far right as possible without covering marks or another text, and returns it with
+/// its area. Lines without a free place get no text.
 fn label_lines<'a>(
     lines: &'a [(Segment, String)],
     marks: &[Mark],

@@ -19,7 +19,7 @@ const MIN_RADIUS: f64 = 2.4;
 /// A point with fewer predictions would be noise.
 const MIN_LABELS: usize = 50;
 
-/// A section for each drafter, way of decoding and source of prompts, in order of appearance.
+/// Builds a section for each drafter, way of decoding and source of prompts, in order of appearance.
 pub(super) fn replays(replays: &[ReplayGroup]) -> Vec<Value> {
     let section = |name: String| {
         let of_section = replays.iter().enumerate().filter(|(_, it)| it.name() == name);
@@ -55,7 +55,7 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
     }
 }
 
-/// A section for the predictions of each drafter and way of decoding.
+/// Builds a section on the head's predictions for each drafter and way of decoding.
 pub(super) fn predictions(predictions: &[HeadPredictions]) -> Vec<Value> {
     predictions.iter().enumerate().map(|(index, one)| judged(index, one)).collect()
 }
@@ -73,7 +73,7 @@ fn judged(index: usize, predictions: &HeadPredictions) -> Value {
     }
 }
 
-/// The accepted share against the prediction.
+/// Plots the accepted share against the prediction.
 fn reliability(predictions: &HeadPredictions, id: String, name: &str) -> Plot {
     let line = PlotLine {
         look: Look::circle("draft head"),
@@ -91,7 +91,7 @@ fn reliability(predictions: &HeadPredictions, id: String, name: &str) -> Plot {
     }
 }
 
-/// A point, titled `0.42 predicted, 0.61 accepted, 12.3 % of all weight, 340 predictions`.
+/// Plots a bin as a point, titled `0.42 predicted, 0.61 accepted, 12.3 % of all weight, 340 predictions`.
 fn point(bin: &ReliabilityBin) -> PlotPoint {
     PlotPoint {
         at: (bin.mean_predicted, bin.mean_label),

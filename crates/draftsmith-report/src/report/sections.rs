@@ -22,7 +22,7 @@ const ROADS: [(Road, &str, &str); 4] = [
     (Road::Several, "With several drafters", "several drafters, "),
 ];
 
-/// The main findings, in a few sentences.
+/// Writes the main findings, in a few sentences.
 pub(super) fn lead(groups: &[Group<'_>]) -> String {
     let rules = ROADS.iter().filter_map(|(road, with, _)| rule_over_fixed(groups, *road, with));
     let what = "Self-drafting at its best is faster than the separate draft at its best";
@@ -38,8 +38,8 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
     }
 }
 
-/// The gain of a kind of drafter's best adaptive rule, by its mean over the groups, over the best fixed
-/// length.
+/// States how much faster a kind of drafter's best adaptive rule, by its mean over the groups, is than the best fixed
+/// length. Returns `None` if no group measured both.
 fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<String> {
     let rows = groups.iter().flat_map(Group::drafted).filter(|row| row.road == Some(road));
     let rules: BTreeSet<StopRuleName> = rows.map(|row| row.stop_rule).collect();
@@ -66,7 +66,8 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<Strin
     compared(&what, ratios)
 }
 
-/// `… in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens per second.`
+/// Completes a finding with its numbers: `… in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens per
+/// second.`
 fn compared(what: &str, ratios: &[f64]) -> Option<String> {
     let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
     let differences = range(ratios, |ratio| gain(ratio - 1.0))?;
@@ -74,7 +75,7 @@ fn compared(what: &str, ratios: &[f64]) -> Option<String> {
     Some(format!("{what} in {num_faster} of {comparisons}: {differences} in tokens per second."))
 }
 
-/// `1.20× to 1.31×`, or one text if there is one value.
+/// Formats the range of values: `1.20× to 1.31×`, or one text if there is one value.
 fn range(values: &[f64], text: impl Fn(f64) -> String) -> Option<String> {
     let least = typeset(&text(values.iter().copied().reduce(f64::min)?));
     let greatest = typeset(&text(values.iter().copied().reduce(f64::max)?));
@@ -85,7 +86,7 @@ fn is_adaptive(rule: StopRuleName) -> bool {
     rule != StopRuleName::FixedLength
 }
 
-/// The fastest row of a kind of drafter under the rules that are meant.
+/// Returns the fastest row of a kind of drafter under the rules that `is_meant` accepts.
 fn best<'a>(
     group: &Group<'a>,
     road: Road,
@@ -98,7 +99,7 @@ fn best_fixed<'a>(group: &Group<'a>, road: Road) -> Option<&'a ResultRow> {
     best(group, road, |rule| !is_adaptive(rule))
 }
 
-/// Speed of the best self-draft relative to the best separate draft.
+/// Returns the speed of the best self-draft relative to the best separate draft.
 fn self_over_separate(group: &Group<'_>) -> Option<f64> {
     speed_ratio(
         best(group, Road::SelfDraft, |_| true)?,
@@ -111,7 +112,8 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
-/// What was fastest, by how much, and what to do next, for the first group; `None` if nothing was drafted.
+/// States what was fastest, by how much, and what to do next, for the first group that drafted; `None` if nothing was
+/// drafted.
 pub(super) fn opening(groups: &[Group<'_>], conclusion: &Conclusion) -> Option<String> {
     let verdict = conclusion.verdicts.first()?;
     let row = groups.iter().find(|group| group.best().is_some())?;
@@ -120,7 +122,7 @@ pub(super) fn opening(groups: &[Group<'_>], conclusion: &Conclusion) -> Option<S
     Some(on_a_page(&format!("{found} {}", verdict.next())))
 }
 
-/// The conclusion for each group, with the style sheet's class.
+/// Returns the conclusion for each group, with the style sheet's class.
 pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
     let verdict = |verdict: &GroupVerdict| {
         let class = match verdict.advice {
@@ -134,7 +136,7 @@ pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
     conclusion.verdicts.iter().map(verdict).collect()
 }
 
-/// A card for each group: the tuned or else the fastest setting, and the best of each kind of drafter.
+/// Builds a card for each group: the tuned or else the fastest setting, and the best of each kind of drafter.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let line = |row: &ResultRow| {
         let drafter = row.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default();
@@ -160,7 +162,7 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     groups.iter().enumerate().filter_map(card).collect()
 }
 
-/// The best fixed length and the best adaptive rule of each kind of drafter, each with the fixed length that
+/// Returns the best fixed length and the best adaptive rule of each kind of drafter, each with the fixed length that
 /// it is compared with.
 fn bests<'a>(group: &Group<'a>) -> Vec<(&'a ResultRow, Option<&'a ResultRow>)> {
     let of_road = |(road, ..): (Road, &str, &str)| {
@@ -171,7 +173,7 @@ fn bests<'a>(group: &Group<'a>) -> Vec<(&'a ResultRow, Option<&'a ResultRow>)> {
     ROADS.into_iter().flat_map(of_road).collect()
 }
 
-/// The results by category with the settings that are best over all prompts; no lines if there are no
+/// Tabulates the results by category with the settings that are best over all prompts; no lines if there are no
 /// categories, or nothing was drafted.
 ///
 /// Choosing settings again in each category would overstate their speed.
@@ -205,7 +207,7 @@ pub(super) fn categories(group: &Group<'_>) -> Value {
     table.view()
 }
 
-/// The fitted cost models of all groups, with the greatest error of a speed-up.
+/// Tabulates the fitted cost models of all groups, with the greatest error of a speed-up.
 pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Value {
     let miss = |group: &Group<'_>, cost: &CostSummary| {
         let is_of_all = cost.reads.is_none();
@@ -234,7 +236,7 @@ pub(super) fn costs(groups: &[Group<'_>], summary: &EvaluationSummary) -> Value 
         .view()
 }
 
-/// Gains of tuned rules, as promised and as measured.
+/// Lists the gains of tuned rules, as promised and as measured.
 pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     let promise = |promise: &PromiseSummary| {
         let prefix = promise.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default();
@@ -244,7 +246,8 @@ pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     known.promises.iter().map(promise).collect()
 }
 
-/// Whether the output of each group is the target's.
+/// Counts the settings of each group whose output is the target's, and those that were not checked; names those whose
+/// output differs.
 pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
     let statement = |group: &Group<'_>| {
         let with = |lossless| group.drafted().filter(move |row| row.lossless == lossless);
@@ -257,7 +260,7 @@ pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec
     groups.iter().map(statement).collect()
 }
 
-/// All settings of a decoding, in words.
+/// Describes all settings of a way of decoding in words.
 pub(super) fn decoding_text(decoding: &Decoding) -> String {
     let sampling = match decoding.choice {
         TokenChoice::Greedy => None,

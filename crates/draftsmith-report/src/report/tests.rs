@@ -8,7 +8,7 @@ use crate::results::{DrafterName, Estimate, ReplayGroup, Road, StopRuleName};
 /// Elements without an end tag.
 const VOID: [&str; 3] = ["meta", "link", "br"];
 
-/// The page's tags as (name, attributes), after a check that they are balanced.
+/// Checks that the page's tags are balanced, and returns them as (name, attributes).
 #[track_caller]
 fn tags(page: &str) -> Vec<(String, String)> {
     let (mut open, mut tags) = (Vec::new(), Vec::new());
@@ -58,7 +58,7 @@ fn heads_of_a_sweep_and_lengths_of_answers_are_shown() {
     }
 }
 
-/// `REPORT_PAGE=page.html cargo test the_page_can_be_viewed` writes the page, for a browser.
+/// Writes the page, for a browser: `REPORT_PAGE=page.html cargo test the_page_can_be_viewed`.
 #[test]
 fn the_page_can_be_viewed() {
     if let Some(path) = std::env::var_os("REPORT_PAGE") {

@@ -51,7 +51,7 @@ pub struct Choice {
 }
 
 impl Answer {
-    /// An answer with its id.
+    /// Creates an answer with the id `model_id#question_id`.
     pub fn new(
         question_id: QuestionId,
         category: impl Into<String>,
@@ -75,7 +75,8 @@ impl Choice {
     }
 }
 
-/// The tokens of each round without those cut off at the end, so that their mean is the compression rate.
+/// Iterates over the tokens of each round without those cut off at the end, so that their mean is the compression
+/// rate.
 fn accept_lengths(trace: &Trace) -> impl Iterator<Item = usize> {
     trace.rounds.iter().scan(trace.num_tokens, |left, round| {
         let kept = round.num_tokens().min(*left);
@@ -93,7 +94,7 @@ impl std::fmt::Display for QuestionId {
     }
 }
 
-/// The text of an answers file.
+/// Formats answers as the text of an answers file, one JSON object a line.
 ///
 /// # Errors
 /// Never for answers, which are always valid JSON.
@@ -114,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// Rounds that accept as given, with `num_cut` tokens cut off the last.
+    /// Builds rounds that accept as given, with `num_cut` tokens cut off the last.
     fn trace(accepted: &[usize], num_cut: usize) -> Trace {
         let rounds: Vec<Round> = accepted
             .iter()

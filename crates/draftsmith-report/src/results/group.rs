@@ -14,7 +14,7 @@ pub(crate) struct Group<'a> {
     rows: Vec<&'a ResultRow>,
 }
 
-/// The groups of `rows`, in order of appearance.
+/// Splits `rows` into groups of one dataset, way of decoding and temperature, in order of appearance.
 pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
     fn key(row: &ResultRow) -> (&str, DecodingName, f64) {
         (&row.dataset, row.decoding, row.temperature)
@@ -28,22 +28,22 @@ pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
 }
 
 impl<'a> Group<'a> {
-    /// The rows over all prompts.
+    /// Iterates over the rows over all prompts.
     pub(crate) fn pooled(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.rows.iter().copied().filter(|row| row.is_pooled())
     }
 
-    /// Plain decoding over all prompts.
+    /// Returns the row of plain decoding over all prompts.
     pub(crate) fn plain(&self) -> Option<&'a ResultRow> {
         self.pooled().find(|row| row.stop_rule == StopRuleName::None)
     }
 
-    /// The drafters, in order of appearance.
+    /// Returns the drafters, in order of appearance.
     pub(crate) fn drafters(&self) -> Vec<DrafterName> {
         in_order(self.drafted().map(|row| row.drafter))
     }
 
-    /// The fastest of the rows over all prompts that draft and are meant; ties go to the first.
+    /// Returns the fastest of the rows over all prompts that draft and that `is_meant` accepts; ties go to the first.
     pub(crate) fn fastest(&self, is_meant: impl Fn(&ResultRow) -> bool) -> Option<&'a ResultRow> {
         // All rows of a group share one baseline, so the fastest has the greatest speed-up. Speeds are compared
         // because the baseline may be missing.
@@ -54,17 +54,17 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// The fastest row.
+    /// Returns the fastest row that drafts.
     pub(crate) fn best(&self) -> Option<&'a ResultRow> {
         self.fastest(|_| true)
     }
 
-    /// The fastest row whose setting `tune` chose.
+    /// Returns the fastest row whose setting `tune` chose.
     pub(crate) fn best_tuned(&self) -> Option<&'a ResultRow> {
         self.fastest(|row| row.is_tuned)
     }
 
-    /// The fastest row of each class of rows, in order of appearance.
+    /// Returns the fastest row of each class of rows, in order of appearance.
     pub(crate) fn best_by<T: PartialEq>(
         &self,
         class: impl Fn(&ResultRow) -> T,
@@ -74,19 +74,20 @@ impl<'a> Group<'a> {
         classes.into_iter().filter_map(best).collect()
     }
 
-    /// The fastest row of each drafter and stop rule, in order of appearance.
+    /// Returns the fastest row of each drafter and stop rule, in order of appearance.
     pub(crate) fn best_of_rules(&self) -> Vec<&'a ResultRow> {
         self.best_by(|row| (row.drafter, row.stop_rule))
     }
 
-    /// The rows of `like`'s drafter and stop rule, including `like`.
+    /// Iterates over the rows of `like`'s drafter and stop rule, including `like`.
     pub(crate) fn sweep_of(&self, like: &ResultRow) -> impl Iterator<Item = &'a ResultRow> + '_ {
         let sweep = (like.drafter, like.stop_rule);
         self.drafted().filter(move |row| (row.drafter, row.stop_rule) == sweep)
     }
 
-    /// `tuned`, or the widest set in which `row` is the fastest: `fastest` of all, `best` of its kind of
-    /// drafter, `*` of its drafter and rule; empty if there is none, or the row is for a category.
+    /// Returns the mark of a row: `tuned` if `tune` chose its setting, and `fastest` if it is the fastest of all. A
+    /// row with neither gets `best` if it is the fastest of its kind of drafter, or else `*` if it is the fastest of
+    /// its drafter and rule. A row of one category is never marked as the fastest of any.
     pub(crate) fn mark(&self, row: &ResultRow) -> &'static str {
         let is = |is_meant: &dyn Fn(&ResultRow) -> bool| {
             row.is_pooled() && self.fastest(is_meant).is_some_and(|best| best.same_setting(row))
@@ -102,34 +103,34 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Whether `row` is the fastest of its kind of drafter.
+    /// Returns whether `row` is the fastest of its kind of drafter.
     pub(crate) fn is_best_of_road(&self, row: &ResultRow) -> bool {
         self.fastest(|other| other.road == row.road).is_some_and(|best| best.same_setting(row))
     }
 
-    /// Whether `row` is the fastest of its drafter and rule.
+    /// Returns whether `row` is the fastest of its drafter and rule.
     pub(crate) fn is_best_of_rule(&self, row: &ResultRow) -> bool {
         self.best_of_rules().iter().any(|best| best.same_setting(row))
     }
 
-    /// The categories of prompts, in order of appearance.
+    /// Returns the categories of prompts, in order of appearance.
     pub(crate) fn categories(&self) -> Vec<&'a str> {
         let rows = self.rows.iter().copied();
         in_order(rows.filter(|row| !row.is_pooled()).map(|row| row.category.as_str()))
     }
 
-    /// The row of `category` under the setting of `like`.
+    /// Finds the row of `category` under the setting of `like`.
     pub(crate) fn in_category(&self, category: &str, like: &ResultRow) -> Option<&'a ResultRow> {
         let mut rows = self.rows.iter().copied().filter(|row| row.category == category);
         rows.find(|row| row.same_setting(like))
     }
 
-    /// The dataset and the way of decoding, in words.
+    /// Names the dataset and the way of decoding, in words.
     pub(crate) fn name(&self) -> String {
         format!("{}, {}", self.dataset, self.decoding_text())
     }
 
-    /// The way of decoding, in words: `greedy`, `sampled at T = 0.7`.
+    /// Describes the way of decoding in words: `greedy`, `sampled at T = 0.7`.
     pub(crate) fn decoding_text(&self) -> String {
         match self.decoding {
             DecodingName::Greedy => "greedy".into(),
@@ -137,7 +138,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The rows over all prompts that draft.
+    /// Iterates over the rows over all prompts that draft.
     pub(crate) fn drafted(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.pooled().filter(|row| row.drafter != DrafterName::None)
     }

@@ -24,7 +24,8 @@ pub struct HeadRace {
 }
 
 impl HeadRace {
-    /// `d2-w6-r0.15 is the fastest of 20 heads. d3-w6-r0.15 has the lowest KL and is 0.8% slower (0.2 to 1.4).`
+    /// Names the fastest head and states what the head with the lowest KL loses to it: `d2-w6-r0.15 is the fastest of
+    /// 20 heads. d3-w6-r0.15 has the lowest KL and is 0.8% slower (0.2 to 1.4).`
     pub fn verdict(&self) -> String {
         let named = |is: fn(&JudgedHead) -> bool| {
             self.heads.iter().find(|head| is(head)).map_or("", |head| head.name.as_str())

@@ -61,12 +61,13 @@ pub struct LogLosses {
 }
 
 impl LogLosses {
-    /// Whether the head predicts better, beyond the interval.
+    /// Returns whether the head predicts better than the estimator: whether the whole interval of the gain is above
+    /// 0.
     pub fn pays(&self) -> bool {
         self.gain.low > 0.0
     }
 
-    /// Both, and their difference.
+    /// Writes both log-losses, and their difference.
     pub fn text(&self) -> String {
         format!(
             "Log-loss: {} nats per candidate against {} (better by {}, 95 %: {} to {})",
@@ -92,12 +93,12 @@ pub struct HeadOverOnline {
 }
 
 impl HeadOverOnline {
-    /// Whether the head both predicts better and is faster, beyond the intervals.
+    /// Returns whether the head both predicts better and is faster, beyond the intervals.
     pub fn pays(&self) -> bool {
         self.log_losses.pays() && self.speed_gain.low > 0.0
     }
 
-    /// Whether the head is worth its training, in two sentences.
+    /// States whether the head is worth its training, in two sentences.
     pub fn verdict(&self) -> String {
         let Self { log_losses, speed_gain, .. } = self;
         let advice = match self.pays() {
@@ -159,7 +160,8 @@ pub struct LookUps {
 }
 
 impl ReplayGroup {
-    /// `draft, greedy`, or `draft, greedy, gsm8k_test`.
+    /// Names the drafter, the way of decoding and the source of prompts, if there is one: `draft, greedy`, or `draft,
+    /// greedy, gsm8k_test`.
     pub(crate) fn name(&self) -> String {
         let name = self.drafter.under(self.decoding);
         match &self.dataset {
@@ -170,7 +172,7 @@ impl ReplayGroup {
 }
 
 impl LookUps {
-    /// `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
+    /// Writes the setting and its speed-up: `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
     pub fn text(&self) -> String {
         let Estimate { value, low, high } = self.speedup;
         let speed = times_text(value);
@@ -205,12 +207,12 @@ pub struct ReplayRow {
 }
 
 impl ReplayRow {
-    /// Whether this is the best fixed length, the baseline of the other rows.
+    /// Returns whether this is the best fixed length, the baseline of the other rows.
     pub(crate) fn is_best_fixed(&self) -> bool {
         self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
     }
 
-    /// The label: `K = 4`, `lookup 2x4, eta = 0.6`.
+    /// Labels the rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
     pub fn label(&self) -> String {
         rule_label(self.lookup_first, &self.config)
     }

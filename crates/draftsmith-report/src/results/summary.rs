@@ -180,7 +180,7 @@ impl PromiseOutcome {
         }
     }
 
-    /// The outcome in words.
+    /// Returns the outcome in words, as in `too uncertain to tell`.
     pub fn text(self) -> &'static str {
         match self {
             Self::Held => "held",
@@ -207,7 +207,7 @@ pub enum RuleReads {
 }
 
 impl RuleReads {
-    /// What a rule with these needs reads.
+    /// Returns what a rule with these needs reads. Of several signals the head comes first, then the entropy.
     pub fn of(needs: SignalNeeds) -> Self {
         match needs {
             SignalNeeds { acceptance_prob: true, .. } => Self::Head,
@@ -217,7 +217,7 @@ impl RuleReads {
         }
     }
 
-    /// In words.
+    /// Names in words what the rule reads.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -257,7 +257,8 @@ pub struct CostSummary {
 }
 
 impl CostSummary {
-    /// The model of `fit` over the settings of `drafter` whose rules read this, or over all.
+    /// Summarises `fit`, a cost model over the settings of `drafter` whose rules read `reads`, or over all of its
+    /// settings.
     pub fn new(drafter: DrafterName, reads: Option<RuleReads>, fit: &CostFit) -> Self {
         Self {
             drafter,
@@ -273,7 +274,8 @@ impl CostSummary {
 }
 
 impl CostSummary {
-    /// The seconds per forward of a model that decodes by itself: a draft, or the target without a drafter.
+    /// Summarises the seconds per forward of a model that decodes by itself: a draft, or the target without a
+    /// drafter.
     pub fn alone(drafter: DrafterName, seconds: f64) -> Self {
         let is_target = drafter == DrafterName::None;
         Self {
@@ -290,26 +292,26 @@ impl CostSummary {
 }
 
 impl GroupSummary {
-    /// The cost models over all settings of a drafter.
+    /// Iterates over the cost models that cover all settings of a drafter.
     fn costs_of_all(&self) -> impl Iterator<Item = &CostSummary> {
         self.costs.iter().filter(|cost| cost.reads.is_none())
     }
 
-    /// The drafter's fitted cost model.
+    /// Returns the cost model fitted to all settings of the drafter.
     pub(crate) fn cost_of(&self, drafter: DrafterName) -> Option<&CostSummary> {
         self.costs_of_all().find(|cost| cost.drafter == drafter)
     }
 }
 
 impl EvaluationSummary {
-    /// The summary with its conclusion from the rows.
+    /// Adds the conclusion from the rows.
     #[must_use]
     pub fn concluded(self, rows: &[ResultRow]) -> Self {
         let groups = groups(rows);
         Self { conclusion: Conclusion::of(&groups, self.doubts(&groups)), ..self }
     }
 
-    /// Reasons to doubt the measurements, as sentences.
+    /// Lists reasons to doubt the measurements, as sentences.
     fn doubts(&self, groups: &[Group<'_>]) -> Vec<String> {
         let seen = self.datasets.iter().filter_map(|dataset| {
             let num = dataset.num_in_data.filter(|num| *num > 0)?;
@@ -342,7 +344,7 @@ impl EvaluationSummary {
         seen.chain(load).chain(poor).collect()
     }
 
-    /// The entry of a group of rows.
+    /// Finds the entry of a group of rows.
     pub(crate) fn group(&self, group: &Group<'_>) -> Option<&GroupSummary> {
         self.groups.iter().find(|summary| {
             summary.dataset == group.dataset
@@ -352,7 +354,7 @@ impl EvaluationSummary {
     }
 }
 
-/// The text of `summary.json`.
+/// Formats the text of `summary.json`.
 ///
 /// # Errors
 /// Never for a summary, which is always valid JSON.

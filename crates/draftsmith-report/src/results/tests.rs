@@ -52,7 +52,7 @@ const COLUMNS: [&str; 39] = [
 
 const SELF_DRAFT: DrafterName = DrafterName::Of(DrafterId::named("exit1"));
 
-/// Two rounds yield 4 + 2 = 6 tokens in 50 ms, prefill 10 ms.
+/// Builds two rounds that yield 4 + 2 = 6 tokens in 50 ms, with a prefill of 10 ms.
 fn trace() -> Trace {
     let round = |num_drafted: usize, num_accepted| Round {
         num_drafted,

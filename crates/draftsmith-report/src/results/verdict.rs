@@ -61,7 +61,7 @@ impl MeasuredSetting {
         Some(Self { label: row.label(), speedup: row.speedup?, interval: row.speedup_interval })
     }
 
-    /// `1.15x (1.06 to 1.25)`.
+    /// Formats the speed-up and its interval: `1.15x (1.06 to 1.25)`.
     fn speed_text(&self) -> String {
         let interval = self.interval.map(|[low, high]| format!(" ({low:.2} to {high:.2})"));
         format!("{}{}", times_text(self.speedup), interval.unwrap_or_default())
@@ -88,7 +88,8 @@ impl GroupVerdict {
         Self { group: group.name(), advice, tuned, fastest }
     }
 
-    /// What was fastest and by how much, in two sentences, with the setting by this name.
+    /// States what was fastest and by how much, in two sentences that call the setting `name`. Returns `None` if
+    /// nothing was drafted.
     pub fn found(&self, name: &str) -> Option<String> {
         let setting = self.tuned.as_ref().or(self.fastest.as_ref())?;
         let interval = setting.interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}; "));
@@ -114,7 +115,7 @@ impl GroupVerdict {
         })
     }
 
-    /// What to do next, in a sentence.
+    /// Returns what to do next, in a sentence.
     pub fn next(&self) -> &'static str {
         match self.advice {
             DeployAdvice::Deploy => {
@@ -130,7 +131,7 @@ impl GroupVerdict {
         }
     }
 
-    /// The verdict as sentences: `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h =
+    /// Writes the verdict as sentences: `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h =
     /// 0.3, 1.40x (1.29 to 1.52).`
     pub fn text(&self) -> String {
         let tuned = self.tuned.as_ref().map(|tuned| (&tuned.label, tuned.speed_text()));
@@ -155,13 +156,13 @@ impl GroupVerdict {
 }
 
 impl Conclusion {
-    /// The conclusion from the rows, with reasons to doubt them.
+    /// Draws the conclusion from the rows, with reasons to doubt them.
     pub(crate) fn of(groups: &[Group<'_>], doubts: Vec<String>) -> Self {
         let drafting = groups.iter().filter(|group| group.best().is_some());
         Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts }
     }
 
-    /// The conclusion as lines for a terminal.
+    /// Writes the conclusion as lines for a terminal.
     pub fn lines(&self) -> Vec<String> {
         let verdicts = self.verdicts.iter().map(|it| format!("{}: {}", it.group, it.text()));
         let doubts = self.doubts.iter().map(|doubt| format!("Doubtful: {doubt}"));

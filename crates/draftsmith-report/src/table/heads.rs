@@ -9,7 +9,8 @@ use super::{Line, Table, explained_tables};
 use crate::results::{HeadPredictions, HeadRace, JudgedHead};
 use crate::text::{counted, gain, interval, number, percent, signed, times, wrapped};
 
-/// A table of the head's scores on test prompts for each way of decoding; empty without a head.
+/// Renders a table of the head's scores on test prompts for each way of decoding, with verdicts; empty without a
+/// head.
 pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &'_ HeadPredictions| {
         let heading = format!(
@@ -28,7 +29,7 @@ pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
     text
 }
 
-/// A table of scores for terminals and pages.
+/// Builds a table of scores for terminals and pages.
 pub(crate) fn scores_table(first: &'static str, lines: Vec<Line<HeadScores>>) -> Table<HeadScores> {
     Table::new(first, lines)
         .column("ECE", "ECE", 0, |scores| number(scores.ece, 4))
@@ -63,7 +64,7 @@ pub struct SweptHead {
     pub dir: PathBuf,
 }
 
-/// The heads of a sweep as a text table with its explanation and a final line break. The least important
+/// Renders the heads of a sweep as a text table with its explanation and a final line break. The least important
 /// columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
 pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
     let lines = rows.iter().map(|row| {
@@ -81,7 +82,7 @@ pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool
     explained_tables(&[(String::new(), table)], width, colour)
 }
 
-/// The heads of a sweep by speed, as a text table with its explanation and a final line break.
+/// Renders the speeds under a sweep's heads as a text table with its explanation and a final line break.
 pub fn render_head_race(race: &HeadRace, width: Option<usize>, colour: bool) -> String {
     let heading = format!(
         "heads of {}, {}\n{}\n",
@@ -93,7 +94,7 @@ pub fn render_head_race(race: &HeadRace, width: Option<usize>, colour: bool) -> 
     explained_tables(&[(heading.collect(), head_race_table(race))], width, colour)
 }
 
-/// A table of heads for terminals and pages.
+/// Builds the table of the speeds under a sweep's heads, for terminals and pages.
 pub(crate) fn head_race_table(race: &HeadRace) -> Table<&JudgedHead> {
     let lines = race.heads.iter().map(|head| {
         let mark = if head.is_chosen { "*" } else { "" };

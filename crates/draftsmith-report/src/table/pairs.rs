@@ -35,7 +35,8 @@ pub struct RowPair {
     label: String,
 }
 
-/// Pairs the rows of two evaluations over all categories, in the order of the first.
+/// Pairs the rows of two evaluations over all categories, in the order of the first evaluation. The rows that only the
+/// second one has follow.
 pub fn pair_rows(first: &[ResultRow], second: &[ResultRow]) -> Vec<RowPair> {
     type Key<'a> = (&'a str, DecodingName, f64, DrafterName, StopRuleName, Option<f64>);
     fn key(row: &ResultRow) -> Key<'_> {
@@ -73,7 +74,8 @@ pub fn pair_rows(first: &[ResultRow], second: &[ResultRow]) -> Vec<RowPair> {
     both[0].iter().chain(added).map(pair).collect()
 }
 
-/// Pairs as text tables, one for each dataset and way of decoding, with a final line break.
+/// Renders the pairs of two evaluations' rows as text tables, one for each dataset and way of decoding, with a final
+/// line break.
 pub fn render_pairs(
     first: &[ResultRow],
     second: &[ResultRow],

@@ -16,7 +16,7 @@ pub(crate) struct Judged<'a> {
     gain: Option<Estimate>,
 }
 
-/// The groups as text tables with an explanation and a final line break; empty without groups. The least
+/// Renders the groups as text tables with an explanation and a final line break; empty without groups. The least
 /// important columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
 pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour: bool) -> String {
     let table = |group: &'_ ReplayGroup| {
@@ -36,7 +36,7 @@ pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour:
     explained_tables(&tables.collect::<Vec<_>>(), width, colour)
 }
 
-/// The rules of one group as a text table with an explanation and a final line break, with the columns of
+/// Renders the rules of one group as a text table with an explanation and a final line break, with the columns of
 /// [`render_replay_table`].
 pub fn render_rules(
     rows: &[ReplayRow],
@@ -47,7 +47,7 @@ pub fn render_rules(
     explained_tables(&[(String::new(), replay_table(rows, oracle))], width, colour)
 }
 
-/// `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
+/// Writes costs in milliseconds: `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
 pub(crate) fn costs_text(
     &CostModel { draft_seconds, target_seconds, row_seconds }: &CostModel,
 ) -> String {
@@ -60,7 +60,7 @@ pub(crate) fn costs_text(
     text
 }
 
-/// The rules and the oracle.
+/// Tabulates the rules and the oracle.
 pub(crate) fn replay_table(rows: &[ReplayRow], oracle: Option<Estimate>) -> Table<Judged<'_>> {
     let best = best_of(rows);
     let rules = rows.iter().map(|rule| {
@@ -108,7 +108,7 @@ pub(crate) fn replay_table(rows: &[ReplayRow], oracle: Option<Estimate>) -> Tabl
         .classed("range")
 }
 
-/// The rule that gains most over the best fixed length.
+/// Returns the rule that gains most over the best fixed length.
 pub(crate) fn best_of(rows: &[ReplayRow]) -> Option<&ReplayRow> {
     let rows = rows.iter().filter(|row| !row.is_best_fixed() && row.gain.value.is_finite());
     rows.reduce(|best, row| if row.gain.value > best.gain.value { row } else { best })

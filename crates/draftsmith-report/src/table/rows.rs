@@ -7,7 +7,7 @@ use super::{Line, Table, explained_tables};
 use crate::results::{Conclusion, DrafterName, Group, ResultRow, groups};
 use crate::text::{counted, number, percent, thousands, times, wrapped};
 
-/// An evaluation as text: its conclusion, the tables of rows, and the path of the report.
+/// Renders an evaluation as text: its conclusion, the tables of rows, and the path of the report.
 pub fn render_evaluation(
     rows: &[ResultRow],
     conclusion: &Conclusion,
@@ -21,9 +21,8 @@ pub fn render_evaluation(
     format!("{}\n\n{tables}\nreport: {}\n", lines.join("\n"), report.display())
 }
 
-/// The rows over all prompts as text tables, one for each dataset and way of decoding, with a final line
-/// break. The least important columns are dropped until lines fit into `width`, or into 80 columns if it is
-/// unknown.
+/// Renders the rows over all prompts as text tables, one for each dataset and way of decoding, with a final line
+/// break. The least important columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
 pub fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
     let groups = groups(rows);
     let tables = groups.iter().map(|group| {
@@ -33,7 +32,7 @@ pub fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> S
     explained_tables(&tables.collect::<Vec<_>>(), width, colour)
 }
 
-/// The rows of a group over all prompts.
+/// Tabulates the rows of a group over all prompts.
 pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     let has_several = group.drafters().len() > 1;
     let mut drafter = DrafterName::None;
@@ -69,7 +68,7 @@ pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
         .classed("lossless")
 }
 
-/// Whether a row is lossless, with its number of forgiven ties: `yes`, `yes, 2 ties`, `NO`.
+/// Reports whether a row is lossless, with its number of forgiven ties: `yes`, `yes, 2 ties`, `NO`; `-` if unchecked.
 fn lossless(row: &ResultRow) -> String {
     let verdict = row.lossless.map_or("-", |lossless| if lossless { "yes" } else { "NO" });
     match row.num_forgiven_ties {
@@ -78,7 +77,7 @@ fn lossless(row: &ResultRow) -> String {
     }
 }
 
-/// Each drafter at its fastest setting.
+/// Tabulates each drafter at its fastest setting.
 pub(crate) fn standard_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     let rows = group.best_by(|row| row.drafter).into_iter();
     let mut table = Table::new("drafter", rows.map(|row| Line::of(row.label(), row)))

@@ -15,7 +15,7 @@ fn in_bf16(name: &str) -> CausalLm {
     loaded.expect("the fixture loads")
 }
 
-/// A random adapter, written and read in bf16.
+/// Writes a random adapter and reads it in bf16.
 fn adapter_in_bf16(target: &CausalLm) -> Adapter {
     let device = Device::flex();
     device.seed(3);
@@ -38,7 +38,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Counts a generation.
+    /// Counts a generation as the same as plain decoding, as a tie at the first difference, or as different.
     fn add(&mut self, model: &CausalLm, prompt: &[u32], plain: &[u32], found: &Generation) {
         self.num_accepted += found.trace.counts().num_accepted;
         let mut pairs = plain.iter().zip(&found.token_ids);

@@ -13,7 +13,7 @@ use crate::session::tests::{draft_one, predicted_for_candidates, tensor_of};
 
 const EXIT_LAYER: usize = 2;
 
-/// Every form, with and without additional inputs.
+/// Returns every form of head, with and without additional inputs.
 pub(super) fn all_reads() -> Vec<HeadReads> {
     use HeadInput::{Entropy, TopProb};
     let inputs: [&[HeadInput]; 3] = [&[], &[Entropy], &[Entropy, TopProb]];
@@ -21,7 +21,7 @@ pub(super) fn all_reads() -> Vec<HeadReads> {
     forms.into_iter().flat_map(|form| inputs.map(|inputs| HeadReads::new(form, inputs))).collect()
 }
 
-/// A head with random weights, read from files like a trained one.
+/// Writes a head with random weights and reads it from files like a trained one.
 pub(super) fn head(model: &CausalLm, reads: &HeadReads, name: &str) -> AcceptanceHead {
     let dir = tempfile_dir(name);
     let device = Device::flex();
@@ -41,8 +41,8 @@ fn tempfile_dir(name: &str) -> std::path::PathBuf {
     dir
 }
 
-/// The head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
-/// from one pass over the whole sequence.
+/// Computes the head's predictions for the tokens of `ids` after the first `num_before`, as candidates of one round,
+/// in one pass over the whole sequence.
 fn of_whole_sequence(
     model: &CausalLm,
     adapter: &Adapter,
