@@ -64,13 +64,13 @@ impl TunedDraftModel {
         Ok(tuned)
     }
 
-    /// The settings for each tuned way of decoding.
+    /// Returns the settings for each tuned way of decoding, greedy first.
     pub fn settings(&self) -> impl Iterator<Item = (DecodingName, &Vec<RuntimeSetting>)> {
         let both = [(DecodingName::Greedy, &self.greedy), (DecodingName::Sampled, &self.sampled)];
         both.into_iter().filter_map(|(name, settings)| Some((name, settings.as_ref()?)))
     }
 
-    /// The entry for a way of decoding.
+    /// Returns the entry for a way of decoding, to be filled.
     pub fn slot(&mut self, name: DecodingName) -> &mut Option<Vec<RuntimeSetting>> {
         match name {
             DecodingName::Greedy => &mut self.greedy,
@@ -78,8 +78,9 @@ impl TunedDraftModel {
         }
     }
 
-    /// The keys that transformers' assisted generation reads from a draft model's
-    /// `generation_config.json`, for the fastest of its rules; greedy decoding's if that was tuned.
+    /// Returns the keys that transformers' assisted generation reads from a draft model's
+    /// `generation_config.json`, set to the fastest rule that transformers supports. They are for greedy
+    /// decoding if that was tuned, or else for sampled decoding; `None` without such a rule.
     pub fn assistant_keys(&self) -> Option<[(&'static str, Value); 3]> {
         let (_, settings) = self.settings().next()?;
         let keys = settings.iter().filter_map(|setting| {
